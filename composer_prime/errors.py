@@ -1,0 +1,84 @@
+"""Every error we raise on purpose, in one tree, so that callers catch by cause and the CLI knows what to say.
+
+    ComposerPrimeError
+     +-- BadInput                 the person can fix it: one line, exit code 2, no traceback
+     |    +-- ConfigError           a recipe or an override: unknown key, value out of bounds
+     |    +-- ModelError            a model folder that isn't one
+     |    +-- EnvError              an environment that can't be imported
+     |    +-- FingerprintMismatch   this site's recipe or model differs from the run it wants to join
+     |    +-- StoreUnusable         a store that can't be reached or written, or lets two writers win
+     +-- StoreError               the store failed while in use; a retry may succeed
+     |    +-- KeyMissing            no object at that key
+     +-- ProtocolError            the bucket holds what no sound site writes
+     |    +-- CorruptObject         an object whose bytes don't match its record
+     |    +-- MasterMismatch        our masters differ from the log even after a rebuild
+     |    +-- Superseded            another process of our name has a higher incarnation
+     +-- SiteError                a process of a site failed
+          +-- ProcessCrashed        carries the last lines of the process's log
+
+A message states the value, the limit and the remedy.
+"""
+
+
+class ComposerPrimeError(Exception):
+    """Base of every error raised on purpose."""
+
+    exit_code = 1
+
+
+class BadInput(ComposerPrimeError):
+    """The person can fix this: shown as one line, exit code 2."""
+
+    exit_code = 2
+
+
+class ConfigError(BadInput):
+    """A recipe or an override is wrong."""
+
+
+class ModelError(BadInput):
+    """A model name or folder can't be loaded."""
+
+
+class EnvError(BadInput):
+    """A verifiers environment can't be imported or resolved; the message holds the real cause."""
+
+
+class FingerprintMismatch(BadInput):
+    """This site's recipe or model differs from the run in the bucket; the message shows the difference."""
+
+
+class StoreUnusable(BadInput):
+    """The store can't be reached or written, or doesn't hold what the protocol needs of it."""
+
+
+class StoreError(ComposerPrimeError):
+    """The store failed while in use."""
+
+
+class KeyMissing(StoreError):
+    """No object at that key."""
+
+
+class ProtocolError(ComposerPrimeError):
+    """The bucket holds something that no sound site writes."""
+
+
+class CorruptObject(ProtocolError):
+    """An object's bytes don't match the record that names it."""
+
+
+class MasterMismatch(ProtocolError):
+    """Our masters differ from what the log names, even after a rebuild."""
+
+
+class Superseded(ProtocolError):
+    """Another process of our site's name holds a higher incarnation."""
+
+
+class SiteError(ComposerPrimeError):
+    """A process of a site failed."""
+
+
+class ProcessCrashed(SiteError):
+    """A process ended that should not have; the message carries the last lines of its log."""

@@ -1,0 +1,89 @@
+"""Rule 7: every token has one fate. Counts what this site trained, per fragment, and where it went.
+
+    trained = merged + dropped + carried;  carried = pending (since the last capture) + captured (in an offer that is out)
+
+All counts are in trained tokens. The movement itself lives in the parameters; this is its book.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass
+class FragmentLedger:
+    """The fates of one fragment's tokens at this site. Mutated only through its methods."""
+
+    trained: int = 0
+    merged: int = 0
+    dropped: int = 0
+    captured: int = 0
+    captured_steps: int = 0
+    pending_steps: int = 0
+    missed_rounds: int = 0
+
+    @property
+    def carried(self) -> int:
+        """Tokens whose movement no commit has taken yet."""
+        return self.trained - self.merged - self.dropped
+
+    @property
+    def pending(self) -> int:
+        """Tokens trained since the last capture that is still out."""
+        return self.carried - self.captured
+
+    def train(self, tokens: int) -> None:
+        """One inner step on `tokens` tokens."""
+        self.trained += tokens
+        self.pending_steps += 1
+
+    def capture(self) -> tuple[int, int]:
+        """All carried movement goes into an offer; returns its (tokens, steps)."""
+        self.captured = self.carried
+        self.captured_steps += self.pending_steps
+        self.pending_steps = 0
+        return self.captured, self.captured_steps
+
+    def settle_taken(self) -> int:
+        """A commit took the offer. Returns the tokens merged."""
+        tokens = self.captured
+        self.merged += tokens
+        self._clear_capture()
+        self.missed_rounds = 0
+        return tokens
+
+    def miss_round(self) -> None:
+        """A round closed without the offer that was out; the work is carried."""
+        self.missed_rounds += 1
+
+    def release_capture(self) -> None:
+        """The offer is out of the game: its movement is offered anew with what has come since."""
+        self.pending_steps += self.captured_steps
+        self._clear_capture()
+
+    def drop(self) -> int:
+        """The site restarts from the master. Returns the tokens dropped."""
+        tokens = self.carried
+        self.dropped += tokens
+        self._clear_capture()
+        self.pending_steps = 0
+        self.missed_rounds = 0
+        return tokens
+
+    def restore_offer(self, tokens: int, steps: int, trained: int, *, taken: bool) -> None:
+        """Rule 12: continue from an own offer in the bucket that is newer than the checkpoint.
+
+        tokens, steps, trained   as the offer's record states them
+        """
+        self.trained = trained
+        self.merged = trained - self.dropped - (0 if taken else tokens)
+        self.captured = 0 if taken else tokens
+        self.captured_steps = 0 if taken else steps
+        self.pending_steps = 0
+
+    def _clear_capture(self) -> None:
+        self.captured = 0
+        self.captured_steps = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The counts, for a checkpoint."""
+        return asdict(self)

@@ -1,0 +1,355 @@
+"""The outer loop as a trainer sees it: join, call after every inner step, close.
+
+Keeps the training thread's side of Streaming DiLoCo: when a fragment is due, what its movement is, and what the parameters
+become when a round has closed. The bucket's side is the courier's.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from composer_prime.config.settings import SiteSettings
+from composer_prime.errors import ConfigError
+from composer_prime.outer.fragments import Fragment, trainable
+from composer_prime.outer.merge import blend, carry, settle
+from composer_prime.outer.pseudograd import flatten, pseudograd, rounded, write_back
+from composer_prime.store import open_store
+from composer_prime.store.base import Store
+from composer_prime.store.metered import MeteredStore
+from composer_prime.sync.courier import Capture, Courier, Outcome
+from composer_prime.sync.courier_thread import CourierThread
+from composer_prime.sync.members import Members, Pulse, claim_incarnation
+from composer_prime.sync.protocol import due_fragment, is_stale, training_is_over
+from composer_prime.sync.records import Manifest, Terms
+from composer_prime.sync.replica import Replica
+from composer_prime.sync.returning import FragmentStand, stand_on
+from composer_prime.sync.snapshots import Master
+from composer_prime.sync.start import create_or_join, terms_of
+from composer_prime.sync.tape import Tape
+
+logger = logging.getLogger(__name__)
+
+BEATS_PER_LIVENESS = 5
+"""Beats within the time after which a silent site is given up."""
+
+
+@dataclass(frozen=True)
+class OuterReport:
+    """What one inner step meant for the outer loop.
+
+    stop      the run has ended; the parameters hold the final masters
+    stall_s   seconds the training thread spent in the outer loop in this step
+    round     rounds closed so far, over all fragments, as this site knows
+    adopted   fragments whose parameters were moved to a newer master in this step
+    """
+
+    stop: bool
+    stall_s: float
+    round: int
+    adopted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """The round this site offered into and will wait for, at the latest at inner step `wait_at`."""
+
+    fragment: int
+    version: int
+    wait_at: int
+
+
+class OuterLoop:
+    """One site's part in a run. Not thread-safe: everything is called by the training thread, but `interrupt`."""
+
+    def __init__(self, store: Store, terms: Terms, *, run: str, site: str) -> None:
+        self._store = MeteredStore(store)
+        self._terms = terms
+        self._run = run
+        self._site = site
+        self._restored: dict[str, Any] | None = None
+        self._interrupted = threading.Event()
+        self._step = 0
+        self._stall_s = 0.0
+        self._in_flight: _InFlight | None = None
+        self._stands: list[FragmentStand] = []
+        self._adopted: list[int] = []
+        self._finished = False
+
+    @classmethod
+    def from_settings(cls, settings: SiteSettings) -> "OuterLoop":
+        """The outer loop that a site's recipe asks for. Raises ConfigError when it asks for none."""
+        if settings.run_uri is None:
+            raise ConfigError("the recipe has no [outer] table: add one to take part in an outer loop")
+        terms = terms_of(settings.recipe)
+        return cls(open_store(settings.run_uri), terms, run=settings.recipe.run.name, site=settings.site)
+
+    # --- joining ----------------------------------------------------------------------------------------------------
+
+    def join(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+        """Create the run or join it; afterwards the parameters stand on the newest masters, this site's own movement kept.
+
+        named_parameters   the model's, after a checkpoint was loaded if there was one; frozen ones don't take part
+
+        Raises FingerprintMismatch, ProtocolError, StoreError; nothing of the run is changed then.
+        """
+        self._params: dict[str, Tensor] = dict(trainable(named_parameters))
+        manifest, manifest_sha, self._fragments = create_or_join(
+            self._store, self._terms, self._run, self._site, self._params
+        )
+        incarnation = claim_incarnation(self._store, self._site)
+        self._tape = Tape(self._store, self._site, incarnation)
+        replicas = [
+            Replica(self._store, manifest, manifest_sha, fragment.index, fragment.numel) for fragment in self._fragments
+        ]
+        self._uploads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="outer-upload")
+        self._courier = Courier(
+            store=self._store,
+            manifest=manifest,
+            replicas=replicas,
+            members=Members(self._store, self._terms.liveness_s),
+            tape=self._tape,
+            site=self._site,
+            incarnation=incarnation,
+            uploads=self._uploads,
+            clock=time.monotonic,
+        )
+        self._courier.follow()
+        self._stand(manifest)
+        self._thread = CourierThread(
+            self._courier,
+            Pulse(self._store, self._site, incarnation),
+            self._tape,
+            beat_every_s=self._terms.liveness_s / BEATS_PER_LIVENESS,
+            progress=lambda: (self._step, self._stands[0].ledger.trained),
+        )
+        self._tape.write("join", versions=self._courier.versions(), step=self._step)
+        self._thread.start("done" if self._finished else "live")
+
+    def _stand(self, manifest: Manifest) -> None:
+        """Put every fragment on the newest master: plainly when this site is new, by rule 12 when it comes back."""
+        saved = self._restored["fragments"] if self._restored is not None else [None] * len(self._fragments)
+        for fragment, state in zip(self._fragments, saved, strict=True):
+            stand, pending = stand_on(
+                self._store,
+                manifest,
+                self._site,
+                fragment,
+                self._params,
+                self._courier.master(fragment.index),
+                None if state is None else FragmentStand.from_dict(state),
+            )
+            self._stands.append(stand)
+            if pending is not None:
+                self._courier.reinstate(pending)
+        if self._restored is not None:
+            self._step = int(self._restored["step"])
+        if self._courier.is_over():
+            self._conclude()
+
+    # --- training ---------------------------------------------------------------------------------------------------
+
+    def after_inner_step(self, tokens: int, samples: int) -> OuterReport:
+        """Call once after each step of the inner optimizer; moves the parameters when a round has closed.
+
+        tokens, samples   trained in this step
+
+        Raises what stopped the courier (ProtocolError, Superseded).
+        """
+        del samples  # weights are by tokens; the signature is the seam's
+        started = time.monotonic()
+        self._thread.check()
+        self._step += 1
+        self._adopted = []
+        for stand in self._stands:
+            stand.ledger.train(tokens)
+        self._wait_if_due()
+        if self._step % self._terms.steps_per_turn == 0 and not self._interrupted.is_set():
+            self._take_turn()
+        stall_s = time.monotonic() - started
+        self._stall_s += stall_s
+        return OuterReport(self._finished, stall_s, sum(self._courier.versions()), tuple(self._adopted))
+
+    def _wait_if_due(self) -> None:
+        """Rule 8: tau inner steps after the capture the round must be in; wait for it only now, then adopt it."""
+        flight = self._in_flight
+        if flight is None or self._step < flight.wait_at:
+            return
+        if self._wait_past({flight.fragment: flight.version}):
+            self._in_flight = None
+            self._adopt(flight.fragment)
+
+    def _take_turn(self) -> None:
+        """Rules 3 and 4: stand on everything there is, then offer the fragment whose turn it is."""
+        self._courier.follow()
+        for fragment in self._fragments:
+            self._adopt(fragment.index)
+        versions = self._courier.versions()
+        if training_is_over(versions, self._terms):
+            self._finish()
+            return
+        due = due_fragment(versions)
+        self._offer(due)
+        self._in_flight = _InFlight(due, versions[due], self._step + self._terms.sync_delay)
+        self._wait_if_due()
+
+    def _offer(self, index: int) -> None:
+        """Hand the fragment's whole movement to the courier, unless an earlier capture of it is still on its way."""
+        fragment, stand = self._fragments[index], self._stands[index]
+        if stand.captured is not None:
+            return
+        ledger = stand.ledger
+        stand.captured = local = flatten(self._params, fragment)
+        if ledger.carried == 0:
+            self._courier.submit(Capture(index, None, 0, 0, ledger.trained))
+        else:
+            tokens, steps = ledger.capture()
+            self._courier.submit(Capture(index, pseudograd(stand.base, local), tokens, steps, ledger.trained))
+        self._thread.wake()
+
+    def _adopt(self, index: int) -> None:
+        """Move a fragment onto its newest master. Own movement the master has is left out, all other is carried (rule 7)."""
+        fragment, stand = self._fragments[index], self._stands[index]
+        master, outcome = self._courier.collect(index)
+        if master.version == stand.version and outcome in (None, "out"):
+            return
+        new_base = rounded(master.weights, self._params, fragment)
+        local = flatten(self._params, fragment)
+        if outcome == "taken":
+            moved = self._leave_out_merged(stand, local, new_base, master)
+        else:
+            moved = self._carry(stand, local, new_base, master, outcome)
+        write_back(moved, self._params, fragment)
+        stand.base, stand.version = new_base, master.version
+        self._adopted.append(index)
+
+    def _leave_out_merged(self, stand: FragmentStand, local: Tensor, new_base: Tensor, master: Master) -> Tensor:
+        """The new local values when a commit took this site's capture: exact, or blended when the run says so."""
+        assert stand.captured is not None
+        captured, stand.captured = stand.captured, None
+        tokens = stand.ledger.settle_taken()
+        self._tape.write(
+            "merged",
+            fragment=master.fragment,
+            version=master.version - 1,
+            tokens=tokens,
+            carried=stand.ledger.carried,
+            approximate=self._terms.merge_alpha > 0,
+        )
+        if self._terms.merge_alpha > 0:
+            return blend(local, new_base, self._terms.merge_alpha)
+        return settle(local, captured, new_base)
+
+    def _carry(
+        self, stand: FragmentStand, local: Tensor, new_base: Tensor, master: Master, outcome: Outcome | None
+    ) -> Tensor:
+        """The new local values when no commit took this site's movement: it is carried, or dropped once too old."""
+        if outcome == "missed":
+            stand.ledger.miss_round()
+            stand.ledger.release_capture()
+            stand.captured = None
+            if is_stale(stand.ledger.missed_rounds, self._terms):
+                self._drop(stand, master, "stale")
+                return new_base
+            carried = stand.ledger.carried
+            self._tape.write("carried", fragment=master.fragment, version=master.version - 1, tokens=carried)
+        elif stand.captured is not None:
+            stand.captured = carry(stand.captured, stand.base, new_base)
+        return carry(local, stand.base, new_base)
+
+    def _drop(self, stand: FragmentStand, master: Master, why: str) -> None:
+        tokens = stand.ledger.drop()
+        if tokens:
+            logger.warning("work_dropped fragment=%d tokens=%d why=%s", master.fragment, tokens, why)
+            self._tape.write("dropped", fragment=master.fragment, version=master.version, tokens=tokens, why=why)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Rule 11: a last offer of every fragment, then the final masters, the same at every site."""
+        final = self._terms.final_version
+        for index, version in enumerate(self._courier.versions()):
+            if version < final:
+                self._offer(index)
+        if not self._wait_past({fragment.index: final - 1 for fragment in self._fragments}):
+            return
+        for fragment in self._fragments:
+            self._adopt(fragment.index)
+        self._conclude()
+        self._thread.announce("done")
+        logger.info("run_finished versions=%s", self._courier.versions())
+
+    def _conclude(self) -> None:
+        """The run is over: the parameters become the final masters, and movement that came too late is dropped."""
+        for fragment, stand in zip(self._fragments, self._stands, strict=True):
+            master = self._courier.master(fragment.index)
+            self._drop(stand, master, "run ended")
+            stand.base, stand.version = write_back(master.weights, self._params, fragment), master.version
+        self._finished = True
+
+    def _wait_past(self, versions: dict[int, int]) -> bool:
+        """Block until each fragment's open round is beyond the one given; False when interrupted first."""
+        self._thread.wake()
+
+        def arrived() -> bool:
+            now = self._courier.versions()
+            return all(now[index] > version for index, version in versions.items())
+
+        with self._courier.changed:
+            while not arrived():
+                if self._interrupted.is_set():
+                    return False
+                self._thread.check()
+                self._courier.changed.wait(timeout=0.5)
+        return True
+
+    def interrupt(self) -> None:
+        """Stop waiting and take no further turn, so that the trainer can save a checkpoint; any thread may call this."""
+        self._interrupted.set()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended; true right after `join` when it had ended before."""
+        return self._finished
+
+    def close(self) -> None:
+        """Leave: tell the others, stop the threads, close the store. What was not offered stays in the checkpoint."""
+        if not self._finished:
+            self._thread.announce("leaving")
+        self._thread.close()
+        self._uploads.shutdown(wait=True)
+        self._store.close()
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold beside the parameters: per fragment its base, what is out, and the token counts."""
+        return {
+            "step": self._step,
+            "fragments": [stand.to_dict() for stand in self._stands],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave; call before `join`, on parameters of the same checkpoint."""
+        self._restored = state
+
+    def summary(self) -> dict[str, Any]:
+        """The site's part in the run, for result.json: rounds, masters (version and sha256), bytes, fates of tokens."""
+        masters = [self._courier.master(fragment.index) for fragment in self._fragments]
+        traffic = self._store.traffic()
+        return {
+            "outer_rounds": sum(master.version for master in masters),
+            "masters": [
+                {"fragment": master.fragment, "version": master.version, "sha256": master.sha256} for master in masters
+            ],
+            "bytes_up": traffic.bytes_up,
+            "bytes_down": traffic.bytes_down,
+            "stall_s": self._stall_s,
+            "upload_s": self._courier.upload_s,
+            "tokens": [stand.ledger.to_dict() for stand in self._stands],
+        }

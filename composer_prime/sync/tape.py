@@ -1,0 +1,46 @@
+"""A site's tape in the bucket: what happened, as JSON lines, appended by new objects only.
+
+Events are small dicts with an "event" name; anyone with the bucket can read what became of every token.
+"""
+
+import json
+import threading
+from typing import Any
+
+from composer_prime.errors import StoreError
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+
+
+class Tape:
+    """Buffers events and writes them out as the next numbered object. Thread-safe."""
+
+    def __init__(self, store: Store, site: str, incarnation: int) -> None:
+        self._store = store
+        self._site = site
+        self._incarnation = incarnation
+        self._lines: list[str] = []
+        self._lock = threading.Lock()
+        self._number = len(store.list(keys.tape_prefix(site)))
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Add one event; fields must be JSON-able. It reaches the bucket at the next flush."""
+        line = json.dumps({"event": event, "site": self._site, "incarnation": self._incarnation, **fields}, sort_keys=True)
+        with self._lock:
+            self._lines.append(line)
+
+    def flush(self) -> None:
+        """Write what is buffered as a new object. A number taken by another incarnation is skipped, never overwritten."""
+        with self._lock:
+            lines, self._lines = self._lines, []
+        if not lines:
+            return
+        data = ("\n".join(lines) + "\n").encode()
+        try:
+            while not self._store.create(keys.tape(self._site, self._number), data):
+                self._number += 1
+        except StoreError:
+            with self._lock:
+                self._lines = lines + self._lines
+            raise
+        self._number += 1
