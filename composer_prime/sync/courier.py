@@ -20,6 +20,7 @@ from composer_prime.store.base import Store
 from composer_prime.sync.members import Members
 from composer_prime.sync.protocol import (
     STAGGER_S,
+    RoundDecision,
     RoundView,
     Verdict,
     commit_rank,
@@ -178,8 +179,7 @@ class Courier:
             now = self._clock()
             self.follow()
             if now - self._observed_at >= self._observe_every_s:
-                self._members.observe(now)
-                self._observed_at = now
+                self._observe(now)
             for fragment in list(self._errands):
                 self._bring(fragment)
                 self._serve(fragment, now)
@@ -275,8 +275,10 @@ class Courier:
             return
         current = self._rounds.setdefault(fragment, _OpenRound(replica.version))
         self._read_offers(current, replica)
-        live = self._members.live(now) | {self._site}
-        decision = decide_round(self._view(current, live, now), self._terms)
+        decision, live = self._decide(current, now)
+        if decision.close and self._observed_at < now:
+            self._observe(now)  # a site that joined a moment ago is waited for
+            decision, live = self._decide(current, now)
         if not decision.close:
             current.closable_at = None
             return
@@ -287,6 +289,14 @@ class Courier:
             return
         self._commit(current, replica, decision.take)
         self.follow()
+
+    def _observe(self, now: float) -> None:
+        self._members.observe(now)
+        self._observed_at = now
+
+    def _decide(self, current: _OpenRound, now: float) -> tuple[RoundDecision, frozenset[str]]:
+        live = self._members.live(now) | {self._site}
+        return decide_round(self._view(current, live, now), self._terms), live
 
     def _read_offers(self, current: _OpenRound, replica: Replica) -> None:
         for key in self._store.list(keys.offers_prefix(replica.fragment, current.version)):

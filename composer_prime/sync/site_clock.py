@@ -195,8 +195,11 @@ class OuterLoop:
             return
         due = due_fragment(versions)
         self._offer(due)
-        self._in_flight = _InFlight(due, versions[due], self._step + self._terms.sync_delay)
+        last = training_is_over([version + (index == due) for index, version in enumerate(versions)], self._terms)
+        self._in_flight = _InFlight(due, versions[due], self._step + (0 if last else self._terms.sync_delay))
         self._wait_if_due()
+        if last and not self._interrupted.is_set():
+            self._finish()
 
     def _offer(self, index: int) -> None:
         """Hand the fragment's whole movement to the courier, unless an earlier capture of it is still on its way."""

@@ -1,0 +1,193 @@
+"""Whole sites on threads: the outer loop as a trainer meets it."""
+
+import json
+import threading
+
+import pytest
+import torch
+
+from composer_prime.errors import FingerprintMismatch, ProtocolError
+from composer_prime.outer.fragments import trainable
+from composer_prime.store import keys, open_store
+from composer_prime.sync.records import Manifest
+from composer_prime.sync.site_clock import OuterLoop
+from composer_prime.sync.start import create_or_join
+from tests.sync.harness import ThreadSite, make_net, make_terms, run_sites, train_step
+
+
+@pytest.fixture
+def store(request):
+    return open_store(f"memory://{request.node.name}")
+
+
+def shas(site: ThreadSite) -> list[str]:
+    return [master["sha256"] for master in site.summary["masters"]]
+
+
+def versions(site: ThreadSite) -> list[int]:
+    return [master["version"] for master in site.summary["masters"]]
+
+
+def assert_fates_add_up(site: ThreadSite) -> None:
+    for ledger in site.summary["tokens"]:
+        assert ledger["trained"] == site.steps * 10
+        assert ledger["merged"] + ledger["dropped"] == ledger["trained"]
+
+
+def events(store, site: str, name: str) -> list[dict]:
+    lines = [line for key in store.list(keys.tape_prefix(site)) for line in store.get(key).decode().splitlines()]
+    return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+@pytest.mark.parametrize("sync_delay", [0, 1])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
+def test_two_sites_end_with_the_same_masters_in_their_parameters(store, sync_delay, codec):
+    terms = make_terms(sync_delay=sync_delay, codec=codec, momentum=0.5)
+    sites = [ThreadSite(store, terms, name, seed=index, data_seed=index) for index, name in enumerate("ab")]
+    run_sites(*sites)
+    assert shas(sites[0]) == shas(sites[1]) and versions(sites[0]) == [4, 4]
+    for left, right in zip(sites[0].net.parameters(), sites[1].net.parameters(), strict=True):
+        assert torch.equal(left, right)
+    for site in sites:
+        assert_fates_add_up(site)
+
+
+@pytest.mark.parametrize("sync_delay", [0, 1])
+def test_one_site_with_outer_lr_1_and_no_momentum_is_plain_training(store, sync_delay):
+    site = ThreadSite(store, make_terms(sync_delay=sync_delay), "a")
+    run_sites(site)
+    assert site.steps == 12
+    plain, data = make_net(), torch.Generator().manual_seed(0)
+    for _ in range(12):
+        train_step(plain, data, 0.05)
+    for ours, theirs in zip(site.net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert all(ledger["merged"] == 120 and ledger["dropped"] == 0 for ledger in site.summary["tokens"])
+
+
+def test_two_sites_at_h_1_are_data_parallel_sgd(store):
+    terms = make_terms(inner_steps=1, fragments=1, rounds=6, weighting="equal", grace_s=60.0)
+    sites = [ThreadSite(store, terms, name, data_seed=index) for index, name in enumerate("ab")]
+    gate = threading.Barrier(2)
+    for site in sites:  # both are members before either trains
+        join = site.outer.join
+        site.outer.join = lambda named, join=join: (join(named), gate.wait(30))[0]
+    run_sites(*sites)
+    assert [site.steps for site in sites] == [6, 6]
+    net, data = make_net(), [torch.Generator().manual_seed(index) for index in range(2)]
+    for _ in range(6):
+        steps = []
+        for generator in data:
+            copy = make_net()
+            copy.load_state_dict(net.state_dict())
+            train_step(copy, generator, 0.05)
+            steps.append(copy.state_dict())
+        net.load_state_dict({name: (steps[0][name] + steps[1][name]) / 2 for name in steps[0]})
+    for ours, theirs in zip(sites[0].net.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_site_that_joins_midway_contributes_and_stops_with_the_others(store):
+    terms = make_terms(rounds=6, grace_s=60.0)
+    early = ThreadSite(store, terms, "a", stop_after=10)
+    run_sites(early)
+    back = ThreadSite(store, terms, "a", state=early.saved, data_seed=3)
+    late = ThreadSite(store, terms, "c", seed=9, data_seed=5)
+    run_sites(back, late)
+    assert shas(back) == shas(late) and versions(late) == [7, 7]
+    assert events(store, "c", "merged") and late.summary["tokens"][0]["merged"] > 0
+
+
+def test_a_site_that_joins_a_finished_run_gets_its_masters_and_trains_nothing(store):
+    first = ThreadSite(store, make_terms(), "a")
+    run_sites(first)
+    late = ThreadSite(store, make_terms(), "b", seed=4)
+    run_sites(late)
+    assert late.steps == 0 and shas(late) == shas(first)
+    for left, right in zip(first.net.parameters(), late.net.parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_an_interrupted_site_comes_back_from_its_checkpoint_and_nothing_is_lost_or_counted_twice(store):
+    terms = make_terms(rounds=4)
+    first = ThreadSite(store, terms, "a", stop_after=7)
+    run_sites(first)
+    back = ThreadSite(store, terms, "a", state=first.saved)
+    run_sites(back)
+    for ledger in back.summary["tokens"]:
+        assert ledger["trained"] == (7 + back.steps) * 10 == ledger["merged"] + ledger["dropped"]
+
+
+def test_interrupt_frees_a_site_that_waits_for_a_quorum_that_never_comes(store):
+    site = ThreadSite(store, make_terms(quorum=2), "a")
+    site.start()
+    while not site.outer._in_flight:
+        site.join(0.01)
+        assert site.error is None
+    site._stop_after = site.steps + 1
+    site.outer.interrupt()
+    site.join(30)
+    assert not site.is_alive() and site.error is None
+    assert site.saved["outer"]["fragments"][0]["captured"] is not None
+
+
+def test_a_model_of_other_shapes_is_refused_with_the_difference_shown(store):
+    run_sites(ThreadSite(store, make_terms(), "a", stop_after=1))
+    wide = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+    outer = OuterLoop(store, make_terms(), run="run", site="b")
+    with pytest.raises(FingerprintMismatch, match="parameter 0.weight: run 12x4, model 16x4"):
+        outer.join(wide.named_parameters())
+
+
+def test_other_outer_settings_than_the_runs_are_refused_with_the_difference_shown(store):
+    run_sites(ThreadSite(store, make_terms(), "a", stop_after=1))
+    outer = OuterLoop(store, make_terms(lr=0.5), run="run", site="b")
+    with pytest.raises(FingerprintMismatch, match=r"outer\.lr: run 1\.0, recipe 0\.5.*another run\.name"):
+        outer.join(make_net().named_parameters())
+    assert store.list(keys.site_prefix("b")) == []
+
+
+def test_a_machine_that_computes_differently_is_refused_before_it_takes_part(store):
+    run_sites(ThreadSite(store, make_terms(), "a", stop_after=1))
+    manifest = Manifest.from_bytes(store.get(keys.manifest()), "manifest")
+    store.put(keys.manifest(), manifest.model_copy(update={"test_vector": "0" * 64}).to_bytes())
+    with pytest.raises(ProtocolError, match="test vector"):
+        OuterLoop(store, make_terms(), run="run", site="b").join(make_net().named_parameters())
+
+
+def test_a_run_of_another_protocol_version_is_refused_by_its_number(store):
+    store.create(keys.manifest(), b'{"protocol": 99, "whatever": true}')
+    with pytest.raises(ProtocolError, match="speaks protocol 99, this composer-prime speaks 1"):
+        OuterLoop(store, make_terms(), run="run", site="b").join(make_net().named_parameters())
+
+
+def test_of_many_sites_that_start_at_once_one_creates_the_run(store):
+    found: list[tuple[str, str]] = []
+    gate = threading.Barrier(6)
+
+    def start(index: int) -> None:
+        params = dict(trainable(make_net(index).named_parameters()))
+        gate.wait()
+        manifest, sha, _ = create_or_join(store, make_terms(), "run", f"s{index}", params)
+        found.append((manifest.created_by, sha))
+
+    threads = [threading.Thread(target=start, args=(index,)) for index in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(found) == 6 and len(set(found)) == 1
+
+
+def test_the_older_process_of_a_name_stops_with_a_word_when_a_newer_one_starts(store):
+    terms = make_terms(rounds=10_000, liveness_s=0.5)
+    old = ThreadSite(store, terms, "a")
+    old.start()
+    while not store.list(keys.offers_prefix(0, 0)):
+        old.join(0.01)
+    new = ThreadSite(store, terms, "a", stop_after=200)
+    new.start()
+    old.join(30)
+    new.join(30)
+    assert not old.is_alive() and "started again as incarnation 1" in str(old.error)
+    assert new.error is None

@@ -1,0 +1,129 @@
+"""Rule 12: a site that was killed comes back from a checkpoint older than its last offers; nothing counts twice.
+
+The inner step here moves every parameter by exactly one, so that a master tells how many steps it holds.
+"""
+
+import copy
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from composer_prime.store import keys, open_store
+from composer_prime.sync.records import Terms
+from composer_prime.sync.site_clock import OuterLoop
+from tests.sync.harness import make_net, make_terms
+
+TOKENS = 10
+
+
+@pytest.fixture
+def store(request):
+    return open_store(f"memory://{request.node.name}")
+
+
+class Drifter:
+    """A site whose every inner step adds 1 to every parameter."""
+
+    def __init__(self, store, terms: Terms, checkpoint: dict[str, Any] | None = None, name: str = "a") -> None:
+        self.net: nn.Module = make_net()
+        with torch.no_grad():
+            for parameter in self.net.parameters():
+                parameter.zero_()
+        self.outer = OuterLoop(store, terms, run="run", site=name)
+        if checkpoint is not None:
+            self.net.load_state_dict(checkpoint["net"])
+            self.outer.load_state_dict(checkpoint["outer"])
+        self.outer.join(self.net.named_parameters())
+
+    def step(self) -> None:
+        with torch.no_grad():
+            for parameter in self.net.parameters():
+                parameter += 1
+        self.outer.after_inner_step(TOKENS, 1)
+
+    def checkpoint(self) -> dict[str, Any]:
+        return copy.deepcopy({"net": self.net.state_dict(), "outer": self.outer.state_dict()})
+
+    def die(self) -> None:
+        """Fall silent, as a killed process does: no word to anybody, nothing saved."""
+        self.outer._thread.close()
+
+    def finish(self) -> list[dict[str, int]]:
+        """Train to the end of the run; the token counts of each fragment."""
+        while not self.outer.finished:
+            self.step()
+        tokens = self.outer.summary()["tokens"]
+        self.outer.close()
+        return tokens
+
+    def values(self) -> list[float]:
+        """The value that all elements of each fragment share."""
+        values = []
+        for stand in self.outer._stands:
+            assert torch.all(stand.base == stand.base[0])
+            values.append(float(stand.base[0]))
+        return values
+
+
+def assert_masters_hold_what_was_merged(site: Drifter, tokens: list[dict[str, int]]) -> None:
+    for value, ledger in zip(site.values(), tokens, strict=True):
+        assert value == ledger["merged"] / TOKENS
+        assert ledger["trained"] == ledger["merged"] + ledger["dropped"]
+
+
+@pytest.mark.parametrize("sync_delay", [0, 1])
+@pytest.mark.parametrize("killed_after", [5, 6, 7, 8, 9, 10])
+@pytest.mark.parametrize("checkpoint_at", [1, 2, 3, 4, 5])
+def test_masters_hold_each_merged_step_once_whenever_a_site_is_killed(store, checkpoint_at, killed_after, sync_delay):
+    terms = make_terms(rounds=4, sync_delay=sync_delay)
+    first, saved = Drifter(store, terms), {}
+    for step in range(1, killed_after + 1):
+        first.step()
+        if step == checkpoint_at:
+            saved = first.checkpoint()
+    first.die()
+    back = Drifter(store, terms, saved)
+    assert_masters_hold_what_was_merged(back, back.finish())
+
+
+@pytest.mark.parametrize("killed_after", [1, 2, 3, 5, 8])
+def test_a_site_that_lost_its_disk_comes_back_from_the_bucket_alone(store, killed_after):
+    terms = make_terms(rounds=4, sync_delay=1)
+    first = Drifter(store, terms)
+    for _ in range(killed_after):
+        first.step()
+    first.die()
+    back = Drifter(store, terms)
+    tokens = back.finish()
+    merged_before = [value - ledger["merged"] / TOKENS for value, ledger in zip(back.values(), tokens, strict=True)]
+    assert all(0 <= steps <= killed_after for steps in merged_before)
+
+
+def test_an_offer_that_was_out_when_its_site_was_killed_is_followed_to_its_end(store):
+    terms = make_terms(rounds=2, quorum=2, sync_delay=1, grace_s=0.0, liveness_s=1.0)
+    first = Drifter(store, terms)
+    first.step()
+    saved = first.checkpoint()
+    first.step()  # offers fragment 0; with a quorum of 2 nobody can close the round
+    while not store.list(keys.offers_prefix(0, 0)):
+        threading.Event().wait(0.01)
+    first.die()
+    back, other = Drifter(store, terms, saved), Drifter(store, terms, name="b")
+    assert back.values() == [0.0, 0.0] and next(back.net.parameters()).flatten()[0].item() == 2.0
+    assert back.outer._stands[0].captured is not None and back.outer._stands[0].ledger.captured == 2 * TOKENS
+    counts: dict[str, list[dict[str, int]]] = {}
+    threads = [
+        threading.Thread(target=lambda site=site, name=name: counts.update({name: site.finish()}))
+        for name, site in (("a", back), ("b", other))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert set(counts) == {"a", "b"}
+    for ledger in counts["a"] + counts["b"]:
+        assert ledger["trained"] == ledger["merged"] + ledger["dropped"]
+    assert back.values() == other.values()
