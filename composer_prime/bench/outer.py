@@ -1,0 +1,134 @@
+"""`composer-prime bench outer`: what one round costs, phase by phase, for a given number of parameters and a store.
+
+Two sites on one machine, one fragment, real payloads through a real store; medians over `repeats` rounds.
+"""
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from composer_prime.outer.codecs import get_codec
+from composer_prime.store import open_store, probe_store
+from composer_prime.store.base import Store
+from composer_prime.sync.courier import Capture, Courier
+from composer_prime.sync.members import Members, Pulse, claim_incarnation
+from composer_prime.sync.records import Terms
+from composer_prime.sync.replica import Replica
+from composer_prime.sync.start import create_or_join
+from composer_prime.sync.tape import Tape
+
+PHASES = ("encode", "upload", "download", "decode", "round")
+
+
+def main(params: int = 10_000_000, repeats: int = 5, codec: str = "int8", store_uri: str | None = None) -> None:
+    """Run the bench and print its table.
+
+    params      fp32 parameters of the fragment
+    repeats     rounds measured, after one that warms up
+    store_uri   where payloads go; None: a temporary folder
+    """
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        uri = f"{store_uri or Path(folder)}/bench-{os.getpid()}-{time.time_ns()}"
+        store = open_store(uri)
+        probe_store(store)
+        phases = measure(store, params, repeats, codec)
+        store.close()
+    _print(phases, params, codec, uri)
+
+
+def measure(store: Store, params: int, repeats: int, codec: str) -> Mapping[str, list[float]]:
+    """Seconds of each phase of each round: coding and moving one payload, and a whole round of two sites."""
+    generator = torch.Generator().manual_seed(0)
+    movement = torch.randn(params, generator=generator) * 1e-3
+    coder = get_codec(codec)
+    times: dict[str, list[float]] = {phase: [] for phase in PHASES}
+
+    def timed(phase: str, call: Callable[[], bytes | torch.Tensor | None]) -> bytes | torch.Tensor | None:
+        started = time.perf_counter()
+        result = call()
+        times[phase].append(time.perf_counter() - started)
+        return result
+
+    sites = _make_sites(store, params, repeats + 1, codec)
+    for number in range(repeats + 1):
+        data = timed("encode", lambda: coder.encode(movement))
+        assert isinstance(data, bytes)
+        timed("upload", lambda: store.put(f"bench/{number}", data))  # noqa: B023
+        timed("download", lambda: store.get(f"bench/{number}"))  # noqa: B023
+        timed("decode", lambda: coder.decode(data, params))  # noqa: B023
+        timed("round", lambda: _run_round(sites, movement))
+    return {phase: values[1:] for phase, values in times.items()}
+
+
+def _make_sites(store: Store, params: int, rounds: int, codec: str) -> list[Courier]:
+    terms = Terms(
+        inner_steps=1,
+        fragments=1,
+        sync_delay=0,
+        merge_alpha=0.0,
+        lr=0.7,
+        momentum=0.9,
+        codec=codec,
+        weighting="tokens",
+        quorum=2,
+        grace_s=60.0,
+        liveness_s=600.0,
+        max_stale_rounds=4,
+        snapshot_rounds=10**6,
+        rounds=rounds + 1,
+    )
+    named = {"weight": torch.zeros(params)}
+    sites = []
+    for name in ("a", "b"):
+        manifest, sha, fragments = create_or_join(store, terms, "bench", name, named)
+        incarnation = claim_incarnation(store, name)
+        Pulse(store, name, incarnation).beat("live", (0,), 0, 0)
+        sites.append(
+            Courier(
+                store=store,
+                manifest=manifest,
+                replicas=[Replica(store, manifest, sha, 0, fragments[0].numel)],
+                members=Members(store, terms.liveness_s),
+                tape=Tape(store, name, incarnation),
+                site=name,
+                incarnation=incarnation,
+                uploads=ThreadPoolExecutor(max_workers=1),
+                clock=time.monotonic,
+            )
+        )
+    return sites
+
+
+def _run_round(sites: list[Courier], movement: torch.Tensor) -> None:
+    """Both sites offer, one commits, both apply: from the captures to the new master at both."""
+    version = sites[0].versions()[0]
+    for site in sites:
+        site.submit(Capture(0, movement, 10, 1, 10))
+    while any(site.versions()[0] == version for site in sites):
+        for site in sites:
+            site.tick()
+    for site in sites:
+        site.collect(0)
+
+
+def _print(phases: Mapping[str, list[float]], params: int, codec: str, uri: str) -> None:
+    raw_bytes = params * 4
+    table = Table(title=f"outer loop: {params:,} fp32 parameters, {codec}, {uri.split('://')[0] if '://' in uri else 'file'}")
+    for column in ("phase", "median s", "MB/s of fp32"):
+        table.add_column(column, justify="left" if column == "phase" else "right")
+    for phase in PHASES:
+        median = statistics.median(phases[phase])
+        table.add_row(phase, f"{median:.4f}", f"{raw_bytes / median / 1e6:,.0f}")
+    console = Console()
+    console.print(table)
+    payload = get_codec(codec).nbytes(params)
+    console.print(f"payload {payload:,} bytes ({raw_bytes / payload:.2f}x smaller than fp32); load {os.getloadavg()[0]:.2f}")
