@@ -1,0 +1,161 @@
+"""A store in a folder: one file per object, for sites on one machine or on a shared file system.
+
+Bytes are written to a hidden temporary file beside their place and then linked (`create`) or renamed (`put`) there:
+the only two acts on a POSIX file system that are whole or not at all, and of which exactly one link can win.
+
+Durability: a crashed process leaves the old bytes or the new ones, and at worst a temporary file, which `list` ignores.
+`create` also syncs the file before it gets its name (0.2 ms on the development machine), so that a power cut can't
+leave an empty write-once record. `put` doesn't sync: what it writes is content-addressed and checked, or a beat.
+"""
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from composer_prime.errors import ConfigError, KeyMissing, StoreError
+from composer_prime.store.base import check_create, check_key, check_prefix, check_range, is_key
+
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+_REMEDIES = {
+    errno.ENOSPC: "free some space or move the store",
+    errno.EDQUOT: "free some of your quota or move the store",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f) or move the store",
+    errno.EACCES: "give this user write access to the folder or choose another",
+    errno.EPERM: "give this user write access to the folder or choose another",
+    errno.EROFS: "choose a folder on a file system that can be written",
+    errno.ENOTDIR: "a file stands where the store needs a folder: move it or choose another folder",
+    errno.EISDIR: "a folder stands where the store needs a file: no key may be the folder of another",
+    errno.ENAMETOOLONG: "choose a folder with a shorter path",
+}
+
+
+class FileStore:
+    """Store over a folder; see `composer_prime.store.base.Store` for what the methods promise."""
+
+    def __init__(self, root: Path | str) -> None:
+        """Use the folder `root` (absolute), which the first write makes; opening touches nothing on disk.
+
+        ConfigError when `root` is relative.
+        """
+        if not os.path.isabs(root):
+            raise ConfigError(f"store folder ({root}) must be absolute: write file:///path/to/folder or a plain path")
+        self._root = os.path.normpath(root)
+        self.uri = f"file://{self._root}"
+
+    def create(self, key: str, data: bytes) -> bool:
+        check_create(key, data)
+        path = self._path(key)
+        with self._failures("create", key), self._temporary_file(path, data, sync=True) as temporary:
+            try:
+                os.link(temporary, path)
+                return True
+            except FileExistsError:
+                return self._holds(path, data)
+            except OSError as error:
+                if error.errno not in _NO_HARD_LINKS:
+                    raise
+                raise StoreError(
+                    f"create of {key} in {self.uri} failed: {error.strerror} (the file system can't make hard links): "
+                    "choose a folder on another file system, or an s3:// store"
+                ) from error
+
+    def put(self, key: str, data: bytes) -> None:
+        check_key(key)
+        path = self._path(key)
+        with self._failures("put", key), self._temporary_file(path, data, sync=False) as temporary:
+            os.replace(temporary, path)
+
+    def get(self, key: str) -> bytes:
+        check_key(key)
+        with self._failures("get", key), open(self._path(key), "rb") as file:
+            return file.read()
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        check_range(key, start, length)
+        with self._failures("get", key), open(self._path(key), "rb") as file:
+            file.seek(start)
+            return file.read(length)
+
+    def list(self, prefix: str) -> list[str]:
+        check_prefix(prefix)
+        with self._failures("list", prefix):
+            return sorted(k for k in self._walk(prefix.rpartition("/")[0]) if k.startswith(prefix) and is_key(k))
+
+    def delete(self, key: str) -> None:
+        check_key(key)
+        path = self._path(key)
+        with self._failures("delete", key):
+            try:
+                os.unlink(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            except OSError:
+                if not os.path.isdir(path):  # a folder is no object, and systems differ in how they refuse it
+                    raise
+
+    def close(self) -> None:
+        """Nothing to let go of: no file stays open between calls."""
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self._root, *key.split("/"))
+
+    @contextmanager
+    def _temporary_file(self, path: str, data: bytes, *, sync: bool) -> Iterator[str]:
+        """A new hidden file in `path`'s folder that holds `data`; gone afterwards, unless it was renamed."""
+        folder, name = os.path.split(path)
+        temporary = os.path.join(folder, f".{name[:64]}.{os.getpid()}-{secrets.token_hex(8)}")
+        try:
+            file = open(temporary, "xb")  # noqa: SIM115 (closed by the `with` below; opened here to make the folder once)
+        except FileNotFoundError:
+            os.makedirs(folder, exist_ok=True)
+            file = open(temporary, "xb")  # noqa: SIM115
+        try:
+            with file:
+                file.write(data)
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
+            yield temporary
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+    @staticmethod
+    def _holds(path: str, data: bytes) -> bool:
+        """True when the file holds exactly `data`: our own first try, retried, met itself."""
+        try:
+            with open(path, "rb") as file:
+                return os.fstat(file.fileno()).st_size == len(data) and file.read() == data
+        except (FileNotFoundError, IsADirectoryError):
+            return False
+
+    def _walk(self, folder: str) -> Iterator[str]:
+        """Keys below `folder` (a key without its last segments, '' for all), in no order."""
+        try:
+            entries = list(os.scandir(os.path.join(self._root, *folder.split("/"))))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in entries:
+            key = f"{folder}/{entry.name}" if folder else entry.name
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield from self._walk(key)
+            else:
+                yield key
+
+    @contextmanager
+    def _failures(self, act: str, key: str) -> Iterator[None]:
+        """Turn the operating system's errors into ours."""
+        try:
+            yield
+        except OSError as error:
+            if act == "get" and error.errno in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR):
+                raise KeyMissing(f"no object at {key} in {self.uri}") from error
+            remedy = _REMEDIES.get(error.errno or 0, "check the disk and the folder")
+            raise StoreError(
+                f"{act} of {key or 'all keys'} in {self.uri} failed: {error.strerror or error}: {remedy}"
+            ) from error

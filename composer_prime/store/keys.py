@@ -1,0 +1,197 @@
+"""Where every object of a run lies: the only place where keys are spelled.
+
+Keys are relative to the run's root in the bucket. Numbers have a fixed width, so that names sort as numbers do,
+and every function here is pure; DESIGN.md section 4 and docs/protocol.md say what each object holds.
+"""
+
+import re
+
+from composer_prime.errors import ConfigError, ProtocolError
+
+SITE_NAME = r"[a-z0-9][a-z0-9-]{0,31}"
+FRAGMENT_DIGITS = 4
+ROUND_DIGITS = 8
+INCARNATION_DIGITS = 6
+TAPE_DIGITS = 8
+SHA_DIGITS = 16
+
+_SITE = re.compile(SITE_NAME)
+_SHA = re.compile(rf"[0-9a-f]{{{SHA_DIGITS},64}}")
+_OFFER = re.compile(rf"rounds/(\d{{4}})/(\d{{8}})/offers/({SITE_NAME})\.json")
+_MASTER = re.compile(rf"masters/(\d{{4}})/(\d{{8}})-([0-9a-f]{{{SHA_DIGITS}}})")
+_PAYLOAD = re.compile(rf"rounds/(\d{{4}})/(\d{{8}})/payload/({SITE_NAME})-([0-9a-f]{{{SHA_DIGITS}}})")
+_CLAIM = re.compile(rf"sites/({SITE_NAME})/(\d{{6}})/claim\.json")
+_BEAT = re.compile(rf"sites/({SITE_NAME})/(\d{{6}})/beat")
+
+
+def check_site_name(site: str) -> str:
+    """Return `site` when it is a legal site name; ConfigError says what a name may hold."""
+    if not _SITE.fullmatch(site):
+        raise ConfigError(
+            f"site.name ({site!r}) must be 1 to 32 lower-case letters, digits or hyphens and not start with a hyphen: "
+            "pick a name such as 'a' or 'site-1'"
+        )
+    return site
+
+
+def _number(what: str, value: int, digits: int) -> str:
+    if not 0 <= value < 10**digits:
+        raise ProtocolError(f"{what} ({value}) must be from 0 to {10**digits - 1}, or names would no longer sort")
+    return f"{value:0{digits}d}"
+
+
+def _sha16(sha: str) -> str:
+    if not _SHA.fullmatch(sha):
+        raise ProtocolError(f"sha256 ({sha!r}) must be {SHA_DIGITS} to 64 lower-case hex digits")
+    return sha[:SHA_DIGITS]
+
+
+def _parsed(pattern: re.Pattern[str], what: str, key: str) -> re.Match[str]:
+    match = pattern.fullmatch(key)
+    if match is None:
+        raise ProtocolError(f"key ({key!r}) does not name {what}: pass a key that this module spelled")
+    return match
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------
+
+
+def manifest() -> str:
+    """The create-once record of everything that changes bits."""
+    return "manifest.json"
+
+
+def close() -> str:
+    """The create-once record of the run's final versions."""
+    return "close.json"
+
+
+def probe(nonce: str) -> str:
+    """A throw-away object with which a store is tried; `nonce` is fresh for every try."""
+    return f"probe/{nonce}"
+
+
+# --- rounds ----------------------------------------------------------------------------------------------------------
+
+
+def round_prefix(fragment: int, version: int) -> str:
+    """Prefix of everything that belongs to the round which makes `version` + 1 out of `version`."""
+    return f"rounds/{_number('fragment', fragment, FRAGMENT_DIGITS)}/{_number('version', version, ROUND_DIGITS)}/"
+
+
+def offers_prefix(fragment: int, version: int) -> str:
+    """Prefix of the round's offer records, and of nothing else."""
+    return f"{round_prefix(fragment, version)}offers/"
+
+
+def offer(fragment: int, version: int, site: str) -> str:
+    """One site's offer record for one round."""
+    return f"{offers_prefix(fragment, version)}{check_site_name(site)}.json"
+
+
+def is_offer(key: str) -> bool:
+    """True when `key` is an offer record's."""
+    return _OFFER.fullmatch(key) is not None
+
+
+def offer_site(key: str) -> str:
+    """The site that made the offer record at `key`; ProtocolError when it is no such key."""
+    return _parsed(_OFFER, "an offer", key)[3]
+
+
+def payload(fragment: int, version: int, site: str, sha: str) -> str:
+    """The coded pseudo-gradient an offer names, addressed by the sha256 (hex) of its bytes."""
+    return f"{round_prefix(fragment, version)}payload/{check_site_name(site)}-{_sha16(sha)}"
+
+
+def parse_payload(key: str) -> tuple[int, int, str]:
+    """(fragment, version it was captured on, site) of a payload's key; ProtocolError for any other key."""
+    match = _parsed(_PAYLOAD, "a payload", key)
+    return int(match[1]), int(match[2]), match[3]
+
+
+def commit(fragment: int, version: int) -> str:
+    """The create-once record that decides which offers make the round."""
+    return f"{round_prefix(fragment, version)}commit.json"
+
+
+# --- masters ---------------------------------------------------------------------------------------------------------
+
+
+def masters_prefix(fragment: int) -> str:
+    """Prefix of all snapshots of one fragment; they sort by version."""
+    return f"masters/{_number('fragment', fragment, FRAGMENT_DIGITS)}/"
+
+
+def master(fragment: int, version: int, sha: str) -> str:
+    """A snapshot of a fragment's master, addressed by the sha256 (hex) of its bytes."""
+    return f"{masters_prefix(fragment)}{_number('version', version, ROUND_DIGITS)}-{_sha16(sha)}"
+
+
+def is_master(key: str) -> bool:
+    """True when `key` is a snapshot's."""
+    return _MASTER.fullmatch(key) is not None
+
+
+def parse_master(key: str) -> tuple[int, int, str]:
+    """(fragment, version, first 16 hex digits of the sha256) of a snapshot's key; ProtocolError for any other key."""
+    match = _parsed(_MASTER, "a master", key)
+    return int(match[1]), int(match[2]), match[3]
+
+
+# --- sites -----------------------------------------------------------------------------------------------------------
+
+
+def sites_prefix() -> str:
+    """Prefix of all claims and beats of all sites."""
+    return "sites/"
+
+
+def site_prefix(site: str) -> str:
+    """Prefix of one site's claims and beats; they sort by incarnation."""
+    return f"{sites_prefix()}{check_site_name(site)}/"
+
+
+def claim(site: str, incarnation: int) -> str:
+    """The create-once record by which a process takes a site's name."""
+    return f"{site_prefix(site)}{_number('incarnation', incarnation, INCARNATION_DIGITS)}/claim.json"
+
+
+def beat(site: str, incarnation: int) -> str:
+    """The one object of a site that is overwritten: its sign of life."""
+    return f"{site_prefix(site)}{_number('incarnation', incarnation, INCARNATION_DIGITS)}/beat"
+
+
+def is_claim(key: str) -> bool:
+    """True when `key` is a claim's."""
+    return _CLAIM.fullmatch(key) is not None
+
+
+def is_beat(key: str) -> bool:
+    """True when `key` is a beat's."""
+    return _BEAT.fullmatch(key) is not None
+
+
+def parse_claim(key: str) -> tuple[str, int]:
+    """(site, incarnation) of a claim's key; ProtocolError for any other key."""
+    match = _parsed(_CLAIM, "a claim", key)
+    return match[1], int(match[2])
+
+
+def parse_beat(key: str) -> tuple[str, int]:
+    """(site, incarnation) of a beat's key; ProtocolError for any other key."""
+    match = _parsed(_BEAT, "a beat", key)
+    return match[1], int(match[2])
+
+
+# --- tape ------------------------------------------------------------------------------------------------------------
+
+
+def tape_prefix(site: str) -> str:
+    """Prefix of one site's tape; its objects sort by number."""
+    return f"tape/{check_site_name(site)}/"
+
+
+def tape(site: str, number: int) -> str:
+    """The `number`-th piece of a site's tape of metrics and events (JSON lines)."""
+    return f"{tape_prefix(site)}{_number('tape number', number, TAPE_DIGITS)}.jsonl"

@@ -1,0 +1,46 @@
+"""Fixtures that several rooms' tests share: real S3 servers, and fresh stores of every kind."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers import S3Server, moto_server
+from tests.servers import seaweed as seaweed_server
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A SeaweedFS for the whole session, with the bucket `tests.servers.seaweed.BUCKET`."""
+    with seaweed_server.running(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A moto server for the whole session, with the bucket `tests.servers.moto_server.BUCKET`."""
+    with moto_server.running(tmp_path_factory.mktemp("moto")) as server:
+        yield server
+
+
+@pytest.fixture
+def store_uri(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """`store_uri(kind)` is the URI of a fresh, empty store; kind: "memory", "file", "moto" or "seaweed".
+
+    For the last two the server is started when it is first asked for, and the AWS variables point to it until the
+    test ends (also in processes that the test starts); one test can so use only one of them.
+    """
+
+    def fresh(kind: str) -> str:
+        name = secrets.token_hex(8)
+        if kind == "memory":
+            return f"memory://{name}"
+        if kind == "file":
+            return f"file://{tmp_path / name}"
+        server: S3Server = request.getfixturevalue(kind)
+        for variable, value in server.environment().items():
+            monkeypatch.setenv(variable, value)
+        return f"s3://{seaweed_server.BUCKET}/{name}"
+
+    return fresh

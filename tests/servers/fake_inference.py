@@ -1,0 +1,134 @@
+"""A stand-in for a site's inference server, on loopback in a thread: the real routes, and dice for a policy.
+
+It solves the letters tasks with a seeded probability, so that tests of the orchestrator need no model and no torch.
+Weights mean nothing to it, but `/update_weights` moves the version that its later answers carry.
+"""
+
+import asyncio
+import random
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from composer_prime.sites.embedded.tiny import tiny_config, tiny_tokenizer
+
+END_OF_TURN = 258
+LOGPROB = -0.25
+_TASK = re.compile(r"(Reverse|Sort): ([a-z]+)")
+_SOLVE: dict[str, Callable[[str], str]] = {
+    "Reverse": lambda word: word[::-1],
+    "Sort": lambda word: "".join(sorted(word)),
+}
+
+
+@dataclass
+class FakePolicy:
+    """What the server does, and what it saw. The first five may be set while it serves.
+
+    accuracy   probability that the answer to a word is right. The dice depend on the word and how often it came, not
+               on the order in which requests arrive.
+    failing    probability that a generation is answered with HTTP 500, thrown alike.
+    is_open    generation waits while this is false.
+    refusing   new weights are answered with HTTP 503.
+    """
+
+    accuracy: Callable[[str], float] = lambda word: 0.5
+    failing: float = 0.0
+    seed: int = 0
+    is_open: bool = True
+    refusing: bool = False
+
+    version: int = 0
+    updates: list[tuple[int, str]] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    """The words asked for, in order of arrival."""
+    num_right: int = 0
+    num_failed: int = 0
+
+    def answer(self, verb: str, word: str) -> str | None:
+        """The reply to one task; None when this generation is to fail."""
+        dice = random.Random(f"{self.seed}/{word}/{Counter(self.words)[word]}")
+        self.words.append(word)
+        if dice.random() < self.failing:
+            self.num_failed += 1
+            return None
+        if dice.random() >= self.accuracy(word):
+            return "no"
+        self.num_right += 1
+        return _SOLVE[verb](word)
+
+
+def save_tokenizer(folder: Path) -> Path:
+    """Make `folder` look like the tiny model's to the orchestrator, which reads the tokenizer and no weights."""
+    tiny_config().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@contextmanager
+def serving(policy: FakePolicy) -> Iterator[int]:
+    """Serve the policy on a free loopback port, which is yielded."""
+    server = uvicorn.Server(uvicorn.Config(_app(policy), host="127.0.0.1", port=0, log_level="critical", lifespan="off"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the fake inference server did not start"
+            time.sleep(0.005)
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join()
+
+
+def _app(policy: FakePolicy) -> Starlette:
+    tokenizer = tiny_tokenizer()
+
+    async def generate(request: Request) -> JSONResponse:
+        asked = await request.json()
+        found = _TASK.search(tokenizer.decode(asked["token_ids"]))
+        assert found is not None, "the prompt holds no letters task"
+        text = policy.answer(*found.groups())
+        while not policy.is_open:
+            await asyncio.sleep(0.005)
+        if text is None:
+            raise HTTPException(500, "the dice said so")
+        ids = [*tokenizer.encode(text), END_OF_TURN][: asked["sampling_params"]["max_tokens"]]
+        content = [{"token": f"token_id:{i}", "token_id": i, "logprob": LOGPROB} for i in ids]
+        choice = {"index": 0, "finish_reason": "stop", "token_ids": ids, "logprobs": {"content": content}}
+        return JSONResponse({"request_id": "fake", "policy_version": policy.version, "choices": [choice]})
+
+    async def update_weights(request: Request) -> JSONResponse:
+        if policy.refusing:
+            raise HTTPException(503, "busy")
+        asked = await request.json()
+        policy.version = asked["version"]
+        policy.updates.append((asked["version"], asked["weight_dir"]))
+        return JSONResponse({"policy_version": policy.version})
+
+    async def models(request: Request) -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [{"id": "fake", "object": "model", "max_model_len": 512}]})
+
+    async def health(request: Request) -> JSONResponse:
+        return JSONResponse({"policy_version": policy.version})
+
+    return Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/v1/models", models),
+            Route("/inference/v1/generate", generate, methods=["POST"]),
+            Route("/update_weights", update_weights, methods=["POST"]),
+        ]
+    )

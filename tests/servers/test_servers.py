@@ -1,0 +1,84 @@
+"""The servers that tests start end with the tests, however these end."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.servers import ServerFailed, process
+from tests.servers import seaweed as seaweed_server
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_server_and_what_it_started_are_gone_after_the_block(tmp_path: Path) -> None:
+    shell = ["/bin/sh", "-c", "sleep 600 & echo started; wait"]
+    log = tmp_path / "log"
+    with process.serving(
+        shell, log=log, is_ready=lambda: "started" in log.read_text(), environment={}, folder=tmp_path
+    ) as pid:
+        family = [psutil.Process(pid), *psutil.Process(pid).children()]
+        assert len(family) == 2
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+
+
+@pytest.mark.parametrize(
+    ("script", "cause"), [("echo oh; exit 3", "ended with code 3:\noh"), ("exec sleep 9", "not ready")]
+)
+def test_server_that_does_not_start_is_told_with_its_log(tmp_path: Path, script: str, cause: str) -> None:
+    with (
+        pytest.raises(ServerFailed, match=cause),
+        process.serving(
+            ["/bin/sh", "-c", script],
+            log=tmp_path / "log",
+            is_ready=lambda: False,
+            environment={},
+            folder=tmp_path,
+            deadline_s=1.0,
+        ),
+    ):
+        raise AssertionError("a server that isn't ready was yielded")
+
+
+def test_free_ports_are_distinct_and_free_as_far_apart_as_asked() -> None:
+    ports = process.free_ports(20, apart=10_000)
+    assert len(set(ports)) == 20
+    assert all(20_000 <= port < 32_000 for port in ports)
+
+
+@pytest.mark.s3
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_killed_test_process_leaves_no_seaweed(tmp_path: Path) -> None:
+    code = """if True:
+        import sys, time
+        from pathlib import Path
+        from tests.servers import seaweed
+        with seaweed.running(Path(sys.argv[1])) as server:
+            print(server.pid, flush=True)
+            time.sleep(600)
+    """
+    tester = subprocess.Popen([sys.executable, "-c", code, tmp_path], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    with tester:
+        assert tester.stdout is not None
+        server = psutil.Process(int(tester.stdout.readline()))
+        assert "weed" in server.name()
+        sockets = [Path(str(connection.laddr)) for connection in server.net_connections("unix") if connection.laddr]
+        os.kill(tester.pid, signal.SIGKILL)
+    server.wait(timeout=10)
+    for path in sockets:
+        path.unlink(missing_ok=True)
+
+
+@pytest.mark.s3
+def test_two_seaweeds_run_side_by_side(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    with seaweed_server.running(tmp_path / "one") as one, seaweed_server.running(tmp_path / "two") as two:
+        one.make_bucket("only-in-one")
+        assert one.takes_objects("only-in-one")
+        assert one.endpoint != two.endpoint

@@ -1,0 +1,129 @@
+"""The folder store's own promises: no torn or half-made object after a crash, and errors that say what to do."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
+from composer_prime.store import open_store, probe_store
+from composer_prime.store.file import FileStore
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def run_python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+    )
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_opening_touches_nothing(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "new")
+    assert store.list("") == []
+    assert not (tmp_path / "new").exists()
+
+
+def test_plain_paths_and_uris_name_the_same_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    uri = f"file://{tmp_path}/a bucket"
+    for spelled in (uri, f"{tmp_path}/a bucket/", "a bucket", "./a bucket", "~/a bucket"):
+        assert open_store(spelled).uri == uri
+
+
+def test_relative_root_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be absolute"):
+        FileStore("relative")
+
+
+def test_objects_are_plain_files_and_nothing_else_stays(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.create("a/one", b"1")
+    store.create("a/one", b"2")
+    store.put("a/two", b"3")
+    store.put("a/two", b"4")
+    assert files_in(tmp_path) == ["a/one", "a/two"]
+    assert (tmp_path / "a/two").read_bytes() == b"4"
+
+
+@pytest.mark.parametrize(("act", "at"), [("create", "link"), ("create", "fsync"), ("put", "replace")])
+def test_process_that_dies_in_a_write_leaves_no_object(tmp_path: Path, act: str, at: str) -> None:
+    code = f"""if True:
+        import os, sys
+        from composer_prime.store.file import FileStore
+        os.{at} = lambda *_: os._exit(9)
+        FileStore(sys.argv[1]).{act}("a/k", b"half")
+    """
+    assert run_python(code, tmp_path).returncode == 9
+    store = FileStore(tmp_path)
+    assert len(files_in(tmp_path)) == 1, "the crash should have left its temporary file"
+    assert store.list("") == store.list("a/") == []
+    with pytest.raises(KeyMissing):
+        store.get("a/k")
+    assert store.create("a/k", b"whole") and store.get("a/k") == b"whole"
+
+
+def test_failed_write_leaves_the_old_bytes_and_no_temporary_file(tmp_path: Path) -> None:
+    code = """if True:
+        import resource, sys
+        from composer_prime.errors import StoreError
+        from composer_prime.store.file import FileStore
+        store = FileStore(sys.argv[1])
+        store.put("k", b"old")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        for act in (store.put, store.create):
+            try:
+                act("k", bytes(5000))
+            except StoreError as error:
+                print(error)
+    """
+    result = run_python(code, tmp_path)
+    lines = result.stdout.splitlines()
+    assert len(lines) == 2, result.stderr
+    for act, line in zip(("put", "create"), lines, strict=True):
+        assert line.startswith(f"{act} of k in file://{tmp_path} failed: File too large: ")
+        assert "ulimit" in line
+    assert files_in(tmp_path) == ["k"]
+    assert FileStore(tmp_path).get("k") == b"old"
+
+
+def test_file_in_place_of_the_folder_is_named_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    store = FileStore(tmp_path / "file")
+    with pytest.raises(StoreError, match=r"put of a/b in file://.*failed: Not a directory: a file stands where"):
+        store.put("a/b", b"")
+    with pytest.raises(StoreUnusable, match=r"file://.*can't be used: .*Not a directory"):
+        probe_store(store)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody may write, such as /proc")
+def test_folder_that_cannot_be_written_is_unusable() -> None:
+    with pytest.raises(StoreUnusable, match=r"store file:///proc/bucket can't be used: create of probe/"):
+        probe_store(FileStore("/proc/bucket"))
+
+
+def test_file_system_without_hard_links_is_refused_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(source: str, target: str) -> None:
+        raise PermissionError(1, "Operation not permitted", source, None, target)
+
+    monkeypatch.setattr(os, "link", no_links)
+    with pytest.raises(StoreUnusable, match=r"can't make hard links\): choose a folder on another file system"):
+        probe_store(FileStore(tmp_path))
+    assert files_in(tmp_path) == []
+
+
+def test_foreign_files_are_not_listed(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put("a/k", b"")
+    for foreign in (".DS_Store", "a/.hidden", "a/with space", "a/ümlaut"):
+        (tmp_path / foreign).write_text("")
+    assert store.list("") == ["a/k"]

@@ -1,0 +1,119 @@
+"""Keys: what is spelled can be read back, names sort as numbers do, and nothing else is taken for a key."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_prime.errors import ConfigError, ProtocolError
+from composer_prime.store import keys
+from composer_prime.store.base import MAX_KEY_LENGTH, is_key
+
+SHA = "0123456789abcdef" * 4
+sites = st.from_regex(keys.SITE_NAME, fullmatch=True).filter(str.isascii)
+fragments = st.integers(0, 9_999)
+versions = st.integers(0, 99_999_999)
+incarnations = st.integers(0, 999_999)
+
+
+def test_keys_are_spelled_as_the_protocol_says() -> None:
+    assert keys.manifest() == "manifest.json"
+    assert keys.close() == "close.json"
+    assert keys.offer(3, 12, "a") == "rounds/0003/00000012/offers/a.json"
+    assert keys.payload(3, 12, "a", SHA) == "rounds/0003/00000012/payload/a-0123456789abcdef"
+    assert keys.commit(3, 12) == "rounds/0003/00000012/commit.json"
+    assert keys.master(3, 12, SHA) == "masters/0003/00000012-0123456789abcdef"
+    assert keys.claim("a", 7) == "sites/a/000007/claim.json"
+    assert keys.beat("a", 7) == "sites/a/000007/beat"
+    assert keys.tape("a", 7) == "tape/a/00000007.jsonl"
+    assert keys.probe("xyz") == "probe/xyz"
+
+
+@given(fragments, versions, sites, incarnations)
+def test_what_was_spelled_is_read_back(fragment: int, version: int, site: str, incarnation: int) -> None:
+    assert keys.parse_master(keys.master(fragment, version, SHA)) == (fragment, version, SHA[:16])
+    assert keys.offer_site(keys.offer(fragment, version, site)) == site
+    assert keys.parse_claim(keys.claim(site, incarnation)) == (site, incarnation)
+    assert keys.parse_beat(keys.beat(site, incarnation)) == (site, incarnation)
+
+
+@given(fragments, versions, sites, incarnations)
+def test_every_key_is_legal_in_every_store_and_below_its_prefix(
+    fragment: int, version: int, site: str, incarnation: int
+) -> None:
+    below = {
+        keys.offers_prefix(fragment, version): [keys.offer(fragment, version, site)],
+        keys.round_prefix(fragment, version): [
+            keys.offer(fragment, version, site),
+            keys.payload(fragment, version, site, SHA),
+            keys.commit(fragment, version),
+        ],
+        keys.masters_prefix(fragment): [keys.master(fragment, version, SHA)],
+        keys.sites_prefix(): [keys.claim(site, incarnation), keys.beat(site, incarnation)],
+        keys.site_prefix(site): [keys.claim(site, incarnation), keys.beat(site, incarnation)],
+        keys.tape_prefix(site): [keys.tape(site, version)],
+    }
+    for prefix, spelled in below.items():
+        assert all(key.startswith(prefix) and is_key(key) and len(key) < MAX_KEY_LENGTH // 4 for key in spelled)
+
+
+@given(versions, versions)
+def test_names_sort_as_numbers(one: int, other: int) -> None:
+    assert (keys.commit(0, one) < keys.commit(0, other)) == (one < other)
+    assert (keys.master(0, one, SHA) < keys.master(0, other, SHA)) == (one < other)
+    assert (keys.tape("a", one) < keys.tape("a", other)) == (one < other)
+
+
+def test_each_kind_is_told_from_the_others() -> None:
+    kinds = {
+        keys.is_offer: keys.offer(0, 0, "a"),
+        keys.is_master: keys.master(0, 0, SHA),
+        keys.is_claim: keys.claim("a", 0),
+        keys.is_beat: keys.beat("a", 0),
+    }
+    others = [keys.manifest(), keys.commit(0, 0), keys.payload(0, 0, "a", SHA), keys.tape("a", 0), "sites/a/1/beat"]
+    for is_kind, own in kinds.items():
+        assert [key for key in [*kinds.values(), *others] if is_kind(key)] == [own]
+
+
+@pytest.mark.parametrize("parse", [keys.parse_master, keys.parse_claim, keys.parse_beat, keys.offer_site])
+@pytest.mark.parametrize(
+    "key", ["", "manifest.json", "sites/A/000001/beat", "masters/0/1-x", "rounds/0001/x/offers/a.json"]
+)
+def test_foreign_key_is_a_protocol_error(parse: Callable[[str], object], key: str) -> None:
+    with pytest.raises(ProtocolError, match="does not name"):
+        parse(key)
+
+
+@pytest.mark.parametrize("site", ["a", "site-1", "0", "a" * 32])
+def test_good_site_name_is_returned(site: str) -> None:
+    assert keys.check_site_name(site) == site
+
+
+@pytest.mark.parametrize("site", ["", "-a", "A", "a_b", "a/b", "..", "a" * 33, "ä", "a\n", "a b"])
+def test_bad_site_name_is_refused_wherever_a_site_is_spelled(site: str) -> None:
+    spell = [
+        lambda: keys.check_site_name(site),
+        lambda: keys.offer(0, 0, site),
+        lambda: keys.payload(0, 0, site, SHA),
+        lambda: keys.claim(site, 0),
+        lambda: keys.beat(site, 0),
+        lambda: keys.tape(site, 0),
+    ]
+    for act in spell:
+        with pytest.raises(ConfigError, match=r"site\.name"):
+            act()
+
+
+def test_number_that_would_not_sort_is_refused() -> None:
+    for act in (lambda: keys.commit(10_000, 0), lambda: keys.commit(0, 10**8), lambda: keys.beat("a", -1)):
+        with pytest.raises(ProtocolError, match="must be from 0 to"):
+            act()
+
+
+@pytest.mark.parametrize("sha", ["", "abc", SHA[:15], SHA + "0", SHA.upper(), "../../../../etc/passwd"])
+def test_sha_that_is_none_is_refused(sha: str) -> None:
+    for act in (lambda: keys.master(0, 0, sha), lambda: keys.payload(0, 0, "a", sha)):
+        with pytest.raises(ProtocolError, match="sha256"):
+            act()

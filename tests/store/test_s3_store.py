@@ -1,0 +1,289 @@
+"""The S3 store's own promises: failures that pass are outlived, those that don't are named in time, with a remedy.
+
+A small server of ours fails on cue; SeaweedFS is asked what only a real one can show.
+"""
+
+import multiprocessing
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from composer_prime.errors import StoreError, StoreUnusable
+from composer_prime.store import Store, open_store, probe_store, s3
+from tests.servers import S3Server
+from tests.servers import seaweed as seaweed_server
+
+REPOSITORY = Path(__file__).parents[2]
+EMPTY_LISTING = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+
+
+class FaultyServer(ThreadingHTTPServer):
+    """Just enough of S3 to store and create objects, failing on cue.
+
+    `faults` are answered to PUTs, first to last, before any succeeds: (status, S3 error code, whether the bytes are
+    kept all the same, as when the answer is lost behind the server).
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _FaultyHandler)
+        self.faults: list[tuple[int, str, bool]] = []
+        self.objects: dict[str, bytes] = {}
+        self.puts = 0
+
+
+class _FaultyHandler(BaseHTTPRequestHandler):
+    server: FaultyServer
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Tests print nothing."""
+
+    def do_GET(self) -> None:
+        if "list-type=2" in self.path:
+            self._answer(200, EMPTY_LISTING)
+        elif self.path in self.server.objects:
+            self._answer(200, self.server.objects[self.path])
+        else:
+            self._refuse(404, "NoSuchKey")
+
+    def do_PUT(self) -> None:
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.puts += 1
+        if self.server.faults:
+            status, code, kept = self.server.faults.pop(0)
+            if kept:
+                self.server.objects.setdefault(self.path, data)
+            self._refuse(status, code)
+        elif self.headers.get("If-None-Match") == "*" and self.path in self.server.objects:
+            self._refuse(412, "PreconditionFailed")
+        else:
+            self.server.objects[self.path] = data
+            self._answer(200, b"")
+
+    def _refuse(self, status: int, code: str) -> None:
+        self._answer(status, f"<Error><Code>{code}</Code><Message>on cue</Message></Error>".encode())
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def send_to(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Point the AWS variables at `endpoint`."""
+    for name, value in S3Server("test", endpoint, "key", "secret").environment().items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyServer]:
+    with FaultyServer() as server:
+        send_to(f"http://127.0.0.1:{server.server_port}", monkeypatch)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def faulty_store(faulty: FaultyServer) -> Iterator[Store]:
+    with closing(open_store("s3://bucket")) as store:
+        yield store
+
+
+def test_client_is_imported_only_when_an_s3_uri_is_opened() -> None:
+    code = """if True:
+        import sys
+        from composer_prime.store import open_store, probe_store
+        probe_store(open_store("memory://x"))
+        assert not {"s3fs", "fsspec", "botocore", "aiohttp", "torch"} & set(sys.modules)
+        open_store("s3://bucket/x")
+        assert "s3fs" in sys.modules and "torch" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        (500, "InternalError", False),
+        (503, "SlowDown", False),
+        (409, "OperationAborted", False),
+        (429, "TooManyRequests", False),
+        (408, "RequestTimeout", False),
+    ],
+)
+def test_failures_that_pass_are_outlived(
+    fault: tuple[int, str, bool], faulty: FaultyServer, faulty_store: Store
+) -> None:
+    faulty.faults = [fault] * 3
+    faulty_store.put("k", b"put")
+    assert faulty.objects == {"/bucket/k": b"put"}
+    assert faulty.puts == 4
+
+
+def test_create_whose_answer_was_lost_is_true_when_its_bytes_stand(faulty: FaultyServer, faulty_store: Store) -> None:
+    faulty.faults = [(500, "InternalError", True)]
+    assert faulty_store.create("k", b"mine") is True
+    assert faulty.puts == 2, "the second try should have met the first one's bytes"
+
+
+def test_create_whose_answer_was_lost_is_false_when_others_bytes_stand(
+    faulty: FaultyServer, faulty_store: Store
+) -> None:
+    faulty.faults = [(500, "InternalError", False)]
+    faulty.objects["/bucket/k"] = b"theirs"
+    assert faulty_store.create("k", b"mine") is False
+
+
+@pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted"])
+def test_conflict_of_simultaneous_creates_is_tried_again(code: str, faulty: FaultyServer, faulty_store: Store) -> None:
+    faulty.faults = [(409, code, False)] * 2
+    assert faulty_store.create("k", b"mine") is True
+    assert faulty.puts == 3
+
+
+def test_conflict_with_bytes_that_stand_is_a_loss(faulty: FaultyServer, faulty_store: Store) -> None:
+    faulty.objects["/bucket/k"] = b"theirs"
+    faulty.faults = [(409, "ConditionalRequestConflict", False)] * 1000
+    assert faulty_store.create("k", b"mine") is False
+    assert faulty.puts == 1
+
+
+def test_winner_gone_at_the_read_back_is_tried_again(faulty: FaultyServer, faulty_store: Store) -> None:
+    faulty.faults = [(412, "PreconditionFailed", False)]
+    assert faulty_store.create("k", b"mine") is True
+
+
+def test_failure_that_lasts_is_a_store_error_after_the_deadline(
+    faulty: FaultyServer, faulty_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "RETRY_S", 0.3)
+    faulty.faults = [(503, "SlowDown", False)] * 1000
+    with pytest.raises(StoreError, match=r"put of k in s3://bucket failed: on cue \(SlowDown\)") as raised:
+        faulty_store.put("k", b"")
+    assert not isinstance(raised.value, StoreUnusable), "the store has answered before: a retry may succeed"
+    assert faulty.puts > 2
+
+
+def test_failure_that_is_no_accident_is_not_tried_again(faulty: FaultyServer, faulty_store: Store) -> None:
+    faulty.faults = [(400, "InvalidRequest", False)]
+    with pytest.raises(StoreError, match="InvalidRequest"):
+        faulty_store.put("k", b"")
+    assert faulty.puts == 1
+
+
+def test_wrong_region_is_named_with_its_remedy(faulty: FaultyServer, faulty_store: Store) -> None:
+    faulty.faults = [(400, "AuthorizationHeaderMalformed", False)] * 2
+    with pytest.raises(StoreUnusable, match="AWS_DEFAULT_REGION"):
+        faulty_store.put("k", b"")
+
+
+def refused_within(seconds: float, uri: str) -> str:
+    """The message of the StoreUnusable that probing `uri` raises, asserted to come in time."""
+    start = time.monotonic()
+    with closing(open_store(uri)) as store, pytest.raises(StoreUnusable, match=uri) as raised:
+        probe_store(store)
+    assert time.monotonic() - start < seconds
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_endpoint_where_nothing_listens_is_unusable_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as unheard:  # bound, so that nobody else takes the port, but not listening
+        unheard.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{unheard.getsockname()[1]}"
+        send_to(endpoint, monkeypatch)
+        message = refused_within(12, "s3://bucket/run")
+    assert f"no sound answer from {endpoint}" in message and "check the network and AWS_ENDPOINT_URL" in message
+
+
+def test_endpoint_that_never_answers_is_unusable_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "FIRST_ANSWER_S", 1)
+    monkeypatch.setattr(s3, "FIRST_CONTACT_S", 0.5)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        send_to(f"http://127.0.0.1:{silent.getsockname()[1]}", monkeypatch)
+        assert "no sound answer" in refused_within(5, "s3://bucket/run")
+
+
+def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    send_to("http://127.0.0.1:9", monkeypatch)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    assert "set AWS_ACCESS_KEY_ID" in refused_within(5, "s3://bucket/run")
+
+
+@pytest.mark.s3
+def test_wrong_secret_and_missing_bucket_are_named_by_a_real_server(
+    seaweed: S3Server, store_uri: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = store_uri("seaweed")
+    assert "there is no bucket absent-bucket: make it" in refused_within(10, "s3://absent-bucket/run")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    message = refused_within(10, uri)
+    assert "SignatureDoesNotMatch" in message and "set AWS_ACCESS_KEY_ID" in message
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("kind", ["moto", "seaweed"])
+def test_put_in_parts_comes_back_whole(kind: str, store_uri: Callable[[str], str]) -> None:
+    data = bytes(range(251)) * (2 * s3.PART_BYTES // 251 + 1000)
+    with closing(open_store(store_uri(kind))) as store:
+        store.put("large", data)
+        assert store.get("large") == data
+        assert store.get_range("large", s3.PART_BYTES - 5, 10) == data[s3.PART_BYTES - 5 : s3.PART_BYTES + 5]
+
+
+@pytest.mark.s3
+def test_listing_of_more_than_a_page_is_complete(store_uri: Callable[[str], str]) -> None:
+    keys = [f"tape/a/{number:08d}.jsonl" for number in range(1_005)]
+    with closing(open_store(store_uri("seaweed"))) as store, ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda key: store.put(key, b""), keys))
+        assert store.list("tape/") == keys
+
+
+@pytest.mark.s3
+def test_write_outlives_a_restart_of_the_server_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with seaweed_server.running(tmp_path) as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        store = open_store(f"s3://{seaweed_server.BUCKET}/run")
+        assert store.create("before", b"1")
+    with closing(store), ThreadPoolExecutor(1) as pool:
+        creating = pool.submit(store.create, "during", b"2")
+        with seaweed_server.running(tmp_path, port=int(server.endpoint.rpartition(":")[2])):
+            assert creating.result(timeout=60) is True
+            assert store.get("before") == b"1" and store.get("during") == b"2"
+            assert not store.create("before", b"other")
+
+
+@pytest.mark.s3
+@pytest.mark.skipif(sys.platform != "linux", reason="fork is sound on Linux only")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_forked_process_can_use_its_parents_store(store_uri: Callable[[str], str]) -> None:
+    with closing(open_store(store_uri("seaweed"))) as store:
+        store.put("k", b"parent")
+        child = multiprocessing.get_context("fork").Process(target=lambda: store.put("k", store.get("k") + b", child"))
+        child.start()
+        child.join(30)
+        assert child.exitcode == 0
+        assert store.get("k") == b"parent, child"
