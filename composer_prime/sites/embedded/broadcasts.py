@@ -1,0 +1,61 @@
+"""How a trainer publishes its weights: one folder per policy version, seen whole or not at all.
+
+broadcasts/step_N/{model.safetensors, STABLE}: N training steps are behind these weights. Made under another name and
+renamed into place; the marker is for readers that, as PRIME-RL's, look for it.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+STABLE = "STABLE"
+KEEP = 4
+"""Broadcasts kept: a reader that was told of one may still be loading it two or three steps later."""
+
+
+def publish(model: nn.Module, broadcasts: Path, version: int) -> Path:
+    """Put the weights of policy version `version` in place, drop all but the newest KEEP, and return the folder.
+
+    Newer versions are dropped first: they are from before a resume that went back to this one.
+    """
+    folder = broadcasts / f"step_{version}"
+    making = broadcasts / f".{folder.name}.{os.getpid()}"
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True)
+    save_file(weights(model), making / "model.safetensors", metadata={"format": "pt"})
+    (making / STABLE).touch()
+    for stale in [one for one in published(broadcasts) if one >= version]:
+        shutil.rmtree(broadcasts / f"step_{stale}")
+    making.rename(folder)
+    for old in published(broadcasts)[:-KEEP]:
+        shutil.rmtree(broadcasts / f"step_{old}")
+    return folder
+
+
+def published(broadcasts: Path) -> list[int]:
+    """The versions there are, oldest first."""
+    names = (re.fullmatch(r"step_(\d+)", one.name) for one in broadcasts.glob("step_*"))
+    return sorted(int(name[1]) for name in names if name)
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """The model's parameters and lasting buffers by name, fp32; a tied parameter once, under its first name."""
+    once = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
+    return {
+        name: (value.float() if value.is_floating_point() else value).contiguous()
+        for name, value in model.state_dict().items()
+        if name in once
+    }
+
+
+def load_weights(model: nn.Module, values: dict[str, Tensor]) -> None:
+    """Copy what `weights` gave into the model, in place."""
+    with torch.no_grad():
+        own = model.state_dict()
+        for name, value in values.items():
+            own[name].copy_(value)

@@ -1,0 +1,60 @@
+"""A trainer's own checkpoints: what it needs to go on as if it had never stopped.
+
+checkpoints/step_N/state.pt, after N training steps; made under another name and renamed into place. Read with
+`weights_only`, so a checkpoint can hold tensors and plain data but no code.
+"""
+
+import os
+import pickle
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from composer_prime.errors import CorruptObject
+
+KEEP = 2
+"""Checkpoints kept: the newest, and the one before for a newest that proves unreadable."""
+
+
+def save_checkpoint(checkpoints: Path, step: int, state: dict[str, Any]) -> Path:
+    """Write the state after `step` training steps, drop all but the newest KEEP, and return the folder.
+
+    state  nested dicts and lists of tensors, numbers and strings
+    """
+    folder = checkpoints / f"step_{step}"
+    making = checkpoints / f".{folder.name}.{os.getpid()}"
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True)
+    torch.save(state, making / "state.pt")
+    shutil.rmtree(folder, ignore_errors=True)
+    making.rename(folder)
+    for old in saved_steps(checkpoints)[:-KEEP]:
+        shutil.rmtree(checkpoints / f"step_{old}")
+    return folder
+
+
+def newest_checkpoint(checkpoints: Path) -> dict[str, Any] | None:
+    """The newest state, or None when there is none.
+
+    Raises CorruptObject when it can't be read: going back further must be a person's decision.
+    """
+    steps = saved_steps(checkpoints)
+    if not steps:
+        return None
+    path = checkpoints / f"step_{steps[-1]}" / "state.pt"
+    try:
+        return torch.load(path, weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        cause = str(error).splitlines()[0]
+        raise CorruptObject(
+            f"{path} can't be read ({cause}): delete {path.parent} to resume from the one before"
+        ) from error
+
+
+def saved_steps(checkpoints: Path) -> list[int]:
+    """The steps there are checkpoints of, oldest first."""
+    names = (re.fullmatch(r"step_(\d+)", one.name) for one in checkpoints.glob("step_*"))
+    return sorted(int(name[1]) for name in names if name)

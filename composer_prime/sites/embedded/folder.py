@@ -1,0 +1,131 @@
+"""Whose output folder this is: one run per folder, continued with --resume, deleted with --clean, never mixed.
+
+Everything is decided before anything starts, from the recipe that the folder holds.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from composer_prime.config.paths import RunPaths, run_uri
+from composer_prime.config.recipe import Recipe
+from composer_prime.errors import BadInput, ConfigError
+from composer_prime.sites.embedded.result import write_whole
+from composer_prime.sites.embedded.supervisor import lock_site
+from composer_prime.store import Store, keys
+
+MAY_DIFFER = ("output_dir", "clean", "site", "sites", "ckpt", "inference.server", "inference.max_batch_size")
+"""Settings that a resumed run or a joining site may change: they move files, ports, batching, not what is learned."""
+
+
+def claim_run_folder(recipe: Recipe, resume: bool) -> RunPaths:
+    """Make the folder of a whole local run ready, and write the recipe into it; give its paths.
+
+    A new run wants an empty place; `recipe.clean` empties it (the bucket too, when that is a folder); `resume` wants
+    the same recipe where there is one, and wins over `clean`: then nothing is deleted.
+
+    Raises BadInput when the folder holds something else.
+    """
+    paths = RunPaths.of(recipe)
+    if resume:
+        check_same_recipe(recipe, paths)
+    elif recipe.clean:
+        _delete_run(recipe, paths)
+    elif _occupied(paths.root):
+        raise BadInput(
+            f"output folder {paths.root} already holds another run: continue it with --resume, delete it with --clean, "
+            "or give this run another --run.name"
+        )
+    _write_recipe(recipe, paths)
+    return paths
+
+
+def claim_site_folder(recipe: Recipe, site: str, resume: bool) -> RunPaths:
+    """As `claim_run_folder`, for one site that joins a run, whose other sites may lie beside it.
+
+    `recipe.clean` deletes this site's folder only.
+    """
+    paths = RunPaths.of(recipe)
+    check_same_recipe(recipe, paths)
+    root = paths.site(site).root
+    if not resume and _occupied(root):
+        if not recipe.clean:
+            raise BadInput(
+                f"folder {root} already holds a site {site}: continue it with --resume, delete it with --clean, or "
+                "start a site of another name with --site"
+            )
+        _refuse_running(paths, site)
+        shutil.rmtree(root)
+    _write_recipe(recipe, paths)
+    return paths
+
+
+def check_same_recipe(recipe: Recipe, paths: RunPaths) -> None:
+    """Raise ConfigError when the folder's run was started from a recipe that would train something else."""
+    if not paths.recipe.exists():
+        if _occupied(paths.root):
+            raise BadInput(f"output folder {paths.root} holds files but no run: choose another --run.name")
+        return
+    held = flat(Recipe.model_validate_json(paths.recipe.read_text(encoding="utf-8")).to_data())
+    ours = flat(recipe.to_data())
+    differing = sorted(key for key in held.keys() | ours.keys() if held.get(key) != ours.get(key))
+    differing = [key for key in differing if not any(key == may or key.startswith(f"{may}.") for may in MAY_DIFFER)]
+    if differing:
+        changes = ", ".join(f"{key} ({ours.get(key)}, there: {held.get(key)})" for key in differing)
+        raise ConfigError(
+            f"recipe differs from that of the run in {paths.root}: {changes}; use the values there, or give the new "
+            "run another --run.name"
+        )
+
+
+def check_new_run(recipe: Recipe, store: Store) -> None:
+    """Raise BadInput when the bucket holds a run of this name, which a new one would join instead of starting."""
+    if store.list(keys.manifest()):
+        raise BadInput(
+            f"bucket {store.uri} already holds the run {recipe.run.name}: continue it with --resume, join it with "
+            "`composer-prime site`, or give this run another --run.name"
+        )
+
+
+def flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, by dotted key; lists stay whole."""
+    if not isinstance(data, dict):
+        return {prefix: data}
+    return {
+        key: value
+        for name, inner in data.items()
+        for key, value in flat(inner, f"{prefix}.{name}" if prefix else name).items()
+    }
+
+
+def _occupied(folder: Path) -> bool:
+    return folder.exists() and any(folder.iterdir())
+
+
+def _refuse_running(paths: RunPaths, site: str) -> None:
+    lock_site(paths.site(site)).close()
+
+
+def _delete_run(recipe: Recipe, paths: RunPaths) -> None:
+    if _occupied(paths.root):
+        if not paths.recipe.exists():
+            raise BadInput(
+                f"output folder {paths.root} holds files but no run, so --clean won't delete it: delete it yourself, "
+                "or choose another --run.name"
+            )
+        for folder in paths.sites.glob("*/"):
+            _refuse_running(paths, folder.name)
+        shutil.rmtree(paths.root)
+    bucket = run_uri(recipe)
+    if bucket is not None:
+        bucket = bucket.removeprefix("file://")
+        if "://" not in bucket and Path(bucket).exists():
+            shutil.rmtree(bucket)
+
+
+def _write_recipe(recipe: Recipe, paths: RunPaths) -> None:
+    paths.root.mkdir(parents=True, exist_ok=True)
+    if not paths.recipe.exists():
+        write_whole(paths.recipe, recipe.model_dump_json(indent=2, exclude_none=True) + "\n")

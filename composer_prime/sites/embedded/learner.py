@@ -1,0 +1,169 @@
+"""One training step: samples in, weights moved, numbers out. No files, no clocks but its own stopwatch.
+
+The loss is whatever function the recipe names, called as PRIME-RL calls it: once per sample, summed over tokens, and
+divided by the number of trained tokens of the whole batch.
+"""
+
+import importlib
+import inspect
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from composer_prime import metrics
+from composer_prime.config.recipe import LossConfig, OptimConfig
+from composer_prime.errors import ConfigError, SiteError
+from composer_prime.losses.records import LossInputs, LossOutputs
+from composer_prime.sites.embedded.batches import TrainingSample
+from composer_prime.sites.embedded.packing import MicroBatch, pack, trainer_logprobs
+
+LossFn = Callable[[LossInputs], LossOutputs]
+
+_SUMS = {"policy_loss": metrics.LOSS_POLICY, "kl_loss": metrics.LOSS_KL, "replay_loss": metrics.LOSS_REPLAY}
+_MEANS = {"mismatch_kl": metrics.LOSS_MISMATCH_KL, "is_masked": metrics.LOSS_IS_MASKED}
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one training step did.
+
+    tokens     trained on: the sum of the loss mask
+    samples    in the batch
+    loss       divided by `tokens`
+    grad_norm  before clipping
+    train_s    seconds of forward, backward and optimizer
+    details    per-token means of the loss's own metrics, by the names of metrics.py; those it doesn't give are left out
+    """
+
+    tokens: int
+    samples: int
+    loss: float
+    grad_norm: float
+    train_s: float
+    details: Mapping[str, float]
+
+
+class Learner:
+    """A model, its optimizer and a loss. Owns the optimizer's state; moves the model's parameters in place."""
+
+    def __init__(self, model: PreTrainedModel, optim: OptimConfig, loss: LossFn, seq_len: int) -> None:
+        self.model = model
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters,
+            lr=optim.lr,
+            betas=(optim.betas1, optim.betas2),
+            weight_decay=optim.weight_decay,
+            fused=True,
+        )
+        self._loss = loss
+        self._seq_len = seq_len
+        self._max_norm = math.inf if optim.max_norm is None else optim.max_norm
+
+    def step(self, samples: Sequence[TrainingSample]) -> StepReport:
+        """Take one optimizer step on a batch. One without a trained token moves nothing and reports zeros.
+
+        Raises SiteError when the gradient isn't finite; the parameters are as before then.
+        """
+        started = time.perf_counter()
+        batches = pack(samples, self._seq_len)
+        num_tokens = sum(int(batch.loss_mask.sum()) for batch in batches)
+        sums = _RunningSums()
+        grad_norm = 0.0
+        if num_tokens:
+            self.optimizer.zero_grad(set_to_none=True)
+            for batch in batches:
+                self._accumulate(batch, num_tokens, sums)
+            grad_norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self._max_norm))
+            if not math.isfinite(grad_norm):
+                raise SiteError(
+                    f"the gradient's norm is {grad_norm}, which must be finite: look for NaN in the batch or the loss, "
+                    "or lower trainer.optim.lr, and resume from the last checkpoint"
+                )
+            self.optimizer.step()
+        return StepReport(
+            tokens=num_tokens,
+            samples=len(samples),
+            loss=sums.total("loss") / max(num_tokens, 1),
+            grad_norm=grad_norm,
+            train_s=time.perf_counter() - started,
+            details=sums.details(max(num_tokens, 1)),
+        )
+
+    def _accumulate(self, batch: MicroBatch, num_tokens: int, sums: "_RunningSums") -> None:
+        """Forward and backward of one micro batch; the gradients add up in the parameters."""
+        logprobs = trainer_logprobs(self.model, batch)
+        streams = (logprobs, batch.inference_logprobs, batch.advantages, batch.loss_mask, batch.ref_logprobs)
+        losses = []
+        for ours, theirs, advantages, mask, refs in zip(*map(batch.split, streams), strict=True):
+            outputs = self._loss(
+                LossInputs(
+                    trainer_logprobs=ours,
+                    inference_logprobs=theirs,
+                    advantages=advantages,
+                    loss_mask=mask,
+                    ref_logprobs=refs,
+                )
+            )
+            losses.append(outputs.loss)
+            sums.add(outputs, mask)
+        (torch.stack(losses).sum() / num_tokens).backward()
+
+
+class _RunningSums:
+    """Adds up the loss and its metrics over the samples of a batch."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[Tensor]] = {}
+
+    def add(self, outputs: LossOutputs, mask: Tensor) -> None:
+        num_tokens = mask.sum()
+        found = {"loss": outputs.loss.detach()}
+        found |= {name: outputs.metrics[name] for name in _SUMS if name in outputs.metrics}
+        found |= {name: outputs.metrics[name] * num_tokens for name in _MEANS if name in outputs.metrics}
+        for name, value in found.items():
+            self._values.setdefault(name, []).append(value)
+
+    def total(self, name: str) -> float:
+        values = self._values.get(name, [])
+        return float(torch.stack(values).sum(dtype=torch.float64)) if values else 0.0
+
+    def details(self, num_tokens: int) -> dict[str, float]:
+        names = _SUMS | _MEANS
+        return {names[name]: self.total(name) / num_tokens for name in self._values if name in names}
+
+
+def import_loss(config: LossConfig) -> LossFn:
+    """The loss that the recipe names, its keyword arguments filled in.
+
+    Raises ConfigError when it can't be imported (the cause is shown) or doesn't take these arguments.
+    """
+    module_name, _, name = config.import_path.rpartition(".")
+    try:
+        function = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"trainer.loss.import_path ({config.import_path}) can't be imported ({error}): check its spelling and "
+            "that its package is installed"
+        ) from error
+    _check_arguments(function, config.kwargs, config.import_path)
+
+    def loss(inputs: LossInputs) -> LossOutputs:
+        return function(inputs, **config.kwargs)
+
+    return loss
+
+
+def _check_arguments(function: Callable[..., Any], kwargs: Mapping[str, Any], import_path: str) -> None:
+    signature = inspect.signature(function)
+    try:
+        signature.bind(None, **kwargs)
+    except TypeError as error:
+        known = ", ".join(list(signature.parameters)[1:])
+        raise ConfigError(f"trainer.loss.kwargs don't fit {import_path} ({error}): it takes {known}") from error

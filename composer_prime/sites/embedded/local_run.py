@@ -1,0 +1,163 @@
+"""`composer-prime run` and `composer-prime site`: prepare, start the sites, watch them to their end, sum up.
+
+One supervisor a site, all polled from this one loop. The sites share nothing but the bucket; one that fails is
+reported and the others go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from composer_prime.config.paths import RunPaths
+from composer_prime.config.recipe import Recipe
+from composer_prime.errors import BadInput
+from composer_prime.sites.embedded.folder import claim_run_folder, claim_site_folder
+from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
+from composer_prime.sites.embedded.prepare import (
+    ModelResolution,
+    check_backend,
+    check_bucket,
+    model_command,
+    settle_sites,
+)
+from composer_prime.sites.embedded.progress import SiteFollower, SiteNumbers
+from composer_prime.sites.embedded.screen import Screen
+from composer_prime.sites.embedded.summary import draw_summary, write_summary
+from composer_prime.sites.embedded.supervisor import SiteState, SiteSupervisor, role_command, stop_sites
+from composer_prime.store.keys import check_site_name
+
+INTERRUPTED_EXIT = 130
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a run is shown, and what it runs: for a role, given its site's folder; for the model, given the recipe."""
+
+    console: Console = field(default_factory=Console)
+    role_command: Callable[[str, Path], Sequence[str]] = role_command
+    model_command: Callable[[Recipe], Sequence[str]] = model_command
+
+
+def run_local(recipe: Recipe, resume: bool, surroundings: Surroundings | None = None) -> int:
+    """Run all the sites of a recipe on this machine until they are done; the exit code.
+
+    0 when every site finished, 130 when interrupted, else 2 or 1 as the failed sites' errors say. With `resume`, sites
+    that had finished stay as they are and the others continue.
+
+    Raises BadInput for what a person can fix, before or right after the start.
+    """
+    began = time.monotonic()
+    check_backend(recipe)
+    paths = claim_run_folder(recipe, resume)
+    launch = _Launch(recipe, paths, recipe.site_names, resume, not resume, began)
+    return _run(launch, surroundings or Surroundings())
+
+
+def run_site(recipe: Recipe, site: str, resume: bool, surroundings: Surroundings | None = None) -> int:
+    """Run one site of a recipe, which joins the run in the bucket or is its first; the exit code as for `run_local`."""
+    began = time.monotonic()
+    check_backend(recipe)
+    paths = claim_site_folder(recipe, check_site_name(site), resume)
+    return _run(_Launch(recipe, paths, (site,), resume, False, began), surroundings or Surroundings())
+
+
+@dataclass(frozen=True)
+class _Launch:
+    recipe: Recipe
+    paths: RunPaths
+    sites: Sequence[str]
+    resume: bool
+    new_run: bool  # the bucket must not hold one of this name
+    began: float
+
+
+def _run(launch: _Launch, surroundings: Surroundings) -> int:
+    console = surroundings.console
+    supervisors: list[SiteSupervisor] = []
+    with catch_interrupt() as interrupt:
+        sites = [site for site in launch.sites if not (launch.resume and launch.paths.site(site).result.exists())]
+        model_dir = _prepare(launch, surroundings, interrupt) if sites else None
+        if model_dir is not None:
+            settled = settle_sites(launch.recipe, sites, model_dir, launch.resume)
+            supervisors = [
+                SiteSupervisor(each, began=launch.began, command=surroundings.role_command) for each in settled
+            ]
+            _watch(supervisors, launch.recipe.max_steps, console, interrupt)
+    console.print(draw_summary(write_summary(launch.paths)))
+    for path in (launch.paths.summary, launch.paths.reward_plot):
+        if path.exists():
+            console.print(str(path), soft_wrap=True, highlight=False)
+    if interrupt.is_set:
+        console.print("Stopped. The same command with --resume continues from the bucket and the local checkpoints.")
+        return INTERRUPTED_EXIT
+    return max((each.error.exit_code for each in supervisors if each.error is not None), default=0)
+
+
+def _prepare(launch: _Launch, surroundings: Surroundings, interrupt: Interrupt) -> Path | None:
+    """The model's folder, resolved while the bucket is probed; None when interrupted."""
+    recipe = launch.recipe
+    surroundings.console.print(f"preparing model {recipe.model.name}, seed {recipe.run.seed}", highlight=False)
+    model = ModelResolution(surroundings.model_command(recipe), launch.paths)
+    try:
+        check_bucket(recipe, new_run=launch.new_run)
+        return model.wait(lambda: interrupt.is_set)
+    finally:
+        model.stop()
+
+
+def _watch(supervisors: Sequence[SiteSupervisor], max_steps: int, console: Console, interrupt: Interrupt) -> None:
+    """Start all sites at once and see them to their end; none of their processes is left, however this ends.
+
+    Raises a site's BadInput when no site has trained a step yet: they all run the same recipe. A later failure is
+    said on the screen, and the other sites go on.
+    """
+    view = _View(supervisors)
+    with Screen(console, max_steps, view.look) as screen:
+        try:
+            for each in supervisors:
+                each.start()
+            while any(each.state is SiteState.RUNNING for each in supervisors) and not interrupt.is_set:
+                for each in supervisors:
+                    _poll(each, view, screen)
+                screen.update()
+                time.sleep(POLL_S)
+            if interrupt.is_set:
+                screen.say("stopping: each trainer writes a checkpoint first; interrupt again to stop at once")
+        finally:
+            stop_sites(supervisors)
+
+
+def _poll(supervisor: SiteSupervisor, view: _View, screen: Screen) -> None:
+    if supervisor.state is not SiteState.RUNNING:
+        return
+    supervisor.poll()
+    if supervisor.error is None:
+        return
+    if isinstance(supervisor.error, BadInput) and not view.has_step():
+        raise supervisor.error
+    screen.say(f"site {supervisor.site} failed: {supervisor.error}")
+
+
+class _View:
+    """What the screen shows of each supervised site."""
+
+    def __init__(self, supervisors: Sequence[SiteSupervisor]) -> None:
+        self._sites = [(each, SiteFollower(each.paths)) for each in supervisors]
+
+    def look(self) -> Mapping[str, tuple[str, SiteNumbers]]:
+        """State and numbers of each site, as of now."""
+        return {each.site: self._show(each, follower.update()) for each, follower in self._sites}
+
+    def has_step(self) -> bool:
+        """Whether any site has trained a step."""
+        return any(numbers.step for _, numbers in self.look().values())
+
+    def _show(self, supervisor: SiteSupervisor, numbers: SiteNumbers) -> tuple[str, SiteNumbers]:
+        starting = supervisor.state is SiteState.RUNNING and not numbers.step
+        return "starting" if starting else supervisor.state.value, numbers

@@ -1,0 +1,192 @@
+"""From a model's name in the recipe to a local folder, and from such a folder to a policy.
+
+"tiny" is built and warmed up on the spot and cached by seed; a folder is checked before anything starts from it; any
+other name is a Hugging Face id. `python -m composer_prime.sites.embedded.model NAME SEED CACHE_DIR` prints the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from composer_prime.errors import BadInput, ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from composer_prime.sites.embedded.warmup import Progress
+
+TINY = "tiny"
+TINY_VERSION = 1
+"""Part of the cache key: raise it when the code that builds or warms the tiny model changes what comes out."""
+
+CONFIG_FILE = "config.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+_WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "pytorch_model*.bin")
+_INIT_STD = 0.05  # at the usual 0.02 the warm-up takes half as long again
+
+
+def resolve_model(
+    name: str, seed: int, cache_dir: Path, progress: Progress | None = None, num_threads: int = 1
+) -> Path:
+    """The local folder (absolute) of the model that `model.name` stands for.
+
+    name         "tiny", a folder (it exists, or looks like a path), or a Hugging Face id, which is downloaded.
+    seed         of the tiny model's weights and warm-up; nothing else depends on it.
+    cache_dir    where tiny models are kept. Two processes that build the same one both end up with it.
+    num_threads  torch threads for the warm-up: more than one only helps a process that is alone on its machine.
+
+    Raises ModelError when there is no such model, or its folder lacks a file.
+    """
+    if name == TINY:
+        return _tiny_folder(seed, cache_dir, progress, num_threads)
+    folder = Path(name).expanduser()
+    if not folder.exists() and not _looks_like_path(name):
+        folder = _download(name)
+    _check_folder(name, folder)
+    return folder.resolve()
+
+
+def load_policy(folder: Path) -> PreTrainedModel:
+    """The causal LM in that folder: fp32 on CPU, sdpa attention, in eval mode, its parameters trainable.
+
+    Raises ModelError when its files can't be read as one.
+    """
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"model folder {folder} can't be loaded: {_first_line(error)}; give a causal LM's") from error
+    return model.eval()
+
+
+def _tiny_folder(seed: int, cache_dir: Path, progress: Progress | None, num_threads: int) -> Path:
+    from composer_prime.sites.embedded.tiny import tiny_config
+    from composer_prime.sites.embedded.warmup import WarmUpConfig
+
+    made_of = json.dumps([tiny_config().to_diff_dict(), dataclasses.asdict(WarmUpConfig())], sort_keys=True)
+    digest = hashlib.sha256(made_of.encode()).hexdigest()[:8]
+    folder = cache_dir.absolute() / f"tiny-v{TINY_VERSION}-{digest}-seed{seed}"
+    if folder.exists():
+        return folder
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".making-", dir=cache_dir) as scratch:
+            made = Path(scratch) / "model"
+            _make_tiny(made, seed, progress, num_threads)
+            _move_into_place(made, folder)
+    except OSError as error:
+        raise ModelError(
+            f"tiny model can't be kept in {cache_dir}: {error}; make the folder writable, or set XDG_CACHE_HOME"
+        ) from error
+    return folder
+
+
+def _make_tiny(folder: Path, seed: int, progress: Progress | None, num_threads: int) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from composer_prime.sites.embedded.tiny import tiny_config, tiny_tokenizer
+    from composer_prime.sites.embedded.warmup import warm_up
+
+    torch.set_num_threads(num_threads)
+    torch.manual_seed(seed)
+    config = tiny_config()
+    config.initializer_range = _INIT_STD
+    tokenizer = tiny_tokenizer()
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    warm_up(model, tokenizer, seed, progress=progress)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _move_into_place(made: Path, folder: Path) -> None:
+    """Rename, unless another process was first: its model, made from the same seed, then serves as well."""
+    try:
+        os.rename(made, folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.startswith(("/", "./", "../", "~")) or name.endswith("/") or name in (".", "..")
+
+
+def _check_folder(name: str, folder: Path) -> None:
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "doesn't exist"
+        raise ModelError(f'model.name ({name}) {what}: give a model folder, a Hugging Face id, or "{TINY}"')
+    missing = [
+        wanted
+        for wanted, files in (
+            (CONFIG_FILE, (CONFIG_FILE,)),
+            ("a tokenizer (tokenizer.json)", TOKENIZER_FILES),
+            ("weights (model.safetensors)", WEIGHT_FILES),
+        )
+        if not any((folder / file).is_file() for file in files)
+    ]
+    if missing:
+        raise ModelError(
+            f"model folder {folder} is not one, it lacks {' and '.join(missing)}: give a folder that "
+            "save_pretrained wrote for model and tokenizer"
+        )
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_WANTED)))
+    except (OSError, HFValidationError) as error:  # OSError: hub HTTP errors, no network, and not in the local cache
+        cause = error.__cause__ or error
+        raise ModelError(
+            f"model.name ({name}) can't be downloaded from the Hugging Face hub: {_first_line(cause)}; check the id, "
+            f'the network and HF_TOKEN, or give a local folder or "{TINY}"'
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+
+
+def main(arguments: list[str]) -> int:
+    """Print the folder of a model as the last line of stdout; 2 when the person must change something."""
+    name, seed, cache_dir = arguments
+
+    def show(step: int, accuracy: float) -> None:
+        print(f"warm-up step={step} accuracy={accuracy:.2f}", file=sys.stderr, flush=True)
+
+    try:
+        folder = resolve_model(name, int(seed), Path(cache_dir), progress=show)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(130)

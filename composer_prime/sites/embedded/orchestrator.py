@@ -1,0 +1,239 @@
+"""The orchestrator of an embedded site: plays rollouts with the newest policy and hands them to the trainer in batches.
+
+    python -m composer_prime.sites.embedded.orchestrator <site_dir>
+
+Batch n is what training step n takes. Batch n + 1 is begun as soon as batch n stands, while n trains; how far it may
+run ahead is `orchestrator.max_off_policy_steps`. Ends when the trainer's result is there, or on SIGTERM. No torch.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_prime import metrics
+from composer_prime.config.settings import SiteSettings
+from composer_prime.errors import ComposerPrimeError, SiteError
+from composer_prime.metrics import MetricsTape
+from composer_prime.sites.embedded.batches import TrainingSample, write_batch
+from composer_prime.sites.embedded.environments import load_sources
+from composer_prime.sites.embedded.inference_client import InferenceClient
+from composer_prime.sites.embedded.ports import HOST
+from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer
+from composer_prime.sites.embedded.samples import make_samples
+from composer_prime.sites.embedded.task_order import TaskOrder
+from composer_prime.sites.embedded.weights import WeightsWatcher
+
+MAX_DRAWS = 4
+"""Draws of batch_size rollouts a step may take until one has a group that teaches something. After them the batch
+stays empty: a policy that solves everything must not end the run (upstream's, after 10, does)."""
+
+MAX_FAILED_DRAWS = 3
+"""Draws in a row in which every rollout fails before the site ends."""
+
+ROLLOUT_BEGAN = "rollout/began"
+"""Unix time at which generation for a step began."""
+ROLLOUT_ENDED = "rollout/ended"
+"""Unix time at which it ended."""
+ROLLOUT_COUNT = "rollout/count"
+"""Rollouts that went through, also those that were filtered."""
+ROLLOUT_FAILED = "rollout/failed"
+"""Rollouts that failed and were left out."""
+ROLLOUT_SAMPLES = "rollout/samples"
+"""Samples handed to the trainer."""
+
+_STOP_POLL_S = 0.1
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's rollouts: `samples` are for the trainer, `groups` are all that was played for them."""
+
+    groups: list[Group]
+    samples: list[TrainingSample]
+    began: float
+    ended: float
+
+
+class Orchestrator:
+    """What one site's batches are made of."""
+
+    def __init__(
+        self, settings: SiteSettings, player: RolloutPlayer, weights: WeightsWatcher, inference: InferenceClient
+    ) -> None:
+        self.settings = settings
+        self.config = settings.recipe.orchestrator
+        self.player = player
+        self.weights = weights
+        self.inference = inference
+        self.start_step = first_step(settings)
+        sizes = [len(source.tasks) for source in player.sources]
+        self.order = TaskOrder(sizes, seed=f"{settings.sampling_seed}/{self.start_step}")
+
+    async def make_batches(self) -> None:
+        """Write one batch after another. Without an outer loop the run has max_steps of them; with one, the outer
+        loop decides how many the trainer needs."""
+        with MetricsTape(self.settings.paths.tape("orchestrator")) as tape:
+            for step in self.steps():
+                await self.weights.at_least(max(self.start_step, step - self.config.max_off_policy_steps))
+                batch = await self.play_batch()
+                write_batch(self.settings.paths.rollouts, step, batch.samples)
+                tape.log(step, **measure(batch, step))
+
+    def steps(self) -> Iterator[int]:
+        """The training steps still to come."""
+        step = self.start_step
+        while self.settings.recipe.outer is not None or step < self.settings.recipe.max_steps:
+            yield step
+            step += 1
+
+    async def play_batch(self) -> Batch:
+        """Draw tasks and play them until a draw teaches something. Raises SiteError when all rollouts keep failing."""
+        began, groups, num_failed_draws = time.time(), list[Group](), 0
+        for _ in range(MAX_DRAWS):
+            drawn = await self.play_draw()
+            num_failed_draws = 0 if any(group.rollouts for group in drawn) else num_failed_draws + 1
+            if num_failed_draws == MAX_FAILED_DRAWS:
+                raise SiteError(all_failed(drawn))
+            groups += drawn
+            samples = make_samples(
+                drawn,
+                temperature=self.config.train.sampling.temperature,
+                filter_zero_advantages=self.config.train.filter_zero_advantages,
+            )
+            if samples:
+                return Batch(groups, samples, began, time.time())
+        logger.warning("draws=%d taught nothing: the batch stays empty", MAX_DRAWS)
+        return Batch(groups, [], began, time.time())
+
+    async def play_draw(self) -> list[Group]:
+        """batch_size rollouts at once, in groups, with the policy that the server holds now."""
+        size = self.config.group_size
+        tasks = self.order.draw(self.config.batch_size // size)
+        version = self.weights.version
+        groups = await asyncio.gather(*(self.player.play_group(*task, size, version) for task in tasks))
+        failures = [failure for group in groups for failure in group.failures]
+        if failures:
+            logger.warning("failed=%d of=%d last=%r", len(failures), self.config.batch_size, failures[-1])
+            await self.inference.wait_ready()
+            await self.weights.renew()
+        return groups
+
+
+def first_step(settings: SiteSettings) -> int:
+    """The training step the trainer starts with: 0, or on resume the number of steps in its newest checkpoint."""
+    if not settings.resume:
+        return 0
+    names = (folder.name.removeprefix("step_") for folder in settings.paths.checkpoints.glob("step_*"))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def drop_batches(rollouts: Path, from_step: int) -> None:
+    """Delete what an earlier start of the site left for steps that are still to be trained."""
+    for folder in rollouts.glob("step_*"):
+        if int(folder.name.removeprefix("step_")) >= from_step:
+            shutil.rmtree(folder)
+
+
+def publishes_first(settings: SiteSettings) -> bool:
+    """Whether the trainer publishes weights before its first step: a checkpoint's, or the run's masters."""
+    return settings.recipe.outer is not None or first_step(settings) > 0
+
+
+def all_failed(groups: list[Group]) -> str:
+    """The error of a draw in which no rollout went through."""
+    failures = [failure for group in groups for failure in group.failures]
+    return (
+        f"all {len(failures)} rollouts failed, {MAX_FAILED_DRAWS} times in a row; the last one with {failures[-1]}: "
+        "repair the environment, or see the inference server's log"
+    )
+
+
+def measure(batch: Batch, step: int) -> dict[str, float]:
+    """The batch in numbers. The reward is the mean over all rollouts that went through, also the filtered ones."""
+    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+    lags = [step - group.policy_version for group in batch.groups for _ in group.rollouts]
+    count = len(rollouts)
+    return {
+        metrics.ROLLOUT_REWARD: sum(rollout.reward for rollout in rollouts) / count if count else float("nan"),
+        metrics.ROLLOUT_PER_S: count / max(batch.ended - batch.began, 1e-9),
+        metrics.ROLLOUT_TOKENS: sum(sum(branch.mask) for rollout in rollouts for branch in rollout.branches),
+        metrics.ROLLOUT_OFF_POLICY_STEPS: sum(lags) / count if count else float("nan"),
+        ROLLOUT_COUNT: count,
+        ROLLOUT_FAILED: sum(len(group.failures) for group in batch.groups),
+        ROLLOUT_SAMPLES: len(batch.samples),
+        ROLLOUT_BEGAN: batch.began,
+        ROLLOUT_ENDED: batch.ended,
+    }
+
+
+async def run_site(settings: SiteSettings) -> None:
+    """Make batches until the site's result is there or a signal asks to stop. Raises what ended the work otherwise."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    work = asyncio.create_task(serve(settings))
+    stop = asyncio.create_task(wait_for_stop(settings.paths.result, stopped))
+    await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (work, stop):
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
+
+
+async def serve(settings: SiteSettings) -> None:
+    """The work itself, without an end: take the trainer's weights to the inference server, and make batches."""
+    drop_batches(settings.paths.rollouts, first_step(settings))
+    sources = load_sources(settings)
+    async with InferenceClient(f"http://{HOST}:{settings.inference_port}") as inference:
+        await inference.wait_ready()
+        weights = WeightsWatcher(settings.paths, inference, version=-1 if publishes_first(settings) else 0)
+        model = await inference.model_name()
+        async with RolloutPlayer(sources, settings, base_url=inference.base_url, model=model) as player:
+            orchestrator = Orchestrator(settings, player, weights, inference)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(weights.follow())
+                    group.create_task(orchestrator.make_batches())
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None  # the one that ended the other
+
+
+async def wait_for_stop(result: Path, stopped: asyncio.Event) -> None:
+    """Return once the file `result` exists or `stopped` is set."""
+    while not result.exists() and not stopped.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopped.wait(), _STOP_POLL_S)
+
+
+def configure_process() -> None:
+    """Log to stderr, one line an event; keep calls to our own machine away from proxies (verifiers' client asks the
+    environment for one)."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for name in ("httpx", "verifiers"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    direct = [host for host in (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), HOST) if host]
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = ",".join(direct)
+
+
+def main() -> None:
+    """Run the orchestrator of the site in the folder given; one line and an exit code for an expected error."""
+    configure_process()
+    try:
+        asyncio.run(run_site(SiteSettings.load(sys.argv[1])))
+    except ComposerPrimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

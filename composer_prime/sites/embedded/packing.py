@@ -1,0 +1,165 @@
+"""From samples to micro batches and from a model to the logprobs of their trained tokens.
+
+Samples are packed into rows, block-diagonal: no token attends to another sample's. The vocabulary is touched only where
+a trained token is predicted, which for short answers to long prompts is a small part of a batch.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from composer_prime.errors import SiteError
+from composer_prime.sites.embedded.batches import TrainingSample
+
+MICRO_BATCH_TOKENS = 1536
+"""Tokens of one forward pass, about: larger ones take longer per token on a CPU, whose caches they leave."""
+
+_PADDING = {
+    "input_ids": (torch.int64, 0),
+    "position_ids": (torch.int64, 0),
+    "loss_mask": (torch.bool, False),
+    "advantages": (torch.float32, 0.0),
+    "inference_logprobs": (torch.float32, 0.0),
+    "temperatures": (torch.float32, 1.0),
+    "ref_logprobs": (torch.float32, 0.0),
+}
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows for one forward pass; tensors are `(rows, width)`, on the CPU.
+
+    input_ids           int64; 0 in the padding at a row's end
+    position_ids        int64, from 0 in each sample; padding counts on
+    loss_mask           bool; False in padding and on each sample's first token, which nothing predicts
+    advantages          fp32
+    inference_logprobs  fp32, nats
+    temperatures        fp32; 1.0 in padding
+    ref_logprobs        fp32, nats; 0.0 says "no teacher here"
+    seq_lens            per row, the lengths of its samples from left to right; the rest is padding
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    loss_mask: Tensor
+    advantages: Tensor
+    inference_logprobs: Tensor
+    temperatures: Tensor
+    ref_logprobs: Tensor
+    seq_lens: tuple[tuple[int, ...], ...]
+
+    def split(self, stream: Tensor) -> list[Tensor]:
+        """A `(rows, width)` stream cut into one 1-D piece per sample, row by row; the padding is left out.
+
+        The gradient of all pieces together is one concatenation, where slicing would add up a full stream for each.
+        """
+        width = stream.shape[1]
+        sizes = [(*lengths, width - sum(lengths)) for lengths in self.seq_lens]
+        pieces = stream.flatten().split([size for row in sizes for size in row])
+        is_padding = [last for row in sizes for last in [*[False] * (len(row) - 1), True]]
+        return [piece for piece, padding in zip(pieces, is_padding, strict=True) if not padding]
+
+
+def pack(samples: Sequence[TrainingSample], seq_len: int, micro_tokens: int = MICRO_BATCH_TOKENS) -> list[MicroBatch]:
+    """Pack samples into rows first-fit, longest first, and stack rows into micro batches of about `micro_tokens` each.
+
+    A row is as wide as the longest sample: attention costs width squared. The result depends on the samples and
+    their order alone. No samples: no micro batches.
+
+    Raises SiteError when a sample is longer than `seq_len`.
+    """
+    if not samples:
+        return []
+    width = max(len(sample.token_ids) for sample in samples)
+    if width > seq_len:
+        raise SiteError(
+            f"a sample has {width} tokens, which is more than seq_len ({seq_len}): raise seq_len, or lower "
+            "orchestrator.train.sampling.max_completion_tokens"
+        )
+    rows = _first_fit(samples, width)
+    num_rows = max(1, micro_tokens // width)
+    return [_stack(rows[start : start + num_rows], width) for start in range(0, len(rows), num_rows)]
+
+
+def _first_fit(samples: Sequence[TrainingSample], width: int) -> list[list[TrainingSample]]:
+    rows: list[list[TrainingSample]] = []
+    room: list[int] = []
+    for sample in sorted(samples, key=lambda one: -len(one.token_ids)):  # stable: equal lengths keep their order
+        length = len(sample.token_ids)
+        row = next((row for row, left in enumerate(room) if left >= length), None)
+        if row is None:
+            rows.append([])
+            room.append(width)
+            row = len(rows) - 1
+        rows[row].append(sample)
+        room[row] -= length
+    return rows
+
+
+def _stack(rows: Sequence[Sequence[TrainingSample]], width: int) -> MicroBatch:
+    streams = {
+        name: torch.full((len(rows), width), padding, dtype=dtype) for name, (dtype, padding) in _PADDING.items()
+    }
+    for row, samples in enumerate(rows):
+        start = 0
+        for sample in samples:
+            stop = start + len(sample.token_ids)
+            for name, values in _streams_of(sample).items():
+                streams[name][row, start:stop] = torch.from_numpy(np.asarray(values)).to(streams[name].dtype)
+            start = stop
+        streams["position_ids"][row, start:] = torch.arange(start, width) - (start - len(samples[-1].token_ids))
+    return MicroBatch(**streams, seq_lens=tuple(tuple(len(one.token_ids) for one in samples) for samples in rows))
+
+
+def _streams_of(sample: TrainingSample) -> dict[str, Sequence[float] | range]:
+    length = len(sample.token_ids)
+    return {
+        "input_ids": sample.token_ids,
+        "position_ids": range(length),
+        "loss_mask": [False, *sample.mask[1:]],
+        "advantages": sample.advantages,
+        "inference_logprobs": sample.logprobs,
+        "temperatures": sample.temperatures,
+        "ref_logprobs": sample.ref_logprobs or [0.0] * length,
+    }
+
+
+def trainer_logprobs(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """Logprobs under `model` of the tokens of `loss_mask`, 0.0 elsewhere: fp32 `(rows, width)`, with a graph.
+
+    Token t of a sample is predicted by the logits of t - 1, divided by the temperature of t.
+
+    transformers reads the blocks of a packed row off the position ids, which restart in each sample, as long as it is
+    given no attention mask and no cache (masking_utils.find_packed_sequence_indices).
+    """
+    targets = batch.loss_mask.flatten().nonzero().squeeze(1)
+    with _head_sees_only(model, targets - 1):
+        outputs = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
+    logits = outputs.logits.squeeze(0).float() / batch.temperatures.flatten()[targets].unsqueeze(1)
+    tokens = batch.input_ids.flatten()[targets].unsqueeze(1)
+    logprobs = logits.gather(1, tokens).squeeze(1) - logits.logsumexp(1)
+    empty = torch.zeros(batch.loss_mask.numel(), dtype=torch.float32)
+    return empty.index_copy(0, targets, logprobs).view(batch.loss_mask.shape)
+
+
+@contextmanager
+def _head_sees_only(model: PreTrainedModel, positions: Tensor) -> Iterator[None]:
+    """While inside, the model's logits are `(1, len(positions), vocabulary)`: those of these flat positions alone.
+
+    A hook before the output embeddings picks the hidden states, so what a model does to its logits afterwards
+    (scaling, soft caps) still happens; `logits_to_keep` can only pick the same columns of every row.
+    """
+
+    def pick(_head: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0].flatten(0, 1)[positions].unsqueeze(0), *inputs[1:])
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(pick)
+    try:
+        yield
+    finally:
+        hook.remove()

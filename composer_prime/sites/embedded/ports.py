@@ -1,0 +1,46 @@
+"""Loopback ports for inference servers: a free one of our choosing, or the recipe's, checked before anything starts.
+
+Ports are drawn below the kernel's ephemeral range, where no outgoing connection (to the bucket, between two
+processes of a site) can take one between our check and a server's bind, or while a server restarts.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+
+from composer_prime.errors import BadInput
+
+HOST = "127.0.0.1"
+_FIRST, _LAST = 20000, 30000
+_MAX_TRIES = 100
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this loopback port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: TIME_WAIT is no obstacle
+        try:
+            probe.bind((HOST, port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def claim_port(fixed: int | None, taken: set[int]) -> int:
+    """A free port that isn't in `taken`, which gains it; `fixed` itself where the recipe names one.
+
+    Raises BadInput when `fixed` is in use, or when no free port turns up.
+    """
+    candidates = [fixed] if fixed is not None else random.sample(range(_FIRST, _LAST), _MAX_TRIES)
+    for port in candidates:
+        if port not in taken and is_free(port):
+            taken.add(port)
+            return port
+    if fixed is not None:
+        raise BadInput(
+            f"inference.server.port ({fixed}) is in use on {HOST}: stop what listens there, name another port, "
+            "or leave the key out and a free one is taken"
+        )
+    raise BadInput(f"no free port on {HOST} in {_FIRST}-{_LAST} after {_MAX_TRIES} tries: set inference.server.port")

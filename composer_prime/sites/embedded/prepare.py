@@ -1,0 +1,105 @@
+"""What must stand before any site of a local run starts: a bucket that holds, one model folder, a port a site.
+
+The model is resolved by a process of its own, since that needs torch and a supervisor shouldn't.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from composer_prime.config.paths import RunPaths, models_cache, run_uri
+from composer_prime.config.recipe import Recipe
+from composer_prime.config.settings import SiteSettings, settle_site
+from composer_prime.errors import ConfigError
+from composer_prime.sites.embedded.folder import check_new_run
+from composer_prime.sites.embedded.ports import claim_port
+from composer_prime.sites.embedded.processes import QUIET_ENV, Child
+from composer_prime.sites.embedded.restarts import BAD_INPUT_EXIT
+from composer_prime.sites.embedded.supervisor import bad_input, crashed
+from composer_prime.store import open_store, probe_store
+
+_POLL_S = 0.05
+
+
+def model_command(recipe: Recipe) -> list[str]:
+    """The command that makes the run's model a local folder and prints that folder's name last."""
+    module = "composer_prime.sites.embedded.model"
+    return [sys.executable, "-m", module, recipe.model.name, str(recipe.run.seed), str(models_cache())]
+
+
+def check_backend(recipe: Recipe) -> None:
+    """Raise ConfigError for a recipe whose sites aren't ours to start."""
+    if recipe.site.backend != "embedded":
+        raise ConfigError(
+            f'site.backend ("{recipe.site.backend}") must be "embedded" for composer-prime run and site, '
+            "which start processes on this machine: drop the key"
+        )
+    uri = run_uri(recipe)
+    if uri is not None and uri.startswith("memory://"):
+        raise ConfigError(
+            f"outer.store ({uri}) lives in one process, and a site's trainer is a process of its own: name a folder or "
+            "an s3:// bucket, or leave the key out"
+        )
+
+
+def check_bucket(recipe: Recipe, *, new_run: bool) -> None:
+    """Probe the bucket, where there is an outer loop.
+
+    Raises StoreUnusable, or BadInput when a new run would find another of its name there.
+    """
+    uri = run_uri(recipe)
+    if uri is None:
+        return
+    store = open_store(uri)
+    try:
+        probe_store(store)
+        if new_run:
+            check_new_run(recipe, store)
+    finally:
+        store.close()
+
+
+class ModelResolution:
+    """A process that resolves the model while we do something else; `stop` it in any case."""
+
+    def __init__(self, command: Sequence[str], paths: RunPaths) -> None:
+        self._answer = paths.root / "logs" / "model.out"
+        self._child = Child("model", command, paths.root / "logs" / "model.log", env=QUIET_ENV, stdout=self._answer)
+
+    def wait(self, interrupted: Callable[[], bool]) -> Path | None:
+        """The local folder, once it is there; None when `interrupted` says so first.
+
+        Raises BadInput with the process's own message, or ProcessCrashed with the end of its log.
+        """
+        while (code := self._child.poll()) is None:
+            if interrupted():
+                return None
+            time.sleep(_POLL_S)
+        if code == BAD_INPUT_EXIT:
+            raise bad_input(self._child)
+        if code != 0:
+            raise crashed(self._child, code)
+        return Path(self._answer.read_text(encoding="utf-8").strip().splitlines()[-1])
+
+    def stop(self) -> None:
+        """End the process if it still runs."""
+        self._child.kill()
+
+
+def settle_sites(recipe: Recipe, sites: Sequence[str], model_dir: Path, resume: bool) -> list[SiteSettings]:
+    """The settings of each site, on a port of its own.
+
+    A fixed inference.server.port is the first listed site's; the others, and then a joiner, take those after it.
+    Raises BadInput when that port is in use.
+    """
+    taken: set[int] = set()
+    settled = []
+    for site in sites:
+        first = recipe.inference.server.port
+        position = recipe.site_names.index(site) if site in recipe.site_names else len(recipe.site_names)
+        port = claim_port(None if first is None else first + position, taken)
+        settled.append(settle_site(recipe, site, inference_port=port, model_dir=model_dir, resume=resume))
+    return settled

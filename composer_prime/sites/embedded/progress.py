@@ -1,0 +1,134 @@
+"""Follows the metrics tapes of a site while they grow, and boils them down to what a person watches.
+
+Reads files only, and only what is new: it can run beside the site or after it, and costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from composer_prime import metrics
+from composer_prime.config.paths import SitePaths
+
+RECENT = 3
+"""Records that a rate or a shown reward is the mean of: a step's reward alone is too noisy to read."""
+
+
+class TapeFollower:
+    """Reads the records that were added to one tape since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new_records(self) -> list[dict[str, float]]:
+        """The complete new records, in order; none while the tape isn't there."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        complete = text[: text.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [_nulls_to_nan(json.loads(line)) for line in complete.splitlines()]
+
+
+@dataclass(frozen=True)
+class SiteNumbers:
+    """One line of what a person watches; a number that isn't known yet is NaN."""
+
+    step: int = 0
+    """Training steps done."""
+    reward: float = math.nan
+    """Mean over the last RECENT steps."""
+    rollouts_per_s: float = math.nan
+    tokens_per_s: float = math.nan
+    """Tokens trained on a second, waiting included."""
+    rounds: int = 0
+    """Outer rounds merged, over all fragments."""
+    stall: float = math.nan
+    """Seconds stalled on the outer loop / seconds spent training."""
+
+
+@dataclass
+class SiteProgress:
+    """What one site's tapes hold, by step; a step trained again after a resume counts once, as it went last."""
+
+    reward: dict[int, float] = field(default_factory=dict)
+    rollouts_per_s: dict[int, float] = field(default_factory=dict)
+    tokens: dict[int, float] = field(default_factory=dict)
+    step_s: dict[int, float] = field(default_factory=dict)
+    train_s: dict[int, float] = field(default_factory=dict)
+    stall_s: dict[int, float] = field(default_factory=dict)
+    rounds: dict[int, float] = field(default_factory=dict)
+
+    def add(self, record: dict[str, float]) -> None:
+        """Take in one record of any of the site's tapes; a NaN (no rollout went through) is no value."""
+        step = int(record["step"])
+        for name, series in self._series().items():
+            if not math.isnan(record.get(name, math.nan)):
+                series[step] = record[name]
+
+    def trained_rewards(self) -> dict[int, float]:
+        """Reward by step, of the steps that were trained on: at the end rollouts have run ahead of the trainer."""
+        return {step: self.reward[step] for step in sorted(self.reward) if step in self.tokens}
+
+    def _series(self) -> dict[str, dict[int, float]]:
+        return {
+            metrics.ROLLOUT_REWARD: self.reward,
+            metrics.ROLLOUT_PER_S: self.rollouts_per_s,
+            metrics.TRAIN_TOKENS: self.tokens,
+            metrics.TRAIN_STEP_S: self.step_s,
+            metrics.TRAIN_TRAIN_S: self.train_s,
+            metrics.OUTER_STALL_S: self.stall_s,
+            metrics.OUTER_ROUND: self.rounds,
+        }
+
+    def numbers(self) -> SiteNumbers:
+        """The line as of the newest record."""
+        return SiteNumbers(
+            step=len(self.tokens),
+            reward=mean(recent(self.reward)),
+            rollouts_per_s=mean(recent(self.rollouts_per_s)),
+            tokens_per_s=ratio(sum(recent(self.tokens)), sum(recent(self.step_s))),
+            rounds=int(max(self.rounds.values(), default=0)),
+            stall=ratio(sum(self.stall_s.values()), sum(self.train_s.values())),
+        )
+
+
+class SiteFollower:
+    """Follows all tapes of one site."""
+
+    def __init__(self, paths: SitePaths) -> None:
+        self.progress = SiteProgress()
+        self._tapes = [TapeFollower(paths.tape(role)) for role in ("orchestrator", "trainer")]
+
+    def update(self) -> SiteNumbers:
+        """Read what is new and give the line as of now."""
+        for tape in self._tapes:
+            for record in tape.new_records():
+                self.progress.add(record)
+        return self.progress.numbers()
+
+
+def _nulls_to_nan(record: dict[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in record.items()}
+
+
+def recent(series: dict[int, float]) -> list[float]:
+    """The values of the last RECENT steps."""
+    return [series[step] for step in sorted(series)[-RECENT:]]
+
+
+def mean(values: list[float]) -> float:
+    """The mean; NaN of nothing."""
+    return sum(values) / len(values) if values else math.nan
+
+
+def ratio(part: float, whole: float) -> float:
+    """part / whole; NaN when the whole is nothing."""
+    return part / whole if whole else math.nan

@@ -1,0 +1,162 @@
+"""Plays groups of rollouts: verifiers environments inside this process, against the site's inference server.
+
+A failed rollout is data: it is told apart, with its reason, and never stops the others. What comes out are plain
+records of token streams and rewards, which know nothing of verifiers.
+"""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import verifiers.v1 as vf
+from renderers import config_from_name
+
+from composer_prime.config.settings import SiteSettings
+from composer_prime.errors import ConfigError
+from composer_prime.sites.embedded import chat
+from composer_prime.sites.embedded.environments import Source
+
+ROLLOUT_TIMEOUT_S = 600.0
+"""A rollout that takes longer counts as failed: its server or its environment hangs."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One token sequence of a rollout: the conversation from its start to one of its ends.
+
+    Streams are aligned with `token_ids`: `mask` is True where the policy sampled, `logprobs` (nats, after
+    temperature) and `ref_logprobs` (what the environment stamped, None without) are 0.0 where it didn't.
+    """
+
+    token_ids: list[int]
+    mask: list[bool]
+    logprobs: list[float]
+    ref_logprobs: list[float] | None = None
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One attempt at a task that went through: its reward, and the branches the policy is to learn from."""
+
+    reward: float
+    branches: tuple[Branch, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rollouts of one task.
+
+    policy_version  the policy the inference server held when the group began. An update may land while it plays, so
+                    this is the oldest version its tokens can come from. (verifiers' client drops the version that
+                    the server puts on every answer.)
+    failures        why rollouts failed, one reason each.
+    """
+
+    source: str
+    policy_version: int
+    rollouts: tuple[Rollout, ...]
+    failures: tuple[str, ...]
+
+
+class RolloutPlayer:
+    """Plays rollouts while it is entered (`async with`): the environments' servers run that long.
+
+    sources   what can be played.
+    base_url  root of the inference server, without /v1.
+    model     the name under which it serves the policy.
+
+    Raises ConfigError when the recipe's renderer isn't one.
+    """
+
+    def __init__(self, sources: Sequence[Source], settings: SiteSettings, *, base_url: str, model: str) -> None:
+        self.sources = list(sources)
+        sampling = settings.recipe.orchestrator.train.sampling
+        client = vf.TrainClientConfig.model_validate(
+            {
+                "base_url": f"{base_url}/v1",
+                "renderer": renderer_settings(settings.recipe.orchestrator.renderer.name),
+                "renderer_model_name": str(settings.model_dir),
+            }
+        )
+        limits = vf.SamplingConfig(temperature=sampling.temperature, max_tokens=sampling.max_completion_tokens)
+        self._context = vf.ModelContext(model=model, client=client, sampling=limits)
+        self._slots = asyncio.Semaphore(settings.recipe.inference.max_batch_size)
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> "RolloutPlayer":
+        self._stack.push_async_callback(chat.close_connections)
+        for source in self.sources:
+            await self._stack.enter_async_context(source.env.serving())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def play_group(self, source: int, task: int, size: int, policy_version: int) -> Group:
+        """`size` rollouts of one task at once; at most inference.max_batch_size are in flight over all groups."""
+        chosen = self.sources[source]
+        outcomes = await asyncio.gather(*(self._play(chosen.env, chosen.tasks[task]) for _ in range(size)))
+        return Group(
+            source=chosen.name,
+            policy_version=policy_version,
+            rollouts=tuple(outcome for outcome in outcomes if isinstance(outcome, Rollout)),
+            failures=tuple(outcome for outcome in outcomes if isinstance(outcome, str)),
+        )
+
+    async def _play(self, env: vf.Env, task: vf.Task) -> Rollout | str:
+        async with self._slots:
+            try:
+                async with asyncio.timeout(ROLLOUT_TIMEOUT_S):
+                    return read_episode(await env.run_slot(env.slots(task)[0], self._context))
+            except TimeoutError:
+                return f"TimeoutError: not done after {ROLLOUT_TIMEOUT_S:g} s"
+
+
+def read_episode(episode: vf.Episode) -> Rollout | str:
+    """What an episode is worth to the trainer, or why it failed.
+
+    The reward is the sum over the trainable agents. Their branches are kept, save those that verifiers doesn't train on
+    or that hold no sampled token.
+    """
+    if not episode.ok:
+        errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+        return f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode ended early and gave no reason"
+    traces = [trace for trace in episode.traces if trace.agent is None or trace.agent.trainable]
+    reward = float(sum(trace.reward for trace in traces))
+    if not math.isfinite(reward):
+        return f"the reward ({reward}) isn't a finite number"
+    branches = (_read_branch(branch) for trace in traces for branch in trace.branches if _is_trainable(branch))
+    return Rollout(reward, tuple(branch for branch in branches if any(branch.mask)))
+
+
+def _is_trainable(branch: vf.Branch) -> bool:
+    return getattr(branch, "trainable", True)  # from verifiers 0.4 on
+
+
+def _read_branch(branch: vf.Branch) -> Branch:
+    return Branch(
+        token_ids=branch.token_ids,
+        mask=branch.sampled_mask,
+        logprobs=branch.logprobs,
+        ref_logprobs=branch.reference_logprobs,
+    )
+
+
+def renderer_settings(name: str) -> dict[str, object] | None:
+    """The renderer's settings by its name, thinking switched off where it can be; None for "auto".
+
+    Raises ConfigError naming those there are.
+    """
+    try:
+        config = config_from_name(name)
+    except ValueError as error:
+        raise ConfigError(f"orchestrator.renderer.name ({name}) isn't a renderer: {error}") from error
+    if config is None:
+        return None
+    quiet = {"enable_thinking": False} if "enable_thinking" in type(config).model_fields else {}
+    return {"name": name, **quiet}

@@ -1,0 +1,45 @@
+"""A model's trainable parameters by name and shape, without its weights: what `plan` needs to cut fragments.
+
+The model is built on the meta device, so that a plan of a large model takes seconds and no memory.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from composer_prime.errors import ModelError
+from composer_prime.outer.fragments import NamedShape, trainable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def named_shapes(name: str) -> list[NamedShape]:
+    """(name, shape) of every trainable parameter, tied ones once, in the model's own order.
+
+    name  "tiny", a local folder, or a Hugging Face id, of which only the configuration is downloaded.
+
+    Raises ModelError when there is no such model.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = _config(name)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return [(parameter, tuple(values.shape)) for parameter, values in trainable(model.named_parameters())]
+
+
+def _config(name: str) -> "PreTrainedConfig":
+    from transformers import AutoConfig
+
+    from composer_prime.sites.embedded.tiny import tiny_config
+
+    if name == "tiny":
+        return tiny_config()
+    if Path(name).exists() and not (Path(name) / "config.json").is_file():
+        raise ModelError(f"model.name ({name}) is no model folder, it has no config.json: give a folder that has one")
+    try:
+        return AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        cause = str(error).strip().splitlines()[0].rstrip(".")
+        raise ModelError(f"model.name ({name}) can't be loaded: {cause}; give a model folder or a hub id") from None

@@ -1,0 +1,149 @@
+"""What a run came to: summary.json, a table on the screen, and the picture, all made from the sites' own files.
+
+Made anew by whichever supervisor ends last, so that it also holds sites that joined or came back by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from composer_prime.config.paths import RunPaths, SitePaths
+from composer_prime.metrics import read_tape
+from composer_prime.sites.embedded.plot import plot_rewards
+from composer_prime.sites.embedded.progress import SiteFollower, SiteProgress, mean
+from composer_prime.sites.embedded.result import SiteResult, write_whole
+from composer_prime.sites.embedded.screen import show
+from composer_prime.sites.embedded.supervisor import SITE_WALL_S, WALL_ROLE
+
+EDGE_STEPS = 3
+"""Steps at each end of a run that its first and last reward are the mean of."""
+
+
+def write_summary(paths: RunPaths) -> dict[str, Any]:
+    """Write summary.json and, when there is a reward to show, reward.png into the run's folder; give the summary.
+
+    {"run", "wall_s", "masters_equal", "sites": {name: `summarise_site`}}, seconds and bytes; wall_s counts the time in
+    which any of the sites was under way, from its command's start on. masters_equal is null without an outer loop.
+    """
+    progress = {folder.name: read_progress(SitePaths(folder)) for folder in sorted(paths.sites.glob("*/"))}
+    sites = {name: summarise_site(paths.site(name), each) for name, each in progress.items()}
+    walls = [span for name in sites for span in wall_spans(paths.site(name))]
+    summary = {
+        "run": paths.root.name,
+        "wall_s": round(covered_s(walls), 3),
+        "masters_equal": masters_equal(sites),
+        "sites": sites,
+    }
+    write_whole(paths.summary, json.dumps(summary, indent=2) + "\n")
+    if any(each.trained_rewards() for each in progress.values()):
+        plot_rewards(progress, paths.reward_plot, title=paths.root.name)
+    return summary
+
+
+def summarise_site(paths: SitePaths, progress: SiteProgress) -> dict[str, Any]:
+    """One site's numbers: from its result when it finished, else what its tapes know; null where nothing is known.
+
+    reward_first and reward_last are means over the first and the last EDGE_STEPS steps.
+    """
+    result = SiteResult.load(paths.result)
+    rewards = list(progress.trained_rewards().values())
+    if result is None:
+        numbers = progress.numbers()
+        counts = {
+            "steps": numbers.step,
+            "tokens": int(sum(progress.tokens.values())),
+            "outer_rounds": numbers.rounds,
+            "master_sha256": {},
+            "bytes_up": None,
+            "bytes_down": None,
+            "stall_s": sum(progress.stall_s.values()),
+            "train_s": sum(progress.train_s.values()),
+        }
+    else:
+        counts = result.model_dump(mode="json")
+    for name in ("stall_s", "train_s"):
+        counts[name] = round(counts[name], 3)
+    return {
+        "finished": result is not None,
+        "reward_first": rounded(mean(rewards[:EDGE_STEPS])),
+        "reward_last": rounded(mean(rewards[-EDGE_STEPS:])),
+        **counts,
+        "wall_s": round(sum(end - start for start, end in wall_spans(paths)), 3),
+    }
+
+
+def read_progress(paths: SitePaths) -> SiteProgress:
+    """All that a site's tapes hold."""
+    follower = SiteFollower(paths)
+    follower.update()
+    return follower.progress
+
+
+def wall_spans(paths: SitePaths) -> list[tuple[float, float]]:
+    """When the site was under way: start and end of every supervisor it had, in seconds since the epoch."""
+    records = read_tape(paths.tape(WALL_ROLE))
+    return [(record["time"] - record[SITE_WALL_S], record["time"]) for record in records]
+
+
+def covered_s(spans: list[tuple[float, float]]) -> float:
+    """Seconds that lie in at least one of the spans."""
+    total, reached = 0.0, -math.inf
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def masters_equal(sites: Mapping[str, dict[str, Any]]) -> bool | None:
+    """Whether all sites that finished hold the same masters; None when none of them holds any."""
+    masters = [site["master_sha256"] for site in sites.values() if site["master_sha256"]]
+    return all(each == masters[0] for each in masters) if masters else None
+
+
+def rounded(value: float) -> float | None:
+    """For JSON: four digits, and null for NaN."""
+    return None if math.isnan(value) else round(value, 4)
+
+
+def draw_summary(summary: Mapping[str, Any]) -> Table:
+    """The summary as a table, one line a site."""
+    table = Table(title=f"run {summary['run']}: {summary['wall_s']:.0f} s", title_justify="left", expand=False)
+    table.add_column("site")
+    for column in ("steps", "reward first", "last", "tokens", "rounds", "up", "down", "stall", "wall"):
+        table.add_column(column, justify="right")
+    table.add_column("masters")
+    for name, site in summary["sites"].items():
+        stall = site["stall_s"] / site["train_s"] if site["train_s"] else math.nan
+        table.add_row(
+            name if site["finished"] else f"{name} (unfinished)",
+            str(site["steps"]),
+            show(_number(site["reward_first"]), ".3f"),
+            show(_number(site["reward_last"]), ".3f"),
+            f"{site['tokens']:,}",
+            str(site["outer_rounds"]),
+            show_bytes(site["bytes_up"]),
+            show_bytes(site["bytes_down"]),
+            f"{show(100 * stall, '.1f')} %",
+            f"{site['wall_s']:.0f} s",
+            " ".join(f"{key}:v{m['version']}:{m['sha256'][:8]}" for key, m in site["master_sha256"].items()) or "-",
+        )
+    return table
+
+
+def show_bytes(count: int | None) -> str:
+    """A byte count for people, in powers of 1,000."""
+    if count is None:
+        return "-"
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

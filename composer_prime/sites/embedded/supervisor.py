@@ -1,0 +1,215 @@
+"""Starts the three processes of one site, watches them, restarts what may be restarted, and ends them all.
+
+A supervisor owns no thread: its driver (local_run.py) polls it, so one process can hold several. Its sites still
+share nothing but the bucket: every child knows only its own site's folder.
+"""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+from composer_prime.config.paths import SitePaths
+from composer_prime.config.settings import SiteSettings
+from composer_prime.errors import BadInput, ComposerPrimeError, ProcessCrashed
+from composer_prime.metrics import MetricsTape
+from composer_prime.sites.embedded.ports import HOST
+from composer_prime.sites.embedded.processes import QUIET_ENV, Child, describe_exit, stop
+from composer_prime.sites.embedded.restarts import ROLES, Verdict, judge_exit
+from composer_prime.sites.embedded.weights import newest_broadcast
+
+TRAINER_GRACE_S = 30.0
+"""Seconds a trainer has to finish its step and write a checkpoint before it is killed."""
+GRACE_S = 10.0
+"""Seconds the other roles have to end."""
+
+WALL_ROLE = "supervisor"
+SITE_WALL_S = "site/wall_s"
+"""Seconds from a supervisor's start to its site's end; a site that was resumed has several."""
+
+_HEALTH_TIMEOUT_S = 1.0
+_UPDATE_TIMEOUT_S = 60.0
+_OFFLINE = {"HF_HUB_OFFLINE": "1"}  # the model is a local folder by now; an environment may still load a dataset
+_ENV = {"inference": QUIET_ENV | _OFFLINE, "orchestrator": QUIET_ENV, "trainer": QUIET_ENV | _OFFLINE}
+
+logger = logging.getLogger(__name__)
+
+
+class SiteState(enum.Enum):
+    """Where a site stands, as its supervisor sees it."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+def role_command(role: str, site_dir: Path) -> list[str]:
+    """The command of one role's process."""
+    return [sys.executable, "-m", f"composer_prime.sites.embedded.{role}", str(site_dir)]
+
+
+class SiteSupervisor:
+    """One site's processes. `start`, then `poll` until `state` isn't RUNNING, and `stop` in any case.
+
+    settings  as settled; written into the site's folder by `start`.
+    began     time.monotonic() at which the site's wall time starts to count; now, unless given.
+    command   what to run for a role, given the site's folder.
+    """
+
+    def __init__(
+        self,
+        settings: SiteSettings,
+        *,
+        began: float | None = None,
+        command: Callable[[str, Path], Sequence[str]] = role_command,
+    ) -> None:
+        self.settings = settings
+        self.site = settings.site
+        self.paths = settings.paths
+        self.state = SiteState.WAITING
+        self.error: ComposerPrimeError | None = None
+        self.children: dict[str, Child] = {}
+        self.num_restarts = dict.fromkeys(ROLES, 0)
+        self._began = time.monotonic() if began is None else began
+        self._command = command
+        self._lock: IO[str] | None = None
+        self._weights_due = False
+
+    def start(self) -> None:
+        """Write the settings and start all three processes at once; they find each other through files and HTTP.
+
+        Raises BadInput when another supervisor runs this site from the same folder.
+        """
+        self._lock = lock_site(self.paths)
+        self.settings.save()
+        self.paths.result.unlink(missing_ok=True)
+        for role in ROLES:
+            self._start(role)
+        self.state = SiteState.RUNNING
+
+    def poll(self) -> None:
+        """Look at the processes once and act on those that ended; returns at once unless the site ends here."""
+        if self.state is not SiteState.RUNNING:
+            return
+        ended = {role: code for role, child in self.children.items() if (code := child.poll()) is not None}
+        has_result = self.paths.result.exists()  # looked up after the exits, so that an exit it caused finds it
+        verdicts = {role: judge_exit(role, code, self.num_restarts[role], has_result) for role, code in ended.items()}
+        for verdict in (Verdict.BAD_INPUT, Verdict.CRASHED, Verdict.FINISHED):
+            for role in (role for role in ROLES if verdicts.get(role) is verdict):
+                self._end(role, ended[role], verdict)
+                return
+        for role in (role for role in ROLES if verdicts.get(role) is Verdict.RESTART):
+            self._restart(role, ended[role])
+        if self._weights_due:
+            self._weights_due = not tell_newest_weights(self.paths, self.settings.inference_port)
+
+    def stop(self) -> None:
+        """End what still runs: the trainer first, which writes a checkpoint, then the others."""
+        stop_sites([self])
+
+    def close(self, state: SiteState) -> None:
+        """Once all processes are gone: tape the wall time, and let another supervisor run this site."""
+        if self._lock is None:
+            return
+        self.state = state
+        with MetricsTape(self.paths.tape(WALL_ROLE)) as tape:
+            tape.log(0, **{SITE_WALL_S: time.monotonic() - self._began})
+        self._lock.close()
+        self._lock = None
+
+    def _start(self, role: str) -> None:
+        command = self._command(role, self.paths.root)
+        self.children[role] = Child(f"{self.site}/{role}", command, self.paths.log(role), env=_ENV[role])
+        logger.info("site=%s role=%s pid=%d started", self.site, role, self.children[role].pid)
+
+    def _restart(self, role: str, exit_code: int) -> None:
+        self.num_restarts[role] += 1
+        logger.warning(
+            "site=%s role=%s ended=%r restart=%d", self.site, role, describe_exit(exit_code), self.num_restarts[role]
+        )
+        self._start(role)
+        self._weights_due = True
+
+    def _end(self, role: str, exit_code: int, verdict: Verdict) -> None:
+        if verdict is Verdict.BAD_INPUT:
+            self.error = bad_input(self.children[role])
+        elif verdict is Verdict.CRASHED:
+            self.error = crashed(self.children[role], exit_code)
+        stop_sites([self], SiteState.DONE if verdict is Verdict.FINISHED else SiteState.FAILED)
+
+
+def stop_sites(supervisors: Iterable[SiteSupervisor], state: SiteState = SiteState.STOPPED) -> None:
+    """End the processes of several sites together: all trainers first, then everything else; none is left.
+
+    state  what sites that still ran are in afterwards.
+    """
+    supervisors = list(supervisors)
+    try:
+        for roles, grace_s in ((("trainer",), TRAINER_GRACE_S), (("orchestrator", "inference"), GRACE_S)):
+            stop([child for each in supervisors for role, child in each.children.items() if role in roles], grace_s)
+    finally:
+        for each in supervisors:
+            for child in each.children.values():
+                child.kill()
+            each.close(state)
+
+
+def lock_site(paths: SitePaths) -> IO[str]:
+    """Hold the site's folder until the returned file is closed, or this process ends in whatever way.
+
+    Raises BadInput when another process holds it.
+    """
+    paths.root.mkdir(parents=True, exist_ok=True)
+    file = (paths.root / "lock").open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise BadInput(
+            f"site {paths.root.name} is already running in {paths.root}: stop that process, or start a site of another "
+            "name with --site"
+        ) from None
+    return file
+
+
+def bad_input(child: Child) -> BadInput:
+    """The error of a process that ended with exit code 2: its own last line."""
+    last = child.tail(1) or ["it gave no reason"]
+    return BadInput(f"{child.role}: {last[0].removeprefix('error: ')}")
+
+
+def crashed(child: Child, exit_code: int) -> ProcessCrashed:
+    """The error of a process that ended when it shouldn't have, with its last log lines."""
+    lines = "\n".join(f"    {line}" for line in child.tail())
+    return ProcessCrashed(f"{child.role} ended with {describe_exit(exit_code)}; the end of {child.log}:\n{lines}")
+
+
+def tell_newest_weights(paths: SitePaths, port: int) -> bool:
+    """Bring a restarted inference server to the newest weights; False when it doesn't answer yet.
+
+    The orchestrator tells it about later ones. If one is published meanwhile, both tell it the same.
+    """
+    told = None
+    with httpx.Client(base_url=f"http://{HOST}:{port}", trust_env=False, timeout=_UPDATE_TIMEOUT_S) as client:
+        try:
+            client.get("/health", timeout=_HEALTH_TIMEOUT_S).raise_for_status()
+            while (newest := newest_broadcast(paths)) != told and newest is not None:
+                version, folder = newest
+                body = {"weight_dir": str(folder), "version": version}
+                client.post("/update_weights", json=body).raise_for_status()
+                logger.info("inference=%d version=%d told after a restart", port, version)
+                told = newest
+        except httpx.HTTPError as error:
+            logger.debug("inference=%d isn't ready: %r", port, error)
+            return False
+    return True

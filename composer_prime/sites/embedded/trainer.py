@@ -1,0 +1,260 @@
+"""A site's trainer: waits for a batch, learns from it, lets the outer loop have its say, publishes the weights.
+
+`python -m composer_prime.sites.embedded.trainer SITE_DIR`. It ends at the run's last round, or after max_steps where
+there is no outer loop; on SIGTERM it saves a checkpoint first.
+"""
+
+import logging
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from composer_prime import metrics
+from composer_prime.config.settings import SiteSettings
+from composer_prime.errors import ComposerPrimeError
+from composer_prime.metrics import MetricsTape
+from composer_prime.sites.embedded.batches import TrainingSample, read_batch
+from composer_prime.sites.embedded.broadcasts import load_weights, publish, weights
+from composer_prime.sites.embedded.checkpoints import newest_checkpoint, save_checkpoint
+from composer_prime.sites.embedded.learner import Learner, StepReport, import_loss
+from composer_prime.sites.embedded.result import MasterVersion, SiteResult
+
+POLL_S = 0.01
+"""Seconds between two looks for the next batch."""
+
+logger = logging.getLogger(__name__)
+
+
+class Report(Protocol):
+    """What the outer loop says after an inner step."""
+
+    @property
+    def stop(self) -> bool: ...
+    @property
+    def stall_s(self) -> float: ...
+    @property
+    def round(self) -> int: ...
+
+
+class Outer(Protocol):
+    """What the trainer needs of `composer_prime.sync.site_clock.OuterLoop`."""
+
+    @property
+    def finished(self) -> bool: ...
+    def join(self, named_parameters: list[tuple[str, nn.Parameter]]) -> None: ...
+    def after_inner_step(self, tokens: int, samples: int) -> Report: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def summary(self) -> dict[str, Any]: ...
+    def interrupt(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counts since the site's first start; a checkpoint carries them over a resume."""
+
+    tokens: int = 0
+    train_s: float = 0.0
+    stall_s: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class Trainer:
+    """One site's training. `start`, `train`, and `close` in any case; `interrupt` ends `train` early, resumably."""
+
+    def __init__(self, settings: SiteSettings, model: PreTrainedModel, outer: Outer | None) -> None:
+        recipe = settings.recipe
+        self.settings = settings
+        self.paths = settings.paths
+        self.model = model
+        self.outer = outer
+        self.learner = Learner(model, recipe.trainer.optim, import_loss(recipe.trainer.loss), recipe.seq_len)
+        self.step = 0
+        self._totals = Totals()
+        self._tape = MetricsTape(self.paths.tape("trainer"))
+        self._joined = False
+        self._interrupted = False
+        self._saved_step: int | None = None
+
+    def start(self) -> None:
+        """Stand where training goes on: at the checkpoint if there is one to resume from, and on the run's masters.
+
+        The weights are published at once where they aren't the ones that inference starts from.
+        """
+        torch.manual_seed(self.settings.recipe.run.seed)
+        if self.settings.resume and (state := newest_checkpoint(self.paths.checkpoints)) is not None:
+            self._restore(state)
+        if self.outer is not None:
+            self.outer.join(list(self.model.named_parameters()))
+            self._joined = True
+        if self.step > 0 or self.outer is not None:
+            publish(self.model, self.paths.broadcasts, self.step)
+        logger.info("trainer_started site=%s step=%d", self.settings.site, self.step)
+
+    def train(self) -> SiteResult | None:
+        """Train until the end, and leave the result; None when interrupted before. Both ways the state is saved."""
+        ended = time.perf_counter()
+        while not self.is_over():
+            samples = self._wait_for_batch()
+            if samples is None:
+                break
+            learned = self.learner.step(samples)
+            report = self._sync(learned)
+            self.step += 1
+            publish(self.model, self.paths.broadcasts, self.step)
+            began, ended = ended, time.perf_counter()
+            self._log(learned, report, step_s=ended - began)
+            if self.step % self.settings.recipe.ckpt.interval == 0:
+                self.save()
+        self.save()
+        return self._conclude() if self.is_over() else None
+
+    def is_over(self) -> bool:
+        """Whether the site's training has come to its end."""
+        if self.outer is not None:
+            return self.outer.finished
+        return self.step >= self.settings.recipe.max_steps
+
+    def interrupt(self) -> None:
+        """Ask `train` to end after the step it is in; may be called from a signal handler."""
+        self._interrupted = True
+        if self.outer is not None:
+            self.outer.interrupt()
+
+    def close(self) -> None:
+        """Leave the outer loop if `start` joined it, and close the tape; a second call does nothing."""
+        if self._joined and self.outer is not None:
+            self._joined = False
+            self.outer.close()
+        self._tape.close()
+
+    def save(self) -> None:
+        """Checkpoint everything that the next step depends on, unless the last checkpoint is of this very step."""
+        if self._saved_step == self.step:
+            return
+        state = {
+            "step": self.step,
+            "model": weights(self.model),
+            "optimizer": self.learner.optimizer.state_dict(),
+            "rng": torch.get_rng_state(),
+            "totals": asdict(self._totals_now()),
+            "outer": None if self.outer is None else self.outer.state_dict(),
+        }
+        save_checkpoint(self.paths.checkpoints, self.step, state)
+        self._saved_step = self.step
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        load_weights(self.model, state["model"])
+        self.learner.optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["rng"])
+        self._totals = Totals(**state["totals"])
+        if self.outer is not None and state["outer"] is not None:
+            self.outer.load_state_dict(state["outer"])
+
+    def _wait_for_batch(self) -> list[TrainingSample] | None:
+        """The batch of the step to come, once it is there; None when interrupted."""
+        while not self._interrupted:
+            samples = read_batch(self.paths.rollouts, self.step)
+            if samples is not None:
+                return samples
+            time.sleep(POLL_S)
+        return None
+
+    def _sync(self, learned: StepReport) -> Report | None:
+        """Let the outer loop act on the step just taken, and count what the step cost."""
+        report = None if self.outer is None else self.outer.after_inner_step(learned.tokens, learned.samples)
+        self._totals = replace(
+            self._totals,
+            tokens=self._totals.tokens + learned.tokens,
+            train_s=self._totals.train_s + learned.train_s,
+            stall_s=self._totals.stall_s + (0.0 if report is None else report.stall_s),
+        )
+        return report
+
+    def _log(self, learned: StepReport, report: Report | None, *, step_s: float) -> None:
+        values = {
+            metrics.TRAIN_LOSS: learned.loss,
+            metrics.TRAIN_TRAIN_S: learned.train_s,
+            metrics.TRAIN_STEP_S: step_s,
+            metrics.TRAIN_TOKENS: learned.tokens,
+            metrics.TRAIN_GRAD_NORM: learned.grad_norm,
+            **learned.details,
+        }
+        if report is not None:
+            values |= {metrics.OUTER_STALL_S: report.stall_s, metrics.OUTER_ROUND: report.round}
+        self._tape.log(self.step - 1, **values)
+        logger.info("step=%d loss=%.5f tokens=%d step_s=%.3f", self.step - 1, learned.loss, learned.tokens, step_s)
+
+    def _totals_now(self) -> Totals:
+        """The totals with this process's traffic, which the outer loop counts."""
+        if self.outer is None:
+            return self._totals
+        summary = self.outer.summary()
+        return replace(
+            self._totals,
+            bytes_up=self._totals.bytes_up + summary["bytes_up"],
+            bytes_down=self._totals.bytes_down + summary["bytes_down"],
+        )
+
+    def _conclude(self) -> SiteResult:
+        """Leave the run and write result.json, on which the other processes of the site end."""
+        summary = {"outer_rounds": 0, "masters": []} if self.outer is None else self.outer.summary()
+        totals = self._totals_now()
+        self.close()
+        result = SiteResult(
+            steps=self.step,
+            outer_rounds=summary["outer_rounds"],
+            master_sha256={
+                str(one["fragment"]): MasterVersion(version=one["version"], sha256=one["sha256"])
+                for one in summary["masters"]
+            },
+            **asdict(totals),
+        )
+        result.save(self.paths.result)
+        logger.info("trainer_finished site=%s steps=%d rounds=%d", self.settings.site, self.step, result.outer_rounds)
+        return result
+
+
+def build(settings: SiteSettings) -> Trainer:
+    """The trainer that a site's settings describe: its model loaded, its outer loop opened but not joined."""
+    from composer_prime.sites.embedded.model import load_policy
+
+    outer = None
+    if settings.recipe.outer is not None:
+        from composer_prime.sync.site_clock import OuterLoop
+
+        outer = OuterLoop.from_settings(settings)
+    return Trainer(settings, load_policy(settings.model_dir).train(), outer)
+
+
+def main(site_dir: Path) -> int:
+    """Run a site's trainer in this process; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    torch.set_num_threads(1)
+    try:
+        trainer = build(SiteSettings.load(site_dir))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: trainer.interrupt())
+        try:
+            trainer.start()
+            trainer.train()
+        finally:
+            trainer.close()
+    except ComposerPrimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,162 @@
+"""Supervised warm-up of the tiny model: it learns to be right about a third of the time, so that RL has what to find.
+
+A random policy never earns a reward, and one shown only right answers turns flat and stalls. So each prompt of the
+letters tasks is shown with two answers, a plain copy (65 %) and the right one (35 %), until the right one is that likely.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from composer_prime.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Progress = Callable[[int, float], None]
+"""Called with (steps so far, accuracy) at every measurement."""
+
+ALPHABET = "abcdef"
+LENGTH = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmUpConfig:
+    """What the warm-up does; part of the cache key of a warm model."""
+
+    right: float = 0.35
+    """Weight of the right answer; the copy has the rest."""
+    sort_every: int = 6
+    """One step in this many is about sorting; the others are about reversing."""
+    batch_size: int = 8
+    lr: float = 2e-3
+    ramp_steps: int = 20
+    measure_every: int = 10
+    num_measured: int = 96
+    accuracy: tuple[float, float] = (0.29, 0.41)
+    """Stop at the first measurement within; sampling then gives 0.25 to 0.45."""
+    max_steps: int = 1500
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmUp:
+    """How it went: training steps, and the probability of the right answer to `Reverse:` prompts at temperature 1."""
+
+    steps: int
+    accuracy: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """Token ids around a word: `head + word + tail + answer + stop` is one turn as the qwen3 renderer writes it."""
+
+    letters: Tensor  # (26 or fewer,) int64: id of each letter of the alphabet
+    head: Tensor
+    tail: Tensor
+    stop: Tensor
+
+
+def warm_up(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    config: WarmUpConfig = WarmUpConfig(),  # noqa: B008 (frozen)
+    progress: Progress | None = None,
+) -> WarmUp:
+    """Train `model` in place on demonstrations of the letters tasks; the same seed gives the same demonstrations.
+
+    model    a causal LM, fp32 on CPU. Left in eval mode.
+    config   see there. "accuracy" is exact, not sampled: the mean probability of right answer and stop token.
+
+    Raises ModelError when `config.max_steps` steps don't reach the accuracy.
+    """
+    layouts = {verb: _layout(tokenizer, verb) for verb in ("Reverse", "Sort")}
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    ramp = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / config.ramp_steps))
+    model.train()
+    for step in range(1, config.max_steps + 1):
+        verb = "Sort" if step % config.sort_every == 0 else "Reverse"
+        copied, right = _answer_logprobs(model, layouts[verb], verb, _draw(config.batch_size, generator))
+        loss = -((1 - config.right) * copied + config.right * right).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        ramp.step()
+        if step % config.measure_every == 0:
+            accuracy = _accuracy(model, layouts["Reverse"], "Reverse", _draw(config.num_measured, generator))
+            if progress is not None:
+                progress(step, accuracy)
+            if config.accuracy[0] <= accuracy <= config.accuracy[1]:
+                model.eval()
+                return WarmUp(step, accuracy)
+    raise ModelError(
+        f"warm-up of the tiny model (run.seed {seed}) didn't come to an accuracy of {config.accuracy[0]} to "
+        f"{config.accuracy[1]} within {config.max_steps} steps: choose another run.seed"
+    )
+
+
+def prompt_text(verb: str, word: str) -> str:
+    """What the policy is shown for `<verb>: <word>`: the qwen3 renderer's text with thinking disabled."""
+    return f"<|im_start|>user\n{verb}: {word}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+def _layout(tokenizer: PreTrainedTokenizerBase, verb: str) -> _Layout:
+    def encode(text: str) -> Tensor:
+        return torch.tensor(tokenizer.encode(text, add_special_tokens=False))
+
+    head, tail = prompt_text(verb, "|").split(": |")
+    return _Layout(letters=encode(ALPHABET), head=encode(head + ": "), tail=encode(tail), stop=encode("<|im_end|>"))
+
+
+def _draw(num_words: int, generator: torch.Generator) -> Tensor:
+    """Random words as letter numbers, (num_words, LENGTH) int64."""
+    return torch.randint(len(ALPHABET), (num_words, LENGTH), generator=generator)
+
+
+def _answer_logprobs(model: PreTrainedModel, layout: _Layout, verb: str, words: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the two answers' tokens, the copy and the right one, (num_words, LENGTH + 1) each.
+
+    One forward for both: a row is prompt, copy, right answer; the mask hides the copy from the right answer, whose
+    positions start again after the prompt. That halves the tokens a demonstration costs.
+    """
+    num_words = len(words)
+    copied = layout.letters[words]
+    right = layout.letters[words.flip(1) if verb == "Reverse" else words.sort(1).values]
+    head, tail, stop = (part.expand(num_words, -1) for part in (layout.head, layout.tail, layout.stop))
+    tokens = torch.cat([head, copied, tail, copied, right], dim=1)
+    length, answer = tokens.shape[1], tokens.shape[1] - LENGTH
+    prompt = answer - LENGTH
+    positions = torch.arange(length)
+    positions[answer:] -= LENGTH
+    visible = torch.ones(length, length, dtype=torch.bool).tril()
+    visible[answer:, prompt:answer] = False
+    logits = model(
+        input_ids=tokens,
+        position_ids=positions.expand(num_words, -1),
+        attention_mask=visible.expand(num_words, 1, -1, -1),
+        use_cache=False,
+        logits_to_keep=2 * LENGTH + 1,  # from the prompt's last token on
+    ).logits
+    for_copy, for_right = logits[:, : LENGTH + 1], torch.cat([logits[:, :1], logits[:, LENGTH + 1 :]], dim=1)
+    return (
+        _token_logprobs(for_copy, torch.cat([copied, stop], dim=1)),
+        _token_logprobs(for_right, torch.cat([right, stop], dim=1)),
+    )
+
+
+def _token_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
+    return -cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+
+
+@torch.no_grad()
+def _accuracy(model: PreTrainedModel, layout: _Layout, verb: str, words: Tensor) -> float:
+    _, right = _answer_logprobs(model, layout, verb, words)
+    return float(right.sum(dim=1).exp().mean())

@@ -1,0 +1,207 @@
+"""Tapes and results in, numbers out: what is shown while sites run, and what a run came to."""
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from composer_prime.config import RunPaths, SitePaths
+from composer_prime.metrics import MetricsTape
+from composer_prime.sites.embedded.plot import round_steps, smooth
+from composer_prime.sites.embedded.progress import SiteFollower, SiteNumbers
+from composer_prime.sites.embedded.result import MasterVersion, SiteResult
+from composer_prime.sites.embedded.screen import Screen, draw_line
+from composer_prime.sites.embedded.summary import covered_s, draw_summary, show_bytes, write_summary
+from composer_prime.sites.embedded.supervisor import SITE_WALL_S
+
+REWARDS = [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 0.7]
+
+
+def write_tapes(paths: SitePaths, rewards: list[float] = REWARDS, first: int = 0) -> None:
+    """Both tapes of a site, a record a step; a round is merged every other step."""
+    with MetricsTape(paths.tape("orchestrator")) as rollouts, MetricsTape(paths.tape("trainer")) as training:
+        for step, reward in enumerate(rewards, first):
+            rollouts.log(step, **{"rollout/reward": reward, "rollout/per_s": 30.0 + step})
+            training.log(step, **{"train/tokens": 100, "train/step_s": 0.5, "train/train_s": 0.4})
+            training.log(step, **{"outer/stall_s": 0.01, "outer/round": step // 2})
+
+
+def write_result(paths: SitePaths, sha256: str = "ab" * 32) -> None:
+    paths.root.mkdir(parents=True, exist_ok=True)
+    masters = {"0": MasterVersion(version=2, sha256=sha256), "1": MasterVersion(version=1, sha256="cd" * 32)}
+    counts = {"steps": 8, "tokens": 812, "outer_rounds": 3, "bytes_up": 1500, "bytes_down": 2_500_000}
+    SiteResult(**counts, master_sha256=masters, stall_s=0.08, train_s=3.2).save(paths.result)
+
+
+def write_wall(paths: SitePaths, wall_s: float) -> None:
+    with MetricsTape(paths.tape("supervisor")) as tape:
+        tape.log(0, **{SITE_WALL_S: wall_s})
+
+
+def test_numbers_follow_a_tape_while_it_grows(tmp_path: Path) -> None:
+    paths = SitePaths(tmp_path)
+    follower = SiteFollower(paths)
+    assert follower.update().step == 0 and math.isnan(follower.update().reward)
+    write_tapes(paths, REWARDS[:4])
+    numbers = follower.update()
+    assert (numbers.step, numbers.rounds) == (4, 1)
+    assert numbers.reward == pytest.approx((0.2 + 0.3 + 0.5) / 3)
+    assert numbers.rollouts_per_s == pytest.approx(32)
+    assert numbers.tokens_per_s == pytest.approx(200)
+    assert numbers.stall == pytest.approx(0.025)
+    write_tapes(paths, REWARDS[4:], first=4)
+    assert follower.update().step == 8
+
+
+def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
+    paths = SitePaths(tmp_path)
+    write_tapes(paths, REWARDS[:1])
+    follower = SiteFollower(paths)
+    follower.update()
+    with paths.tape("trainer").open("a") as tape:
+        tape.write('{"step": 1, "time": 0, "train/')
+        tape.flush()
+        assert follower.update().step == 1
+        tape.write('tokens": 7}\n')
+    assert follower.update().step == 2
+
+
+def test_a_step_trained_again_after_a_resume_counts_once(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    write_tapes(run.site("a"), [0.0] * 6)
+    write_tapes(run.site("a"), [1.0] * 4, first=4)
+    site = write_summary(run)["sites"]["a"]
+    assert (site["steps"], site["tokens"]) == (8, 800)
+    assert (site["reward_first"], site["reward_last"]) == (0.0, 1.0)
+
+
+def test_a_summary_holds_what_each_site_came_to(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "two")
+    for site in "ab":
+        write_tapes(run.site(site))
+        write_result(run.site(site))
+        write_wall(run.site(site), 40.0)
+    summary = write_summary(run)
+    assert json.loads(run.summary.read_text()) == summary
+    assert summary["masters_equal"] is True
+    assert summary["sites"]["a"] == {
+        "finished": True,
+        "reward_first": 0.2,
+        "reward_last": 0.8,
+        "steps": 8,
+        "tokens": 812,
+        "outer_rounds": 3,
+        "master_sha256": {
+            "0": {"version": 2, "sha256": "ab" * 32},
+            "1": {"version": 1, "sha256": "cd" * 32},
+        },
+        "bytes_up": 1500,
+        "bytes_down": 2_500_000,
+        "stall_s": 0.08,
+        "train_s": 3.2,
+        "wall_s": 40.0,
+    }
+    assert summary["wall_s"] == pytest.approx(40, abs=1)
+
+
+def test_rollouts_that_were_never_trained_on_or_all_failed_have_no_say(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    write_tapes(run.site("a"), [0.5, math.nan, 0.5, 0.5])
+    with MetricsTape(run.site("a").tape("orchestrator")) as rollouts:
+        rollouts.log(4, **{"rollout/reward": 1.0})
+    assert write_summary(run)["sites"]["a"]["reward_last"] == 0.5
+
+
+def test_different_masters_are_told(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    write_result(run.site("a"))
+    write_result(run.site("b"), sha256="ef" * 32)
+    assert write_summary(run)["masters_equal"] is False
+
+
+def test_a_site_without_a_result_is_summed_up_from_its_tapes(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    write_tapes(run.site("a"))
+    summary = write_summary(run)
+    site = summary["sites"]["a"]
+    assert not site["finished"] and summary["masters_equal"] is None
+    assert (site["steps"], site["tokens"], site["outer_rounds"], site["bytes_up"]) == (8, 800, 3, None)
+
+
+def test_a_run_that_never_stepped_has_a_summary_of_nulls_and_no_picture(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    run.site("a").root.mkdir(parents=True)
+    site = write_summary(run)["sites"]["a"]
+    assert site["reward_first"] is None and site["steps"] == 0
+    assert not run.reward_plot.exists()
+
+
+def test_the_picture_shows_every_site(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    for site in "abc":
+        write_tapes(run.site(site))
+    write_summary(run)
+    first = run.reward_plot.read_bytes()
+    assert first.startswith(b"\x89PNG")
+    write_tapes(run.site("d"), [0.5] * 20)
+    write_summary(run)
+    assert run.reward_plot.read_bytes() != first
+
+
+def test_rounds_are_marked_where_their_count_grows() -> None:
+    assert round_steps({0: 0, 1: 1, 2: 1, 4: 3, 3: 1}) == {1, 4}
+    assert smooth([1.0, 2.0, 3.0, 7.0]) == [1.0, 1.5, 2.0, 4.0]
+
+
+def test_wall_time_counts_what_overlaps_once_and_gaps_not_at_all() -> None:
+    assert covered_s([(0, 10), (2, 12), (100, 105)]) == 17
+    assert covered_s([(0, 10), (2, 3)]) == 10
+    assert covered_s([]) == 0
+
+
+def test_the_table_shows_each_site_and_its_masters(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "two")
+    write_tapes(run.site("a"))
+    write_result(run.site("a"))
+    run.site("b").root.mkdir(parents=True)
+    console = Console(file=io.StringIO(), width=160)
+    console.print(draw_summary(write_summary(run)))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "0:v2:abababab 1:v1:cdcdcdcd" in shown
+    assert "2.5 MB" in shown and "b (unfinished)" in shown and "2.5 %" in shown
+
+
+def test_bytes_are_told_in_fitting_units() -> None:
+    assert [show_bytes(n) for n in (None, 7, 1500, 2_500_000, 3_000_000_000)] == [
+        "-",
+        "7 B",
+        "1.5 kB",
+        "2.5 MB",
+        "3.0 GB",
+    ]
+
+
+NUMBERS = SiteNumbers(step=4, reward=0.5, rollouts_per_s=40.4, tokens_per_s=math.nan, rounds=2, stall=0.0123)
+
+
+def test_without_a_terminal_each_site_is_a_line_that_is_never_wrapped() -> None:
+    out = io.StringIO()
+    with Screen(Console(file=out, width=20), 8, lambda: {"a": ("running", NUMBERS)}) as screen:
+        screen.update()
+        screen.update()
+    line = "site=a state=running step=4/8 reward=0.500 rollouts/s=40 tokens/s=- rounds=2 stall=1.2%"
+    assert draw_line("a", "running", NUMBERS, 8) == line
+    assert out.getvalue().splitlines() == [line, line]  # one when due, one at the end
+
+
+def test_on_a_terminal_a_table_is_drawn_and_messages_stay_above_it() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=120, force_terminal=True, color_system=None)
+    with Screen(console, 8, lambda: {"a": ("running", NUMBERS)}) as screen:
+        screen.update()
+        screen.say("site b failed: gone")
+    assert "site b failed: gone" in out.getvalue()
+    assert "rollouts/s" in out.getvalue() and "4/8" in out.getvalue()

@@ -1,0 +1,85 @@
+"""A child's output, its end, and above all that nothing of it outlives whoever started it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from composer_prime.sites.embedded.processes import Child, describe_exit, stop, tail
+from tests.sites.fake_site import is_gone, wait_until
+
+SLEEP = "import time; time.sleep(600)"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); " + SLEEP
+
+
+def start(log: Path, code: str) -> Child:
+    return Child("test", [sys.executable, "-c", code], log, env={"COLOR": "teal"})
+
+
+def test_both_outputs_go_to_the_log_and_the_environment_is_added_to(tmp_path: Path) -> None:
+    child = start(tmp_path / "logs" / "x.log", "import os, sys; print(os.environ['COLOR']); sys.exit('gone wrong')")
+    assert child.wait(30) == 1
+    assert sorted(child.tail()) == ["gone wrong", "teal"]
+
+
+def test_a_tail_holds_only_what_this_process_wrote(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    start(log, "print('first')").wait(30)
+    second = start(log, "print(); [print('second', n) for n in range(30)]")
+    second.wait(30)
+    assert tail(log, 100)[0] == "first"
+    assert second.tail(100) == [f"second {n}" for n in range(30)]
+    assert second.tail() == [f"second {n}" for n in range(10, 30)]
+
+
+def test_an_answer_on_stdout_stays_apart_from_the_log(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; print('answer'); print('chatter', file=sys.stderr)"]
+    child = Child("test", command, tmp_path / "x.log", env={}, stdout=tmp_path / "out")
+    child.wait(30)
+    assert (tmp_path / "out").read_text() == "answer\n"
+    assert child.tail() == ["chatter"]
+
+
+def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+    child = start(tmp_path / "x.log", STUBBORN)
+    wait_until(lambda: child.tail() == ["deaf"], "the child ignores SIGTERM")
+    stop([child], grace_s=0.1)
+    assert child.poll() == -signal.SIGKILL
+    assert is_gone(child.pid)
+
+
+def test_what_a_process_leaves_in_its_group_ends_with_it(tmp_path: Path) -> None:
+    code = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {SLEEP!r}]).pid)"
+    child = start(tmp_path / "x.log", code)
+    assert child.wait(30) == 0
+    left_behind = int(child.tail()[0])
+    wait_until(lambda: is_gone(left_behind), "the group is killed")
+
+
+def test_a_sigkill_takes_down_children_and_their_children(tmp_path: Path) -> None:
+    middle = f"""
+import sys; from pathlib import Path; from composer_prime.sites.embedded.processes import Child
+child = Child("below", [sys.executable, "-c", {SLEEP!r}], Path({str(tmp_path / "below.log")!r}), env={{}})
+print(child.pid, flush=True)
+{SLEEP}
+"""
+    top = f"""
+import sys; from pathlib import Path; from composer_prime.sites.embedded.processes import Child
+child = Child("middle", [sys.executable, "-c", {middle!r}], Path({str(tmp_path / "middle.log")!r}), env={{}})
+print(child.pid, flush=True)
+{SLEEP}
+"""
+    with subprocess.Popen([sys.executable, "-c", top], stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout
+        middle_pid = int(killed.stdout.readline())
+        wait_until(lambda: tail(tmp_path / "middle.log", 1), "the grandchild runs")
+        below_pid = int(tail(tmp_path / "middle.log", 1)[0])
+        assert not is_gone(middle_pid) and not is_gone(below_pid)
+        os.kill(killed.pid, signal.SIGKILL)
+    wait_until(lambda: is_gone(middle_pid) and is_gone(below_pid), "both are gone")
+
+
+def test_exits_are_told_in_words() -> None:
+    assert describe_exit(3) == "exit code 3"
+    assert describe_exit(-9) == "killed by SIGKILL"

@@ -1,0 +1,107 @@
+"""Rollouts of real verifiers environments, through verifiers' own client and the in-process harness, on the fake server."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_prime.errors import ConfigError
+from composer_prime.sites.embedded import rollouts
+from composer_prime.sites.embedded.environments import load_sources
+from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer, renderer_settings
+from tests.servers.fake_inference import END_OF_TURN, LOGPROB, FakePolicy, serving
+from tests.sites.letters_site import letters_site
+
+
+Play = Callable[..., list[Group]]
+
+
+@pytest.fixture
+def play(tmp_path: Path, tokenizer_dir: Path, run_async: Callable[..., Any]) -> Play:
+    """`play(policy)` plays the first task of every source, and of more tasks if asked, in groups of 4 at once."""
+
+    def run(policy: FakePolicy, num_tasks: int = 1, **orchestrator: Any) -> list[Group]:
+        async def groups() -> list[Group]:
+            site = letters_site(tmp_path, port=port, model_dir=tokenizer_dir, orchestrator=orchestrator)
+            sources, url = load_sources(site), f"http://127.0.0.1:{port}"
+            chosen = [(source, task) for source in range(len(sources)) for task in range(num_tasks)]
+            async with RolloutPlayer(sources, site, base_url=url, model="fake") as player:
+                return await asyncio.gather(*(player.play_group(*each, 4, 7) for each in chosen))
+
+        with serving(policy) as port:
+            return run_async(groups())
+
+    return run
+
+
+def test_a_rollout_is_rewarded_for_the_answer_the_server_gave(play: Play) -> None:
+    (right,) = play(FakePolicy(accuracy=lambda word: 1.0))
+    (wrong,) = play(FakePolicy(accuracy=lambda word: 0.0))
+    assert [rollout.reward for rollout in right.rollouts] == [1.0] * 4
+    assert [rollout.reward for rollout in wrong.rollouts] == [0.0] * 4
+    assert (right.source, right.policy_version, right.failures) == ("letters", 7, ())
+
+
+def test_token_streams_are_aligned_and_only_the_answer_is_trained_on(play: Play) -> None:
+    from composer_prime.sites.embedded.tiny import tiny_tokenizer
+
+    policy = FakePolicy(accuracy=lambda word: 1.0)
+    (group,) = play(policy)
+    (branch,) = group.rollouts[0].branches
+    word, answer = policy.words[0], [*tiny_tokenizer().encode(policy.words[0][::-1]), END_OF_TURN]
+    prompt = tiny_tokenizer().encode(
+        f"<|im_start|>user\nReverse: {word}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    assert branch.token_ids == prompt + answer
+    assert branch.mask == [False] * len(prompt) + [True] * len(answer)
+    assert branch.logprobs == [0.0] * len(prompt) + [LOGPROB] * len(answer)
+    assert branch.ref_logprobs is None
+
+
+def test_a_failed_rollout_leaves_its_group_with_a_reason(play: Play) -> None:
+    groups = play(FakePolicy(failing=0.3), num_tasks=8)
+    played = [len(group.rollouts) for group in groups]
+    failed = [len(group.failures) for group in groups]
+    assert sum(played) + sum(failed) == 32
+    assert 0 < sum(failed) < 32
+    assert all("the dice said so" in failure for group in groups for failure in group.failures)
+
+
+def test_a_rollout_that_hangs_fails(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "ROLLOUT_TIMEOUT_S", 0.5)
+    (group,) = play(FakePolicy(is_open=False))
+    assert group.rollouts == ()
+    assert group.failures == ("TimeoutError: not done after 0.5 s",) * 4
+
+
+def test_two_environments_play_side_by_side(play: Play) -> None:
+    both = [{"name": name, "env": {"taskset": {"id": name}}} for name in ("reverse-letters", "sort-letters")]
+    first, second = play(FakePolicy(accuracy=lambda word: 1.0), train={"source": both})
+    assert (first.source, second.source) == ("reverse-letters", "sort-letters")
+    assert [rollout.reward for rollout in first.rollouts + second.rollouts] == [1.0] * 8
+
+
+def test_thinking_is_switched_off_where_a_renderer_has_it_and_an_unknown_renderer_is_refused() -> None:
+    assert renderer_settings("qwen3") == {"name": "qwen3", "enable_thinking": False}
+    assert renderer_settings("prime-qwen3") == {"name": "prime-qwen3"}
+    assert renderer_settings("auto") is None
+    with pytest.raises(ConfigError, match=r"orchestrator.renderer.name \(qwen33\) isn't a renderer: .*'qwen3'"):
+        renderer_settings("qwen33")
+
+
+def test_the_cost_of_a_rollout_is_shown(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+    groups, wall_s, cpu_s = time_rollouts(play)
+    count = sum(len(group.rollouts) for group in groups)
+    with capsys.disabled():
+        print(f"\n{count} rollouts: {count / wall_s:.0f}/s, {1e3 * cpu_s / count:.1f} ms of the event loop's CPU each")
+    assert count == 256
+
+
+def time_rollouts(play: Play) -> tuple[list[Group], float, float]:
+    """64 groups of 4, their wall time, and the CPU time of the thread that played them (the server has its own)."""
+    began, began_cpu = time.perf_counter(), time.thread_time()
+    groups = play(FakePolicy(), num_tasks=64)
+    return groups, time.perf_counter() - began, time.thread_time() - began_cpu
