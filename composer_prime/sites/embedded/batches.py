@@ -72,7 +72,7 @@ def batch_folder(rollouts_dir: Path, step: int) -> Path:
 def write_batch(rollouts_dir: Path, step: int, samples: Sequence[TrainingSample]) -> Path:
     """Put the batch of one training step in place, atomically; a batch already there is replaced. Returns its folder.
 
-    Floats are kept as fp32. An empty batch is legal: the trainer then takes a step without one (see trainer.py).
+    Floats are kept as fp32. An empty batch is legal: that training step moves no weight.
     """
     folder = batch_folder(rollouts_dir, step)
     making = folder.with_name(f".{folder.name}.{os.getpid()}")

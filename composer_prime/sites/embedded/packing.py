@@ -158,7 +158,9 @@ def _head_sees_only(model: PreTrainedModel, positions: Tensor) -> Iterator[None]
     def pick(_head: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (inputs[0].flatten(0, 1)[positions].unsqueeze(0), *inputs[1:])
 
-    hook = model.get_output_embeddings().register_forward_pre_hook(pick)
+    head = model.get_output_embeddings()
+    assert head is not None  # load_policy gives causal LMs alone
+    hook = head.register_forward_pre_hook(pick)
     try:
         yield
     finally:

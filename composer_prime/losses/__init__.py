@@ -1,0 +1,1 @@
+"""Losses on tokens: pure functions of tensors that import nothing of ours but each other."""

@@ -1,0 +1,141 @@
+"""The one loss of composer-prime: DPPO policy gradient, a KL leash, and teacher replay, on sampled tokens.
+
+PRIME-RL imports it by path (`[trainer.loss] import_path`) and so does the embedded trainer; it needs torch alone.
+At replay weight 0 it is PRIME-RL's DPPO+KL, to rounding, wherever that one is finite.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from composer_prime.losses import terms
+from composer_prime.losses.records import LossInputs, LossOutputs, outputs_record
+
+_Outputs = outputs_record()
+
+
+def composer_loss(
+    inputs: LossInputs,
+    *,
+    dppo_mask_low: float = 0.2,
+    dppo_mask_high: float = 0.2,
+    adv_tau: float = 1.0,
+    kl_tau: float = 1e-3,
+    replay_tau: float = 0.0,
+    replay_clip: float = 5.0,
+) -> LossOutputs:
+    """Sum over the tokens of one packed sequence of `weight * (policy + kl + replay)`; the caller divides.
+
+        log_ir = trainer - inference;  ir = exp(log_ir);  moved = exp(trainer) - exp(inference)
+        keep   = loss_mask and not (moved > dppo_mask_high if adv > 0 else moved < -dppo_mask_low)
+        keep_r = loss_mask and not moved < -dppo_mask_low
+        policy = -keep * adv_tau * adv * ir
+        kl     = kl_tau * loss_mask * log_ir**2
+        replay = -replay_tau * has_teacher * keep_r * clip(ref - trainer, +-replay_clip).detach() * ir
+
+    inputs          see `LossInputs`; any shape that all share. fp64 is worked on in fp64, anything else in fp32.
+                    `ref_logprobs` (or `teacher_logprobs`) and `loss_weights` may be None or absent.
+    dppo_mask_low   largest fall and
+    dppo_mask_high  largest rise of a token's probability that is still learned from
+    adv_tau         scale of the advantages
+    kl_tau          weight of the squared log ratio
+    replay_tau      weight of the teacher; a token takes part where the teacher's number is finite and not 0.0
+    replay_clip     nats; bound on the teacher's pull on one token
+
+    Returns the loss (0-dim, attached to the graph even when nothing is trained on) and 0-dim detached metrics, the
+    same names on every call. The gradient flows to `trainer_logprobs` alone; nothing is changed in place.
+
+    Overflow. What stands on tokens outside `loss_mask` reaches neither value nor gradient, NaN and infinities included,
+    and a token that a trust region drops adds nothing whatever its ratio. On a token that is kept, a ratio (or its
+    product with the advantage) beyond the working dtype is held at the largest finite number and gives no gradient, so
+    that only the KL term, which stays finite too, pulls such a token back. NaN on a kept token stays NaN: it is a bug.
+
+    Source: DPPO arXiv:2602.04879, KL arXiv:2602.02276, `default_loss_fn` in PRIME-RL's trainer/rl/loss.py.
+    """
+    tokens = _read_tokens(inputs)
+    keep, keep_replay = _trust_region(tokens, dppo_mask_low, dppo_mask_high)
+    log_ratio = tokens.trainer_logprobs - tokens.inference_logprobs
+    ratio = terms.importance_ratio(log_ratio)
+    squared = log_ratio.square()
+    with torch.no_grad():
+        policy = tokens.weights * terms.policy_factor(tokens.advantages, keep, adv_tau)
+        replay = tokens.weights * terms.replay_factor(
+            tokens.ref_logprobs, tokens.trainer_logprobs, keep_replay & tokens.has_teacher, replay_tau, replay_clip
+        )
+        kl = tokens.weights * kl_tau
+    loss = terms.total(terms.bounded((policy + replay) * ratio) + kl * squared)
+    with torch.no_grad():
+        sums = terms.totals(terms.bounded(policy * ratio), kl * squared, terms.bounded(replay * ratio))
+        metrics = dict(zip(("policy_loss", "kl_loss", "replay_loss"), sums, strict=True))
+        metrics |= _trust_region_metrics(tokens, keep, ratio - log_ratio - 1)
+    return _Outputs(loss=loss, metrics=metrics)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """The inputs in the working dtype, 0 outside `loss_mask`; only `trainer_logprobs` has a gradient."""
+
+    trainer_logprobs: Tensor
+    inference_logprobs: Tensor
+    advantages: Tensor
+    mask: Tensor
+    weights: Tensor
+    ref_logprobs: Tensor
+    has_teacher: Tensor
+
+
+def _read_tokens(inputs: LossInputs) -> _Tokens:
+    """Reads optional fields by `getattr`: which of them a record has depends on the PRIME-RL version."""
+    mask = inputs.loss_mask.bool()
+    dtype = terms.working_dtype(inputs.trainer_logprobs)
+    trainer_logprobs = terms.bound_logprobs(terms.select(inputs.trainer_logprobs, mask, dtype))
+    with torch.no_grad():
+        ref_logprobs = getattr(inputs, "ref_logprobs", None)
+        if ref_logprobs is None:
+            ref_logprobs = getattr(inputs, "teacher_logprobs", None)
+        weights = getattr(inputs, "loss_weights", None)
+        ref_logprobs = torch.zeros_like(trainer_logprobs) if ref_logprobs is None else ref_logprobs.to(dtype)
+        return _Tokens(
+            trainer_logprobs=trainer_logprobs,
+            inference_logprobs=terms.bound_logprobs(terms.select(inputs.inference_logprobs, mask, dtype)),
+            advantages=terms.select(inputs.advantages, mask, dtype),
+            mask=mask,
+            weights=mask.to(dtype) if weights is None else terms.select(weights, mask, dtype),
+            ref_logprobs=ref_logprobs,
+            has_teacher=mask & terms.has_teacher(ref_logprobs),
+        )
+
+
+def _trust_region(tokens: _Tokens, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """Which tokens the policy term keeps, and which the replay term keeps. A zero advantage meets the low bound."""
+    with torch.no_grad():
+        moved = terms.prob_change(tokens.trainer_logprobs, tokens.inference_logprobs)
+        above_low = tokens.mask & ~(moved < -low)
+        below_high = tokens.mask & ~(moved > high)
+        return torch.where(tokens.advantages > 0, below_high, above_low), above_low
+
+
+def _trust_region_metrics(tokens: _Tokens, keep: Tensor, mismatch_kl: Tensor) -> dict[str, Tensor]:
+    """Means of `mismatch_kl` = ir - log_ir - 1 and shares of tokens, by PRIME-RL's names and definitions.
+
+    The first six are over the trained tokens (masked: those the policy term drops), the two `masked_advantage_*` over
+    the dropped ones; a mean over no token is 0.
+    """
+    mask, dropped = tokens.mask, tokens.mask & ~keep
+    low, high = dropped & (tokens.advantages < 0), dropped & (tokens.advantages > 0)
+    counts = terms.counts(mask, keep, dropped, low, high, tokens.has_teacher, dtype=mismatch_kl.dtype)
+    num_mask, num_keep, num_dropped = torch.stack(counts[:3]).clamp(min=1).unbind()
+    _, _, masked, masked_low, masked_high, num_teacher_tokens = counts
+    over_all, over_kept, over_dropped = terms.totals(mismatch_kl, mismatch_kl * keep, mismatch_kl * dropped)
+    return {
+        "mismatch_kl": over_all / num_mask,
+        "masked_mismatch_kl": over_dropped / num_dropped,
+        "unmasked_mismatch_kl": over_kept / num_keep,
+        "is_masked": masked / num_mask,
+        "is_masked_low": masked_low / num_mask,
+        "is_masked_high": masked_high / num_mask,
+        "masked_advantage_positive": masked_high / num_dropped,
+        "masked_advantage_negative": masked_low / num_dropped,
+        "num_teacher_tokens": num_teacher_tokens,
+    }
