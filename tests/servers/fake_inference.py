@@ -80,7 +80,9 @@ def save_tokenizer(folder: Path) -> Path:
 @contextmanager
 def serving(policy: FakePolicy) -> Iterator[int]:
     """Serve the policy on a free loopback port, which is yielded."""
-    server = uvicorn.Server(uvicorn.Config(_app(policy), host="127.0.0.1", port=0, log_level="critical", lifespan="off"))
+    server = uvicorn.Server(
+        uvicorn.Config(_app(policy), host="127.0.0.1", port=0, log_level="critical", lifespan="off")
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -98,7 +100,7 @@ def _app(policy: FakePolicy) -> Starlette:
 
     async def generate(request: Request) -> JSONResponse:
         asked = await request.json()
-        found = _TASK.search(tokenizer.decode(asked["token_ids"]))
+        found = _TASK.search(str(tokenizer.decode(asked["token_ids"])))
         assert found is not None, "the prompt holds no letters task"
         text = policy.answer(*found.groups())
         while not policy.is_open:

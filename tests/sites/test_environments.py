@@ -1,7 +1,9 @@
 """Environments of a site: the shard they are cut to, and the one line that tells why one can't be used."""
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +25,11 @@ ENDLESS = "INFINITE = True\n    def load(self): return (Number(vf.TaskData(promp
 
 counter = itertools.count()
 
+Install = Callable[[str], str]
+
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """`install(text)` puts a module on the path that no other test uses, and returns its name."""
 
     def put(text: str) -> str:
@@ -37,7 +41,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return put
 
 
-def prompts(tmp_path: Path, taskset_id: str, **settings: int) -> list[str]:
+def prompts(tmp_path: Path, taskset_id: str, **settings: Any) -> list[str]:
     (source,) = load_sources(letters_site(tmp_path, taskset={"id": taskset_id}, **settings))
     return [str(task.data.prompt) for task in source.tasks]
 
@@ -66,23 +70,27 @@ def test_the_runs_seed_draws_the_words_unless_the_recipe_gives_one(tmp_path: Pat
     assert words(1, seed=7) == words(2, seed=7)
 
 
-def test_a_taskset_that_knows_no_shards_is_dealt_out_in_turn(tmp_path: Path, install) -> None:
+def test_a_taskset_that_knows_no_shards_is_dealt_out_in_turn(tmp_path: Path, install: Install) -> None:
     name = install(PLAIN_TASKSET.format(body=TEN))
     shards = [prompts(tmp_path, name, shard=shard, num_shards=3) for shard in range(3)]
     assert shards == [["0", "3", "6", "9"], ["1", "4", "7"], ["2", "5", "8"]]
 
 
-def test_an_endless_taskset_is_taken_up_to_a_limit(tmp_path: Path, install) -> None:
+def test_an_endless_taskset_is_taken_up_to_a_limit(tmp_path: Path, install: Install) -> None:
     assert len(prompts(tmp_path, install(PLAIN_TASKSET.format(body=ENDLESS)))) == MAX_ENDLESS_TASKS
 
 
-def test_a_shard_without_tasks_is_refused(tmp_path: Path, install) -> None:
+def test_a_shard_without_tasks_is_refused(tmp_path: Path, install: Install) -> None:
     name = install(PLAIN_TASKSET.format(body=TEN))
-    with pytest.raises(EnvError, match=r"has 10 tasks, none for shard 10 of 11: give it more tasks, or run fewer sites"):
+    with pytest.raises(
+        EnvError, match=r"has 10 tasks, none for shard 10 of 11: give it more tasks, or run fewer sites"
+    ):
         prompts(tmp_path, name, shard=10, num_shards=11)
 
 
-def test_an_environment_that_is_not_installed_is_told_from_one_that_misses_something(tmp_path: Path, install) -> None:
+def test_an_environment_that_is_not_installed_is_told_from_one_that_misses_something(
+    tmp_path: Path, install: Install
+) -> None:
     assert complaint(tmp_path, id="no-such-letters") == (
         "environment 'no-such-letters' isn't installed (there is no module 'no_such_letters'): "
         "install its package, such as `pip install ./envs/no_such_letters`"
@@ -104,7 +112,9 @@ def test_an_environment_that_is_not_installed_is_told_from_one_that_misses_somet
         (PLAIN_TASKSET.format(body="def load(self): raise OSError('disk on fire')"), "OSError: disk on fire"),
     ],
 )
-def test_whatever_goes_wrong_inside_an_environment_is_named(tmp_path: Path, install, text: str, cause: str) -> None:
+def test_whatever_goes_wrong_inside_an_environment_is_named(
+    tmp_path: Path, install: Install, text: str, cause: str
+) -> None:
     assert cause in complaint(tmp_path, id=install(text))
 
 

@@ -1,4 +1,4 @@
-"""Rollouts of real verifiers environments, through verifiers' own client and the in-process harness, on the fake server."""
+"""Rollouts of real verifiers environments: verifiers' own client, our in-process harness, the fake server."""
 
 import asyncio
 import time
@@ -14,7 +14,6 @@ from composer_prime.sites.embedded.environments import load_sources
 from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer, renderer_settings
 from tests.servers.fake_inference import END_OF_TURN, LOGPROB, FakePolicy, serving
 from tests.sites.letters_site import letters_site
-
 
 Play = Callable[..., list[Group]]
 

@@ -48,6 +48,12 @@ class InferenceClient:
                 )
             await asyncio.sleep(_POLL_S)
 
+    async def policy_version(self) -> int:
+        """The version of the weights it holds. Raises httpx.HTTPError when it doesn't say."""
+        answer = await self._http.get("/health", timeout=_HEALTH_TIMEOUT_S)
+        answer.raise_for_status()
+        return answer.json()["policy_version"]
+
     async def model_name(self) -> str:
         """The name under which the policy is served."""
         answer = await self._http.get("/v1/models")

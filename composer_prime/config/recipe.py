@@ -1,0 +1,281 @@
+"""The recipe: a PRIME-RL TOML plus our tables, as one frozen record that needs no torch.
+
+Where PRIME-RL has a setting we use its name (prime_rl.configs at 559b447), so that a recipe reads the same in both.
+"""
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from composer_prime.config.outer import OuterConfig, SiteConfig, SitesConfig
+from composer_prime.config.table import OpenTable, RunName, Table
+
+
+class RunConfig(Table):
+    """`[run]`"""
+
+    name: RunName
+    """The run's folder under output_dir, and its prefix in the bucket."""
+
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Seed of everything drawn at random: the tiny model and its warm-up at all sites, sampling per site."""
+
+
+class ModelConfig(Table):
+    """`[model]`"""
+
+    name: str = Field(default="tiny", min_length=1)
+    """"tiny" (built and warmed up on the spot), a local folder, or a Hugging Face id."""
+
+
+class TasksetConfig(OpenTable):
+    """`[orchestrator.train.source.env.taskset]`: further keys go to the taskset, which checks them."""
+
+    id: str = Field(min_length=1)
+    """The environment's package: `my-env` imports `my_env`."""
+
+
+class HarnessConfig(Table):
+    """`[orchestrator.train.source.env.agent.harness]`"""
+
+    id: str = Field(default="chat", min_length=1)
+    """What plays the rollout: "chat" talks to the policy inside the orchestrator; others are verifiers' own."""
+
+
+class RuntimeConfig(Table):
+    """`[orchestrator.train.source.env.agent.runtime]`"""
+
+    type: Literal["subprocess"] = "subprocess"
+    """Where a rollout runs. Spelled out because verifiers' own default is a paid remote sandbox."""
+
+
+class AgentConfig(Table):
+    """`[orchestrator.train.source.env.agent]`"""
+
+    harness: HarnessConfig = HarnessConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+
+
+class EnvConfig(Table):
+    """`[orchestrator.train.source.env]`"""
+
+    taskset: TasksetConfig
+    agent: AgentConfig = AgentConfig()
+
+
+class SourceConfig(Table):
+    """`[[orchestrator.train.source]]`: one environment to train on."""
+
+    name: str = Field(min_length=1)
+    """The source's name in metrics and batches."""
+
+    env: EnvConfig
+
+
+class SamplingConfig(Table):
+    """`[orchestrator.train.sampling]`"""
+
+    temperature: float = Field(default=1.0, gt=0, le=2)
+    """Sampling temperature; log-probabilities are taken after it."""
+
+    max_completion_tokens: int = Field(default=16, ge=1)
+    """Tokens a turn may generate."""
+
+
+class TrainConfig(Table):
+    """`[orchestrator.train]`"""
+
+    source: tuple[SourceConfig, ...] = Field(min_length=1)
+    """The environments; every step takes prompts from each in turn."""
+
+    sampling: SamplingConfig = SamplingConfig()
+
+    filter_zero_advantages: bool = True
+    """Leave out samples of groups whose rewards are all equal: they have no gradient."""
+
+
+class AlgoConfig(Table):
+    """`[orchestrator.algo]`"""
+
+    type: Literal["grpo"] = "grpo"
+    """Advantage of a rollout: its reward minus the mean of its group."""
+
+
+class RendererConfig(Table):
+    """`[orchestrator.renderer]`"""
+
+    name: str = Field(default="qwen3", min_length=1)
+    """How messages become tokens, by the name the renderers package gives it."""
+
+
+class OrchestratorConfig(Table):
+    """`[orchestrator]`"""
+
+    batch_size: int = Field(default=64, ge=1)
+    """Rollouts a training step is made of."""
+
+    group_size: int = Field(default=8, ge=2)
+    """Rollouts of the same prompt, whose mean reward is the baseline."""
+
+    max_off_policy_steps: int = Field(default=8, ge=1)
+    """Training steps by which a rollout's oldest policy may lag behind the one it trains; older ones are dropped."""
+
+    algo: AlgoConfig = AlgoConfig()
+    renderer: RendererConfig = RendererConfig()
+    train: TrainConfig
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> Self:
+        if self.batch_size % self.group_size:
+            raise ValueError(
+                f"orchestrator.batch_size ({self.batch_size}) must be a multiple of orchestrator.group_size "
+                f"({self.group_size}): try {-(-self.batch_size // self.group_size) * self.group_size}"
+            )
+        return self
+
+
+class OptimConfig(Table):
+    """`[trainer.optim]`"""
+
+    type: Literal["adamw"] = "adamw"
+    """The inner optimizer."""
+
+    lr: float = Field(default=1e-6, ge=0)
+    """Inner learning rate."""
+
+    weight_decay: float = Field(default=0.01, ge=0)
+    """AdamW's decoupled weight decay."""
+
+    betas1: float = Field(default=0.9, ge=0, lt=1)
+    """beta_1: decay of the first moment."""
+
+    betas2: float = Field(default=0.999, ge=0, lt=1)
+    """beta_2: decay of the second moment."""
+
+    max_norm: float | None = Field(default=1.0, gt=0)
+    """Gradient norm to clip to; None: no clipping."""
+
+
+class LossConfig(Table):
+    """`[trainer.loss]`"""
+
+    type: Literal["custom"] = "custom"
+    """Upstream's word for a loss that is imported by path."""
+
+    import_path: str = "composer_prime.losses.composer.composer_loss"
+    """The function, as package.module.name."""
+
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the function, which names and bounds them."""
+
+    @model_validator(mode="after")
+    def _check_path(self) -> Self:
+        if "." not in self.import_path or not all(part.isidentifier() for part in self.import_path.split(".")):
+            raise ValueError(
+                f"trainer.loss.import_path ({self.import_path}) must be package.module.function: give the full name"
+            )
+        return self
+
+
+class TrainerConfig(Table):
+    """`[trainer]`"""
+
+    optim: OptimConfig = OptimConfig()
+    loss: LossConfig = LossConfig()
+
+
+class ServerConfig(Table):
+    """`[inference.server]`"""
+
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """Loopback port of the first site's server, the next sites take the ports after it; None: free ports."""
+
+
+class InferenceConfig(Table):
+    """`[inference]`"""
+
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What generates: our server on transformers, or a vLLM server."""
+
+    python: Path | None = None
+    """The interpreter that has vLLM, when it lives in an environment of its own; None: this one."""
+
+    max_batch_size: int = Field(default=64, ge=1)
+    """Sequences decoded together."""
+
+    server: ServerConfig = ServerConfig()
+
+
+class CheckpointConfig(Table):
+    """`[ckpt]`"""
+
+    interval: int = Field(default=10, ge=1)
+    """Training steps between two local checkpoints, from which --resume continues."""
+
+
+class Recipe(Table):
+    """One run, as every site of it reads it."""
+
+    run: RunConfig
+    max_steps: int = Field(ge=1)
+    """Training steps of a site."""
+
+    seq_len: int = Field(default=512, ge=8)
+    """Tokens in a row of a training batch, and the most a sample may have."""
+
+    output_dir: Path = Path("outputs")
+    """Folder that holds the run's folder."""
+
+    clean: bool = False
+    """Start over: delete the run's folder and its local bucket first."""
+
+    model: ModelConfig = ModelConfig()
+    orchestrator: OrchestratorConfig
+    trainer: TrainerConfig = TrainerConfig()
+    inference: InferenceConfig = InferenceConfig()
+    ckpt: CheckpointConfig = CheckpointConfig()
+    outer: OuterConfig | None = None
+    site: SiteConfig = SiteConfig()
+    sites: SitesConfig = SitesConfig()
+
+    @property
+    def rounds(self) -> int:
+        """Rounds each fragment is trained for, max_steps // H; 0 without an outer loop."""
+        return self.max_steps // self.outer.inner_steps if self.outer else 0
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        """The sites of a local run: site.name when there is one, else a, b, c, ..."""
+        count = self.sites.count
+        return (self.site.name,) if count == 1 else tuple(chr(ord("a") + i) for i in range(count))
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        tokens = self.orchestrator.train.sampling.max_completion_tokens
+        if tokens >= self.seq_len:
+            raise ValueError(
+                f"orchestrator.train.sampling.max_completion_tokens ({tokens}) must be smaller than seq_len "
+                f"({self.seq_len}): lower it, or raise seq_len so that the prompt fits too"
+            )
+        if self.outer and self.max_steps < self.outer.inner_steps:
+            raise ValueError(
+                f"max_steps ({self.max_steps}) must be at least outer.inner_steps ({self.outer.inner_steps}): "
+                "train longer or sync more often"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> Self:
+        names = [source.name for source in self.orchestrator.train.source]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(
+                f"orchestrator.train.source names must differ, but {', '.join(twice)} is given "
+                f"{names.count(twice[0])} times: rename one"
+            )
+        return self
+
+    def to_data(self) -> dict[str, Any]:
+        """The recipe as JSON types, without the settings that are None; reads back to an equal recipe."""
+        return self.model_dump(mode="json", exclude_none=True)

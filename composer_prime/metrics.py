@@ -1,0 +1,85 @@
+"""The names of what we measure, and the tape it is written to: one JSON line a record, one file a process.
+
+Names are stable: a plot, a report or an alert reads them. Units end the name.
+"""
+
+import json
+import math
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+TRAIN_LOSS = "train/loss"
+TRAIN_TRAIN_S = "train/train_s"
+"""Seconds of a training step spent computing: forward, backward, optimizer."""
+TRAIN_STEP_S = "train/step_s"
+"""Seconds from one training step's end to the next one's, waiting included."""
+TRAIN_TOKENS = "train/tokens"
+TRAIN_GRAD_NORM = "train/grad_norm"
+
+LOSS_POLICY = "loss/policy"
+LOSS_KL = "loss/kl"
+LOSS_REPLAY = "loss/replay"
+LOSS_MISMATCH_KL = "loss/mismatch_kl"
+LOSS_IS_MASKED = "loss/is_masked"
+
+ROLLOUT_REWARD = "rollout/reward"
+ROLLOUT_PER_S = "rollout/per_s"
+ROLLOUT_TOKENS = "rollout/tokens"
+ROLLOUT_OFF_POLICY_STEPS = "rollout/off_policy_steps"
+
+OUTER_ROUND = "outer/round"
+OUTER_STALL_S = "outer/stall_s"
+"""Seconds the training thread waited for the outer loop."""
+OUTER_UPLOAD_S = "outer/upload_s"
+OUTER_PSEUDOGRAD_NORM = "outer/pseudograd_norm"
+OUTER_BYTES_UP = "outer/bytes_up"
+OUTER_BYTES_DOWN = "outer/bytes_down"
+
+
+class MetricsTape:
+    """Appends records to a JSONL file; a reader may follow it while it grows."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("a", encoding="utf-8")
+
+    def log(self, step: int, **values: float) -> None:
+        """Append one record: the step, the wall-clock time in seconds, and the values by metric name.
+
+        A value that isn't finite is written as null, since JSON has no NaN; `read_tape` gives NaN back.
+        """
+        record: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
+        record |= {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "MetricsTape":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_tape(path: Path | str) -> list[dict[str, float]]:
+    """The records of a tape in order, also one that is still written: a last line without its end is left out.
+
+    An absent file is an empty tape: the process hasn't logged yet.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    complete = text[: text.rfind("\n") + 1]
+    return [_record(line) for line in complete.splitlines()]
+
+
+def _record(line: str) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in json.loads(line).items()}

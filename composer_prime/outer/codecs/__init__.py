@@ -1,0 +1,21 @@
+"""The codecs by the name that `outer.codec` and offers use; a codec is one module and one line here.
+
+A codec is a pure function of the vector: what must be remembered between rounds is not its business.
+"""
+
+from composer_prime.errors import ConfigError
+from composer_prime.outer.codecs.base import Codec
+from composer_prime.outer.codecs.int8 import Int8Codec
+from composer_prime.outer.codecs.plain import Bf16Codec, Fp32Codec
+
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (Fp32Codec(), Bf16Codec(), Int8Codec())}
+
+
+def get_codec(name: str) -> Codec:
+    """The codec of that name. Raises ConfigError, naming the known ones, when there is none."""
+    if name not in CODECS:
+        raise ConfigError(f'outer.codec ("{name}") must be one of {", ".join(CODECS)}: choose one of them')
+    return CODECS[name]
+
+
+__all__ = ["CODECS", "Codec", "get_codec"]

@@ -1,0 +1,75 @@
+"""The inference process of a site: bind the port first, then load, then serve until SIGTERM or SIGINT.
+
+Exit code 0 after a signal, 2 with one line when the person must change something, 1 when the engine failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from types import FrameType
+from typing import NoReturn
+
+from composer_prime.config.settings import SiteSettings
+from composer_prime.errors import BadInput, ComposerPrimeError
+from composer_prime.sites.embedded.ports import HOST
+
+_BACKLOG = 2048
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: list[str]) -> int:
+    """Serve the site in the folder that is the one argument."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
+    (site_dir,) = arguments
+    try:
+        settings = SiteSettings.load(site_dir)
+        with listen(settings.inference_port) as listener:
+            # Late, because it loads torch: a port in use is known at once, and nobody waits for it.
+            from composer_prime.sites.embedded.inference.serve import serve
+
+            serve(settings, listener)
+    except ComposerPrimeError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except Exception:
+        logger.exception("the inference engine failed")
+        return 1
+    return 0
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)
+
+
+def listen(port: int) -> socket.socket:
+    """A socket that listens on that loopback port. Raises BadInput when something else does."""
+    # With the protocol named: asyncio switches Nagle's delay off only then, and a short answer waits 40 ms otherwise.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((HOST, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise BadInput(
+            f"inference.server.port ({port}) can't be listened on at {HOST}: {error.strerror or error}; stop what uses "
+            "it, name another port, or leave the key out and a free one is taken"
+        ) from error
+    return listener
+
+
+if __name__ == "__main__":
+    exit_code = 0
+    with contextlib.suppress(SystemExit):
+        exit_code = main(sys.argv[1:])
+    logging.shutdown()
+    # Not sys.exit: a decoder step on a large model can outlast us, and threads in torch don't survive a tidy shutdown.
+    os._exit(exit_code)

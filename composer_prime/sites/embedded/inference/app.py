@@ -1,0 +1,143 @@
+"""The server's routes on Starlette: HTTP in, engine calls, HTTP out.
+
+Bad bodies are answered with 400 and the reason, a failing engine with 500, everything before readiness with 503.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from transformers import PreTrainedTokenizerBase
+
+from composer_prime.errors import BadInput, SiteError
+from composer_prime.sites.embedded.inference import wire
+from composer_prime.sites.embedded.inference.engine import Completion, Engine
+
+VERSION_HEADER = "x-policy-version"
+
+logger = logging.getLogger(__name__)
+
+
+class Server:
+    """Answers for one engine. `is_ready` turns true when the engine has started."""
+
+    def __init__(self, engine: Engine, model_name: str, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.is_ready = False
+        self._engine = engine
+        self._model_name = model_name
+        self._tokenizer = tokenizer
+
+    def app(self, lifespan: Callable[[Starlette], contextlib.AbstractAsyncContextManager[None]]) -> Starlette:
+        """The routes of DESIGN 5."""
+        return Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/v1/models", self._answering(self._models)),
+                Route("/v1/chat/completions", self._answering(self._chat), methods=["POST"]),
+                Route("/inference/v1/generate", self._answering(self._generate), methods=["POST"]),
+                Route("/update_weights", self._answering(self._update_weights), methods=["POST"]),
+                Route("/pause", self._answering(self._pause), methods=["POST"]),
+                Route("/resume", self._answering(self._resume), methods=["POST"]),
+            ],
+            lifespan=lifespan,
+        )
+
+    def _answering(self, handle: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """The handler with our errors turned into statuses."""
+
+        async def answer(request: Request) -> Response:
+            if not self.is_ready:
+                return _error(503, "the engine is starting: wait until /health answers 200")
+            try:
+                return await handle(request)
+            except BadInput as error:
+                return _error(400, str(error))
+            except SiteError as error:
+                logger.error("path=%s error=%s", request.url.path, error)
+                return _error(500, str(error))
+
+        return answer
+
+    async def _health(self, request: Request) -> Response:
+        state = {"status": "ready" if self.is_ready else "starting", "policy_version": self._engine.policy_version}
+        return JSONResponse(state, status_code=200 if self.is_ready else 503)
+
+    async def _models(self, request: Request) -> Response:
+        card = {"id": self._model_name, "object": "model", "owned_by": "composer-prime"}
+        return JSONResponse({"object": "list", "data": [{**card, "max_model_len": self._engine.max_model_len}]})
+
+    async def _generate(self, request: Request) -> Response:
+        body = await _body(request)
+        self._check_model(body)
+        asked = wire.parse_generate(body, secrets.token_hex(8))
+        completion = await self._engine.generate(asked)
+        return _versioned(wire.generate_answer(completion), completion)
+
+    async def _chat(self, request: Request) -> Response:
+        body = await _body(request)
+        self._check_model(body)
+        asked = wire.parse_chat(body, f"chatcmpl-{secrets.token_hex(8)}", self._render)
+        completion = await self._engine.generate(asked)
+        answer = wire.chat_answer(asked, completion, self._model_name, self._decode, bool(body.get("logprobs")))
+        return _versioned(answer, completion)
+
+    async def _update_weights(self, request: Request) -> Response:
+        folder, version = wire.parse_update(await _body(request))
+        await self._engine.load_weights(Path(folder), version)
+        logger.info("policy_version=%d weight_dir=%s", version, folder)
+        return JSONResponse({"status": "ok", "policy_version": version})
+
+    async def _pause(self, request: Request) -> Response:
+        await self._engine.pause()
+        return JSONResponse({"status": "paused"})
+
+    async def _resume(self, request: Request) -> Response:
+        await self._engine.resume()
+        return JSONResponse({"status": "ok"})
+
+    def _check_model(self, body: Any) -> None:
+        model = body.get("model") if isinstance(body, dict) else None
+        if model is not None and model != self._model_name:
+            raise BadInput(f"model ({model}) isn't served here: ask for {self._model_name}")
+
+    def _render(self, messages: list[Any], tools: list[Any] | None, options: dict[str, Any]) -> list[int]:
+        if self._tokenizer.chat_template is None:
+            raise BadInput("this model's tokenizer has no chat template: use /inference/v1/generate")
+        try:
+            text = self._tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=True, tokenize=False, **options
+            )
+        except (TemplateError, TypeError, ValueError) as error:  # what a template does to messages it isn't made for
+            raise BadInput(f"messages don't fit the model's chat template: {error}") from error
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text if isinstance(text, str) else "".join(text)
+
+
+async def _body(request: Request) -> Any:
+    try:
+        return json.loads(await request.body())
+    except ValueError as error:
+        raise BadInput(f"body isn't JSON: {error}") from error
+
+
+def _versioned(answer: dict[str, Any], completion: Completion) -> Response:
+    return JSONResponse(answer, headers={VERSION_HEADER: str(completion.policy_version)})
+
+
+def _error(status: int, message: str) -> Response:
+    kind = "invalid_request_error" if status == 400 else "server_error"
+    return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status_code=status)

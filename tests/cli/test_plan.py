@@ -1,0 +1,64 @@
+"""`composer-prime plan`: every recipe we ship can be read and planned, and the plan's numbers are right."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from composer_prime.cli.plan import plan_lines
+from composer_prime.config import load_recipe, recipe_from_data
+from tests.architecture import REPOSITORY
+
+RECIPES = sorted((REPOSITORY / "recipes").rglob("*.toml"))
+TWO_SITES = REPOSITORY / "recipes/local/two_sites.toml"
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(REPOSITORY / "recipes")))
+def test_every_recipe_is_read_and_planned(path: Path) -> None:
+    recipe = load_recipe(path)
+    resolved, *rest = plan_lines(recipe)
+    assert recipe_from_data(tomllib.loads(resolved)) == recipe
+    assert any("parameters" in line for line in rest)
+
+
+def test_every_recipe_stands_in_the_table() -> None:
+    table = (REPOSITORY / "recipes/README.md").read_text()
+    assert len(RECIPES) >= 3
+    assert [path.name for path in RECIPES if f"]({path.relative_to(REPOSITORY / 'recipes')})" not in table] == []
+
+
+def test_local_recipes_bear_names_of_their_own() -> None:
+    names = [load_recipe(path).run.name for path in RECIPES]
+    assert len(set(names)) == len(names)
+
+
+def test_fragments_add_up_to_the_tiny_model() -> None:
+    lines = list(plan_lines(load_recipe(TWO_SITES)))
+    rows = [line.split() for line in lines[1:] if line.strip()[:1].isdigit()]
+    numel = [int(row[1].replace(",", "")) for row in rows]
+    total = next(line.split() for line in lines if line.strip().startswith("all"))
+    assert len(rows) == 2 and sum(numel) == int(total[1].replace(",", "")) == 427_904
+    assert total[2:4] == ["1.71", "MB"]
+
+
+@pytest.mark.parametrize(("sites", "down"), [(1, "434.59 kB"), (2, "434.59 kB"), (4, "1.30 MB")])
+def test_a_site_sends_a_byte_a_parameter_and_fetches_every_other_sites(sites: int, down: str) -> None:
+    lines = plan_lines(load_recipe(TWO_SITES, ["--sites.count", str(sites)]))
+    (line,) = [line for line in lines if line.endswith("<- outer.codec")]
+    assert line.split() == ["int8", "434.59", "kB", *down.split(), "<-", "outer.codec"]
+
+
+def test_long_models_are_abbreviated() -> None:
+    from composer_prime.cli.plan import _abbreviated
+
+    names = [f"model.layers.{layer}.mlp.{part}.weight" for layer in range(40) for part in ("up", "down")]
+    assert _abbreviated(names) == ("model.layers.0 (2), model.layers.1 (2), model.layers.2 (2), and 37 more")
+
+
+def test_a_model_folder_plans_without_its_weights(tmp_path: Path) -> None:
+    from composer_prime.sites.embedded.shapes import named_shapes
+    from composer_prime.sites.embedded.tiny import tiny_config
+
+    tiny_config().save_pretrained(tmp_path)
+    assert named_shapes(str(tmp_path)) == named_shapes("tiny")
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

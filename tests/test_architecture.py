@@ -1,0 +1,146 @@
+"""Who may import whom, what must stay light, how long a file may be: the rules that keep the rooms apart."""
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.architecture import PACKAGE, REPOSITORY, cycles, imports, modules, parse, room, source_files
+
+LAYERS = (
+    {"cli"},
+    {"bench"},
+    {"watch", "executors", "sites", "integrations", "gateway", "export"},
+    {"sync", "replay", "hints"},
+    {"losses", "outer", "store"},
+    {"config", "metrics"},
+    {"errors"},
+)
+"""From the top down: a module imports its own room, and rooms of lower layers."""
+
+LIGHT_ROOMS = {"cli", "config", "errors", "metrics", "store", "executors", "watch"}
+LIGHT_MODULES = {f"{PACKAGE}.sync", *(f"{PACKAGE}.sync.{name}" for name in ("protocol", "members", "ledger"))}
+
+KEY_STARTS = ("rounds/", "masters/", "tape/", "probe/")
+KEY_PARTS = ("manifest.json", "commit.json", "claim.json", "close.json", "/offers/", "/payload/")
+
+HELP_LIMIT_S = 0.5
+HELP_TRIES = 20
+"""One quick answer is proof; more tries only outlast whatever else keeps the machine busy."""
+FILE_LIMIT = 500
+FUNCTION_LIMIT = 80
+
+
+def layer(name: str) -> int:
+    return next(place for place, rooms in enumerate(LAYERS) if name in rooms)
+
+
+def test_every_room_has_its_place_in_the_layers() -> None:
+    assert {room(module) for module in modules()} - {""} <= set().union(*LAYERS)
+
+
+def test_imports_go_down_only() -> None:
+    upward = [
+        str(found)
+        for found in imports()
+        if found.imported.startswith(f"{PACKAGE}.")
+        and room(found.importer) not in ("", room(found.imported))
+        and layer(room(found.importer)) >= layer(room(found.imported))
+    ]
+    assert not upward
+
+
+def test_no_modules_import_each_other() -> None:
+    graph: dict[str, set[str]] = {module: set() for module in modules()}
+    for found in imports():
+        if not found.typing and found.imported in graph:
+            graph[found.importer].add(found.imported)
+    assert cycles(graph) == []
+
+
+def test_a_cycle_would_be_found() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a", "d"}, "e": {"d"}}) == [["a", "b", "c"], ["d"]]
+
+
+def test_prime_rl_is_imported_in_its_own_room_and_lazily_by_losses() -> None:
+    strays = [
+        str(found)
+        for found in imports()
+        if found.imported.split(".")[0] == "prime_rl"
+        and not found.importer.startswith(f"{PACKAGE}.sites.prime_rl")
+        and not (room(found.importer) == "losses" and found.lazy)
+    ]
+    assert not strays
+
+
+def test_environments_do_not_import_us() -> None:
+    for path in source_files("envs"):
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.ImportFrom):
+                assert (node.module or "").split(".")[0] != PACKAGE, f"{path}:{node.lineno}"
+            elif isinstance(node, ast.Import):
+                assert all(alias.name.split(".")[0] != PACKAGE for alias in node.names), f"{path}:{node.lineno}"
+
+
+def test_the_light_modules_import_no_torch_also_not_through_others() -> None:
+    light = [name for name in modules() if room(name) in LIGHT_ROOMS or name in LIGHT_MODULES]
+    assert len(light) > 20
+    program = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'torch' not in sys.modules, name + ' imports torch'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *light], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["bench", "--help"]], ids=" ".join)
+def test_help_answers_at_once(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", f"{PACKAGE}.cli.main", *arguments]
+    times = []
+    while not times or (min(times) >= HELP_LIMIT_S and len(times) < HELP_TRIES):
+        start = time.perf_counter()
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        times.append(time.perf_counter() - start)
+        assert done.stdout.startswith("Usage:")
+    assert min(times) < HELP_LIMIT_S
+
+
+def test_keys_in_the_bucket_are_spelled_in_one_place() -> None:
+    strays = [
+        f"{path}:{line} spells {text!r}"
+        for name, path in modules().items()
+        if name != f"{PACKAGE}.store.keys"
+        for line, text in spelled_strings(parse(path))
+        if text.startswith(KEY_STARTS) or any(part in text for part in KEY_PARTS)
+    ]
+    assert not strays
+
+
+def spelled_strings(tree: ast.Module) -> list[tuple[int, str]]:
+    """The strings in a module's code with their lines, docstrings left out."""
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docs]
+    return [(node.lineno, node.value) for node in constants if isinstance(node.value, str)]
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert [name for name, path in modules().items() if not ast.get_docstring(parse(path))] == []
+
+
+def long_functions(path: Path) -> list[str]:
+    functions = [node for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    spans = [(node.name, (node.end_lineno or node.lineno) - node.lineno + 1) for node in functions]
+    return [f"{path}: {name} has {lines} lines" for name, lines in spans if lines > FUNCTION_LIMIT]
+
+
+def test_files_and_functions_stay_short() -> None:
+    files = source_files(PACKAGE, "envs", "tests")
+    assert len(files) > 50
+    long_files = [str(path) for path in files if len(path.read_text(encoding="utf-8").splitlines()) > FILE_LIMIT]
+    assert long_files == []
+    assert [line for path in files for line in long_functions(path)] == []
