@@ -4,14 +4,11 @@ Every site computes this for itself and all must get the same bits, so products 
 in the order given (sites sorted by name), never a fused multiply-add, whose use differs between machines.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from composer_prime.errors import ConfigError, ProtocolError
 from composer_prime.outer.chunks import empty, scratch, spans
 
 
@@ -33,22 +30,3 @@ def weighted_mean(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
             torch.mul(x[start:stop], multiplier, out=product)
             torch.add(chunk, product, out=chunk)
     return total
-
-
-def multipliers(tokens: Mapping[str, int], weighting: Literal["tokens", "equal"]) -> dict[str, float]:
-    """Each site's share of a round, as commits record it.
-
-    tokens     site -> tokens behind its offer, 0 or more.
-    weighting  "tokens": in proportion to tokens (arXiv:2604.21428), and equal when no site has any; "equal": 1/n.
-
-    Returns site -> exact fp32 value, sorted by site; the values sum to 1 up to fp32 rounding.
-    Raises ConfigError on another weighting, ProtocolError on a negative count.
-    """
-    if weighting not in ("tokens", "equal"):
-        raise ConfigError(f'outer.weighting ("{weighting}") must be "tokens" or "equal": choose one of them')
-    for site, count in tokens.items():
-        if count < 0:
-            raise ProtocolError(f"site {site} offers {count} tokens, 0 is the least there can be: refuse its offer")
-    total = sum(tokens.values())
-    by_tokens = weighting == "tokens" and total > 0
-    return {site: float(np.float32(tokens[site] / total if by_tokens else 1 / len(tokens))) for site in sorted(tokens)}

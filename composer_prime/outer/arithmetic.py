@@ -8,10 +8,11 @@ import hashlib
 
 import torch
 
-from composer_prime.outer.aggregate import multipliers, weighted_mean
+from composer_prime.outer.aggregate import weighted_mean
 from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.masters import pack_master
 from composer_prime.outer.outer_optimizer import nesterov_step
+from composer_prime.outer.shares import multipliers
 
 NUM_VALUES = 65_536 + 259
 """Long enough that torch splits the work between threads, and no multiple of a block or a vector register."""

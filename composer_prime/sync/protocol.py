@@ -10,9 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from composer_prime.errors import ProtocolError
+from composer_prime.outer.shares import multipliers
 from composer_prime.store import keys
 from composer_prime.sync.records import Commit, Offer, Refused, Taken, Terms
 
@@ -35,16 +34,6 @@ def training_is_over(versions: Sequence[int], terms: Terms) -> bool:
 def run_is_over(versions: Sequence[int], terms: Terms) -> bool:
     """Rule 11: every fragment has reached its final version."""
     return min(versions) >= terms.final_version
-
-
-def multipliers(tokens: Mapping[str, int], weighting: Literal["tokens", "equal"]) -> dict[str, float]:
-    """Final fp32 factors of the offers of one round, sorted by site, adding up to 1 up to rounding.
-
-    Each is the fp32 nearest to (its share / all shares), computed in fp64, so every machine gets the same bits.
-    """
-    shares = {site: (tokens[site] if weighting == "tokens" else 1) for site in sorted(tokens)}
-    whole = sum(shares.values())
-    return {site: float(np.float32(share / whole)) for site, share in shares.items()}
 
 
 def commit_rank(site: str, live: Collection[str], fragment: int, version: int) -> int:

@@ -44,7 +44,8 @@ class OuterReport:
     """What one inner step meant for the outer loop.
 
     stop      the run has ended; the parameters hold the final masters
-    stall_s   seconds the training thread spent in the outer loop in this step
+    stall_s   seconds the training thread spent in the outer loop in this step; the wait for the others once there is
+              nothing left to train is not in it, but in the summary's finish_s
     round     rounds closed so far, over all fragments, as this site knows
     adopted   fragments whose parameters were moved to a newer master in this step
     """
@@ -76,6 +77,7 @@ class OuterLoop:
         self._interrupted = threading.Event()
         self._step = 0
         self._stall_s = 0.0
+        self._finish_s = 0.0
         self._in_flight: _InFlight | None = None
         self._stands: list[FragmentStand] = []
         self._adopted: list[int] = []
@@ -162,7 +164,7 @@ class OuterLoop:
         Raises what stopped the courier (ProtocolError, Superseded).
         """
         del samples  # weights are by tokens; the signature is the seam's
-        started = time.monotonic()
+        started, finish_s = time.monotonic(), self._finish_s
         self._thread.check()
         self._step += 1
         self._adopted = []
@@ -171,7 +173,7 @@ class OuterLoop:
         self._wait_if_due()
         if self._step % self._terms.steps_per_turn == 0 and not self._interrupted.is_set():
             self._take_turn()
-        stall_s = time.monotonic() - started
+        stall_s = time.monotonic() - started - (self._finish_s - finish_s)
         self._stall_s += stall_s
         return OuterReport(self._finished, stall_s, sum(self._courier.versions()), tuple(self._adopted))
 
@@ -197,9 +199,10 @@ class OuterLoop:
         self._offer(due)
         last = training_is_over([version + (index == due) for index, version in enumerate(versions)], self._terms)
         self._in_flight = _InFlight(due, versions[due], self._step + (0 if last else self._terms.sync_delay))
-        self._wait_if_due()
-        if last and not self._interrupted.is_set():
+        if last:
             self._finish()
+        else:
+            self._wait_if_due()
 
     def _offer(self, index: int) -> None:
         """Hand the fragment's whole movement to the courier, unless an earlier capture of it is still on its way."""
@@ -253,14 +256,15 @@ class OuterLoop:
     ) -> Tensor:
         """The new local values when no commit took this site's movement: it is carried, or dropped once too old."""
         if outcome == "missed":
-            stand.ledger.miss_round()
+            if stand.ledger.captured:
+                stand.ledger.miss_round()
             stand.ledger.release_capture()
             stand.captured = None
             if is_stale(stand.ledger.missed_rounds, self._terms):
                 self._drop(stand, master, "stale")
                 return new_base
-            carried = stand.ledger.carried
-            self._tape.write("carried", fragment=master.fragment, version=master.version - 1, tokens=carried)
+            if carried := stand.ledger.carried:
+                self._tape.write("carried", fragment=master.fragment, version=master.version - 1, tokens=carried)
         elif stand.captured is not None:
             stand.captured = carry(stand.captured, stand.base, new_base)
         return carry(local, stand.base, new_base)
@@ -275,17 +279,25 @@ class OuterLoop:
 
     def _finish(self) -> None:
         """Rule 11: a last offer of every fragment, then the final masters, the same at every site."""
+        started = time.monotonic()
+        self._wait_if_due()
+        if self._in_flight is None and self._close_out():
+            self._conclude()
+            self._thread.announce("done")
+            logger.info("run_finished versions=%s", self._courier.versions())
+        self._finish_s += time.monotonic() - started
+
+    def _close_out(self) -> bool:
+        """Offer what is left of every fragment, and wait for the final masters; False when interrupted first."""
         final = self._terms.final_version
         for index, version in enumerate(self._courier.versions()):
             if version < final:
                 self._offer(index)
         if not self._wait_past({fragment.index: final - 1 for fragment in self._fragments}):
-            return
+            return False
         for fragment in self._fragments:
             self._adopt(fragment.index)
-        self._conclude()
-        self._thread.announce("done")
-        logger.info("run_finished versions=%s", self._courier.versions())
+        return True
 
     def _conclude(self) -> None:
         """The run is over: the parameters become the final masters, and movement that came too late is dropped."""
@@ -353,6 +365,7 @@ class OuterLoop:
             "bytes_up": traffic.bytes_up,
             "bytes_down": traffic.bytes_down,
             "stall_s": self._stall_s,
+            "finish_s": self._finish_s,
             "upload_s": self._courier.upload_s,
             "tokens": [stand.ledger.to_dict() for stand in self._stands],
         }

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from composer_prime.errors import ConfigError, ProtocolError
 from composer_prime.outer import chunks
-from composer_prime.outer.aggregate import multipliers, weighted_mean
+from composer_prime.outer.aggregate import weighted_mean
+from composer_prime.outer.shares import multipliers
 from tests.outer.reference import fma, random_fp32, same_bits
 
 

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from composer_prime.outer.aggregate import multipliers, weighted_mean
+from composer_prime.outer.aggregate import weighted_mean
 from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.fragments import Fragment, plan_fragments, trainable
 from composer_prime.outer.masters import master_sha256
 from composer_prime.outer.merge import carry, settle
 from composer_prime.outer.outer_optimizer import nesterov_step
 from composer_prime.outer.pseudograd import flatten, pseudograd, write_back
+from composer_prime.outer.shares import multipliers
 
 VOCABULARY, LENGTH, INNER_LR = 32, 12, 0.05
 

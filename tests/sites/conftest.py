@@ -18,6 +18,6 @@ def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def run_async() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
-    """`run_async(coroutine)`, on one loop for all: renderers' client has a lock that binds to the first loop it meets."""
+    """`run_async(coroutine)`, on one loop for all: renderers' client has a lock that stays with the first."""
     with asyncio.Runner() as runner:
         yield runner.run

@@ -101,6 +101,7 @@ def test_a_summary_holds_what_each_site_came_to(tmp_path: Path) -> None:
         "bytes_up": 1500,
         "bytes_down": 2_500_000,
         "stall_s": 0.08,
+        "finish_s": 0.0,
         "train_s": 3.2,
         "wall_s": 40.0,
     }

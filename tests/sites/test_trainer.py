@@ -271,7 +271,7 @@ class FakeOuter:
     def summary(self):
         rounds = len(self.tokens) // 2
         masters = [{"fragment": 0, "version": rounds, "sha256": "ab"}]
-        return {"outer_rounds": rounds, "masters": masters, "bytes_up": 10, "bytes_down": 20}
+        return {"outer_rounds": rounds, "masters": masters, "bytes_up": 10, "bytes_down": 20, "finish_s": 0.5}
 
     def interrupt(self):
         self.calls.append("interrupt")

@@ -10,7 +10,6 @@ from composer_prime.sync.protocol import (
     commit_rank,
     decide_round,
     due_fragment,
-    multipliers,
     offer_fault,
     run_is_over,
     training_is_over,
@@ -127,21 +126,6 @@ def test_a_decision_takes_only_valid_offers_and_never_fewer_than_the_quorum(verd
     assert all(verdicts[site] == "valid" for site in decision.take)
     assert decision.take == () or len(decision.take) >= TERMS.quorum
     assert decision.close or decision.take == ()
-
-
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(st.dictionaries(st.text("abcxyz", min_size=1, max_size=4), st.integers(1, 2**40), min_size=1, max_size=32))
-def test_multipliers_add_up_to_one_and_do_not_depend_on_order(tokens):
-    for weighting in ("tokens", "equal"):
-        factors = multipliers(tokens, weighting)
-        assert abs(sum(factors.values()) - 1) < 1e-6
-        assert factors == multipliers(dict(reversed(tokens.items())), weighting)
-        assert list(factors) == sorted(tokens)
-
-
-def test_token_weights_follow_the_tokens_and_equal_weights_do_not():
-    assert multipliers({"a": 1, "b": 3}, "tokens") == {"a": 0.25, "b": 0.75}
-    assert multipliers({"a": 1, "b": 3}, "equal") == {"a": 0.5, "b": 0.5}
 
 
 def test_commit_order_is_a_permutation_and_changes_from_round_to_round():

@@ -6,6 +6,7 @@ reported and the others go on.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ from composer_prime.sites.embedded.supervisor import SiteState, SiteSupervisor, 
 from composer_prime.store.keys import check_site_name
 
 INTERRUPTED_EXIT = 130
+PLAIN_WIDTH = 140
+"""Columns where the output is no terminal: room for the table's every number."""
 POLL_S = 0.2
 
 
@@ -39,7 +42,7 @@ POLL_S = 0.2
 class Surroundings:
     """Where a run is shown, and what it runs: for a role, given its site's folder; for the model, given the recipe."""
 
-    console: Console = field(default_factory=Console)
+    console: Console = field(default_factory=lambda: Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
     role_command: Callable[[str, Path], Sequence[str]] = role_command
     model_command: Callable[[Recipe], Sequence[str]] = model_command
 

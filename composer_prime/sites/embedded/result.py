@@ -43,7 +43,10 @@ class SiteResult(Table):
     """Bytes read from the bucket."""
 
     stall_s: float = Field(0.0, ge=0)
-    """Seconds the training thread waited for the outer loop."""
+    """Seconds the training thread waited for the outer loop while there was training left to do."""
+
+    finish_s: float = Field(0.0, ge=0)
+    """Seconds from the site's last training step to the run's final masters: the wait for slower sites."""
 
     train_s: float = Field(0.0, ge=0)
     """Seconds the trainer computed: forward, backward, optimizer."""

@@ -36,10 +36,12 @@ def _config(name: str) -> "PreTrainedConfig":
 
     if name == "tiny":
         return tiny_config()
-    if Path(name).exists() and not (Path(name) / "config.json").is_file():
+    folder = Path(name).expanduser()
+    is_folder = folder.exists() or name.startswith(("/", ".", "~"))
+    if is_folder and not (folder / "config.json").is_file():
         raise ModelError(f"model.name ({name}) is no model folder, it has no config.json: give a folder that has one")
     try:
-        return AutoConfig.from_pretrained(name)
+        return AutoConfig.from_pretrained(folder if is_folder else name)
     except (OSError, ValueError) as error:
         cause = str(error).strip().splitlines()[0].rstrip(".")
         raise ModelError(f"model.name ({name}) can't be loaded: {cause}; give a model folder or a hub id") from None

@@ -62,11 +62,12 @@ def summarise_site(paths: SitePaths, progress: SiteProgress) -> dict[str, Any]:
             "bytes_up": None,
             "bytes_down": None,
             "stall_s": sum(progress.stall_s.values()),
+            "finish_s": 0.0,
             "train_s": sum(progress.train_s.values()),
         }
     else:
         counts = result.model_dump(mode="json")
-    for name in ("stall_s", "train_s"):
+    for name in ("stall_s", "finish_s", "train_s"):
         counts[name] = round(counts[name], 3)
     return {
         "finished": result is not None,

@@ -208,12 +208,13 @@ class Trainer:
 
     def _conclude(self) -> SiteResult:
         """Leave the run and write result.json, on which the other processes of the site end."""
-        summary = {"outer_rounds": 0, "masters": []} if self.outer is None else self.outer.summary()
+        summary = {"outer_rounds": 0, "finish_s": 0.0, "masters": []} if self.outer is None else self.outer.summary()
         totals = self._totals_now()
         self.close()
         result = SiteResult(
             steps=self.step,
             outer_rounds=summary["outer_rounds"],
+            finish_s=summary["finish_s"],
             master_sha256={
                 str(one["fragment"]): MasterVersion(version=one["version"], sha256=one["sha256"])
                 for one in summary["masters"]
