@@ -17,7 +17,6 @@ from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -95,6 +94,10 @@ def serving(policy: FakePolicy) -> Iterator[int]:
         thread.join()
 
 
+def _error(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": "server_error", "code": status}}, status_code=status)
+
+
 def _app(policy: FakePolicy) -> Starlette:
     tokenizer = tiny_tokenizer()
 
@@ -106,7 +109,7 @@ def _app(policy: FakePolicy) -> Starlette:
         while not policy.is_open:
             await asyncio.sleep(0.005)
         if text is None:
-            raise HTTPException(500, "the dice said so")
+            return _error(500, "the dice said so")
         ids = [*tokenizer.encode(text), END_OF_TURN][: asked["sampling_params"]["max_tokens"]]
         content = [{"token": f"token_id:{i}", "token_id": i, "logprob": LOGPROB} for i in ids]
         choice = {"index": 0, "finish_reason": "stop", "token_ids": ids, "logprobs": {"content": content}}
@@ -114,7 +117,7 @@ def _app(policy: FakePolicy) -> Starlette:
 
     async def update_weights(request: Request) -> JSONResponse:
         if policy.refusing:
-            raise HTTPException(503, "busy")
+            return _error(503, "busy")
         asked = await request.json()
         policy.version = asked["version"]
         policy.updates.append((asked["version"], asked["weight_dir"]))
