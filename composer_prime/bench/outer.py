@@ -9,13 +9,16 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from composer_prime.outer.aggregate import weighted_mean
 from composer_prime.outer.codecs import get_codec
+from composer_prime.outer.outer_optimizer import nesterov_step
 from composer_prime.store import open_store, probe_store
 from composer_prime.store.base import Store
 from composer_prime.sync.courier import Capture, Courier
@@ -25,7 +28,9 @@ from composer_prime.sync.replica import Replica
 from composer_prime.sync.start import create_or_join
 from composer_prime.sync.tape import Tape
 
-PHASES = ("encode", "upload", "download", "decode", "round")
+PHASES = ("encode", "upload", "commit", "download", "decode", "apply", "round")
+COMMIT_BYTES = 1000
+"""About the size of a commit of two offers."""
 
 
 def main(params: int = 10_000_000, repeats: int = 5, codec: str = "int8", store_uri: str | None = None) -> None:
@@ -52,21 +57,30 @@ def measure(store: Store, params: int, repeats: int, codec: str) -> Mapping[str,
     coder = get_codec(codec)
     times: dict[str, list[float]] = {phase: [] for phase in PHASES}
 
-    def timed(phase: str, call: Callable[[], bytes | torch.Tensor | None]) -> bytes | torch.Tensor | None:
+    def timed(phase: str, call: Callable[[], object]) -> None:
         started = time.perf_counter()
-        result = call()
+        call()
         times[phase].append(time.perf_counter() - started)
-        return result
 
     sites = _make_sites(store, params, repeats + 1, codec)
+    master, outer_momentum = torch.zeros(params), torch.zeros(params)
+    payload = coder.encode(movement)
     for number in range(repeats + 1):
-        data = timed("encode", lambda: coder.encode(movement))
-        assert isinstance(data, bytes)
-        timed("upload", lambda: store.put(f"bench/{number}", data))  # noqa: B023
-        timed("download", lambda: store.get(f"bench/{number}"))  # noqa: B023
-        timed("decode", lambda: coder.decode(data, params))  # noqa: B023
-        timed("round", lambda: _run_round(sites, movement))
+        key = f"bench/{number}"
+        timed("encode", partial(coder.encode, movement))
+        timed("upload", partial(store.put, key, payload))
+        timed("commit", partial(store.create, f"{key}-commit", os.urandom(COMMIT_BYTES)))
+        timed("download", partial(store.get, key))
+        timed("decode", partial(coder.decode, payload, params))
+        timed("apply", partial(_apply, master, outer_momentum, movement))
+        timed("round", partial(_run_round, sites, movement))
     return {phase: values[1:] for phase, values in times.items()}
+
+
+def _apply(master: torch.Tensor, momentum: torch.Tensor, movement: torch.Tensor) -> None:
+    """The mean of two payloads and the outer step."""
+    mean = weighted_mean([(0.5, movement), (0.5, movement)])
+    nesterov_step(master, mean, momentum, lr=0.7, mu=0.9)
 
 
 def _make_sites(store: Store, params: int, rounds: int, codec: str) -> list[Courier]:
@@ -122,13 +136,17 @@ def _run_round(sites: list[Courier], movement: torch.Tensor) -> None:
 
 def _print(phases: Mapping[str, list[float]], params: int, codec: str, uri: str) -> None:
     raw_bytes = params * 4
-    table = Table(title=f"outer loop: {params:,} fp32 parameters, {codec}, {uri.split('://')[0] if '://' in uri else 'file'}")
+    table = Table(
+        title=f"outer loop: {params:,} fp32 parameters, {codec}, {uri.split('://')[0] if '://' in uri else 'file'}"
+    )
     for column in ("phase", "median s", "MB/s of fp32"):
         table.add_column(column, justify="left" if column == "phase" else "right")
     for phase in PHASES:
         median = statistics.median(phases[phase])
-        table.add_row(phase, f"{median:.4f}", f"{raw_bytes / median / 1e6:,.0f}")
+        table.add_row(phase, f"{median:.4f}", f"{raw_bytes / median / 1e6:,.0f}" if phase != "commit" else "-")
     console = Console()
     console.print(table)
     payload = get_codec(codec).nbytes(params)
-    console.print(f"payload {payload:,} bytes ({raw_bytes / payload:.2f}x smaller than fp32); load {os.getloadavg()[0]:.2f}")
+    console.print(
+        f"payload {payload:,} bytes ({raw_bytes / payload:.2f}x smaller than fp32); load {os.getloadavg()[0]:.2f}"
+    )

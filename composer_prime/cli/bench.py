@@ -1,5 +1,6 @@
 """`composer-prime bench`: medians and ratios of the parts whose speed we promise, measured on this machine."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -29,3 +30,17 @@ def outer(
     from composer_prime.bench.outer import main
 
     main(params, repeats, codec, store)
+
+
+@app.command("sweep")
+def sweep(
+    variant: Annotated[
+        list[str], typer.Option(help="A recipe and overrides, as after `composer-prime run`; repeat it.")
+    ],
+    seed: Annotated[list[int], typer.Option(help="A run.seed; repeat it.")] = [0],  # noqa: B006 (typer reads it once)
+    output_dir: Annotated[Path, typer.Option(help="Where the runs' folders go.")] = Path("outputs"),
+) -> None:
+    """Real runs of several variants over several seeds, one after another, in one table."""
+    from composer_prime.bench.sweep import main
+
+    main(variant, seed, output_dir)

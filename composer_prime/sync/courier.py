@@ -264,7 +264,9 @@ class Courier:
             # An earlier incarnation offered in this round: its record stands, and this capture misses the round.
             logger.info("offer_stands_already fragment=%d version=%d", fragment, master.version)
             return
-        self._tape.write("offer", fragment=fragment, version=master.version, tokens=capture.tokens, nbytes=errand.nbytes)
+        self._tape.write(
+            "offer", fragment=fragment, version=master.version, tokens=capture.tokens, nbytes=errand.nbytes
+        )
 
     # --- closing rounds ---------------------------------------------------------------------------------------------
 

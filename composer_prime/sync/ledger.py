@@ -1,6 +1,6 @@
 """Rule 7: every token has one fate. Counts what this site trained, per fragment, and where it went.
 
-    trained = merged + dropped + carried;  carried = pending (since the last capture) + captured (in an offer that is out)
+    trained = merged + dropped + carried;  carried = pending (since the last capture) + captured (in an offer still out)
 
 All counts are in trained tokens. The movement itself lives in the parameters; this is its book.
 """

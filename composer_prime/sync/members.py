@@ -1,7 +1,7 @@
 """Who is in the run: claims, beats, and liveness as one observer sees it.
 
-Liveness (rule 6) is judged on the observer's own monotonic clock since a beat last changed, for the newest incarnation of a
-name only. Clocks of different sites are never compared; a wrong view costs time, never safety.
+Liveness (rule 6) is judged on the observer's own monotonic clock since a beat last changed, for the newest incarnation
+of a name only. Clocks of different sites are never compared; a wrong view costs time, never safety.
 """
 
 import os

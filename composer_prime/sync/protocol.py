@@ -137,7 +137,15 @@ def write_commit(
 
 
 def offer_fault(
-    offer: Offer, *, site: str, fragment: int, version: int, base_sha: str, nbytes: int, taken: Collection[str], terms: Terms
+    offer: Offer,
+    *,
+    site: str,
+    fragment: int,
+    version: int,
+    base_sha: str,
+    nbytes: int,
+    taken: Collection[str],
+    terms: Terms,
 ) -> str | None:
     """Why this offer can't be part of the round, from its record alone; None when it can.
 
@@ -182,7 +190,14 @@ def payload_fault(
 
 
 def commit_fault(
-    commit: Commit, *, fragment: int, version: int, previous: str, offers: Mapping[str, Offer], taken: Collection[str], terms: Terms
+    commit: Commit,
+    *,
+    fragment: int,
+    version: int,
+    previous: str,
+    offers: Mapping[str, Offer],
+    taken: Collection[str],
+    terms: Terms,
 ) -> str | None:
     """Why this commit doesn't follow from manifest and offers; None when it does. A faulty commit is a void round.
 

@@ -1,6 +1,6 @@
 """The records a run leaves in its bucket, as frozen pydantic models with one canonical encoding.
 
-Canonical (sorted keys, no spaces) because records are hashed: a commit names the sha256 of the commit before it, and two
+Canonical (sorted keys, no spaces) because records are hashed: a commit names the sha256 of the one before it, and two
 processes that write the same record write the same bytes. Payloads and masters are binary and live in `outer/`.
 """
 

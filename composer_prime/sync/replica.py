@@ -46,7 +46,7 @@ class Payloads:
         self._decoded: dict[str, Tensor] = {}
 
     def fetch(self, payload: str, sha256: str) -> Tensor:
-        """The decoded pseudo-gradient at `payload`: fp32, 1-D. Raises CorruptObject when its bytes aren't `sha256`'s."""
+        """The decoded pseudo-gradient at `payload`: fp32, 1-D. Raises CorruptObject on bytes of another sha256."""
         known = self._decoded.get(payload)
         if known is not None:
             return known
@@ -66,12 +66,12 @@ class Payloads:
 
 
 class Replica:
-    """One fragment's master and the log behind it. Not thread-safe: one owner moves it; `master` may be read by others."""
+    """One fragment's master and the log behind it. Not thread-safe: one owner moves it; others may read `master`."""
 
     def __init__(
         self, store: Store, manifest: Manifest, manifest_sha: str, fragment: int, numel: int, at_most: int | None = None
     ) -> None:
-        """Start from the newest vouched snapshot, none above version `at_most`; `advance` reaches the end of the log."""
+        """Start from the newest vouched snapshot, none above version `at_most`; `advance` moves on along the log."""
         self._store = store
         self._manifest = manifest
         self._manifest_sha = manifest_sha
@@ -171,15 +171,15 @@ class Replica:
             raise StoreError(f"{error}; a commit took it, so the round can't be skipped: reading it again") from error
 
     def _heal(self, commit: Commit) -> None:
-        """Rule 1: the log says our master is another one. Rebuild it once, from an older snapshot; stop if it still differs."""
+        """Rule 1: the log says our master is another one. Rebuild it once from the log; stop if it still differs."""
         ours, at_most = self.master, self.version
         logger.error("master_differs fragment=%d version=%d ours=%s", self.fragment, self.version, ours.sha256[:16])
         rebuilt = rebuild_master(self._store, self._manifest, self._manifest_sha, self.fragment, self.numel, at_most)
         if rebuilt.sha256 != commit.base_sha:
             raise MasterMismatch(
-                f"fragment {self.fragment} version {self.version}: our master is {ours.sha256[:16]}, rebuilt from the log "
-                f"{rebuilt.sha256[:16]}, the commit of {commit.committer} stands on {commit.base_sha[:16]}: this machine or "
-                "that one computes differently; run the test vector on both and take the odd one out"
+                f"fragment {self.fragment} version {self.version}: our master is {ours.sha256[:16]}, rebuilt from the "
+                f"log {rebuilt.sha256[:16]}, the commit of {commit.committer} stands on {commit.base_sha[:16]}: this "
+                "machine or that one computes differently; run the test vector on both and take the odd one out"
             )
         self.master = rebuilt
 
@@ -202,7 +202,7 @@ def rebuild_master(
     while replica.version < version:
         if replica.advance() is None:
             raise StoreError(
-                f"{store.uri} has no commit of round {replica.version} of fragment {fragment}, needed for version {version}"
+                f"{store.uri} has no commit of round {replica.version} of fragment {fragment}, "
+                f"which master version {version} is made of"
             )
     return replica.master
-

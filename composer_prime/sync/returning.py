@@ -1,7 +1,7 @@
 """Rules 11 and 12: where a site stands when it comes into a run, for the first time or back from a crash.
 
-A checkpoint may be older than the last offer its site made; the bucket knows better. Nothing is counted twice: a movement
-that a commit took is left out, one that is out or was passed over is carried, one that was trained again is trained again.
+A checkpoint may be older than the last offer its site made; the bucket knows better. Nothing is counted twice: movement
+that a commit took is left out, movement that is still out or was passed over is carried.
 """
 
 from collections.abc import Mapping
@@ -88,7 +88,7 @@ def stand_on(
 ) -> tuple[FragmentStand, Offer | None]:
     """Put one fragment's parameters on `master`, the newest one, with whatever own movement is not merged yet.
 
-    saved    from the checkpoint whose parameters `params` hold; None when the site has none: the parameters are thrown away
+    saved    from the checkpoint whose parameters `params` hold; None when it has none: `params` then count for nothing
 
     Returns where the site stands, and the own offer that is still out in the open round, to be followed to its end.
     """
@@ -136,7 +136,7 @@ def _continue_saved(stand: FragmentStand, saved: FragmentStand, own: OwnOffer | 
 
 
 def _continue_offer(stand: FragmentStand, own: OwnOffer, payloads: Payloads) -> Tensor:
-    """An offer newer than the checkpoint holds all movement up to its capture; returns the local values on the new base."""
+    """An offer newer than the checkpoint holds all movement there is; returns the local values on the new base."""
     record = own.record
     settled = own.taken or record.payload is None
     stand.ledger.restore_offer(record.tokens, record.steps, record.trained_tokens, taken=settled)

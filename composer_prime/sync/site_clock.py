@@ -1,7 +1,7 @@
 """The outer loop as a trainer sees it: join, call after every inner step, close.
 
-Keeps the training thread's side of Streaming DiLoCo: when a fragment is due, what its movement is, and what the parameters
-become when a round has closed. The bucket's side is the courier's.
+Keeps the training thread's side of Streaming DiLoCo: when a fragment is due, what its movement is, and what the
+parameters become when a round has closed. The bucket's side is the courier's.
 """
 
 import logging
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ConfigError
-from composer_prime.outer.fragments import Fragment, trainable
+from composer_prime.outer.fragments import trainable
 from composer_prime.outer.merge import blend, carry, settle
 from composer_prime.outer.pseudograd import flatten, pseudograd, rounded, write_back
 from composer_prime.store import open_store
@@ -94,7 +94,7 @@ class OuterLoop:
     # --- joining ----------------------------------------------------------------------------------------------------
 
     def join(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """Create the run or join it; afterwards the parameters stand on the newest masters, this site's own movement kept.
+        """Create the run or join it; afterwards the parameters stand on the newest masters, own movement kept.
 
         named_parameters   the model's, after a checkpoint was loaded if there was one; frozen ones don't take part
 
@@ -219,7 +219,7 @@ class OuterLoop:
         self._thread.wake()
 
     def _adopt(self, index: int) -> None:
-        """Move a fragment onto its newest master. Own movement the master has is left out, all other is carried (rule 7)."""
+        """Move a fragment onto its newest master; own movement that it holds is left out, other is carried (rule 7)."""
         fragment, stand = self._fragments[index], self._stands[index]
         master, outcome = self._courier.collect(index)
         if master.version == stand.version and outcome in (None, "out"):
@@ -324,7 +324,7 @@ class OuterLoop:
         return True
 
     def interrupt(self) -> None:
-        """Stop waiting and take no further turn, so that the trainer can save a checkpoint; any thread may call this."""
+        """Stop waiting and take no further turn, so that the trainer can save a checkpoint; from any thread."""
         self._interrupted.set()
 
     @property
@@ -343,7 +343,7 @@ class OuterLoop:
     # --- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold beside the parameters: per fragment its base, what is out, and the token counts."""
+        """What a checkpoint must hold beside the parameters: per fragment its base, what is out, the token counts."""
         return {
             "step": self._step,
             "fragments": [stand.to_dict() for stand in self._stands],

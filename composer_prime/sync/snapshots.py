@@ -1,7 +1,7 @@
 """Masters in the bucket: storing them, and finding one that the log vouches for.
 
-A snapshot is believed only when something create-once names its hash: the manifest for version 0, the commit of the round
-that starts from it, or close.json for the last one (rule 1).
+A snapshot is believed only when something create-once names its hash: the manifest for version 0, the commit of the
+round that starts from it, or close.json for the last one (rule 1).
 """
 
 import logging
@@ -71,7 +71,9 @@ def vouched_sha(store: Store, manifest: Manifest, fragment: int, version: int) -
     return close.masters[fragment] if close.versions[fragment] == version else None
 
 
-def vouched_snapshots(store: Store, manifest: Manifest, fragment: int, at_most: int | None = None) -> Iterator[tuple[int, str]]:
+def vouched_snapshots(
+    store: Store, manifest: Manifest, fragment: int, at_most: int | None = None
+) -> Iterator[tuple[int, str]]:
     """(version, sha256) of the stored snapshots that the log vouches for, newest first, none above `at_most`."""
     stored = {keys.parse_master(key)[1:] for key in store.list(keys.masters_prefix(fragment)) if keys.is_master(key)}
     for version in sorted({version for version, _ in stored}, reverse=True):

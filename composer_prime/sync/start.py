@@ -86,7 +86,7 @@ def _create(
 
 
 def read_manifest(data: bytes) -> Manifest:
-    """Parse a manifest's bytes. Raises ProtocolError when it is of another protocol version, CorruptObject when none."""
+    """Parse a manifest's bytes. Raises ProtocolError when it speaks another version, CorruptObject when it is none."""
     try:
         protocol = json.loads(data).get("protocol")
     except (ValueError, AttributeError):
@@ -99,9 +99,7 @@ def read_manifest(data: bytes) -> Manifest:
     return Manifest.from_bytes(data, keys.manifest())
 
 
-def check_fit(
-    manifest: Manifest, terms: Terms, named_shapes: Sequence[tuple[str, tuple[int, ...]]], run: str
-) -> None:
+def check_fit(manifest: Manifest, terms: Terms, named_shapes: Sequence[tuple[str, tuple[int, ...]]], run: str) -> None:
     """Raise FingerprintMismatch, showing every difference, unless model and terms are the run's."""
     differences = [
         f"outer.{name}: run {theirs!r}, recipe {getattr(terms, name)!r}"
@@ -117,9 +115,7 @@ def check_fit(
         )
 
 
-def _shape_differences(
-    theirs: Mapping[str, tuple[int, ...]], ours: Mapping[str, tuple[int, ...]]
-) -> list[str]:
+def _shape_differences(theirs: Mapping[str, tuple[int, ...]], ours: Mapping[str, tuple[int, ...]]) -> list[str]:
     names = [*theirs, *(name for name in ours if name not in theirs)]
     return [
         f"parameter {name}: run {_shape(theirs.get(name))}, model {_shape(ours.get(name))}"
@@ -137,6 +133,6 @@ def check_arithmetic(manifest: Manifest) -> None:
     ours = test_vector()
     if ours != manifest.test_vector:
         raise ProtocolError(
-            f"this machine computes the run's test vector as {ours[:16]}, the run says {manifest.test_vector[:16]}: its masters "
-            "would drift apart; use the torch version and CPU type of the other sites"
+            f"this machine computes the run's test vector as {ours[:16]}, the run says {manifest.test_vector[:16]}: "
+            "its masters would drift apart; use the torch version and CPU type of the other sites"
         )

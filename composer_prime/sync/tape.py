@@ -25,12 +25,14 @@ class Tape:
 
     def write(self, event: str, **fields: Any) -> None:
         """Add one event; fields must be JSON-able. It reaches the bucket at the next flush."""
-        line = json.dumps({"event": event, "site": self._site, "incarnation": self._incarnation, **fields}, sort_keys=True)
+        line = json.dumps(
+            {"event": event, "site": self._site, "incarnation": self._incarnation, **fields}, sort_keys=True
+        )
         with self._lock:
             self._lines.append(line)
 
     def flush(self) -> None:
-        """Write what is buffered as a new object. A number taken by another incarnation is skipped, never overwritten."""
+        """Write what is buffered as a new object. A number that another incarnation took is skipped."""
         with self._lock:
             lines, self._lines = self._lines, []
         if not lines:

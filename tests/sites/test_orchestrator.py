@@ -204,6 +204,7 @@ def test_without_an_outer_loop_there_are_max_steps_batches(run: Run) -> None:
         await takes_batches(2)(settings)
         publish(settings.paths, 3)
         await until(lambda: policy.version == 3)  # weights are still passed on after the last batch
+        await asyncio.sleep(0.5)  # time to make one more batch, for an orchestrator that would
         assert read_batch(settings.paths.rollouts, 2) is None
 
     policy = FakePolicy()

@@ -144,6 +144,7 @@ class ThreadSite(threading.Thread):
         self.steps = 0
         self.summary: dict[str, Any] = {}
         self.error: BaseException | None = None
+        self.after_join: Callable[[], object] = lambda: None
         self._lr = lr
         self._data = torch.Generator().manual_seed(data_seed)
         self._stop_after = stop_after
@@ -160,6 +161,7 @@ class ThreadSite(threading.Thread):
     def run(self) -> None:
         try:
             self.outer.join(self.net.named_parameters())
+            self.after_join()
             while not self.outer.finished and self.steps != self._stop_after:
                 self.step()
                 self.outer.after_inner_step(tokens=10, samples=2)

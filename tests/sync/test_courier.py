@@ -155,7 +155,14 @@ def test_a_commit_that_breaks_a_rule_is_a_void_round_for_everybody(store, clock)
         site.courier._bring(0)
     offers = {name: Offer.from_bytes(store.get(keys.offer(0, 0, name)), name) for name in "ab"}
     heavy = [
-        {"site": name, "incarnation": 0, "payload": offer.payload, "sha256": offer.sha256, "tokens": 10, "multiplier": 9.0}
+        {
+            "site": name,
+            "incarnation": 0,
+            "payload": offer.payload,
+            "sha256": offer.sha256,
+            "tokens": 10,
+            "multiplier": 9.0,
+        }
         for name, offer in offers.items()
     ]
     bad = {"fragment": 0, "version": 0, "base_sha": before.sha256, "taken": heavy, "refused": [], "committer": "b"}
@@ -207,7 +214,7 @@ def test_masters_rebuilt_from_any_snapshot_and_the_log_are_bit_identical(store, 
 def test_a_corrupt_snapshot_is_passed_over_for_an_older_one(store, clock):
     a = HandSite(store, make_terms(rounds=9), "a", clock)
     run_rounds(clock, [a], 5)
-    newest = [key for key in store.list(keys.masters_prefix(0)) if keys.parse_master(key)[1] == 4][0]
+    newest = next(key for key in store.list(keys.masters_prefix(0)) if keys.parse_master(key)[1] == 4)
     store.put(newest, store.get(newest)[:-4] + b"\x00\x00\x00\x01")
     late = HandSite(store, make_terms(rounds=9), "b", clock)
     assert late.courier.master(0).sha256 == a.courier.master(0).sha256

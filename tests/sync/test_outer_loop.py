@@ -70,8 +70,7 @@ def test_two_sites_at_h_1_are_data_parallel_sgd(store):
     sites = [ThreadSite(store, terms, name, data_seed=index) for index, name in enumerate("ab")]
     gate = threading.Barrier(2)
     for site in sites:  # both are members before either trains
-        join = site.outer.join
-        site.outer.join = lambda named, join=join: (join(named), gate.wait(30))[0]
+        site.after_join = lambda: gate.wait(30)
     run_sites(*sites)
     assert [site.steps for site in sites] == [6, 6]
     net, data = make_net(), [torch.Generator().manual_seed(index) for index in range(2)]
@@ -135,7 +134,7 @@ def test_a_model_of_other_shapes_is_refused_with_the_difference_shown(store):
     run_sites(ThreadSite(store, make_terms(), "a", stop_after=1))
     wide = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
     outer = OuterLoop(store, make_terms(), run="run", site="b")
-    with pytest.raises(FingerprintMismatch, match="parameter 0.weight: run 12x4, model 16x4"):
+    with pytest.raises(FingerprintMismatch, match=r"parameter 0\.weight: run 12x4, model 16x4"):
         outer.join(wide.named_parameters())
 
 

@@ -121,7 +121,9 @@ def test_round_in_which_nobody_has_anything_closes_void_at_once():
     st.one_of(st.none(), st.floats(0, 20)),
     st.one_of(st.none(), st.floats(0, 20)),
 )
-def test_a_decision_takes_only_valid_offers_and_never_fewer_than_the_quorum(verdicts, live, since_quorum_s, since_all_s):
+def test_a_decision_takes_only_valid_offers_and_never_fewer_than_the_quorum(
+    verdicts, live, since_quorum_s, since_all_s
+):
     decision = decide_round(RoundView(verdicts, live, since_quorum_s, since_all_s), TERMS)
     assert all(verdicts[site] == "valid" for site in decision.take)
     assert decision.take == () or len(decision.take) >= TERMS.quorum
@@ -189,7 +191,15 @@ def test_a_payload_is_taken_at_most_once_in_a_run():
     ],
 )
 def test_an_offer_that_cannot_stand_in_the_round_is_refused_with_the_reason(changes, word):
-    terms = {"site": "a", "fragment": 0, "version": 3, "base_sha": "b" * 64, "nbytes": 8, "taken": set(), "terms": TERMS}
+    terms = {
+        "site": "a",
+        "fragment": 0,
+        "version": 3,
+        "base_sha": "b" * 64,
+        "nbytes": 8,
+        "taken": set(),
+        "terms": TERMS,
+    }
     assert offer_fault(offer(), **terms) is None
     assert word in (offer_fault(offer(**changes), **terms) or "")
 

@@ -1,7 +1,7 @@
 """Supervised warm-up of the tiny model: it learns to be right about a third of the time, so that RL has what to find.
 
 A random policy never earns a reward, and one shown only right answers turns flat and stalls. So each prompt of the
-letters tasks is shown with two answers, a plain copy (65 %) and the right one (35 %), until the right one is that likely.
+letters tasks is shown with two answers, a plain copy (65 %) and the right one (35 %), until both are that likely.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn import functional
 
 from composer_prime.errors import ModelError
 
@@ -68,12 +68,12 @@ def warm_up(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
-    config: WarmUpConfig = WarmUpConfig(),  # noqa: B008 (frozen)
+    config: WarmUpConfig = WarmUpConfig(),
     progress: Progress | None = None,
 ) -> WarmUp:
     """Train `model` in place on demonstrations of the letters tasks; the same seed gives the same demonstrations.
 
-    model    a causal LM, fp32 on CPU. Left in eval mode.
+    model    the tiny model, fp32 on CPU. Left in eval mode.
     config   see there. "accuracy" is exact, not sampled: the mean probability of right answer and stop token.
 
     Raises ModelError when `config.max_steps` steps don't reach the accuracy.
@@ -135,14 +135,14 @@ def _answer_logprobs(model: PreTrainedModel, layout: _Layout, verb: str, words: 
     right = layout.letters[words.flip(1) if verb == "Reverse" else words.sort(1).values]
     blocks = torch.cat([copied, layout.tail.expand(num_words, -1), copied, right], dim=1)
     positions, visible = _packing(num_words, num_head, num_tail)
-    hidden = model.base_model(
+    logits = model(
         input_ids=torch.cat([layout.head, blocks.flatten()])[None],
         position_ids=positions[None],
         attention_mask=visible[None, None],
         use_cache=False,
-    ).last_hidden_state
+    ).logits
     last = LENGTH + num_tail - 1  # of the prompt, within a block
-    logits = model.get_output_embeddings()(hidden[0, num_head:].view(num_words, -1, hidden.shape[-1])[:, last:])
+    logits = logits[0, num_head:].view(num_words, -1, logits.shape[-1])[:, last:]
     for_copy, for_right = logits[:, : LENGTH + 1], torch.cat([logits[:, :1], logits[:, LENGTH + 1 :]], dim=1)
     stop = layout.stop.expand(num_words, -1)
     return (
@@ -167,7 +167,7 @@ def _packing(num_words: int, num_head: int, num_tail: int) -> tuple[Tensor, Tens
 
 
 def _token_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
-    return -cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+    return -functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
 
 
 @torch.no_grad()

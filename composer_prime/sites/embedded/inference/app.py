@@ -120,7 +120,7 @@ class Server:
             )
         except (TemplateError, TypeError, ValueError) as error:  # what a template does to messages it isn't made for
             raise BadInput(f"messages don't fit the model's chat template: {error}") from error
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._tokenizer.encode(str(text), add_special_tokens=False)
 
     def _decode(self, token_ids: list[int]) -> str:
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True)

@@ -10,6 +10,7 @@ import dataclasses
 import random
 from collections import OrderedDict
 from collections.abc import Sequence as SequenceOf
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -89,10 +90,9 @@ class Decoder:
         """Compute prompts and draw a first token for each; those that are over with it are returned."""
         prompts = self._prefill([sequence.request for sequence in sequences])
         finished = self._draw(sequences, torch.stack([prompt.logits for prompt in prompts]))
-        for sequence, prompt, is_over in zip(sequences, prompts, finished, strict=True):
-            if not is_over:
-                self._rows.add(prompt.key_values)
-                self._running.append(sequence)
+        going_on = [index for index, is_over in enumerate(finished) if not is_over]
+        self._rows.add([prompts[index].key_values for index in going_on])
+        self._running.extend(sequences[index] for index in going_on)
         return [sequence for sequence, is_over in zip(sequences, finished, strict=True) if is_over]
 
     @torch.inference_mode()
@@ -119,15 +119,9 @@ class Decoder:
                 self._running.pop()
         return over
 
-    def clear(self) -> list[Sequence]:
-        """Drop everything, prompts too; the sequences that were running are returned."""
-        running, self._running = self._running, []
+    def forget(self) -> None:
+        """Drop what past weights computed, while nothing runs: kept prompts, and buffers that may hold their NaNs."""
         self._rows = Rows()
-        self.forget_prompts()
-        return running
-
-    def forget_prompts(self) -> None:
-        """Drop what was kept of past prompts: the weights that computed it are no longer those of the model."""
         self._prompts.clear()
         self._prompt_bytes = 0
 
@@ -162,7 +156,7 @@ class Decoder:
         padding = [width - len(prompt) for prompt in prompts]
         tokens = torch.tensor([[0] * pad + list(prompt) for pad, prompt in zip(padding, prompts, strict=True)])
         real = torch.arange(width) >= torch.tensor(padding)[:, None]
-        cache = DynamicCache(config=self._model.config) if not self._is_windowed else DynamicCache()
+        cache = DynamicCache()  # without the config: windowed layers would drop what a row keeps and masks
         logits = self._model(
             input_ids=tokens,
             position_ids=(real.long().cumsum(dim=1) - 1).clamp_(min=0),
@@ -171,10 +165,11 @@ class Decoder:
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]
+        layers = [(cast(Tensor, keys), cast(Tensor, values)) for keys, values, *_ in cache]
         return [
             _Prompt(
                 # Copies: a view would keep the whole batch alive.
-                [(layer.keys[row, :, pad:].clone(), layer.values[row, :, pad:].clone()) for layer in cache.layers],
+                [(keys[row, :, pad:].clone(), values[row, :, pad:].clone()) for keys, values in layers],
                 logits[row].clone(),
             )
             for row, pad in enumerate(padding)

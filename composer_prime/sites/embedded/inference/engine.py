@@ -120,11 +120,13 @@ class Gate:
     @contextlib.asynccontextmanager
     async def idle(self) -> AsyncIterator[None]:
         """Hold new requests back and wait until none runs; inside, none does."""
-        async with self._exclusive:
-            await self._drained()
-            yield
-        async with self._changes:
-            self._changes.notify_all()
+        try:
+            async with self._exclusive:
+                await self._drained()
+                yield
+        finally:
+            async with self._changes:
+                self._changes.notify_all()
 
     async def pause(self) -> None:
         """Hold new requests back until `resume`; return when none runs."""

@@ -1,10 +1,12 @@
-"""The key-value cache of a batch whose rows come and go: preallocated, and right-aligned so that a step writes one column.
+"""The key-value cache of a batch whose rows come and go: preallocated, and right-aligned.
 
-A decode step writes every row's new key and value into the same column; what lies left of a row's start is masked. A
-new row is copied in to end where the others end, a finished one is overwritten by the last.
+So a decode step writes every row's new key and value into the same column; what lies left of a row's start is masked.
+A new row is copied in to end where the others end, a finished one is overwritten by the last.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,15 +25,17 @@ class RowLayer(DynamicLayer):
     def __init__(self, rows: Rows, like: tuple[Tensor, Tensor]) -> None:
         super().__init__()
         self._rows = rows
-        self.keys, self.values = (one.new_empty(0, one.shape[0], 0, one.shape[2]) for one in like)
+        self.key_buffer, self.value_buffer = (one.new_empty(0, one.shape[0], 0, one.shape[2]) for one in like)
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Write one column, (rows, kv heads, 1, head size), and give all columns up to it."""
         size, low, end = self._rows.size, self._rows.low, self._rows.end
-        self.keys[:size, :, end : end + 1] = key_states
-        self.values[:size, :, end : end + 1] = value_states
-        return self.keys[:size, :, low : end + 1], self.values[:size, :, low : end + 1]
+        self.key_buffer[:size, :, end : end + 1] = key_states
+        self.value_buffer[:size, :, end : end + 1] = value_states
+        return self.key_buffer[:size, :, low : end + 1], self.value_buffer[:size, :, low : end + 1]
 
     def get_seq_length(self) -> int:
         return self._rows.end - self._rows.low
@@ -42,7 +46,7 @@ class RowLayer(DynamicLayer):
     def resize(self, num_rows: int, num_columns: int, end: int) -> None:
         """Move the columns in use into new buffers, so that they end at column `end`."""
         size, low, old_end = self._rows.size, self._rows.low, self._rows.end
-        for name in ("keys", "values"):
+        for name in ("key_buffer", "value_buffer"):
             old: Tensor = getattr(self, name)
             new = old.new_zeros(num_rows, old.shape[1], num_columns, old.shape[3])
             new[:size, :, end - (old_end - low) : end] = old[:size, :, low:old_end]
@@ -51,14 +55,14 @@ class RowLayer(DynamicLayer):
     def write(self, row: int, keys: Tensor, values: Tensor) -> None:
         """Put one sequence into a row, ending where all rows end."""
         columns = slice(self._rows.end - keys.shape[1], self._rows.end)
-        self.keys[row, :, columns] = keys
-        self.values[row, :, columns] = values
+        self.key_buffer[row, :, columns] = keys
+        self.value_buffer[row, :, columns] = values
 
     def copy_row(self, source: int, target: int, start: int) -> None:
         """Overwrite row `target` by row `source`, whose sequence begins at column `start`."""
         columns = slice(start, self._rows.end)
-        self.keys[target, :, columns] = self.keys[source, :, columns]
-        self.values[target, :, columns] = self.values[source, :, columns]
+        self.key_buffer[target, :, columns] = self.key_buffer[source, :, columns]
+        self.value_buffer[target, :, columns] = self.value_buffer[source, :, columns]
 
 
 class Rows:
@@ -76,17 +80,19 @@ class Rows:
     def size(self) -> int:
         return len(self.starts)
 
-    def add(self, sequence: KeyValues) -> None:
-        """Append a row. Views that an earlier step was given are no longer good."""
+    def add(self, sequences: Sequence[KeyValues]) -> None:
+        """Append a row for each sequence. Views that an earlier step was given are no longer good."""
+        if not sequences:
+            return
         if not self.cache.layers:
-            self.cache.layers.extend(RowLayer(self, like) for like in sequence)
-        length = sequence[0][0].shape[1]
-        self._make_room(length)
-        row = self.size
-        self.starts.append(self.end - length)
-        self.low = min(self.low, self.end - length) if row else self.end - length
-        for layer, (keys, values) in zip(self._layers(), sequence, strict=True):
-            layer.write(row, keys, values)
+            self.cache.layers.extend(RowLayer(self, like) for like in sequences[0])
+        lengths = [sequence[0][0].shape[1] for sequence in sequences]
+        self._make_room(len(sequences), max(lengths))
+        for sequence, length in zip(sequences, lengths, strict=True):
+            for layer, (keys, values) in zip(self._layers(), sequence, strict=True):
+                layer.write(self.size, keys, values)
+            self.starts.append(self.end - length)
+        self.low = min(self.starts)
 
     def remove(self, row: int) -> int:
         """Free a row; the last row moves into its place, and its old number is returned."""
@@ -119,11 +125,14 @@ class Rows:
     def _layers(self) -> list[RowLayer]:
         return [layer for layer in self.cache.layers if isinstance(layer, RowLayer)]
 
-    def _make_room(self, length: int) -> None:
+    def _make_room(self, num_new: int, length: int) -> None:
+        """Have buffers for so many more rows, and `length` columns or more left of `end`."""
         if self.size == 0:
-            self.low = self.end = min(max(self.end, length), max(self._num_columns, length))
-        if self.size == self._num_rows or length > self.end or self.end > self._num_columns:
-            num_rows = self._num_rows if self.size < self._num_rows else max(_FIRST_ROWS, 2 * self._num_rows)
+            self.low = self.end = length
+        num_rows = max(_FIRST_ROWS, self._num_rows)
+        while num_rows < self.size + num_new:
+            num_rows *= 2
+        if num_rows > self._num_rows or length > self.end or self.end > self._num_columns:
             self._resize(num_rows, max(length, self.end - self.low))
 
     def _resize(self, num_rows: int, extent: int) -> None:

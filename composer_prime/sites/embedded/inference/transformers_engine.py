@@ -12,7 +12,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from composer_prime.errors import BadInput, SiteError
+from composer_prime.errors import BadInput, ModelError, SiteError
 from composer_prime.sites.embedded.inference.decoder import Sequence
 from composer_prime.sites.embedded.inference.engine import Completion, Gate, GenerateRequest
 from composer_prime.sites.embedded.inference.reload import copy_weights, read_weights
@@ -49,11 +49,11 @@ class TransformersEngine:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._worker = Worker(lambda: load_policy(self._folder), self._max_batch_size, loop, self._on_failure)
+        self._worker = Worker(lambda: _load(self._folder), self._max_batch_size, loop, self._on_failure)
         self._is_started = True
         model = await self._worker.start()
         self.max_model_len = min(self.max_model_len, _num_positions(model, self.max_model_len))
-        self._vocabulary = model.get_input_embeddings().num_embeddings
+        self._vocabulary = model.config.get_text_config().vocab_size
         self._end_tokens = _end_tokens(model)
         self._model = model
 
@@ -105,6 +105,16 @@ class TransformersEngine:
             stop_token_ids=sampling.stop_token_ids | self._end_tokens,
             randomness=random.Random(sampling.seed if sampling.seed is not None else self._seeds.getrandbits(64)),
         )
+
+
+def _load(folder: Path) -> PreTrainedModel:
+    model = load_policy(folder)
+    if getattr(model, "_is_stateful", False):  # transformers' mark of models that don't keep keys and values alone
+        raise ModelError(
+            f"model folder {folder} has layers with recurrent state, which inference.engine transformers can't batch: "
+            "use inference.engine vllm"
+        )
+    return model
 
 
 def _num_positions(model: PreTrainedModel, default: int) -> int:

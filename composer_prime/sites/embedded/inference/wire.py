@@ -43,7 +43,9 @@ _WITHOUT_EFFECT = frozenset(
     }
 )
 _SAMPLING = frozenset({"temperature", "top_p", "max_tokens", "stop_token_ids", "seed"})
-_CHAT = frozenset({"model", "messages", "tools", "max_completion_tokens", "chat_template_kwargs", "tool_choice", "user"})
+_CHAT = frozenset(
+    {"model", "messages", "tools", "max_completion_tokens", "chat_template_kwargs", "tool_choice", "user"}
+)
 _TOKEN_BODY = frozenset({"model", "token_ids", "sampling_params", "cache_salt", "priority", "request_id", "stream"})
 
 

@@ -25,7 +25,7 @@ class Worker:
     """Runs sequences, at most `max_batch_size` at a time; further ones wait in order of arrival.
 
     load        gives the model; called on the thread, first thing.
-    on_failure  called on the event loop when the thread that had started has ended by an exception; whatever waits for it fails too.
+    on_failure  called on the event loop when an exception has ended the thread after its start; what waits fails too.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Worker:
         arrived, calls = self._take()
         for function, future in calls:
             function()
-            self._decoder.forget_prompts()
+            self._decoder.forget()
             self._loop.call_soon_threadsafe(_resolve, future)
         if arrived:
             self._answer(self._decoder.admit(arrived))
