@@ -6,9 +6,9 @@ and every function here is pure; DESIGN.md section 4 and docs/protocol.md say wh
 
 import re
 
+from composer_prime.config.table import SITE_NAME
 from composer_prime.errors import ConfigError, ProtocolError
 
-SITE_NAME = r"[a-z0-9][a-z0-9-]{0,31}"
 FRAGMENT_DIGITS = 4
 ROUND_DIGITS = 8
 INCARNATION_DIGITS = 6

@@ -44,7 +44,7 @@ def test_sequences_that_come_and_go_are_scored_as_alone(policy: PreTrainedModel,
     rng = random.Random(seed)
     decoder = Decoder(policy)
     sequences: list[Sequence] = []
-    for _ in range(12):
+    for _ in range(16):
         arriving = [
             ask(
                 random_prompt(rng, rng.choice([1, 2, 7, 30, 90])),

@@ -133,7 +133,7 @@ def test_two_processes_that_build_the_same_model_both_get_it(tmp_path: Path) -> 
 
 def test_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ModelError, match="can't be kept in .*file.*XDG_CACHE_HOME"):
+    with pytest.raises(ModelError, match=r"can't be kept in .*file.*XDG_CACHE_HOME"):
         resolve_model("tiny", 0, tmp_path / "file" / "cache")
 
 

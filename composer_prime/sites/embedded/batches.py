@@ -110,6 +110,13 @@ def read_batch(rollouts_dir: Path, step: int) -> list[TrainingSample] | None:
     return _cut_streams(streams, meta["samples"])
 
 
+def drop_batches(rollouts_dir: Path, from_step: int) -> None:
+    """Delete what an earlier start of the site left for steps that are still to be trained: an older policy made it."""
+    for folder in Path(rollouts_dir).glob("step_*"):
+        if int(folder.name.removeprefix("step_")) >= from_step:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _describe(sample: TrainingSample) -> dict[str, object]:
     return {
         "num_tokens": len(sample.token_ids),

@@ -11,7 +11,6 @@ import contextlib
 import gc
 import logging
 import os
-import shutil
 import signal
 import sys
 import time
@@ -23,7 +22,7 @@ from composer_prime import metrics
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ComposerPrimeError, SiteError
 from composer_prime.metrics import MetricsTape
-from composer_prime.sites.embedded.batches import TrainingSample, write_batch
+from composer_prime.sites.embedded.batches import TrainingSample, drop_batches, write_batch
 from composer_prime.sites.embedded.environments import load_sources
 from composer_prime.sites.embedded.inference_client import InferenceClient
 from composer_prime.sites.embedded.ports import HOST
@@ -137,13 +136,6 @@ def first_step(settings: SiteSettings) -> int:
         return 0
     names = (folder.name.removeprefix("step_") for folder in settings.paths.checkpoints.glob("step_*"))
     return max((int(name) for name in names if name.isdecimal()), default=0)
-
-
-def drop_batches(rollouts: Path, from_step: int) -> None:
-    """Delete what an earlier start of the site left for steps that are still to be trained."""
-    for folder in rollouts.glob("step_*"):
-        if int(folder.name.removeprefix("step_")) >= from_step:
-            shutil.rmtree(folder)
 
 
 def publishes_first(settings: SiteSettings) -> bool:

@@ -21,12 +21,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from composer_prime.errors import BadInput, ModelError, SiteError
 from composer_prime.sites.embedded.inference.engine import Completion, FinishReason, Gate, GenerateRequest
 from composer_prime.sites.embedded.inference.reload import read_weights
+from composer_prime.sites.embedded.inference.vllm_folder import make_whole_folder, tied_names
 from composer_prime.sites.embedded.inference.vllm_server import VllmServer
 
 _TIMEOUT_S = 600.0
 _WATCH_S = 0.5
 _NO_EVIDENCE = -9999.0  # what vLLM says where it has no log-probability
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
 
 
 class VllmEngine:
@@ -56,10 +56,13 @@ class VllmEngine:
 
     async def start(self) -> None:
         self._skeleton = _skeleton(self._folder)
+        self._tied = tied_names(self._skeleton)
         positions = getattr(self._skeleton.config.get_text_config(), "max_position_embeddings", None)
         self.max_model_len = min(self.max_model_len, positions or self.max_model_len)
+        whole = Path(self._closing.enter_context(tempfile.TemporaryDirectory(prefix="composer-prime-model-")))
+        self._make_whole(whole, self._folder)
         self._server = VllmServer(
-            self._folder,
+            whole,
             python=self._python,
             log=self._log,
             seed=self._seed,
@@ -92,7 +95,7 @@ class VllmEngine:
         await loop.run_in_executor(None, read_weights, folder, self._skeleton)  # a bad folder would end vLLM's worker
         async with self._gate.idle():
             with tempfile.TemporaryDirectory(prefix="composer-prime-weights-") as whole:
-                link_model(self._folder, folder, Path(whole))
+                self._make_whole(Path(whole), folder)
                 await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": whole}})
             await self._post("/reset_prefix_cache", None)
             self.policy_version = version
@@ -105,6 +108,9 @@ class VllmEngine:
 
     async def close(self) -> None:
         await self._closing.aclose()
+
+    def _make_whole(self, target: Path, weight_dir: Path) -> None:
+        make_whole_folder(target, model_dir=self._folder, weight_dir=weight_dir, tied=self._tied)
 
     async def _watch(self) -> None:
         """Say so when the server ends by itself."""
@@ -127,14 +133,6 @@ class VllmEngine:
         if answer.is_error:
             raise SiteError(f"vLLM answered {path} with {answer.status_code}: {answer.text[:500]}")
         return answer.json() if answer.content else None
-
-
-def link_model(model_dir: Path, weight_dir: Path, target: Path) -> None:
-    """Make `target`, an empty folder, a whole model of links: new weights, everything else from the model's folder."""
-    old = {file for pattern in _WEIGHTS for file in model_dir.glob(pattern)}
-    others = [file for file in model_dir.iterdir() if file.is_file() and file not in old]
-    for file in [*others, *weight_dir.glob("*.safetensors"), *weight_dir.glob("*.safetensors.index.json")]:
-        (target / file.name).symlink_to(file.resolve())
 
 
 def _skeleton(folder: Path) -> PreTrainedModel:

@@ -1,0 +1,190 @@
+"""The inference server as a process of its own: how it starts, is spoken to over a socket, and ends."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import verifiers.v1 as vf
+from openai import AsyncOpenAI
+from renderers import create_renderer
+from renderers.client import generate
+from renderers.configs import Qwen3RendererConfig
+from verifiers.v1.clients.train import TrainClient
+from verifiers.v1.configs.client import TrainClientConfig
+from verifiers.v1.dialects import ChatDialect
+
+from composer_prime.config import SiteSettings
+from composer_prime.sites.embedded.model import load_policy
+from composer_prime.sites.embedded.ports import claim_port
+from composer_prime.sites.embedded.tiny import tiny_tokenizer
+from tests.sites.letters_site import letters_site
+from tests.sites.tiny_folder import save_random_tiny, score
+
+MESSAGES = [{"role": "user", "content": "Reverse: abcd"}]
+START_TIMEOUT_S = 120
+
+
+@dataclass
+class Process:
+    """A server that was started, and what it printed once it has ended."""
+
+    settings: SiteSettings
+    popen: subprocess.Popen[str]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.settings.inference_port}"
+
+    def wait_healthy(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                if httpx.get(f"{self.url}/health", timeout=START_TIMEOUT_S).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            assert self.popen.poll() is None, self.popen.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str, float]:
+        """Signal it; exit code, what it printed to stderr, and the seconds it took."""
+        self.popen.send_signal(number)
+        began = time.monotonic()
+        _, errors = self.popen.communicate(timeout=30)
+        return self.popen.returncode, errors, time.monotonic() - began
+
+
+def start(output_dir: Path, model_dir: Path, **site: Any) -> Process:
+    settings = letters_site(output_dir, model_dir=model_dir, **({"port": claim_port(None, set())} | site))
+    command = [sys.executable, "-m", "composer_prime.sites.embedded.inference", str(settings.paths.root)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return Process(settings, subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_random_tiny(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Process]:
+    process = start(tmp_path_factory.mktemp("served"), model_dir)
+    try:
+        process.wait_healthy()
+        yield process
+    finally:
+        process.popen.kill()
+        process.popen.communicate()
+
+
+def test_renderers_own_client_gets_tokens_and_their_logprobs(server: Process, model_dir: Path, run_async) -> None:
+    renderer = create_renderer(tiny_tokenizer(), Qwen3RendererConfig(enable_thinking=False))
+
+    async def ask() -> dict[str, Any]:
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+            return await generate(
+                client=client,
+                renderer=renderer,
+                messages=MESSAGES,
+                model="tiny",
+                sampling_params={"temperature": 1.0, "max_tokens": 8, "seed": 1},
+            )
+
+    result = run_async(ask())
+    assert result["prompt_ids"] == renderer.render_ids(MESSAGES, add_generation_prompt=True)
+    assert 1 <= len(result["completion_ids"]) <= 8
+    expected = score(load_policy(model_dir), result["prompt_ids"], result["completion_ids"])
+    assert result["completion_logprobs"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_verifiers_train_client_gets_a_turn(server: Process, model_dir: Path, run_async) -> None:
+    config = TrainClientConfig(
+        base_url=f"{server.url}/v1",
+        renderer=Qwen3RendererConfig(enable_thinking=False),
+        renderer_model_name=str(model_dir),
+    )
+
+    async def ask() -> Any:
+        client = TrainClient(config)
+        try:
+            body = {"model": "tiny", "messages": MESSAGES}
+            return await client.get_response(ChatDialect(), body, vf.Sampling(temperature=0.8, max_tokens=6))
+        finally:
+            await client.close()
+
+    response = run_async(ask())
+    assert len(response.tokens.completion_ids) == len(response.tokens.completion_logprobs) > 0
+    assert response.finish_reason in ("stop", "length")
+
+
+def test_many_connections_are_answered_and_carry_the_version(server: Process, run_async) -> None:
+    async def ask() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=httpx.Limits(max_connections=64)) as http:
+            body = {"token_ids": list(range(38)), "sampling_params": {"max_tokens": 6}}
+            return await asyncio.gather(*(http.post("/inference/v1/generate", json=body) for _ in range(64)))
+
+    answers = run_async(ask())
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.json()["policy_version"] for answer in answers} == {0}
+    assert {answer.headers["x-policy-version"] for answer in answers} == {"0"}
+    assert len({json.dumps(answer.json()["choices"]) for answer in answers}) > 32, "requests share no randomness"
+
+
+def test_a_second_server_on_the_port_exits_with_two_and_one_line(server: Process, tmp_path: Path, model_dir) -> None:
+    port = server.settings.inference_port
+    second = start(tmp_path, model_dir, port=port)
+    _, errors = second.popen.communicate(timeout=60)
+    assert second.popen.returncode == 2
+    (line,) = errors.strip().splitlines()
+    assert line.startswith(f"error: inference.server.port ({port}) can't be listened on") and "another port" in line
+
+
+def test_sigterm_ends_it_within_two_seconds_in_the_middle_of_requests(tmp_path: Path, model_dir: Path) -> None:
+    process = start(tmp_path, model_dir, seq_len=2048)
+    process.wait_healthy()
+    body = json.dumps({"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 2000}}).encode()
+    head = f"POST /inference/v1/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", process.settings.inference_port)) as connection:
+        connection.sendall(head + body)
+        httpx.get(f"{process.url}/health").raise_for_status()  # answered after the request was read
+        exit_code, errors, took_s = process.end()
+    assert exit_code == 0, errors
+    assert took_s < 2
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_the_start_ends_it_quietly(tmp_path: Path, model_dir: Path, number: int) -> None:
+    process = start(tmp_path, model_dir)
+    while not _is_listening(process.settings.inference_port):
+        assert process.popen.poll() is None, process.popen.communicate()[1]
+        time.sleep(0.01)
+    exit_code, errors, _ = process.end(number)
+    assert (exit_code, "Traceback" in errors) == (0, False), errors
+
+
+def _is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_model_folder_that_broke_since_exits_with_two_and_names_it(tmp_path: Path) -> None:
+    folder = save_random_tiny(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"garbage")
+    process = start(tmp_path / "out", folder)
+    _, errors = process.popen.communicate(timeout=START_TIMEOUT_S)
+    assert process.popen.returncode == 2
+    assert errors.strip().splitlines()[-1].startswith(f"error: model folder {folder} can't be loaded")
+    assert "Traceback" not in errors
