@@ -88,11 +88,11 @@ def test_site_starts_the_named_site_and_leaves_the_recipe_as_it_is(cli, starter:
     [
         (["run", RECIPE, "--outer.inner_stepz", "4"], ["outer.inner_stepz", "did you mean outer.inner_steps?"]),
         (["run", RECIPE, "--outer.inner_steps", "9"], ["outer.inner_steps (9)", "multiple of outer.fragments (2)"]),
-        (["site", RECIPE, "--outer.sync_delay", "4"], ["outer.sync_delay (4)", "smaller than", "lower the delay"]),
+        (["site", RECIPE, "--outer.sync_delay", "6"], ["outer.sync_delay (6)", "smaller than", "lower the delay"]),
         (["run", "none.toml"], ["none.toml", "doesn't exist"]),
         (["run", "--clean", RECIPE], ["RECIPE must come before the settings"]),
         (["site", RECIPE, "--site", "C"], ["site", "'C'"]),
-        (["plan", RECIPE, "--outer.fragments", "8", "--outer.sync_delay=0"], ["outer.fragments (8)", "blocks", "(4)"]),
+        (["plan", RECIPE, "--outer.fragments", "6", "--outer.sync_delay=0"], ["outer.fragments (6)", "blocks", "(4)"]),
         (["plan", RECIPE, "--model.name", str(REPOSITORY)], ["model.name", "no config.json"]),
     ],
 )

@@ -48,11 +48,16 @@ def make_whole_folder(target: Path, *, model_dir: Path, weight_dir: Path, tied: 
         name: _read(places[source], source) for name, source in tied.items() if name not in places and source in places
     }
     others = [file for file in model_dir.iterdir() if file.is_file() and not file.name.endswith(_WEIGHTS)]
-    for file in [*files, *(file for file in others if file.name != CONFIG_FILE)]:
-        (target / file.name).symlink_to(file.resolve())
+    for file in others:
+        if file.name != CONFIG_FILE:
+            (target / file.name).symlink_to(file.resolve())
+    # Not under their own names: a loader that finds "model.safetensors" doesn't look into the index.
+    links = {file: f"part-{number}.safetensors" for number, file in enumerate(files)}
+    for file, link in links.items():
+        (target / link).symlink_to(file.resolve())
     if spelled_out:
         save_file(spelled_out, target / TIED_FILE)
-    index = {name: file.name for name, file in places.items()} | dict.fromkeys(spelled_out, TIED_FILE)
+    index = {name: links[file] for name, file in places.items()} | dict.fromkeys(spelled_out, TIED_FILE)
     (target / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": index}))
     config = json.loads((model_dir / CONFIG_FILE).read_text())
     (target / CONFIG_FILE).write_text(json.dumps(_untied(config) if tied else config))
