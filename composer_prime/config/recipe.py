@@ -119,7 +119,7 @@ class OrchestratorConfig(Table):
     """Rollouts of the same prompt, whose mean reward is the baseline."""
 
     max_off_policy_steps: int = Field(default=8, ge=1)
-    """Training steps by which a rollout's policy may lag behind the one it trains; generation waits for newer weights."""
+    """Training steps by which a rollout's policy may lag behind the one it trains; generation waits for newer ones."""
 
     algo: AlgoConfig = AlgoConfig()
     renderer: RendererConfig = RendererConfig()

@@ -259,8 +259,9 @@ class Courier:
             nbytes=errand.nbytes,
             norm=errand.norm,
         )
+        won = self._store.create(keys.offer(fragment, master.version, self._site), offer.to_bytes())
         errand.offered_at = master.version
-        if not self._store.create(keys.offer(fragment, master.version, self._site), offer.to_bytes()):
+        if not won:
             # An earlier incarnation offered in this round: its record stands, and this capture misses the round.
             logger.info("offer_stands_already fragment=%d version=%d", fragment, master.version)
             return

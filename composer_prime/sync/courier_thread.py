@@ -64,9 +64,9 @@ class CourierThread:
             thread.start()
 
     def announce(self, state: SiteState) -> None:
-        """Change the state others see, now."""
+        """Change the state others see, now; while the store fails, with the next beat that gets through."""
         self._state = state
-        self._beat()
+        self._try_beat()
 
     def wake(self) -> None:
         """Something was handed to the courier: make a pass now."""
@@ -84,7 +84,10 @@ class CourierThread:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(timeout=30)
-        self._tape.flush()
+        try:
+            self._tape.flush()
+        except StoreError as error:
+            logger.warning("tape_not_flushed error=%s", error)
 
     def _guarded(self, loop: Callable[[], None]) -> None:
         try:
@@ -114,11 +117,11 @@ class CourierThread:
 
     def _beats(self) -> None:
         while not self._stop.wait(self._beat_every_s):
-            try:
-                self._beat()
-            except StoreError as error:
-                logger.warning("beat_failed error=%s", error)
+            self._try_beat()
 
-    def _beat(self) -> None:
+    def _try_beat(self) -> None:
         inner_step, trained_tokens = self._progress()
-        self._pulse.beat(self._state, self._courier.versions(), inner_step, trained_tokens)
+        try:
+            self._pulse.beat(self._state, self._courier.versions(), inner_step, trained_tokens)
+        except StoreError as error:
+            logger.warning("beat_failed error=%s", error)

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from composer_prime.config.settings import SiteSettings
-from composer_prime.errors import ConfigError
+from composer_prime.errors import ConfigError, StoreError
 from composer_prime.outer.fragments import trainable
 from composer_prime.outer.merge import blend, carry, settle
 from composer_prime.outer.pseudograd import flatten, pseudograd, rounded, write_back
@@ -188,7 +188,10 @@ class OuterLoop:
 
     def _take_turn(self) -> None:
         """Rules 3 and 4: stand on everything there is, then offer the fragment whose turn it is."""
-        self._courier.follow()
+        try:
+            self._courier.follow()
+        except StoreError as error:
+            logger.warning("log_not_read error=%s", error)  # stand on what is known: a stale offer is only carried
         for fragment in self._fragments:
             self._adopt(fragment.index)
         versions = self._courier.versions()

@@ -1,14 +1,16 @@
 """Whole sites on threads: the outer loop as a trainer meets it."""
 
 import json
+import random
 import threading
+from typing import Any
 
 import pytest
 import torch
 
-from composer_prime.errors import FingerprintMismatch, ProtocolError
+from composer_prime.errors import FingerprintMismatch, ProtocolError, StoreError
 from composer_prime.outer.fragments import trainable
-from composer_prime.store import keys, open_store
+from composer_prime.store import Store, keys, open_store
 from composer_prime.sync.records import Manifest
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.start import create_or_join
@@ -128,6 +130,42 @@ def test_interrupt_frees_a_site_that_waits_for_a_quorum_that_never_comes(store):
     site.join(30)
     assert not site.is_alive() and site.error is None
     assert site.saved["outer"]["fragments"][0]["captured"] is not None
+
+
+class Flaky:
+    """A store that fails one call in four once it is told to, by seed."""
+
+    def __init__(self, inner: Store, seed: int) -> None:
+        self._inner, self._dice, self.failing, self.num_failed = inner, random.Random(seed), False, 0
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._inner, name)
+        if name not in ("get", "put", "create", "list"):
+            return call
+
+        def risky(*args: Any) -> Any:
+            if self.failing and self._dice.random() < 0.25:
+                self.num_failed += 1
+                raise StoreError(f"{name} failed by the dice")
+            return call(*args)
+
+        return risky
+
+
+def test_a_store_that_fails_now_and_then_loses_nothing_and_stops_nobody(store, monkeypatch):
+    monkeypatch.setattr("composer_prime.sync.courier_thread.RETRY_S", 0.02)
+    flaky = [Flaky(store, seed) for seed in range(2)]
+    terms = make_terms(sync_delay=1, rounds=4)
+    sites = [
+        ThreadSite(one, terms, name, data_seed=index) for index, (one, name) in enumerate(zip(flaky, "ab", strict=True))
+    ]
+    for site, one in zip(sites, flaky, strict=True):
+        site.after_join = lambda one=one: setattr(one, "failing", True)
+    run_sites(*sites)
+    assert min(one.num_failed for one in flaky) > 5
+    assert shas(sites[0]) == shas(sites[1])
+    for site in sites:
+        assert_fates_add_up(site)
 
 
 def test_a_model_of_other_shapes_is_refused_with_the_difference_shown(store):
