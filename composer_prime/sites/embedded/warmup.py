@@ -41,8 +41,8 @@ class WarmUpConfig:
     ramp_steps: int = 20
     measure_every: int = 15
     num_measured: int = 64
-    accuracy: tuple[float, float] = (0.29, 0.41)
-    """Stop at the first measurement within; sampling then gives 0.25 to 0.45."""
+    accuracy: tuple[float, float] = (0.27, 0.41)
+    """Stop at the first measurement within."""
     max_steps: int = 1500
 
 

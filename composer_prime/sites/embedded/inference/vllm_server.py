@@ -30,6 +30,7 @@ _GUARD = 'read -r _; kill -s KILL -- "-$1"'
 _ENV = {
     "VLLM_SERVER_DEV_MODE": "1",  # serves /collective_rpc and /reset_prefix_cache
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # OMP_NUM_THREADS counts then; its own choice is every core, pinned
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
@@ -60,6 +61,7 @@ class VllmServer:
         command += ["--model", str(folder), "--served-model-name", self.model_name]
         command += ["--max-model-len", str(max_model_len), "--max-num-seqs", str(max_batch_size)]
         command += ["--seed", str(seed), "--dtype", "float32", "--enforce-eager"]
+        command += ["--disable-uvicorn-access-log"]
         command += ["--enable-scale-out"]  # serves /inference/v1/generate
         command += ["--logprobs-mode", "processed_logprobs"]  # after temperature
         self._child = Child("vllm", command, log, env=_ENV)
