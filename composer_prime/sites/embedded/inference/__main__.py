@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 def main(arguments: list[str]) -> int:
     """Serve the site in the folder that is the one argument."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per request to vLLM otherwise
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     (site_dir,) = arguments

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-import httpx
+import aiohttp
 
 from composer_prime.errors import BadInput, SiteError
 from composer_prime.sites.embedded.ports import HOST, claim_port
@@ -24,7 +24,7 @@ STOP_GRACE_S = 0.5
 """It needs longer to end by itself, and has nothing to save."""
 
 _POLL_S = 0.2
-_PROBE_TIMEOUT_S = 60.0
+_PROBE_TIMEOUT = aiohttp.ClientTimeout(total=60.0)
 _TAIL_LINES = 15
 _GUARD = 'read -r _; kill -s KILL -- "-$1"'
 _ENV = {
@@ -69,7 +69,7 @@ class VllmServer:
             ["/bin/sh", "-c", _GUARD, "sh", str(self._child.pid)], stdin=subprocess.PIPE, start_new_session=True
         )
 
-    async def wait_ready(self, http: httpx.AsyncClient) -> None:
+    async def wait_ready(self, http: aiohttp.ClientSession) -> None:
         """Return when it answers. Raises SiteError when it has ended, or hasn't answered in time."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while not await _is_healthy(http):
@@ -95,8 +95,9 @@ class VllmServer:
         return f"the end of {self._child.log}:\n{lines}"
 
 
-async def _is_healthy(http: httpx.AsyncClient) -> bool:
+async def _is_healthy(http: aiohttp.ClientSession) -> bool:
     try:
-        return (await http.get("/health", timeout=_PROBE_TIMEOUT_S)).is_success
-    except httpx.TransportError:
+        async with http.get("/health", timeout=_PROBE_TIMEOUT) as answer:
+            return answer.ok
+    except (aiohttp.ClientError, TimeoutError):
         return False
