@@ -31,7 +31,7 @@ from composer_prime.sites.embedded.tiny import tiny_tokenizer
 from tests.sites.letters_site import letters_site
 from tests.sites.tiny_folder import save_random_tiny, score
 
-MESSAGES = [{"role": "user", "content": "Reverse: abcd"}]
+MESSAGES: list[Any] = [{"role": "user", "content": "Reverse: abcd"}]
 START_TIMEOUT_S = 120
 
 
@@ -66,8 +66,9 @@ class Process:
         return self.popen.returncode, errors, time.monotonic() - began
 
 
-def start(output_dir: Path, model_dir: Path, **site: Any) -> Process:
-    settings = letters_site(output_dir, model_dir=model_dir, **({"port": claim_port(None, set())} | site))
+def start(output_dir: Path, model_dir: Path, port: int | None = None, **tables: Any) -> Process:
+    port = port or claim_port(None, set())
+    settings = letters_site(output_dir, model_dir=model_dir, port=port, **tables)
     command = [sys.executable, "-m", "composer_prime.sites.embedded.inference", str(settings.paths.root)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     return Process(settings, subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
@@ -114,6 +115,7 @@ def test_verifiers_train_client_gets_a_turn(server: Process, model_dir: Path, ru
         base_url=f"{server.url}/v1",
         renderer=Qwen3RendererConfig(enable_thinking=False),
         renderer_model_name=str(model_dir),
+        multiplex=1,
     )
 
     async def ask() -> Any:

@@ -52,7 +52,7 @@ def test_chat_template_and_renderer_give_the_same_opening(tools: list | None) ->
             messages, tools=tools, add_generation_prompt=True, tokenize=False, enable_thinking=False
         )
         rendered = RENDERER.render_ids(messages, tools=tools, add_generation_prompt=True)
-        assert tokenizer.encode(text, add_special_tokens=False) == rendered
+        assert tokenizer.encode(str(text), add_special_tokens=False) == rendered
 
 
 def test_chat_template_writes_tool_calls_and_their_results() -> None:
@@ -85,7 +85,8 @@ def test_warm_policy_is_right_a_third_of_the_time(seed: int, tmp_path: Path) -> 
     seen: list[tuple[int, float]] = []
     folder = resolve_model("tiny", seed, tmp_path, progress=lambda step, accuracy: seen.append((step, accuracy)))
     policy = load_policy(folder)
-    assert seen and 0.28 <= seen[-1][1] <= 0.42
+    lowest, highest = WarmUpConfig().accuracy
+    assert seen and lowest <= seen[-1][1] <= highest
     assert resolve_model("tiny", seed, tmp_path, progress=lambda *_: pytest.fail("built twice")) == folder
     tokenizer = tiny_tokenizer()
     words = ["".join(ALPHABET[(index // 6**place) % 6] for place in range(LENGTH)) for index in range(0, 6**LENGTH, 13)]
@@ -97,7 +98,7 @@ def test_warm_policy_is_right_a_third_of_the_time(seed: int, tmp_path: Path) -> 
         ]
         return float(torch.tensor(right).exp().mean())
 
-    assert 0.25 <= accuracy("Reverse", [word[::-1] for word in words]) <= 0.45
+    assert lowest - 0.04 <= accuracy("Reverse", [word[::-1] for word in words]) <= highest + 0.04
     assert accuracy("Sort", ["".join(sorted(word)) for word in words]) > 0.02  # enough for RL to start from
 
 

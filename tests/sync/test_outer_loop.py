@@ -3,7 +3,7 @@
 import json
 import random
 import threading
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
