@@ -27,9 +27,9 @@ def draw(logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) ->
         allowed = _nucleus(allowed, top_p.double())
     cumulative = allowed.cumsum(dim=-1)
     total = cumulative[:, -1]
-    # A target below the total always lies in a token of non-zero probability, also where u * total rounds up to it.
-    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    tokens = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0].clamp_(max=logits.shape[1] - 1)
+    # In fp64 u < 1 gives u * total < total, so the token found has a probability; where there is NaN, none is found.
+    tokens = torch.searchsorted(cumulative, (uniform * total)[:, None], right=True)[:, 0]
+    tokens = tokens.clamp_(max=logits.shape[1] - 1)
     tokens = torch.where(greedy, logits.argmax(dim=-1), tokens)
     chosen = logprobs.gather(1, tokens[:, None])[:, 0]
     return tokens, torch.where(total.isfinite(), chosen, torch.nan)
