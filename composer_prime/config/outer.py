@@ -40,7 +40,7 @@ class OuterConfig(Table):
     quorum: int = Field(default=1, ge=1)
     """Valid offers a round needs before it may be committed without those still missing."""
 
-    grace_s: float = Field(default=5.0, ge=0)
+    grace_s: float = Field(default=30.0, ge=0)
     """Seconds a round stays open for the missing live sites after its quorum is reached."""
 
     liveness_s: float = Field(default=15.0, gt=0)
