@@ -337,11 +337,13 @@ class OuterLoop:
 
     def close(self) -> None:
         """Leave: tell the others, stop the threads, close the store. What was not offered stays in the checkpoint."""
-        if not self._finished:
-            self._thread.announce("leaving")
-        self._thread.close()
-        self._uploads.shutdown(wait=True)
-        self._store.close()
+        try:
+            if not self._finished:
+                self._thread.announce("leaving")
+        finally:  # a superseded site may not announce anything, and its threads stop all the same
+            self._thread.close()
+            self._uploads.shutdown(wait=True)
+            self._store.close()
 
     # --- state ------------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Sites for tests of the outer loop: couriers on a hand-driven clock, and whole sites on threads."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from composer_prime.errors import Superseded
 from composer_prime.outer.fragments import trainable
 from composer_prime.store.base import Store
 from composer_prime.sync.courier import Courier
@@ -170,9 +172,16 @@ class ThreadSite(threading.Thread):
                 "outer": self.outer.state_dict(),
             }
             self.summary = self.outer.summary()
-            self.outer.close()
         except BaseException as error:
             self.error = error
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Stop the site's threads, also after an error: one still in torch when Python ends would abort the tests."""
+        if hasattr(self.outer, "_thread"):
+            with contextlib.suppress(Superseded):
+                self.outer.close()
 
 
 def train_step(net: nn.Module, data: torch.Generator, lr: float) -> None:

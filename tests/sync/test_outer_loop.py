@@ -3,7 +3,7 @@
 import json
 import random
 import threading
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
