@@ -3,7 +3,7 @@
 import json
 import random
 import threading
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -157,7 +157,8 @@ def test_a_store_that_fails_now_and_then_loses_nothing_and_stops_nobody(store, m
     flaky = [Flaky(store, seed) for seed in range(2)]
     terms = make_terms(sync_delay=1, rounds=4)
     sites = [
-        ThreadSite(one, terms, name, data_seed=index) for index, (one, name) in enumerate(zip(flaky, "ab", strict=True))
+        ThreadSite(cast(Store, one), terms, name, data_seed=index)
+        for index, (one, name) in enumerate(zip(flaky, "ab", strict=True))
     ]
     for site, one in zip(sites, flaky, strict=True):
         site.after_join = lambda one=one: setattr(one, "failing", True)
