@@ -13,6 +13,7 @@
      |    +-- CorruptObject         an object whose bytes don't match its record
      |    +-- MasterMismatch        our masters differ from the log even after a rebuild
      |    +-- Superseded            another process of our name has a higher incarnation
+     |    +-- RunGone               the bucket no longer holds the run we are in
      +-- SiteError                a process of a site failed
           +-- ProcessCrashed        carries the last lines of the process's log
 
@@ -74,6 +75,10 @@ class MasterMismatch(ProtocolError):
 
 class Superseded(ProtocolError):
     """Another process of our site's name holds a higher incarnation."""
+
+
+class RunGone(ProtocolError):
+    """The bucket no longer holds the run that this site takes part in."""
 
 
 class SiteError(ComposerPrimeError):

@@ -3,6 +3,7 @@
 Symbols are those of Streaming DiLoCo (arXiv:2501.18512): H inner steps, P fragments, delay tau, blend alpha.
 """
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -28,29 +29,72 @@ class OuterConfig(Table):
     merge_alpha: float = Field(default=0.0, ge=0, le=1)
     """alpha: share of the local values kept when a round arrives; 0 adopts the master and carries local movement."""
 
+    pace: Literal["steps", "seconds"] = "steps"
+    """What makes a fragment due: every H / P inner steps, or `inner_seconds` / P after the last round, so that a fast and
+    a slow site meet at the same time with different inner steps."""
+
+    inner_seconds: float = Field(default=0.0, ge=0)
+    """H in seconds, with pace "seconds"."""
+
     lr: float = Field(default=1.0, gt=0)
     """Outer learning rate, of the Nesterov step on the averaged pseudo-gradient."""
 
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """mu: outer Nesterov momentum; 0 makes the outer step plain averaging."""
 
-    codec: Literal["fp32", "bf16", "int8"] = "int8"
-    """How a pseudo-gradient travels: 4, 2 or about 1 byte a parameter."""
+    codec: Literal["fp32", "bf16", "int8", "int4", "e3m0", "topk"] = "int8"
+    """How a pseudo-gradient travels: 4, 2, about 1, or about a half byte a parameter; topk: 64 of 4096 values, 207 times
+    smaller than fp32, for outer momentum 0 (SparseLoCo, arXiv:2508.15706)."""
+
+    merged_codec: Literal["fp32", "bf16", "int8"] = "int8"
+    """How the merged parts of a round of many sites travel."""
+
+    error_feedback: bool = True
+    """Whether what coding took from a site's last merged offer is added to its next one."""
+
+    gather_sites: int = Field(default=4, ge=1)
+    """Up to so many offers everyone reads everyone's; a round of more is cut into parts, each merged by one site."""
+
+    slices: int = Field(default=128, ge=1, le=1024)
+    """At most so many pieces of a payload have a hash of their own and can be read alone."""
 
     quorum: int = Field(default=1, ge=1)
     """Valid offers a round needs before it may be committed without those still missing."""
 
     grace_s: float = Field(default=30.0, ge=0)
-    """Seconds a round stays open for the missing live sites after its quorum is reached."""
+    """Longest time, seconds, that a round stays open for the missing live sites after its quorum is reached. A site waits
+    as long as its last rounds took, at most this."""
 
     liveness_s: float = Field(default=15.0, gt=0)
     """Seconds without a new beat after which a site is no longer waited for."""
 
-    weighting: Literal["tokens", "equal"] = "tokens"
-    """An offer's weight in the mean: by the tokens it was trained on, or the same for every site."""
+    weighting: Literal["tokens", "steps", "equal"] = "tokens"
+    """An offer's weight in the mean: by the tokens or the steps it was trained on, or the same for every site."""
+
+    aggregate: Literal["mean", "clipped", "trimmed", "median"] = "mean"
+    """How offers become one: their weighted mean; that of offers cut to `clip` times the median norm; or, value by value
+    and unweighted, the mean of what is left after cutting both ends (`trim`), or the median."""
+
+    clip: float = Field(default=2.0, gt=0)
+    """With another aggregate than "mean": multiple of the round's median norm to which larger offers are cut."""
+
+    trim: float = Field(default=0.2, ge=0, lt=0.5)
+    """With aggregate "trimmed": share of the values cut off at each end."""
+
+    committer: SiteName | None = None
+    """The only site that closes rounds, for a store that lets two writers of one key win. None: every site may."""
+
+    owner: str | None = None
+    """Public key that may admit and revoke keys and reopen the run; see `composer-prime keygen`."""
+
+    keys: dict[SiteName, str] = Field(default_factory=dict)
+    """Public key by site: only these sites take part, and everything they write is signed. Empty: whoever can write."""
 
     snapshot_rounds: int = Field(default=4, ge=1)
     """K: a master is stored every K rounds of its fragment, for joiners and laggards."""
+
+    keep_log: bool = True
+    """Whether payloads that no site needs any more stay in the bucket, so that the whole run can be verified."""
 
     max_stale_rounds: int = Field(default=8, ge=1)
     """Rounds a carried offer may miss; older work is dropped, and the tokens lost with it are counted."""
@@ -73,6 +117,11 @@ class OuterConfig(Table):
                 f"outer.sync_delay ({self.sync_delay}) must be smaller than outer.inner_steps / outer.fragments "
                 f"({self.due_every}): lower the delay or sync less often"
             )
+        if self.pace == "seconds" and self.inner_seconds <= 0:
+            raise ValueError(
+                f'outer.inner_seconds ({self.inner_seconds}) must be above 0 with outer.pace "seconds": '
+                "say how long a site trains between two offers of a fragment"
+            )
         return self
 
 
@@ -84,6 +133,12 @@ class SiteConfig(Table):
 
     backend: Literal["embedded", "prime-rl"] = "embedded"
     """What trains: our three processes on a CPU, or a real PRIME-RL."""
+
+    key_file: Path | None = None
+    """The site's private key, in a run that admits keys; see `composer-prime keygen`."""
+
+    same_name: Literal["replace", "refuse"] = "replace"
+    """What happens when a process of this site's name is still alive: it is taken over, or this one stops."""
 
 
 class SiteOverrides(Table):

@@ -38,6 +38,11 @@ class SitePaths:
         return self.rollouts / f"step_{step}"
 
     @property
+    def journal(self) -> Path:
+        """What offers leave behind if they are merged, written before they are made."""
+        return self.root / "journal"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 

@@ -13,12 +13,15 @@ FRAGMENT_DIGITS = 4
 ROUND_DIGITS = 8
 INCARNATION_DIGITS = 6
 TAPE_DIGITS = 8
+ORDER_DIGITS = 4
+PART_DIGITS = 4
 SHA_DIGITS = 16
 
 _SITE = re.compile(SITE_NAME)
 _SHA = re.compile(rf"[0-9a-f]{{{SHA_DIGITS},64}}")
 _OFFER = re.compile(rf"rounds/(\d{{4}})/(\d{{8}})/offers/({SITE_NAME})\.json")
 _MASTER = re.compile(rf"masters/(\d{{4}})/(\d{{8}})-([0-9a-f]{{{SHA_DIGITS}}})")
+_MERGED = re.compile(rf"rounds/(\d{{4}})/(\d{{8}})/merged/(\d{{4}})(?:\.json|-[0-9a-f]{{{SHA_DIGITS}}})")
 _PAYLOAD = re.compile(rf"rounds/(\d{{4}})/(\d{{8}})/payload/({SITE_NAME})-([0-9a-f]{{{SHA_DIGITS}}})")
 _CLAIM = re.compile(rf"sites/({SITE_NAME})/(\d{{6}})/claim\.json")
 _BEAT = re.compile(rf"sites/({SITE_NAME})/(\d{{6}})/beat")
@@ -61,9 +64,29 @@ def manifest() -> str:
     return "manifest.json"
 
 
-def close() -> str:
-    """The create-once record of the run's final versions."""
-    return "close.json"
+def close(number: int = 0) -> str:
+    """The create-once record of the run's final versions; `number` counts how often the run was reopened before."""
+    return f"close-{_number('closing', number, ORDER_DIGITS)}.json" if number else "close.json"
+
+
+def reopenings_prefix() -> str:
+    """Prefix of all records by which the run was prolonged; they sort by number."""
+    return "reopen/"
+
+
+def reopening(number: int) -> str:
+    """The create-once record of the `number`-th time, from 1, that the run's owner prolonged it."""
+    return f"{reopenings_prefix()}{_number('reopening', number, ORDER_DIGITS)}.json"
+
+
+def admissions_prefix() -> str:
+    """Prefix of all records that admit or revoke keys; they sort by number."""
+    return "admissions/"
+
+
+def admission(number: int) -> str:
+    """The create-once, owner-signed record of the `number`-th change, from 1, of who may take part."""
+    return f"{admissions_prefix()}{_number('admission', number, ORDER_DIGITS)}.json"
 
 
 def probe(nonce: str) -> str:
@@ -110,9 +133,37 @@ def parse_payload(key: str) -> tuple[int, int, str]:
     return int(match[1]), int(match[2]), match[3]
 
 
+def is_payload(key: str) -> bool:
+    """True when `key` is a payload's."""
+    return _PAYLOAD.fullmatch(key) is not None
+
+
 def commit(fragment: int, version: int) -> str:
     """The create-once record that decides which offers make the round."""
     return f"{round_prefix(fragment, version)}commit.json"
+
+
+def merged(fragment: int, version: int, part: int) -> str:
+    """The create-once record of one part of a sliced round, as its reducer merged it."""
+    return f"{round_prefix(fragment, version)}merged/{_number('part', part, PART_DIGITS)}.json"
+
+
+def merged_payload(fragment: int, version: int, part: int, sha: str) -> str:
+    """The coded mean of one part of a sliced round, addressed by the sha256 (hex) of its bytes."""
+    return f"{round_prefix(fragment, version)}merged/{_number('part', part, PART_DIGITS)}-{_sha16(sha)}"
+
+
+def rounds_prefix(fragment: int) -> str:
+    """Prefix of all rounds of one fragment; they sort by version."""
+    return f"rounds/{_number('fragment', fragment, FRAGMENT_DIGITS)}/"
+
+
+def parse_collectable(key: str) -> tuple[int, int] | None:
+    """(fragment, version) of an offer, a payload or a merged part, which may be deleted one day; None for others."""
+    for pattern in (_OFFER, _PAYLOAD, _MERGED):
+        if match := pattern.fullmatch(key):
+            return int(match[1]), int(match[2])
+    return None
 
 
 # --- masters ---------------------------------------------------------------------------------------------------------
@@ -195,3 +246,48 @@ def tape_prefix(site: str) -> str:
 def tape(site: str, number: int) -> str:
     """The `number`-th piece of a site's tape of metrics and events (JSON lines)."""
     return f"{tape_prefix(site)}{_number('tape number', number, TAPE_DIGITS)}.jsonl"
+
+
+# --- torchft: rounds of composer_prime.integrations.torchft, in a run of their own -----------------------------------
+
+_TORCHFT_CONTRIBUTION = re.compile(rf"torchft/rounds/(\d{{8}})/contributions/({SITE_NAME})\.json")
+
+
+def torchft_run() -> str:
+    """The create-once record of what the replicas agree on."""
+    return "torchft/run.json"
+
+
+def torchft_round_prefix(number: int) -> str:
+    """Prefix of everything that belongs to one round; rounds are counted over all fragments."""
+    return f"torchft/rounds/{_number('round', number, ROUND_DIGITS)}/"
+
+
+def torchft_contributions_prefix(number: int) -> str:
+    """Prefix of a round's contribution records, and of nothing else."""
+    return f"{torchft_round_prefix(number)}contributions/"
+
+
+def torchft_contribution(number: int, replica: str) -> str:
+    """One replica's create-once record for one round."""
+    return f"{torchft_contributions_prefix(number)}{check_site_name(replica)}.json"
+
+
+def torchft_replica(key: str) -> str:
+    """The replica that made the contribution record at `key`; ProtocolError when it is no such key."""
+    return _parsed(_TORCHFT_CONTRIBUTION, "a contribution", key)[2]
+
+
+def torchft_payload_prefix(number: int, replica: str) -> str:
+    """Prefix of one replica's payloads of one round."""
+    return f"{torchft_round_prefix(number)}payload/{check_site_name(replica)}-"
+
+
+def torchft_payload(number: int, replica: str, sha: str) -> str:
+    """The tensors a contribution names, addressed by the sha256 (hex) of their bytes."""
+    return f"{torchft_payload_prefix(number, replica)}{_sha16(sha)}"
+
+
+def torchft_decision(number: int) -> str:
+    """The create-once record that decides whose contributions make the round."""
+    return f"{torchft_round_prefix(number)}decision.json"

@@ -1,89 +1,37 @@
 """A site's errands in the bucket: follows the log, brings the site's offers, closes rounds when it may.
 
-`tick` makes one pass and never waits, so that a thread (or a simulator with virtual time) can drive it; decisions are
-`protocol`'s, arithmetic is `Replica`'s. All of it runs off the training thread (rule 8).
+`tick` makes one pass and waits only for the bucket, so that a thread drives it in a site and virtual time in the
+simulation; decisions are `protocol`'s, arithmetic is `Replica`'s. All of it runs off the training thread (rule 8).
 """
 
+import base64
 import logging
-import threading
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
 
-from torch import Tensor
-
-from composer_prime.errors import CorruptObject, KeyMissing
-from composer_prime.outer.codecs import get_codec
+from composer_prime.errors import KeyMissing, RunGone, StoreError
+from composer_prime.outer.payloads import code
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.sync.members import Members
-from composer_prime.sync.protocol import (
-    STAGGER_S,
-    RoundDecision,
-    RoundView,
-    Verdict,
-    commit_rank,
-    decide_round,
-    offer_fault,
-    run_is_over,
-    wants_snapshot,
-    write_commit,
-)
-from composer_prime.sync.records import Close, Manifest, Offer, sha256_hex
+from composer_prime.sync.errands import Capture, Errand, Settled
+from composer_prime.sync.garbage import collect_garbage
+from composer_prime.sync.journal import Journal
+from composer_prime.sync.members import Members, Pulse
+from composer_prime.sync.protocol import due_fragment, may_commit, reducer_rank, run_is_over, wants_snapshot
+from composer_prime.sync.records import Close, Offer
 from composer_prime.sync.replica import Replica, Round
+from composer_prime.sync.roster import Roster
+from composer_prime.sync.rounds import RoundCloser
+from composer_prime.sync.run import Run
+from composer_prime.sync.runtime import Runtime, Task
 from composer_prime.sync.snapshots import Master, store_master
 from composer_prime.sync.tape import Tape
 
 logger = logging.getLogger(__name__)
 
-Outcome = Literal["out", "taken", "missed"]
-"""What became of a capture: still out, merged by a commit, or passed over (its movement is carried)."""
-
-
-@dataclass(frozen=True)
-class Capture:
-    """A fragment's movement, handed over by the training thread.
-
-    pseudograd   fp32, 1-D: adopted values minus local values; None when there is nothing to offer
-    tokens, steps, trained_tokens   as the offer states them
-    """
-
-    fragment: int
-    pseudograd: Tensor | None
-    tokens: int
-    steps: int
-    trained_tokens: int
-
-
-@dataclass
-class _Errand:
-    """One capture on its way: coded and uploaded, then offered, then settled."""
-
-    capture: Capture
-    version: int
-    """The round that was open at the capture."""
-    payload: str | None = None
-    sha256: str | None = None
-    nbytes: int = 0
-    norm: float = 0.0
-    ready: bool = False
-    offered_at: int | None = None
-    outcome: Outcome = "out"
-    upload: Future[None] | None = None
-
-
-@dataclass
-class _OpenRound:
-    """What this site has seen of one fragment's open round."""
-
-    version: int
-    offers: dict[str, Offer] = field(default_factory=dict)
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
-    faults: dict[str, str] = field(default_factory=dict)
-    quorum_at: float | None = None
-    all_at: float | None = None
-    closable_at: float | None = None
+FINISH_S = 30.0
+"""How long leaving waits for a transfer that is under way."""
+LOOK_AROUND_S = 0.5
+"""Seconds between two looks at the rounds in which this site has nothing out."""
 
 
 class Courier:
@@ -91,38 +39,49 @@ class Courier:
 
     def __init__(
         self,
-        *,
         store: Store,
-        manifest: Manifest,
-        replicas: list[Replica],
+        run: Run,
+        *,
+        runtime: Runtime,
+        roster: Roster,
         members: Members,
+        pulse: Pulse,
+        replicas: list[Replica],
         tape: Tape,
+        journal: Journal | None,
         site: str,
         incarnation: int,
-        uploads: Executor,
-        clock: Callable[[], float],
     ) -> None:
         self._store = store
-        self._manifest = manifest
-        self._terms = manifest.terms
-        self._codec = get_codec(manifest.terms.codec)
-        self._replicas = replicas
+        self._run = run
+        self._terms = run.terms
+        self._runtime = runtime
+        self._roster = roster
         self._members = members
+        self._pulse = pulse
+        self._replicas = replicas
         self._tape = tape
+        self._journal = journal
         self._site = site
         self._incarnation = incarnation
-        self._uploads = uploads
-        self._clock = clock
-        self._pass_lock = threading.RLock()
+        self._closer = RoundCloser(
+            store, run, runtime=runtime, roster=roster, members=members, site=site, incarnation=incarnation
+        )
+        self._pass_lock = runtime.lock()
         """Held for one pass over the bucket; replicas move only under it."""
-        self.changed = threading.Condition()
+        self.changed = runtime.condition()
         """Guards masters and errands, which move together; notified when a round has settled."""
         self._masters = [replica.master for replica in replicas]
-        self._errands: dict[int, _Errand] = {}
-        self._rounds: dict[int, _OpenRound] = {}
-        self._observed_at = float("-inf")
-        self._observe_every_s = manifest.terms.liveness_s / 10
-        self._closed = False
+        self._errands: dict[int, Errand] = {}
+        self._overtaken: set[int] = set()
+        self._archive_due: dict[int, int] = {}
+        self._archiving: Task | None = None
+        self._observed_at = self._looked_around_at = float("-inf")
+        self._observe_every_s = self._terms.liveness_s / 10
+        self.closed_at = runtime.now()
+        """When this site last saw a round close, on its own clock."""
+        self.closed = False
+        """Whether the close record is known to stand."""
         self.upload_s = 0.0
         """Seconds that coding and uploading took, off the training thread."""
 
@@ -133,71 +92,128 @@ class Courier:
         with self.changed:
             return tuple(master.version for master in self._masters)
 
+    def pins(self) -> tuple[int, ...]:
+        """The oldest version of each fragment that this site may still need: the open round, or a capture before it."""
+        with self.changed:
+            pinned = [master.version for master in self._masters]
+            for fragment, errand in self._errands.items():
+                pinned[fragment] = min(pinned[fragment], errand.version)
+            return tuple(pinned)
+
     def master(self, fragment: int) -> Master:
         """The newest master of a fragment that this site knows."""
         with self.changed:
             return self._masters[fragment]
 
-    def collect(self, fragment: int) -> tuple[Master, Outcome | None]:
+    def replica(self, fragment: int) -> Replica:
+        """One fragment's replica, for use before passes are made."""
+        return self._replicas[fragment]
+
+    def collect(self, fragment: int) -> tuple[Master, Settled | None]:
         """The newest master known, and what became of the capture of this fragment as of that master.
 
         A settled outcome is handed out once and forgotten; None means that no capture is known.
         """
         with self.changed:
             errand = self._errands.get(fragment)
-            if errand is not None and errand.outcome != "out":
+            if fragment in self._overtaken:
+                self._overtaken.discard(fragment)
+                self._errands.pop(fragment, None)
+                return self._masters[fragment], Settled("overtaken")
+            if errand is None:
+                return self._masters[fragment], None
+            if errand.outcome != "out":
                 del self._errands[fragment]
-            return self._masters[fragment], errand.outcome if errand is not None else None
+            return self._masters[fragment], Settled(errand.outcome, errand.residual)
 
     def submit(self, capture: Capture) -> int:
         """Take a capture over and return the round it is meant for. One capture of a fragment may be out at a time."""
         with self.changed:
             assert capture.fragment not in self._errands
-            errand = _Errand(capture, self._masters[capture.fragment].version, ready=capture.pseudograd is None)
+            errand = Errand(capture, self._masters[capture.fragment].version, ready=capture.pseudograd is None)
             self._errands[capture.fragment] = errand
         if capture.pseudograd is not None:
-            errand.upload = self._uploads.submit(self._upload, errand)
+            self._start_upload(errand)
         return errand.version
 
-    def reinstate(self, offer: Offer) -> None:
+    def reinstate(self, errand: Errand) -> None:
         """Rule 12: an own offer of an earlier incarnation is still out in the open round; follow it to its end."""
-        capture = Capture(offer.fragment, None, offer.tokens, offer.steps, offer.trained_tokens)
         with self.changed:
-            self._errands[offer.fragment] = _Errand(
-                capture, offer.version, offer.payload, offer.sha256, offer.nbytes, offer.norm, True, offer.version
-            )
+            self._errands[errand.capture.fragment] = errand
 
     def is_over(self) -> bool:
         """Whether every fragment has reached the run's final version."""
         return run_is_over(self.versions(), self._terms)
+
+    def look_around(self) -> None:
+        """Read the whole log in the next pass, since the training thread is about to take a turn."""
+        self._looked_around_at = float("-inf")
+
+    def finish(self) -> None:
+        """Wait for uploads and snapshots that are under way; passes are no longer made."""
+        tasks = [errand.upload for errand in self._errands.values()] + [self._archiving]
+        for task in tasks:
+            if task is not None and task.is_alive():
+                task.join(timeout=FINISH_S)
+
+    @property
+    def has_errands(self) -> bool:
+        """Whether a capture is on its way, so that passes are worth making often."""
+        return bool(self._errands)
 
     # --- one pass ---------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """One pass: follow the log, bring offers, close rounds. Raises StoreError when the bucket can't be used now."""
         with self._pass_lock:
-            now = self._clock()
-            self.follow()
-            if now - self._observed_at >= self._observe_every_s:
-                self._observe(now)
+            now = self._runtime.now()
+            around = now - self._looked_around_at >= LOOK_AROUND_S
+            if around:
+                self._looked_around_at = now
+            self.follow(None if around else self._busy())
+            fresh = now - self._observed_at >= self._observe_every_s
+            if fresh:
+                self._look_at_members(now)
             for fragment in list(self._errands):
                 self._bring(fragment)
-                self._serve(fragment, now)
+            for fragment in self._served():
+                if self._closer.serve(self._replicas[fragment], fresh):
+                    self._archive_after_commit(fragment)
+                    self.follow([fragment])
+            self._reduce_parts()
+            self._archive()
             self._close_run()
 
-    def follow(self) -> None:
-        """Apply every commit there is, to every fragment, and settle the captures they decide."""
+    def follow(self, fragments: list[int] | None = None) -> None:
+        """Apply every commit there is, to these or all fragments, and settle the captures they decide."""
         with self._pass_lock:
-            for replica in self._replicas:
-                while (closed := replica.advance()) is not None:
-                    with self.changed:
-                        self._masters[replica.fragment] = replica.master
-                        self._settle(closed)
-                        self.changed.notify_all()
+            replicas = [self._replicas[index] for index in (range(len(self._replicas)) if fragments is None else fragments)]
+            while replicas:
+                self._runtime.map(lambda replica: replica.look(), replicas)
+                replicas = [replica for replica in replicas if self._advance(replica)]
+
+    def _busy(self) -> list[int]:
+        """Fragments that may move any moment: a capture is out, or a commit waits for its parts."""
+        closing = [replica.fragment for replica in self._replicas if replica.closing is not None]
+        return sorted({*self._errands, *closing})
+
+    def _advance(self, replica: Replica) -> bool:
+        rounds = replica.advance()
+        if not rounds:
+            return False
+        with self.changed:
+            self._masters[replica.fragment] = replica.master
+            for closed in rounds:
+                self._settle(closed)
+            self.changed.notify_all()
+        return True
 
     def _settle(self, closed: Round) -> None:
         """Decide what a closed round means for this site's capture of that fragment."""
-        self._rounds.pop(closed.fragment, None)
+        errand = self._errands.get(closed.fragment)
+        took_part = errand is not None and errand.offered_at == closed.version
+        self._closer.note_closed(closed, took_part)
+        self.closed_at = self._runtime.now()
         self._tape.write(
             "round",
             fragment=closed.fragment,
@@ -205,49 +221,87 @@ class Courier:
             taken=[entry.site for entry in closed.taken],
             refused=closed.refused,
             fault=closed.fault,
+            parts=closed.num_parts,
         )
-        errand = self._errands.get(closed.fragment)
+        entry = closed.taken_of(self._site)
+        if entry is not None and (errand is None or errand.payload != entry.payload):
+            logger.warning("overtaken fragment=%d version=%d by=%d", closed.fragment, closed.version, entry.incarnation)
+            self._overtaken.add(closed.fragment)
         if errand is None or errand.outcome != "out":
             return
-        if errand.payload is not None and closed.took(self._site, errand.payload):
+        if entry is not None and errand.payload == entry.payload:
             errand.outcome = "taken"
         elif errand.offered_at is not None or errand.ready:
             errand.outcome = "missed"  # offered and passed over, or a moment too late: fresher work replaces it
         # else: the upload outlasted the round; its payload goes into the next one under a new record (rule 4)
+        if errand.outcome != "out":
+            self._replicas[closed.fragment].merger.release(errand.payload)
 
-    def _upload(self, errand: _Errand) -> None:
-        """Code and upload one payload; runs in the upload pool, payload before record."""
-        started = self._clock()
+    # --- offers -----------------------------------------------------------------------------------------------------
+
+    def _start_upload(self, errand: Errand) -> None:
+        errand.failure = None
+        errand.upload = self._runtime.spawn("outer-upload", partial(self._upload, errand))
+
+    def _upload(self, errand: Errand) -> None:
+        """Code one payload, write ahead what that leaves, and upload it: payload before record."""
+        try:
+            self._code_and_put(errand)
+        except BaseException as error:
+            errand.failure = error
+
+    def _code_and_put(self, errand: Errand) -> None:
+        started = self._runtime.now()
         capture = errand.capture
+        coding = self._replicas[capture.fragment].coding
         assert capture.pseudograd is not None
-        data = self._codec.encode(capture.pseudograd)
-        sha = sha256_hex(data)
-        payload = keys.payload(capture.fragment, errand.version, self._site, sha)
-        norm = float(capture.pseudograd.norm())
-        self._store.put(payload, data)
+        movement = capture.pseudograd if capture.residual is None else capture.pseudograd + capture.residual
+        coded = code(coding.codec, movement, coding.plan)
+        payload = keys.payload(capture.fragment, errand.version, self._site, coded.sha256)
+        residual = movement - coded.decoded if coding.codec.lossy and self._terms.error_feedback else None
+        if residual is not None and self._journal is not None:
+            self._journal.write(capture.fragment, payload, residual)
+        self._store.put(payload, coded.data)
         with self.changed:
-            errand.payload, errand.sha256, errand.nbytes, errand.norm = payload, sha, len(data), norm
+            self._replicas[capture.fragment].merger.keep(payload, coded.decoded)
+            errand.payload, errand.sha256, errand.nbytes = payload, coded.sha256, len(coded.data)
+            errand.slices = base64.b64encode(b"".join(coded.digests)).decode()
+            errand.norms, errand.residual = coded.norms, residual
             errand.ready = True
-            self.upload_s += self._clock() - started
+            self.upload_s += self._runtime.now() - started
 
     def _bring(self, fragment: int) -> None:
         """Create the offer's record once its payload is there, in whatever round is open by then."""
         errand = self._errands.get(fragment)
         if errand is None or errand.outcome != "out" or errand.offered_at is not None:
             return
-        if errand.upload is not None and errand.upload.done():
-            failure = errand.upload.exception()
-            if failure is not None:
-                errand.upload = self._uploads.submit(self._upload, errand)
-                raise failure
+        if errand.failure is not None:
+            failure = errand.failure
+            if isinstance(failure, StoreError):
+                self._start_upload(errand)
+            raise failure
         if not errand.ready:
             return
-        master = self._replicas[fragment].master
+        offer = self._offer_of(errand, self._replicas[fragment].master)
+        # After this an older process of our name makes no offer in a later round than the one above: see docs/protocol.md.
+        self._pulse.check()
+        data = self._roster.sign(offer).to_bytes()
+        won = self._store.create(keys.offer(fragment, offer.version, self._site), data)
+        errand.offered_at = offer.version
+        if not won:
+            # An earlier incarnation offered in this round: its record stands, and this capture misses the round.
+            logger.info("offer_stands_already fragment=%d version=%d", fragment, offer.version)
+            return
+        self._tape.write(
+            "offer", fragment=fragment, version=offer.version, tokens=errand.capture.tokens, nbytes=errand.nbytes
+        )
+
+    def _offer_of(self, errand: Errand, master: Master) -> Offer:
         capture = errand.capture
-        offer = Offer(
+        return Offer(
             site=self._site,
             incarnation=self._incarnation,
-            fragment=fragment,
+            fragment=capture.fragment,
             version=master.version,
             base_sha=master.sha256,
             tokens=capture.tokens,
@@ -256,139 +310,106 @@ class Courier:
             codec=self._terms.codec,
             payload=errand.payload,
             sha256=errand.sha256,
+            slices=errand.slices,
             nbytes=errand.nbytes,
-            norm=errand.norm,
-        )
-        won = self._store.create(keys.offer(fragment, master.version, self._site), offer.to_bytes())
-        errand.offered_at = master.version
-        if not won:
-            # An earlier incarnation offered in this round: its record stands, and this capture misses the round.
-            logger.info("offer_stands_already fragment=%d version=%d", fragment, master.version)
-            return
-        self._tape.write(
-            "offer", fragment=fragment, version=master.version, tokens=capture.tokens, nbytes=errand.nbytes
+            norms=errand.norms,
         )
 
-    # --- closing rounds ---------------------------------------------------------------------------------------------
+    # --- rounds -----------------------------------------------------------------------------------------------------
 
-    def _serve(self, fragment: int, now: float) -> None:
-        """Close the open round of a fragment in which this site has an offer, when the rules and its rank allow it."""
-        errand, replica = self._errands.get(fragment), self._replicas[fragment]
-        if errand is None or errand.offered_at != replica.version:
-            return
-        current = self._rounds.setdefault(fragment, _OpenRound(replica.version))
-        self._read_offers(current, replica)
-        decision, live = self._decide(current, now)
-        if decision.close and self._observed_at < now:
-            self._observe(now)  # a site that joined a moment ago is waited for
-            decision, live = self._decide(current, now)
-        if not decision.close:
-            current.closable_at = None
-            return
-        if current.closable_at is None:
-            current.closable_at = now
-        rank = commit_rank(self._site, live & current.verdicts.keys(), fragment, current.version)
-        if now - current.closable_at < rank * STAGGER_S:
-            return
-        self._commit(current, replica, decision.take)
-        self.follow()
+    def _served(self) -> list[int]:
+        """Fragments whose open round this site may close: where it has an offer; the fixed committer also the due one."""
+        served = {f for f, errand in self._errands.items() if errand.offered_at == self._replicas[f].version}
+        committer = self._roster.committer(self._roster.newest)
+        if committer is not None and may_commit(self._site, committer) and not self.is_over():
+            served.add(due_fragment(self.versions()))
+        return sorted(f for f in served if self._replicas[f].closing is None)
 
-    def _observe(self, now: float) -> None:
-        self._members.observe(now)
+    def _reduce_parts(self) -> None:
+        """Rule 10: merge the parts that are this site's to merge, or that their first choice has left lying."""
+        for replica in self._replicas:
+            closing = replica.closing
+            if closing is None or not closing.commit.num_parts:
+                continue
+            now = self._runtime.now()
+            commit, live = closing.commit, self._members.live(now) | {self._site}
+            taken = [entry.site for entry in commit.taken]
+            committer = self._roster.committer(commit.admissions)
+            for index in closing.missing_parts():
+                place = (commit.fragment, commit.version, index)
+                rank = reducer_rank(self._site, live, taken, *place, committer)
+                if rank is not None and now - closing.seen_at >= rank * self._closer.grace_s:
+                    replica.merger.reduce(closing, index)
+            self.follow([replica.fragment])
+
+    def _look_at_members(self, now: float) -> None:
+        """See who is there, whether the run still is, and whether keys were admitted or revoked."""
         self._observed_at = now
-
-    def _decide(self, current: _OpenRound, now: float) -> tuple[RoundDecision, frozenset[str]]:
-        live = self._members.live(now) | {self._site}
-        return decide_round(self._view(current, live, now), self._terms), live
-
-    def _read_offers(self, current: _OpenRound, replica: Replica) -> None:
-        for key in self._store.list(keys.offers_prefix(replica.fragment, current.version)):
-            if keys.is_offer(key) and keys.offer_site(key) not in current.verdicts:
-                self._judge(key, current, replica)
-
-    def _judge(self, key: str, current: _OpenRound, replica: Replica) -> None:
-        """Check one offer as a committer must: its record, and that its payload is there, whole, and decodes."""
-        site = keys.offer_site(key)
         try:
-            offer = Offer.from_bytes(self._store.get(key), key)
-            fault = offer_fault(
-                offer,
-                site=site,
-                fragment=replica.fragment,
-                version=current.version,
-                base_sha=replica.master.sha256,
-                nbytes=self._codec.nbytes(replica.numel),
-                taken=replica.taken,
-                terms=self._terms,
-            )
-            if fault is None and offer.payload is not None:
-                replica.payloads.fetch(offer.payload, offer.sha256 or "")
-        except (CorruptObject, KeyMissing) as error:
-            offer, fault = None, str(error)
-        if fault is not None or offer is None:
-            current.verdicts[site], current.faults[site] = "invalid", fault or "unreadable"
-            logger.warning("offer_refused fragment=%d site=%s why=%s", replica.fragment, site, fault)
+            self._store.get_range(keys.manifest(), 0, 1)
+        except KeyMissing as error:
+            raise RunGone(
+                f"{self._store.uri} no longer holds the run's manifest: its objects were deleted. This site's "
+                "checkpoint is intact; restore the bucket, or create a new run from the checkpoint"
+            ) from error
+        if self._roster.newest != self._roster.refresh():
+            self._roster.check_admitted(self._site)
+            self._closer.forget_rounds()
+        self._members.observe()
+
+    # --- snapshots and the end --------------------------------------------------------------------------------------
+
+    def _archive_after_commit(self, fragment: int) -> None:
+        """Rule 11: who commits stores the snapshot that is due after that round."""
+        version = self._replicas[fragment].version + 1
+        if wants_snapshot(version, self._terms):
+            self._archive_due[fragment] = version
+
+    def _archive(self) -> None:
+        """Start storing a snapshot that is due, beside the passes, one at a time; then garbage may go."""
+        if self._archiving is not None and self._archiving.is_alive():
             return
-        current.offers[site] = offer
-        current.verdicts[site] = "valid" if offer.payload is not None else "empty"
+        for fragment, version in list(self._archive_due.items()):
+            master = self._replicas[fragment].master
+            if master.version >= version:
+                del self._archive_due[fragment]
+                if master.version == version:
+                    self._archiving = self._runtime.spawn("outer-archive", partial(self._store_and_collect, master))
+                    return
 
-    def _view(self, current: _OpenRound, live: frozenset[str], now: float) -> RoundView:
-        num_valid = sum(verdict == "valid" for verdict in current.verdicts.values())
-        if current.quorum_at is None and num_valid >= self._terms.quorum:
-            current.quorum_at = now
-        if current.all_at is None and live <= current.verdicts.keys():
-            current.all_at = now
-        return RoundView(
-            current.verdicts,
-            live,
-            None if current.quorum_at is None else now - current.quorum_at,
-            None if current.all_at is None else now - current.all_at,
-        )
-
-    def _commit(self, current: _OpenRound, replica: Replica, take: tuple[str, ...]) -> None:
-        """Create the commit; losing the race is as good. The winner stores the snapshot that is due."""
-        record = write_commit(
-            fragment=replica.fragment,
-            version=current.version,
-            base_sha=replica.master.sha256,
-            previous=replica.previous,
-            offers=current.offers,
-            take=take,
-            refused=current.faults,
-            terms=self._terms,
-            committer=self._site,
-            incarnation=self._incarnation,
-        )
-        won = self._store.create(keys.commit(replica.fragment, current.version), record.to_bytes())
-        if won and wants_snapshot(current.version + 1, self._terms):
-            self.follow()
-            store_master(self._store, replica.master)
+    def _store_and_collect(self, master: Master) -> None:
+        try:
+            store_master(self._store, master)
+            if not self._terms.keep_log:
+                collect_garbage(
+                    self._store,
+                    self._run,
+                    master.fragment,
+                    roster=self._roster,
+                    members=self._members,
+                    runtime=self._runtime,
+                )
+        except StoreError as error:
+            logger.warning("snapshot_failed fragment=%d version=%d error=%s", master.fragment, master.version, error)
 
     def _close_run(self) -> None:
-        """Rule 11: once every fragment is final, make sure that the final masters and close.json stand."""
-        if self._closed or not self.is_over():
+        """Rule 11: once every fragment is final, make sure that the final masters and the close record stand."""
+        if self.closed or not self.is_over():
             return
         masters = [replica.master for replica in self._replicas]
-        for master in masters:
-            if keys.master(master.fragment, master.version, master.sha256) not in self._store.list(
-                keys.masters_prefix(master.fragment)
-            ):
-                store_master(self._store, master)
-        record = Close(
-            versions=tuple(master.version for master in masters),
-            masters=tuple(master.sha256 for master in masters),
-            closed_by=self._site,
-        )
-        if self._store.create(keys.close(), record.to_bytes()):
-            self._tape.write("close", versions=record.versions, masters=record.masters)
-        self._closed = True
+        if may_commit(self._site, self._roster.committer(self._roster.newest)):
+            self._runtime.map(self._store_if_absent, masters)
+            record = Close(
+                number=self._run.closing,
+                versions=tuple(master.version for master in masters),
+                masters=tuple(master.sha256 for master in masters),
+                closed_by=self._site,
+            )
+            if self._store.create(keys.close(record.number), self._roster.sign(record).to_bytes()):
+                self._tape.write("close", versions=record.versions, masters=record.masters)
+        self.closed = True
 
-    @property
-    def closed(self) -> bool:
-        """Whether close.json is known to stand."""
-        return self._closed
-
-    @property
-    def has_errands(self) -> bool:
-        """Whether a capture is on its way, so that passes are worth making often."""
-        return bool(self._errands)
+    def _store_if_absent(self, master: Master) -> None:
+        key = keys.master(master.fragment, master.version, master.sha256)
+        if key not in self._store.list(key):
+            store_master(self._store, master)

@@ -69,16 +69,15 @@ class FragmentLedger:
         self.missed_rounds = 0
         return tokens
 
-    def restore_offer(self, tokens: int, steps: int, trained: int, *, taken: bool) -> None:
-        """Rule 12: continue from an own offer in the bucket that is newer than the checkpoint.
+    def restore(self, *, trained: int, merged: int, carried: int, steps: int) -> None:
+        """Rule 12: continue from what the bucket knows, which is newer than the checkpoint.
 
-        tokens, steps, trained   as the offer's record states them
+        trained, carried, steps   as the newest own offer states them; carried is 0 when a commit took it
+        merged                    all that commits ever took of this site; what is in neither was dropped
         """
-        self.trained = trained
-        self.merged = trained - self.dropped - (0 if taken else tokens)
-        self.captured = 0 if taken else tokens
-        self.captured_steps = 0 if taken else steps
-        self.pending_steps = 0
+        self.trained, self.merged, self.dropped = trained, merged, trained - merged - carried
+        self.captured, self.captured_steps = carried, steps
+        self.pending_steps = self.missed_rounds = 0
 
     def _clear_capture(self) -> None:
         self.captured = 0

@@ -9,51 +9,93 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from composer_prime.errors import CorruptObject, KeyMissing, Superseded
+from composer_prime.errors import ConfigError, CorruptObject, KeyMissing, Superseded
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.sync.records import Beat, Claim, SiteState, sha256_hex
+from composer_prime.sync.canonical import sha256_hex
+from composer_prime.sync.reading import find_record, read_bytes
+from composer_prime.sync.records import Beat, Claim, SiteState
+from composer_prime.sync.roster import Roster
+from composer_prime.sync.runtime import Runtime
 
 WAITED_FOR: frozenset[SiteState] = frozenset({"live"})
 """States in which a silent site holds up a round until it times out."""
+PRESENT: frozenset[SiteState] = frozenset({"live", "joining"})
+"""States in which a site still needs what it has pinned."""
 
 
-def claim_incarnation(store: Store, site: str) -> int:
+def claim_incarnation(store: Store, site: str, roster: Roster) -> int:
     """Take the next free incarnation of `site`, create-once, and return its number.
 
     A process of the same name that is still running finds the higher incarnation at its next beat and stops.
     """
     nonce = os.urandom(8).hex()
+    number = newest_incarnation(store, site, roster) + 1
     while True:
-        number = newest_incarnation(store, site) + 1
         record = Claim(site=site, incarnation=number, nonce=nonce, host=socket.gethostname(), pid=os.getpid())
-        if store.create(keys.claim(site, number), record.to_bytes()):
+        key, data = keys.claim(site, number), roster.sign(record).to_bytes()
+        if store.create(key, data) and store.get(key) == data:  # read back: a store may let two win
             return number
+        number += 1
 
 
-def newest_incarnation(store: Store, site: str) -> int:
-    """The highest incarnation of `site` that was ever claimed; -1 when there is none."""
+def newest_incarnation(store: Store, site: str, roster: Roster, above: int = -1) -> int:
+    """The highest incarnation of `site` that was soundly claimed, where it is above `above`; else `above`."""
     numbers = [keys.parse_claim(key)[1] for key in store.list(keys.site_prefix(site)) if keys.is_claim(key)]
-    return max(numbers, default=-1)
+    for number in sorted(numbers, reverse=True):
+        if number <= above:
+            break
+        claim = find_record(store, Claim, keys.claim(site, number)) if roster.signed else None
+        if not roster.signed or (claim is not None and roster.fault(claim, site) is None):
+            return number
+    return above
+
+
+def check_name_is_free(store: Store, runtime: Runtime, site: str, roster: Roster, patience_s: float) -> None:
+    """Raise ConfigError when another process of this name is alive: its beat changes within `patience_s`."""
+    number = newest_incarnation(store, site, roster)
+    if number < 0:
+        return
+    key = keys.beat(site, number)
+    first = find_record(store, Beat, key)
+    if first is None or first.state not in PRESENT:
+        return
+    waiting, until = runtime.condition(), runtime.now() + patience_s
+    while runtime.now() < until:
+        with waiting:
+            waiting.wait(timeout=patience_s / 10)
+        beat = find_record(store, Beat, key)
+        if beat is not None and beat.counter != first.counter:
+            raise ConfigError(
+                f"site {site} already runs as incarnation {number}: give this process a site name of its own, or set "
+                'site.same_name = "replace" to take the name over'
+            )
 
 
 class Pulse:
     """Writes this process's own beat, and notices when another process took its name."""
 
-    def __init__(self, store: Store, site: str, incarnation: int) -> None:
+    def __init__(self, store: Store, site: str, incarnation: int, roster: Roster) -> None:
         self._store = store
         self._site = site
         self._incarnation = incarnation
+        self._roster = roster
         self._counter = 0
 
-    def beat(self, state: SiteState, versions: tuple[int, ...], inner_step: int, trained_tokens: int) -> None:
-        """Overwrite this incarnation's beat. Raises Superseded when a higher incarnation has been claimed."""
-        newest = newest_incarnation(self._store, self._site)
+    def check(self) -> None:
+        """Raise Superseded when a higher incarnation of this site has been claimed."""
+        newest = newest_incarnation(self._store, self._site, self._roster, above=self._incarnation)
         if newest > self._incarnation:
             raise Superseded(
                 f"site {self._site} was started again as incarnation {newest}, this process is {self._incarnation}: "
                 "it stops; give each running process a site name of its own"
             )
+
+    def beat(
+        self, state: SiteState, versions: tuple[int, ...], pins: tuple[int, ...], inner_step: int, trained_tokens: int
+    ) -> None:
+        """Overwrite this incarnation's beat. Raises Superseded when a higher incarnation has been claimed."""
+        self.check()
         self._counter += 1
         record = Beat(
             site=self._site,
@@ -63,8 +105,9 @@ class Pulse:
             versions=versions,
             inner_step=inner_step,
             trained_tokens=trained_tokens,
+            pins=pins,
         )
-        self._store.put(keys.beat(self._site, self._incarnation), record.to_bytes())
+        self._store.put(keys.beat(self._site, self._incarnation), self._roster.sign(record).to_bytes())
 
 
 @dataclass
@@ -79,41 +122,66 @@ class Members:
     """One observer's view of all sites. `observe` reads the bucket; the rest answers from what was read."""
 
     store: Store
+    runtime: Runtime
+    roster: Roster
     liveness_s: float
     _seen: dict[str, _Sighting] = field(default_factory=dict)
 
-    def observe(self, now: float) -> None:
-        """Read the newest beat of every site; `now` is this observer's monotonic clock in seconds."""
+    def __post_init__(self) -> None:
+        self._observing = self.runtime.lock()
+
+    def observe(self) -> None:
+        """Read the newest beat of every site. Thread-safe."""
+        with self._observing:
+            self._observe()
+
+    def _observe(self) -> None:
         newest: dict[str, int] = {}
         for key in self.store.list(keys.sites_prefix()):
             if keys.is_claim(key):
                 site, incarnation = keys.parse_claim(key)
                 newest[site] = max(incarnation, newest.get(site, -1))
-        for site, incarnation in newest.items():
-            self._look_at(site, incarnation, now)
+        now = self.runtime.now()
+        found = self.runtime.map(lambda item: self._read(*item), sorted(newest.items()))
+        for site, data in zip(sorted(newest), found, strict=True):
+            self._look_at(site, newest[site], data, now)
 
-    def _look_at(self, site: str, incarnation: int, now: float) -> None:
-        key = keys.beat(site, incarnation)
+    def _read(self, site: str, incarnation: int) -> bytes | None:
         try:
-            data = self.store.get(key)
-            beat = Beat.from_bytes(data, key)
+            return read_bytes(self.store, keys.beat(site, incarnation))
         except KeyMissing:
+            return None
+
+    def _look_at(self, site: str, incarnation: int, data: bytes | None, now: float) -> None:
+        if data is None:
             self._seen.pop(site, None)  # claimed, not beating yet: joining
             return
+        known, digest = self._seen.get(site), sha256_hex(data)
+        if known is not None and known.digest == digest:
+            return
+        try:
+            beat = Beat.from_bytes(data, keys.beat(site, incarnation))
         except CorruptObject:
             return  # not a sign of life; the last good one ages
-        digest = sha256_hex(data)
-        known = self._seen.get(site)
-        if known is None or known.digest != digest:
+        if self.roster.fault(beat, site) is None and (beat.site, beat.incarnation) == (site, incarnation):
             self._seen[site] = _Sighting(digest, now, beat)
 
     def live(self, now: float) -> frozenset[str]:
         """Sites that a round waits for: state live, and a beat that changed within `liveness_s`."""
-        return frozenset(
-            site
-            for site, seen in self._seen.items()
-            if seen.beat.state in WAITED_FOR and now - seen.changed_at <= self.liveness_s
-        )
+        return frozenset(site for site, beat in self._alive(now) if beat.state in WAITED_FOR)
+
+    def pins(self, now: float) -> list[tuple[int, ...]]:
+        """The pins of every site that is there, waited for or not."""
+        return [beat.pins for _, beat in self._alive(now) if beat.state in PRESENT]
+
+    def _alive(self, now: float) -> list[tuple[str, Beat]]:
+        seen = list(self._seen.items())
+        return [(site, sighting.beat) for site, sighting in seen if now - sighting.changed_at <= self.liveness_s]
+
+    def incarnation(self, site: str) -> int:
+        """The newest incarnation of a site that was seen to beat; -1 when none was."""
+        seen = self._seen.get(site)
+        return -1 if seen is None else seen.beat.incarnation
 
     def beats(self) -> Mapping[str, Beat]:
         """The newest beat of every site ever seen, dead or alive."""

@@ -1,22 +1,24 @@
 """The decisions of the outer loop, as pure functions of (what I know, now): no I/O, no clock, no torch.
 
-A driver feeds them with what it read from the bucket; a simulator can feed them with anything. The rules they implement
-are numbered as in docs/protocol.md.
+A driver feeds them with what it read from the bucket; a simulator can feed them with anything. What makes a record
+sound is in `validity`. The rules are numbered as in docs/protocol.md.
 """
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping, Sequence
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from composer_prime.errors import ProtocolError
-from composer_prime.outer.shares import multipliers
-from composer_prime.store import keys
-from composer_prime.sync.records import Commit, Offer, Refused, Taken, Terms
+from composer_prime.sync.terms import Terms
 
 STAGGER_S = 1.0
 """Seconds between two sites' turns to commit the same round."""
+GRACE_FLOOR_S = 1.0
+"""Least grace: requests to a store far away take part of it."""
+INTERVALS_KEPT = 8
+"""Rounds from which a site judges how long one takes."""
 
 Verdict = Literal["valid", "empty", "invalid"]
 
@@ -24,6 +26,17 @@ Verdict = Literal["valid", "empty", "invalid"]
 def due_fragment(versions: Sequence[int]) -> int:
     """Rule 3: whose turn it is, from the log alone: the lowest next version, ties to the lowest index."""
     return min(range(len(versions)), key=lambda index: (versions[index], index))
+
+
+def is_due(step: int, seconds: float, terms: Terms) -> bool:
+    """Rule 3: whether this inner step is a due one.
+
+    step      inner steps this site has made
+    seconds   since this site last saw a round close, or joined, or took a turn
+    """
+    if terms.pace == "seconds":
+        return seconds >= terms.seconds_per_turn
+    return step % terms.steps_per_turn == 0
 
 
 def training_is_over(versions: Sequence[int], terms: Terms) -> bool:
@@ -36,14 +49,29 @@ def run_is_over(versions: Sequence[int], terms: Terms) -> bool:
     return min(versions) >= terms.final_version
 
 
+def _draw(*parts: object) -> bytes:
+    return hashlib.sha256(":".join(map(str, parts)).encode()).digest()
+
+
 def commit_rank(site: str, live: Collection[str], fragment: int, version: int) -> int:
     """Rule 5: this site's place in the order, drawn anew for each round, in which live sites may commit it."""
+    mine = _draw(fragment, version, site)
+    return sum(_draw(fragment, version, name) < mine for name in live if name != site)
 
-    def draw(name: str) -> bytes:
-        return hashlib.sha256(f"{fragment}:{version}:{name}".encode()).digest()
 
-    mine = draw(site)
-    return sum(draw(name) < mine for name in live if name != site)
+def may_commit(site: str, committer: str | None) -> bool:
+    """Rule 15: whether this site creates commits at all."""
+    return committer is None or committer == site
+
+
+def adaptive_grace(intervals: Sequence[float], terms: Terms) -> float:
+    """Rule 5: seconds to wait for missing live sites: as long as a round takes, at most `grace_s`.
+
+    intervals   seconds between the last rounds that this site took part in, as it saw them close; none: unknown yet
+    """
+    if not intervals:
+        return terms.grace_s
+    return min(terms.grace_s, max(GRACE_FLOOR_S, statistics.median(intervals[-INTERVALS_KEPT:])))
 
 
 @dataclass(frozen=True)
@@ -71,7 +99,7 @@ class RoundDecision:
     wait_s: float = math.inf
 
 
-def decide_round(view: RoundView, terms: Terms) -> RoundDecision:
+def decide_round(view: RoundView, quorum: int, grace_s: float) -> RoundDecision:
     """Rule 5: when an open round may close, and on what.
 
     At once when every live site has offered and enough offers are valid, or none of them has anything to merge. After
@@ -81,154 +109,57 @@ def decide_round(view: RoundView, terms: Terms) -> RoundDecision:
     valid = tuple(sorted(site for site, verdict in view.verdicts.items() if verdict == "valid"))
     num_invalid = sum(verdict == "invalid" for verdict in view.verdicts.values())
     everyone = view.live <= view.verdicts.keys()
-    enough = len(valid) >= terms.quorum
+    enough = len(valid) >= quorum
     if enough and everyone:
         return RoundDecision(True, valid)
     if enough:
-        left = terms.grace_s - (view.since_quorum_s or 0.0)
+        left = grace_s - (view.since_quorum_s or 0.0)
         return RoundDecision(True, valid) if left <= 0 else RoundDecision(False, wait_s=left)
-    if everyone and len(view.verdicts) >= terms.quorum:
+    if everyone and len(view.verdicts) >= quorum:
         if not valid and not num_invalid:
             return RoundDecision(True)
-        left = terms.grace_s - (view.since_all_s or 0.0)
+        left = grace_s - (view.since_all_s or 0.0)
         return RoundDecision(True) if left <= 0 else RoundDecision(False, wait_s=left)
     return RoundDecision(False)
 
 
-def write_commit(
-    *,
-    fragment: int,
-    version: int,
-    base_sha: str,
-    previous: str,
-    offers: Mapping[str, Offer],
-    take: Sequence[str],
-    refused: Mapping[str, str],
-    terms: Terms,
-    committer: str,
-    incarnation: int,
-) -> Commit:
-    """The record that closes a round on the offers of `take`, with their final multipliers."""
-    factors = multipliers({site: offers[site].tokens for site in take}, terms.weighting)
-    taken = []
-    for site in sorted(take):
-        offer = offers[site]
-        assert offer.payload is not None and offer.sha256 is not None
-        taken.append(
-            Taken(
-                site=site,
-                incarnation=offer.incarnation,
-                payload=offer.payload,
-                sha256=offer.sha256,
-                tokens=offer.tokens,
-                multiplier=factors[site],
-            )
-        )
-    return Commit(
-        fragment=fragment,
-        version=version,
-        base_sha=base_sha,
-        taken=tuple(taken),
-        refused=tuple(Refused(site=site, why=refused[site]) for site in sorted(refused)),
-        previous=previous,
-        committer=committer,
-        incarnation=incarnation,
-    )
+def num_parts(num_taken: int, num_slices: int, terms: Terms) -> int:
+    """Rule 10: parts in which a round of that many offers is merged; 0: every site reads every payload.
 
-
-def offer_fault(
-    offer: Offer,
-    *,
-    site: str,
-    fragment: int,
-    version: int,
-    base_sha: str,
-    nbytes: int,
-    taken: Collection[str],
-    terms: Terms,
-) -> str | None:
-    """Why this offer can't be part of the round, from its record alone; None when it can.
-
-    site, fragment, version   what the offer's key says
-    nbytes                    bytes of a payload of this fragment in the run's codec
-    taken                     payload keys that earlier commits took: a payload is taken at most once
+    num_slices   of this fragment's payloads; 1 when its codec can't be cut
     """
-    if (offer.site, offer.fragment, offer.version) != (site, fragment, version):
-        return f"record says {offer.site} {offer.fragment}/{offer.version}, its key {site} {fragment}/{version}"
-    if offer.base_sha != base_sha:
-        return f"stands on master {offer.base_sha[:16]}, the round on {base_sha[:16]}"
-    if offer.payload is None:
-        return None
-    if offer.codec != terms.codec:
-        return f"coded as {offer.codec}, the run uses {terms.codec}"
-    if offer.nbytes != nbytes:
-        return f"says {offer.nbytes} bytes, {terms.codec} of this fragment has {nbytes}"
-    if offer.tokens <= 0:
-        return "has a payload but no tokens behind it"
-    return payload_fault(offer.payload, site=site, fragment=fragment, version=version, taken=taken, terms=terms)
+    if num_taken <= terms.gather_sites or num_slices == 1:
+        return 0
+    return min(num_taken, num_slices)
 
 
-def payload_fault(
-    payload: str, *, site: str, fragment: int, version: int, taken: Collection[str], terms: Terms
-) -> str | None:
-    """Why this payload's key can't stand in this round; None when it can.
+def reducer_rank(
+    site: str, live: Collection[str], taken: Iterable[str], fragment: int, version: int, part: int, committer: str | None
+) -> int | None:
+    """Rule 10: after how many time-outs this site merges a part: 0 at once, None never.
 
-    A payload is taken at most once, and only within `max_stale_rounds` of the round it was captured on: so whoever
-    starts from a snapshot needs to read no more than that many commits before it to judge as everyone else does.
+    Each part has a first choice among the sites taken, dealt so that nobody has two parts before everybody has one;
+    after it the live sites in an order drawn per part. Sites that aren't live are passed over.
     """
-    try:
-        captured_fragment, captured_version, captured_site = keys.parse_payload(payload)
-    except ProtocolError as error:
-        return str(error)
-    if (captured_fragment, captured_site) != (fragment, site):
-        return f"payload belongs to fragment {captured_fragment} of {captured_site}"
-    if not 0 <= version - captured_version <= terms.max_stale_rounds:
-        return f"payload is of round {captured_version}, at most {terms.max_stale_rounds} rounds may lie between"
-    if payload in taken:
-        return "payload was taken by an earlier round"
-    return None
+    if committer is not None:
+        return 0 if site == committer else None
+    dealt = sorted(taken, key=lambda name: _draw(fragment, version, "deal", name))
+    first = dealt[part % len(dealt)]
+    others = sorted((name for name in live if name != first), key=lambda name: _draw(fragment, version, part, name))
+    order = [name for name in (first, *others) if name in live or name == site]
+    return order.index(site) if site in order else None
 
 
-def commit_fault(
-    commit: Commit,
-    *,
-    fragment: int,
-    version: int,
-    previous: str,
-    offers: Mapping[str, Offer],
-    taken: Collection[str],
-    terms: Terms,
-) -> str | None:
-    """Why this commit doesn't follow from manifest and offers; None when it does. A faulty commit is a void round.
+def is_odd_one_out(ours: str, theirs: Sequence[str], named: str) -> bool:
+    """Rule 1: whether the others' masters say that ours is wrong, after a rebuild from the log gave ours again.
 
-    offers   the records, by site, of the offers that the commit takes; a site without one is missing
-    The base hash isn't judged here: a difference there may be this site's own fault, see `Replica`.
+    ours     sha256 of our master
+    theirs   the base hashes that the other sites' offers of this round name
+    named    the base hash that the commit names
+
+    True unless more of them stand on our master than on the commit's: then the commit is the odd one, and void.
     """
-    if (commit.fragment, commit.version) != (fragment, version):
-        return f"record says {commit.fragment}/{commit.version}, its key {fragment}/{version}"
-    if commit.previous != previous:
-        return f"names {commit.previous[:16]} as the commit before, that one is {previous[:16]}"
-    sites = [entry.site for entry in commit.taken]
-    if sites != sorted(set(sites)):
-        return "its offers are not sorted by site, or a site stands twice"
-    if commit.taken and len(commit.taken) < terms.quorum:
-        return f"takes {len(commit.taken)} offers, the quorum is {terms.quorum}"
-    for entry in commit.taken:
-        offer = offers.get(entry.site)
-        if offer is None:
-            return f"takes an offer of {entry.site} that isn't there"
-        if (entry.payload, entry.sha256, entry.tokens) != (offer.payload, offer.sha256, offer.tokens):
-            return f"takes another payload than {entry.site} offered"
-        fault = payload_fault(
-            entry.payload, site=entry.site, fragment=fragment, version=version, taken=taken, terms=terms
-        )
-        if fault is not None:
-            return f"takes an offer of {entry.site} it may not: {fault}"
-    factors = multipliers({entry.site: entry.tokens for entry in commit.taken}, terms.weighting)
-    for entry in commit.taken:
-        if entry.multiplier != factors[entry.site]:
-            return f"weighs {entry.site} by {entry.multiplier}, the rule gives {factors[entry.site]}"
-    return None
+    return sum(sha == ours for sha in theirs) <= sum(sha == named for sha in theirs)
 
 
 def is_stale(missed_rounds: int, terms: Terms) -> bool:
@@ -239,3 +170,13 @@ def is_stale(missed_rounds: int, terms: Terms) -> bool:
 def wants_snapshot(version: int, terms: Terms) -> bool:
     """Rule 11: every K rounds, and the final one, the committer stores the master that its round made."""
     return version % terms.snapshot_rounds == 0 or version == terms.final_version
+
+
+def garbage_limit(snapshots: Sequence[int], pins: Iterable[int]) -> int:
+    """Rule 13: versions of a fragment below this one are needed by nobody; 0 when nothing may go.
+
+    snapshots   versions of its sound snapshots
+    pins        the oldest version that each joining or live site may still need
+    """
+    newest = sorted(snapshots, reverse=True)
+    return min([newest[1], *pins]) if len(newest) > 1 else 0

@@ -1,46 +1,16 @@
-"""The records a run leaves in its bucket, as frozen pydantic models with one canonical encoding.
+"""The records a run leaves in its bucket, as frozen pydantic models; see docs/protocol.md for who writes which when.
 
-Canonical (sorted keys, no spaces) because records are hashed: a commit names the sha256 of the one before it, and two
-processes that write the same record write the same bytes. Payloads and masters are binary and live in `outer/`.
+Payloads and masters are binary and live in `outer/`.
 """
 
-import hashlib
-import json
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from composer_prime.errors import CorruptObject
-
-PROTOCOL = 1
-"""Version of the objects and rules in the bucket; a site refuses a run of another one."""
+from composer_prime.sync.canonical import Record, Signed
+from composer_prime.sync.terms import Terms
 
 SiteState = Literal["joining", "live", "done", "leaving"]
-
-
-def sha256_hex(data: bytes) -> str:
-    """The sha256 of `data` as 64 hex digits."""
-    return hashlib.sha256(data).hexdigest()
-
-
-class Record(BaseModel):
-    """Base of every record: frozen, strict about unknown fields, canonical as bytes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    def to_bytes(self) -> bytes:
-        """This record as canonical JSON (UTF-8, sorted keys, no white space)."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes, key: str) -> Self:
-        """Parse what stands at `key`. Raises CorruptObject, naming the key, when it isn't such a record."""
-        try:
-            return cls.model_validate_json(data)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "record"
-            raise CorruptObject(f"{key} is no {cls.__name__}: {where}: {first['msg']}") from error
 
 
 class ParameterShape(Record):
@@ -48,49 +18,6 @@ class ParameterShape(Record):
 
     name: str
     shape: tuple[int, ...]
-
-
-class Terms(Record):
-    """What every site of a run agrees on, since it changes bits or the pace of all. Part of the manifest."""
-
-    inner_steps: int = Field(ge=1)
-    """H: inner steps between two offers of the same fragment."""
-    fragments: int = Field(ge=1)
-    """P: fragments the model is cut into."""
-    sync_delay: int = Field(ge=0)
-    """tau: inner steps a round may take before the training thread waits for it."""
-    merge_alpha: float = Field(ge=0, le=1)
-    """alpha: how much of the local value the blend keeps; 0 is the exact rule."""
-    lr: float = Field(gt=0)
-    """Outer learning rate."""
-    momentum: float = Field(ge=0, lt=1)
-    """Outer Nesterov momentum."""
-    codec: str
-    """Codec of the payloads."""
-    weighting: Literal["tokens", "equal"]
-    """How the offers of a round are weighted against each other."""
-    quorum: int = Field(ge=1)
-    """Valid offers without which no round merges anything."""
-    grace_s: float = Field(ge=0)
-    """Seconds, from the quorum-th valid offer, that a round waits for the other live sites."""
-    liveness_s: float = Field(gt=0)
-    """Seconds without a new beat after which a site isn't waited for."""
-    max_stale_rounds: int = Field(ge=1)
-    """Rounds a site may miss with an offer out before its carried work is dropped."""
-    snapshot_rounds: int = Field(ge=1)
-    """K: rounds between two snapshots of a master."""
-    rounds: int = Field(ge=1)
-    """Training rounds of every fragment, after which the run ends for all sites. One closing round follows."""
-
-    @property
-    def final_version(self) -> int:
-        """The version at which every master is finished: the training rounds and the closing one."""
-        return self.rounds + 1
-
-    @property
-    def steps_per_turn(self) -> int:
-        """Inner steps from one due step to the next: H / P."""
-        return self.inner_steps // self.fragments
 
 
 class Manifest(Record):
@@ -106,10 +33,14 @@ class Manifest(Record):
     terms: Terms
     test_vector: str
     """What the run's arithmetic gives on fixed input; a machine that differs may not take part."""
+    owner: str | None = None
+    """Public key that may admit and revoke, and reopen the run; None: a run without keys."""
+    keys: dict[str, str] = Field(default_factory=dict)
+    """Public key by site name, admitted from the start; empty and no owner: whoever can write may take part."""
     created_by: str
 
 
-class Offer(Record):
+class Offer(Signed):
     """One site's coded pseudo-gradient for round `version` of `fragment`, or the word that it has none."""
 
     site: str
@@ -127,9 +58,17 @@ class Offer(Record):
     payload: str | None
     """Key of the payload; None says: this site has no movement to offer, don't wait for it."""
     sha256: str | None
+    """Root of the slices' hashes (`outer.slices`)."""
+    slices: str = ""
+    """The slices' hashes, 32 bytes each, base64; so a slice can be checked alone."""
     nbytes: int = Field(ge=0)
-    norm: float = Field(ge=0)
-    """L2 norm of the movement before coding."""
+    norms: tuple[float, ...] = ()
+    """L2 norm of each slice as it decodes."""
+
+    @property
+    def norm(self) -> float:
+        """L2 norm of the whole movement as it decodes."""
+        return sum(norm * norm for norm in self.norms) ** 0.5
 
 
 class Taken(Record):
@@ -140,18 +79,19 @@ class Taken(Record):
     payload: str
     sha256: str
     tokens: int
+    trained_tokens: int
     multiplier: float
-    """The final fp32 factor of this payload in the weighted mean."""
+    """The final fp32 factor of this payload."""
 
 
 class Refused(Record):
-    """An offer that a commit leaves out, and why."""
+    """An offer that a commit, or one part of it, leaves out, and why."""
 
     site: str
     why: str
 
 
-class Commit(Record):
+class Commit(Signed):
     """The one record that closes round `version` of `fragment`."""
 
     fragment: int = Field(ge=0)
@@ -162,11 +102,32 @@ class Commit(Record):
     refused: tuple[Refused, ...]
     previous: str
     """sha256 of the bytes of commit(fragment, version - 1); of the manifest for version 0."""
+    voids: tuple[int, ...] = ()
+    """Which of the last `max_stale_rounds` commits don't follow from manifest and offers, and so took nothing."""
+    num_parts: int = Field(ge=0)
+    """Parts in which the offers taken are merged, each by one site; 0: every site merges all for itself."""
+    admissions: int = Field(default=0, ge=0)
+    """The last admission record that this commit honours; 0: those of the manifest."""
     committer: str
     incarnation: int
 
 
-class Claim(Record):
+class Part(Signed):
+    """Create-once: one part of a sliced round as merged by its reducer. Without a payload it is a zero part."""
+
+    fragment: int = Field(ge=0)
+    version: int = Field(ge=0)
+    part: int = Field(ge=0)
+    commit_sha: str
+    excluded: tuple[Refused, ...]
+    """Offers that the commit takes and whose bytes in this part are unsound."""
+    payload: str | None
+    sha256: str | None
+    nbytes: int = Field(ge=0)
+    reducer: str
+
+
+class Claim(Signed):
     """Create-once: this process is incarnation `incarnation` of `site`."""
 
     site: str
@@ -176,7 +137,7 @@ class Claim(Record):
     pid: int
 
 
-class Beat(Record):
+class Beat(Signed):
     """The only key that is overwritten: a site's sign of life."""
 
     site: str
@@ -188,13 +149,30 @@ class Beat(Record):
     inner_step: int
     trained_tokens: int
     """All tokens this site has trained; what a crash loses is counted from it."""
-    pins: tuple[int, ...] = ()
-    """Oldest version of each fragment that this site may still need; empty: nothing is pinned."""
+    pins: tuple[int, ...]
+    """Oldest version of each fragment that this site may still need."""
 
 
-class Close(Record):
-    """Create-once: the final versions; later commits are invalid."""
+class Close(Signed):
+    """Create-once: the final versions; later commits are invalid until the run is reopened."""
 
+    number: int = Field(ge=0)
     versions: tuple[int, ...]
     masters: tuple[str, ...]
     closed_by: str
+
+
+class Reopening(Signed):
+    """Create-once: the run goes on to `rounds` training rounds. Signed by the owner where there is one."""
+
+    number: int = Field(ge=1)
+    rounds: int = Field(ge=1)
+
+
+class Admission(Signed):
+    """Create-once, owner-signed: the keys admitted, by site, from now on, and the committer where one is fixed."""
+
+    number: int = Field(ge=1)
+    keys: dict[str, str]
+    """Public key by site name; the whole list, so that a site left out is revoked."""
+    committer: str | None = None

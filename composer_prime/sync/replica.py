@@ -3,20 +3,28 @@
 Nothing local enters here: two replicas that have read the same log hold the same bytes, on any machine.
 """
 
+import contextlib
 import logging
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from composer_prime.errors import CorruptObject, KeyMissing, MasterMismatch, StoreError
-from composer_prime.outer.aggregate import weighted_mean
-from composer_prime.outer.codecs import get_codec
+from composer_prime.errors import CorruptObject, KeyMissing, MasterMismatch, ProtocolError, StoreError
+from composer_prime.outer.chunks import first_nonfinite
 from composer_prime.outer.outer_optimizer import nesterov_step
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.sync.protocol import commit_fault
-from composer_prime.sync.records import Commit, Manifest, Offer, Taken, sha256_hex
-from composer_prime.sync.snapshots import Master, newest_master, previous_sha
+from composer_prime.sync.canonical import sha256_hex
+from composer_prime.sync.history import History
+from composer_prime.sync.merging import Closing, Merger
+from composer_prime.sync.protocol import is_odd_one_out
+from composer_prime.sync.reading import find_record, read_bytes
+from composer_prime.sync.records import Commit, Offer, Taken
+from composer_prime.sync.roster import Roster
+from composer_prime.sync.run import Run
+from composer_prime.sync.runtime import Runtime
+from composer_prime.sync.snapshots import Master, newest_master, vouched_snapshots
+from composer_prime.sync.validity import commit_fault
 
 logger = logging.getLogger(__name__)
 
@@ -30,179 +38,270 @@ class Round:
     taken: tuple[Taken, ...]
     refused: dict[str, str]
     fault: str | None
+    num_parts: int = 0
 
-    def took(self, site: str, payload: str) -> bool:
-        """Whether the round merged that payload of that site."""
-        return any(entry.site == site and entry.payload == payload for entry in self.taken)
-
-
-class Payloads:
-    """Fetches, checks and decodes the payloads of one fragment; keeps those of the open round, which are read twice."""
-
-    def __init__(self, store: Store, codec: str, numel: int) -> None:
-        self._store = store
-        self._codec = get_codec(codec)
-        self._numel = numel
-        self._decoded: dict[str, Tensor] = {}
-
-    def fetch(self, payload: str, sha256: str) -> Tensor:
-        """The decoded pseudo-gradient at `payload`: fp32, 1-D. Raises CorruptObject on bytes of another sha256."""
-        known = self._decoded.get(payload)
-        if known is not None:
-            return known
-        return self.add(payload, sha256, self._store.get(payload))
-
-    def add(self, payload: str, sha256: str, data: bytes) -> Tensor:
-        """Decode bytes that are at hand, checked as fetched ones are."""
-        found = sha256_hex(data)
-        if found != sha256:
-            raise CorruptObject(f"{payload} has sha256 {found[:16]}, its record says {sha256[:16]}")
-        self._decoded[payload] = decoded = self._codec.decode(data, self._numel)
-        return decoded
-
-    def forget(self) -> None:
-        """Free what is kept; called when a round has closed."""
-        self._decoded.clear()
+    def taken_of(self, site: str) -> Taken | None:
+        """What the round merged of that site."""
+        return next((entry for entry in self.taken if entry.site == site), None)
 
 
 class Replica:
     """One fragment's master and the log behind it. Not thread-safe: one owner moves it; others may read `master`."""
 
     def __init__(
-        self, store: Store, manifest: Manifest, manifest_sha: str, fragment: int, numel: int, at_most: int | None = None
+        self,
+        store: Store,
+        run: Run,
+        fragment: int,
+        *,
+        runtime: Runtime,
+        roster: Roster,
+        site: str,
+        start: Master | None = None,
+        at_most: int | None = None,
     ) -> None:
-        """Start from the newest vouched snapshot, none above version `at_most`; `advance` moves on along the log."""
-        self._store = store
-        self._manifest = manifest
-        self._manifest_sha = manifest_sha
-        self.fragment = fragment
-        self.numel = numel
-        self.payloads = Payloads(store, manifest.terms.codec, numel)
-        self.master = newest_master(store, manifest, fragment, numel, at_most)
-        self.previous = previous_sha(store, manifest_sha, fragment, self.version)
-        self.taken = self._recently_taken(self.version)
+        """Stand on `start`, or on the newest vouched snapshot, none above version `at_most`; `advance` moves on.
 
-    def _recently_taken(self, version: int) -> set[str]:
-        """Payloads that a round from `version` on could name again: those of the last `max_stale_rounds` commits."""
-        taken: set[str] = set()
-        for before in range(max(0, version - self._manifest.terms.max_stale_rounds), version):
-            key = keys.commit(self.fragment, before)
-            try:
-                taken.update(entry.payload for entry in Commit.from_bytes(self._store.get(key), key).taken)
-            except CorruptObject:
-                continue  # a void round took nothing
-        return taken
+        Raises CorruptObject when the bucket holds no sound snapshot.
+        """
+        self._store = store
+        self._run = run
+        self._terms = run.terms
+        self._runtime = runtime
+        self._roster = roster
+        self._site = site
+        self.fragment = fragment
+        self.coding = run.codings[fragment]
+        self.merger = Merger(store, runtime, roster, self.coding, run.terms, site)
+        self.offers: dict[str, Offer] = {}
+        """Sound-looking offers of the open round by site, in the order seen."""
+        self.closing: Closing | None = None
+        """The open round's commit, once it is there, until its merge is complete."""
+        self._looked: bytes | None = None
+        master = start or newest_master(store, run, roster, fragment, at_most=at_most)
+        if master is None:
+            raise CorruptObject(
+                f"{store.uri} holds no sound snapshot of fragment {fragment} that its log vouches for: "
+                "the run can't be joined; restore masters/ from a backup or start a new run"
+            )
+        self._stand_on(master)
+
+    def _stand_on(self, master: Master) -> None:
+        self.master = master
+        self.history = History.read(self._store, self._runtime, self._terms, self.fragment, master.version)
+        self.previous = self._run.sha256
+        if master.version > 0:
+            self.previous = sha256_hex(read_bytes(self._store, keys.commit(self.fragment, master.version - 1)))
 
     @property
     def version(self) -> int:
         """The version of `master`, which is also the number of the open round."""
         return self.master.version
 
-    def advance(self) -> Round | None:
-        """Apply the commit of the open round and return the round; None while it is open.
+    @property
+    def numel(self) -> int:
+        """Parameters of the fragment."""
+        return self.coding.fragment.numel
 
+    # --- moving forward ---------------------------------------------------------------------------------------------
+
+    def advance(self) -> list[Round]:
+        """Move on by one round, if its commit and all that it needs is there; the rounds passed, none if not.
+
+        More than one where the log no longer holds what a round was made of: then by a newer snapshot.
         Raises StoreError when something the commit names can't be read (try again: a round is never skipped), and
-        MasterMismatch when the commit stands on another master than ours even after a rebuild from the log.
+        MasterMismatch when our master is the odd one out even after a rebuild from the log.
         """
-        terms = self._manifest.terms
-        if self.version >= terms.final_version:
-            return None
-        key = keys.commit(self.fragment, self.version)
-        try:
-            data = self._store.get(key)
-        except KeyMissing:
-            return None
-        fault, commit = self._judge(key, data)
-        if commit is not None and fault is None and commit.base_sha != self.master.sha256:
-            self._heal(commit)
-        closed = Round(
-            self.fragment,
-            self.version,
-            commit.taken if commit is not None and fault is None else (),
-            {entry.site: entry.why for entry in commit.refused} if commit is not None else {},
-            fault,
-        )
-        if fault is not None:
-            logger.error("commit_void fragment=%d version=%d fault=%s", self.fragment, self.version, fault)
-        self.master = self._merge(closed)
-        self.previous = sha256_hex(data)
-        self.taken.update(entry.payload for entry in closed.taken)
-        self.payloads.forget()
-        return closed
+        if self.version >= self._terms.final_version:
+            return []
+        if self.closing is None:
+            data = self.look()
+            if data is None:
+                return []
+            self._looked = None
+            found = self._judge(data)
+            if found is None:
+                return self._jump()
+            if isinstance(found, Round):
+                return [self._pass(found, self.master, sha256_hex(data), None)]
+            self.closing = found
+        return self._merge(self.closing)
 
-    def _judge(self, key: str, data: bytes) -> tuple[str | None, Commit | None]:
+    def look(self) -> bytes | None:
+        """The bytes of the open round's commit, kept for `advance`; None while there is none."""
+        if self._looked is None and self.closing is None and self.version < self._terms.final_version:
+            with contextlib.suppress(KeyMissing):
+                self._looked = read_bytes(self._store, keys.commit(self.fragment, self.version))
+        return self._looked
+
+    def _judge(self, data: bytes) -> Closing | Round | None:
+        """The open round's commit: sound, or a void round, or (None) no longer to be judged since its offers are gone."""
+        key = keys.commit(self.fragment, self.version)
         try:
             commit = Commit.from_bytes(data, key)
         except CorruptObject as error:
-            return str(error), None
-        offers = {entry.site: self._offer(entry.site) for entry in commit.taken}
-        fault = commit_fault(
+            return self._void(str(error), None)
+        fault = self._signature_fault(commit)
+        if fault is not None:
+            return self._void(fault, commit)
+        sites = [entry.site for entry in commit.taken]
+        offers = dict(zip(sites, self._runtime.map(self._offer, sites), strict=True))
+        if None in offers.values() and self._is_collected():
+            return None
+        sound = {site: offer for site, offer in offers.items() if offer is not None}
+        unsigned = [site for site, offer in sound.items() if self._roster.fault(offer, site, commit.admissions)]
+        fault = f"takes an offer of {unsigned[0]} without its signature" if unsigned else None
+        fault = fault or commit_fault(
             commit,
-            fragment=self.fragment,
+            facts=self.coding.facts,
             version=self.version,
             previous=self.previous,
-            offers={site: offer for site, offer in offers.items() if offer is not None},
-            taken=self.taken,
-            terms=self._manifest.terms,
+            offers=sound,
+            taken=self.history.taken,
+            voids=self.history.voids,
+            terms=self._terms,
+            committer=self._roster.committer(commit.admissions),
         )
-        return fault, commit
+        if fault is None and commit.base_sha != self.master.sha256:
+            fault = self._heal(commit)
+        if fault is not None:
+            return self._void(fault, commit)
+        return Closing(commit, sha256_hex(data), sound, self._runtime.now())
+
+    def _signature_fault(self, commit: Commit) -> str | None:
+        if not self._roster.knows(commit.admissions):
+            return f"honours admission {commit.admissions}, which isn't there"
+        if commit.admissions < self.history.admissions:
+            return f"honours admission {commit.admissions}, an earlier commit {self.history.admissions}"
+        return self._roster.fault(commit, commit.committer, commit.admissions)
 
     def _offer(self, site: str) -> Offer | None:
-        key = keys.offer(self.fragment, self.version, site)
-        try:
-            return Offer.from_bytes(self._store.get(key), key)
-        except (KeyMissing, CorruptObject):
-            return None
+        return self.offers.get(site) or find_record(
+            self._store, Offer, keys.offer(self.fragment, self.version, site)
+        )
 
-    def _merge(self, closed: Round) -> Master:
-        """The next master: the outer step on the weighted mean of what was taken; the same one after a void round."""
-        master, terms = self.master, self._manifest.terms
-        if not closed.taken:
-            return Master(self.fragment, master.version + 1, master.weights, master.momentum, master.sha256)
-        parts = [(entry.multiplier, self._payload_of(entry)) for entry in closed.taken]
+    def _void(self, fault: str, commit: Commit | None) -> Round:
+        logger.error("commit_void fragment=%d version=%d fault=%s", self.fragment, self.version, fault)
+        refused = {} if commit is None else {entry.site: entry.why for entry in commit.refused}
+        return Round(self.fragment, self.version, (), refused, fault)
+
+    def _merge(self, closing: Closing) -> list[Round]:
+        """The outer step on what the commit takes, once all of it is there."""
+        commit, master, terms = closing.commit, self.master, self._terms
+        refused = {entry.site: entry.why for entry in commit.refused}
+        closed = Round(self.fragment, self.version, commit.taken, refused, None, commit.num_parts)
+        if not commit.taken:
+            return [self._pass(closed, master, closing.commit_sha, commit)]
+        try:
+            mean = self.merger.pseudograd(closing)
+        except KeyMissing:
+            if self._is_collected():
+                return self._jump()
+            raise
+        if mean is None:
+            return []
         weights, momentum = master.weights.clone(), master.momentum.clone()
-        nesterov_step(weights, weighted_mean(parts), momentum, lr=terms.lr, mu=terms.momentum)
-        return Master.of(self.fragment, master.version + 1, weights, momentum)
+        nesterov_step(weights, mean, momentum, lr=terms.lr, mu=terms.momentum)
+        if not _is_finite(weights, momentum):
+            return [self._pass(self._void("its merge isn't finite", commit), master, closing.commit_sha, None)]
+        moved = Master.of(self.fragment, master.version, weights, momentum)
+        return [self._pass(closed, moved, closing.commit_sha, commit)]
 
-    def _payload_of(self, entry: Taken) -> Tensor:
-        try:
-            return self.payloads.fetch(entry.payload, entry.sha256)
-        except CorruptObject as error:
-            raise StoreError(f"{error}; a commit took it, so the round can't be skipped: reading it again") from error
+    def _pass(self, closed: Round, master: Master, commit_sha: str, commit: Commit | None) -> Round:
+        """The open round has closed: `master` holds the weights of the next version; `commit` is None when void."""
+        self.previous = commit_sha
+        self.history.add(self.version, commit)
+        self.master = Master(self.fragment, self.version + 1, master.weights, master.momentum, master.sha256)
+        self._forget_round()
+        return closed
 
-    def _heal(self, commit: Commit) -> None:
-        """Rule 1: the log says our master is another one. Rebuild it once from the log; stop if it still differs."""
-        ours, at_most = self.master, self.version
+    def _forget_round(self) -> None:
+        self.closing = self._looked = None
+        self.offers = {}
+        self.merger.forget()
+
+    # --- when the log differs, or is gone ---------------------------------------------------------------------------
+
+    def _heal(self, commit: Commit) -> str | None:
+        """Rule 1: the log names another master than ours. Rebuild ours; None when that gives the log's.
+
+        Otherwise, a fault of the commit where the others' offers stand on our master too; else MasterMismatch.
+        """
+        ours = self.master
         logger.error("master_differs fragment=%d version=%d ours=%s", self.fragment, self.version, ours.sha256[:16])
-        rebuilt = rebuild_master(self._store, self._manifest, self._manifest_sha, self.fragment, self.numel, at_most)
-        if rebuilt.sha256 != commit.base_sha:
-            raise MasterMismatch(
-                f"fragment {self.fragment} version {self.version}: our master is {ours.sha256[:16]}, rebuilt from the "
-                f"log {rebuilt.sha256[:16]}, the commit of {commit.committer} stands on {commit.base_sha[:16]}: this "
-                "machine or that one computes differently; run the test vector on both and take the odd one out"
-            )
+        rebuilt = rebuild_master(
+            self._store, self._run, self.fragment, self.version, runtime=self._runtime, roster=self._roster
+        )
         self.master = rebuilt
+        if rebuilt.sha256 == commit.base_sha:
+            return None
+        if not is_odd_one_out(rebuilt.sha256, self._bases_of_others(), commit.base_sha):
+            return f"stands on master {commit.base_sha[:16]}, the log makes {rebuilt.sha256[:16]}"
+        raise MasterMismatch(
+            f"fragment {self.fragment} version {self.version}: our master is {ours.sha256[:16]}, rebuilt from the "
+            f"log {rebuilt.sha256[:16]}, the commit of {commit.committer} stands on {commit.base_sha[:16]}: this "
+            "machine or that one computes differently; run the test vector on both and take the odd one out"
+        )
+
+    def _bases_of_others(self) -> list[str]:
+        listed = self._store.list(keys.offers_prefix(self.fragment, self.version))
+        records = self._runtime.map(
+            lambda key: find_record(self._store, Offer, key), [key for key in listed if keys.is_offer(key)]
+        )
+        return [record.base_sha for record in records if record is not None and record.site != self._site]
+
+    def _is_collected(self) -> bool:
+        """Whether what rounds here were made of may have been deleted: a newer snapshot stands."""
+        newest = next(vouched_snapshots(self._store, self._run, self._roster, self.fragment), None)
+        return newest is not None and newest[0] > self.version
+
+    def _jump(self) -> list[Round]:
+        """Stand on a newer snapshot, since the log before it is gone; the rounds in between, as their commits tell."""
+        master = newest_master(self._store, self._run, self._roster, self.fragment, above=self.version)
+        if master is None:
+            raise StoreError(f"{self._store.uri} lost what round {self.version} of fragment {self.fragment} is made of")
+        versions = range(self.version, master.version)
+        commits = self._runtime.map(
+            lambda version: find_record(self._store, Commit, keys.commit(self.fragment, version)), versions
+        )
+        self._stand_on(master)
+        self._forget_round()
+        voids = self.history.voids
+        logger.warning("jumped fragment=%d from=%d to=%d", self.fragment, versions.start, master.version)
+        return [
+            Round(self.fragment, version, () if commit is None or version in voids else commit.taken, {}, None)
+            for version, commit in zip(versions, commits, strict=True)
+        ]
 
 
 class _Rebuilt(Replica):
     """A replica that is only ever moved up to one version, and never heals itself."""
 
-    def _heal(self, commit: Commit) -> None:
+    def _heal(self, commit: Commit) -> str | None:
         """A rebuild compares at its end, not on the way."""
+        return None
 
 
 def rebuild_master(
-    store: Store, manifest: Manifest, manifest_sha: str, fragment: int, numel: int, version: int
+    store: Store, run: Run, fragment: int, version: int, *, runtime: Runtime, roster: Roster, start: Master | None = None
 ) -> Master:
-    """master(fragment, version) from the newest vouched snapshot at or below it, and the log.
+    """master(fragment, version) from `start`, or the newest vouched snapshot at or below it, and the log.
 
-    Raises StoreError when a commit up to `version` is missing.
+    Raises StoreError when a commit up to `version` is missing, ProtocolError when the log before it is gone.
     """
-    replica = _Rebuilt(store, manifest, manifest_sha, fragment, numel, at_most=version)
+    replica = _Rebuilt(
+        store, run, fragment, runtime=runtime, roster=roster, site="", start=start, at_most=version
+    )
     while replica.version < version:
-        if replica.advance() is None:
+        if not replica.advance():
             raise StoreError(
-                f"{store.uri} has no commit of round {replica.version} of fragment {fragment}, "
+                f"{store.uri} has no complete round {replica.version} of fragment {fragment}, "
                 f"which master version {version} is made of"
             )
+    if replica.version > version:
+        raise ProtocolError(f"{store.uri} no longer holds the log of fragment {fragment} up to version {version}")
     return replica.master
+
+
+def _is_finite(*vectors: Tensor) -> bool:
+    return all(first_nonfinite(vector) is None for vector in vectors)

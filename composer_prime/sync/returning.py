@@ -4,6 +4,7 @@ A checkpoint may be older than the last offer its site made; the bucket knows be
 that a commit took is left out, movement that is still out or was passed over is carried.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,15 +12,21 @@ from typing import Any
 from torch import Tensor
 
 from composer_prime.errors import CorruptObject, KeyMissing
-from composer_prime.outer.fragments import Fragment
 from composer_prime.outer.merge import carry, settle
-from composer_prime.outer.pseudograd import flatten, rounded, write_back
 from composer_prime.store import keys
 from composer_prime.store.base import Store
+from composer_prime.sync.errands import Errand
+from composer_prime.sync.journal import Journal
 from composer_prime.sync.ledger import FragmentLedger
-from composer_prime.sync.records import Commit, Manifest, Offer
-from composer_prime.sync.replica import Payloads
-from composer_prime.sync.snapshots import Master
+from composer_prime.sync.parameters import Parameters
+from composer_prime.sync.reading import find_record
+from composer_prime.sync.records import Commit, Offer, Taken
+from composer_prime.sync.replica import Replica
+from composer_prime.sync.roster import Roster
+from composer_prime.sync.runtime import Runtime
+from composer_prime.sync.terms import Terms
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -29,122 +36,193 @@ class FragmentStand:
     version    of the master the site adopted
     base       fp32, 1-D: that master's weights, rounded to the parameters' dtype; local minus base is own movement
     captured   fp32, 1-D: local values behind the capture that is out, shifted along when the base moves; None: none out
+    residual   fp32, 1-D: what coding took from the last merged offer; None: nothing
     """
 
     version: int
     base: Tensor
     captured: Tensor | None = None
+    residual: Tensor | None = None
     ledger: FragmentLedger = field(default_factory=FragmentLedger)
 
     def to_dict(self) -> dict[str, Any]:
         """As a checkpoint holds it."""
-        return {"version": self.version, "base": self.base, "captured": self.captured, "ledger": self.ledger.to_dict()}
+        return {
+            "version": self.version,
+            "base": self.base,
+            "captured": self.captured,
+            "residual": self.residual,
+            "ledger": self.ledger.to_dict(),
+        }
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> "FragmentStand":
         """What `to_dict` gave."""
-        return cls(state["version"], state["base"], state["captured"], FragmentLedger(**state["ledger"]))
+        ledger = FragmentLedger(**state["ledger"])
+        return cls(state["version"], state["base"], state["captured"], state["residual"], ledger)
 
 
 @dataclass(frozen=True)
-class OwnOffer:
-    """The newest offer record of this site's name that a checkpoint may not know of."""
+class OwnPast:
+    """What the bucket tells of this site's name since its checkpoint.
 
-    record: Offer
+    newest    the newest offer record with a payload, or None
+    taken     whether a commit took that one
+    open      whether its round is still open
+    merged    all that commits took of this name since, oldest first
+    """
+
+    newest: Offer | None
     taken: bool
     open: bool
-    """Whether its round is still open."""
+    merged: tuple[Taken, ...]
 
 
-def newest_own_offer(store: Store, fragment: int, site: str, since: int, open_version: int) -> OwnOffer | None:
-    """This site's newest offer in the rounds from `since` to the open one, and what became of it."""
-    for version in range(open_version, since - 1, -1):
-        key = keys.offer(fragment, version, site)
+def own_past(
+    store: Store, runtime: Runtime, roster: Roster, terms: Terms, replica: Replica, site: str, since: int
+) -> OwnPast:
+    """Read this site's offers and every commit from round `since` to the open one."""
+    fragment, now = replica.fragment, replica.version
+    versions = range(since, now + 1)
+    offers = runtime.map(lambda version: find_record(store, Offer, keys.offer(fragment, version, site)), versions)
+    commits = runtime.map(lambda version: find_record(store, Commit, keys.commit(fragment, version)), range(since, now))
+    merged: list[Taken] = []
+    for version, commit in zip(range(since, now), commits, strict=True):
+        if commit is not None and version not in replica.history.voids:
+            merged += [entry for entry in commit.taken if entry.site == site]
+    own = [
+        (version, offer)
+        for version, offer in zip(versions, offers, strict=True)
+        if offer is not None and offer.payload is not None and roster.fault(offer, site) is None
+    ]
+    if not own:
+        return OwnPast(None, False, False, tuple(merged))
+    version, newest = own[-1]
+    return OwnPast(newest, newest.payload in {entry.payload for entry in merged}, version == now, tuple(merged))
+
+
+class Returning:
+    """Puts a site's fragments on the newest masters, with whatever own movement is not merged yet."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        runtime: Runtime,
+        roster: Roster,
+        terms: Terms,
+        params: Parameters,
+        journal: Journal | None,
+        site: str,
+    ) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._roster = roster
+        self._terms = terms
+        self._params = params
+        self._journal = journal
+        self._site = site
+
+    def stand(self, replica: Replica, saved: FragmentStand | None) -> tuple[FragmentStand, Errand | None]:
+        """Put one fragment's parameters on the replica's master.
+
+        saved    from the checkpoint whose values the parameters hold; None when it has none: they then count for nothing
+
+        Returns where the site stands, and its offer that is still out in the open round, to be followed to its end.
+        """
+        fragment, master = replica.coding.fragment, replica.master
+        since = max(0, master.version - self._terms.max_stale_rounds) if saved is None else saved.version
+        past = own_past(self._store, self._runtime, self._roster, self._terms, replica, self._site, since)
+        base = self._params.rounded(fragment, master.weights)
+        stand = FragmentStand(master.version, base)
+        if saved is not None:
+            stand.residual, stand.ledger = saved.residual, saved.ledger
+        local = self._local(stand, saved, past, replica)
+        if local is None:
+            self._params.write(fragment, master.weights)
+            return stand, None
+        self._params.write(fragment, local)
+        if not past.open or past.newest is None or stand.captured is None:
+            return stand, None
+        return stand, Errand.of_offer(past.newest, self._residual_after(past.newest.payload))
+
+    def _local(
+        self, stand: FragmentStand, saved: FragmentStand | None, past: OwnPast, replica: Replica
+    ) -> Tensor | None:
+        """The local values on the new base; None: the master's own."""
+        newest = past.newest
+        if newest is not None and not _is_saved_capture(newest.trained_tokens, saved):
+            if past.taken:
+                self._restore(stand, saved, past, newest, carried=False)
+                return None
+            local = self._continue_offer(stand, saved, past, newest, replica)
+            if local is not None:
+                return local
+        if saved is None:
+            return None
+        return self._continue_saved(stand, saved, past, self._params.read(replica.coding.fragment))
+
+    def _restore(
+        self, stand: FragmentStand, saved: FragmentStand | None, past: OwnPast, newest: Offer, *, carried: bool
+    ) -> None:
+        """The newest offer is newer than the checkpoint: count, and take the residual, from there."""
+        tokens, steps = (newest.tokens, newest.steps) if carried else (0, 0)
+        merged = newest.trained_tokens - tokens
+        if saved is not None:
+            merged = saved.ledger.merged + sum(entry.tokens for entry in past.merged)
+        stand.ledger.restore(trained=newest.trained_tokens, merged=merged, carried=tokens, steps=steps)
+        stand.residual = self._residual_after(newest.payload)
+
+    def _continue_offer(
+        self, stand: FragmentStand, saved: FragmentStand | None, past: OwnPast, newest: Offer, replica: Replica
+    ) -> Tensor | None:
+        """The newest offer is newer than the checkpoint and not merged: it holds all movement there is.
+
+        None when its payload is gone or damaged: what the checkpoint holds is then all there is.
+        """
         try:
-            record = Offer.from_bytes(store.get(key), key)
-        except (KeyMissing, CorruptObject):
-            continue
-        return OwnOffer(record, _was_taken(store, record), version == open_version)
-    return None
+            decoded = replica.merger.fetch(newest)
+        except (KeyMissing, CorruptObject) as error:
+            logger.warning("own_offer_lost fragment=%d version=%d why=%s", newest.fragment, newest.version, error)
+            return None
+        self._restore(stand, saved, past, newest, carried=True)
+        local = stand.base - decoded
+        if past.open:
+            stand.captured = local
+        else:
+            stand.ledger.release_capture()
+        return local
 
-
-def _was_taken(store: Store, offer: Offer) -> bool:
-    key = keys.commit(offer.fragment, offer.version)
-    try:
-        commit = Commit.from_bytes(store.get(key), key)
-    except (KeyMissing, CorruptObject):
-        return False
-    return any(entry.site == offer.site and entry.payload == offer.payload for entry in commit.taken)
-
-
-def stand_on(
-    store: Store,
-    manifest: Manifest,
-    site: str,
-    fragment: Fragment,
-    params: Mapping[str, Tensor],
-    master: Master,
-    saved: FragmentStand | None,
-) -> tuple[FragmentStand, Offer | None]:
-    """Put one fragment's parameters on `master`, the newest one, with whatever own movement is not merged yet.
-
-    saved    from the checkpoint whose parameters `params` hold; None when it has none: `params` then count for nothing
-
-    Returns where the site stands, and the own offer that is still out in the open round, to be followed to its end.
-    """
-    new_base = rounded(master.weights, params, fragment)
-    since = max(0, master.version - 1) if saved is None else saved.version
-    own = newest_own_offer(store, fragment.index, site, since, master.version)
-    stand = FragmentStand(master.version, new_base, ledger=FragmentLedger() if saved is None else saved.ledger)
-    if saved is None and own is None:
-        write_back(master.weights, params, fragment)
-        return stand, None
-    if saved is not None and not _is_newer(own, saved):
-        local = _continue_saved(stand, saved, own, flatten(params, fragment))
-    else:
-        assert own is not None
-        local = _continue_offer(stand, own, Payloads(store, manifest.terms.codec, fragment.numel))
-    write_back(local, params, fragment)
-    pending = own.record if own is not None and own.open and stand.captured is not None else None
-    return stand, pending
-
-
-def _captured_total(ledger: FragmentLedger) -> int:
-    """All tokens trained up to the capture that is out; an offer's record states the same number."""
-    return ledger.trained - ledger.pending
-
-
-def _is_newer(own: OwnOffer | None, saved: FragmentStand) -> bool:
-    """Whether the offer was captured after the checkpoint."""
-    if own is None:
-        return False
-    return saved.captured is None or own.record.trained_tokens != _captured_total(saved.ledger)
-
-
-def _continue_saved(stand: FragmentStand, saved: FragmentStand, own: OwnOffer | None, local: Tensor) -> Tensor:
-    """The checkpoint is the newest there is of this site; returns the local values on the new base."""
-    if saved.captured is None:
+    def _continue_saved(self, stand: FragmentStand, saved: FragmentStand, past: OwnPast, local: Tensor) -> Tensor:
+        """The checkpoint is the newest there is of this site; returns the local values on the new base."""
+        ledger = stand.ledger
+        later = [entry for entry in past.merged if not _is_saved_capture(entry.trained_tokens, saved)]
+        if later:  # an offer after the checkpoint was merged, and it held all that the checkpoint has
+            merged = ledger.merged + sum(entry.tokens for entry in past.merged)
+            ledger.restore(trained=max(ledger.trained, later[-1].trained_tokens), merged=merged, carried=0, steps=0)
+            stand.residual = None
+            return stand.base
+        if saved.captured is None:
+            return carry(local, saved.base, stand.base)
+        if past.merged:
+            ledger.settle_taken()
+            stand.residual = self._residual_after(past.merged[-1].payload)
+            return settle(local, saved.captured, stand.base)
+        if past.open and past.newest is not None and _is_saved_capture(past.newest.trained_tokens, saved):
+            stand.captured = carry(saved.captured, saved.base, stand.base)
+        else:
+            ledger.release_capture()
         return carry(local, saved.base, stand.base)
-    if own is not None and own.taken:
-        stand.ledger.settle_taken()
-        return settle(local, saved.captured, stand.base)
-    if own is not None and own.open:
-        stand.captured = carry(saved.captured, saved.base, stand.base)
-    else:
-        stand.ledger.release_capture()
-    return carry(local, saved.base, stand.base)
+
+    def _residual_after(self, payload: str | None) -> Tensor | None:
+        """What the journal says is left once that payload is merged."""
+        if self._journal is None or payload is None:
+            return None
+        return self._journal.read(keys.parse_payload(payload)[0], payload)
 
 
-def _continue_offer(stand: FragmentStand, own: OwnOffer, payloads: Payloads) -> Tensor:
-    """An offer newer than the checkpoint holds all movement there is; returns the local values on the new base."""
-    record = own.record
-    settled = own.taken or record.payload is None
-    stand.ledger.restore_offer(record.tokens, record.steps, record.trained_tokens, taken=settled)
-    if record.payload is None or record.sha256 is None or own.taken:
-        return stand.base
-    local = stand.base - payloads.fetch(record.payload, record.sha256)
-    if own.open:
-        stand.captured = local
-    else:
-        stand.ledger.release_capture()
-    return local
+def _is_saved_capture(trained_tokens: int, saved: FragmentStand | None) -> bool:
+    """Whether an offer with that count is the capture that the checkpoint has out; counts tell captures apart."""
+    if saved is None or saved.captured is None:
+        return False
+    return trained_tokens == saved.ledger.trained - saved.ledger.pending

@@ -5,33 +5,37 @@ parameters become when a round has closed. The bucket's side is the courier's.
 """
 
 import logging
-import threading
-import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from composer_prime.config.settings import SiteSettings
-from composer_prime.errors import ConfigError, StoreError
+from composer_prime.errors import ConfigError, CorruptObject
 from composer_prime.outer.fragments import trainable
 from composer_prime.outer.merge import blend, carry, settle
-from composer_prime.outer.pseudograd import flatten, pseudograd, rounded, write_back
+from composer_prime.outer.pseudograd import pseudograd
 from composer_prime.store import open_store
 from composer_prime.store.base import Store
 from composer_prime.store.metered import MeteredStore
-from composer_prime.sync.courier import Capture, Courier, Outcome
-from composer_prime.sync.courier_thread import CourierThread
-from composer_prime.sync.members import Members, Pulse, claim_incarnation
-from composer_prime.sync.protocol import due_fragment, is_stale, training_is_over
-from composer_prime.sync.records import Manifest, Terms
+from composer_prime.sync.courier import Courier
+from composer_prime.sync.driver import Driver
+from composer_prime.sync.errands import Capture, Settled
+from composer_prime.sync.journal import FileJournal, Journal
+from composer_prime.sync.members import Members, Pulse, check_name_is_free, claim_incarnation
+from composer_prime.sync.parameters import LocalParameters, Parameters
+from composer_prime.sync.protocol import due_fragment, is_due, is_stale, training_is_over
 from composer_prime.sync.replica import Replica
-from composer_prime.sync.returning import FragmentStand, stand_on
+from composer_prime.sync.returning import FragmentStand, Returning
+from composer_prime.sync.roster import Roster
+from composer_prime.sync.run import Run
+from composer_prime.sync.runtime import Runtime, ThreadRuntime
+from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.snapshots import Master
-from composer_prime.sync.start import create_or_join, terms_of
+from composer_prime.sync.start import Founding, create_or_join, terms_of
 from composer_prime.sync.tape import Tape
+from composer_prime.sync.terms import Terms
 
 logger = logging.getLogger(__name__)
 
@@ -65,17 +69,53 @@ class _InFlight:
     wait_at: int
 
 
+@dataclass(frozen=True)
+class SiteIdentity:
+    """Who a site is.
+
+    site       its name in the bucket
+    key        its signing key, in a run that admits keys
+    replace    whether it takes its name over from a process that is still alive; otherwise it is refused
+    """
+
+    site: str
+    key: SigningKey | None = None
+    replace: bool = True
+
+
 class OuterLoop:
     """One site's part in a run. Not thread-safe: everything is called by the training thread, but `interrupt`."""
 
-    def __init__(self, store: Store, terms: Terms, *, run: str, site: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        terms: Terms,
+        *,
+        run: str,
+        site: str | SiteIdentity,
+        founding: Founding | None = None,
+        journal: Journal | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        """
+        store     the run's root in the bucket
+        terms     what this site's recipe asks of the run
+        founding  what to put into the manifest if this site creates the run
+        journal   where residuals are written ahead; None: a crash loses what coding took from the last merged offer
+        runtime   threads and time; None: this process's own
+        """
         self._store = MeteredStore(store)
         self._terms = terms
-        self._run = run
-        self._site = site
+        self._run_name = run
+        self._identity = SiteIdentity(site) if isinstance(site, str) else site
+        self._site = self._identity.site
+        self._founding = founding or Founding()
+        self._journal = journal
+        self._runtime = runtime or ThreadRuntime()
         self._restored: dict[str, Any] | None = None
-        self._interrupted = threading.Event()
+        self._interrupted = False
         self._step = 0
+        self._turn_at = self._runtime.now()
         self._stall_s = 0.0
         self._finish_s = 0.0
         self._in_flight: _InFlight | None = None
@@ -86,10 +126,18 @@ class OuterLoop:
     @classmethod
     def from_settings(cls, settings: SiteSettings) -> "OuterLoop":
         """The outer loop that a site's recipe asks for. Raises ConfigError when it asks for none."""
-        if settings.run_uri is None:
+        outer, site = settings.recipe.outer, settings.recipe.site
+        if settings.run_uri is None or outer is None:
             raise ConfigError("the recipe has no [outer] table: add one to take part in an outer loop")
-        terms = terms_of(settings.recipe)
-        return cls(open_store(settings.run_uri), terms, run=settings.recipe.run.name, site=settings.site)
+        key = None if site.key_file is None else SigningKey.load(site.key_file)
+        return cls(
+            open_store(settings.run_uri),
+            terms_of(settings.recipe),
+            run=settings.recipe.run.name,
+            site=SiteIdentity(settings.site, key, site.same_name == "replace"),
+            founding=Founding(outer.owner, outer.keys),
+            journal=FileJournal(settings.paths.journal),
+        )
 
     # --- joining ----------------------------------------------------------------------------------------------------
 
@@ -100,55 +148,70 @@ class OuterLoop:
 
         Raises FingerprintMismatch, ProtocolError, StoreError; nothing of the run is changed then.
         """
-        self._params: dict[str, Tensor] = dict(trainable(named_parameters))
-        manifest, manifest_sha, self._fragments = create_or_join(
-            self._store, self._terms, self._run, self._site, self._params
-        )
-        incarnation = claim_incarnation(self._store, self._site)
-        self._tape = Tape(self._store, self._site, incarnation)
-        replicas = [
-            Replica(self._store, manifest, manifest_sha, fragment.index, fragment.numel) for fragment in self._fragments
-        ]
-        self._uploads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="outer-upload")
+        self._params: Parameters = LocalParameters(dict(trainable(named_parameters)))
+        store, runtime = self._store, self._runtime
+        run = create_or_join(store, self._terms, self._run_name, self._site, self._params, runtime, self._founding)
+        self._run, self._terms, self._fragments = run, run.terms, run.fragments
+        roster = Roster(store, run.manifest, run.sha256, self._identity.key)
+        roster.check_admitted(self._site)
+        if not self._identity.replace:
+            check_name_is_free(store, runtime, self._site, roster, run.terms.liveness_s)
+        incarnation = claim_incarnation(store, self._site, roster)
+        pulse = Pulse(store, self._site, incarnation, roster)
+        # Before any snapshot is looked for: what this site may need is kept from now on (rule 13).
+        pulse.beat("joining", (0,) * len(self._fragments), (0,) * len(self._fragments), self._step, 0)
+        self._tape = Tape(store, self._site, incarnation)
         self._courier = Courier(
-            store=self._store,
-            manifest=manifest,
-            replicas=replicas,
-            members=Members(self._store, self._terms.liveness_s),
+            store,
+            run,
+            runtime=runtime,
+            roster=roster,
+            members=Members(store, runtime, roster, run.terms.liveness_s),
+            pulse=pulse,
+            replicas=[self._replica(run, index, roster) for index in range(len(self._fragments))],
             tape=self._tape,
+            journal=self._journal,
             site=self._site,
             incarnation=incarnation,
-            uploads=self._uploads,
-            clock=time.monotonic,
         )
         self._courier.follow()
-        self._stand(manifest)
-        self._thread = CourierThread(
+        self._stand(roster)
+        self._driver = Driver(
             self._courier,
-            Pulse(self._store, self._site, incarnation),
+            pulse,
             self._tape,
-            beat_every_s=self._terms.liveness_s / BEATS_PER_LIVENESS,
+            runtime=runtime,
+            beat_every_s=run.terms.liveness_s / BEATS_PER_LIVENESS,
             progress=lambda: (self._step, self._stands[0].ledger.trained),
         )
         self._tape.write("join", versions=self._courier.versions(), step=self._step)
-        self._thread.start("done" if self._finished else "live")
+        self._driver.start("done" if self._finished else "live")
 
-    def _stand(self, manifest: Manifest) -> None:
+    def _replica(self, run: Run, index: int, roster: Roster) -> Replica:
+        """A replica on the newest snapshot; the checkpoint's last master isn't kept, since snapshots are authenticated."""
+        return Replica(self._store, run, index, runtime=self._runtime, roster=roster, site=self._site)
+
+    def _stand(self, roster: Roster) -> None:
         """Put every fragment on the newest master: plainly when this site is new, by rule 12 when it comes back."""
         saved = self._restored["fragments"] if self._restored is not None else [None] * len(self._fragments)
-        for fragment, state in zip(self._fragments, saved, strict=True):
-            stand, pending = stand_on(
-                self._store,
-                manifest,
-                self._site,
-                fragment,
-                self._params,
-                self._courier.master(fragment.index),
-                None if state is None else FragmentStand.from_dict(state),
+        if len(saved) != len(self._fragments):
+            raise CorruptObject(f"the checkpoint holds {len(saved)} fragments, the run has {len(self._fragments)}")
+        returning = Returning(
+            self._store,
+            runtime=self._runtime,
+            roster=roster,
+            terms=self._terms,
+            params=self._params,
+            journal=self._journal,
+            site=self._site,
+        )
+        for index, state in enumerate(saved):
+            stand, errand = returning.stand(
+                self._courier.replica(index), None if state is None else FragmentStand.from_dict(state)
             )
             self._stands.append(stand)
-            if pending is not None:
-                self._courier.reinstate(pending)
+            if errand is not None:
+                self._courier.reinstate(errand)
         if self._restored is not None:
             self._step = int(self._restored["step"])
         if self._courier.is_over():
@@ -164,18 +227,25 @@ class OuterLoop:
         Raises what stopped the courier (ProtocolError, Superseded).
         """
         del samples  # weights are by tokens; the signature is the seam's
-        started, finish_s = time.monotonic(), self._finish_s
-        self._thread.check()
+        started, finish_s = self._runtime.now(), self._finish_s
+        self._driver.check()
         self._step += 1
         self._adopted = []
         for stand in self._stands:
             stand.ledger.train(tokens)
         self._wait_if_due()
-        if self._step % self._terms.steps_per_turn == 0 and not self._interrupted.is_set():
+        if self._is_due(self._step) and not self._interrupted:
             self._take_turn()
-        stall_s = time.monotonic() - started - (self._finish_s - finish_s)
+        elif self._is_due(self._step + 1):
+            self._courier.look_around()  # beside training, so that the next step finds the log read
+            self._driver.wake()
+        stall_s = self._runtime.now() - started - (self._finish_s - finish_s)
         self._stall_s += stall_s
         return OuterReport(self._finished, stall_s, sum(self._courier.versions()), tuple(self._adopted))
+
+    def _is_due(self, step: int) -> bool:
+        since = max(self._turn_at, self._courier.closed_at)
+        return is_due(step, self._runtime.now() - since, self._terms)
 
     def _wait_if_due(self) -> None:
         """Rule 8: tau inner steps after the capture the round must be in; wait for it only now, then adopt it."""
@@ -187,11 +257,12 @@ class OuterLoop:
             self._adopt(flight.fragment)
 
     def _take_turn(self) -> None:
-        """Rules 3 and 4: stand on everything there is, then offer the fragment whose turn it is."""
-        try:
-            self._courier.follow()
-        except StoreError as error:
-            logger.warning("log_not_read error=%s", error)  # stand on what is known: a stale offer is only carried
+        """Rules 3 and 4: stand on everything that is known, then offer the fragment whose turn it is.
+
+        The courier has just read the log; a commit that came a moment ago is adopted with the next turn, and the offer's
+        record, which the courier makes, stands on the newest master all the same.
+        """
+        self._turn_at = self._runtime.now()
         for fragment in self._fragments:
             self._adopt(fragment.index)
         versions = self._courier.versions()
@@ -213,34 +284,41 @@ class OuterLoop:
         if stand.captured is not None:
             return
         ledger = stand.ledger
-        stand.captured = local = flatten(self._params, fragment)
+        stand.captured = local = self._params.read(fragment)
         if ledger.carried == 0:
-            self._courier.submit(Capture(index, None, 0, 0, ledger.trained))
+            self._courier.submit(Capture(index, None, None, 0, 0, ledger.trained))
         else:
             tokens, steps = ledger.capture()
-            self._courier.submit(Capture(index, pseudograd(stand.base, local), tokens, steps, ledger.trained))
-        self._thread.wake()
+            movement = pseudograd(stand.base, local)
+            self._courier.submit(Capture(index, movement, stand.residual, tokens, steps, ledger.trained))
+        self._driver.wake()
 
     def _adopt(self, index: int) -> None:
         """Move a fragment onto its newest master; own movement that it holds is left out, other is carried (rule 7)."""
         fragment, stand = self._fragments[index], self._stands[index]
-        master, outcome = self._courier.collect(index)
-        if master.version == stand.version and outcome in (None, "out"):
+        master, settled = self._courier.collect(index)
+        if master.version == stand.version and (settled is None or settled.outcome == "out"):
             return
-        new_base = rounded(master.weights, self._params, fragment)
-        local = flatten(self._params, fragment)
-        if outcome == "taken":
-            moved = self._leave_out_merged(stand, local, new_base, master)
+        new_base = self._params.rounded(fragment, master.weights)
+        if settled is not None and settled.outcome == "overtaken":
+            stand.captured = stand.residual = None
+            self._drop(stand, master, "an earlier process of this name had its offer merged")
+            moved = new_base
+        elif settled is not None and settled.outcome == "taken":
+            moved = self._leave_out_merged(stand, self._params.read(fragment), new_base, master, settled)
         else:
-            moved = self._carry(stand, local, new_base, master, outcome)
-        write_back(moved, self._params, fragment)
+            moved = self._carry(stand, self._params.read(fragment), new_base, master, settled)
+        self._params.write(fragment, moved)
         stand.base, stand.version = new_base, master.version
         self._adopted.append(index)
 
-    def _leave_out_merged(self, stand: FragmentStand, local: Tensor, new_base: Tensor, master: Master) -> Tensor:
+    def _leave_out_merged(
+        self, stand: FragmentStand, local: Tensor, new_base: Tensor, master: Master, settled: Settled
+    ) -> Tensor:
         """The new local values when a commit took this site's capture: exact, or blended when the run says so."""
         assert stand.captured is not None
         captured, stand.captured = stand.captured, None
+        stand.residual = settled.residual
         tokens = stand.ledger.settle_taken()
         self._tape.write(
             "merged",
@@ -255,10 +333,10 @@ class OuterLoop:
         return settle(local, captured, new_base)
 
     def _carry(
-        self, stand: FragmentStand, local: Tensor, new_base: Tensor, master: Master, outcome: Outcome | None
+        self, stand: FragmentStand, local: Tensor, new_base: Tensor, master: Master, settled: Settled | None
     ) -> Tensor:
         """The new local values when no commit took this site's movement: it is carried, or dropped once too old."""
-        if outcome == "missed":
+        if settled is not None and settled.outcome == "missed":
             if stand.ledger.captured:
                 stand.ledger.miss_round()
             stand.ledger.release_capture()
@@ -282,13 +360,13 @@ class OuterLoop:
 
     def _finish(self) -> None:
         """Rule 11: a last offer of every fragment, then the final masters, the same at every site."""
-        started = time.monotonic()
+        started = self._runtime.now()
         self._wait_if_due()
         if self._in_flight is None and self._close_out():
             self._conclude()
-            self._thread.announce("done")
+            self._driver.announce("done")
             logger.info("run_finished versions=%s", self._courier.versions())
-        self._finish_s += time.monotonic() - started
+        self._finish_s += self._runtime.now() - started
 
     def _close_out(self) -> bool:
         """Offer what is left of every fragment, and wait for the final masters; False when interrupted first."""
@@ -307,12 +385,12 @@ class OuterLoop:
         for fragment, stand in zip(self._fragments, self._stands, strict=True):
             master = self._courier.master(fragment.index)
             self._drop(stand, master, "run ended")
-            stand.base, stand.version = write_back(master.weights, self._params, fragment), master.version
+            stand.base, stand.version = self._params.write(fragment, master.weights), master.version
         self._finished = True
 
     def _wait_past(self, versions: dict[int, int]) -> bool:
         """Block until each fragment's open round is beyond the one given; False when interrupted first."""
-        self._thread.wake()
+        self._driver.wake()
 
         def arrived() -> bool:
             now = self._courier.versions()
@@ -320,15 +398,15 @@ class OuterLoop:
 
         with self._courier.changed:
             while not arrived():
-                if self._interrupted.is_set():
+                if self._interrupted:
                     return False
-                self._thread.check()
+                self._driver.check()
                 self._courier.changed.wait(timeout=0.5)
         return True
 
     def interrupt(self) -> None:
         """Stop waiting and take no further turn, so that the trainer can save a checkpoint; from any thread."""
-        self._interrupted.set()
+        self._interrupted = True
 
     @property
     def finished(self) -> bool:
@@ -339,10 +417,11 @@ class OuterLoop:
         """Leave: tell the others, stop the threads, close the store. What was not offered stays in the checkpoint."""
         try:
             if not self._finished:
-                self._thread.announce("leaving")
+                self._driver.announce("leaving")
         finally:  # a superseded site may not announce anything, and its threads stop all the same
-            self._thread.close()
-            self._uploads.shutdown(wait=True)
+            self._driver.close()
+            self._courier.finish()
+            self._runtime.close()
             self._store.close()
 
     # --- state ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Masters in the bucket: storing them, and finding one that the log vouches for.
 
 A snapshot is believed only when something create-once names its hash: the manifest for version 0, the commit of the
-round that starts from it, or close.json for the last one (rule 1).
+round that starts from it, or a close record for the last one (rule 1).
 """
 
 import logging
@@ -10,13 +10,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from composer_prime.errors import CorruptObject, KeyMissing
+from composer_prime.errors import CorruptObject
 from composer_prime.outer.masters import master_sha256, pack_master, unpack_master
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.sync.records import Close, Commit, Manifest, sha256_hex
+from composer_prime.sync.reading import find_record
+from composer_prime.sync.records import Close, Commit
+from composer_prime.sync.roster import Roster
+from composer_prime.sync.run import Run
 
 logger = logging.getLogger(__name__)
+
+VALUE_BYTES = 8
+"""Bytes of a master for each parameter: fp32 weight and momentum."""
 
 
 @dataclass(frozen=True)
@@ -49,60 +55,63 @@ def store_master(store: Store, master: Master) -> str:
 def load_master(store: Store, fragment: int, version: int, sha256: str, numel: int) -> Master:
     """The snapshot of that hash. Raises KeyMissing, or CorruptObject when its bytes don't have the hash."""
     key = keys.master(fragment, version, sha256)
-    weights, momentum = unpack_master(store.get(key), numel)
+    weights, momentum = unpack_master(store.get_range(key, 0, VALUE_BYTES * numel + 1), numel)
     master = Master.of(fragment, version, weights, momentum)
     if master.sha256 != sha256:
         raise CorruptObject(f"{key} in {store.uri} has sha256 {master.sha256}, the log says {sha256}")
     return master
 
 
-def vouched_sha(store: Store, manifest: Manifest, fragment: int, version: int) -> str | None:
+def vouched_sha(store: Store, run: Run, roster: Roster, fragment: int, version: int) -> str | None:
     """The hash of master(fragment, version) that something create-once names; None when nothing does yet."""
     if version == 0:
-        return manifest.masters[fragment]
-    try:
-        return Commit.from_bytes(store.get(keys.commit(fragment, version)), "commit").base_sha
-    except (KeyMissing, CorruptObject):
-        pass
-    try:
-        close = Close.from_bytes(store.get(keys.close()), keys.close())
-    except (KeyMissing, CorruptObject):
-        return None
-    return close.masters[fragment] if close.versions[fragment] == version else None
+        return run.manifest.masters[fragment]
+    commit = find_record(store, Commit, keys.commit(fragment, version))
+    if commit is not None:
+        known = roster.knows(commit.admissions)
+        if not known or roster.fault(commit, commit.committer, commit.admissions) is not None:
+            return None
+        after = find_record(store, Commit, keys.commit(fragment, version + 1))
+        return None if after is not None and version in after.voids else commit.base_sha
+    for number in range(run.closing, -1, -1):
+        close = find_record(store, Close, keys.close(number))
+        if close is not None and len(close.versions) > fragment and close.versions[fragment] == version:
+            return close.masters[fragment] if roster.fault(close, close.closed_by) is None else None
+    return None
 
 
 def vouched_snapshots(
-    store: Store, manifest: Manifest, fragment: int, at_most: int | None = None
+    store: Store, run: Run, roster: Roster, fragment: int, at_most: int | None = None
 ) -> Iterator[tuple[int, str]]:
     """(version, sha256) of the stored snapshots that the log vouches for, newest first, none above `at_most`."""
     stored = {keys.parse_master(key)[1:] for key in store.list(keys.masters_prefix(fragment)) if keys.is_master(key)}
     for version in sorted({version for version, _ in stored}, reverse=True):
         if at_most is not None and version > at_most:
             continue
-        sha = vouched_sha(store, manifest, fragment, version)
+        sha = vouched_sha(store, run, roster, fragment, version)
         if sha is not None and (version, sha[: keys.SHA_DIGITS]) in stored:
             yield version, sha
 
 
-def newest_master(store: Store, manifest: Manifest, fragment: int, numel: int, at_most: int | None = None) -> Master:
-    """The newest stored master of a fragment that is whole and vouched for.
+def newest_master(
+    store: Store, run: Run, roster: Roster, fragment: int, *, at_most: int | None = None, above: int = -1
+) -> Master | None:
+    """The newest stored master of a fragment that is whole and vouched for, from version `above` + 1 to `at_most`.
 
-    A corrupt snapshot is passed over with a warning, since an older one and the log make the same master.
-    Raises CorruptObject when there is none at all.
+    A corrupt snapshot is passed over with a warning, since an older one and the log make the same master. None: no such.
     """
-    for version, sha in vouched_snapshots(store, manifest, fragment, at_most):
+    numel = run.fragments[fragment].numel
+    for version, sha in vouched_snapshots(store, run, roster, fragment, at_most):
+        if version <= above:
+            return None
         try:
             return load_master(store, fragment, version, sha, numel)
         except CorruptObject as error:
             logger.warning("snapshot_refused fragment=%d version=%d error=%s", fragment, version, error)
-    raise CorruptObject(
-        f"{store.uri} holds no sound snapshot of fragment {fragment} that its log vouches for: "
-        "the run can't be joined; restore masters/ from a backup or start a new run"
-    )
+    return None
 
 
-def previous_sha(store: Store, manifest_sha: str, fragment: int, version: int) -> str:
-    """What commit(fragment, version) must name as its predecessor: the hash of the record before it."""
-    if version == 0:
-        return manifest_sha
-    return sha256_hex(store.get(keys.commit(fragment, version - 1)))
+def is_whole(store: Store, fragment: int, version: int, sha256: str, numel: int) -> bool:
+    """Whether a snapshot has all its bytes, without reading them: puts are whole or not at all, so that is enough."""
+    key = keys.master(fragment, version, sha256)
+    return len(store.get_range(key, VALUE_BYTES * numel - 1, 2)) == 1

@@ -3,24 +3,30 @@
 A create-once manifest decides who created the run; everyone else throws its own initial weights away.
 """
 
-import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from composer_prime.config.recipe import Recipe
 from composer_prime.errors import ConfigError, FingerprintMismatch, KeyMissing, ProtocolError
 from composer_prime.outer.arithmetic import test_vector
 from composer_prime.outer.fragments import Fragment, model_fingerprint, plan_fragments
-from composer_prime.outer.pseudograd import flatten
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.sync.records import PROTOCOL, Manifest, ParameterShape, Terms, sha256_hex
+from composer_prime.sync.canonical import PROTOCOL
+from composer_prime.sync.parameters import Parameters
+from composer_prime.sync.records import Manifest, ParameterShape
+from composer_prime.sync.run import Run, load_run
+from composer_prime.sync.runtime import Runtime
 from composer_prime.sync.snapshots import Master, store_master
+from composer_prime.sync.terms import Terms
 
 logger = logging.getLogger(__name__)
+
+WAIT_FOR_CREATOR_S = 60.0
+"""How long a site waits for the fixed committer, which alone may create the run."""
 
 
 def terms_of(recipe: Recipe) -> Terms:
@@ -29,82 +35,91 @@ def terms_of(recipe: Recipe) -> Terms:
     if outer is None:
         raise ConfigError("the recipe has no [outer] table: add one to take part in an outer loop")
     wanted = {name: getattr(outer, name) for name in Terms.model_fields if name != "rounds"}
-    return Terms(**wanted, rounds=recipe.max_steps // outer.inner_steps)
+    return Terms(**wanted, rounds=recipe.rounds)
+
+
+@dataclass(frozen=True)
+class Founding:
+    """What a site brings along in case it is the one that creates the run.
+
+    check   called with the store before anything is created; raises StoreUnusable when the store won't do
+    """
+
+    owner: str | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
+    check: Callable[[Store], None] = lambda store: None
 
 
 def create_or_join(
-    store: Store, terms: Terms, run: str, site: str, params: Mapping[str, Tensor]
-) -> tuple[Manifest, str, tuple[Fragment, ...]]:
-    """The run's manifest, its sha256, and the fragments; creates the run when the bucket has none.
-
-    params   the trainable parameters by clean name; read only when this site creates the run
+    store: Store, terms: Terms, run: str, site: str, params: Parameters, runtime: Runtime, founding: Founding
+) -> Run:
+    """The run in the bucket; created from this site's parameters when there is none.
 
     Raises FingerprintMismatch when the model or the terms differ from the run's, ProtocolError when this machine's
     arithmetic does or the bucket speaks another protocol.
     """
-    named_shapes = [(name, tuple(value.shape)) for name, value in params.items()]
-    fragments = plan_fragments(named_shapes, terms.fragments)
     try:
-        data = store.get(keys.manifest())
+        found = load_run(store)
     except KeyMissing:
-        data = _create(store, terms, run, site, params, named_shapes, fragments)
-    manifest = read_manifest(data)
-    check_fit(manifest, terms, named_shapes, run)
-    check_arithmetic(manifest)
-    return manifest, sha256_hex(data), fragments
+        _create(store, terms, run, site, params, runtime, founding)
+        found = load_run(store)
+    check_fit(found, terms, params.shapes(), run)
+    check_arithmetic(found.manifest)
+    return found
 
 
 def _create(
-    store: Store,
-    terms: Terms,
-    run: str,
-    site: str,
-    params: Mapping[str, Tensor],
-    named_shapes: Sequence[tuple[str, tuple[int, ...]]],
-    fragments: Sequence[Fragment],
-) -> bytes:
-    """Upload every master(f, 0), then race for the manifest; returns the winner's bytes."""
-    shas = []
-    for fragment in fragments:
-        weights = flatten(params, fragment)
-        master = Master.of(fragment.index, 0, weights, torch.zeros_like(weights))
-        store_master(store, master)
-        shas.append(master.sha256)
+    store: Store, terms: Terms, run: str, site: str, params: Parameters, runtime: Runtime, founding: Founding
+) -> None:
+    """Upload every master(f, 0), then race for the manifest."""
+    if terms.committer not in (None, site):
+        _wait_for_creator(store, terms, runtime)
+        return
+    founding.check(store)
+    fragments = plan_fragments(params.shapes(), terms.fragments)
+    masters = [_first_master(params, fragment) for fragment in fragments]
+    runtime.map(lambda master: store_master(store, master), masters)
     manifest = Manifest(
         protocol=PROTOCOL,
         run=run,
-        fingerprint=model_fingerprint(named_shapes),
-        parameters=tuple(ParameterShape(name=name, shape=shape) for name, shape in named_shapes),
-        masters=tuple(shas),
+        fingerprint=model_fingerprint(params.shapes()),
+        parameters=tuple(ParameterShape(name=name, shape=shape) for name, shape in params.shapes()),
+        masters=tuple(master.sha256 for master in masters),
         terms=terms,
         test_vector=test_vector(),
+        owner=founding.owner,
+        keys=dict(founding.keys),
         created_by=site,
     )
     won = store.create(keys.manifest(), manifest.to_bytes())
     logger.info("run_created run=%s by_this_site=%s store=%s", run, won, store.uri)
-    return manifest.to_bytes() if won else store.get(keys.manifest())
 
 
-def read_manifest(data: bytes) -> Manifest:
-    """Parse a manifest's bytes. Raises ProtocolError when it speaks another version, CorruptObject when it is none."""
-    try:
-        protocol = json.loads(data).get("protocol")
-    except (ValueError, AttributeError):
-        protocol = PROTOCOL  # not JSON at all: the record's own parser says so
-    if protocol != PROTOCOL:
-        raise ProtocolError(
-            f"{keys.manifest()} speaks protocol {protocol}, this composer-prime speaks {PROTOCOL}: "
-            "install the version the run was created with"
-        )
-    return Manifest.from_bytes(data, keys.manifest())
+def _first_master(params: Parameters, fragment: Fragment) -> Master:
+    weights = params.read(fragment)
+    return Master.of(fragment.index, 0, weights, torch.zeros_like(weights))
 
 
-def check_fit(manifest: Manifest, terms: Terms, named_shapes: Sequence[tuple[str, tuple[int, ...]]], run: str) -> None:
+def _wait_for_creator(store: Store, terms: Terms, runtime: Runtime) -> None:
+    """Where a store lets two writers win, only one site may create the run; the others wait for it."""
+    waiting, until = runtime.condition(), runtime.now() + WAIT_FOR_CREATOR_S
+    while keys.manifest() not in store.list(keys.manifest()):
+        if runtime.now() > until:
+            raise ConfigError(
+                f"{store.uri} holds no run yet, and only its committer, site {terms.committer}, may create it "
+                f"(waited {WAIT_FOR_CREATOR_S:.0f} s): start that site first"
+            )
+        with waiting:
+            waiting.wait(timeout=1.0)
+
+
+def check_fit(found: Run, terms: Terms, named_shapes: Sequence[tuple[str, tuple[int, ...]]], run: str) -> None:
     """Raise FingerprintMismatch, showing every difference, unless model and terms are the run's."""
+    manifest = found.manifest
     differences = [
         f"outer.{name}: run {theirs!r}, recipe {getattr(terms, name)!r}"
         for name, theirs in manifest.terms.model_dump().items()
-        if theirs != getattr(terms, name)
+        if theirs != getattr(terms, name) and not (name == "rounds" and terms.rounds == found.terms.rounds)
     ]
     differences += _shape_differences({p.name: p.shape for p in manifest.parameters}, dict(named_shapes))
     if differences:

@@ -1,4 +1,7 @@
-"""What every store promises, run against each of them: memory, a folder, moto, and a real SeaweedFS."""
+"""What every store promises, run against each of them: memory, a folder, moto, a real SeaweedFS, a fake of Google's.
+
+"hf" is SeaweedFS opened with the settings for Hugging Face, "faulty" the memory store behind a plan without faults.
+"""
 
 import random
 import subprocess
@@ -14,7 +17,11 @@ import pytest
 from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
 from composer_prime.store import Store, open_store, probe_store
 from composer_prime.store.base import MAX_CREATE_BYTES
+from composer_prime.store.faulty import FaultPlan, FaultyStore
 from composer_prime.store.memory import MemoryStore
+from tests.servers import fixtures
+
+gcs, rclone, store_uri = fixtures.gcs, fixtures.rclone, fixtures.store_uri
 
 REPOSITORY = Path(__file__).parents[2]
 KINDS = [
@@ -22,15 +29,23 @@ KINDS = [
     "file",
     pytest.param("moto", marks=pytest.mark.s3),
     pytest.param("seaweed", marks=pytest.mark.s3),
+    pytest.param("hf", marks=pytest.mark.s3),
+    pytest.param("gcs", marks=pytest.mark.s3),
+    "faulty",
 ]
-ACROSS_PROCESSES = ["file", pytest.param("seaweed", marks=pytest.mark.s3)]
+ACROSS_PROCESSES = [
+    "file",
+    pytest.param("seaweed", marks=pytest.mark.s3),
+    pytest.param("gcs", marks=pytest.mark.s3),
+]
 ILLEGAL_KEYS = ["", "/a", "a/", "a//b", "..", "a/../b", "a/.b", ".a", "-a", "ä", "a b", "a\\b", "a\n", "a" * 513]
 
 
 @pytest.fixture(params=KINDS)
 def store(request: pytest.FixtureRequest, store_uri: Callable[[str], str]) -> Iterator[Store]:
-    with closing(open_store(store_uri(request.param))) as opened:
-        yield opened
+    kind = request.param
+    with closing(open_store(store_uri("memory" if kind == "faulty" else kind))) as opened:
+        yield FaultyStore(opened, FaultPlan()) if kind == "faulty" else opened
 
 
 def test_first_writer_wins_and_its_bytes_stay(store: Store) -> None:
@@ -334,14 +349,20 @@ def test_probe_refuses_a_broken_store_and_names_it(fake: type[MemoryStore], caus
         probe_store(fake("broken"))
 
 
-@pytest.mark.parametrize("uri", ["gs://bucket/run", "hf://buckets/run", "http://host/x", "s3a://bucket"])
+@pytest.mark.parametrize("uri", ["gcs://bucket/run", "http://host/x", "s3a://bucket"])
 def test_unknown_scheme_is_refused_with_the_known_ones(uri: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{uri}.*unknown scheme.*file://.*s3://.*memory://"):
+    with pytest.raises(ConfigError, match=rf"{uri}.*unknown scheme.*file://.*s3://.*gs://.*hf://.*memory://"):
         open_store(uri)
 
 
 @pytest.mark.parametrize(
-    "uri", ["", "file://relative/path", "memory://", "s3://", "s3://ab", "s3://bucket/a b", "s3://bucket/.."]
+    "uri",
+    [
+        *("", "file://relative/path", "memory://"),
+        *("s3://", "s3://ab", "s3://bucket/a b", "s3://bucket/.."),
+        *("gs://", "gs://ab", "gs://BUCKET", "gs://bucket/a b", "gs://bucket/.."),
+        *("hf://", "hf://buckets", "hf://buckets/name", "hf://models/name/bucket", "hf://buckets/na me/bucket"),
+    ],
 )
 def test_uri_that_names_no_place_is_refused(uri: str) -> None:
     with pytest.raises(ConfigError):

@@ -7,78 +7,21 @@ import multiprocessing
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from composer_prime.errors import StoreError, StoreUnusable
-from composer_prime.store import Store, open_store, probe_store, s3
-from tests.servers import S3Server
+from composer_prime.store import Store, open_store, probe_store, remote, retry, s3
+from tests.servers import S3Server, faulty_s3
 from tests.servers import seaweed as seaweed_server
+from tests.servers.faulty_s3 import FaultyServer
 
 REPOSITORY = Path(__file__).parents[2]
-EMPTY_LISTING = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
-
-
-class FaultyServer(ThreadingHTTPServer):
-    """Just enough of S3 to store and create objects, failing on cue.
-
-    `faults` are answered to PUTs, first to last, before any succeeds: (status, S3 error code, whether the bytes are
-    kept all the same, as when the answer is lost behind the server).
-    """
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _FaultyHandler)
-        self.faults: list[tuple[int, str, bool]] = []
-        self.objects: dict[str, bytes] = {}
-        self.puts = 0
-
-
-class _FaultyHandler(BaseHTTPRequestHandler):
-    server: FaultyServer
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Tests print nothing."""
-
-    def do_GET(self) -> None:
-        if "list-type=2" in self.path:
-            self._answer(200, EMPTY_LISTING)
-        elif self.path in self.server.objects:
-            self._answer(200, self.server.objects[self.path])
-        else:
-            self._refuse(404, "NoSuchKey")
-
-    def do_PUT(self) -> None:
-        data = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.puts += 1
-        if self.server.faults:
-            status, code, kept = self.server.faults.pop(0)
-            if kept:
-                self.server.objects.setdefault(self.path, data)
-            self._refuse(status, code)
-        elif self.headers.get("If-None-Match") == "*" and self.path in self.server.objects:
-            self._refuse(412, "PreconditionFailed")
-        else:
-            self.server.objects[self.path] = data
-            self._answer(200, b"")
-
-    def _refuse(self, status: int, code: str) -> None:
-        self._answer(status, f"<Error><Code>{code}</Code><Message>on cue</Message></Error>".encode())
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
 
 
 def send_to(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,13 +32,9 @@ def send_to(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyServer]:
-    with FaultyServer() as server:
+    with faulty_s3.running() as server:
         send_to(f"http://127.0.0.1:{server.server_port}", monkeypatch)
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -171,7 +110,7 @@ def test_winner_gone_at_the_read_back_is_tried_again(faulty: FaultyServer, fault
 def test_failure_that_lasts_is_a_store_error_after_the_deadline(
     faulty: FaultyServer, faulty_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3, "RETRY_S", 0.3)
+    monkeypatch.setattr(retry, "RETRY_S", 0.3)
     faulty.faults = [(503, "SlowDown", False)] * 1000
     with pytest.raises(StoreError, match=r"put of k in s3://bucket failed: on cue \(SlowDown\)") as raised:
         faulty_store.put("k", b"")
@@ -190,6 +129,55 @@ def test_wrong_region_is_named_with_its_remedy(faulty: FaultyServer, faulty_stor
     faulty.faults = [(400, "AuthorizationHeaderMalformed", False)] * 2
     with pytest.raises(StoreUnusable, match="AWS_DEFAULT_REGION"):
         faulty_store.put("k", b"")
+
+
+@pytest.mark.parametrize("refusal", [(403, "InvalidAccessKeyId"), (400, "ExpiredToken"), (401, "Unauthorized")])
+def test_credentials_that_expire_are_a_store_error_and_new_ones_heal_it(
+    refusal: tuple[int, str], faulty: FaultyServer, faulty_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty_store.put("k", b"old")
+    faulty.known_key, faulty.refusal = "renewed", refusal
+    for act in (lambda: faulty_store.put("k", b"new"), lambda: faulty_store.get("k"), lambda: faulty_store.list("")):
+        with pytest.raises(StoreError, match=rf"{refusal[1]}.*: renew the credentials.*read again") as raised:
+            act()
+        assert not isinstance(raised.value, StoreUnusable), "a run must outlive credentials that expire"
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "renewed")
+    faulty_store.put("k", b"new")
+    assert faulty_store.get("k") == b"new"
+
+
+def test_credentials_renewed_in_a_profile_are_picked_up_by_the_failing_call_itself(
+    faulty: FaultyServer, faulty_store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    profile = tmp_path / "credentials"
+    profile.write_text("[default]\naws_access_key_id = old\naws_secret_access_key = secret\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(profile))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    faulty.known_key = "old"
+    faulty_store.put("k", b"old")
+    profile.write_text(profile.read_text().replace("old", "renewed"))
+    faulty.known_key = "renewed"
+    faulty_store.put("k", b"new")
+    assert faulty.puts == 3, "old, refused, renewed"
+
+
+def test_credentials_refused_at_first_contact_are_unusable(faulty: FaultyServer, faulty_store: Store) -> None:
+    faulty.known_key = "another"
+    with pytest.raises(StoreUnusable, match=r"InvalidAccessKeyId\): set AWS_ACCESS_KEY_ID"):
+        faulty_store.put("k", b"")
+
+
+def test_operation_without_an_answer_ends_at_the_deadline(
+    faulty: FaultyServer, faulty_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty_store.put("k", b"")
+    monkeypatch.setattr(retry, "OPERATION_S", 0.5)
+    faulty.is_stuck.set()
+    start = time.monotonic()
+    with pytest.raises(StoreError, match="no sound answer"):
+        faulty_store.put("k", b"")
+    assert time.monotonic() - start < 5
 
 
 def refused_within(seconds: float, uri: str) -> str:
@@ -212,8 +200,8 @@ def test_endpoint_where_nothing_listens_is_unusable_in_time(monkeypatch: pytest.
 
 
 def test_endpoint_that_never_answers_is_unusable_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3, "FIRST_ANSWER_S", 1)
-    monkeypatch.setattr(s3, "FIRST_CONTACT_S", 0.5)
+    monkeypatch.setattr(remote, "FIRST_ANSWER_S", 1)
+    monkeypatch.setattr(remote, "FIRST_CONTACT_S", 0.5)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

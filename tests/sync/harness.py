@@ -2,8 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,12 +12,18 @@ from composer_prime.errors import Superseded
 from composer_prime.outer.fragments import trainable
 from composer_prime.store.base import Store
 from composer_prime.sync.courier import Courier
+from composer_prime.sync.errands import Capture
+from composer_prime.sync.journal import Journal
 from composer_prime.sync.members import Members, Pulse, claim_incarnation
-from composer_prime.sync.records import Terms
+from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.replica import Replica
-from composer_prime.sync.site_clock import OuterLoop
-from composer_prime.sync.start import create_or_join
+from composer_prime.sync.roster import Roster
+from composer_prime.sync.runtime import Condition, Task, ThreadRuntime
+from composer_prime.sync.signatures import SigningKey
+from composer_prime.sync.site_clock import OuterLoop, SiteIdentity
+from composer_prime.sync.start import Founding, create_or_join
 from composer_prime.sync.tape import Tape
+from composer_prime.sync.terms import Terms
 
 
 def make_terms(**changes: Any) -> Terms:
@@ -52,76 +57,125 @@ def make_net(seed: int = 0) -> nn.Module:
     return net
 
 
-class HandExecutor(Executor):
-    """Runs what was submitted only when told to: an upload that takes as long as a test wants."""
+class HandTask:
+    """A task that runs when told to."""
 
-    def __init__(self) -> None:
-        self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.waiting.append((future, lambda: fn(*args, **kwargs)))
-        return future
+    def __init__(self, body: Callable[[], None]) -> None:
+        self.body: Callable[[], None] | None = body
 
     def run(self) -> None:
+        body, self.body = self.body, None
+        if body is not None:
+            body()
+
+    def join(self, timeout: float | None = None) -> None:
+        self.run()
+
+    def is_alive(self) -> bool:
+        return self.body is not None
+
+
+class HandRuntime:
+    """A clock that moves when told to, and tasks that run when told to: an upload that takes as long as a test wants.
+
+    Sites of one test share the clock (`HandRuntime(other.clock)`); everything runs on the test's own thread.
+    """
+
+    def __init__(self, clock: list[float] | None = None) -> None:
+        self.clock = [0.0] if clock is None else clock
+        self.tasks: list[HandTask] = []
+
+    def now(self) -> float:
+        return self.clock[0]
+
+    def advance(self, seconds: float) -> None:
+        self.clock[0] += seconds
+
+    def lock(self) -> contextlib.AbstractContextManager[object]:
+        return threading.RLock()
+
+    def condition(self) -> Condition:
+        return threading.Condition()
+
+    def spawn(self, name: str, body: Callable[[], None]) -> Task:
+        self.tasks.append(HandTask(body))
+        return self.tasks[-1]
+
+    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        return [function(item) for item in items]
+
+    def run_tasks(self) -> None:
         """Do everything that waits."""
-        while self.waiting:
-            future, call = self.waiting.pop(0)
-            try:
-                future.set_result(call())
-            except Exception as error:
-                future.set_exception(error)
+        while self.tasks:
+            self.tasks.pop(0).run()
 
-
-class HandClock:
-    """A monotonic clock that moves when told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+    def close(self) -> None:
+        """Nothing to let go of."""
 
 
 class HandSite:
     """A courier without threads or a trainer: a test calls `tick` and hands over captures itself."""
 
-    def __init__(self, store: Store, terms: Terms, name: str, clock: HandClock, *, seed: int = 0) -> None:
-        params = dict(trainable(make_net(seed).named_parameters()))
-        self.manifest, self.manifest_sha, self.fragments = create_or_join(store, terms, "run", name, params)
+    def __init__(
+        self,
+        store: Store,
+        terms: Terms,
+        name: str,
+        clock: list[float],
+        *,
+        seed: int = 0,
+        net: nn.Module | None = None,
+        key: SigningKey | None = None,
+        founding: Founding | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        params = LocalParameters(dict(trainable((net or make_net(seed)).named_parameters())))
         self.name = name
-        self.incarnation = claim_incarnation(store, name)
-        self.uploads = HandExecutor()
-        self.pulse = Pulse(store, name, self.incarnation)
-        self.members = Members(store, terms.liveness_s)
+        self.store = store
+        self.runtime = HandRuntime(clock)
+        self.run = create_or_join(store, terms, "run", name, params, self.runtime, founding or Founding())
+        self.roster = Roster(store, self.run.manifest, self.run.sha256, key)
+        self.incarnation = claim_incarnation(store, name, self.roster)
+        self.pulse = Pulse(store, name, self.incarnation, self.roster)
+        self.members = Members(store, self.runtime, self.roster, terms.liveness_s)
         self.replicas = [
-            Replica(store, self.manifest, self.manifest_sha, fragment.index, fragment.numel)
-            for fragment in self.fragments
+            Replica(store, self.run, index, runtime=self.runtime, roster=self.roster, site=name)
+            for index in range(len(self.run.fragments))
         ]
-        self.tape = Tape(store, name, self.incarnation)
         self.courier = Courier(
-            store=store,
-            manifest=self.manifest,
-            replicas=self.replicas,
+            store,
+            self.run,
+            runtime=self.runtime,
+            roster=self.roster,
             members=self.members,
-            tape=self.tape,
+            pulse=self.pulse,
+            replicas=self.replicas,
+            tape=Tape(store, name, self.incarnation),
+            journal=journal,
             site=name,
             incarnation=self.incarnation,
-            uploads=self.uploads,
-            clock=clock,
         )
         self.courier.follow()
+        self.trained = 0
         self.beat()
 
     def beat(self) -> None:
         """Be seen as live."""
-        self.pulse.beat("live", self.courier.versions(), 0, 0)
+        self.pulse.beat("live", self.courier.versions(), self.courier.pins(), 0, 0)
 
     def tick(self, times: int = 1) -> None:
-        """Upload what waits, then make passes."""
-        self.uploads.run()
+        """Do the tasks that wait, then make passes."""
+        self.runtime.run_tasks()
         for _ in range(times):
+            self.courier.look_around()
             self.courier.tick()
+
+    def hand_over(self, fragment: int, values: Any, tokens: int = 10) -> None:
+        """Submit a movement: fp32 values, or a number for all of them."""
+        numel = self.run.fragments[fragment].numel
+        self.trained += tokens
+        movement = torch.full((numel,), float(values)) if not isinstance(values, torch.Tensor) else values
+        self.courier.submit(Capture(fragment, movement, None, tokens, 1, self.trained))
 
 
 class ThreadSite(threading.Thread):
@@ -138,11 +192,15 @@ class ThreadSite(threading.Thread):
         lr: float = 0.05,
         stop_after: int | None = None,
         state: dict[str, Any] | None = None,
+        journal: Journal | None = None,
+        key: SigningKey | None = None,
+        founding: Founding | None = None,
     ) -> None:
         super().__init__(daemon=True)
         self.name = name
         self.net = make_net(seed)
-        self.outer = OuterLoop(store, terms, run="run", site=name)
+        identity = SiteIdentity(name, key)
+        self.outer = OuterLoop(store, terms, run="run", site=identity, founding=founding, journal=journal)
         self.steps = 0
         self.summary: dict[str, Any] = {}
         self.error: BaseException | None = None
@@ -179,7 +237,7 @@ class ThreadSite(threading.Thread):
 
     def _leave(self) -> None:
         """Stop the site's threads, also after an error: one still in torch when Python ends would abort the tests."""
-        if hasattr(self.outer, "_thread"):
+        if hasattr(self.outer, "_driver"):
             with contextlib.suppress(Superseded):
                 self.outer.close()
 

@@ -11,36 +11,72 @@ from torch import Tensor
 from composer_prime.errors import CorruptObject, SiteError
 from composer_prime.outer.chunks import first_nonfinite
 
+SLICE = 4096
+"""Slices that are cut at multiples of this many elements may be coded apart by every codec that is `sliceable`."""
+
 
 class Codec(Protocol):
     """One way to code a pseudo-gradient. Stateless, thread-safe, the same bits for any number of threads."""
 
     name: str
 
+    lossy: bool
+    """Whether decode(encode(x)) can differ from x, so that error feedback has something to keep."""
+
+    sliceable: bool
+    """Whether slices cut at multiples of `SLICE` may be coded apart: they decode to the same values as the whole, and
+    their sizes are fixed."""
+
+    block: int
+    """Elements that are coded together. A sliceable codec may be cut at any multiple of it."""
+
     def encode(self, x: Tensor) -> bytes:
-        """Code x, fp32 [n] contiguous on the CPU, as `nbytes(n)` bytes. x is not changed.
+        """Code x, fp32 [n] contiguous on the CPU, as a payload within `size_bounds(n)`. x is not changed.
 
         Raises SiteError naming the first index whose value isn't finite, or is beyond what the code can hold.
         """
         ...
 
     def decode(self, data: bytes | bytearray | memoryview, numel: int) -> Tensor:
-        """fp32 [numel] in new memory; coding the result again gives it back unchanged.
+        """fp32 [numel] in new memory, all finite; of what `encode` wrote, the result codes to the same values again.
 
-        Raises CorruptObject when `data` isn't `nbytes(numel)` bytes or is nothing that `encode` writes.
+        Raises CorruptObject when the size of `data` isn't within `size_bounds(numel)`, before anything else is done,
+        or when `data` can't be what `encode` writes. Memory is at most proportional to numel, whatever the bytes say.
         """
         ...
 
+    def size_bounds(self, numel: int) -> tuple[int, int]:
+        """The least and the most bytes that a sound payload of `numel` elements has; equal when the size is fixed."""
+        ...
+
     def nbytes(self, numel: int) -> int:
-        """Exact size in bytes of a coded vector of `numel` elements."""
+        """The typical size in bytes, for plans; only `size_bounds` may decide what is refused.
+
+        Exact when the size is fixed; otherwise the expected size for values whose order tells nothing, rounded up.
+        """
         ...
 
 
+class FixedSize:
+    """Size bounds of a codec whose payloads of one length all have the same size, `nbytes`."""
+
+    def nbytes(self, numel: int) -> int:
+        """See `Codec.nbytes`: exact."""
+        raise NotImplementedError
+
+    def size_bounds(self, numel: int) -> tuple[int, int]:
+        """See `Codec.size_bounds`: both are `nbytes(numel)`."""
+        size = self.nbytes(numel)
+        return size, size
+
+
 def check_size(codec: Codec, data: bytes | bytearray | memoryview, numel: int) -> None:
-    """Raise CorruptObject when `data` isn't as long as `numel` elements are in this codec."""
-    if len(data) != codec.nbytes(numel):
+    """Raise CorruptObject when `data` isn't as long as `numel` elements can be in this codec."""
+    least, most = codec.size_bounds(numel)
+    if not least <= len(data) <= most:
+        sizes = f"{least}" if least == most else f"{least} to {most}"
         raise CorruptObject(
-            f"{numel} values in {codec.name} are {codec.nbytes(numel)} bytes, this payload has {len(data)}: "
+            f"{numel} values in {codec.name} are {sizes} bytes, this payload has {len(data)}: "
             "refuse the offer that names it"
         )
 

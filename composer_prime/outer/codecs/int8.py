@@ -11,7 +11,7 @@ from torch import Tensor
 
 from composer_prime.errors import CorruptObject
 from composer_prime.outer.chunks import empty, first_nonfinite, scratch, spans
-from composer_prime.outer.codecs.base import check_encodable, check_size
+from composer_prime.outer.codecs.base import FixedSize, check_encodable, check_size
 
 BLOCK = 256
 LARGEST = 127
@@ -21,10 +21,13 @@ LOW_BITS = 0xFF
 LITTLE_FP32 = np.dtype("<f4")
 
 
-class Int8Codec:
+class Int8Codec(FixedSize):
     """1 byte a value and 4 a block; |error| at most scale / 2, that is absmax / 254, in each block."""
 
     name = "int8"
+    lossy = True
+    sliceable = True
+    block = 256
 
     def encode(self, x: Tensor) -> bytes:
         """See `Codec.encode`. Every finite vector can be coded."""

@@ -8,16 +8,19 @@ import torch
 from torch import Tensor
 
 from composer_prime.outer.chunks import empty, spans
-from composer_prime.outer.codecs.base import check_decoded, check_encodable, check_size
+from composer_prime.outer.codecs.base import FixedSize, check_decoded, check_encodable, check_size
 
 LITTLE_16 = np.dtype("<i2")
 LITTLE_32 = np.dtype("<i4")
 
 
-class Fp32Codec:
+class Fp32Codec(FixedSize):
     """4 bytes a value, exact."""
 
     name = "fp32"
+    lossy = False
+    sliceable = True
+    block = 1
 
     def encode(self, x: Tensor) -> bytes:
         """See `Codec.encode`."""
@@ -37,10 +40,13 @@ class Fp32Codec:
         return 4 * numel
 
 
-class Bf16Codec:
+class Bf16Codec(FixedSize):
     """2 bytes a value, relative error at most 2**-8; a value that would round to infinity (over 3.39e38) is refused."""
 
     name = "bf16"
+    lossy = True
+    sliceable = True
+    block = 1
 
     def encode(self, x: Tensor) -> bytes:
         """See `Codec.encode`."""

@@ -1,0 +1,101 @@
+"""A fragment's movement as payload bytes, slice by slice, and back; every slice is checked before it is decoded.
+
+A payload is its slices' codes one after another. Slices have hashes and norms of their own, so that one site can merge
+some slices of many offers without reading the rest.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from composer_prime.errors import CorruptObject
+from composer_prime.outer.chunks import empty
+from composer_prime.outer.codecs import Codec
+from composer_prime.outer.slices import SlicePlan, root_sha256
+
+NORM_TOLERANCE = 1e-4
+"""Relative difference between a declared norm and the real one that rounding explains."""
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A coded fragment.
+
+    data      the payload
+    digests   sha256 of each slice's bytes
+    norms     L2 norm of each slice as it decodes, 6 significant digits
+    decoded   fp32 [n]: what every reader will decode
+    """
+
+    data: bytes
+    digests: tuple[bytes, ...]
+    norms: tuple[float, ...]
+    decoded: Tensor
+
+    @property
+    def sha256(self) -> str:
+        """The hash that names the payload."""
+        return root_sha256(self.digests)
+
+
+def plan_slices(numel: int, num_slices: int, codecs: Sequence[Codec]) -> SlicePlan:
+    """The slices of a fragment whose payloads and merged parts are coded by `codecs`; one where a codec can't be cut."""
+    if not all(codec.sliceable for codec in codecs):
+        return SlicePlan.of(numel, 1, 1)
+    return SlicePlan.of(numel, num_slices, max(codec.block for codec in codecs))
+
+
+def code(codec: Codec, x: Tensor, plan: SlicePlan) -> Coded:
+    """Code x, fp32 [plan.numel] contiguous on the CPU. Raises SiteError on a value that isn't finite."""
+    decoded = empty(plan.numel)
+    pieces, digests, norms = [], [], []
+    for start, stop in zip(plan.bounds, plan.bounds[1:], strict=False):
+        piece = codec.encode(x[start:stop])
+        decoded[start:stop] = codec.decode(piece, stop - start)
+        pieces.append(piece)
+        digests.append(hashlib.sha256(piece).digest())
+        norms.append(norm_of(decoded[start:stop]))
+    return Coded(b"".join(pieces), tuple(digests), tuple(norms), decoded)
+
+
+def decode(
+    codec: Codec, data: bytes, digests: Sequence[bytes], norms: Sequence[float], plan: SlicePlan, first: int, last: int
+) -> Tensor:
+    """The elements of slices `first` to `last` - 1, fp32, from the bytes of those slices.
+
+    digests, norms   of all slices, as the offer states them
+
+    Raises CorruptObject when the bytes have another length, hash or norm than declared, or don't decode.
+    """
+    if last - first == plan.num_slices == 1:
+        sizes = [len(data)]
+    else:
+        sizes = [codec.nbytes(plan.size(index)) for index in range(first, last)]
+    if len(data) != sum(sizes):
+        raise CorruptObject(f"{len(data)} bytes for slices {first} to {last}, which have {sum(sizes)}: refuse the offer")
+    values, view, at = empty(plan.bounds[last] - plan.bounds[first]), memoryview(data), 0
+    for index, size in zip(range(first, last), sizes, strict=True):
+        piece, at = view[at : at + size], at + size
+        if hashlib.sha256(piece).digest() != digests[index]:
+            raise CorruptObject(f"slice {index} has another sha256 than its offer states: refuse the offer")
+        start = plan.bounds[index] - plan.bounds[first]
+        span = values[start : start + plan.size(index)]
+        span.copy_(codec.decode(piece, plan.size(index)))
+        real = norm_of(span)
+        if abs(real - norms[index]) > NORM_TOLERANCE * real + 1e-30:
+            raise CorruptObject(f"slice {index} has norm {real}, its offer states {norms[index]}: refuse the offer")
+    return values
+
+
+def byte_range(codec: Codec, plan: SlicePlan, first: int, last: int) -> tuple[int, int]:
+    """(offset, length) in a payload of slices `first` to `last` - 1, for a codec whose payloads can be cut."""
+    before = sum(codec.nbytes(plan.size(index)) for index in range(first))
+    return before, sum(codec.nbytes(plan.size(index)) for index in range(first, last))
+
+
+def norm_of(x: Tensor) -> float:
+    """L2 norm of x, summed in fp64, to 6 significant digits."""
+    return float(f"{float(torch.linalg.vector_norm(x, dtype=torch.float64)):.6g}") if x.numel() else 0.0

@@ -1,0 +1,227 @@
+"""A store that fails on purpose, by a seeded plan: for tests, simulations and dress rehearsals.
+
+Faults are those that a sound object store, seen over a bad network, may show: lost requests, lost answers, latency and
+late listings. Reads that lag behind writes are no such fault, and happen only when a plan asks for them.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from composer_prime.errors import ConfigError, KeyMissing, StoreError
+from composer_prime.store.base import Store
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FaultPlan:
+    """Which faults happen, and how often. Probabilities are per operation; the empty plan does nothing.
+
+    error_before   the operation fails and nothing happened.
+    error_after    the operation took place, and its answer is lost: the caller sees a failure.
+    own_retry      a create's answer is lost and the client sends it again, so that it meets its own first try.
+    latency        the operation waits up to `latency_s` seconds before it acts.
+    stale_list     a list misses keys first written within the last `stale_operations` operations or `stale_s` seconds.
+    stale_read     a read shows what stood before a write within that same window. No sound store does this.
+    """
+
+    seed: int = 0
+    error_before: float = 0.0
+    error_after: float = 0.0
+    own_retry: float = 0.0
+    latency: float = 0.0
+    latency_s: float = 0.1
+    stale_list: float = 0.0
+    stale_read: float = 0.0
+    stale_operations: int = 10
+    stale_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("error_before", "error_after", "own_retry", "latency", "stale_list", "stale_read"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"fault plan's {name} ({getattr(self, name)}) is a probability: give 0 to 1")
+        for name in ("latency_s", "stale_operations", "stale_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"fault plan's {name} ({getattr(self, name)}) must be 0 or more")
+
+
+@dataclass
+class WriteLog:
+    """The recent writes of one bucket. Sites that share it see each other's writes late, not only their own."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    num_operations: int = 0
+    writes: dict[str, "_Write"] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """When something happened: after how many operations, and at what time on the clock."""
+
+    operation: int
+    at_s: float
+
+
+@dataclass(frozen=True)
+class _Write:
+    """The last write of a key, the bytes before it, and when the key came to be, if we saw that."""
+
+    written: _Moment
+    born: _Moment | None
+    before: bytes | None
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """What the dice say of one operation."""
+
+    number: int
+    error_before: bool
+    error_after: bool
+    own_retry: bool
+    latency_s: float
+    stale_list: bool
+    stale_read: bool
+
+
+class FaultyStore:
+    """A `Store` that passes every call to `inner`, except as `plan` has it.
+
+    Every operation draws the same number of values from one generator, so that the same calls in the same order meet
+    the same faults; threads that race for it change the order.
+    """
+
+    def __init__(
+        self,
+        inner: Store,
+        plan: FaultPlan,
+        *,
+        sleep: Callable[[float], object] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        writes: WriteLog | None = None,
+    ) -> None:
+        """`sleep` and `clock` may be virtual; `writes` may be shared by the stores of several sites."""
+        self._inner = inner
+        self._plan = plan
+        self._sleep = sleep
+        self._clock = clock
+        self._log = writes or WriteLog()
+        self._random = random.Random(plan.seed)
+        self._lock = threading.Lock()
+        self._num_drawn = 0
+
+    @property
+    def uri(self) -> str:
+        """The inner store's."""
+        return self._inner.uri
+
+    def create(self, key: str, data: bytes) -> bool:
+        def act(draw: _Draw) -> bool:
+            won = self._written(key, lambda: self._inner.create(key, data))
+            return self._inner.create(key, data) if draw.own_retry else won
+
+        return self._faulty("create", key, act)
+
+    def put(self, key: str, data: bytes) -> None:
+        self._faulty("put", key, lambda draw: self._written(key, lambda: self._inner.put(key, data)))
+
+    def get(self, key: str) -> bytes:
+        return self._faulty("get", key, lambda draw: self._read(key, draw, lambda: self._inner.get(key)))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        def act(draw: _Draw) -> bytes:
+            write = self._recent(key) if draw.stale_read else None
+            if write is not None and write.before is not None:
+                return write.before[start : start + length]
+            return self._read(key, draw, lambda: self._inner.get_range(key, start, length))
+
+        return self._faulty("get", key, act)
+
+    def list(self, prefix: str) -> list[str]:
+        def act(draw: _Draw) -> list[str]:
+            listed = self._inner.list(prefix)
+            return [key for key in listed if not self._is_new(key)] if draw.stale_list else listed
+
+        return self._faulty("list", prefix, act)
+
+    def delete(self, key: str) -> None:
+        def act(draw: _Draw) -> None:
+            self._inner.delete(key)
+            with self._log.lock:
+                self._log.writes.pop(key, None)
+
+        self._faulty("delete", key, act)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _faulty(self, act: str, key: str, do: Callable[[_Draw], T]) -> T:
+        draw = self._draw()
+        if draw.latency_s:
+            self._sleep(draw.latency_s)
+        with self._log.lock:
+            self._log.num_operations += 1
+        what = (
+            f"{act} of {key or 'all keys'} in {self.uri} failed: planned fault {draw.number} of seed {self._plan.seed}"
+        )
+        if draw.error_before:
+            raise StoreError(f"{what}, before it acted: try again")
+        done = do(draw)
+        if draw.error_after:
+            raise StoreError(f"{what}, after it acted: try again")
+        return done
+
+    def _draw(self) -> _Draw:
+        plan = self._plan
+        with self._lock:
+            self._num_drawn += 1
+            chances = (plan.error_before, plan.error_after, plan.own_retry, plan.stale_list, plan.stale_read)
+            before, after, own_retry, stale_list, stale_read = (self._random.random() < chance for chance in chances)
+            is_slow, share = self._random.random() < plan.latency, self._random.random()
+            latency_s = share * plan.latency_s if is_slow else 0.0
+            return _Draw(self._num_drawn, before, after, own_retry, latency_s, stale_list, stale_read)
+
+    def _written(self, key: str, write: Callable[[], T]) -> T:
+        """Do a write and note when, and what it replaced, as far as the plan needs it."""
+        if not (self._plan.stale_list or self._plan.stale_read):
+            return write()
+        try:
+            before = self._inner.get(key)
+        except KeyMissing:
+            before = None
+        done = write()
+        if isinstance(done, bool) and not done:  # a create that lost wrote nothing
+            return done
+        with self._log.lock:
+            now = _Moment(self._log.num_operations, self._clock())
+            earlier = self._log.writes.get(key)
+            born = now if before is None else earlier.born if earlier else None
+            self._log.writes[key] = _Write(now, born, before)
+        return done
+
+    def _read(self, key: str, draw: _Draw, read: Callable[[], bytes]) -> bytes:
+        write = self._recent(key) if draw.stale_read else None
+        if write is None:
+            return read()
+        if write.before is None:
+            raise KeyMissing(f"no object at {key} in {self.uri}")
+        return write.before
+
+    def _is_new(self, key: str) -> bool:
+        with self._log.lock:
+            write = self._log.writes.get(key)
+            return write is not None and write.born is not None and self._is_recent(write.born)
+
+    def _recent(self, key: str) -> _Write | None:
+        with self._log.lock:
+            write = self._log.writes.get(key)
+            return write if write is not None and self._is_recent(write.written) else None
+
+    def _is_recent(self, moment: _Moment) -> bool:
+        """Whether the moment is inside the window; the log's lock is held."""
+        age = self._log.num_operations - moment.operation
+        return age <= self._plan.stale_operations or self._clock() - moment.at_s < self._plan.stale_s

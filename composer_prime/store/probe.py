@@ -1,0 +1,108 @@
+"""Whether an opened store can be trusted: a cheap look for whoever joins, and races of writers for whoever creates.
+
+The outer loop rests on one atomic act, and some servers take `If-None-Match` and ignore it without a word.
+"""
+
+import os
+import secrets
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from composer_prime.errors import KeyMissing, StoreError, StoreUnusable
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+
+RACES_AT_ONCE = 4
+"""How many races run beside each other: servers exist that let each loser of a key wait for seconds."""
+
+
+def probe_store(store: Store) -> None:
+    """Write, read and list a throw-away object, and make sure that a second writer of it loses; then remove it.
+
+    StoreUnusable, naming the store and the cause, when the store can't be reached, read or written, or when it lets
+    two writers of one key win: every site would then follow its own log.
+    """
+    key = keys.probe(f"{os.getpid()}-{secrets.token_hex(8)}")
+    first, second = secrets.token_bytes(32), secrets.token_bytes(32)
+    try:
+        won = (store.create(key, first), store.create(key, second))
+        held = store.get(key)
+        listed = store.list(key)
+        store.delete(key)
+    except StoreError as error:
+        raise StoreUnusable(f"store {store.uri} can't be used: {error}") from error
+    if won != (True, False) or held != first:
+        raise StoreUnusable(
+            f"store {store.uri} does not keep create-if-absent (of two writers of one key, {sum(won)} won, and the "
+            f"{'first' if held == first else 'second'} one's bytes stand; must be: 1, the first): use a store that "
+            "honours If-None-Match (AWS S3, SeaweedFS, Ceph), or a folder"
+        )
+    if listed != [key]:
+        raise StoreUnusable(
+            f"store {store.uri} does not list what was just written (listed {listed}, must be {[key]}): "
+            "use a store whose listings are consistent"
+        )
+
+
+@dataclass(frozen=True)
+class _Race:
+    """How one race ended: how many writers were told that they won, and whether a winner's bytes stand."""
+
+    num_winners: int
+    winner_stands: bool
+
+
+def race_store(store: Store, *, writers: int = 16, races: int = 20) -> None:
+    """Let `writers` threads create one key at once, `races` times on keys of their own; then remove the keys.
+
+    Takes seconds on a server that makes losers wait: for the creation of a run, not for every joiner.
+
+    StoreUnusable, naming the store, how many races had how many winners, and the remedy, unless every race had exactly
+    one whose bytes stand; also when the store fails.
+    """
+    nonce = f"{os.getpid()}-{secrets.token_hex(8)}"
+    raced = [keys.probe(f"{nonce}-{number}") for number in range(races)]
+    at_once = min(RACES_AT_ONCE, races)
+    # A race's own pool always has room for all its writers, which wait for each other.
+    try:
+        with ThreadPoolExecutor(at_once, thread_name_prefix="race") as pool:
+            ended = list(pool.map(lambda key: _race(store, key, writers), raced))
+    except StoreError as error:
+        raise StoreUnusable(f"store {store.uri} can't be used: {error}") from error
+    bad = [race for race in ended if race != _Race(num_winners=1, winner_stands=True)]
+    if bad:
+        raise StoreUnusable(
+            f"store {store.uri} does not keep create-if-absent (of {races} races of {writers} writers, "
+            f"{_counted(ended)}; each must have 1 winner, whose bytes stand): use a store that honours If-None-Match, "
+            "or name one fixed committer: outer.committer"
+        )
+
+
+def _race(store: Store, key: str, writers: int) -> _Race:
+    """Race `writers` threads for `key`, and remove it. StoreError when the store fails one of them."""
+    start = threading.Barrier(writers)
+    offered = [f"writer-{number}-{secrets.token_hex(8)}".encode() for number in range(writers)]
+
+    def write(data: bytes) -> bool:
+        start.wait()
+        return store.create(key, data)
+
+    with ThreadPoolExecutor(writers, thread_name_prefix="racer") as pool:
+        writing = [pool.submit(write, data) for data in offered]
+    won = [data for data, written in zip(offered, writing, strict=True) if written.result()]
+    try:
+        held = store.get(key)
+    except KeyMissing:
+        held = None
+    store.delete(key)
+    return _Race(len(won), held in won)
+
+
+def _counted(races: list[_Race]) -> str:
+    """'18 had 1 winner, 2 had 3 winners; in 1 a loser's bytes stand'."""
+    numbers = sorted(Counter(race.num_winners for race in races).items())
+    text = ", ".join(f"{count} had {number} winner{'' if number == 1 else 's'}" for number, count in numbers)
+    num_fallen = sum(not race.winner_stands for race in races)
+    return f"{text}; in {num_fallen} a loser's bytes stand" if num_fallen else text

@@ -1,0 +1,99 @@
+"""A site's captures on their way into rounds: coded, written ahead, uploaded, offered, settled."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from composer_prime.sync.protocol import Verdict
+from composer_prime.sync.records import Offer
+from composer_prime.sync.runtime import Task
+
+Outcome = Literal["out", "taken", "missed", "overtaken"]
+"""What became of a capture: still out, merged by a commit, passed over (its movement is carried), or overtaken: a commit
+took an offer that an earlier process of this site's name made, which holds some of the same movement."""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A fragment's movement, handed over by the training thread.
+
+    pseudograd   fp32, 1-D: adopted values minus local values; None when there is nothing to offer
+    residual     fp32, 1-D: what coding took from the last merged offer; None: nothing
+    tokens, steps, trained_tokens   as the offer states them
+    """
+
+    fragment: int
+    pseudograd: Tensor | None
+    residual: Tensor | None
+    tokens: int
+    steps: int
+    trained_tokens: int
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What became of a capture, and the residual that is left if it was taken."""
+
+    outcome: Outcome
+    residual: Tensor | None = None
+
+
+@dataclass
+class Errand:
+    """One capture on its way."""
+
+    capture: Capture
+    version: int
+    """The round that was open at the capture."""
+    payload: str | None = None
+    sha256: str | None = None
+    slices: str = ""
+    nbytes: int = 0
+    norms: tuple[float, ...] = ()
+    residual: Tensor | None = None
+    """What remains of the movement if the payload is taken."""
+    ready: bool = False
+    offered_at: int | None = None
+    outcome: Outcome = "out"
+    upload: Task | None = None
+    failure: BaseException | None = None
+
+    @classmethod
+    def of_offer(cls, offer: Offer, residual: Tensor | None) -> "Errand":
+        """Rule 12: an own offer of an earlier incarnation that is still out."""
+        capture = Capture(offer.fragment, None, None, offer.tokens, offer.steps, offer.trained_tokens)
+        return cls(
+            capture,
+            offer.version,
+            payload=offer.payload,
+            sha256=offer.sha256,
+            slices=offer.slices,
+            nbytes=offer.nbytes,
+            norms=offer.norms,
+            residual=residual,
+            ready=True,
+            offered_at=offer.version,
+        )
+
+
+@dataclass
+class OpenRound:
+    """What this site has seen of one fragment's open round.
+
+    offers    sound records in the order seen; `checked` are those whose payload was read and decoded, too
+    """
+
+    version: int
+    offers: dict[str, Offer] = field(default_factory=dict)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+    checked: set[str] = field(default_factory=set)
+    quorum_at: float | None = None
+    all_at: float | None = None
+    closable_at: float | None = None
+
+    def refuse(self, site: str, why: str) -> None:
+        """An offer isn't worth merging; the commit says why."""
+        self.verdicts[site], self.faults[site] = "invalid", why
+        self.offers.pop(site, None)

@@ -1,0 +1,73 @@
+"""Write-ahead: what coding took from an offer, on this site's own disk before the offer's record is created (rule 12).
+
+After a crash the bucket tells whether the offer was taken; only this journal knows the rest of the movement. A site
+without a journal loses no more than that rest.
+"""
+
+import logging
+import os
+from pathlib import Path
+from typing import Protocol
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from composer_prime.errors import StoreError
+
+logger = logging.getLogger(__name__)
+
+KEPT = 2
+"""Entries of each fragment: the newest offer's, and the one before, whose successor may never have been offered."""
+
+
+class Journal(Protocol):
+    """Residuals by the payload that leaves them."""
+
+    def write(self, fragment: int, payload: str, residual: Tensor) -> None:
+        """Remember what remains once `payload` is merged; it is there after a crash as soon as this returns."""
+        ...
+
+    def read(self, fragment: int, payload: str) -> Tensor | None:
+        """What `write` was given for that payload; None when it isn't known."""
+        ...
+
+
+class FileJournal:
+    """A journal in a folder of the site: one safetensors file for each of a fragment's last payloads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, fragment: int, payload: str, residual: Tensor) -> None:
+        """See `Journal.write`. Raises StoreError when the disk doesn't take it: the offer waits until it does."""
+        place = self._path(fragment, payload)
+        temporary = place.with_suffix(".new")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                file.write(save({"residual": residual}, metadata={"payload": payload}))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, place)
+            entries = sorted(self._folder.glob(f"{fragment:04d}-*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+            for old in entries[:-KEPT]:
+                old.unlink()
+        except OSError as error:
+            raise StoreError(f"{place} can't be written ({error.strerror}): free some space on the site's disk") from error
+
+    def read(self, fragment: int, payload: str) -> Tensor | None:
+        """See `Journal.read`. A damaged entry counts as none, with a warning."""
+        path = self._path(fragment, payload)
+        try:
+            with safe_open(path, framework="pt") as file:
+                if (file.metadata() or {}).get("payload") == payload:
+                    return file.get_tensor("residual").clone()
+        except FileNotFoundError:
+            pass
+        except (OSError, SafetensorError) as error:
+            logger.warning("journal_damaged path=%s error=%s", path, error)
+        return None
+
+    def _path(self, fragment: int, payload: str) -> Path:
+        return self._folder / f"{fragment:04d}-{payload.rpartition('-')[2]}.safetensors"

@@ -1,0 +1,228 @@
+"""What a commit takes becomes one pseudo-gradient: whole payloads where sites are few, merged parts where they are many.
+
+Payloads are checked before they are decoded; the parts of a sliced round (rule 10) are merged here too, by whichever
+site's turn it is, and a create-once record decides.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from composer_prime.errors import CorruptObject, KeyMissing, StoreError
+from composer_prime.outer.aggregate import aggregate
+from composer_prime.outer.chunks import empty
+from composer_prime.outer.payloads import byte_range, decode
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.sync.canonical import sha256_hex
+from composer_prime.sync.records import Commit, Offer, Part, Refused
+from composer_prime.sync.roster import Roster
+from composer_prime.sync.run import FragmentCoding
+from composer_prime.sync.runtime import Runtime
+from composer_prime.sync.terms import Terms
+from composer_prime.sync.validity import digests_of, part_fault, part_shares
+from composer_prime.sync.reading import find_record
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Closing:
+    """A round whose commit is there and sound, on its way to the next master.
+
+    seen_at   when this site first saw the commit, on its own clock
+    offers    the records that the commit takes, by site
+    parts     merged parts found so far
+    """
+
+    commit: Commit
+    commit_sha: str
+    offers: Mapping[str, Offer]
+    seen_at: float
+    parts: dict[int, Part] = field(default_factory=dict)
+
+    def missing_parts(self) -> list[int]:
+        """Parts that nobody has merged yet, as far as this site knows."""
+        return [index for index in range(self.commit.num_parts) if index not in self.parts]
+
+
+class Merger:
+    """Reads and merges the payloads of one fragment. Used by one thread at a time, but `keep` and `release`."""
+
+    def __init__(
+        self, store: Store, runtime: Runtime, roster: Roster, coding: FragmentCoding, terms: Terms, site: str
+    ) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._roster = roster
+        self._coding = coding
+        self._terms = terms
+        self._site = site
+        self._decoded: dict[str, Tensor] = {}
+        self._kept: dict[str, Tensor] = {}
+
+    # --- payloads ---------------------------------------------------------------------------------------------------
+
+    def keep(self, payload: str, decoded: Tensor) -> None:
+        """This site's own payload needn't be fetched: what it decodes to is known."""
+        self._kept[payload] = decoded
+
+    def release(self, payload: str | None) -> None:
+        """The own payload is settled."""
+        self._kept.pop(payload or "", None)
+
+    def forget(self) -> None:
+        """Free the others' payloads; called when a round has closed."""
+        self._decoded.clear()
+
+    def fetch(self, offer: Offer) -> Tensor:
+        """The decoded movement of an offer: fp32, 1-D. Raises KeyMissing, and CorruptObject on other bytes than stated."""
+        assert offer.payload is not None
+        known = self._kept.get(offer.payload)
+        if known is None:
+            known = self._decoded.get(offer.payload)
+        if known is not None:
+            return known
+        data = self._store.get_range(offer.payload, 0, offer.nbytes + 1)
+        if len(data) != offer.nbytes:
+            raise CorruptObject(f"{offer.payload} has {len(data)} bytes or more, its offer says {offer.nbytes}")
+        plan = self._coding.plan
+        decoded = decode(self._coding.codec, data, digests_of(offer), offer.norms, plan, 0, plan.num_slices)
+        self._decoded[offer.payload] = decoded
+        return decoded
+
+    # --- the mean ---------------------------------------------------------------------------------------------------
+
+    def pseudograd(self, closing: Closing) -> Tensor | None:
+        """The merged pseudo-gradient of a round that takes something; None while parts of it are missing.
+
+        Raises StoreError when something the commit names can't be read: try again, a round is never skipped.
+        """
+        if closing.commit.num_parts:
+            return self._from_parts(closing)
+        entries = closing.commit.taken
+        try:
+            vectors = self._runtime.map(lambda entry: self.fetch(closing.offers[entry.site]), entries)
+        except CorruptObject as error:
+            raise StoreError(f"{error}; a commit took it, so the round can't be skipped: reading it again") from error
+        parts = [(entry.multiplier, vector) for entry, vector in zip(entries, vectors, strict=True)]
+        return aggregate(self._terms.aggregate, parts, trim=self._terms.trim)
+
+    def _from_parts(self, closing: Closing) -> Tensor | None:
+        missing = closing.missing_parts()
+        found = self._runtime.map(lambda index: self._find_part(closing, index), missing)
+        closing.parts.update({part.part: part for part in found if part is not None})
+        if closing.missing_parts():
+            return None
+        merged = empty(self._coding.plan.numel)
+        self._runtime.map(lambda index: self._place_part(closing, index, merged), range(closing.commit.num_parts))
+        return merged
+
+    def _find_part(self, closing: Closing, index: int) -> Part | None:
+        """The record of one part; a faulty one counts as a part of zeros for everybody."""
+        commit = closing.commit
+        key = keys.merged(commit.fragment, commit.version, index)
+        try:
+            self._store.get_range(key, 0, 1)
+        except KeyMissing:
+            return None
+        part = find_record(self._store, Part, key)
+        fault = "is no part's record" if part is None else self._fault(part, closing, index)
+        if part is not None and fault is None:
+            return part
+        logger.error("part_void fragment=%d version=%d part=%d fault=%s", commit.fragment, commit.version, index, fault)
+        return self._zero_part(closing, index, [Refused(site=entry.site, why="part void") for entry in commit.taken])
+
+    def _fault(self, part: Part, closing: Closing, index: int) -> str | None:
+        commit = closing.commit
+        start, stop = self._coding.part_bounds(index, commit.num_parts)
+        fault = part_fault(
+            part,
+            commit=commit,
+            commit_sha=closing.commit_sha,
+            index=index,
+            bounds=self._coding.merged_codec.size_bounds(stop - start),
+            committer=self._roster.committer(commit.admissions),
+        )
+        return fault or self._roster.fault(part, part.reducer, commit.admissions)
+
+    def _place_part(self, closing: Closing, index: int, merged: Tensor) -> None:
+        """Fetch and decode one merged part into its place."""
+        part = closing.parts[index]
+        start, stop = self._coding.part_bounds(index, closing.commit.num_parts)
+        if part.payload is None:
+            merged[start:stop] = 0.0
+            return
+        known = self._decoded.get(part.payload)
+        if known is None:
+            data = self._store.get_range(part.payload, 0, part.nbytes + 1)
+            if sha256_hex(data) != part.sha256:
+                raise StoreError(f"{part.payload} has another sha256 than its record states: reading it again")
+            try:
+                known = self._coding.merged_codec.decode(data, stop - start)
+            except CorruptObject as error:  # its hash is right: so it was merged wrongly, and everybody sees that
+                logger.error("part_void payload=%s error=%s", part.payload, error)
+                known = torch.zeros(stop - start)
+            self._decoded[part.payload] = known
+        merged[start:stop] = known
+
+    # --- merging a part ---------------------------------------------------------------------------------------------
+
+    def reduce(self, closing: Closing, index: int) -> None:
+        """Merge one part of a sliced round and create its record; losing the race is as good.
+
+        Offers whose bytes in this part are missing or unsound are excluded, in the record, for everybody.
+        """
+        commit = closing.commit
+        if self._find_part(closing, index) is not None:
+            return
+        read = self._runtime.map(lambda entry: self._read_slices(closing.offers[entry.site], index, commit), commit.taken)
+        excluded = [
+            Refused(site=entry.site, why=got) for entry, got in zip(commit.taken, read, strict=True) if isinstance(got, str)
+        ]
+        vectors = {entry.site: got for entry, got in zip(commit.taken, read, strict=True) if not isinstance(got, str)}
+        part = self._zero_part(closing, index, excluded) if not vectors else self._merge(closing, index, vectors, excluded)
+        key = keys.merged(commit.fragment, commit.version, index)
+        self._store.create(key, self._roster.sign(part).to_bytes())
+
+    def _merge(self, closing: Closing, index: int, vectors: Mapping[str, Tensor], excluded: Sequence[Refused]) -> Part:
+        commit = closing.commit
+        factors = part_shares(commit, closing.offers, [entry.site for entry in excluded], self._terms)
+        weighted = [(factors[site], vectors[site]) for site in sorted(vectors)]
+        data = self._coding.merged_codec.encode(aggregate(self._terms.aggregate, weighted, trim=self._terms.trim))
+        sha = sha256_hex(data)
+        payload = keys.merged_payload(commit.fragment, commit.version, index, sha)
+        self._store.put(payload, data)
+        part = self._zero_part(closing, index, excluded)
+        return part.model_copy(update={"payload": payload, "sha256": sha, "nbytes": len(data)})
+
+    def _zero_part(self, closing: Closing, index: int, excluded: Sequence[Refused]) -> Part:
+        return Part(
+            fragment=closing.commit.fragment,
+            version=closing.commit.version,
+            part=index,
+            commit_sha=closing.commit_sha,
+            excluded=tuple(excluded),
+            payload=None,
+            sha256=None,
+            nbytes=0,
+            reducer=self._site,
+        )
+
+    def _read_slices(self, offer: Offer, index: int, commit: Commit) -> Tensor | str:
+        """One offer's values in a part, or why they can't be merged."""
+        plan, codec = self._coding.plan, self._coding.codec
+        first, last = plan.part(index, commit.num_parts)
+        assert offer.payload is not None
+        own = self._kept.get(offer.payload)
+        if own is not None:
+            return own[plan.bounds[first] : plan.bounds[last]]
+        try:
+            data = self._store.get_range(offer.payload, *byte_range(codec, plan, first, last))
+            return decode(codec, data, digests_of(offer), offer.norms, plan, first, last)
+        except (KeyMissing, CorruptObject) as error:
+            logger.warning("offer_excluded site=%s part=%d why=%s", offer.site, index, error)
+            return str(error)

@@ -1,0 +1,106 @@
+"""Who may sign what in a run: the keys of the manifest and of the owner's later admissions (rule 14), and the committer.
+
+A commit names the last admission record that it honours, so all readers judge it, and the offers it takes, by the same
+keys, whenever they read it.
+"""
+
+import logging
+from typing import TypeVar
+
+from composer_prime.errors import ConfigError, KeyMissing
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.sync.canonical import Signed
+from composer_prime.sync.reading import find_record
+from composer_prime.sync.records import Admission, Manifest
+from composer_prime.sync.signatures import SigningKey, verify
+
+logger = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=Signed)
+
+
+class Roster:
+    """The run's keys, by admission number, and this process's own."""
+
+    def __init__(self, store: Store, manifest: Manifest, run_sha: str, key: SigningKey | None = None) -> None:
+        self._store = store
+        self._run_sha = run_sha
+        self._owner = manifest.owner
+        self._key = key
+        self._lists = [Admission(number=1, keys=manifest.keys, committer=manifest.terms.committer)]
+        self.signed = manifest.owner is not None or bool(manifest.keys)
+        """Whether records need signatures in this run."""
+
+    def check_admitted(self, site: str) -> None:
+        """Raise ConfigError, saying what to do, unless this process may sign as `site`."""
+        if not self.signed:
+            return
+        self.refresh()
+        admitted = self._lists[-1].keys.get(site)
+        if self._key is None:
+            raise ConfigError(f"this run admits keys, and site {site} has none: set site.key_file to its key file")
+        if admitted != self._key.public:
+            held = "is not admitted" if admitted is None else f"is admitted with {admitted}"
+            raise ConfigError(
+                f"site {site} {held}, its key file holds {self._key.public}: ask the run's owner to admit that key"
+            )
+
+    @property
+    def newest(self) -> int:
+        """The number of the last admission record read so far; 0: the manifest's own list."""
+        return len(self._lists) - 1
+
+    def refresh(self) -> int:
+        """Read admission records that are new, and return the number of the last one; 0: the manifest's own list."""
+        while (admission := self._read(len(self._lists))) is not None:
+            self._lists.append(admission)
+        return self.newest
+
+    def knows(self, number: int) -> bool:
+        """Whether the admission record of that number is there; 0 always is."""
+        return number < len(self._lists) or number <= self.refresh()
+
+    def committer(self, number: int) -> str | None:
+        """The only site that may commit under that admission record; None: every site may."""
+        return self._lists[number].committer
+
+    def sign(self, record: S) -> S:
+        """The record with this process's signature, where the run asks for one."""
+        if not self.signed or self._key is None:
+            return record
+        return record.model_copy(update={"signature": self._key.sign(record.message(self._run_sha))})
+
+    def fault(self, record: Signed, site: str, number: int | None = None) -> str | None:
+        """Why this record isn't one that `site` signed under that admission record (None: the last known one)."""
+        if not self.signed:
+            return None
+        public = self._lists[-1 if number is None else number].keys.get(site)
+        return self._unsigned(record, site, public)
+
+    def owner_fault(self, record: Signed) -> str | None:
+        """Why this record isn't one that the run's owner signed; None in a run without an owner."""
+        return None if self._owner is None else self._unsigned(record, "the owner", self._owner)
+
+    def _unsigned(self, record: Signed, who: str, public: str | None) -> str | None:
+        if public is None:
+            return f"{who} has no admitted key"
+        if record.signature is None:
+            return f"is not signed, {who} has the key {public}"
+        if not verify(public, record.message(self._run_sha), record.signature):
+            return f"has a signature that is not {who}'s"
+        return None
+
+    def _read(self, number: int) -> Admission | None:
+        """The admission record of that number; one that the owner didn't sign repeats the list before it."""
+        key = keys.admission(number)
+        try:
+            self._store.get_range(key, 0, 1)
+        except KeyMissing:
+            return None
+        record = find_record(self._store, Admission, key)
+        fault = "is unreadable" if record is None else self.owner_fault(record)
+        if record is not None and fault is None and record.number == number:
+            return record
+        logger.error("admission_void number=%d fault=%s", number, fault)
+        return self._lists[-1]

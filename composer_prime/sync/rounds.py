@@ -1,0 +1,221 @@
+"""Closing rounds: reads the offers of an open round, judges them as a committer must, and creates the commit (rule 5).
+
+Decisions are `protocol`'s, checks of records `validity`'s; here is the reading, and what this site has seen when.
+"""
+
+import logging
+from collections.abc import Mapping
+
+from composer_prime.errors import CorruptObject, KeyMissing
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.sync.errands import OpenRound
+from composer_prime.sync.members import Members
+from composer_prime.sync.protocol import (
+    STAGGER_S,
+    RoundDecision,
+    RoundView,
+    adaptive_grace,
+    commit_rank,
+    decide_round,
+    may_commit,
+    num_parts,
+)
+from composer_prime.sync.reading import read_record
+from composer_prime.sync.records import Offer
+from composer_prime.sync.replica import Replica, Round
+from composer_prime.sync.roster import Roster
+from composer_prime.sync.run import Run
+from composer_prime.sync.runtime import Runtime
+from composer_prime.sync.validity import copies, offer_fault, write_commit
+
+logger = logging.getLogger(__name__)
+
+
+class RoundCloser:
+    """What one site has seen of the open rounds, and the commits it creates."""
+
+    def __init__(
+        self,
+        store: Store,
+        run: Run,
+        *,
+        runtime: Runtime,
+        roster: Roster,
+        members: Members,
+        site: str,
+        incarnation: int,
+    ) -> None:
+        self._store = store
+        self._run = run
+        self._terms = run.terms
+        self._runtime = runtime
+        self._roster = roster
+        self._members = members
+        self._site = site
+        self._incarnation = incarnation
+        self._rounds: dict[int, OpenRound] = {}
+        self._intervals: list[float] = []
+        self._closed_at: float | None = None
+
+    def note_closed(self, closed: Round, took_part: bool) -> None:
+        """A round is over: forget what was seen of it, and learn how long one takes."""
+        self._rounds.pop(closed.fragment, None)
+        now = self._runtime.now()
+        if took_part:
+            if self._closed_at is not None:
+                self._intervals.append(now - self._closed_at)
+                del self._intervals[:-64]
+            self._closed_at = now
+
+    def forget_rounds(self) -> None:
+        """Judge every offer anew: other keys are admitted than before."""
+        self._rounds.clear()
+
+    @property
+    def grace_s(self) -> float:
+        """How long this site waits, just now, for sites that are late."""
+        return adaptive_grace(self._intervals, self._terms)
+
+    def serve(self, replica: Replica, observe_fresh: bool) -> bool:
+        """Look at a fragment's open round, and create its commit when the rules and this site's rank allow it.
+
+        observe_fresh   whether the members were looked at in this very pass
+
+        Returns whether a commit was created by this site.
+        """
+        current = self._rounds.get(replica.fragment)
+        if current is None or current.version != replica.version:
+            current = self._rounds[replica.fragment] = OpenRound(replica.version)
+        self._read_offers(current, replica)
+        replica.offers = current.offers
+        now = self._runtime.now()
+        live = self._members.live(now) | {self._site}
+        if self._expects_gather(current, live, replica):
+            self._check_payloads(current, replica, current.offers)
+        decision = self._decide(current, live, now)
+        if decision.close and not observe_fresh:
+            self._members.observe()  # a site that joined a moment ago is waited for
+            live = self._members.live(now) | {self._site}
+            decision = self._decide(current, live, now)
+        if not decision.close or not may_commit(self._site, self._committer()):
+            current.closable_at = None
+            return False
+        if current.closable_at is None:
+            current.closable_at = now
+        rank = 0 if self._committer() else commit_rank(self._site, live & current.verdicts.keys(), *_place(replica))
+        if now - current.closable_at < rank * STAGGER_S:
+            return False
+        return self._commit(current, replica, decision.take)
+
+    def _committer(self) -> str | None:
+        return self._roster.committer(self._roster.newest)
+
+    def _decide(self, current: OpenRound, live: frozenset[str], now: float) -> RoundDecision:
+        num_valid = sum(verdict == "valid" for verdict in current.verdicts.values())
+        if current.quorum_at is None and num_valid >= self._terms.quorum:
+            current.quorum_at = now
+        if current.all_at is None and live <= current.verdicts.keys():
+            current.all_at = now
+        view = RoundView(
+            current.verdicts,
+            live,
+            None if current.quorum_at is None else now - current.quorum_at,
+            None if current.all_at is None else now - current.all_at,
+        )
+        return decide_round(view, self._terms.quorum, self.grace_s)
+
+    # --- reading offers ---------------------------------------------------------------------------------------------
+
+    def _read_offers(self, current: OpenRound, replica: Replica) -> None:
+        listed = self._store.list(keys.offers_prefix(replica.fragment, current.version))
+        new = [key for key in listed if keys.is_offer(key) and keys.offer_site(key) not in current.verdicts]
+        for key, found in zip(new, self._runtime.map(self._read_offer, new), strict=True):
+            site = keys.offer_site(key)
+            fault = found if isinstance(found, str) else self._fault(found, site, replica)
+            if isinstance(found, str) or fault is not None:
+                current.refuse(site, fault or "unreadable")
+                logger.warning("offer_refused fragment=%d site=%s why=%s", replica.fragment, site, fault)
+                continue
+            current.verdicts[site] = "valid" if found.payload is not None else "empty"
+            if found.payload is not None:
+                current.offers[site] = found
+        for site, why in copies(current.offers).items():
+            current.refuse(site, why)
+            logger.warning("offer_refused fragment=%d site=%s why=%s", replica.fragment, site, why)
+
+    def _read_offer(self, key: str) -> Offer | str:
+        try:
+            return read_record(self._store, Offer, key)
+        except (CorruptObject, KeyMissing) as error:
+            return str(error)
+
+    def _fault(self, offer: Offer, site: str, replica: Replica) -> str | None:
+        fault = self._roster.fault(offer, site)
+        if fault is not None:
+            return fault
+        if offer.incarnation < self._members.incarnation(site):
+            return f"was made by incarnation {offer.incarnation}, {self._members.incarnation(site)} has taken over"
+        return offer_fault(
+            offer,
+            site=site,
+            facts=replica.coding.facts,
+            version=replica.version,
+            base_sha=replica.master.sha256,
+            taken=replica.history.taken,
+            terms=self._terms,
+        )
+
+    def _expects_gather(self, current: OpenRound, live: frozenset[str], replica: Replica) -> bool:
+        """Whether everyone will read everyone's payload, so that reading them early pays."""
+        most = max(len(live), len(current.offers))
+        return num_parts(most, replica.coding.plan.num_slices, self._terms) == 0
+
+    def _check_payloads(self, current: OpenRound, replica: Replica, offers: Mapping[str, Offer]) -> bool:
+        """Read and decode payloads that weren't yet; False when one of them turned out unsound."""
+        new = [site for site in offers if site not in current.checked]
+
+        def check(site: str) -> str | None:
+            try:
+                replica.merger.fetch(offers[site])
+            except (CorruptObject, KeyMissing) as error:
+                return str(error)
+            return None
+
+        faults = dict(zip(new, self._runtime.map(check, new), strict=True))
+        for site, fault in faults.items():
+            current.checked.add(site)
+            if fault is not None:
+                current.refuse(site, fault)
+                logger.warning("offer_refused fragment=%d site=%s why=%s", replica.fragment, site, fault)
+        return not any(faults.values())
+
+    # --- the commit -------------------------------------------------------------------------------------------------
+
+    def _commit(self, current: OpenRound, replica: Replica, sites: tuple[str, ...]) -> bool:
+        """Create the commit; losing the race is as good."""
+        take = {site: current.offers[site] for site in sites}
+        if num_parts(len(take), replica.coding.plan.num_slices, self._terms) == 0:
+            if not self._check_payloads(current, replica, take):
+                return False  # fewer are left: decide again
+        if replica.look() is not None:
+            return False
+        record = write_commit(
+            facts=replica.coding.facts,
+            version=current.version,
+            base_sha=replica.master.sha256,
+            previous=replica.previous,
+            take=take,
+            refused=current.faults,
+            voids=replica.history.voids,
+            terms=self._terms,
+            admissions=self._roster.newest,
+            committer=self._site,
+            incarnation=self._incarnation,
+        )
+        data = self._roster.sign(record).to_bytes()
+        return self._store.create(keys.commit(replica.fragment, current.version), data)
+
+
+def _place(replica: Replica) -> tuple[int, int]:
+    return replica.fragment, replica.version

@@ -1,0 +1,116 @@
+"""A run as its bucket states it: the manifest, how long it goes on, and how each fragment is coded."""
+
+import json
+from dataclasses import dataclass
+
+from composer_prime.errors import CorruptObject, KeyMissing, ProtocolError
+from composer_prime.outer.codecs import Codec, get_codec
+from composer_prime.outer.fragments import Fragment, plan_fragments
+from composer_prime.outer.payloads import plan_slices
+from composer_prime.outer.slices import SlicePlan
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.sync.canonical import PROTOCOL, sha256_hex
+from composer_prime.sync.reading import find_record, read_bytes
+from composer_prime.sync.records import Close, Manifest, Reopening
+from composer_prime.sync.roster import Roster
+from composer_prime.sync.terms import Terms
+from composer_prime.sync.validity import FragmentFacts
+
+
+@dataclass(frozen=True)
+class FragmentCoding:
+    """How one fragment travels: its slices, and the codecs of its payloads and of its merged parts."""
+
+    fragment: Fragment
+    codec: Codec
+    merged_codec: Codec
+    plan: SlicePlan
+    facts: FragmentFacts
+
+    @classmethod
+    def of(cls, fragment: Fragment, terms: Terms) -> "FragmentCoding":
+        """The coding that a run's terms give."""
+        codec, merged = get_codec(terms.codec), get_codec(terms.merged_codec)
+        plan = plan_slices(fragment.numel, terms.slices, (codec, merged))
+        if plan.num_slices == 1:
+            bounds = codec.size_bounds(fragment.numel)
+        else:
+            total = sum(codec.nbytes(plan.size(index)) for index in range(plan.num_slices))
+            bounds = (total, total)
+        return cls(fragment, codec, merged, plan, FragmentFacts(fragment.index, plan.num_slices, bounds))
+
+    def part_bounds(self, index: int, num_parts: int) -> tuple[int, int]:
+        """(first, last + 1) element of a merged part within the fragment."""
+        first, last = self.plan.part(index, num_parts)
+        return self.plan.bounds[first], self.plan.bounds[last]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What everyone in a run knows from the start.
+
+    manifest    as it was created
+    sha256      of the manifest's bytes
+    terms       the manifest's, with `rounds` as the last reopening sets it
+    closing     number of the close record that ends it
+    codings     one for each fragment
+    """
+
+    manifest: Manifest
+    sha256: str
+    terms: Terms
+    closing: int
+    codings: tuple[FragmentCoding, ...]
+
+    @property
+    def fragments(self) -> tuple[Fragment, ...]:
+        """The fragments in order."""
+        return tuple(coding.fragment for coding in self.codings)
+
+
+def read_manifest(data: bytes) -> Manifest:
+    """Parse a manifest's bytes. Raises ProtocolError when it speaks another version, CorruptObject when it is none."""
+    try:
+        protocol = json.loads(data).get("protocol")
+    except (ValueError, AttributeError):
+        protocol = PROTOCOL  # not JSON at all: the record's own parser says so
+    if protocol != PROTOCOL:
+        raise ProtocolError(
+            f"{keys.manifest()} speaks protocol {protocol}, this composer-prime speaks {PROTOCOL}: "
+            "install the version the run was created with"
+        )
+    return Manifest.from_bytes(data, keys.manifest())
+
+
+def load_run(store: Store) -> Run:
+    """The run whose root `store` is. Raises KeyMissing when there is none, ProtocolError when it can't be read."""
+    data = read_bytes(store, keys.manifest())
+    manifest, sha = read_manifest(data), sha256_hex(data)
+    shapes = [(parameter.name, parameter.shape) for parameter in manifest.parameters]
+    fragments = plan_fragments(shapes, manifest.terms.fragments)
+    if len(manifest.masters) != len(fragments):
+        raise CorruptObject(f"{keys.manifest()} names {len(manifest.masters)} masters of {len(fragments)} fragments")
+    terms, closing = _prolonged(store, Roster(store, manifest, sha), manifest.terms)
+    return Run(manifest, sha, terms, closing, tuple(FragmentCoding.of(fragment, terms) for fragment in fragments))
+
+
+def _prolonged(store: Store, roster: Roster, terms: Terms) -> tuple[Terms, int]:
+    """The terms with the rounds that the last sound reopening sets, and how many records of them there are."""
+    number = 0
+    while True:
+        key = keys.reopening(number + 1)
+        try:
+            store.get_range(key, 0, 1)
+        except KeyMissing:
+            return terms, number
+        number += 1
+        record = find_record(store, Reopening, key)
+        if record is not None and record.number == number and record.rounds > terms.rounds:
+            if roster.owner_fault(record) is None:
+                terms = terms.model_copy(update={"rounds": record.rounds})
+
+
+def find_close(store: Store, run: Run) -> Close | None:
+    """The record that ended the run, as far as it has been prolonged; None while it goes on."""
+    return find_record(store, Close, keys.close(run.closing))

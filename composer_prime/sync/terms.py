@@ -1,0 +1,92 @@
+"""What every site of a run agrees on, since it changes bits or the pace of all. Part of the manifest.
+
+Defaults and bounds are the recipe's (`config/outer.py`); here stands what a run in the bucket says of itself.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from composer_prime.sync.canonical import Record
+
+
+class Terms(Record):
+    """The settings of the outer loop, frozen when the run is created."""
+
+    inner_steps: int = Field(ge=1)
+    """H: inner steps between two offers of the same fragment."""
+    fragments: int = Field(ge=1)
+    """P: fragments the model is cut into."""
+    sync_delay: int = Field(ge=0)
+    """tau: inner steps a round may take before the training thread waits for it."""
+    merge_alpha: float = Field(default=0.0, ge=0, le=1)
+    """alpha: how much of the local value the blend keeps; 0 is the exact rule."""
+    pace: Literal["steps", "seconds"] = "steps"
+    """What makes a fragment due: inner steps, or seconds since the last round (sites of different speed)."""
+    inner_seconds: float = Field(default=0.0, ge=0)
+    """With pace "seconds": H in seconds."""
+
+    lr: float = Field(gt=0)
+    """Outer learning rate."""
+    momentum: float = Field(ge=0, lt=1)
+    """Outer Nesterov momentum."""
+    codec: str
+    """Codec of the payloads."""
+    merged_codec: str = "int8"
+    """Codec of the merged parts of a sliced round."""
+    error_feedback: bool = True
+    """Whether a site adds what coding took from its last merged offer to the next one."""
+
+    weighting: Literal["tokens", "steps", "equal"] = "tokens"
+    """How the offers of a round are weighted against each other."""
+    aggregate: Literal["mean", "clipped", "trimmed", "median"] = "mean"
+    """How the offers of a round become one pseudo-gradient."""
+    clip: float = Field(default=2.0, gt=0)
+    """With another aggregate than "mean": an offer's norm is cut to this multiple of the round's median norm."""
+    trim: float = Field(default=0.2, ge=0, lt=0.5)
+    """With aggregate "trimmed": share of the values cut off at each end."""
+
+    gather_sites: int = Field(default=4, ge=1)
+    """Up to so many offers everyone reads everyone's; a round of more is cut into parts, each merged by one site."""
+    slices: int = Field(default=128, ge=1, le=1024)
+    """At most so many pieces of a payload have a hash of their own and can be read alone."""
+    quorum: int = Field(ge=1)
+    """Valid offers without which no round merges anything."""
+    grace_s: float = Field(ge=0)
+    """Longest time, from the quorum-th valid offer, that a round waits for the other live sites, seconds."""
+    liveness_s: float = Field(gt=0)
+    """Seconds without a new beat after which a site isn't waited for."""
+    max_stale_rounds: int = Field(ge=1)
+    """Rounds a site may miss with an offer out before its carried work is dropped."""
+    snapshot_rounds: int = Field(ge=1)
+    """K: rounds between two snapshots of a master."""
+    keep_log: bool = True
+    """Whether offers and payloads that nobody needs any more are kept, so that the whole run can be verified."""
+    committer: str | None = None
+    """The only site that creates commits, for a store that lets two writers of one key win; None: every site may."""
+    rounds: int = Field(ge=1)
+    """Training rounds of every fragment, after which the run ends for all sites. One closing round follows."""
+
+    @property
+    def final_version(self) -> int:
+        """The version at which every master is finished: the training rounds and the closing one."""
+        return self.rounds + 1
+
+    @property
+    def steps_per_turn(self) -> int:
+        """Inner steps from one due step to the next: H / P."""
+        return self.inner_steps // self.fragments
+
+    @property
+    def seconds_per_turn(self) -> float:
+        """With pace "seconds": seconds from one due step to the next."""
+        return self.inner_seconds / self.fragments
+
+    @model_validator(mode="after")
+    def _check_pace(self) -> Self:
+        if self.pace == "seconds" and self.inner_seconds <= 0:
+            raise ValueError(
+                f'outer.inner_seconds ({self.inner_seconds}) must be above 0 with outer.pace "seconds": '
+                "say how long a site trains between two offers of a fragment"
+            )
+        return self

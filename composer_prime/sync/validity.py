@@ -1,0 +1,265 @@
+"""What makes a record sound: every check of an offer, a commit and a merged part, as pure functions, no torch.
+
+All readers run the same checks on the same bytes, so all come to the same verdict. None of them depends on a clock, on
+who is alive, or on whether a payload can be read just now.
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from composer_prime.errors import ProtocolError
+from composer_prime.outer.shares import Weighed, shares
+from composer_prime.outer.slices import DIGEST_BYTES, root_sha256
+from composer_prime.store import keys
+from composer_prime.sync.protocol import num_parts
+from composer_prime.sync.records import Commit, Offer, Part, Refused, Taken
+from composer_prime.sync.terms import Terms
+
+TakenBefore = Mapping[str, str]
+"""sha256 by key of the payloads that the last `max_stale_rounds` rounds took."""
+
+
+@dataclass(frozen=True)
+class FragmentFacts:
+    """What checks need to know of a fragment.
+
+    index          the fragment
+    num_slices     of its payloads
+    bounds         least and most bytes of a sound payload
+    """
+
+    index: int
+    num_slices: int
+    bounds: tuple[int, int]
+
+
+def digests_of(offer: Offer) -> tuple[bytes, ...]:
+    """The slices' hashes that an offer states. Raises ProtocolError when they aren't base64 of whole hashes."""
+    try:
+        raw = base64.b64decode(offer.slices, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ProtocolError(f"slices of an offer of {offer.site} are no base64: refuse it") from error
+    if len(raw) % DIGEST_BYTES:
+        raise ProtocolError(f"slices of an offer of {offer.site} are {len(raw)} bytes, no multiple of {DIGEST_BYTES}")
+    return tuple(raw[at : at + DIGEST_BYTES] for at in range(0, len(raw), DIGEST_BYTES))
+
+
+def offer_fault(
+    offer: Offer, *, site: str, facts: FragmentFacts, version: int, base_sha: str, taken: TakenBefore, terms: Terms
+) -> str | None:
+    """Why this offer can't be part of the round, from its record alone; None when it can.
+
+    site, version   what the offer's key says
+    base_sha        the hash of the master on which the round stands
+    taken           what earlier commits took: a payload is taken at most once
+    """
+    if (offer.site, offer.fragment, offer.version) != (site, facts.index, version):
+        return f"record says {offer.site} {offer.fragment}/{offer.version}, its key {site} {facts.index}/{version}"
+    if offer.base_sha != base_sha:
+        return f"stands on master {offer.base_sha[:16]}, the round on {base_sha[:16]}"
+    if offer.payload is None:
+        return None
+    if offer.codec != terms.codec:
+        return f"coded as {offer.codec}, the run uses {terms.codec}"
+    least, most = facts.bounds
+    if not least <= offer.nbytes <= most:
+        return f"says {offer.nbytes} bytes, {terms.codec} of this fragment has {least} to {most}"
+    if offer.tokens <= 0 or offer.steps <= 0:
+        return f"has a payload but {offer.tokens} tokens in {offer.steps} steps behind it"
+    if offer.tokens > offer.trained_tokens:
+        return f"says {offer.tokens} tokens of {offer.trained_tokens} ever trained"
+    if len(offer.norms) != facts.num_slices or min(offer.norms, default=0.0) < 0:
+        return f"states {len(offer.norms)} norms, the fragment has {facts.num_slices} slices"
+    try:
+        digests = digests_of(offer)
+    except ProtocolError as error:
+        return str(error)
+    if len(digests) != facts.num_slices or root_sha256(digests) != offer.sha256:
+        return f"its {len(digests)} slices don't make the sha256 it states ({facts.num_slices} slices are due)"
+    return payload_fault(offer, version=version, taken=taken, terms=terms)
+
+
+def payload_fault(offer: Offer, *, version: int, taken: TakenBefore, terms: Terms) -> str | None:
+    """Why this offer's payload can't stand in this round; None when it can.
+
+    A payload is taken at most once, and only within `max_stale_rounds` of the round it was captured on: so whoever
+    starts from a snapshot needs to read no more than that many commits before it to judge as everyone else does.
+    """
+    assert offer.payload is not None and offer.sha256 is not None
+    try:
+        captured_fragment, captured_version, captured_site = keys.parse_payload(offer.payload)
+    except ProtocolError as error:
+        return str(error)
+    if (captured_fragment, captured_site) != (offer.fragment, offer.site):
+        return f"payload belongs to fragment {captured_fragment} of {captured_site}"
+    if offer.payload != keys.payload(captured_fragment, captured_version, captured_site, offer.sha256):
+        return "payload's key is not that of its sha256"
+    if not 0 <= version - captured_version <= terms.max_stale_rounds:
+        return f"payload is of round {captured_version}, at most {terms.max_stale_rounds} rounds may lie between"
+    if offer.payload in taken:
+        return "payload was taken by an earlier round"
+    owners = {keys.parse_payload(payload)[2] for payload, sha in taken.items() if sha == offer.sha256}
+    if owners - {offer.site} and any(offer.norms):
+        return f"payload equals one of {min(owners)} that an earlier round took: a copy"
+    return None
+
+
+def copies(offers: Mapping[str, Offer]) -> dict[str, str]:
+    """Offers that equal another site's of the same round: all but the first of each kind, in the order given."""
+    first: dict[str, str] = {}
+    found: dict[str, str] = {}
+    for site, offer in offers.items():
+        sha = offer.sha256
+        if sha is None or not any(offer.norms):
+            continue  # two sites that didn't move are equal honestly
+        if sha in first:
+            found[site] = f"equals the offer of {first[sha]}: a copy"
+        else:
+            first[sha] = site
+    return found
+
+
+def commit_shares(offers: Mapping[str, Offer], terms: Terms) -> dict[str, float]:
+    """The final multiplier of each offer in a round that takes these."""
+    weighed = {site: Weighed(offer.tokens, offer.steps, offer.norm) for site, offer in offers.items()}
+    return shares(weighed, weighting=terms.weighting, aggregate=terms.aggregate, clip=terms.clip)
+
+
+def write_commit(
+    *,
+    facts: FragmentFacts,
+    version: int,
+    base_sha: str,
+    previous: str,
+    take: Mapping[str, Offer],
+    refused: Mapping[str, str],
+    voids: tuple[int, ...],
+    terms: Terms,
+    admissions: int,
+    committer: str,
+    incarnation: int,
+) -> Commit:
+    """The record that closes a round on the offers of `take`, by site, with their final multipliers."""
+    factors = commit_shares(take, terms) if take else {}
+    return Commit(
+        fragment=facts.index,
+        version=version,
+        base_sha=base_sha,
+        taken=tuple(_taken(take[site], factors[site]) for site in sorted(take)),
+        refused=tuple(Refused(site=site, why=refused[site]) for site in sorted(refused)),
+        previous=previous,
+        voids=voids,
+        num_parts=num_parts(len(take), facts.num_slices, terms),
+        admissions=admissions,
+        committer=committer,
+        incarnation=incarnation,
+    )
+
+
+def _taken(offer: Offer, multiplier: float) -> Taken:
+    assert offer.payload is not None and offer.sha256 is not None
+    return Taken(
+        site=offer.site,
+        incarnation=offer.incarnation,
+        payload=offer.payload,
+        sha256=offer.sha256,
+        tokens=offer.tokens,
+        trained_tokens=offer.trained_tokens,
+        multiplier=multiplier,
+    )
+
+
+def commit_fault(
+    commit: Commit,
+    *,
+    facts: FragmentFacts,
+    version: int,
+    previous: str,
+    offers: Mapping[str, Offer],
+    taken: TakenBefore,
+    voids: tuple[int, ...],
+    terms: Terms,
+    committer: str | None,
+) -> str | None:
+    """Why this commit doesn't follow from manifest and offers; None when it does. A faulty commit is a void round.
+
+    offers      the records, by site, of the offers that the commit takes; a site without one is missing
+    voids       which of the last `max_stale_rounds` commits were void
+    committer   the only site that may commit; None: every site may
+
+    Signatures, and whether the base hash is ours, are judged by the caller.
+    """
+    if (commit.fragment, commit.version) != (facts.index, version):
+        return f"record says {commit.fragment}/{commit.version}, its key {facts.index}/{version}"
+    if commit.previous != previous:
+        return f"names {commit.previous[:16]} as the commit before, that one is {previous[:16]}"
+    if commit.voids != voids:
+        return f"says that commits {commit.voids} were void, those were {voids}"
+    if committer is not None and commit.committer != committer:
+        return f"was made by {commit.committer}, only {committer} may commit"
+    sites = [entry.site for entry in commit.taken]
+    if sites != sorted(set(sites)):
+        return "its offers are not sorted by site, or a site stands twice"
+    if commit.taken and len(commit.taken) < terms.quorum:
+        return f"takes {len(commit.taken)} offers, the quorum is {terms.quorum}"
+    for site in sites:
+        if site not in offers or offers[site].payload is None:
+            return f"takes an offer of {site} that isn't there"
+        fault = offer_fault(
+            offers[site],
+            site=site,
+            facts=facts,
+            version=version,
+            base_sha=commit.base_sha,
+            taken=taken,
+            terms=terms,
+        )
+        if fault is not None:
+            return f"takes an offer of {site} it may not: {fault}"
+    listed = {site: offers[site] for site in sites}
+    if copied := copies(listed):
+        site, why = next(iter(copied.items()))
+        return f"takes an offer of {site} it may not: {why}"
+    factors = commit_shares(listed, terms) if listed else {}
+    for entry in commit.taken:
+        if entry != _taken(listed[entry.site], factors[entry.site]):
+            return f"states another payload or multiplier for {entry.site} than its offer and the rule give"
+    if commit.num_parts != num_parts(len(sites), facts.num_slices, terms):
+        return f"is cut into {commit.num_parts} parts, the rule gives {num_parts(len(sites), facts.num_slices, terms)}"
+    return None
+
+
+def part_fault(
+    part: Part, *, commit: Commit, commit_sha: str, index: int, bounds: tuple[int, int], committer: str | None
+) -> str | None:
+    """Why this record can't be part `index` of the round; None when it can. A faulty part counts as a part of zeros.
+
+    bounds   least and most bytes of a sound merged part of this size
+    """
+    if (part.fragment, part.version, part.part) != (commit.fragment, commit.version, index):
+        return f"record says {part.fragment}/{part.version}/{part.part}, its key another place"
+    if part.commit_sha != commit_sha:
+        return f"stands on commit {part.commit_sha[:16]}, the round on {commit_sha[:16]}"
+    if committer is not None and part.reducer != committer:
+        return f"was merged by {part.reducer}, only {committer} may"
+    sites = [entry.site for entry in commit.taken]
+    excluded = [entry.site for entry in part.excluded]
+    if excluded != sorted(set(excluded)) or not set(excluded) <= set(sites):
+        return "excludes sites that the commit doesn't take, or not in order"
+    if part.payload is None:
+        return None if excluded == sites else "has no payload, though offers are left to merge"
+    if part.sha256 is None or part.payload != keys.merged_payload(part.fragment, part.version, index, part.sha256):
+        return "its payload's key is not that of its sha256"
+    if not bounds[0] <= part.nbytes <= bounds[1]:
+        return f"says {part.nbytes} bytes, a sound part has {bounds[0]} to {bounds[1]}"
+    return None
+
+
+def part_shares(commit: Commit, offers: Mapping[str, Offer], excluded: Sequence[str], terms: Terms) -> dict[str, float]:
+    """The multipliers of one part: the commit's own, or drawn anew over the offers that are sound in this part."""
+    if not excluded:
+        return {entry.site: entry.multiplier for entry in commit.taken}
+    left = {entry.site: offers[entry.site] for entry in commit.taken if entry.site not in excluded}
+    return commit_shares(left, terms)

@@ -1,0 +1,155 @@
+"""Multipliers: exact fp32 shares, and clipping that neither inflated nor deflated norms of a minority can turn."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_prime.errors import ConfigError, ProtocolError
+from composer_prime.outer.shares import Weighed, multipliers, shares
+
+counts = st.integers(0, 10**12)
+norms = st.floats(0, 1e30)
+offers_of_any_kind = st.dictionaries(st.sampled_from("abcdefgh"), st.builds(Weighed, counts, counts, norms), min_size=1)
+
+
+def with_norms(*values: float) -> dict[str, Weighed]:
+    return {chr(ord("a") + place): Weighed(tokens=10, steps=1, norm=norm) for place, norm in enumerate(values)}
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), counts, min_size=1), st.sampled_from(["tokens", "equal"]))
+def test_multipliers_are_fp32_sorted_and_sum_to_one(tokens, weighting):
+    found = multipliers(tokens, weighting)
+    assert list(found) == sorted(tokens)
+    assert all(float(np.float32(share)) == share for share in found.values())
+    assert sum(found.values()) == pytest.approx(1, abs=1e-6)
+    if weighting == "tokens" and any(tokens.values()):
+        assert found == pytest.approx({s: n / sum(tokens.values()) for s, n in tokens.items()}, rel=1e-7)
+    else:
+        assert set(found.values()) == {float(np.float32(1 / len(tokens)))}
+
+
+@given(offers_of_any_kind, st.sampled_from(["tokens", "steps"]), st.sampled_from(["mean", "clipped"]))
+def test_shares_follow_tokens_or_steps_times_the_clip_factor_rounded_to_fp32_once(offers, weighting, aggregate):
+    found = shares(offers, weighting=weighting, aggregate=aggregate, clip=1.5)
+    total = sum(getattr(offer, weighting) for offer in offers.values())
+    middle = sorted(offer.norm for offer in offers.values())[(len(offers) - 1) // 2]
+    assert list(found) == sorted(offers)
+    for site, offer in offers.items():
+        fraction = Fraction(getattr(offer, weighting), total) if total else Fraction(1, len(offers))
+        clipped = aggregate == "clipped" and offer.norm > 1.5 * middle
+        factor = 1.5 * middle / offer.norm if clipped else 1.0
+        assert found[site] == float(np.float32(float(fraction) * factor))
+
+
+@given(offers_of_any_kind, st.sampled_from(["tokens", "steps", "equal"]))
+def test_the_mean_ignores_norms_and_clip(offers, weighting):
+    unclipped = {site: Weighed(offer.tokens, offer.steps, 0.0) for site, offer in offers.items()}
+    expected = shares(unclipped, weighting=weighting, aggregate="mean", clip=1.0)
+    assert shares(offers, weighting=weighting, aggregate="mean", clip=0.0) == expected
+
+
+@given(offers_of_any_kind)
+def test_robust_rules_get_the_clip_factor_alone_whatever_the_weighting(offers):
+    found = [
+        shares(offers, weighting=weighting, aggregate=aggregate, clip=2.0)
+        for weighting in ("tokens", "steps", "equal")
+        for aggregate in ("trimmed", "median")
+    ]
+    limit = 2.0 * sorted(offer.norm for offer in offers.values())[(len(offers) - 1) // 2]
+    expected = {s: 1.0 if o.norm <= limit else float(np.float32(limit / o.norm)) for s, o in offers.items()}
+    assert all(each == expected for each in found)
+
+
+@given(offers_of_any_kind, st.randoms(use_true_random=False))
+def test_the_order_of_offers_changes_nothing(offers, random):
+    mixed = list(offers.items())
+    random.shuffle(mixed)
+    for aggregate in ("mean", "clipped", "trimmed"):
+        found = [shares(o, weighting="tokens", aggregate=aggregate, clip=1.1) for o in (offers, dict(mixed))]
+        assert list(found[0].items()) == list(found[1].items())
+
+
+def test_norms_within_the_limit_are_left_alone_and_one_of_ten_times_the_median_is_cut_to_it():
+    found = shares(with_norms(1.0, 2.0, 20.0), weighting="equal", aggregate="median", clip=3.0)
+    assert found == {"a": 1.0, "b": 1.0, "c": float(np.float32(0.3))}
+
+
+def test_of_two_norms_the_lower_one_sets_the_limit():
+    assert shares(with_norms(8.0, 1.0), weighting="equal", aggregate="trimmed", clip=2.0) == {"a": 0.25, "b": 1.0}
+
+
+@pytest.mark.parametrize("lie", [0.0, 1e-30, 1e30])
+@pytest.mark.parametrize(("num_honest", "num_adversaries"), [(7, 3), (6, 4), (6, 5), (51, 49)])
+def test_a_minority_of_adversaries_keeps_the_limit_between_honest_norms(lie, num_honest, num_adversaries):
+    honest = {f"h{place}": 1.0 + place / num_honest for place in range(num_honest)}
+    claimed = honest | {f"x{place}": lie for place in range(num_adversaries)}
+    offers = {site: Weighed(1, 1, norm) for site, norm in claimed.items()}
+    found = shares(offers, weighting="equal", aggregate="trimmed", clip=1.0)
+    after = {site: found[site] * norm for site, norm in claimed.items()}
+    assert max(after.values()) <= max(honest.values()) * (1 + 1e-6)
+    assert min(after[site] for site in honest) >= min(honest.values()) * (1 - 1e-6)
+
+
+@pytest.mark.parametrize(("num_honest", "num_adversaries"), [(1, 1), (5, 5)])
+def test_half_of_the_sites_cannot_inflate_the_limit(num_honest, num_adversaries):
+    found = shares(
+        with_norms(*[1.0] * num_honest, *[1e30] * num_adversaries), weighting="equal", aggregate="median", clip=2
+    )
+    assert list(found.values()) == [1.0] * num_honest + [float(np.float32(2e-30))] * num_adversaries
+
+
+def test_norms_of_zero_count_and_are_not_clipped_themselves():
+    assert list(shares(with_norms(0, 0, 3), weighting="equal", aggregate="median", clip=2).values()) == [1, 1, 0]
+    assert list(shares(with_norms(0, 0), weighting="equal", aggregate="clipped", clip=2).values()) == [0.5, 0.5]
+
+
+def test_counts_beyond_any_float_still_give_exact_shares():
+    offers = {"a": Weighed(10**400, 1, 1.0), "b": Weighed(3 * 10**400, 1, 1.0)}
+    assert shares(offers, weighting="tokens", aggregate="mean", clip=1.0) == {"a": 0.25, "b": 0.75}
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "clipped", "trimmed", "median"])
+def test_a_void_round_has_no_shares(aggregate):
+    assert shares({}, weighting="tokens", aggregate=aggregate, clip=1.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weighting": "loud"}, r'outer.weighting \("loud"\) must be one of "tokens", "steps", "equal"'),
+        ({"aggregate": "mode"}, r'outer.aggregate \("mode"\) must be one of "mean", "clipped", "trimmed", "median"'),
+        ({"clip": 0.0}, r"outer.clip \(0.0\) must be a finite number above 0"),
+        ({"clip": math.inf}, r"outer.clip \(inf\)"),
+        ({"clip": math.nan}, r"outer.clip \(nan\)"),
+    ],
+)
+def test_unknown_rules_and_a_clip_that_is_no_factor_are_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        shares(with_norms(1.0), **({"weighting": "tokens", "aggregate": "clipped", "clip": 1.0} | change))
+
+
+@pytest.mark.parametrize(
+    ("offer", "message"),
+    [
+        (Weighed(-1, 1, 1.0), "site b offers -1 tokens"),
+        (Weighed(1, -2, 1.0), "site b offers -2 steps"),
+        (Weighed(1, 1, -0.5), "site b offers a norm of -0.5"),
+        (Weighed(1, 1, math.inf), "site b offers a norm of inf"),
+        (Weighed(1, 1, math.nan), "site b offers a norm of nan"),
+    ],
+)
+@pytest.mark.parametrize("aggregate", ["mean", "clipped", "median"])
+def test_offers_that_no_sound_site_makes_are_refused_by_every_rule(offer, message, aggregate):
+    with pytest.raises(ProtocolError, match=message):
+        shares({"a": Weighed(1, 1, 1.0), "b": offer}, weighting="equal", aggregate=aggregate, clip=1.0)
+
+
+def test_multipliers_refuse_a_bad_weighting_and_negative_tokens():
+    with pytest.raises(ConfigError, match=r'outer.weighting \("loud"\)'):
+        multipliers({"a": 1}, "loud")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ProtocolError, match="site b offers -1 tokens"):
+        multipliers({"a": 1, "b": -1}, "tokens")

@@ -1,0 +1,156 @@
+"""Each fault of the faulty store does what its plan says, nothing else, and the same again from the same seed."""
+
+import secrets
+from collections.abc import Callable
+
+import pytest
+
+from composer_prime.errors import ConfigError, KeyMissing, StoreError
+from composer_prime.store.faulty import FaultPlan, FaultyStore, WriteLog
+from composer_prime.store.memory import MemoryStore
+
+
+@pytest.fixture
+def inner() -> MemoryStore:
+    return MemoryStore(secrets.token_hex(8))
+
+
+def outcomes(store: FaultyStore, num_operations: int = 60) -> list[str]:
+    """What a fixed series of calls shows its caller."""
+    seen = []
+    for number in range(num_operations):
+        key = f"k{number % 7}"
+        acts: list[Callable[[], object]] = [
+            lambda key=key: store.create(key, key.encode()),
+            lambda key=key: store.put(key, b"put"),
+            lambda key=key: store.get(key),
+            lambda: store.list(""),
+            lambda key=key: store.delete(key),
+        ]
+        try:
+            seen.append(repr(acts[number % len(acts)]()))
+        except StoreError as error:
+            seen.append(type(error).__name__ + str(error).partition(" failed: ")[2])
+    return seen
+
+
+def test_error_before_the_act_leaves_nothing(inner: MemoryStore) -> None:
+    store = FaultyStore(inner, FaultPlan(error_before=1))
+    acts: list[Callable[[], object]] = [lambda: store.create("k", b""), lambda: store.put("k", b"")]
+    for act in acts:
+        with pytest.raises(StoreError, match=r"of k in memory://.* planned fault \d of seed 0, before it acted"):
+            act()
+    assert inner.list("") == []
+
+
+def test_error_after_the_act_means_that_it_took_place(inner: MemoryStore) -> None:
+    store = FaultyStore(inner, FaultPlan(error_after=1))
+    with pytest.raises(StoreError, match="put of k .*after it acted"):
+        store.put("k", b"put")
+    with pytest.raises(StoreError, match="create of new .*after it acted"):
+        store.create("new", b"created")
+    assert (inner.get("k"), inner.get("new")) == (b"put", b"created")
+    with pytest.raises(StoreError, match="delete of k .*after it acted"):
+        store.delete("k")
+    assert inner.list("") == ["new"]
+    assert inner.create("new", b"created"), "whoever tries again finds the own bytes"
+
+
+def test_create_sent_twice_by_its_client_has_won_because_the_same_bytes_stand(inner: MemoryStore) -> None:
+    store = FaultyStore(inner, FaultPlan(own_retry=1))
+    assert store.create("k", b"mine") is True
+    assert store.create("k", b"other") is False
+
+
+def test_create_sent_twice_shows_a_store_that_does_not_compare_bytes(inner: MemoryStore) -> None:
+    class Forgetful(MemoryStore):
+        def create(self, key: str, data: bytes) -> bool:
+            return key not in self.list("") and super().create(key, data)
+
+    assert FaultyStore(Forgetful(secrets.token_hex(8)), FaultPlan(own_retry=1)).create("k", b"mine") is False
+
+
+def test_latency_sleeps_as_long_as_planned_through_the_given_sleep(inner: MemoryStore) -> None:
+    slept: list[float] = []
+    store = FaultyStore(inner, FaultPlan(latency=0.5, latency_s=3), sleep=slept.append)
+    for number in range(200):
+        store.put(f"k{number}", b"")
+    assert 60 < len(slept) < 140
+    assert all(0 < pause < 3 for pause in slept) and max(slept) > 2
+
+
+def test_stale_list_misses_what_was_written_within_the_last_operations(inner: MemoryStore) -> None:
+    inner.put("old", b"")
+    store = FaultyStore(inner, FaultPlan(stale_list=1, stale_operations=2))
+    store.put("new", b"")
+    store.put("old", b"again")
+    assert store.list("") == ["old"], "a key that was there before stays listed when it is written over"
+    assert store.get("new") == b"", "reads are consistent"
+    assert store.list("") == ["new", "old"], "late, not lost"
+
+
+def test_key_written_over_and_over_is_listed_in_the_end(inner: MemoryStore) -> None:
+    store = FaultyStore(inner, FaultPlan(stale_list=1, stale_operations=3))
+    for _ in range(5):
+        store.put("beat", b"")
+    assert store.list("") == ["beat"]
+
+
+def test_stale_list_misses_what_was_written_within_the_last_seconds(inner: MemoryStore) -> None:
+    now = [100.0]
+    plan = FaultPlan(stale_list=1, stale_operations=0, stale_s=5)
+    store = FaultyStore(inner, plan, clock=lambda: now[0])
+    store.create("k", b"")
+    now[0] += 4.9
+    assert store.list("") == []
+    now[0] += 0.2
+    assert store.list("") == ["k"]
+
+
+def test_sites_that_share_a_write_log_list_each_others_writes_late(inner: MemoryStore) -> None:
+    writes = WriteLog()
+    plan = FaultPlan(stale_list=1, stale_operations=2)
+    one, other = FaultyStore(inner, plan, writes=writes), FaultyStore(inner, plan, writes=writes)
+    one.put("k", b"")
+    assert other.list("") == []
+    assert [other.list(""), other.list("")] == [[], ["k"]]
+
+
+def test_stale_reads_happen_only_when_asked_for(inner: MemoryStore) -> None:
+    inner.put("k", b"old")
+    store = FaultyStore(inner, FaultPlan(stale_read=1, stale_operations=3))
+    store.put("k", b"new")
+    store.put("absent", b"new")
+    assert (store.get("k"), store.get_range("k", 1, 9)) == (b"old", b"ld")
+    assert store.get("k") == b"new"
+    store.create("late", b"new")
+    for read in (lambda: store.get("late"), lambda: store.get_range("late", 0, 1)):
+        with pytest.raises(KeyMissing):
+            read()
+
+
+PLENTY = {"error_before": 0.2, "error_after": 0.2, "own_retry": 0.3, "stale_list": 0.5, "stale_read": 0.2}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_same_seed_same_faults(seed: int) -> None:
+    seen = []
+    for _ in range(2):
+        store = FaultyStore(MemoryStore(secrets.token_hex(8)), FaultPlan(seed=seed, **PLENTY))
+        seen.append([outcome.replace(store.uri, "") for outcome in outcomes(store)])
+    assert seen[0] == seen[1]
+    other = FaultyStore(MemoryStore(secrets.token_hex(8)), FaultPlan(seed=seed + 10, **PLENTY))
+    assert seen[0] != outcomes(other)
+
+
+def test_empty_plan_changes_nothing(inner: MemoryStore) -> None:
+    plain = MemoryStore(secrets.token_hex(8))
+    plan = FaultPlan(error_before=0)
+    assert outcomes(FaultyStore(inner, plan)) == outcomes(FaultyStore(plain, FaultPlan(seed=9)))
+
+
+@pytest.mark.parametrize("bad", [{"error_before": 1.5}, {"stale_read": -0.1}, {"latency_s": -1}, {"stale_s": -1}])
+def test_plan_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
+    (name,) = bad
+    with pytest.raises(ConfigError, match=rf"{name} \("):
+        FaultPlan(**bad)  # pyright: ignore[reportArgumentType]
