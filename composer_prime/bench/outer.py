@@ -7,8 +7,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,12 +20,13 @@ from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.outer_optimizer import nesterov_step
 from composer_prime.store import open_store, probe_store
 from composer_prime.store.base import Store
-from composer_prime.sync.courier import Capture, Courier
-from composer_prime.sync.members import Members, Pulse, claim_incarnation
-from composer_prime.sync.records import Terms
-from composer_prime.sync.replica import Replica
-from composer_prime.sync.start import create_or_join
-from composer_prime.sync.tape import Tape
+from composer_prime.sync.courier import Courier
+from composer_prime.sync.entering import SiteIdentity, enter
+from composer_prime.sync.errands import Capture
+from composer_prime.sync.parameters import LocalParameters
+from composer_prime.sync.runtime import ThreadRuntime
+from composer_prime.sync.start import Founding, create_or_join
+from composer_prime.sync.terms import Terms
 
 PHASES = ("encode", "upload", "commit", "download", "decode", "apply", "round")
 COMMIT_BYTES = 1000
@@ -54,6 +54,7 @@ def measure(store: Store, params: int, repeats: int, codec: str) -> Mapping[str,
     """Seconds of each phase of each round: coding and moving one payload, and a whole round of two sites."""
     generator = torch.Generator().manual_seed(0)
     movement = torch.randn(params, generator=generator) * 1e-3
+    other = movement.flip(0).contiguous()
     coder = get_codec(codec)
     times: dict[str, list[float]] = {phase: [] for phase in PHASES}
 
@@ -73,7 +74,7 @@ def measure(store: Store, params: int, repeats: int, codec: str) -> Mapping[str,
         timed("download", partial(store.get, key))
         timed("decode", partial(coder.decode, payload, params))
         timed("apply", partial(_apply, master, outer_momentum, movement))
-        timed("round", partial(_run_round, sites, movement))
+        timed("round", partial(_run_round, sites, (movement, other)))
     return {phase: values[1:] for phase, values in times.items()}
 
 
@@ -100,33 +101,21 @@ def _make_sites(store: Store, params: int, rounds: int, codec: str) -> list[Cour
         snapshot_rounds=10**6,
         rounds=rounds + 1,
     )
-    named = {"weight": torch.zeros(params)}
-    sites = []
+    named = LocalParameters({"weight": torch.zeros(params)})
+    runtime, sites = ThreadRuntime(), []
     for name in ("a", "b"):
-        manifest, sha, fragments = create_or_join(store, terms, "bench", name, named)
-        incarnation = claim_incarnation(store, name)
-        Pulse(store, name, incarnation).beat("live", (0,), 0, 0)
-        sites.append(
-            Courier(
-                store=store,
-                manifest=manifest,
-                replicas=[Replica(store, manifest, sha, 0, fragments[0].numel)],
-                members=Members(store, terms.liveness_s),
-                tape=Tape(store, name, incarnation),
-                site=name,
-                incarnation=incarnation,
-                uploads=ThreadPoolExecutor(max_workers=1),
-                clock=time.monotonic,
-            )
-        )
+        run = create_or_join(store, terms, "bench", name, named, runtime, Founding())
+        entered = enter(store, run, SiteIdentity(name), runtime=runtime, journal=None)
+        entered.pulse.beat("live", (0,), (0,), 0, 0)
+        sites.append(entered.courier)
     return sites
 
 
-def _run_round(sites: list[Courier], movement: torch.Tensor) -> None:
-    """Both sites offer, one commits, both apply: from the captures to the new master at both."""
+def _run_round(sites: list[Courier], movements: Sequence[torch.Tensor]) -> None:
+    """All sites offer, one commits, all apply: from the captures to the new master at each."""
     version = sites[0].versions()[0]
-    for site in sites:
-        site.submit(Capture(0, movement, 10, 1, 10))
+    for site, movement in zip(sites, movements, strict=True):
+        site.submit(Capture(0, movement, None, 10, 1, 10 * (version + 1)))
     while any(site.versions()[0] == version for site in sites):
         for site in sites:
             site.tick()

@@ -32,6 +32,17 @@ def outer(
     main(params, repeats, codec, store)
 
 
+@app.command("codecs")
+def codecs(
+    params: Annotated[int, typer.Option(min=1, help="fp32 values of each measured vector.")] = 25_000_000,
+    repeats: Annotated[int, typer.Option(min=1, help="Times each vector is coded.")] = 5,
+) -> None:
+    """Every codec: speed on one thread, size, and how exact it is."""
+    from composer_prime.bench.codecs import main
+
+    main(params, repeats)
+
+
 @app.command("sweep")
 def sweep(
     variant: Annotated[

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from composer_prime.cli import bench, plan, run, site
+from composer_prime.cli import bench, keygen, owner, plan, run, site, status, verify
 from composer_prime.errors import ComposerPrimeError
 
 app = typer.Typer(
@@ -22,6 +22,13 @@ RECIPE_ARGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command("run", context_settings=RECIPE_ARGS)(run.run)
 app.command("site", context_settings=RECIPE_ARGS)(site.site)
 app.command("plan", context_settings=RECIPE_ARGS)(plan.plan)
+app.command("status")(status.status)
+app.command("verify")(verify.verify)
+app.command("keygen")(keygen.keygen)
+app.command("reopen")(owner.reopen)
+app.command("admit")(owner.admit)
+app.command("revoke")(owner.revoke)
+app.command("committer")(owner.committer)
 app.add_typer(bench.app, name="bench")
 
 

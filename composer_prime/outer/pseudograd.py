@@ -4,15 +4,20 @@ A site may hold bf16 parameters while masters are fp32; what it adopted is what 
 so `write_back` returns that, and pseudo-gradients are taken against it (otherwise rounding would be sent as work).
 """
 
+import functools
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from composer_prime.errors import SiteError
-from composer_prime.outer.chunks import empty
+from composer_prime.outer.chunks import empty, spans
 from composer_prime.outer.fragments import Fragment
+
+STAGES = 2
+"""Pinned buffers of a copy off a device: one fills while the other is emptied."""
 
 
 def flatten(params: Mapping[str, Tensor], fragment: Fragment) -> Tensor:
@@ -23,9 +28,8 @@ def flatten(params: Mapping[str, Tensor], fragment: Fragment) -> Tensor:
     Raises SiteError when a parameter is missing or has another shape.
     """
     flat = empty(fragment.numel)
-    with torch.no_grad():
-        for parameter, start, stop in _places(params, fragment):
-            flat[start:stop].copy_(parameter.reshape(-1))
+    for parameter, start, stop in places(params, fragment):
+        copy_to_host(parameter, flat[start:stop])
     return flat
 
 
@@ -38,7 +42,7 @@ def write_back(flat: Tensor, params: Mapping[str, Tensor], fragment: Fragment) -
     """
     held = empty(fragment.numel)
     with torch.no_grad():
-        for parameter, start, stop in _places(params, fragment):
+        for parameter, start, stop in places(params, fragment):
             piece = flat[start:stop].to(parameter.dtype)  # rounded here, on the CPU: the same bits on every device
             parameter.copy_(piece.view(parameter.shape))
             held[start:stop].copy_(piece)
@@ -48,7 +52,7 @@ def write_back(flat: Tensor, params: Mapping[str, Tensor], fragment: Fragment) -
 def rounded(flat: Tensor, params: Mapping[str, Tensor], fragment: Fragment) -> Tensor:
     """What `write_back` would return, without writing: each value rounded to its parameter's dtype, as fp32."""
     held = empty(fragment.numel)
-    for parameter, start, stop in _places(params, fragment):
+    for parameter, start, stop in places(params, fragment):
         held[start:stop].copy_(flat[start:stop].to(parameter.dtype))
     return held
 
@@ -61,8 +65,11 @@ def pseudograd(base: Tensor, local: Tensor) -> Tensor:
     return base - local
 
 
-def _places(params: Mapping[str, Tensor], fragment: Fragment) -> Iterator[tuple[Tensor, int, int]]:
-    """Each parameter of a fragment with the span of the flat vector that is its own."""
+def places(params: Mapping[str, Tensor], fragment: Fragment) -> Iterator[tuple[Tensor, int, int]]:
+    """Each parameter of a fragment with the span of the flat vector that is its own.
+
+    Raises SiteError when a parameter is missing or has another shape.
+    """
     start = 0
     for name, shape in zip(fragment.names, fragment.shapes, strict=True):
         parameter = params.get(name)
@@ -75,3 +82,49 @@ def _places(params: Mapping[str, Tensor], fragment: Fragment) -> Iterator[tuple[
         stop = start + math.prod(shape)
         yield parameter, start, stop
         start = stop
+
+
+def copy_to_host(values: Tensor, target: Tensor) -> None:
+    """Copy a whole tensor off its device; done when this returns, so the optimizer may overwrite `values` at once.
+
+    values  any shape, float dtype and device.
+    target  fp32 [values.numel()] on the CPU. Written, in the logical order of `values`.
+    """
+    with torch.no_grad():
+        if values.device.type == "cuda":
+            _copy_from_cuda(values, target)
+        else:
+            target.copy_(values.reshape(-1))
+
+
+def _copy_from_cuda(values: Tensor, target: Tensor) -> None:
+    """By spans through pinned memory on a stream of its own, so that only these copies are waited for.
+
+    They stay in the dtype of `values` up to the CPU: half the traffic for bf16, and the CPU's own conversion.
+    """
+    side = _side_stream(values.device)
+    side.wait_stream(torch.cuda.current_stream(values.device))  # what the optimizer has queued comes first
+    landing: deque[tuple[torch.cuda.Event, Tensor, Tensor]] = deque()
+    with torch.cuda.stream(side):
+        flat = values.reshape(-1)  # new memory when not contiguous, and then the side stream's
+        flat.record_stream(side)
+        for start, stop in spans(flat.numel()):
+            if len(landing) == STAGES:
+                _land(*landing.popleft())
+            stage = torch.empty(stop - start, dtype=flat.dtype, pin_memory=True)
+            stage.copy_(flat[start:stop], non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record(side)
+            landing.append((copied, stage, target[start:stop]))
+    for landed in landing:
+        _land(*landed)
+
+
+def _land(copied: torch.cuda.Event, stage: Tensor, target: Tensor) -> None:
+    copied.synchronize()
+    target.copy_(stage)
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)

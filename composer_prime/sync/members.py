@@ -126,6 +126,7 @@ class Members:
     roster: Roster
     liveness_s: float
     _seen: dict[str, _Sighting] = field(default_factory=dict)
+    _claims: dict[tuple[str, int], bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._observing = self.runtime.lock()
@@ -140,11 +141,21 @@ class Members:
         for key in self.store.list(keys.sites_prefix()):
             if keys.is_claim(key):
                 site, incarnation = keys.parse_claim(key)
-                newest[site] = max(incarnation, newest.get(site, -1))
+                if incarnation > newest.get(site, -1) and self._is_sound(site, incarnation):
+                    newest[site] = incarnation
         now = self.runtime.now()
         found = self.runtime.map(lambda item: self._read(*item), sorted(newest.items()))
         for site, data in zip(sorted(newest), found, strict=True):
             self._look_at(site, newest[site], data, now)
+
+    def _is_sound(self, site: str, incarnation: int) -> bool:
+        """Whether a claim is its site's own; each is read once, and only where claims are signed."""
+        if not self.roster.signed:
+            return True
+        if (site, incarnation) not in self._claims:
+            claim = find_record(self.store, Claim, keys.claim(site, incarnation))
+            self._claims[site, incarnation] = claim is not None and self.roster.fault(claim, site) is None
+        return self._claims[site, incarnation]
 
     def _read(self, site: str, incarnation: int) -> bytes | None:
         try:

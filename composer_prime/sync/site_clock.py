@@ -16,20 +16,18 @@ from composer_prime.errors import ConfigError, CorruptObject
 from composer_prime.outer.fragments import trainable
 from composer_prime.outer.merge import blend, carry, settle
 from composer_prime.outer.pseudograd import pseudograd
-from composer_prime.store import open_store
+from composer_prime.store import open_store, race_store
 from composer_prime.store.base import Store
 from composer_prime.store.metered import MeteredStore
 from composer_prime.sync.courier import Courier
 from composer_prime.sync.driver import Driver
+from composer_prime.sync.entering import SiteIdentity, enter
 from composer_prime.sync.errands import Capture, Settled
 from composer_prime.sync.journal import FileJournal, Journal
-from composer_prime.sync.members import Members, Pulse, check_name_is_free, claim_incarnation
 from composer_prime.sync.parameters import LocalParameters, Parameters
 from composer_prime.sync.protocol import due_fragment, is_due, is_stale, training_is_over
-from composer_prime.sync.replica import Replica
 from composer_prime.sync.returning import FragmentStand, Returning
 from composer_prime.sync.roster import Roster
-from composer_prime.sync.run import Run
 from composer_prime.sync.runtime import Runtime, ThreadRuntime
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.snapshots import Master
@@ -67,20 +65,6 @@ class _InFlight:
     fragment: int
     version: int
     wait_at: int
-
-
-@dataclass(frozen=True)
-class SiteIdentity:
-    """Who a site is.
-
-    site       its name in the bucket
-    key        its signing key, in a run that admits keys
-    replace    whether it takes its name over from a process that is still alive; otherwise it is refused
-    """
-
-    site: str
-    key: SigningKey | None = None
-    replace: bool = True
 
 
 class OuterLoop:
@@ -135,7 +119,7 @@ class OuterLoop:
             terms_of(settings.recipe),
             run=settings.recipe.run.name,
             site=SiteIdentity(settings.site, key, site.same_name == "replace"),
-            founding=Founding(outer.owner, outer.keys),
+            founding=Founding(outer.owner, outer.keys, race_store if outer.committer is None else lambda store: None),
             journal=FileJournal(settings.paths.journal),
         )
 
@@ -148,37 +132,22 @@ class OuterLoop:
 
         Raises FingerprintMismatch, ProtocolError, StoreError; nothing of the run is changed then.
         """
-        self._params: Parameters = LocalParameters(dict(trainable(named_parameters)))
+        self.join_with(LocalParameters(dict(trainable(named_parameters))))
+
+    def join_with(self, params: Parameters) -> None:
+        """As `join`, with parameters that may lie elsewhere than in this process."""
+        self._params = params
         store, runtime = self._store, self._runtime
         run = create_or_join(store, self._terms, self._run_name, self._site, self._params, runtime, self._founding)
         self._run, self._terms, self._fragments = run, run.terms, run.fragments
-        roster = Roster(store, run.manifest, run.sha256, self._identity.key)
-        roster.check_admitted(self._site)
-        if not self._identity.replace:
-            check_name_is_free(store, runtime, self._site, roster, run.terms.liveness_s)
-        incarnation = claim_incarnation(store, self._site, roster)
-        pulse = Pulse(store, self._site, incarnation, roster)
-        # Before any snapshot is looked for: what this site may need is kept from now on (rule 13).
-        pulse.beat("joining", (0,) * len(self._fragments), (0,) * len(self._fragments), self._step, 0)
-        self._tape = Tape(store, self._site, incarnation)
-        self._courier = Courier(
-            store,
-            run,
-            runtime=runtime,
-            roster=roster,
-            members=Members(store, runtime, roster, run.terms.liveness_s),
-            pulse=pulse,
-            replicas=[self._replica(run, index, roster) for index in range(len(self._fragments))],
-            tape=self._tape,
-            journal=self._journal,
-            site=self._site,
-            incarnation=incarnation,
+        entered = enter(
+            store, run, self._identity, runtime=runtime, journal=self._journal, inner_step=self._restored_step()
         )
-        self._courier.follow()
-        self._stand(roster)
+        self._courier, self._tape = entered.courier, entered.tape
+        self._stand(entered.roster)
         self._driver = Driver(
             self._courier,
-            pulse,
+            entered.pulse,
             self._tape,
             runtime=runtime,
             beat_every_s=run.terms.liveness_s / BEATS_PER_LIVENESS,
@@ -187,9 +156,8 @@ class OuterLoop:
         self._tape.write("join", versions=self._courier.versions(), step=self._step)
         self._driver.start("done" if self._finished else "live")
 
-    def _replica(self, run: Run, index: int, roster: Roster) -> Replica:
-        """A replica on the newest snapshot; the checkpoint's last master isn't kept, since snapshots are authenticated."""
-        return Replica(self._store, run, index, runtime=self._runtime, roster=roster, site=self._site)
+    def _restored_step(self) -> int:
+        return 0 if self._restored is None else int(self._restored["step"])
 
     def _stand(self, roster: Roster) -> None:
         """Put every fragment on the newest master: plainly when this site is new, by rule 12 when it comes back."""
@@ -212,8 +180,7 @@ class OuterLoop:
             self._stands.append(stand)
             if errand is not None:
                 self._courier.reinstate(errand)
-        if self._restored is not None:
-            self._step = int(self._restored["step"])
+        self._step = self._restored_step()
         if self._courier.is_over():
             self._conclude()
 

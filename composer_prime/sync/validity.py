@@ -17,6 +17,9 @@ from composer_prime.sync.protocol import num_parts
 from composer_prime.sync.records import Commit, Offer, Part, Refused, Taken
 from composer_prime.sync.terms import Terms
 
+MIN_COMPARED_BYTES = 64
+"""Payloads under this are not compared: two honest sites may send equal ones by chance."""
+
 TakenBefore = Mapping[str, str]
 """sha256 by key of the payloads that the last `max_stale_rounds` rounds took."""
 
@@ -101,9 +104,14 @@ def payload_fault(offer: Offer, *, version: int, taken: TakenBefore, terms: Term
     if offer.payload in taken:
         return "payload was taken by an earlier round"
     owners = {keys.parse_payload(payload)[2] for payload, sha in taken.items() if sha == offer.sha256}
-    if owners - {offer.site} and any(offer.norms):
+    if owners - {offer.site} and _is_telling(offer):
         return f"payload equals one of {min(owners)} that an earlier round took: a copy"
     return None
+
+
+def _is_telling(offer: Offer) -> bool:
+    """Whether an equal payload can't be chance; two sites that didn't move are equal honestly, too."""
+    return offer.nbytes >= MIN_COMPARED_BYTES and any(offer.norms)
 
 
 def copies(offers: Mapping[str, Offer]) -> dict[str, str]:
@@ -112,8 +120,8 @@ def copies(offers: Mapping[str, Offer]) -> dict[str, str]:
     found: dict[str, str] = {}
     for site, offer in offers.items():
         sha = offer.sha256
-        if sha is None or not any(offer.norms):
-            continue  # two sites that didn't move are equal honestly
+        if sha is None or not _is_telling(offer):
+            continue
         if sha in first:
             found[site] = f"equals the offer of {first[sha]}: a copy"
         else:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
-from composer_prime.store import Store, open_store, probe_store
+from composer_prime.store import Store, open_store, probe_store, race_store
 from composer_prime.store.base import MAX_CREATE_BYTES
 from composer_prime.store.faulty import FaultPlan, FaultyStore
 from composer_prime.store.memory import MemoryStore
@@ -293,6 +293,11 @@ def test_close_may_be_repeated(store: Store) -> None:
 
 def test_probe_passes_and_leaves_nothing(store: Store) -> None:
     probe_store(store)
+    assert store.list("") == []
+
+
+def test_races_for_a_new_run_pass_and_leave_nothing(store: Store) -> None:
+    race_store(store, writers=4, races=4)
     assert store.list("") == []
 
 

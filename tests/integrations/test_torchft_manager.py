@@ -1,6 +1,7 @@
 """What BucketManager does when all is well, and when replicas are late, lost, wrong or started again."""
 
 import secrets
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -122,13 +123,29 @@ def test_a_late_replica_takes_over_the_rounds_it_missed(
     assert late.current_step() == 6 and not late.is_participating() and late.num_participants() == 2
 
 
-def test_a_late_replica_is_waited_for_again(manager: Callable[..., BucketManager]) -> None:
+def test_a_late_replica_is_waited_for_again(
+    manager: Callable[..., BucketManager], monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings: dict[str, Any] = {"min_replicas": 1, "timeout_s": 0.2}
     first, second = manager("a", **settings), manager("b", **settings | {"timeout_s": 30.0})
     assert one_round(first, 1.0)[1] and first.num_participants() == 1  # b stays away
     assert torch.equal(one_round(second, 5.0)[0], torch.full((3,), 1.0)) and not second.is_participating()
     first._timeout_s = 30.0
-    results = run_together(lambda: one_round(first, 1.0), lambda: one_round(second, 2.0))
+    looks, signs_of_life = iter((False, True)), first._signs_of_life
+    waits = threading.Event()
+
+    def looking(number: int) -> frozenset[str]:
+        if next(looks, False):
+            waits.set()  # a looked, did not decide, and looks again
+        return signs_of_life(number)
+
+    monkeypatch.setattr(first, "_signs_of_life", looking)
+
+    def after_a() -> tuple[Tensor, bool]:
+        assert waits.wait(30), "a did not wait for b"
+        return one_round(second, 2.0)
+
+    results = run_together(lambda: one_round(first, 1.0), after_a)
     assert all(torch.equal(tensor, torch.full((3,), 1.5)) for tensor, _ in results)
 
 

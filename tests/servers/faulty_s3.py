@@ -25,7 +25,7 @@ class FaultyServer(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         self.puts = 0
         self.known_key = ""
-        self.refusal = (403, "InvalidAccessKeyId")
+        self.refusal: tuple[int, str] = (403, "InvalidAccessKeyId")
         self.paths: list[str] = []
         self.is_stuck = threading.Event()
         self.is_over = threading.Event()

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -45,12 +46,12 @@ def test_error_before_the_act_leaves_nothing(inner: MemoryStore) -> None:
 
 def test_error_after_the_act_means_that_it_took_place(inner: MemoryStore) -> None:
     store = FaultyStore(inner, FaultPlan(error_after=1))
-    with pytest.raises(StoreError, match="put of k .*after it acted"):
+    with pytest.raises(StoreError, match=r"put of k .*after it acted"):
         store.put("k", b"put")
-    with pytest.raises(StoreError, match="create of new .*after it acted"):
+    with pytest.raises(StoreError, match=r"create of new .*after it acted"):
         store.create("new", b"created")
     assert (inner.get("k"), inner.get("new")) == (b"put", b"created")
-    with pytest.raises(StoreError, match="delete of k .*after it acted"):
+    with pytest.raises(StoreError, match=r"delete of k .*after it acted"):
         store.delete("k")
     assert inner.list("") == ["new"]
     assert inner.create("new", b"created"), "whoever tries again finds the own bytes"
@@ -129,17 +130,17 @@ def test_stale_reads_happen_only_when_asked_for(inner: MemoryStore) -> None:
             read()
 
 
-PLENTY = {"error_before": 0.2, "error_after": 0.2, "own_retry": 0.3, "stale_list": 0.5, "stale_read": 0.2}
+PLENTY = FaultPlan(error_before=0.2, error_after=0.2, own_retry=0.3, stale_list=0.5, stale_read=0.2)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_same_seed_same_faults(seed: int) -> None:
     seen = []
     for _ in range(2):
-        store = FaultyStore(MemoryStore(secrets.token_hex(8)), FaultPlan(seed=seed, **PLENTY))
+        store = FaultyStore(MemoryStore(secrets.token_hex(8)), replace(PLENTY, seed=seed))
         seen.append([outcome.replace(store.uri, "") for outcome in outcomes(store)])
     assert seen[0] == seen[1]
-    other = FaultyStore(MemoryStore(secrets.token_hex(8)), FaultPlan(seed=seed + 10, **PLENTY))
+    other = FaultyStore(MemoryStore(secrets.token_hex(8)), replace(PLENTY, seed=seed + 10))
     assert seen[0] != outcomes(other)
 
 

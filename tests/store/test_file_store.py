@@ -1,6 +1,7 @@
 """The folder store's own promises: no torn or half-made object after a crash, and errors that say what to do."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,16 @@ from composer_prime.store import open_store, probe_store
 from composer_prime.store.file import FileStore
 
 REPOSITORY = Path(__file__).parents[2]
+
+
+IN_OWN_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]
+
+
+def may_mount() -> bool:
+    """True when a process may have a file system of its own."""
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*IN_OWN_MOUNTS, "mount", "-t", "tmpfs", "x", "/mnt"], capture_output=True).returncode == 0
 
 
 def run_python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -92,6 +103,40 @@ def test_failed_write_leaves_the_old_bytes_and_no_temporary_file(tmp_path: Path)
         assert "ulimit" in line
     assert files_in(tmp_path) == ["k"]
     assert FileStore(tmp_path).get("k") == b"old"
+
+
+@pytest.mark.skipif(not may_mount(), reason="needs a mount of our own: Linux, with user namespaces")
+def test_full_disk_keeps_the_old_bytes_and_is_named_with_a_remedy(tmp_path: Path) -> None:
+    code = """if True:
+        import os, sys
+        from composer_prime.errors import StoreError
+        from composer_prime.store.file import FileStore
+        store = FileStore(sys.argv[1])
+        store.put("k", b"old")
+        for act in (store.put, store.create):
+            try:
+                act("k", bytes(2**20))
+            except StoreError as error:
+                print(error)
+        store.put("small", b"fits again: nothing half-written stays")
+        print(store.list(""), os.listdir(sys.argv[1]), store.get("k"))
+    """
+    script = 'mount -t tmpfs -o size=64k,mode=777 tmpfs "$3" && exec "$1" -c "$2" "$3"'
+    result = subprocess.run(
+        [*IN_OWN_MOUNTS, "sh", "-c", script, "sh", sys.executable, code, tmp_path],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    lines = result.stdout.splitlines()
+    assert len(lines) == 3, result.stderr
+    for act, line in zip(("put", "create"), lines, strict=False):
+        assert (
+            line
+            == f"{act} of k in file://{tmp_path} failed: No space left on device: free some space or move the store"
+        )
+    assert lines[2].startswith("['k', 'small']") and lines[2].endswith("b'old'") and lines[2].count("'k'") == 2
 
 
 def test_file_in_place_of_the_folder_is_named_with_a_remedy(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -24,13 +26,16 @@ DELIMITERS = b"\r\n--==0==--\r\n--\n--==0==\n"
 
 
 class CuedServer(ThreadingHTTPServer):
-    """Answers each request with the next of `answers`, a status and a message; then with an empty listing."""
+    """Answers each request with the next of `answers`, then with an empty listing.
+
+    An answer is a status and a message, or a status below 400 and what to answer as JSON.
+    """
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _CuedHandler)
-        self.answers: list[tuple[int, str]] = []
+        self.answers: list[tuple[int, Any]] = []
         self.requests: list[str] = []
 
 
@@ -44,8 +49,8 @@ class _CuedHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.requests.append(f"{self.command} {self.path}")
-        status, message = self.server.answers.pop(0) if self.server.answers else (200, "")
-        body = json.dumps({"error": {"message": message}} if status >= 400 else {}).encode()
+        status, content = self.server.answers.pop(0) if self.server.answers else (200, {})
+        body = json.dumps({"error": {"message": content}} if status >= 400 else content).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -90,8 +95,16 @@ def test_listing_of_more_than_a_page_is_complete(store_uri: Callable[[str], str]
 
 
 def test_pages_are_followed_by_their_tokens(cued: CuedServer, cued_store: Store) -> None:
-    cued_store.list("tape/")
-    assert "prefix=run/tape/" in cued.requests[0]
+    cued.answers = [
+        (200, {"items": [{"name": "run/tape/b"}], "nextPageToken": "b&more"}),
+        (503, "busy"),
+        (200, {"nextPageToken": "empty pages exist"}),
+        (200, {"items": [{"name": "run/tape/a"}]}),
+    ]
+    assert cued_store.list("tape/") == ["tape/a", "tape/b"]
+    asked = [parse_qs(urlsplit(request).query) for request in cued.requests]
+    assert [query.get("pageToken") for query in asked] == [None, ["b&more"], ["b&more"], ["empty pages exist"]]
+    assert all(query["prefix"] == ["run/tape/"] for query in asked)
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])

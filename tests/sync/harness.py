@@ -11,18 +11,14 @@ from torch import nn
 from composer_prime.errors import Superseded
 from composer_prime.outer.fragments import trainable
 from composer_prime.store.base import Store
-from composer_prime.sync.courier import Courier
+from composer_prime.sync.entering import SiteIdentity, enter
 from composer_prime.sync.errands import Capture
 from composer_prime.sync.journal import Journal
-from composer_prime.sync.members import Members, Pulse, claim_incarnation
 from composer_prime.sync.parameters import LocalParameters
-from composer_prime.sync.replica import Replica
-from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import Condition, Task, ThreadRuntime
 from composer_prime.sync.signatures import SigningKey
-from composer_prime.sync.site_clock import OuterLoop, SiteIdentity
+from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.start import Founding, create_or_join
-from composer_prime.sync.tape import Tape
 from composer_prime.sync.terms import Terms
 
 
@@ -134,28 +130,10 @@ class HandSite:
         self.store = store
         self.runtime = HandRuntime(clock)
         self.run = create_or_join(store, terms, "run", name, params, self.runtime, founding or Founding())
-        self.roster = Roster(store, self.run.manifest, self.run.sha256, key)
-        self.incarnation = claim_incarnation(store, name, self.roster)
-        self.pulse = Pulse(store, name, self.incarnation, self.roster)
-        self.members = Members(store, self.runtime, self.roster, terms.liveness_s)
-        self.replicas = [
-            Replica(store, self.run, index, runtime=self.runtime, roster=self.roster, site=name)
-            for index in range(len(self.run.fragments))
-        ]
-        self.courier = Courier(
-            store,
-            self.run,
-            runtime=self.runtime,
-            roster=self.roster,
-            members=self.members,
-            pulse=self.pulse,
-            replicas=self.replicas,
-            tape=Tape(store, name, self.incarnation),
-            journal=journal,
-            site=name,
-            incarnation=self.incarnation,
-        )
-        self.courier.follow()
+        entered = enter(store, self.run, SiteIdentity(name, key), runtime=self.runtime, journal=journal)
+        self.roster, self.incarnation, self.pulse = entered.roster, entered.incarnation, entered.pulse
+        self.courier = entered.courier
+        self.replicas = [self.courier.replica(index) for index in range(len(self.run.fragments))]
         self.trained = 0
         self.beat()
 

@@ -1,10 +1,16 @@
 """Liveness as one observer sees it (rule 6), claims and incarnations."""
 
+import contextlib
+
 import pytest
 
-from composer_prime.errors import Superseded
+from composer_prime.errors import ConfigError, Superseded
 from composer_prime.store import keys, open_store
-from composer_prime.sync.members import Members, Pulse, claim_incarnation, newest_incarnation
+from composer_prime.sync.members import Members, Pulse, check_name_is_free, claim_incarnation, newest_incarnation
+from composer_prime.sync.records import Manifest
+from composer_prime.sync.roster import Roster
+from composer_prime.sync.terms import Terms
+from tests.sync.harness import HandRuntime, make_terms
 
 
 @pytest.fixture
@@ -12,53 +18,122 @@ def store(request):
     return open_store(f"memory://{request.node.name}")
 
 
-def test_incarnations_of_a_name_count_up_and_no_two_processes_get_the_same(store):
-    assert newest_incarnation(store, "a") == -1
-    assert [claim_incarnation(store, "a") for _ in range(3)] == [0, 1, 2]
-    assert claim_incarnation(store, "a-b") == 0
+@pytest.fixture
+def roster(store):
+    return Roster(store, open_manifest(make_terms()), "0" * 64)
 
 
-def test_a_site_is_live_until_its_beat_has_not_changed_for_liveness_s(store):
-    members, pulse = Members(store, liveness_s=10), Pulse(store, "a", claim_incarnation(store, "a"))
-    pulse.beat("live", (0,), 0, 0)
-    members.observe(now=100.0)
-    assert members.live(now=110.0) == {"a"}
-    members.observe(now=110.5)
-    assert members.live(now=110.5) == frozenset()
-    pulse.beat("live", (0,), 0, 0)
-    members.observe(now=111.0)
-    assert members.live(now=112.0) == {"a"}
+@pytest.fixture
+def runtime():
+    return HandRuntime()
+
+
+def open_manifest(terms: Terms) -> Manifest:
+    """The manifest of a run without keys."""
+    return Manifest(
+        protocol=2, run="run", fingerprint="", parameters=(), masters=(), terms=terms, test_vector="", created_by="a"
+    )
+
+
+def pulse_of(store, roster) -> Pulse:
+    return Pulse(store, "a", claim_incarnation(store, "a", roster), roster)
+
+
+def beat(pulse: Pulse, state="live", pins=(0,)) -> None:
+    pulse.beat(state, (0,), pins, 0, 0)
+
+
+def test_incarnations_of_a_name_count_up_and_no_two_processes_get_the_same(store, roster):
+    assert newest_incarnation(store, "a", roster) == -1
+    assert [claim_incarnation(store, "a", roster) for _ in range(3)] == [0, 1, 2]
+    assert claim_incarnation(store, "a-b", roster) == 0
+
+
+def test_a_site_is_live_until_its_beat_has_not_changed_for_liveness_s(store, roster, runtime):
+    members, pulse = Members(store, runtime, roster, liveness_s=10), pulse_of(store, roster)
+    beat(pulse)
+    members.observe()
+    assert members.live(now=10.0) == {"a"}
+    runtime.advance(10.5)
+    members.observe()
+    assert members.live(now=10.5) == frozenset()
+    beat(pulse)
+    runtime.advance(0.5)
+    members.observe()
+    assert members.live(now=12.0) == {"a"}
 
 
 @pytest.mark.parametrize("state", ["joining", "done", "leaving"])
-def test_sites_that_join_finish_or_leave_are_not_waited_for(store, state):
-    members, pulse = Members(store, liveness_s=10), Pulse(store, "a", claim_incarnation(store, "a"))
-    pulse.beat(state, (0,), 0, 0)
-    members.observe(now=0.0)
+def test_sites_that_join_finish_or_leave_are_not_waited_for(store, roster, runtime, state):
+    members = Members(store, runtime, roster, liveness_s=10)
+    beat(pulse_of(store, roster), state)
+    members.observe()
     assert members.live(now=0.0) == frozenset() and set(members.beats()) == {"a"}
 
 
-def test_only_the_newest_incarnation_of_a_name_counts(store):
-    members = Members(store, liveness_s=10)
-    Pulse(store, "a", claim_incarnation(store, "a")).beat("live", (0,), 0, 0)
-    members.observe(now=0.0)
-    claim_incarnation(store, "a")  # started again, not beating yet
-    members.observe(now=1.0)
+@pytest.mark.parametrize(("state", "pins"), [("live", [(7,)]), ("joining", [(7,)]), ("done", []), ("leaving", [])])
+def test_what_a_site_that_is_there_may_need_is_pinned_until_it_is_silent(store, roster, runtime, state, pins):
+    members = Members(store, runtime, roster, liveness_s=10)
+    beat(pulse_of(store, roster), state, pins=(7,))
+    members.observe()
+    assert members.pins(now=10.0) == pins and members.pins(now=10.1) == []
+
+
+def test_only_the_newest_incarnation_of_a_name_counts(store, roster, runtime):
+    members = Members(store, runtime, roster, liveness_s=10)
+    beat(pulse_of(store, roster))
+    members.observe()
+    claim_incarnation(store, "a", roster)  # started again, not beating yet
+    members.observe()
     assert members.live(now=1.0) == frozenset()
 
 
-def test_the_older_process_of_a_name_stops_at_its_next_beat(store):
-    pulse = Pulse(store, "a", claim_incarnation(store, "a"))
-    pulse.beat("live", (0,), 0, 0)
-    claim_incarnation(store, "a")
+def test_the_older_process_of_a_name_stops_at_its_next_beat(store, roster):
+    pulse = pulse_of(store, roster)
+    beat(pulse)
+    claim_incarnation(store, "a", roster)
     with pytest.raises(Superseded, match="site a was started again as incarnation 1"):
-        pulse.beat("live", (0,), 0, 0)
+        beat(pulse)
 
 
-def test_a_torn_beat_is_no_sign_of_life_and_no_error(store):
-    members, pulse = Members(store, liveness_s=10), Pulse(store, "a", claim_incarnation(store, "a"))
-    pulse.beat("live", (0,), 0, 0)
-    members.observe(now=0.0)
+def test_a_torn_beat_is_no_sign_of_life_and_no_error(store, roster, runtime):
+    members, pulse = Members(store, runtime, roster, liveness_s=10), pulse_of(store, roster)
+    beat(pulse)
+    members.observe()
     store.put(keys.beat("a", 0), b'{"site": "a"')
-    members.observe(now=11.0)
+    runtime.advance(11)
+    members.observe()
     assert members.live(now=11.0) == frozenset()
+
+
+class BeatingRuntime(HandRuntime):
+    """Time passes by waiting, and with it another process beats."""
+
+    def __init__(self, others_beat) -> None:
+        super().__init__()
+        self._others_beat = others_beat
+
+    def condition(self):
+        runtime = self
+
+        class Waiting(contextlib.AbstractContextManager):
+            def __exit__(self, *details: object) -> None:
+                return None
+
+            def wait(self, timeout: float) -> bool:
+                runtime.advance(timeout)
+                runtime._others_beat()
+                return False
+
+        return Waiting()
+
+
+def test_a_second_process_of_a_live_name_is_refused_when_it_may_not_replace(store, roster):
+    pulse = pulse_of(store, roster)
+    beat(pulse)
+    with pytest.raises(ConfigError, match="already runs as incarnation 0"):
+        check_name_is_free(store, BeatingRuntime(lambda: beat(pulse)), "a", roster, 10.0)
+    check_name_is_free(store, BeatingRuntime(lambda: None), "a", roster, 10.0)  # it has fallen silent
+    check_name_is_free(store, BeatingRuntime(lambda: None), "b", roster, 10.0)  # never seen
+    beat(pulse, "leaving")
+    check_name_is_free(store, BeatingRuntime(lambda: beat(pulse, "leaving")), "a", roster, 10.0)

@@ -11,9 +11,11 @@ import torch
 from composer_prime.errors import FingerprintMismatch, ProtocolError, StoreError
 from composer_prime.outer.fragments import trainable
 from composer_prime.store import Store, keys, open_store
+from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.records import Manifest
+from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.site_clock import OuterLoop
-from composer_prime.sync.start import create_or_join
+from composer_prime.sync.start import Founding, create_or_join
 from tests.sync.harness import ThreadSite, make_net, make_terms, run_sites, train_step
 
 
@@ -140,7 +142,7 @@ class Flaky:
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._inner, name)
-        if name not in ("get", "put", "create", "list"):
+        if name not in ("get", "get_range", "put", "create", "list"):
             return call
 
         def risky(*args: Any) -> Any:
@@ -153,7 +155,7 @@ class Flaky:
 
 
 def test_a_store_that_fails_now_and_then_loses_nothing_and_stops_nobody(store, monkeypatch):
-    monkeypatch.setattr("composer_prime.sync.courier_thread.RETRY_S", 0.02)
+    monkeypatch.setattr("composer_prime.sync.driver.RETRY_S", 0.02)
     flaky = [Flaky(store, seed) for seed in range(2)]
     terms = make_terms(sync_delay=1, rounds=4)
     sites = [
@@ -195,7 +197,7 @@ def test_a_machine_that_computes_differently_is_refused_before_it_takes_part(sto
 
 def test_a_run_of_another_protocol_version_is_refused_by_its_number(store):
     store.create(keys.manifest(), b'{"protocol": 99, "whatever": true}')
-    with pytest.raises(ProtocolError, match="speaks protocol 99, this composer-prime speaks 1"):
+    with pytest.raises(ProtocolError, match="speaks protocol 99, this composer-prime speaks 2"):
         OuterLoop(store, make_terms(), run="run", site="b").join(make_net().named_parameters())
 
 
@@ -204,10 +206,10 @@ def test_of_many_sites_that_start_at_once_one_creates_the_run(store):
     gate = threading.Barrier(6)
 
     def start(index: int) -> None:
-        params = dict(trainable(make_net(index).named_parameters()))
+        params = LocalParameters(dict(trainable(make_net(index).named_parameters())))
         gate.wait()
-        manifest, sha, _ = create_or_join(store, make_terms(), "run", f"s{index}", params)
-        found.append((manifest.created_by, sha))
+        run = create_or_join(store, make_terms(), "run", f"s{index}", params, ThreadRuntime(), Founding())
+        found.append((run.manifest.created_by, run.sha256))
 
     threads = [threading.Thread(target=start, args=(index,)) for index in range(6)]
     for thread in threads:

@@ -5,67 +5,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_prime.sync.protocol import (
+    GRACE_FLOOR_S,
+    RoundDecision,
     RoundView,
-    commit_fault,
+    adaptive_grace,
     commit_rank,
     decide_round,
     due_fragment,
-    offer_fault,
+    garbage_limit,
+    is_due,
+    is_odd_one_out,
+    num_parts,
+    reducer_rank,
     run_is_over,
     training_is_over,
-    write_commit,
 )
-from composer_prime.sync.records import Commit, Offer
 from tests.sync.harness import make_terms
 
 TERMS = make_terms(quorum=2, grace_s=10.0)
-PAYLOAD = "rounds/0000/00000003/payload/{site}-0123456789abcdef"
 
 
 def view(verdicts, live, since_quorum_s=None, since_all_s=None):
     return RoundView(verdicts, frozenset(live), since_quorum_s, since_all_s)
 
 
-def offer(site="a", **changes):
-    values = {
-        "site": site,
-        "incarnation": 0,
-        "fragment": 0,
-        "version": 3,
-        "base_sha": "b" * 64,
-        "tokens": 10,
-        "steps": 2,
-        "trained_tokens": 40,
-        "codec": "fp32",
-        "payload": PAYLOAD.format(site=site),
-        "sha256": "c" * 64,
-        "nbytes": 8,
-        "norm": 1.0,
-    }
-    return Offer(**(values | changes))
-
-
-def commit(take=("a", "b"), tokens=(10, 30), **changes):
-    offers = {site: offer(site, tokens=count) for site, count in zip(take, tokens, strict=True)}
-    record = write_commit(
-        fragment=0,
-        version=3,
-        base_sha="b" * 64,
-        previous="d" * 64,
-        offers=offers,
-        take=take,
-        refused={},
-        terms=TERMS,
-        committer="a",
-        incarnation=0,
-    )
-    return record.model_copy(update=changes), offers
-
-
-def judge(record: Commit, offers, *, version=3, previous="d" * 64, taken=()):
-    return commit_fault(
-        record, fragment=0, version=version, previous=previous, offers=offers, taken=set(taken), terms=TERMS
-    )
+def decide(seen: RoundView) -> RoundDecision:
+    return decide_round(seen, TERMS.quorum, TERMS.grace_s)
 
 
 @pytest.mark.parametrize(
@@ -83,34 +48,34 @@ def test_training_ends_before_the_closing_round_and_the_run_after_it():
 
 
 def test_round_closes_at_once_when_every_live_site_has_a_valid_offer():
-    assert decide_round(view({"a": "valid", "b": "valid"}, "ab", 0.0, 0.0), TERMS).take == ("a", "b")
+    assert decide(view({"a": "valid", "b": "valid"}, "ab", 0.0, 0.0)).take == ("a", "b")
 
 
 def test_an_offer_of_a_site_that_has_died_since_is_still_taken():
-    assert decide_round(view({"a": "valid", "b": "valid"}, "a", 0.0, 0.0), TERMS).take == ("a", "b")
+    assert decide(view({"a": "valid", "b": "valid"}, "a", 0.0, 0.0)).take == ("a", "b")
 
 
 def test_round_waits_for_a_live_site_until_grace_is_over():
     verdicts = {"a": "valid", "b": "valid"}
-    waiting = decide_round(view(verdicts, "abc", 4.0), TERMS)
+    waiting = decide(view(verdicts, "abc", 4.0))
     assert not waiting.close and waiting.wait_s == 6.0
-    assert decide_round(view(verdicts, "abc", 10.0), TERMS).take == ("a", "b")
+    assert decide(view(verdicts, "abc", 10.0)).take == ("a", "b")
 
 
 def test_round_never_closes_below_quorum_while_too_few_have_offered():
-    assert not decide_round(view({"a": "valid"}, "a", None, 1e9), TERMS).close
-    assert not decide_round(view({"a": "valid"}, "ab", None, None), TERMS).close
+    assert not decide(view({"a": "valid"}, "a", None, 1e9)).close
+    assert not decide(view({"a": "valid"}, "ab", None, None)).close
 
 
 def test_round_of_invalid_offers_merges_nothing_but_only_after_grace():
     verdicts = {"a": "valid", "b": "invalid"}
-    assert not decide_round(view(verdicts, "ab", None, 9.0), TERMS).close
-    decision = decide_round(view(verdicts, "ab", None, 10.0), TERMS)
+    assert not decide(view(verdicts, "ab", None, 9.0)).close
+    decision = decide(view(verdicts, "ab", None, 10.0))
     assert decision.close and decision.take == ()
 
 
 def test_round_in_which_nobody_has_anything_closes_void_at_once():
-    decision = decide_round(view({"a": "empty", "b": "empty"}, "ab", None, 0.0), TERMS)
+    decision = decide(view({"a": "empty", "b": "empty"}, "ab", None, 0.0))
     assert decision.close and decision.take == ()
 
 
@@ -124,7 +89,7 @@ def test_round_in_which_nobody_has_anything_closes_void_at_once():
 def test_a_decision_takes_only_valid_offers_and_never_fewer_than_the_quorum(
     verdicts, live, since_quorum_s, since_all_s
 ):
-    decision = decide_round(RoundView(verdicts, live, since_quorum_s, since_all_s), TERMS)
+    decision = decide(RoundView(verdicts, live, since_quorum_s, since_all_s))
     assert all(verdicts[site] == "valid" for site in decision.take)
     assert decision.take == () or len(decision.take) >= TERMS.quorum
     assert decision.close or decision.take == ()
@@ -140,73 +105,62 @@ def test_commit_order_is_a_permutation_and_changes_from_round_to_round():
     assert len(firsts) > 4
 
 
-def test_a_commit_written_by_the_rules_has_no_fault():
-    assert judge(*commit()) is None
+@pytest.mark.parametrize(("step", "due"), [(1, False), (2, True), (3, False), (4, True)])
+def test_by_steps_a_fragment_is_due_every_h_over_p(step, due):
+    assert is_due(step, 0.0, make_terms(inner_steps=4, fragments=2)) is due
+
+
+def test_by_seconds_a_fast_and_a_slow_site_are_due_at_the_same_time():
+    terms = make_terms(pace="seconds", inner_seconds=10.0, fragments=2)
+    assert [is_due(step, seconds, terms) for step, seconds in ((40, 4.9), (41, 5.0), (3, 5.1))] == [False, True, True]
+
+
+def test_grace_is_as_long_as_rounds_take_within_the_runs_limit():
+    terms = make_terms(grace_s=30.0)
+    assert adaptive_grace([], terms) == 30.0
+    assert adaptive_grace([12.0, 11.0, 300.0], terms) == 12.0
+    assert adaptive_grace([0.01] * 3, terms) == GRACE_FLOOR_S
+    assert adaptive_grace([1e3] * 3, terms) == 30.0
+    assert adaptive_grace([100.0] * 9 + [2.0] * 8, terms) == 2.0, "old rounds count for nothing"
+
+
+def test_a_round_is_cut_into_parts_only_when_many_offer_and_the_codec_can_be_cut():
+    terms = make_terms(gather_sites=4)
+    assert [num_parts(taken, 128, terms) for taken in (0, 1, 4, 5, 32, 200)] == [0, 0, 0, 5, 32, 128]
+    assert num_parts(32, 1, terms) == 0
+
+
+SITES = [f"s{number}" for number in range(7)]
+
+
+def test_parts_are_dealt_evenly_and_anew_each_round():
+    dealt = set()
+    for version in range(20):
+        first = [[s for s in SITES if reducer_rank(s, SITES, SITES, 0, version, p, None) == 0] for p in range(7)]
+        assert sorted(names[0] for names in first) == SITES and all(len(names) == 1 for names in first)
+        dealt.add(first[0][0])
+    assert len(dealt) > 3
+
+
+def test_a_part_whose_reducer_is_gone_is_the_next_ones_at_once():
+    (first,) = [s for s in SITES if reducer_rank(s, SITES, SITES, 0, 0, 3, None) == 0]
+    left = [s for s in SITES if s != first]
+    assert sorted(reducer_rank(s, left, SITES, 0, 0, 3, None) for s in left) == list(range(6))
+
+
+def test_a_fixed_committer_merges_all_parts_and_nobody_else_any():
+    ranks = {s: reducer_rank(s, SITES, SITES, 0, 0, 3, "s2") for s in SITES}
+    assert ranks == {s: 0 if s == "s2" else None for s in SITES}
+
+
+def test_the_odd_one_out_is_the_site_that_no_others_agree_with():
+    assert is_odd_one_out("x", ["y", "y"], "y") and is_odd_one_out("x", [], "y") and is_odd_one_out("x", ["x", "y"], "y")
+    assert not is_odd_one_out("x", ["x", "x", "y"], "y") and not is_odd_one_out("x", ["x", "z"], "y")
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"),
-    [
-        ({"version": 4}, "its key"),
-        ({"previous": "e" * 64}, "commit before"),
-        ({"taken": "swapped"}, "sorted"),
-        ({"taken": "short"}, "quorum"),
-        ({"taken": "heavy"}, "weighs"),
-        ({"taken": "other payload"}, "another payload"),
-        ({"taken": "stranger"}, "isn't there"),
-    ],
+    ("snapshots", "pins", "limit"),
+    [((), (), 0), ((8,), (9,), 0), ((0, 4, 8), (9, 8), 4), ((0, 4, 8), (3, 9), 3), ((0, 4, 8), (0,), 0), ((4, 8), (), 4)],
 )
-def test_a_commit_that_does_not_follow_from_manifest_and_offers_is_refused(changes, word):
-    record, offers = commit()
-    first, second = record.taken
-    bad = {
-        "swapped": (second, first),
-        "short": (first.model_copy(update={"multiplier": 1.0}),),
-        "heavy": (first.model_copy(update={"multiplier": 0.5}), second),
-        "other payload": (first.model_copy(update={"sha256": "f" * 64}), second),
-        "stranger": (first, second, second.model_copy(update={"site": "z"})),
-    }
-    if "taken" in changes:
-        changes = {"taken": bad[changes["taken"]]}
-    assert word in (judge(record.model_copy(update=changes), offers) or "")
-
-
-def test_a_payload_is_taken_at_most_once_in_a_run():
-    record, offers = commit()
-    assert "earlier round" in (judge(record, offers, taken=[PAYLOAD.format(site="a")]) or "")
-
-
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [
-        ({"site": "z"}, "record says"),
-        ({"version": 2}, "record says"),
-        ({"base_sha": "0" * 64}, "stands on"),
-        ({"codec": "int8"}, "coded as"),
-        ({"nbytes": 9}, "bytes"),
-        ({"tokens": 0}, "no tokens"),
-        ({"payload": PAYLOAD.format(site="b")}, "belongs to"),
-        ({"payload": "rounds/0000/00000009/payload/a-0123456789abcdef"}, "at most"),
-        ({"payload": "somewhere/else"}, "does not name"),
-    ],
-)
-def test_an_offer_that_cannot_stand_in_the_round_is_refused_with_the_reason(changes, word):
-    terms = {
-        "site": "a",
-        "fragment": 0,
-        "version": 3,
-        "base_sha": "b" * 64,
-        "nbytes": 8,
-        "taken": set(),
-        "terms": TERMS,
-    }
-    assert offer_fault(offer(), **terms) is None
-    assert word in (offer_fault(offer(**changes), **terms) or "")
-
-
-def test_a_late_payload_may_stand_in_a_later_round_until_it_is_too_old():
-    late = offer(version=3, payload="rounds/0000/00000000/payload/a-0123456789abcdef")
-    terms = {"site": "a", "fragment": 0, "base_sha": "b" * 64, "nbytes": 8, "taken": set(), "terms": TERMS}
-    assert offer_fault(late, version=3, **terms) is None
-    too_old = late.model_copy(update={"version": 5})
-    assert "at most 4 rounds" in (offer_fault(too_old, version=5, **terms) or "")
+def test_garbage_is_what_lies_below_the_second_newest_snapshot_and_every_pin(snapshots, pins, limit):
+    assert garbage_limit(snapshots, pins) == limit

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from composer_prime.store import keys, open_store
-from composer_prime.sync.records import Terms
 from composer_prime.sync.site_clock import OuterLoop
+from composer_prime.sync.terms import Terms
 from tests.sync.harness import make_net, make_terms
 
 TOKENS = 10
@@ -49,7 +49,7 @@ class Drifter:
 
     def die(self) -> None:
         """Fall silent, as a killed process does: no word to anybody, nothing saved."""
-        self.outer._thread.close()
+        self.outer._driver.close()
 
     def finish(self) -> list[dict[str, int]]:
         """Train to the end of the run; the token counts of each fragment."""

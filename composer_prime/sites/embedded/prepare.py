@@ -55,7 +55,7 @@ def check_bucket(recipe: Recipe, *, new_run: bool) -> None:
         return
     store = open_store(uri)
     try:
-        probe_store(store)
+        probe_store(store, may_overwrite=recipe.outer is not None and recipe.outer.committer is not None)
         if new_run:
             check_new_run(recipe, store)
     finally:

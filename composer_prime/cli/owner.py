@@ -1,0 +1,85 @@
+"""What the owner of a run may do from anywhere: reopen it, admit and revoke sites, hand the commits to another site."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from composer_prime.cli.store_arg import StoreArgument
+
+if TYPE_CHECKING:
+    from composer_prime.sync.owner import Owner
+
+KeyOption = Annotated[
+    Path | None, typer.Option("--key", help="The owner's private key file; needed in a run that has an owner.")
+]
+SiteOption = Annotated[str, typer.Option("--site", help="The site's name.", show_default=False)]
+
+
+@contextmanager
+def _owner(store: str, key: Path | None) -> Iterator["Owner"]:
+    """The owner's hand on the run at `store`, which is closed again at the end."""
+    from composer_prime.store import open_store
+    from composer_prime.sync.owner import Owner
+    from composer_prime.sync.signatures import SigningKey
+
+    signing = None if key is None else SigningKey.load(key)
+    opened = open_store(store)
+    try:
+        yield Owner(opened, signing)
+    finally:
+        opened.close()
+
+
+def reopen(
+    store: StoreArgument,
+    rounds: Annotated[int, typer.Option(min=1, help="Training rounds after which the run ends, all counted.")],
+    key: KeyOption = None,
+) -> None:
+    """Let a run that is closed go on to more rounds. Start its sites again afterwards."""
+    with _owner(store, key) as owner:
+        record = owner.reopen(rounds)
+    typer.echo(f"reopened for the {_ordinal(record.number)} time: the run goes on to {rounds} rounds, start its sites")
+
+
+def admit(
+    store: StoreArgument,
+    site: SiteOption,
+    public: Annotated[
+        str, typer.Option("--public", help="The line `composer-prime keygen` printed for it.", show_default=False)
+    ],
+    key: KeyOption = None,
+) -> None:
+    """Let a site take part in a run that admits keys, from now on."""
+    with _owner(store, key) as owner:
+        record = owner.admit(site, public)
+    typer.echo(f"admission {record.number}: site {site} may take part; admitted now: {_names(record.keys)}")
+
+
+def revoke(store: StoreArgument, site: SiteOption, key: KeyOption = None) -> None:
+    """Take a site's key out of a run: from now on nothing it signs counts. What was merged of it stays."""
+    with _owner(store, key) as owner:
+        record = owner.revoke(site)
+    typer.echo(f"admission {record.number}: site {site} is revoked; admitted now: {_names(record.keys)}")
+
+
+def committer(
+    store: StoreArgument,
+    to: Annotated[str, typer.Option("--to", help="The site that shall create commits.", show_default=False)],
+    key: KeyOption = None,
+) -> None:
+    """Hand the commits of a run with one fixed committer to another site. Stop the old one first."""
+    with _owner(store, key) as owner:
+        record = owner.hand_over(to)
+    typer.echo(f"admission {record.number}: site {to} alone creates commits from now on")
+
+
+def _names(admitted: dict[str, str]) -> str:
+    return ", ".join(sorted(admitted)) or "none"
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

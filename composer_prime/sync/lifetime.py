@@ -1,0 +1,60 @@
+"""A run from its manifest to its end, as far as records alone tell: no torch, so that any command may look.
+
+How long it goes on is the manifest's word and that of the reopenings after it; where it ended, a close record's.
+"""
+
+import json
+
+from composer_prime.errors import BadInput, KeyMissing, ProtocolError
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.sync.canonical import PROTOCOL, sha256_hex
+from composer_prime.sync.reading import find_record, read_bytes
+from composer_prime.sync.records import Manifest, Reopening
+from composer_prime.sync.roster import Roster
+from composer_prime.sync.terms import Terms
+
+
+def read_manifest(data: bytes) -> Manifest:
+    """Parse a manifest's bytes. Raises ProtocolError when it speaks another version, CorruptObject when it is none."""
+    try:
+        protocol = json.loads(data).get("protocol")
+    except (ValueError, AttributeError):
+        protocol = PROTOCOL  # not JSON at all: the record's own parser says so
+    if protocol != PROTOCOL:
+        raise ProtocolError(
+            f"{keys.manifest()} speaks protocol {protocol}, this composer-prime speaks {PROTOCOL}: "
+            "install the version the run was created with"
+        )
+    return Manifest.from_bytes(data, keys.manifest())
+
+
+def find_manifest(store: Store) -> tuple[Manifest, str]:
+    """(manifest, sha256 of its bytes) of the run whose root `store` is.
+
+    Raises BadInput when no run is there, ProtocolError or CorruptObject when its manifest can't be read.
+    """
+    try:
+        data = read_bytes(store, keys.manifest())
+    except KeyMissing:
+        raise BadInput(
+            f"{store.uri} holds no run: there is no {keys.manifest()}. Name the folder of one run, in which its "
+            f"{keys.manifest()} lies beside rounds, masters and sites: s3://bucket/prefix/run-name, or a plain path"
+        ) from None
+    return read_manifest(data), sha256_hex(data)
+
+
+def prolonged(store: Store, roster: Roster, terms: Terms) -> tuple[Terms, int]:
+    """The terms with the rounds that the last sound reopening sets, and how many records of them there are."""
+    number = 0
+    while True:
+        key = keys.reopening(number + 1)
+        try:
+            store.get_range(key, 0, 1)
+        except KeyMissing:
+            return terms, number
+        number += 1
+        record = find_record(store, Reopening, key)
+        if record is not None and record.number == number and record.rounds > terms.rounds:
+            if roster.owner_fault(record) is None:
+                terms = terms.model_copy(update={"rounds": record.rounds})

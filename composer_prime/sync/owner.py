@@ -1,0 +1,124 @@
+"""What a run's owner may do while it goes on or after: reopen it, admit and revoke keys, hand the commits over.
+
+Each act is one create-once record under the next number; sites honour it from their next look at the members on. In a
+run without an owner, whoever can write to its bucket may reopen it and hand the commits over.
+"""
+
+from composer_prime.errors import BadInput, CorruptObject, KeyMissing
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.sync.lifetime import find_manifest, prolonged
+from composer_prime.sync.reading import find_record, read_record
+from composer_prime.sync.records import Admission, Close, Manifest, Reopening
+from composer_prime.sync.roster import Roster
+from composer_prime.sync.signatures import SigningKey, check_public
+
+
+class Owner:
+    """The owner's hand on one run. `key` is the owner's, in a run that has an owner.
+
+    Every act raises BadInput when the run doesn't allow it, or when another act took its number first.
+    """
+
+    def __init__(self, store: Store, key: SigningKey | None = None) -> None:
+        """Raises BadInput when no run is there, or when it has an owner and this isn't the owner's key."""
+        self._store = store
+        self._manifest, sha = find_manifest(store)
+        _check_key(self._manifest, key)
+        self._roster = Roster(store, self._manifest, sha, key)
+        self._roster.refresh()
+
+    def reopen(self, rounds: int) -> Reopening:
+        """Let a closed run go on to `rounds` training rounds; sites that join it then train on."""
+        terms, number = prolonged(self._store, self._roster, self._manifest.terms)
+        try:
+            read_record(self._store, Close, keys.close(number))
+        except (KeyMissing, CorruptObject) as error:
+            raise BadInput(
+                f"run {self._manifest.run} isn't closed yet, it goes on to {terms.rounds} rounds: "
+                f"wait until its sites have ended it ({error})"
+            ) from None
+        if rounds <= terms.rounds:
+            raise BadInput(
+                f"rounds ({rounds}) must be more than the {terms.rounds} that run {self._manifest.run} has had: "
+                "name the number after which it shall end, all rounds counted"
+            )
+        record = self._roster.sign(Reopening(number=number + 1, rounds=rounds))
+        self._create(keys.reopening(record.number), record.to_bytes())
+        return record
+
+    def admit(self, site: str, public: str) -> Admission:
+        """Let `site` take part with the key `public` from now on; an earlier key of that name no longer counts."""
+        keys.check_site_name(site)
+        admitted = self._admitted()
+        if admitted.get(site) == check_public(public):
+            raise BadInput(f"site {site} is admitted with that key already: nothing is to be done")
+        return self._change(admitted | {site: public}, self._committer())
+
+    def revoke(self, site: str) -> Admission:
+        """From now on nothing that `site` signs counts; what commits took of it before stays merged."""
+        admitted = self._admitted()
+        if site not in admitted:
+            raise BadInput(f"site {site} is not admitted; those that are: {', '.join(sorted(admitted)) or 'none'}")
+        if site == self._committer():
+            raise BadInput(f"site {site} is the only one that commits: hand that over first, then revoke its key")
+        return self._change({name: key for name, key in admitted.items() if name != site}, self._committer())
+
+    def hand_over(self, site: str) -> Admission:
+        """From now on `site` alone creates commits. The site that did must have stopped: both would, for a moment."""
+        keys.check_site_name(site)
+        present = self._committer()
+        if present is None:
+            raise BadInput(
+                f"every site of run {self._manifest.run} may commit: only a run created with outer.committer, "
+                "for a store that lets two writers win, has one committer"
+            )
+        if site == present:
+            raise BadInput(f"site {site} is the committer already: nothing is to be done")
+        admitted = self._admitted() if self._roster.signed else {}
+        if self._roster.signed and site not in admitted:
+            raise BadInput(f"site {site} has no admitted key: admit it first")
+        return self._change(admitted, site)
+
+    def _committer(self) -> str | None:
+        return self._roster.committer(self._roster.newest)
+
+    def _admitted(self) -> dict[str, str]:
+        """Public key by site, as the last sound admission record leaves it."""
+        if self._manifest.owner is None:
+            what = "has fixed keys" if self._manifest.keys else "asks for no keys"
+            raise BadInput(
+                f"run {self._manifest.run} {what} and no owner who could change that: "
+                "create a run with outer.owner to admit and revoke"
+            )
+        for number in range(self._roster.newest, 0, -1):
+            record = find_record(self._store, Admission, keys.admission(number))
+            if record is not None and record.number == number and self._roster.owner_fault(record) is None:
+                return dict(record.keys)
+        return dict(self._manifest.keys)
+
+    def _change(self, admitted: dict[str, str], committer: str | None) -> Admission:
+        number = self._roster.newest + 1
+        record = self._roster.sign(Admission(number=number, keys=admitted, committer=committer))
+        self._create(keys.admission(number), record.to_bytes())
+        return record
+
+    def _create(self, key: str, data: bytes) -> None:
+        if not self._store.create(key, data):
+            raise BadInput(
+                f"{key} was written by someone else at the same moment, and stays: "
+                "look at what it changed, then give the command again"
+            )
+
+
+def _check_key(manifest: Manifest, key: SigningKey | None) -> None:
+    if manifest.owner is None:
+        if key is not None and not manifest.keys:
+            raise BadInput(f"run {manifest.run} has no owner, so a key means nothing to it: leave --key out")
+        return
+    if key is None:
+        raise BadInput(f"run {manifest.run} has an owner, {manifest.owner}: give the owner's key file with --key")
+    if key.public != manifest.owner:
+        raise BadInput(
+            f"run {manifest.run} is owned by {manifest.owner}, the key given is {key.public}: give the owner's key file"
+        )

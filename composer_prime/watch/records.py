@@ -1,0 +1,97 @@
+"""What a look at a run's bucket found, as plain frozen records: tables are drawn from them, and `--json` prints them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SiteStatus:
+    """One site's part in the run.
+
+    state               as its newest beat says: joining, live, done or leaving; "silent" before the first beat
+    beating             whether its beat changed between two looks; None: there was one look, or too short a time between
+    contributing        whether the newest closed round of some fragment took its offer
+    versions            the open round of each fragment, as the site knows it
+    trained_tokens      all it trained, as its newest beat or offer states
+    merged_tokens, carried_tokens, dropped_tokens   fates of those, as the mean over fragments: a step trains all of them
+    rounds_taken        rounds that merged an offer of it; `rounds_missed` closed without the one it had made
+    """
+
+    site: str
+    incarnation: int
+    incarnations: int
+    state: str
+    beating: bool | None
+    contributing: bool
+    beat_counter: int
+    inner_step: int
+    versions: tuple[int, ...]
+    trained_tokens: int
+    merged_tokens: int
+    carried_tokens: int
+    dropped_tokens: int
+    rounds_taken: int
+    rounds_missed: int
+
+
+@dataclass(frozen=True)
+class FragmentStatus:
+    """One fragment's rounds.
+
+    version          of its newest master: rounds closed so far
+    void             of those that merged nothing; `faulty` of them because their commit was unsound
+    participation    mean share of the run's sites that a closed round took; None before the first
+    open_offers      offers that stand in the open round
+    snapshots        versions whose master is stored
+    """
+
+    fragment: int
+    parameters: int
+    version: int
+    void: int
+    faulty: int
+    participation: float | None
+    open_offers: int
+    snapshots: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes that sites wrote: payloads of offers, merged parts, and the masters that are stored now."""
+
+    payloads: int
+    merged: int
+    masters: int
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run as one look at its bucket shows it.
+
+    rounds_done   training rounds that every fragment has had, of `rounds`
+    liveness_s    silence after which the sites themselves give one up
+    watched_s     seconds between the two looks; 0: there was one
+    refused       offers that commits left out, counted by reason
+    problems      objects that couldn't be read, and what is wrong with them
+    """
+
+    uri: str
+    run: str
+    created_by: str
+    inner_steps: int
+    fragments: int
+    sync_delay: int
+    codec: str
+    rounds_done: int
+    rounds: int
+    closed: bool
+    reopened: int
+    signed: bool
+    owner: str | None
+    committer: str | None
+    liveness_s: float
+    watched_s: float
+    sites: tuple[SiteStatus, ...]
+    by_fragment: tuple[FragmentStatus, ...]
+    refused: dict[str, int]
+    bytes: Bytes
+    problems: tuple[str, ...]

@@ -1,0 +1,133 @@
+"""One fragment's rounds, read from its commits and listings: who was taken, what was void, what was refused and why."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from composer_prime.errors import CorruptObject, KeyMissing
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.sync.reading import read_record
+from composer_prime.sync.records import Commit, Offer, Part, Taken
+from composer_prime.sync.canonical import Record
+
+R = TypeVar("R", bound=Record)
+Map = Callable[[Callable[..., object], Iterable[object]], list]
+
+_DETAIL = re.compile(r"\b[0-9a-f]{8,}\b|\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\b|\S*/\S*")
+
+
+@dataclass
+class FragmentRounds:
+    """What the bucket holds of one fragment's rounds.
+
+    version     rounds closed
+    commits     by round; a round whose commit can't be read has none
+    void        rounds that merged nothing; `faulty` of them because of an unsound commit
+    offers      sites that have an offer, by round, as far as offers are kept
+    """
+
+    fragment: int
+    version: int = 0
+    commits: dict[int, Commit] = field(default_factory=dict)
+    void: set[int] = field(default_factory=set)
+    faulty: set[int] = field(default_factory=set)
+    offers: dict[int, set[str]] = field(default_factory=dict)
+    snapshots: list[int] = field(default_factory=list)
+    merged_bytes: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def taken(self, version: int) -> tuple[Taken, ...]:
+        """What a closed round merged."""
+        return () if version in self.void or version not in self.commits else self.commits[version].taken
+
+    def refused(self) -> Counter[str]:
+        """Offers that commits left out, by reason without its numbers."""
+        return Counter(reason(entry.why) for commit in self.commits.values() for entry in commit.refused)
+
+
+def reason(why: str) -> str:
+    """A reason without hashes, numbers and keys, so that equal ones count together."""
+    return _DETAIL.sub("..", why)
+
+
+def read_rounds(store: Store, fragment: int, map_: Map) -> FragmentRounds:
+    """Read one fragment's log. map_: as the built-in, several at once."""
+    found = FragmentRounds(fragment)
+    listed = set(store.list(keys.rounds_prefix(fragment)))
+    for key in listed:
+        if keys.is_offer(key):
+            place = keys.parse_collectable(key)
+            assert place is not None
+            found.offers.setdefault(place[1], set()).add(keys.offer_site(key))
+    stored = [key for key in store.list(keys.masters_prefix(fragment)) if keys.is_master(key)]
+    found.snapshots = sorted({keys.parse_master(key)[1] for key in stored})
+    found.version = _version(fragment, listed, found.snapshots)
+    versions = range(found.version)
+    for version, read in zip(versions, map_(lambda v: read_or_say(store, Commit, keys.commit(fragment, v)), versions), strict=True):
+        if isinstance(read, Commit):
+            found.commits[version] = read
+        else:
+            found.problems.append(str(read))
+    found.faulty = _faulty(found)
+    found.void = found.faulty | {version for version, commit in found.commits.items() if not commit.taken}
+    found.merged_bytes = _merged_bytes(store, found, listed, map_)
+    return found
+
+
+def read_or_say(store: Store, kind: type[R], key: str) -> R | str:
+    """The record at `key`, or what is wrong there."""
+    try:
+        return read_record(store, kind, key)
+    except (KeyMissing, CorruptObject) as error:
+        return str(error)
+
+
+def _version(fragment: int, listed: set[str], snapshots: list[int]) -> int:
+    """Rounds closed: one more than the newest that has a commit, whatever is missing before it."""
+    seen = {place[1] for key in listed if (place := keys.parse_collectable(key)) is not None} | set(snapshots)
+    version = max(seen, default=0)
+    while version > 0 and keys.commit(fragment, version - 1) not in listed:
+        version -= 1
+    while keys.commit(fragment, version) in listed:
+        version += 1
+    return version
+
+
+def _faulty(found: FragmentRounds) -> set[int]:
+    """Rounds void for an unsound commit, as the commits after them say; one that is void itself isn't believed."""
+    faulty = {version for version in range(found.version) if version not in found.commits}
+    for version in sorted(found.commits, reverse=True):
+        if version not in faulty:
+            faulty |= set(found.commits[version].voids) & set(range(found.version))
+    return faulty
+
+
+def _merged_bytes(store: Store, found: FragmentRounds, listed: set[str], map_: Map) -> int:
+    """Bytes of the merged parts that stand. A part of one place has one size, so one record of each place is read."""
+    standing: Counter[tuple[int, int]] = Counter()
+    sample: dict[tuple[int, int], str] = {}
+    for version, commit in found.commits.items():
+        for index in range(commit.num_parts):
+            key = keys.merged(found.fragment, version, index)
+            if key in listed:
+                standing[commit.num_parts, index] += 1
+                sample[commit.num_parts, index] = key
+    read = map_(lambda key: read_or_say(store, Part, key), sample.values())
+    total = 0
+    for place, part in zip(sample, read, strict=True):
+        if isinstance(part, Part):
+            total += part.nbytes * standing[place]
+        else:
+            found.problems.append(str(part))
+    return total
+
+
+def offered_bytes(store: Store, places: Iterable[tuple[int, int, str]], map_: Map) -> tuple[dict[tuple[int, int, str], int], list[str]]:
+    """Payload bytes by (fragment, version, site) as the offers' records state them, and what couldn't be read."""
+    wanted = list(places)
+    read = map_(lambda place: read_or_say(store, Offer, keys.offer(*place)), wanted)
+    sizes = {place: offer.nbytes for place, offer in zip(wanted, read, strict=True) if isinstance(offer, Offer)}
+    return sizes, [offer for offer in read if isinstance(offer, str)]

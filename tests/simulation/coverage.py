@@ -1,0 +1,74 @@
+"""Which decisions were met under which faults: the branches of one seed, and a table over many."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+
+WATCHED = {
+    "jumped": "log: jumped over collected rounds",
+    "overtaken": "log: overtaken by an older process",
+    "offer_stands_already": "log: offer of an older process stands",
+    "own_offer_lost": "log: own offer's payload gone",
+    "garbage_collected": "garbage: collected",
+    "snapshot_failed": "store: snapshot failed",
+    "snapshot_refused": "store: snapshot refused",
+    "store_failed": "store: pass failed",
+    "beat_failed": "store: beat failed",
+    "tape_not_flushed": "store: tape not flushed",
+    "run_created": "start: manifest raced for",
+    "run_finished": "end: finished",
+}
+FORBIDDEN = ("commit_void", "part_void", "master_differs", "admission_void")
+"""Log lines that sound sites on a sound store never cause."""
+
+
+class Coverage(logging.Handler):
+    """Counts branches of one world; also the handler that hears what the sites log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches: Counter[str] = Counter()
+        self.forbidden: list[str] = []
+
+    def branch(self, name: str) -> None:
+        self.branches[name] += 1
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        event = str(record.msg).split(" ", 1)[0]
+        if event in WATCHED:
+            self.branches[WATCHED[event]] += 1
+        elif event in FORBIDDEN:
+            self.forbidden.append(record.getMessage())
+        return True
+
+
+class Table:
+    """Fault x branch: in how many seeds with that fault the branch was met."""
+
+    def __init__(self) -> None:
+        self.cells: Counter[tuple[str, str]] = Counter()
+        self.seeds: Counter[str] = Counter()
+        self.branches: Counter[str] = Counter()
+
+    def add(self, faults: Iterable[str], branches: Iterable[str]) -> None:
+        kinds = sorted(set(faults)) or ["none"]
+        self.seeds.update(kinds)
+        for branch in branches:
+            self.branches[branch] += 1
+            for kind in kinds:
+                self.cells[kind, branch] += 1
+
+    def merge(self, other: "Table") -> None:
+        self.cells.update(other.cells)
+        self.seeds.update(other.seeds)
+        self.branches.update(other.branches)
+
+    def __str__(self) -> str:
+        kinds = sorted(self.seeds)
+        width = max((len(branch) for branch in self.branches), default=6)
+        lines = [" " * width + "".join(f"{kind[:8]:>9}" for kind in kinds) + f"{'seeds':>9}"]
+        lines.append(f"{'(seeds with it)':{width}}" + "".join(f"{self.seeds[kind]:9}" for kind in kinds))
+        for branch in sorted(self.branches):
+            cells = "".join(f"{self.cells[kind, branch] or '.':>9}" for kind in kinds)
+            lines.append(f"{branch:{width}}{cells}{self.branches[branch]:9}")
+        return "\n".join(lines)

@@ -1,0 +1,325 @@
+"""What must hold after every event, whatever went wrong: checked from the outside, with books of its own.
+
+Reads the bucket's writes as they happen, every master that a process holds, and each process's ledgers.
+"""
+
+import hashlib
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from composer_prime.outer.codecs import get_codec
+from composer_prime.outer.payloads import decode
+from composer_prime.store import keys
+from composer_prime.sync.records import Commit, Offer
+from composer_prime.sync.run import FragmentCoding
+from composer_prime.sync.snapshots import Master
+from composer_prime.sync.validity import digests_of
+from tests.simulation.site import UNIT, SiteProcess
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+TOLERANCE = UNIT / 4
+"""Rounding of a seed's additions stays far below it."""
+
+
+@dataclass
+class Book:
+    """What commits took of one process's name in one fragment, up to `version`, and what the ledger may differ by."""
+
+    version: int = 0
+    tokens: int = 0
+    movement: float = 0.0
+    offset: float = 0.0
+    merged_offset: int = 0
+    missed: int = 0
+    older: bool = False
+    """An offer of an earlier process of this name was taken since the last look: it may be counted or not."""
+    moved_on: bool = False
+    """Movement was dropped that isn't known to the last bit."""
+    base: Any = None
+    base_own: float = 0.0
+
+
+@dataclass(frozen=True)
+class Took:
+    """One entry of a commit: its tokens, and how far its payload moves its site's own coordinate."""
+
+    tokens: int
+    movement: float
+    payload: str
+    incarnation: int
+
+
+class Invariants:
+    """One world's books. `violations` is what a seed is judged by."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.violations: list[str] = []
+        self._masters: dict[tuple[int, int], str] = {}
+        self.commits: dict[tuple[int, int], dict[str, Took]] = {}
+        self._payloads: dict[str, tuple[int, int]] = {}
+        self._exact = world.terms.merge_alpha == 0
+        self._codec = get_codec(world.terms.codec)
+        self._codings: tuple[FragmentCoding, ...] = ()
+        self._lossy = self._codec.lossy
+        self._finals: dict[int, str] = {}
+
+    def violate(self, what: str) -> None:
+        if len(self.violations) < 20:
+            self.violations.append(f"t={self._world.scheduler.time:.2f} {what}")
+
+    # --- the bucket -------------------------------------------------------------------------------------------------
+
+    def wrote(self, key: str, data: bytes) -> None:
+        """A new content stands at a key."""
+        contents = self._world.bucket.history[key]
+        if len(contents) > 1 and not self._world.bucket.racy:
+            self.violate(f"two contents at {key}")
+        if key.endswith("/commit.json"):
+            self._commit(key, data)
+
+    def deleted(self, key: str) -> None:
+        self._world.coverage.branch("garbage: object deleted")
+        if keys.parse_collectable(key) is None and not keys.is_master(key):
+            self.violate(f"{key} was deleted")
+
+    def _commit(self, key: str, data: bytes) -> None:
+        commit = Commit.from_bytes(data, key)
+        place = (commit.fragment, commit.version)
+        for payload in [payload for payload, taken_at in self._payloads.items() if taken_at == place]:
+            del self._payloads[payload]
+        took: dict[str, Took] = {}
+        for entry in commit.taken:
+            earlier = self._payloads.setdefault(entry.payload, place)
+            if earlier != place:
+                self.violate(f"{entry.payload} is in commits {earlier} and {place}")
+            movement = self._own_movement(entry.site, commit, entry.payload)
+            if self._exact and not self._lossy and abs(movement - entry.tokens * UNIT) > TOLERANCE:
+                self.violate(f"{entry.payload} says {entry.tokens} tokens and moves {movement / UNIT:.3f}")
+            took[entry.site] = Took(entry.tokens, movement, entry.payload, entry.incarnation)
+        self.commits[place] = took
+        self._world.coverage.branch("commit: sliced" if commit.num_parts else "commit: gathered" if took else "commit: void")
+        for refused in commit.refused:
+            self._world.coverage.branch("refused: " + _kind(refused.why))
+
+    def _own_movement(self, site: str, commit: Commit, payload: str) -> float:
+        key = keys.offer(commit.fragment, commit.version, site)
+        offer = Offer.from_bytes(self._world.bucket.history[key][-1], key)
+        data = self._world.bucket.history[payload][-1]
+        plan = self._coding(commit.fragment).plan
+        values = decode(self._codec, data, digests_of(offer), offer.norms, plan, 0, plan.num_slices)
+        return float(values[self._world.sites[site].index])
+
+    def _coding(self, fragment: int) -> FragmentCoding:
+        if not self._codings:
+            process = next(site.process for site in self._world.sites.values() if site.process and site.process.watched)
+            self._codings = process.outer._run.codings
+        return self._codings[fragment]
+
+    # --- masters ----------------------------------------------------------------------------------------------------
+
+    def master(self, process: SiteProcess, master: Master) -> None:
+        known = self._masters.setdefault((master.fragment, master.version), master.sha256)
+        if known != master.sha256:
+            self.violate(f"{process.site.name} has another master({master.fragment}, {master.version}) than others")
+
+    # --- a process's life -------------------------------------------------------------------------------------------
+
+    def present(self) -> list[int]:
+        """The open round of each fragment, as the bucket has it."""
+        versions = []
+        for fragment in range(self._world.terms.fragments):
+            version = 0
+            while (fragment, version) in self.commits:
+                version += 1
+            versions.append(version)
+        return versions
+
+    def joined(self, process: SiteProcess, present: list[int]) -> None:
+        outer = process.outer
+        process.seen = [None] * self._world.terms.fragments
+        self._hook_tape(process)
+        for fragment, (there, seen) in enumerate(zip(present, outer._courier.versions(), strict=True)):
+            if seen < there - 1:
+                self.violate(f"{process.site.name} joined at {fragment}/{seen}, the log was at {there}")
+        process.books = [Book() for _ in outer._stands]
+        saved = process.checkpoint
+        for index, (book, stand) in enumerate(zip(process.books, outer._stands, strict=True)):
+            self._catch_up(process, index)
+            book.missed = stand.ledger.missed_rounds
+            limit = process.site.most_trained.get(index, 0)
+            if stand.ledger.trained > limit:
+                self.violate(f"{process.site.name} came back with {stand.ledger.trained} tokens, {limit} were trained")
+            if saved is None or outer.finished:
+                self._rebase(process, index)
+                continue
+            book.offset, book.merged_offset = saved.books[index]
+            if self._lossy and self._off(process, index):
+                self._rebase(process, index)  # what coding took may be lost with a crash
+        if not outer.finished:
+            self.stepped(process)
+
+    def stepped(self, process: SiteProcess) -> None:
+        """After every inner step: no token is lost or counted twice, by the ledger and by the values themselves."""
+        site = process.site
+        process.watch()
+        for index, stand in enumerate(process.outer._stands):
+            ledger = stand.ledger
+            if ledger.trained > site.most_trained.get(index, 0):
+                site.most_trained[index] = ledger.trained
+            if process.outer.finished:
+                continue
+            book = process.books[index]
+            if stand.version != book.version:
+                self._catch_up(process, index)
+            if ledger.carried < 0 or ledger.pending < 0 or ledger.captured < 0:
+                self.violate(f"{site.name}/{process.number} ledger {index} is negative: {ledger}")
+            if book.moved_on or (book.older and ledger.merged + book.merged_offset != book.tokens):
+                self._rebase(process, index)
+            book.moved_on = book.older = False
+            if ledger.merged + book.merged_offset != book.tokens:
+                self.violate(
+                    f"{site.name}/{process.number} fragment {index} says {ledger.merged} merged"
+                    f"{book.merged_offset:+}, commits took {book.tokens}"
+                )
+                self._rebase(process, index)
+            elif self._exact and abs(off := self._off(process, index)) > TOLERANCE:
+                self.violate(
+                    f"{site.name}/{process.number} fragment {index} is off by {off / UNIT:.3f} tokens: {ledger}"
+                )
+                self._rebase(process, index)
+
+    def _catch_up(self, process: SiteProcess, index: int) -> None:
+        book, stand = process.books[index], process.outer._stands[index]
+        while book.version < stand.version:
+            entry = self.commits.get((index, book.version), {}).get(process.site.name)
+            if entry is not None:
+                book.tokens += entry.tokens
+                book.movement += entry.movement
+                book.missed = 0
+                book.older |= entry.incarnation < process.outer._courier._incarnation
+            book.version += 1
+
+    def _off(self, process: SiteProcess, index: int) -> float:
+        """Own movement that is here, merged or dropped, less all that was trained; 0 but for rounding."""
+        book, stand, own = process.books[index], process.outer._stands[index], process.site.index
+        if stand.base is not book.base:
+            book.base, book.base_own = stand.base, float(stand.base[own])
+        here = book.base_own - float(process.arrays[index][own])
+        if stand.residual is not None:
+            here += float(stand.residual[own])
+        return here + book.movement - (stand.ledger.trained - stand.ledger.dropped) * UNIT - book.offset
+
+    def _rebase(self, process: SiteProcess, index: int) -> None:
+        book, stand = process.books[index], process.outer._stands[index]
+        book.offset += self._off(process, index)
+        book.merged_offset = book.tokens - stand.ledger.merged
+
+    def _hook_tape(self, process: SiteProcess) -> None:
+        tape, write = process.outer._tape, process.outer._tape.write
+
+        def watch(event: str, **fields: Any) -> None:
+            write(event, **fields)
+            self._taped(process, event, fields)
+
+        tape.write = watch
+
+    def _taped(self, process: SiteProcess, event: str, fields: dict[str, Any]) -> None:
+        coverage = self._world.coverage
+        if event == "round":
+            if fields["fault"]:
+                self.violate(f"{process.site.name} finds commit {fields['fragment']}/{fields['version']} faulty: {fields['fault']}")
+            return
+        book = process.books[fields["fragment"]] if "fragment" in fields else None
+        if event == "carried" and book is not None:
+            book.missed += 1
+        if event == "dropped" and book is not None:
+            why = fields["why"]
+            coverage.branch(f"dropped: {why}")
+            if why == "stale" and book.missed < self._world.terms.max_stale_rounds:
+                self.violate(f"{process.site.name} dropped {fields['tokens']} tokens after {book.missed} rounds missed")
+            book.moved_on |= self._lossy or why != "stale"
+        else:
+            coverage.branch(f"site: {event}")
+
+    def failed(self, process: SiteProcess, error: BaseException) -> None:
+        lines = "".join(traceback.format_exception(error)[-4:])
+        self.violate(f"{process.site.name}/{process.number} failed: {type(error).__name__}: {error}\n{lines}")
+
+    def finished(self, process: SiteProcess) -> None:
+        outer = process.outer
+        for fragment in range(self._world.terms.fragments):
+            master = outer._courier.master(fragment)
+            if master.version != self._world.terms.final_version:
+                self.violate(f"{process.site.name} finished at version {master.version} of {fragment}")
+            known = self._finals.setdefault(fragment, master.sha256)
+            if known != master.sha256:
+                self.violate(f"{process.site.name} finished with another master of {fragment} than others")
+            if float(process.arrays[fragment][process.site.index]) != float(master.weights[process.site.index]):
+                self.violate(f"{process.site.name} finished with other parameters than master {fragment}")
+
+    # --- the whole log ----------------------------------------------------------------------------------------------
+
+    def check_log(self) -> None:
+        """Rebuild every master from what ever stood in the bucket, by arithmetic of our own, and compare hashes."""
+        if self.violations or not self.commits or self._world.terms.aggregate != "mean" or self._world.bucket.racy:
+            return
+        for fragment in range(self._world.terms.fragments):
+            self._check_fragment(fragment)
+
+    def _check_fragment(self, fragment: int) -> None:
+        world, history = self._world, self._world.bucket.history
+        terms, coding = world.terms, self._coding(fragment)
+        first = [key for key in history if key.startswith(keys.masters_prefix(fragment)) and "/00000000-" in key]
+        manifest_sha = world.first_master_sha(fragment)
+        key = next(key for key in first if keys.parse_master(key)[2] == manifest_sha[: keys.SHA_DIGITS])
+        stored = np.frombuffer(history[key][-1], dtype="<f4").astype(np.float32)
+        weights, momentum = stored[: stored.size // 2].copy(), stored[stored.size // 2 :].copy()
+        lr, mu = np.float32(terms.lr), np.float32(terms.momentum)
+        version = 0
+        while (place := keys.commit(fragment, version)) in history:
+            commit = Commit.from_bytes(history[place][-1], place)
+            if commit.taken:
+                mean = self._mean(commit, coding)
+                if mean is None:
+                    break
+                momentum = momentum * mu + mean
+                weights = weights - (mean + momentum * mu) * lr
+            version += 1
+            known = self._masters.get((fragment, version))
+            sha = hashlib.sha256(weights.astype("<f4").tobytes() + momentum.astype("<f4").tobytes()).hexdigest()
+            if known is not None and known != sha:
+                self.violate(f"master({fragment}, {version}) isn't what its log makes")
+                return
+
+    def _mean(self, commit: Commit, coding: FragmentCoding) -> np.ndarray | None:
+        history = self._world.bucket.history
+        if commit.num_parts:
+            return self._from_parts(commit, coding)
+        total = None
+        for entry in commit.taken:
+            key = keys.offer(commit.fragment, commit.version, entry.site)
+            offer = Offer.from_bytes(history[key][-1], key)
+            data = history[entry.payload][-1]
+            values = decode(coding.codec, data, digests_of(offer), offer.norms, coding.plan, 0, coding.plan.num_slices)
+            product = values.numpy() * np.float32(entry.multiplier)
+            total = product if total is None else total + product
+        return total
+
+    def _from_parts(self, commit: Commit, coding: FragmentCoding) -> np.ndarray | None:
+        history = self._world.bucket.history
+        whole = self._mean(commit.model_copy(update={"num_parts": 0}), coding)
+        if coding.merged_codec.name == "fp32":
+            return whole if keys.merged(commit.fragment, commit.version, commit.num_parts - 1) in history else None
+        return None
+
+
+def _kind(why: str) -> str:
+    """The first words of a reason, without its values."""
+    words = [word for word in why.split() if not any(letter.isdigit() for letter in word)]
+    return " ".join(words[:5])

@@ -1,0 +1,175 @@
+"""A seed's schedule: terms, sites, and the faults that will happen when. Drawn from the seed alone, and then fixed.
+
+A plan with faults or sites left out is a plan too, which is how a failing one is shrunk.
+"""
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from composer_prime.sync.terms import Terms
+
+WHOLE_RUN = ("late", "phase", "skew", "slow_upload", "race")
+"""Faults that a site has from the start."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong.
+
+    at_s, for_s   virtual seconds
+    amount        what the kind makes of it: a factor, a probability, an age
+    """
+
+    kind: str
+    site: int
+    at_s: float = 0.0
+    for_s: float = 0.0
+    amount: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides a simulated run."""
+
+    seed: int
+    terms: Terms
+    num_sites: int
+    layers: int
+    numel: int
+    step_s: float
+    noise: float
+    checkpoint_steps: int
+    racy: bool
+    signed: bool
+    faults: tuple[Fault, ...]
+
+    def keep(self, places: list[int]) -> "Plan":
+        """The plan with only those of its faults."""
+        return replace(self, faults=tuple(self.faults[place] for place in places))
+
+    def with_sites(self, num_sites: int) -> "Plan":
+        """The plan with the first `num_sites` sites only."""
+        terms = self.terms.model_copy(update={"quorum": min(self.terms.quorum, num_sites)})
+        faults = tuple(fault for fault in self.faults if fault.site < num_sites)
+        return replace(self, num_sites=num_sites, terms=terms, faults=faults)
+
+    @property
+    def turn_s(self) -> float:
+        """About how long one fragment's round takes when nothing goes wrong."""
+        if self.terms.pace == "seconds":
+            return self.terms.seconds_per_turn + self.step_s
+        return self.terms.steps_per_turn * self.step_s
+
+    @property
+    def length_s(self) -> float:
+        """About how long the run takes when nothing goes wrong."""
+        return (self.terms.rounds + 1) * self.terms.fragments * (self.turn_s + 1.0)
+
+
+def draw_plan(seed: int) -> Plan:
+    """The plan of a seed."""
+    rng = random.Random(seed)
+    num_sites = _num_sites(rng)
+    plan = Plan(
+        seed=seed,
+        terms=_terms(rng, num_sites),
+        num_sites=num_sites,
+        layers=0,
+        numel=num_sites + 4,
+        step_s=rng.choice((0.3, 0.7, 1.0, 1.5)),
+        noise=rng.choice((0.0, 0.0, 0.1)),
+        checkpoint_steps=rng.choice((1, 2, 5)),
+        racy=False,
+        signed=rng.random() < 0.03,
+        faults=(),
+    )
+    plan = replace(plan, layers=plan.terms.fragments + rng.choice((0, 1)), racy=plan.terms.committer is not None)
+    return replace(plan, faults=tuple(_faults(rng, plan)))
+
+
+def _num_sites(rng: random.Random) -> int:
+    kind = rng.random()
+    if kind < 0.05:
+        return 1
+    if kind < 0.88:
+        return rng.randint(2, 8)
+    return rng.randint(9, 14) if kind < 0.985 else rng.randint(15, 32)
+
+
+def _terms(rng: random.Random, num_sites: int) -> Terms:
+    fragments = rng.choice((1, 2, 2, 3))
+    steps = rng.choice((1, 2, 2, 3, 4))
+    grace_s = rng.choice((1.0, 3.0, 6.0, 10.0))
+    quorum = rng.randint(1, max(1, (num_sites + 1) // 2))
+    liveness_s = rng.choice((10.0, 15.0, 25.0)) * (1 if num_sites < 10 else 2)
+    max_stale = rng.choice((1, 2, 4))
+    values: dict[str, Any] = {
+        "inner_steps": steps * fragments,
+        "fragments": fragments,
+        "sync_delay": rng.choice((0, 0, 1, 2, 3)),
+        "lr": rng.choice((0.7, 1.0)),
+        "momentum": rng.choice((0.0, 0.5)),
+        "codec": "fp32",
+        "merged_codec": "fp32",
+        "quorum": quorum,
+        "grace_s": grace_s,
+        "liveness_s": liveness_s,
+        "max_stale_rounds": max_stale,
+        "snapshot_rounds": rng.choice((1, 2, 3)),
+        "keep_log": rng.random() < 0.5,
+        "rounds": max(2, rng.randint(5, 14) // fragments),
+    }
+    kind = rng.random()
+    if kind < 0.2:
+        values |= {"codec": rng.choice(("int8", "int4", "topk"))}
+    elif kind < 0.45 and num_sites > 2:
+        values |= {"gather_sites": rng.randint(1, max(1, num_sites // 2)), "slices": rng.randint(3, 8)}
+    elif kind < 0.55:
+        values |= {"aggregate": rng.choice(("clipped", "trimmed", "median")), "weighting": rng.choice(("equal", "steps"))}
+    if rng.random() < 0.08:
+        values["merge_alpha"] = 0.5
+    if rng.random() < 0.1:
+        values |= {"pace": "seconds", "inner_seconds": fragments * rng.choice((1.0, 2.0, 4.0))}
+    if rng.random() < 0.08:
+        values["committer"] = "s00"
+    return Terms(**values)
+
+
+def _faults(rng: random.Random, plan: Plan) -> list[Fault]:
+    faults: list[Fault] = []
+    num_sites, length_s, turn_s = plan.num_sites, plan.length_s, plan.turn_s
+    may_go = [site for site in range(num_sites) if not (plan.terms.committer and site == 0)]
+    rng.shuffle(may_go)
+    may_go = may_go[: num_sites - plan.terms.quorum]  # so many may leave for good
+    if rng.random() < 0.3:
+        faults.append(Fault("race", -1))
+    for site in range(num_sites):
+        if rng.random() < 0.25:
+            faults.append(Fault("phase", site, amount=rng.choice((0.5, 1.3, 1.7, 2.5))))
+        if rng.random() < 0.15:
+            faults.append(Fault("skew", site, amount=rng.choice((0.7, 0.9, 0.99, 1.01, 1.1, 1.5))))
+    if rng.random() < 0.3:
+        faults.append(Fault("slow_upload", rng.randrange(num_sites), amount=turn_s * rng.choice((0.7, 1.5, 3.0))))
+    for site in may_go:
+        if rng.random() < 0.15:
+            faults.append(Fault("late", site, at_s=rng.random() * length_s * 1.2))
+    for _ in range(rng.choice((0, 1, 1, 2, 3, 4, 6))):
+        faults.append(_fault(rng, plan, may_go))
+    return faults
+
+
+def _fault(rng: random.Random, plan: Plan, may_go: list[int]) -> Fault:
+    kind = rng.choice(
+        ("crash", "crash", "crash_old", "crash_old", "crash_empty", "pause", "twin", "replace", "cut", "slow", "loss", "leave", "lost")
+    )
+    site, at_s = rng.randrange(plan.num_sites), rng.random() * plan.length_s
+    for_s = rng.choice((0.3, 1.0, 3.0, 6.0)) * plan.turn_s + rng.random()
+    if kind in ("leave", "lost"):
+        if not may_go:
+            return Fault("crash", site, at_s, for_s)
+        return Fault(kind, may_go.pop(), at_s, for_s)
+    if kind in ("twin", "replace") and plan.racy and site == 0:
+        return Fault("pause", site, at_s, for_s)
+    amount = {"crash_old": rng.randint(1, 3), "slow": rng.choice((3.0, 10.0, 30.0)), "loss": rng.choice((0.05, 0.2, 0.5))}
+    return Fault(kind, site, at_s, for_s, float(amount.get(kind, 0.0)))

@@ -1,0 +1,243 @@
+"""Virtual time: every task of every simulated process is a greenlet, and one heap of wake-ups decides who runs next.
+
+Nothing here is parallel and nothing reads a real clock, so a seed gives the same run on any machine. A process may be
+paused (its tasks stand still while time goes on) or killed (its tasks end at that instant).
+"""
+
+import heapq
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+SHORTEST_S = 1e-6
+"""Least time that passes in a wait, so that rounding never makes a loop of waits stand still."""
+
+
+class Fiber:
+    """One task of a process. `token` counts its waits: a wake-up meant for an earlier one does nothing."""
+
+    __slots__ = ("process", "greenlet", "token", "ended", "joiners")
+
+    def __init__(self, process: "Process") -> None:
+        self.process = process
+        self.greenlet: Any = None
+        self.token = 0
+        self.ended = False
+        self.joiners: list[tuple[Fiber, int]] = []
+
+    def join(self, timeout: float | None = None) -> None:
+        if not self.ended:
+            scheduler = self.process.scheduler
+            self.joiners.append((scheduler.current, scheduler.current.token))
+            self.process.wait(timeout)
+
+    def is_alive(self) -> bool:
+        return not self.ended
+
+
+class Scheduler:
+    """The heap of wake-ups. `run` is called outside of all fibers."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.num_events = 0
+        self.current: Any = None
+        self._heap: list[tuple[float, int, Fiber | None, int, Any]] = []
+        self._number = 0
+        self._hub = getcurrent()
+
+    def call_at(self, at: float, function: Callable[[], Any]) -> None:
+        """Call a function, outside of all fibers, at a virtual time."""
+        self._number += 1
+        heapq.heappush(self._heap, (at, self._number, None, 0, function))
+
+    def wake_at(self, at: float, fiber: Fiber, token: int, value: Any) -> None:
+        """Let a fiber's wait `token` end with `value` at a virtual time, unless it ended before."""
+        self._number += 1
+        heapq.heappush(self._heap, (at, self._number, fiber, token, value))
+
+    def suspend(self) -> Any:
+        """Stop the current fiber until its present wait is ended; returns what it was ended with."""
+        return self._hub.switch()
+
+    def run(self, until: float, stop: Callable[[], bool]) -> None:
+        """Go on until nothing is left to do, `stop()` holds or the time `until` is reached."""
+        heap, pop = self._heap, heapq.heappop
+        self._hub = getcurrent()
+        while heap and heap[0][0] <= until and not stop():
+            self.time, _, fiber, token, value = pop(heap)
+            if fiber is None:
+                value()
+                continue
+            process = fiber.process
+            if fiber.token != token or fiber.ended or process.is_dead:
+                continue
+            if process.is_paused:
+                process.backlog.append((fiber, token, value))
+                continue
+            fiber.token += 1
+            self.num_events += 1
+            self.current = fiber
+            fiber.greenlet.switch(value)
+            self.current = None
+
+
+class Process:
+    """A running process of a site: its tasks, its clock, and whether it still lives."""
+
+    def __init__(self, scheduler: Scheduler, name: str, *, skew: float = 1.0, offset_s: float = 0.0) -> None:
+        self.scheduler = scheduler
+        self.name = name
+        self.skew = skew
+        self.offset_s = offset_s
+        self.is_dead = False
+        self.is_paused = False
+        self.backlog: list[tuple[Fiber, int, Any]] = []
+        self.error: BaseException | None = None
+        self._fibers: dict[int, Fiber] = {}
+
+    def now(self) -> float:
+        return self.offset_s + self.scheduler.time * self.skew
+
+    def spawn(self, body: Callable[[], Any]) -> Fiber:
+        fiber = Fiber(self)
+
+        def run(_: Any) -> None:
+            try:
+                body()
+            except GreenletExit:
+                pass
+            except BaseException as error:
+                self.error = self.error or error
+            finally:
+                fiber.ended = True
+                self._fibers.pop(id(fiber), None)
+                for joiner, token in fiber.joiners:
+                    self.scheduler.wake_at(self.scheduler.time, joiner, token, True)
+
+        fiber.greenlet = greenlet(run, self.scheduler._hub)
+        self._fibers[id(fiber)] = fiber
+        self.scheduler.wake_at(self.scheduler.time, fiber, 0, None)
+        return fiber
+
+    def wait(self, seconds: float | None) -> bool:
+        """Let others run until somebody ends this fiber's wait, or `seconds` of this process's clock; False after those."""
+        if self.is_dead:
+            raise GreenletExit
+        scheduler = self.scheduler
+        fiber = scheduler.current
+        if seconds is not None:
+            scheduler.wake_at(scheduler.time + max(seconds / self.skew, SHORTEST_S), fiber, fiber.token, False)
+        return bool(scheduler.suspend())
+
+    def kill(self) -> None:
+        """All tasks end at once; called outside of all fibers."""
+        self.is_dead = True
+        for fiber in list(self._fibers.values()):
+            self.scheduler.current = fiber
+            fiber.greenlet.throw(GreenletExit)
+        self.scheduler.current = None
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+        backlog, self.backlog = self.backlog, []
+        for fiber, token, value in backlog:
+            self.scheduler.wake_at(self.scheduler.time, fiber, token, value)
+
+
+class SimCondition:
+    """A reentrant lock with a waiting room, for the fibers of one process."""
+
+    __slots__ = ("_process", "_owner", "_depth", "_queue", "_waiting")
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._owner: Fiber | None = None
+        self._depth = 0
+        self._queue: list[tuple[Fiber, int]] = []
+        self._waiting: list[tuple[Fiber, int]] = []
+
+    def __enter__(self) -> bool:
+        fiber = self._process.scheduler.current
+        if self._owner is not fiber:
+            while self._owner is not None:
+                self._queue.append((fiber, fiber.token))
+                self._process.wait(None)
+            self._owner = fiber
+        self._depth += 1
+        return True
+
+    def __exit__(self, *details: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._owner = None
+            if self._queue:
+                self._wake([self._queue.pop(0)])
+
+    def wait(self, timeout: float | None = None) -> bool:
+        fiber, depth = self._process.scheduler.current, self._depth
+        self._depth = 1
+        self.__exit__()
+        ticket = (fiber, fiber.token)
+        self._waiting.append(ticket)
+        woken = self._process.wait(timeout)
+        if not woken and ticket in self._waiting:  # notified at that very instant: it isn't there any more
+            self._waiting.remove(ticket)
+        self.__enter__()
+        self._depth = depth
+        return woken
+
+    def notify_all(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._wake(waiting)
+
+    def _wake(self, tickets: list[tuple[Fiber, int]]) -> None:
+        scheduler = self._process.scheduler
+        for fiber, token in tickets:
+            scheduler.wake_at(scheduler.time, fiber, token, True)
+
+
+class SimRuntime:
+    """`composer_prime.sync.runtime.Runtime` over the fibers of one process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def now(self) -> float:
+        return self._process.now()
+
+    def lock(self) -> Any:
+        return SimCondition(self._process)
+
+    def condition(self) -> SimCondition:
+        return SimCondition(self._process)
+
+    def spawn(self, name: str, body: Callable[[], None]) -> Fiber:
+        return self._process.spawn(body)
+
+    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        listed = list(items)
+        if len(listed) < 2:
+            return [function(item) for item in listed]
+        results: list[Any] = [None] * len(listed)
+        errors: list[Exception | None] = [None] * len(listed)
+
+        def run(place: int) -> None:
+            try:
+                results[place] = function(listed[place])
+            except Exception as error:
+                errors[place] = error
+
+        for fiber in [self._process.spawn(lambda place=place: run(place)) for place in range(len(listed))]:
+            fiber.join()
+        for error in errors:
+            if error is not None:
+                raise error
+        return results
+
+    def close(self) -> None:
+        """No idle threads to let go of."""

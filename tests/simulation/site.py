@@ -1,0 +1,237 @@
+"""A simulated site: a process that trains a few numbers through the real `OuterLoop`, and a disk that outlives it.
+
+Inner steps move a coordinate of the site's own by exactly UNIT for each token, so that what a commit took can be
+counted in the masters themselves.
+"""
+
+import contextlib
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from composer_prime.errors import ConfigError, StoreError, Superseded
+from composer_prime.sync.journal import KEPT
+from composer_prime.sync.site_clock import OuterLoop, SiteIdentity
+from tests.simulation.runtime import Process, SimRuntime
+from tests.simulation.store import Link, SimStore
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+UNIT = 2.0**-6
+"""How far one token moves its site's own coordinate."""
+NUM_CHECKPOINTS = 4
+
+
+class SimJournal:
+    """`composer_prime.sync.journal.Journal` in memory."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, dict[str, Tensor]] = {}
+
+    def write(self, fragment: int, payload: str, residual: Tensor) -> None:
+        entries = self._entries.setdefault(fragment, {})
+        entries.pop(payload, None)
+        entries[payload] = residual.clone()
+        while len(entries) > KEPT:
+            del entries[next(iter(entries))]
+
+    def read(self, fragment: int, payload: str) -> Tensor | None:
+        found = self._entries.get(fragment, {}).get(payload)
+        return None if found is None else found.clone()
+
+    def copy(self) -> "SimJournal":
+        other = SimJournal()
+        other._entries = {fragment: dict(entries) for fragment, entries in self._entries.items()}
+        return other
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Parameters and the outer loop's state after one inner step, and what the invariants knew by then."""
+
+    arrays: tuple[np.ndarray, ...]
+    outer: dict[str, Any]
+    books: tuple[tuple[float, int], ...]
+
+    def state(self) -> dict[str, Any]:
+        return _cloned(self.outer)
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _cloned(inner) for key, inner in value.items()}
+    return [_cloned(inner) for inner in value] if isinstance(value, list) else value
+
+
+@dataclass
+class Disk:
+    """What outlives a process: checkpoints, oldest first, and the journal."""
+
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    journal: SimJournal = field(default_factory=SimJournal)
+
+    def copy(self) -> "Disk":
+        return Disk(list(self.checkpoints), self.journal.copy())
+
+
+@dataclass
+class Site:
+    """A name, its link and its disk. `process` is the newest of that name."""
+
+    name: str
+    index: int
+    link: Link
+    rng: random.Random
+    step_s: float
+    skew: float = 1.0
+    disk: Disk = field(default_factory=Disk)
+    process: "SiteProcess | None" = None
+    num_processes: int = 0
+    is_gone: bool = False
+    most_trained: dict[int, int] = field(default_factory=dict)
+
+
+class SiteProcess:
+    """One process of a site, from its start to its end. `state` says how far it has come."""
+
+    def __init__(self, world: "World", site: Site, checkpoint: Checkpoint | None) -> None:
+        self.world = world
+        self.site = site
+        self.disk = site.disk
+        self.checkpoint = checkpoint
+        self.number = site.num_processes
+        site.num_processes += 1
+        offset_s = site.rng.random() * 1e5
+        self.process = Process(world.scheduler, site.name, skew=site.skew, offset_s=offset_s)
+        self.runtime = SimRuntime(self.process)
+        self.state = "joining"
+        self.leaving = False
+        self.steps = 0
+        self.arrays: list[np.ndarray] = []
+        self.outer: Any = None
+        self.watched = False
+        self.seen: list[Any] = []
+        self.fiber = self.process.spawn(self._run)
+
+    # --- what the world does to it ----------------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        return self.state in ("joining", "training") and not self.process.is_dead
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.state = "killed"
+
+    def leave(self) -> None:
+        self.leaving = True
+        if self.state == "training":
+            self.outer.interrupt()
+
+    # --- its main task ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._join()
+            self._train()
+            self.state = "finished" if self.outer.finished else "left"
+        except Superseded:
+            self.state = "superseded"
+        except Exception as error:
+            self.state = "failed"
+            self.world.invariants.failed(self, error)
+        if self.watched:
+            with contextlib.suppress(Superseded):
+                self.outer.close()
+        if self.state == "finished":
+            self.world.invariants.finished(self)
+
+    def _join(self) -> None:
+        world, site = self.world, self.site
+        while True:
+            self._load()
+            store = SimStore(world.bucket, self.process, site.link, site.rng, world.log)
+            store.before_request = self.watch
+            named = [
+                (f"layers.{index}.w", torch.from_numpy(array).requires_grad_())
+                for index, array in enumerate(self.arrays)
+            ]
+            self.outer = OuterLoop(
+                store,
+                world.terms,
+                run="sim",
+                site=SiteIdentity(site.name, world.keys.get(site.name)),
+                founding=world.founding,
+                journal=self.disk.journal,
+                runtime=self.runtime,
+            )
+            if self.checkpoint is not None:
+                self.outer.load_state_dict(self.checkpoint.state())
+            present = world.invariants.present()
+            try:
+                self.outer.join(named)
+            except StoreError:
+                world.coverage.branch("join failed, tried again")
+                self.process.wait(1 + 2 * site.rng.random())
+                continue
+            except ConfigError as error:
+                if "may create it" not in str(error):
+                    raise
+                self.process.wait(5.0)
+                continue
+            break
+        self.watched = True
+        self.state = "training"
+        world.invariants.joined(self, present)
+
+    def _load(self) -> None:
+        if self.checkpoint is not None:
+            self.arrays = [array.copy() for array in self.checkpoint.arrays]
+            return
+        rng = np.random.default_rng(self.site.index * 1000 + self.number)
+        self.arrays = [rng.standard_normal(self.world.plan.numel).astype(np.float32) for _ in range(self.world.plan.layers)]
+
+    def _train(self) -> None:
+        world, site = self.world, self.site
+        rng, process, outer = site.rng, self.process, self.outer
+        arrays, own = self.arrays, site.index
+        noise = world.plan.noise
+        while not outer.finished and not self.leaving:
+            process.wait(site.step_s * (0.9 + 0.2 * rng.random()))
+            tokens = 1 + int(rng.random() * 12)
+            for array in arrays[: world.terms.fragments]:
+                array[own] -= np.float32(tokens * UNIT)
+                if noise:
+                    array[-1] += np.float32((rng.random() - 0.5) * noise)
+            self.steps += 1
+            outer.after_inner_step(tokens, 1)
+            world.invariants.stepped(self)
+            if self.steps % world.plan.checkpoint_steps == 0 or self.leaving:
+                self._save()
+
+    def _save(self) -> None:
+        books = tuple((book.offset, book.merged_offset) for book in self.books)
+        arrays = tuple(array.copy() for array in self.arrays)
+        self.disk.checkpoints.append(Checkpoint(arrays, _cloned(self.outer.state_dict()), books))
+        del self.disk.checkpoints[:-NUM_CHECKPOINTS]
+
+    # --- what the invariants look at --------------------------------------------------------------------------------
+
+    books: list[Any] = []
+
+    def watch(self) -> None:
+        """Show the masters that this process holds, where one is new; called before each of its requests."""
+        if not self.watched:
+            return
+        masters = self.outer._courier._masters
+        for index, master in enumerate(masters):
+            if master is not self.seen[index]:
+                self.seen[index] = master
+                self.world.invariants.master(self, master)

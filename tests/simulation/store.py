@@ -1,0 +1,212 @@
+"""One bucket, and each site's way to it: requests take virtual time, and go wrong as a bad network makes them.
+
+A request takes effect at an instant between its issue and its answer, so requests of all sites interleave one by one,
+and one that is under way may still take effect after its process has died.
+"""
+
+import random
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from greenlet import GreenletExit
+
+from composer_prime.errors import KeyMissing, StoreError
+from tests.simulation.runtime import Process
+
+OVERWRITTEN = "/beat"
+"""The end of the only keys that are written twice."""
+
+
+class Bucket:
+    """The objects of all sites, and every content that a create-once key ever served.
+
+    racy   two creates of one key that are under way at once both win, and the later one's bytes stay
+    """
+
+    def __init__(self, *, racy: bool = False) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.racy = racy
+        self.created_at: dict[str, float] = {}
+        self.history: dict[str, list[bytes]] = {}
+        """All bytes that ever stood at a key, oldest first, beats left out."""
+        self.on_write: Callable[[str, bytes], None] = lambda key, data: None
+        self.on_delete: Callable[[str], None] = lambda key: None
+        self._keys: list[str] = []
+
+    def create(self, key: str, data: bytes, issued_at: float, now: float) -> bool:
+        standing = self.objects.get(key)
+        if standing is not None:
+            if self.racy and standing != data and self.created_at.get(key, -1.0) > issued_at:
+                self._set(key, data)
+                return True
+            return standing == data
+        self.created_at[key] = now
+        self._set(key, data)
+        return True
+
+    def put(self, key: str, data: bytes) -> None:
+        self._set(key, data)
+
+    def _set(self, key: str, data: bytes) -> None:
+        if key not in self.objects:
+            insort(self._keys, key)
+        self.objects[key] = data
+        if not key.endswith(OVERWRITTEN):
+            known = self.history.setdefault(key, [])
+            if not known or known[-1] != data:
+                known.append(data)
+                self.on_write(key, data)
+
+    def list(self, prefix: str) -> list[str]:
+        keys = self._keys
+        start = stop = bisect_left(keys, prefix)
+        while stop < len(keys) and keys[stop].startswith(prefix):
+            stop += 1
+        return keys[start:stop]
+
+    def delete(self, key: str) -> None:
+        if key in self.objects:
+            del self.objects[key]
+            del self._keys[bisect_left(self._keys, key)]
+            self.on_delete(key)
+
+
+@dataclass
+class Link:
+    """One site's way to the bucket, as faults change it. Times in virtual seconds.
+
+    latency_s      of a request, on average
+    upload_s       more, for each payload or master
+    factor         of both, while the link is slow
+    is_cut         nothing gets through
+    loss           probability that a request is lost, or its answer, or that it is sent twice
+    """
+
+    latency_s: float = 0.03
+    upload_s: float = 0.1
+    factor: float = 1.0
+    is_cut: bool = False
+    loss: float = 0.0
+    hits: dict[str, int] = field(default_factory=dict)
+
+    def count(self, what: str) -> None:
+        self.hits[what] = self.hits.get(what, 0) + 1
+
+
+class SimStore:
+    """`composer_prime.store.base.Store` of one process."""
+
+    uri = "sim://bucket"
+
+    def __init__(
+        self, bucket: Bucket, process: Process, link: Link, rng: random.Random, log: list[tuple[Any, ...]] | None
+    ) -> None:
+        self._bucket = bucket
+        self._process = process
+        self._link = link
+        self._rng = rng
+        self._log = log
+        self.before_request: Callable[[], None] = lambda: None
+
+    # --- the store's methods ----------------------------------------------------------------------------------------
+
+    def create(self, key: str, data: bytes) -> bool:
+        issued_at = self._process.scheduler.time
+        bucket = self._bucket
+        return self._write("create", key, lambda now: bucket.create(key, data, issued_at, now))
+
+    def put(self, key: str, data: bytes) -> None:
+        self._write("put", key, lambda now: self._bucket.put(key, data))
+
+    def delete(self, key: str) -> None:
+        self._write("delete", key, lambda now: self._bucket.delete(key))
+
+    def get(self, key: str) -> bytes:
+        self._read("get", key)
+        data = self._bucket.objects.get(key)
+        if data is None:
+            raise KeyMissing(f"no object at {key} in {self.uri}")
+        return data
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        data = self.get(key)
+        return data if start == 0 and length >= len(data) else data[start : start + length]
+
+    def list(self, prefix: str) -> list[str]:
+        self._read("list", prefix)
+        return self._bucket.list(prefix)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    # --- time and faults --------------------------------------------------------------------------------------------
+
+    def _delay(self, op: str, key: str) -> float:
+        link = self._link
+        delay = link.latency_s * (0.5 + self._rng.random())
+        if link.upload_s and op == "put" and ("/payload/" in key or key.startswith("masters/")):
+            delay += link.upload_s * (0.7 + 0.6 * self._rng.random())
+        return delay * link.factor
+
+    def _read(self, op: str, key: str) -> None:
+        """Wait until the instant at which the read takes effect, which is that of its answer."""
+        self.before_request()
+        link, process = self._link, self._process
+        if process.is_dead:
+            raise GreenletExit
+        if link.is_cut or (link.loss and self._rng.random() < link.loss):
+            self._fail(op, key, "lost")
+        self._sleep(self._delay(op, key))
+        if link.is_cut:
+            self._fail(op, key, "cut")
+        if self._log is not None:
+            self._log.append((process.scheduler.time, process.name, op, key))
+
+    def _write(self, op: str, key: str, effect: Callable[[float], Any]) -> Any:
+        """Let the write take effect, whatever becomes of its process meanwhile, and wait for the answer."""
+        self.before_request()
+        link, process, rng = self._link, self._process, self._rng
+        if process.is_dead:
+            raise GreenletExit
+        scheduler = process.scheduler
+        fate = rng.random() / link.loss if link.loss else 1.0
+        if link.is_cut or fate < 0.25:
+            self._fail(op, key, "lost")
+        delay = self._delay(op, key)
+        result: list[Any] = []
+
+        def act() -> None:
+            if link.is_cut and fate > 0.5:
+                return
+            scheduler.num_events += 1
+            result.append(effect(scheduler.time))
+            if self._log is not None:
+                self._log.append((scheduler.time, process.name, op, key, result[-1]))
+
+        if fate < 0.5:  # it takes effect once nobody waits for it any more
+            scheduler.call_at(scheduler.time + delay + 3 * rng.random(), act)
+            self._fail(op, key, "answer lost")
+        scheduler.call_at(scheduler.time + delay * 0.7, act)
+        self._sleep(delay)
+        if link.is_cut or not result or fate < 0.75:
+            self._fail(op, key, "answer lost")
+        if fate < 1.0:  # sent again: it meets its own first try
+            link.count("repeated")
+            self._sleep(self._delay(op, key))
+            act()
+            if not result or link.is_cut:
+                self._fail(op, key, "answer lost")
+        return result[-1]
+
+    def _sleep(self, seconds: float) -> None:
+        process = self._process
+        process.wait(seconds * process.skew)
+
+    def _fail(self, op: str, key: str, how: str) -> None:
+        self._link.count(how)
+        self._sleep(0.2 + 2 * self._rng.random())
+        if self._log is not None:
+            self._log.append((self._process.scheduler.time, self._process.name, op, key, how))
+        raise StoreError(f"{op} of {key} in {self.uri} failed: {how}")

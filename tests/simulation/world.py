@@ -1,0 +1,293 @@
+"""One simulated run: sites, a bucket, and a plan of faults, until the run has ended or doesn't any more.
+
+    result = run_seed(123)
+    result.violations
+"""
+
+import contextlib
+import hashlib
+import logging
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from composer_prime.outer.arithmetic import test_vector
+from composer_prime.sync import returning, start
+from composer_prime.sync.records import Manifest
+from composer_prime.sync.signatures import SigningKey
+from composer_prime.sync.start import Founding
+from composer_prime.store import keys
+from tests.simulation.coverage import Coverage
+from tests.simulation.invariants import Invariants
+from tests.simulation.plan import Fault, Plan, draw_plan
+from tests.simulation.runtime import Scheduler
+from tests.simulation.site import Checkpoint, Site, SiteProcess
+from tests.simulation.store import Bucket, Link
+
+MOST_EVENTS = 400_000
+"""No sound run needs more."""
+PATIENCE_S = 240.0
+"""Virtual seconds, beside what the run and its time-outs need, after which a run that goes on has stopped."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run was like."""
+
+    plan: Plan
+    num_events: int
+    ended_at_s: float
+    violations: tuple[str, ...]
+    branches: dict[str, int]
+    log: tuple[tuple[Any, ...], ...] = ()
+
+    @property
+    def log_sha256(self) -> str:
+        """One hash of every request, in order, with its time and answer."""
+        return hashlib.sha256("\n".join(map(repr, self.log)).encode()).hexdigest()
+
+
+class World:
+    """A plan being played."""
+
+    def __init__(self, plan: Plan, *, record: bool = False) -> None:
+        self.plan = plan
+        self.terms = plan.terms
+        self.scheduler = Scheduler()
+        self.coverage = Coverage()
+        self.log: list[tuple[Any, ...]] | None = [] if record else None
+        self.bucket = Bucket(racy=plan.racy)
+        rng = random.Random(plan.seed + 1)
+        self.sites = {f"s{index:02d}": self._site(index, rng) for index in range(plan.num_sites)}
+        self.keys = {name: SigningKey.from_bytes(bytes([7, site.index]) * 16) for name, site in self.sites.items()} if plan.signed else {}
+        self.founding = Founding(None, {name: key.public for name, key in self.keys.items()})
+        self.invariants = Invariants(self)
+        self.bucket.on_write = self.invariants.wrote
+        self.bucket.on_delete = self.invariants.deleted
+        self._pending = 0
+        self._healed_at = 0.0
+        self._plan_starts(rng)
+        for fault in plan.faults:
+            self._plan_fault(fault)
+
+    def _site(self, index: int, rng: random.Random) -> Site:
+        link = Link(latency_s=0.01 + 0.05 * rng.random(), upload_s=0.05 + 0.2 * rng.random())
+        own = random.Random(rng.random())
+        return Site(f"s{index:02d}", index, link, own, self.plan.step_s)
+
+    def _plan_starts(self, rng: random.Random) -> None:
+        kinds = {(fault.kind, fault.site): fault for fault in self.plan.faults}
+        race = ("race", -1) in kinds
+        for site in self.sites.values():
+            at_s = 0.0 if race else rng.random() * 3
+            if fault := kinds.get(("late", site.index)):
+                at_s = fault.at_s
+            if fault := kinds.get(("phase", site.index)):
+                site.step_s *= fault.amount
+            if fault := kinds.get(("skew", site.index)):
+                site.skew = fault.amount
+            if fault := kinds.get(("slow_upload", site.index)):
+                site.link.upload_s = fault.amount
+            self._later(at_s, lambda site=site: self._start(site, None))
+
+    def _later(self, at_s: float, act: Any) -> None:
+        self._pending += 1
+        self._healed_at = max(self._healed_at, at_s)
+
+        def run() -> None:
+            self._pending -= 1
+            self.scheduler.num_events += 1
+            act()
+
+        self.scheduler.call_at(at_s, run)
+
+    def _start(self, site: Site, checkpoint: Checkpoint | None) -> None:
+        self._note("start", site.name, "empty" if checkpoint is None else "from a checkpoint")
+        site.process = SiteProcess(self, site, checkpoint)
+
+    def _note(self, *what: Any) -> None:
+        if self.log is not None:
+            self.log.append((self.scheduler.time, "--", *what))
+
+    # --- faults -----------------------------------------------------------------------------------------------------
+
+    def _plan_fault(self, fault: Fault) -> None:
+        act = getattr(self, f"_{fault.kind}", None)
+        if act is not None:
+            site = self.sites[f"s{fault.site:02d}"]
+            self._later(fault.at_s, lambda: self._strike(fault, site, act))
+
+    def _strike(self, fault: Fault, site: Site, act: Any) -> None:
+        if site.process is not None and site.process.is_running and not site.process.process.is_paused and not site.is_gone:
+            self._note("fault", fault.kind, site.name, fault.for_s, fault.amount)
+            self.coverage.branch(f"fault: {fault.kind}")
+            act(fault, site)
+
+    def _crash(self, fault: Fault, site: Site, age: int = 0, empty: bool = False) -> None:
+        assert site.process is not None
+        site.process.kill()
+
+        def back() -> None:
+            if empty:
+                site.disk = type(site.disk)()
+            saved = site.disk.checkpoints
+            del saved[max(1, len(saved) - age) :]
+            self._start(site, saved[-1] if saved else None)
+
+        self._later(self.scheduler.time + fault.for_s, back)
+
+    def _crash_old(self, fault: Fault, site: Site) -> None:
+        self._crash(fault, site, age=int(fault.amount))
+
+    def _crash_empty(self, fault: Fault, site: Site) -> None:
+        self._crash(fault, site, empty=True)
+
+    def _lost(self, fault: Fault, site: Site) -> None:
+        assert site.process is not None
+        site.process.kill()
+        site.is_gone = True
+
+    def _leave(self, fault: Fault, site: Site) -> None:
+        assert site.process is not None
+        site.process.leave()
+        site.is_gone = True
+
+    def _pause(self, fault: Fault, site: Site) -> None:
+        assert site.process is not None
+        process = site.process.process
+        process.pause()
+        self._later(self.scheduler.time + fault.for_s, process.resume)
+
+    def _twin(self, fault: Fault, site: Site) -> None:
+        """The process stands still, another of its name starts elsewhere from a copy of its disk; then it goes on."""
+        assert site.process is not None
+        old = site.process.process
+        old.pause()
+        self._later(self.scheduler.time + 0.3 * fault.for_s, lambda: self._start_elsewhere(site))
+        self._later(self.scheduler.time + fault.for_s, old.resume)
+
+    def _replace(self, fault: Fault, site: Site) -> None:
+        """Another process of the name starts while the first one runs."""
+        self._start_elsewhere(site)
+
+    def _start_elsewhere(self, site: Site) -> None:
+        site.disk = site.disk.copy()
+        self._start(site, site.disk.checkpoints[-1] if site.disk.checkpoints else None)
+
+    def _cut(self, fault: Fault, site: Site) -> None:
+        site.link.is_cut = True
+        self._later(self.scheduler.time + fault.for_s, lambda: setattr(site.link, "is_cut", False))
+
+    def _slow(self, fault: Fault, site: Site) -> None:
+        site.link.factor = fault.amount
+        self._later(self.scheduler.time + fault.for_s, lambda: setattr(site.link, "factor", 1.0))
+
+    def _loss(self, fault: Fault, site: Site) -> None:
+        site.link.loss = fault.amount
+        self._later(self.scheduler.time + fault.for_s, lambda: setattr(site.link, "loss", 0.0))
+
+    # --- the run ----------------------------------------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        if self.scheduler.num_events > MOST_EVENTS or self.invariants.violations:
+            return True
+        if self._pending:
+            return False
+        return not any(site.process is not None and site.process.is_running for site in self.sites.values())
+
+    def _limit_s(self) -> float:
+        """Virtual time by which the run must be over, all faults healed: each round may need each time-out once."""
+        terms = self.terms
+        slowest = max(site.step_s / min(site.skew, 1.0) for site in self.sites.values())
+        upload = max(site.link.upload_s for site in self.sites.values())
+        turn = max(terms.steps_per_turn * slowest, terms.seconds_per_turn * 2) + upload + terms.grace_s * 2 + 5
+        return (terms.rounds + 2) * terms.fragments * turn + 4 * terms.liveness_s + PATIENCE_S
+
+    def play(self) -> Result:
+        with self._hooked():
+            limit = self._limit_s()
+            while not self._is_over():
+                before = self.scheduler.time
+                self.scheduler.run(self._healed_at + limit, self._is_over)
+                if self.scheduler.time >= self._healed_at + limit or self.scheduler.time == before:
+                    break
+            self._check_end(limit)
+            for site in self.sites.values():
+                if site.process is not None:
+                    site.process.process.kill()
+        return Result(
+            self.plan,
+            self.scheduler.num_events,
+            self.scheduler.time,
+            tuple(self.invariants.violations),
+            dict(self.coverage.branches),
+            tuple(self.log or ()),
+        )
+
+    def _check_end(self, limit: float) -> None:
+        invariants = self.invariants
+        for line in self.coverage.forbidden:
+            invariants.violate(f"logged: {line}")
+        running = [site for site in self.sites.values() if site.process is not None and site.process.is_running]
+        if not invariants.violations and running:
+            at = {site.name: site.process.outer._courier.versions() for site in running if site.process and site.process.watched}
+            invariants.violate(f"deadlock: {len(running)} sites still run {limit:.0f} s after the last fault: {at}")
+        for site in self.sites.values():
+            for what, times in site.link.hits.items():
+                self.coverage.branches[f"request: {what}"] += times
+        invariants.check_log()
+        if keys.close() not in self.bucket.objects:
+            self.coverage.branch("end: without a close record")
+
+    def first_master_sha(self, fragment: int) -> str:
+        return Manifest.from_bytes(self.bucket.objects[keys.manifest()], keys.manifest()).masters[fragment]
+
+    @contextlib.contextmanager
+    def _hooked(self) -> Iterator[None]:
+        """Hear the log, see what returning sites find, and compute the arithmetic's test vector once for all seeds."""
+        logger = logging.getLogger("composer_prime")
+        own_past, vector = returning.own_past, start.test_vector
+        level, propagate = logger.level, logger.propagate
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            past = own_past(*args, **kwargs)
+            what = "no offer" if past.newest is None else "offer taken" if past.taken else "offer open" if past.open else "offer missed"
+            self.coverage.branch(f"return: {what}{', others merged' if past.merged and not past.taken else ''}")
+            return past
+
+        logger.addHandler(self.coverage)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        returning.own_past, start.test_vector = watched, _vector
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            returning.own_past, start.test_vector = own_past, vector
+            logger.removeHandler(self.coverage)
+            logger.setLevel(level)
+            logger.propagate = propagate
+
+
+_vectors: list[str] = []
+
+
+def _vector() -> str:
+    if not _vectors:
+        _vectors.append(test_vector())
+    return _vectors[0]
+
+
+def run_plan(plan: Plan, *, record: bool = False) -> Result:
+    """Play a plan to its end."""
+    return World(plan, record=record).play()
+
+
+def run_seed(seed: int, *, record: bool = False) -> Result:
+    """Play the plan of a seed."""
+    return run_plan(draw_plan(seed), record=record)

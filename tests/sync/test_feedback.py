@@ -1,0 +1,172 @@
+"""Error feedback: what coding took from a merged offer comes with the next one, also over a crash (rules 9 and 12)."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from composer_prime.store import keys, open_store
+from composer_prime.sync.journal import FileJournal, Journal
+from composer_prime.sync.site_clock import OuterLoop
+from composer_prime.sync.terms import Terms
+from tests.sync.harness import HandSite, make_net, make_terms
+
+LOSSY = ["int8", "int4", "e3m0", "topk", "bf16"]
+
+
+@pytest.fixture
+def store(request):
+    return open_store(f"memory://{request.node.name}")
+
+
+class Walker:
+    """A site that moves every parameter by seeded noise at each step, and remembers the whole of its movement."""
+
+    def __init__(
+        self, store, terms: Terms, *, journal: Journal | None = None, checkpoint: dict[str, Any] | None = None
+    ) -> None:
+        self.net = make_net()
+        self.outer = OuterLoop(store, terms, run="run", site="a", journal=journal)
+        self.steps = 0
+        if checkpoint is not None:
+            self.net.load_state_dict(checkpoint["net"])
+            self.outer.load_state_dict(checkpoint["outer"])
+            self.steps = checkpoint["steps"]
+        self.outer.join(self.net.named_parameters())
+
+    def step(self) -> None:
+        self.steps += 1
+        generator = torch.Generator().manual_seed(self.steps)
+        with torch.no_grad():
+            for parameter in self.net.parameters():
+                parameter += torch.randn(parameter.shape, generator=generator)
+        self.outer.after_inner_step(10, 1)
+
+    def checkpoint(self) -> dict[str, Any]:
+        return copy.deepcopy({"net": self.net.state_dict(), "outer": self.outer.state_dict(), "steps": self.steps})
+
+    def held(self, fragment: int = 0) -> torch.Tensor:
+        """Where the site stands with all that it still owes: local values less the residual."""
+        stand = self.outer._stands[fragment]
+        local = self.outer._params.read(self.outer._fragments[fragment])
+        return local if stand.residual is None else local - stand.residual
+
+    def die(self) -> None:
+        self.outer._driver.close()
+
+
+def plain(steps: int) -> Any:
+    net = make_net()
+    with torch.no_grad():
+        for step in range(1, steps + 1):
+            generator = torch.Generator().manual_seed(step)
+            for parameter in net.parameters():
+                parameter += torch.randn(parameter.shape, generator=generator)
+    return net
+
+
+def flat(walker: Walker, net, fragment: int = 0) -> torch.Tensor:
+    named = dict(net.named_parameters())
+    return torch.cat([named[name].detach().flatten() for name in walker.outer._fragments[fragment].names])
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+def test_with_feedback_no_movement_is_ever_lost_to_coding(store, codec):
+    site = Walker(store, make_terms(codec=codec, rounds=8))
+    for steps in range(1, 30):
+        site.step()
+        for fragment in range(2):
+            wanted = flat(site, plain(steps), fragment)
+            torch.testing.assert_close(site.held(fragment), wanted, rtol=1e-4, atol=1e-4)
+    assert site.outer._stands[0].residual is not None
+    site.outer.close()
+
+
+def test_without_feedback_coding_takes_its_toll(store):
+    site = Walker(store, make_terms(codec="topk", rounds=8, error_feedback=False))
+    for _ in range(20):
+        site.step()
+    assert site.outer._stands[0].residual is None
+    assert float((site.held() - flat(site, plain(20))).abs().max()) > 0.1
+    site.outer.close()
+
+
+def test_a_codec_that_loses_nothing_leaves_nothing(store):
+    site = Walker(store, make_terms(codec="fp32"))
+    for _ in range(8):
+        site.step()
+    assert [stand.residual for stand in site.outer._stands] == [None, None]
+    site.outer.close()
+
+
+@pytest.mark.parametrize("killed_after", [5, 6, 7, 8, 9, 10, 12])
+@pytest.mark.parametrize("checkpoint_at", [1, 3, 4, 5])
+def test_a_killed_site_gets_its_residual_back_from_the_journal(store, tmp_path: Path, checkpoint_at, killed_after):
+    terms, journal = make_terms(codec="int4", rounds=8), FileJournal(tmp_path)
+    first, saved = Walker(store, terms, journal=journal), {}
+    for step in range(1, killed_after + 1):
+        first.step()
+        if step == checkpoint_at:
+            saved = first.checkpoint()
+    first.die()
+    back = Walker(store, terms, journal=journal, checkpoint=saved)
+    for fragment in range(2):
+        # It holds the movement up to its newest offer, or to the checkpoint when that is newer: of a whole number of steps.
+        trained = back.outer._stands[fragment].ledger.trained // 10
+        assert checkpoint_at <= trained <= killed_after
+        torch.testing.assert_close(back.held(fragment), flat(back, plain(trained), fragment), rtol=1e-4, atol=1e-4)
+    back.outer.close()
+
+
+def test_a_residual_changes_only_when_the_commit_took_the_offer(store):
+    clock = [0.0]
+    a, b = (HandSite(store, make_terms(codec="int4", grace_s=0.0), name, clock) for name in "ab")
+    a.hand_over(0, 1.0)
+    for _ in range(4):
+        a.tick()
+        clock[0] += 1.0
+    generator = torch.Generator().manual_seed(0)
+    b.hand_over(0, torch.randn(b.replicas[0].numel, generator=generator))
+    b.tick()
+    settled = b.courier.collect(0)[1]
+    assert settled is not None and settled.outcome == "missed"
+    b.hand_over(0, torch.randn(b.replicas[0].numel, generator=generator))
+    for _ in range(4):
+        b.tick()
+        a.tick()
+        clock[0] += 1.0
+    settled = b.courier.collect(0)[1]
+    assert settled is not None and settled.outcome == "taken" and settled.residual is not None
+
+
+def test_the_journal_stands_before_the_offers_record(store):
+    order: list[str] = []
+
+    class Noting:
+        def write(self, fragment: int, payload: str, residual: torch.Tensor) -> None:
+            assert not store.list(keys.offers_prefix(0, 0)) and not store.list(payload)
+            order.append(payload)
+
+        def read(self, fragment: int, payload: str) -> None:
+            return None
+
+    site = HandSite(store, make_terms(codec="int8"), "a", [0.0], journal=Noting())
+    site.hand_over(0, 1.0)
+    site.tick()
+    assert len(order) == 1 and store.list(order[0]) == order
+
+
+def test_the_journal_keeps_the_last_two_payloads_of_each_fragment(tmp_path: Path):
+    journal = FileJournal(tmp_path / "journal")
+    payloads = [keys.payload(0, version, "a", str(version) * 64) for version in range(4)]
+    for number, payload in enumerate(payloads):
+        journal.write(0, payload, torch.full((3,), float(number)))
+    journal.write(1, keys.payload(1, 0, "a", "f" * 64), torch.zeros(3))
+    assert [journal.read(0, payload) is not None for payload in payloads] == [False, False, True, True]
+    kept = journal.read(0, payloads[3])
+    assert kept is not None and kept.tolist() == [3.0] * 3
+    (path,) = [path for path in (tmp_path / "journal").iterdir() if "3333" in path.name]
+    path.write_bytes(path.read_bytes()[:-5])
+    assert journal.read(0, payloads[3]) is None

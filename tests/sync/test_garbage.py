@@ -1,0 +1,118 @@
+"""Rule 13: what nobody needs goes, and nobody is ever cut off by it."""
+
+import pytest
+import torch
+
+from composer_prime.errors import RunGone
+from composer_prime.store import keys, open_store
+from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
+
+TERMS = make_terms(rounds=40, snapshot_rounds=2, max_stale_rounds=2, keep_log=False, liveness_s=10.0, grace_s=0.0)
+
+
+@pytest.fixture
+def store(request):
+    return open_store(f"memory://{request.node.name}")
+
+
+@pytest.fixture
+def clock():
+    return [0.0]
+
+
+def rounds(clock, num_rounds: int, *sites: HandSite) -> None:
+    for _ in range(num_rounds):
+        version = sites[0].courier.versions()[0]
+        for site in sites:
+            site.beat()
+            site.hand_over(0, torch.randn(site.replicas[0].numel) * 0.1)
+        for _ in range(5):
+            for site in sites:
+                site.tick()
+            clock[0] += 0.7
+            if all(site.courier.versions()[0] > version for site in sites):
+                break
+        for site in sites:
+            site.tick()
+            site.courier.collect(0)
+
+
+def versions_of(store, what: str) -> set[int]:
+    if what == "masters":
+        return {keys.parse_master(key)[1] for key in store.list(keys.masters_prefix(0))}
+    listed = store.list(keys.rounds_prefix(0))
+    if what == "commits":
+        return {int(key.split("/")[2]) for key in listed if key.endswith("commit.json")}
+    places = [(key, keys.parse_collectable(key)) for key in listed]
+    return {place[1] for key, place in places if place and keys.is_payload(key) == (what == "payloads")}
+
+
+def test_old_payloads_offers_and_snapshots_go_and_every_commit_stays(store, clock):
+    a = HandSite(store, TERMS, "a", clock)
+    rounds(clock, 13, a)
+    assert versions_of(store, "commits") == set(range(13))
+    assert versions_of(store, "masters") == {8, 10, 12}, "12 counts once the commit after it vouches for it"
+    assert min(versions_of(store, "offers")) == 8 and min(versions_of(store, "payloads")) == 6
+
+
+def test_without_the_option_everything_stays(store, clock):
+    a = HandSite(store, TERMS.model_copy(update={"keep_log": True}), "a", clock)
+    rounds(clock, 9, a)
+    assert versions_of(store, "payloads") == set(range(9)) and 0 in versions_of(store, "masters")
+
+
+def test_a_joiner_stands_where_the_others_do_though_the_log_before_is_gone(store, clock):
+    a = HandSite(store, TERMS, "a", clock)
+    rounds(clock, 13, a)
+    late = HandSite(store, TERMS, "b", clock)
+    assert late.courier.master(0).sha256 == a.courier.master(0).sha256
+
+
+def test_what_a_live_or_joining_site_has_pinned_stays(store, clock):
+    a, slow = HandSite(store, TERMS, "a", clock), HandSite(store, TERMS, "b", clock)
+    for _ in range(12):
+        slow.beat()  # lives, but reads nothing
+        rounds(clock, 1, a)
+    assert min(versions_of(store, "payloads")) == 0 and min(versions_of(store, "offers")) == 0
+    slow.courier.follow()
+    assert slow.courier.master(0).sha256 == a.courier.master(0).sha256
+    clock[0] += 1.0
+    for _ in range(3):
+        slow.beat()
+        rounds(clock, 1, a)
+    assert min(versions_of(store, "offers")) > 0, "once it has read them they may go"
+
+
+def test_a_site_that_was_paused_too_long_goes_on_from_a_newer_snapshot(store, clock):
+    a, paused = HandSite(store, TERMS, "a", clock), HandSite(store, TERMS, "b", clock)
+    paused.hand_over(0, 5.0)
+    paused.runtime.run_tasks()
+    clock[0] += 11.0  # no beat: it counts as gone
+    a.courier._members.observe()
+    clock[0] += 11.0
+    rounds(clock, 13, a)
+    assert min(versions_of(store, "offers")) > 0
+    paused.courier.follow()
+    assert paused.courier.master(0).sha256 == a.courier.master(0).sha256
+    settled = paused.courier.collect(0)[1]
+    assert settled is not None and settled.outcome == "missed"
+
+
+def test_whole_sites_finish_with_equal_masters_while_garbage_goes(store):
+    terms = make_terms(rounds=20, snapshot_rounds=2, max_stale_rounds=2, keep_log=False, sync_delay=1, liveness_s=1.0)
+    sites = [ThreadSite(store, terms, name, data_seed=index) for index, name in enumerate("abc")]
+    run_sites(*sites)
+    assert len({str(site.summary["masters"]) for site in sites}) == 1
+    assert min(versions_of(store, "offers")) > 0
+    late = ThreadSite(store, terms, "z")
+    run_sites(late)
+    assert late.summary["masters"] == sites[0].summary["masters"]
+
+
+def test_a_bucket_that_is_emptied_under_a_live_run_stops_its_sites_with_a_word(store, clock):
+    a = HandSite(store, TERMS, "a", clock)
+    for key in store.list(""):
+        store.delete(key)
+    clock[0] += 5.0
+    with pytest.raises(RunGone, match="no longer holds the run's manifest"):
+        a.tick()

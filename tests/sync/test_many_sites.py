@@ -1,0 +1,182 @@
+"""Rule 10: rounds of many sites are cut into parts, so that the wire stays small however many take part."""
+
+import pytest
+import torch
+from torch import nn
+
+from composer_prime.store import keys, open_store
+from composer_prime.store.metered import MeteredStore
+from composer_prime.sync.reading import read_record
+from composer_prime.sync.records import Commit, Offer, Part
+from composer_prime.sync.terms import Terms
+from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
+
+
+@pytest.fixture
+def store(request):
+    return open_store(f"memory://{request.node.name}")
+
+
+class Crowd:
+    """Many sites of one fragment, each with a meter of its own, on one clock."""
+
+    def __init__(self, store, terms: Terms, num_sites: int, numel: int) -> None:
+        self.store, self.clock = store, [0.0]
+        self.meters = [MeteredStore(store) for _ in range(num_sites)]
+        net = nn.Linear(numel, 1, bias=False)
+        nn.init.zeros_(net.weight)
+        self.sites = [
+            HandSite(meter, terms, f"s{index:02d}", self.clock, net=net) for index, meter in enumerate(self.meters)
+        ]
+        self.num_rounds = 0
+
+    def look_around(self) -> None:
+        for site in self.sites:
+            site.beat()
+            site.courier._look_at_members(self.clock[0])
+
+    def round(self, but: set[int] = frozenset()) -> None:
+        """One round of all sites but some, which are silent; each moves at random."""
+        self.num_rounds += 1
+        active = [site for index, site in enumerate(self.sites) if index not in but]
+        for index, site in enumerate(active):
+            generator = torch.Generator().manual_seed(1000 * self.num_rounds + index)
+            site.hand_over(0, torch.randn(site.replicas[0].numel, generator=generator))
+        for site in active:
+            site.runtime.run_tasks()
+        for _ in range(12):
+            for site in active:
+                site.courier.tick()
+            if all(site.courier.versions()[0] == self.num_rounds for site in active):
+                break
+            self.clock[0] += 1.0
+        assert {site.courier.versions()[0] for site in active} == {self.num_rounds}
+        for site in active:
+            settled = site.courier.collect(0)[1]
+            assert settled is not None and settled.outcome == "taken"
+
+    def payload_bytes(self) -> int:
+        return read_record(self.store, Offer, keys.offer(0, self.num_rounds - 1, "s00")).nbytes
+
+    def masters(self) -> set[str]:
+        return {site.courier.master(0).sha256 for site in self.sites}
+
+
+def terms_of(codec: str, **changes) -> Terms:
+    return make_terms(**{"fragments": 1, "codec": codec, "rounds": 9, "snapshot_rounds": 100, "liveness_s": 1e6, **changes})
+
+
+def traffic_of_a_round(crowd: Crowd) -> tuple[float, float]:
+    """(most uploaded, most downloaded) by any site in one round, in payloads."""
+    crowd.look_around()
+    crowd.round()
+    before = [meter.traffic() for meter in crowd.meters]
+    crowd.round()
+    spent = [(now.bytes_up - was.bytes_up, now.bytes_down - was.bytes_down) for now, was in zip(map(MeteredStore.traffic, crowd.meters), before, strict=True)]
+    size = crowd.payload_bytes()
+    return max(up for up, _ in spent) / size, max(down for _, down in spent) / size
+
+
+@pytest.mark.parametrize("num_sites", [5, 7, 12, 32])
+def test_with_int8_a_site_downloads_at_most_2_3_payloads_and_uploads_1_3_however_many_there_are(store, num_sites):
+    crowd = Crowd(store, terms_of("int8"), num_sites, 1_000_000)
+    up, down = traffic_of_a_round(crowd)
+    assert up <= 1.3 and down <= 2.3, (up, down)
+    assert len(crowd.masters()) == 1
+
+
+@pytest.mark.parametrize("num_sites", [5, 12])
+def test_with_int4_and_int8_merges_it_is_3_3_and_1_6(store, num_sites):
+    crowd = Crowd(store, terms_of("int4"), num_sites, 1_000_000)
+    up, down = traffic_of_a_round(crowd)
+    assert up <= 1.6 and down <= 3.3, (up, down)
+
+
+def test_topk_is_gathered_since_its_payloads_are_small(store):
+    crowd = Crowd(store, terms_of("topk"), 6, 1_000_000)
+    traffic_of_a_round(crowd)
+    assert read_record(store, Commit, keys.commit(0, 1)).num_parts == 0
+    assert crowd.payload_bytes() < 4_000_000 / 205
+
+
+def test_up_to_gather_sites_everyone_reads_everyone(store):
+    crowd = Crowd(store, terms_of("fp32"), 4, 1000)
+    crowd.look_around()
+    crowd.round()
+    assert read_record(store, Commit, keys.commit(0, 0)).num_parts == 0
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "clipped", "trimmed", "median"])
+def test_merging_in_parts_gives_the_masters_that_gathering_gives(aggregate):
+    def master(name: str, gather_sites: int) -> torch.Tensor:
+        terms = terms_of("fp32", merged_codec="fp32", gather_sites=gather_sites, aggregate=aggregate)
+        crowd = Crowd(open_store(f"memory://{name}-{aggregate}"), terms, 7, 1000)
+        crowd.look_around()
+        crowd.round()
+        assert len(crowd.masters()) == 1
+        return crowd.sites[0].courier.master(0).weights
+
+    assert torch.equal(master("gathered", 7), master("parts", 4))
+
+
+def test_a_part_whose_reducer_has_died_is_merged_by_another_site(store):
+    crowd = Crowd(store, terms_of("fp32", merged_codec="fp32", grace_s=3.0, liveness_s=10.0), 6, 600)
+    crowd.look_around()
+    for site in crowd.sites:
+        site.hand_over(0, torch.randn(600))
+        site.runtime.run_tasks()
+        site.courier._bring(0)
+    dead, alive = crowd.sites[0], crowd.sites[1:]
+    for _ in range(20):
+        for site in alive:
+            site.courier.tick()
+        crowd.clock[0] += 1.0
+    assert {site.courier.versions()[0] for site in alive} == {1}
+    commit = read_record(store, Commit, keys.commit(0, 0))
+    assert len(commit.taken) == 6, "what the dead site had offered counts"
+    dead.courier.tick()
+    assert len(crowd.masters()) == 1
+
+
+@pytest.mark.parametrize("damage", ["flipped", "absent"])
+def test_an_offer_that_is_damaged_in_one_part_is_left_out_of_that_part_by_its_record(store, damage):
+    crowd = Crowd(store, terms_of("fp32", merged_codec="fp32", slices=6), 6, 600)
+    crowd.look_around()
+    for site in crowd.sites:
+        site.hand_over(0, torch.ones(600) * (1 + int(site.name[1:])))
+        site.runtime.run_tasks()
+        site.courier._bring(0)
+    offer = read_record(store, Offer, keys.offer(0, 0, "s02"))
+    assert offer.payload is not None
+    data = bytearray(store.get(offer.payload))
+    data[4 * 250] ^= 1
+    if damage == "flipped":
+        store.put(offer.payload, bytes(data))
+    else:
+        store.delete(offer.payload)
+    for _ in range(12):
+        for site in crowd.sites:
+            site.courier.tick()
+        crowd.clock[0] += 1.0
+    parts = [read_record(store, Part, keys.merged(0, 0, index)) for index in range(6)]
+    excluded = [[entry.site for entry in part.excluded] for part in parts]
+    knows_own = [index for index, part in enumerate(parts) if part.reducer == "s02"]
+    for index in set(range(6)) - set(knows_own):
+        assert excluded[index] == (["s02"] if damage == "absent" or index == 2 else [])
+    assert len(crowd.masters()) == 1
+    moved = -crowd.sites[0].courier.master(0).weights
+    sound, left_out = sum(range(1, 7)) / 6, (sum(range(1, 7)) - 3) / 5
+    for index in range(6):
+        wanted = left_out if excluded[index] else sound
+        torch.testing.assert_close(moved[100 * index : 100 * index + 100], torch.full((100,), wanted))
+
+
+def test_real_sites_in_parts_end_with_equal_masters_and_every_token_merged(store):
+    terms = make_terms(codec="fp32", merged_codec="fp32", gather_sites=2, momentum=0.5)
+    sites = [ThreadSite(store, terms, name, data_seed=index) for index, name in enumerate("abcde")]
+    run_sites(*sites)
+    assert len({str(site.summary["masters"]) for site in sites}) == 1
+    assert any(read_record(store, Commit, keys.commit(0, version)).num_parts for version in range(4))
+    for site in sites:
+        for ledger in site.summary["tokens"]:
+            assert ledger["trained"] == ledger["merged"] + ledger["dropped"]

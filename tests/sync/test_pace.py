@@ -1,0 +1,85 @@
+"""Sites of different speed, and stores that can't decide between two writers."""
+
+import time
+
+import pytest
+
+from composer_prime.errors import ConfigError
+from composer_prime.store import keys, open_store
+from composer_prime.store.memory import MemoryStore
+from composer_prime.sync.reading import read_record
+from composer_prime.sync.records import Commit, Offer
+from composer_prime.sync.runtime import ThreadRuntime
+from tests.sync.harness import ThreadSite, make_terms, run_sites
+
+
+class Slow(ThreadSite):
+    """A site whose inner step takes a while."""
+
+    step_s = 0.0
+
+    def step(self) -> None:
+        super().step()
+        time.sleep(self.step_s)  # a machine that is slower; nothing is waited for
+
+
+@pytest.fixture
+def store(request):
+    return open_store(f"memory://{request.node.name}")
+
+
+def test_by_seconds_a_fast_and_a_slow_site_meet_in_every_round_with_different_steps(store):
+    terms = make_terms(pace="seconds", inner_seconds=0.4, fragments=2, rounds=3, grace_s=60.0, sync_delay=1)
+    fast, slow = Slow(store, terms, "fast", data_seed=1), Slow(store, terms, "slow", data_seed=2)
+    fast.step_s, slow.step_s = 0.01, 0.08
+    run_sites(fast, slow)
+    assert fast.summary["masters"] == slow.summary["masters"]
+    assert fast.steps > 2 * slow.steps
+    for fragment in range(2):
+        for version in range(1, 3):
+            taken = read_record(store, Commit, keys.commit(fragment, version)).taken
+            assert [entry.site for entry in taken] == ["fast", "slow"]
+            offers = [read_record(store, Offer, keys.offer(fragment, version, site)) for site in ("fast", "slow")]
+            assert offers[0].steps > offers[1].steps
+            assert taken[0].multiplier > taken[1].multiplier, "more tokens weigh more"
+
+
+class Careless(MemoryStore):
+    """A store that takes If-None-Match and ignores it, as some gateways do: every writer wins."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        self.put(key, data)
+        return True
+
+
+def test_with_a_fixed_committer_a_store_that_lets_two_writers_win_is_safe():
+    terms = make_terms(committer="b", rounds=4, sync_delay=1, gather_sites=2, merged_codec="fp32")
+    stores = [Careless("careless") for _ in range(3)]
+    sites = [ThreadSite(store, terms, name, data_seed=i) for i, (store, name) in enumerate(zip(stores, "abc", strict=True))]
+    run_sites(*sites)
+    assert len({str(site.summary["masters"]) for site in sites}) == 1
+    commits = [read_record(stores[0], Commit, keys.commit(f, v)) for f in range(2) for v in range(5)]
+    assert {commit.committer for commit in commits} == {"b"}
+    assert any(commit.num_parts for commit in commits)
+
+
+def test_where_one_site_commits_the_others_wait_for_it_to_create_the_run(monkeypatch):
+    monkeypatch.setattr("composer_prime.sync.start.WAIT_FOR_CREATOR_S", 0.2)
+    site = ThreadSite(Careless("empty"), make_terms(committer="b"), "a")
+    with pytest.raises(ConfigError, match="only its committer, site b, may create it"):
+        run_sites(site)
+
+
+def test_parallel_requests_keep_their_order_and_raise_the_first_error_when_all_have_ended():
+    runtime, done = ThreadRuntime(), []
+
+    def half(number: int) -> float:
+        done.append(number)
+        return 1 / number
+
+    assert runtime.map(half, [1, 2, 4]) == [1.0, 0.5, 0.25]
+    done.clear()
+    with pytest.raises(ZeroDivisionError):
+        runtime.map(half, [1, 0, 2, 4])
+    assert sorted(done) == [0, 1, 2, 4]
+    runtime.close()

@@ -1,0 +1,266 @@
+"""What makes an offer, a commit or a part sound: each check, broken once."""
+
+import base64
+import hashlib
+
+import pytest
+
+from composer_prime.outer.slices import root_sha256
+from composer_prime.store import keys
+from composer_prime.sync.records import Commit, Offer, Part, Refused
+from composer_prime.sync.validity import (
+    FragmentFacts,
+    commit_fault,
+    copies,
+    offer_fault,
+    part_fault,
+    part_shares,
+    write_commit,
+)
+from tests.sync.harness import make_terms
+
+TERMS = make_terms(quorum=2)
+FACTS = FragmentFacts(0, 2, (80, 80))
+
+
+def offer(site="a", *, seed=None, version=3, captured=3, **changes):
+    digests = [hashlib.sha256(f"{seed or site}{index}".encode()).digest() for index in range(2)]
+    values = {
+        "site": site,
+        "incarnation": 0,
+        "fragment": 0,
+        "version": version,
+        "base_sha": "b" * 64,
+        "tokens": 10,
+        "steps": 2,
+        "trained_tokens": 40,
+        "codec": "fp32",
+        "payload": keys.payload(0, captured, site, root_sha256(digests)),
+        "sha256": root_sha256(digests),
+        "slices": base64.b64encode(b"".join(digests)).decode(),
+        "nbytes": 80,
+        "norms": (3.0, 4.0),
+    }
+    return Offer(**(values | changes))
+
+
+def fault_of(record, *, version=3, taken=None):
+    return offer_fault(
+        record, site="a", facts=FACTS, version=version, base_sha="b" * 64, taken=taken or {}, terms=TERMS
+    )
+
+
+def test_a_sound_offer_has_no_fault_and_its_norm_is_that_of_all_slices():
+    assert fault_of(offer()) is None and offer().norm == 5.0
+    assert fault_of(offer(payload=None, sha256=None, slices="", nbytes=0, norms=(), tokens=0, steps=0)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"site": "z"}, "record says"),
+        ({"version": 2}, "record says"),
+        ({"base_sha": "0" * 64}, "stands on"),
+        ({"codec": "int8"}, "coded as"),
+        ({"nbytes": 81}, "bytes"),
+        ({"nbytes": 79}, "bytes"),
+        ({"tokens": 0}, "0 tokens"),
+        ({"steps": 0}, "0 steps"),
+        ({"tokens": 41}, "ever trained"),
+        ({"norms": (1.0,)}, "states 1 norms"),
+        ({"norms": (1.0, -1.0)}, "norms"),
+        ({"slices": "?"}, "base64"),
+        ({"slices": base64.b64encode(b"x" * 33).decode()}, "multiple of 32"),
+        ({"slices": base64.b64encode(b"x" * 64).decode()}, "don't make"),
+        ({"payload": keys.payload(0, 3, "b", "c" * 64)}, "belongs to"),
+        ({"payload": keys.payload(0, 3, "a", "c" * 64)}, "not that of its sha256"),
+        ({"payload": "somewhere/else"}, "does not name"),
+    ],
+)
+def test_an_offer_that_cannot_stand_in_the_round_is_refused_with_the_reason(changes, word):
+    assert word in (fault_of(offer(**changes)) or "")
+
+
+def test_a_late_payload_may_stand_in_a_later_round_until_it_is_too_old():
+    assert fault_of(offer(captured=0, version=4), version=4) is None
+    assert "at most 4 rounds" in (fault_of(offer(captured=0, version=5), version=5) or "")
+    assert "at most 4 rounds" in (fault_of(offer(captured=4)) or "")
+
+
+def test_a_payload_is_taken_at_most_once_in_a_run():
+    mine = offer()
+    assert "earlier round" in (fault_of(mine, taken={mine.payload: mine.sha256}) or "")
+
+
+def test_an_offer_that_equals_anothers_is_a_copy_in_its_round_and_in_later_ones():
+    mine, copy = offer("b"), offer("a", seed="b")
+    assert list(copies({"b": mine, "a": copy})) == ["a"] and list(copies({"a": copy, "b": mine})) == ["b"]
+    assert "a copy" in (fault_of(copy, taken={mine.payload: mine.sha256}) or "")
+    own_again = offer("a", captured=2)
+    assert fault_of(offer("a"), taken={own_again.payload: own_again.sha256}) is None
+
+
+@pytest.mark.parametrize("changes", [{"norms": (0.0, 0.0)}, {"nbytes": 63}])
+def test_two_sites_that_did_not_move_or_say_little_are_no_copies(changes):
+    first, second = offer("a", seed="x", **changes), offer("b", seed="x", **changes)
+    assert copies({"a": first, "b": second}) == {}
+
+
+def commit(take=("a", "b"), terms=TERMS, **changes):
+    offers = {site: offer(site, tokens=10 * (index + 1)) for index, site in enumerate(take)}
+    record = write_commit(
+        facts=FACTS,
+        version=3,
+        base_sha="b" * 64,
+        previous="d" * 64,
+        take=offers,
+        refused={},
+        voids=(1,),
+        terms=terms,
+        admissions=0,
+        committer="a",
+        incarnation=0,
+    )
+    return record.model_copy(update=changes), offers
+
+
+def judge(record: Commit, offers, *, version=3, previous="d" * 64, taken=None, voids=(1,), terms=TERMS, committer=None):
+    return commit_fault(
+        record,
+        facts=FACTS,
+        version=version,
+        previous=previous,
+        offers=offers,
+        taken=taken or {},
+        voids=voids,
+        terms=terms,
+        committer=committer,
+    )
+
+
+def test_a_commit_written_by_the_rules_has_no_fault():
+    record, offers = commit()
+    assert judge(record, offers) is None and record.num_parts == 0
+    assert [entry.multiplier for entry in record.taken] == pytest.approx([1 / 3, 2 / 3])
+
+
+def test_a_commit_of_many_offers_is_cut_into_parts():
+    terms = make_terms(quorum=2, gather_sites=1)
+    record, offers = commit(terms=terms)
+    assert record.num_parts == 2 and judge(record, offers, terms=terms) is None
+    assert "parts" in (judge(record.model_copy(update={"num_parts": 0}), offers, terms=terms) or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"version": 4}, "its key"),
+        ({"previous": "e" * 64}, "commit before"),
+        ({"voids": ()}, "were void"),
+        ({"base_sha": "0" * 64}, "stands on"),
+        ({"num_parts": 2}, "parts"),
+        ({"taken": "swapped"}, "sorted"),
+        ({"taken": "short"}, "quorum"),
+        ({"taken": "heavy"}, "multiplier"),
+        ({"taken": "other payload"}, "another payload"),
+        ({"taken": "stranger"}, "isn't there"),
+    ],
+)
+def test_a_commit_that_does_not_follow_from_manifest_and_offers_is_refused(changes, word):
+    record, offers = commit()
+    first, second = record.taken
+    bad = {
+        "swapped": (second, first),
+        "short": (first.model_copy(update={"multiplier": 1.0}),),
+        "heavy": (first.model_copy(update={"multiplier": 0.5}), second),
+        "other payload": (first.model_copy(update={"sha256": "f" * 64}), second),
+        "stranger": (first, second, second.model_copy(update={"site": "z"})),
+    }
+    if "taken" in changes:
+        changes = {"taken": bad[changes["taken"]]}
+    assert word in (judge(record.model_copy(update=changes), offers) or "")
+
+
+def test_only_the_fixed_committer_may_commit_where_there_is_one():
+    record, offers = commit()
+    assert judge(record, offers, committer="a") is None
+    assert "only z may commit" in (judge(record, offers, committer="z") or "")
+
+
+def test_a_commit_that_takes_a_copy_or_a_taken_payload_is_refused():
+    record, offers = commit()
+    assert "earlier round" in (judge(record, offers, taken={offers["a"].payload: offers["a"].sha256}) or "")
+    _, twins = commit()
+    twins["b"] = offer("b", seed="a", tokens=20)
+    forged = write_commit(
+        facts=FACTS,
+        version=3,
+        base_sha="b" * 64,
+        previous="d" * 64,
+        take=twins,
+        refused={},
+        voids=(1,),
+        terms=TERMS,
+        admissions=0,
+        committer="a",
+        incarnation=0,
+    )
+    assert "a copy" in (judge(forged, twins) or "")
+
+
+PART_SHA = "9" * 64
+
+
+def part(**changes):
+    values = {
+        "fragment": 0,
+        "version": 3,
+        "part": 1,
+        "commit_sha": "c" * 64,
+        "excluded": (),
+        "payload": keys.merged_payload(0, 3, 1, PART_SHA),
+        "sha256": PART_SHA,
+        "nbytes": 40,
+        "reducer": "a",
+    }
+    return Part(**(values | changes))
+
+
+def judge_part(record: Part, committer=None):
+    return part_fault(
+        record, commit=commit()[0], commit_sha="c" * 64, index=1, bounds=(40, 40), committer=committer
+    )
+
+
+BOTH = (Refused(site="a", why=""), Refused(site="b", why=""))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"part": 0}, "another place"),
+        ({"commit_sha": "0" * 64}, "stands on"),
+        ({"excluded": BOTH[::-1]}, "not in order"),
+        ({"excluded": (Refused(site="z", why=""),)}, "doesn't take"),
+        ({"payload": None}, "no payload"),
+        ({"sha256": "8" * 64}, "not that of its sha256"),
+        ({"nbytes": 41}, "bytes"),
+    ],
+)
+def test_a_part_that_does_not_follow_from_its_commit_is_refused(changes, word):
+    assert judge_part(part()) is None
+    assert word in (judge_part(part(**changes)) or "")
+
+
+def test_a_part_may_be_empty_only_when_every_offer_is_unsound_in_it():
+    assert judge_part(part(excluded=BOTH, payload=None, sha256=None, nbytes=0)) is None
+
+
+def test_with_a_fixed_committer_only_it_merges_parts():
+    assert judge_part(part(), committer="a") is None and "only z may" in (judge_part(part(), committer="z") or "")
+
+
+def test_shares_are_drawn_anew_over_the_offers_that_are_sound_in_a_part():
+    record, offers = commit()
+    assert part_shares(record, offers, [], TERMS) == {entry.site: entry.multiplier for entry in record.taken}
+    assert part_shares(record, offers, ["a"], TERMS) == {"b": 1.0}
