@@ -1,6 +1,6 @@
 """`composer-prime verify`: whether a run's bucket still makes the masters it says, computed anew on this machine."""
 
-import sys
+from contextlib import closing
 
 import typer
 
@@ -17,21 +17,16 @@ def verify(store: StoreArgument) -> None:
 
     opened = open_store(store)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    console = Console(stderr=True)
     try:
-        verifier = Verifier(opened, lambda fragment, version: progress.update(task, completed=version))
-        run = verifier.run
-        task = progress.add_task("", total=run.terms.final_version)
-        try:
-            with progress:
-                for fragment in range(len(run.fragments)):
-                    progress.reset(task, description=f"fragment {fragment} of {len(run.fragments)}")
-                    report = verifier.check(fragment)
-                    progress.console.file.flush()
-                    typer.echo(str(report))
-        finally:
-            verifier.close()
-        state = "closed" if verifier.is_closed else "not closed yet"
+        with closing(Verifier(opened)) as verifier:
+            run = verifier.run
+            for fragment in range(len(run.fragments)):
+                with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+                    task = progress.add_task(f"fragment {fragment}", total=run.terms.final_version)
+                    report = verifier.check(fragment, lambda version: progress.update(task, completed=version))  # noqa: B023
+                typer.echo(str(report))
+            state = "closed" if verifier.is_closed else "not closed yet"
         typer.echo(f"ok: run {run.manifest.run}, {state}; its masters are what its log makes on this machine")
     finally:
         opened.close()

@@ -30,8 +30,8 @@ class OuterConfig(Table):
     """alpha: share of the local values kept when a round arrives; 0 adopts the master and carries local movement."""
 
     pace: Literal["steps", "seconds"] = "steps"
-    """What makes a fragment due: every H / P inner steps, or `inner_seconds` / P after the last round, so that a fast and
-    a slow site meet at the same time with different inner steps."""
+    """What makes a fragment due: every H / P inner steps, or `inner_seconds` / P after the last round, so that a fast
+    and a slow site meet at the same time with different inner steps."""
 
     inner_seconds: float = Field(default=0.0, ge=0)
     """H in seconds, with pace "seconds"."""
@@ -43,8 +43,8 @@ class OuterConfig(Table):
     """mu: outer Nesterov momentum; 0 makes the outer step plain averaging."""
 
     codec: Literal["fp32", "bf16", "int8", "int4", "e3m0", "topk"] = "int8"
-    """How a pseudo-gradient travels: 4, 2, about 1, or about a half byte a parameter; topk: 64 of 4096 values, 207 times
-    smaller than fp32, for outer momentum 0 (SparseLoCo, arXiv:2508.15706)."""
+    """How a pseudo-gradient travels: 4, 2, about 1, or about a half byte a parameter; topk: 64 of 4096 values, 207
+    times smaller than fp32, for outer momentum 0 (SparseLoCo, arXiv:2508.15706)."""
 
     merged_codec: Literal["fp32", "bf16", "int8"] = "int8"
     """How the merged parts of a round of many sites travel."""
@@ -62,8 +62,8 @@ class OuterConfig(Table):
     """Valid offers a round needs before it may be committed without those still missing."""
 
     grace_s: float = Field(default=30.0, ge=0)
-    """Longest time, seconds, that a round stays open for the missing live sites after its quorum is reached. A site waits
-    as long as its last rounds took, at most this."""
+    """Longest time, seconds, that a round stays open for the missing live sites after its quorum is reached. A site
+    waits as long as its last rounds took, at most this."""
 
     liveness_s: float = Field(default=15.0, gt=0)
     """Seconds without a new beat after which a site is no longer waited for."""
@@ -72,8 +72,8 @@ class OuterConfig(Table):
     """An offer's weight in the mean: by the tokens or the steps it was trained on, or the same for every site."""
 
     aggregate: Literal["mean", "clipped", "trimmed", "median"] = "mean"
-    """How offers become one: their weighted mean; that of offers cut to `clip` times the median norm; or, value by value
-    and unweighted, the mean of what is left after cutting both ends (`trim`), or the median."""
+    """How offers become one: their weighted mean; that of offers cut to `clip` times the median norm; or, value by
+    value and unweighted, the mean of what is left after cutting both ends (`trim`), or the median."""
 
     clip: float = Field(default=2.0, gt=0)
     """With another aggregate than "mean": multiple of the round's median norm to which larger offers are cut."""

@@ -42,7 +42,7 @@ class Coded:
 
 
 def plan_slices(numel: int, num_slices: int, codecs: Sequence[Codec]) -> SlicePlan:
-    """The slices of a fragment whose payloads and merged parts are coded by `codecs`; one where a codec can't be cut."""
+    """The slices of a fragment whose payloads and parts are coded by `codecs`; one where a codec can't be cut."""
     if not all(codec.sliceable for codec in codecs):
         return SlicePlan.of(numel, 1, 1)
     return SlicePlan.of(numel, num_slices, max(codec.block for codec in codecs))
@@ -75,7 +75,9 @@ def decode(
     else:
         sizes = [codec.nbytes(plan.size(index)) for index in range(first, last)]
     if len(data) != sum(sizes):
-        raise CorruptObject(f"{len(data)} bytes for slices {first} to {last}, which have {sum(sizes)}: refuse the offer")
+        raise CorruptObject(
+            f"{len(data)} bytes for slices {first} to {last}, which have {sum(sizes)}: refuse the offer"
+        )
     values, view, at = empty(plan.bounds[last] - plan.bounds[first]), memoryview(data), 0
     for index, size in zip(range(first, last), sizes, strict=True):
         piece, at = view[at : at + size], at + size

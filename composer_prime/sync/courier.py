@@ -187,7 +187,9 @@ class Courier:
     def follow(self, fragments: list[int] | None = None) -> None:
         """Apply every commit there is, to these or all fragments, and settle the captures they decide."""
         with self._pass_lock:
-            replicas = [self._replicas[index] for index in (range(len(self._replicas)) if fragments is None else fragments)]
+            replicas = [
+                self._replicas[index] for index in (range(len(self._replicas)) if fragments is None else fragments)
+            ]
             while replicas:
                 self._runtime.map(lambda replica: replica.look(), replicas)
                 replicas = [replica for replica in replicas if self._advance(replica)]
@@ -283,7 +285,7 @@ class Courier:
         if not errand.ready:
             return
         offer = self._offer_of(errand, self._replicas[fragment].master)
-        # After this an older process of our name makes no offer in a later round than the one above: see docs/protocol.md.
+        # The record names the round first and the claims are read then: docs/protocol.md, "Two processes of one name".
         self._pulse.check()
         data = self._roster.sign(offer).to_bytes()
         won = self._store.create(keys.offer(fragment, offer.version, self._site), data)
@@ -318,7 +320,7 @@ class Courier:
     # --- rounds -----------------------------------------------------------------------------------------------------
 
     def _served(self) -> list[int]:
-        """Fragments whose open round this site may close: where it has an offer; the fixed committer also the due one."""
+        """Fragments whose open round this site may close: where it has an offer; a fixed committer also the due one."""
         served = {f for f, errand in self._errands.items() if errand.offered_at == self._replicas[f].version}
         committer = self._roster.committer(self._roster.newest)
         if committer is not None and may_commit(self._site, committer) and not self.is_over():

@@ -1,6 +1,6 @@
 """The last rounds of one fragment, as far as the next one depends on them: what was taken, what was void.
 
-Exactly `max_stale_rounds` rounds, so that a site which starts from a snapshot knows as much as one that was always there.
+Exactly `max_stale_rounds` rounds, so that a site which starts from a snapshot knows as much as all others.
 """
 
 from collections import deque

@@ -50,11 +50,15 @@ class FileJournal:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, place)
-            entries = sorted(self._folder.glob(f"{fragment:04d}-*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+            entries = sorted(
+                self._folder.glob(f"{fragment:04d}-*.safetensors"), key=lambda path: path.stat().st_mtime_ns
+            )
             for old in entries[:-KEPT]:
                 old.unlink()
         except OSError as error:
-            raise StoreError(f"{place} can't be written ({error.strerror}): free some space on the site's disk") from error
+            raise StoreError(
+                f"{place} can't be written ({error.strerror}): free some space on the site's disk"
+            ) from error
 
     def read(self, fragment: int, payload: str) -> Tensor | None:
         """See `Journal.read`. A damaged entry counts as none, with a warning."""

@@ -10,7 +10,7 @@ from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import PROTOCOL, sha256_hex
 from composer_prime.sync.reading import find_record, read_bytes
-from composer_prime.sync.records import Manifest, Reopening
+from composer_prime.sync.records import Close, Manifest, Reopening
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.terms import Terms
 
@@ -55,6 +55,15 @@ def prolonged(store: Store, roster: Roster, terms: Terms) -> tuple[Terms, int]:
             return terms, number
         number += 1
         record = find_record(store, Reopening, key)
-        if record is not None and record.number == number and record.rounds > terms.rounds:
-            if roster.owner_fault(record) is None:
-                terms = terms.model_copy(update={"rounds": record.rounds})
+        if record is None or record.number != number or roster.owner_fault(record) is not None:
+            continue
+        terms = terms.model_copy(update={"rounds": max(terms.rounds, record.rounds)})
+
+
+def close_fault(roster: Roster, close: Close) -> str | None:
+    """Why a close record isn't one that its site signed; None when it is.
+
+    It names no admission record, and its site may have been revoked since: any list that admits it will do.
+    """
+    faults = [roster.fault(close, close.closed_by, number) for number in range(roster.refresh() + 1)]
+    return None if None in faults else faults[-1]

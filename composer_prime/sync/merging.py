@@ -1,4 +1,4 @@
-"""What a commit takes becomes one pseudo-gradient: whole payloads where sites are few, merged parts where they are many.
+"""What a commit takes becomes one pseudo-gradient: of whole payloads where sites are few, of parts where many.
 
 Payloads are checked before they are decoded; the parts of a sliced round (rule 10) are merged here too, by whichever
 site's turn it is, and a create-once record decides.
@@ -18,13 +18,13 @@ from composer_prime.outer.payloads import byte_range, decode
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
+from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Commit, Offer, Part, Refused
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import FragmentCoding
 from composer_prime.sync.runtime import Runtime
 from composer_prime.sync.terms import Terms
 from composer_prime.sync.validity import digests_of, part_fault, part_shares
-from composer_prime.sync.reading import find_record
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Merger:
         self._decoded.clear()
 
     def fetch(self, offer: Offer) -> Tensor:
-        """The decoded movement of an offer: fp32, 1-D. Raises KeyMissing, and CorruptObject on other bytes than stated."""
+        """The decoded movement of an offer: fp32, 1-D. Raises KeyMissing, CorruptObject on other bytes than stated."""
         assert offer.payload is not None
         known = self._kept.get(offer.payload)
         if known is None:
@@ -179,12 +179,18 @@ class Merger:
         commit = closing.commit
         if self._find_part(closing, index) is not None:
             return
-        read = self._runtime.map(lambda entry: self._read_slices(closing.offers[entry.site], index, commit), commit.taken)
+        read = self._runtime.map(
+            lambda entry: self._read_slices(closing.offers[entry.site], index, commit), commit.taken
+        )
         excluded = [
-            Refused(site=entry.site, why=got) for entry, got in zip(commit.taken, read, strict=True) if isinstance(got, str)
+            Refused(site=entry.site, why=got)
+            for entry, got in zip(commit.taken, read, strict=True)
+            if isinstance(got, str)
         ]
         vectors = {entry.site: got for entry, got in zip(commit.taken, read, strict=True) if not isinstance(got, str)}
-        part = self._zero_part(closing, index, excluded) if not vectors else self._merge(closing, index, vectors, excluded)
+        part = (
+            self._zero_part(closing, index, excluded) if not vectors else self._merge(closing, index, vectors, excluded)
+        )
         key = keys.merged(commit.fragment, commit.version, index)
         self._store.create(key, self._roster.sign(part).to_bytes())
 

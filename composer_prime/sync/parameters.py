@@ -79,7 +79,7 @@ class RankedParameters:
         return [(name, tuple(value.shape)) for name, value in self._params.items()]
 
     def fault(self) -> str | None:
-        """Why these parameters won't do: not alike on all ranks, or not over all of them. Collective, the same on all."""
+        """Why these parameters won't do: not alike on all ranks, or not over all of them. Collective; alike on all."""
         described = [self._describe(name, parameter) for name, parameter in self._params.items()]
         lines = [line for line, _ in described]
         digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()  # many ranks' whole lists would be big

@@ -134,7 +134,13 @@ def num_parts(num_taken: int, num_slices: int, terms: Terms) -> int:
 
 
 def reducer_rank(
-    site: str, live: Collection[str], taken: Iterable[str], fragment: int, version: int, part: int, committer: str | None
+    site: str,
+    live: Collection[str],
+    taken: Iterable[str],
+    fragment: int,
+    version: int,
+    part: int,
+    committer: str | None,
 ) -> int | None:
     """Rule 10: after how many time-outs this site merges a part: 0 at once, None never.
 

@@ -135,7 +135,7 @@ class Replica:
         return self._looked
 
     def _judge(self, data: bytes) -> Closing | Round | None:
-        """The open round's commit: sound, or a void round, or (None) no longer to be judged since its offers are gone."""
+        """The open round's commit: sound, or a void round, or (None) not to be judged any more, its offers are gone."""
         key = keys.commit(self.fragment, self.version)
         try:
             commit = Commit.from_bytes(data, key)
@@ -176,9 +176,7 @@ class Replica:
         return self._roster.fault(commit, commit.committer, commit.admissions)
 
     def _offer(self, site: str) -> Offer | None:
-        return self.offers.get(site) or find_record(
-            self._store, Offer, keys.offer(self.fragment, self.version, site)
-        )
+        return self.offers.get(site) or find_record(self._store, Offer, keys.offer(self.fragment, self.version, site))
 
     def _void(self, fault: str, commit: Commit | None) -> Round:
         logger.error("commit_void fragment=%d version=%d fault=%s", self.fragment, self.version, fault)
@@ -283,15 +281,20 @@ class _Rebuilt(Replica):
 
 
 def rebuild_master(
-    store: Store, run: Run, fragment: int, version: int, *, runtime: Runtime, roster: Roster, start: Master | None = None
+    store: Store,
+    run: Run,
+    fragment: int,
+    version: int,
+    *,
+    runtime: Runtime,
+    roster: Roster,
+    start: Master | None = None,
 ) -> Master:
     """master(fragment, version) from `start`, or the newest vouched snapshot at or below it, and the log.
 
     Raises StoreError when a commit up to `version` is missing, ProtocolError when the log before it is gone.
     """
-    replica = _Rebuilt(
-        store, run, fragment, runtime=runtime, roster=roster, site="", start=start, at_most=version
-    )
+    replica = _Rebuilt(store, run, fragment, runtime=runtime, roster=roster, site="", start=start, at_most=version)
     while replica.version < version:
         if not replica.advance():
             raise StoreError(

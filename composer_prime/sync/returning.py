@@ -126,7 +126,7 @@ class Returning:
     def stand(self, replica: Replica, saved: FragmentStand | None) -> tuple[FragmentStand, Errand | None]:
         """Put one fragment's parameters on the replica's master.
 
-        saved    from the checkpoint whose values the parameters hold; None when it has none: they then count for nothing
+        saved    from the checkpoint whose values the parameters hold; None when there is none: they count for nothing
 
         Returns where the site stands, and its offer that is still out in the open round, to be followed to its end.
         """

@@ -1,4 +1,4 @@
-"""Who may sign what in a run: the keys of the manifest and of the owner's later admissions (rule 14), and the committer.
+"""Who may sign what in a run: the keys of the manifest and of the owner's later admissions, and who commits (rule 14).
 
 A commit names the last admission record that it honours, so all readers judge it, and the offers it takes, by the same
 keys, whenever they read it.

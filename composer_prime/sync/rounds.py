@@ -195,9 +195,9 @@ class RoundCloser:
     def _commit(self, current: OpenRound, replica: Replica, sites: tuple[str, ...]) -> bool:
         """Create the commit; losing the race is as good."""
         take = {site: current.offers[site] for site in sites}
-        if num_parts(len(take), replica.coding.plan.num_slices, self._terms) == 0:
-            if not self._check_payloads(current, replica, take):
-                return False  # fewer are left: decide again
+        gathered = num_parts(len(take), replica.coding.plan.num_slices, self._terms) == 0
+        if gathered and not self._check_payloads(current, replica, take):
+            return False  # fewer are left: decide again
         if replica.look() is not None:
             return False
         record = write_commit(

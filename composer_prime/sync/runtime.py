@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Protocol, TypeVar
 
 A = TypeVar("A")
@@ -23,7 +24,9 @@ class Condition(Protocol):
 
     def __enter__(self) -> bool: ...
 
-    def __exit__(self, *details: object) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
     def wait(self, timeout: float | None = None) -> bool:
         """Let go of the lock until notified or `timeout` seconds have passed; False after a time-out."""

@@ -19,7 +19,6 @@ from composer_prime.outer.pseudograd import pseudograd
 from composer_prime.store import open_store, race_store
 from composer_prime.store.base import Store
 from composer_prime.store.metered import MeteredStore
-from composer_prime.sync.courier import Courier
 from composer_prime.sync.driver import Driver
 from composer_prime.sync.entering import SiteIdentity, enter
 from composer_prime.sync.errands import Capture, Settled
@@ -32,7 +31,6 @@ from composer_prime.sync.runtime import Runtime, ThreadRuntime
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.snapshots import Master
 from composer_prime.sync.start import Founding, create_or_join, terms_of
-from composer_prime.sync.tape import Tape
 from composer_prime.sync.terms import Terms
 
 logger = logging.getLogger(__name__)
@@ -226,8 +224,8 @@ class OuterLoop:
     def _take_turn(self) -> None:
         """Rules 3 and 4: stand on everything that is known, then offer the fragment whose turn it is.
 
-        The courier has just read the log; a commit that came a moment ago is adopted with the next turn, and the offer's
-        record, which the courier makes, stands on the newest master all the same.
+        The courier has just read the log; a commit that came a moment ago is adopted with the next turn, and the
+        offer's record, which the courier makes, stands on the newest master all the same.
         """
         self._turn_at = self._runtime.now()
         for fragment in self._fragments:

@@ -98,7 +98,7 @@ def newest_master(
 ) -> Master | None:
     """The newest stored master of a fragment that is whole and vouched for, from version `above` + 1 to `at_most`.
 
-    A corrupt snapshot is passed over with a warning, since an older one and the log make the same master. None: no such.
+    A corrupt one is passed over with a warning, since an older one and the log make the same master. None: no such.
     """
     numel = run.fragments[fragment].numel
     for version, sha in vouched_snapshots(store, run, roster, fragment, at_most):

@@ -1,7 +1,7 @@
 """Rule 17: rebuilds every master from the oldest kept snapshot and the log, bit for bit, and names what differs.
 
-The replay is the sites' own `Replica`, so what is verified is what they compute. Beside it, everything that a site takes
-on trust is compared: snapshots, close records, and the parts that reducers merged. Nothing is written.
+The replay is the sites' own `Replica`, so what is verified is what they compute. Beside it, everything that a site
+takes on trust is compared: snapshots, close records, and the parts that reducers merged. Nothing is written.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from composer_prime.outer.fragments import model_fingerprint
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
-from composer_prime.sync.lifetime import find_manifest
+from composer_prime.sync.lifetime import close_fault, find_manifest
 from composer_prime.sync.merging import Closing, Merger
 from composer_prime.sync.reading import find_record, read_record
 from composer_prime.sync.records import Close, Commit, Part
@@ -38,7 +38,7 @@ class FragmentReport:
     num_rounds      rounds replayed on the way; `num_void` of them merged nothing
     num_parts       merged parts that were computed again from the payloads
     num_snapshots   stored snapshots compared
-    num_skipped     rounds whose payloads and offers were deleted as no longer needed, so that a snapshot stands for them
+    num_skipped     rounds whose payloads and offers were deleted as no longer needed: a snapshot stands for them
     """
 
     fragment: int
@@ -67,10 +67,8 @@ def _fault(fragment: int, version: int, key: str, what: str, who: str | None = N
 class Verifier:
     """One run under examination. `check` goes through one fragment; no more than one is held in memory."""
 
-    def __init__(self, store: Store, progress: Callable[[int, int], object] = lambda fragment, version: None) -> None:
-        """progress: called with (fragment, version) after each round
-
-        Raises BadInput when no run is there, ProtocolError when it can't be read, when this machine's arithmetic isn't
+    def __init__(self, store: Store) -> None:
+        """Raises BadInput when no run is there, ProtocolError when it can't be read, when this machine's arithmetic isn't
         the run's, or when its manifest or a close record is unsound.
         """
         find_manifest(store)
@@ -78,7 +76,6 @@ class Verifier:
         self.run = load_run(self._store)
         check_arithmetic(self.run.manifest)
         self._check_fingerprint()
-        self._progress = progress
         self._runtime = ThreadRuntime()
         self._roster = Roster(self._store, self.run.manifest, self.run.sha256)
         self._roster.refresh()
@@ -93,8 +90,10 @@ class Verifier:
         """Let go of threads. The store stays open."""
         self._runtime.close()
 
-    def check(self, fragment: int) -> FragmentReport:
+    def check(self, fragment: int, progress: Callable[[int], object] = lambda version: None) -> FragmentReport:
         """Rebuild one fragment's masters and compare them with all that names one.
+
+        progress   called with each version reached
 
         Raises CorruptObject with the first fault: fragment, version, object, and who wrote it.
         """
@@ -104,7 +103,7 @@ class Verifier:
         first, num_rounds, num_void, num_compared = replica.version, 0, 0, 0
         while True:
             num_compared += self._compare(replica, snapshots)
-            self._progress(fragment, replica.version)
+            progress(replica.version)
             previous, num_skipped, data = replica.previous, replica.num_skipped, replica.look()
             try:
                 rounds = replica.advance()
@@ -149,10 +148,8 @@ class Verifier:
                 continue
             if not len(close.versions) == len(close.masters) == len(self.run.fragments) or close.number != number:
                 raise CorruptObject(f"{key} of {close.closed_by} isn't a record of closing {number} of this run")
-            # It names no admission record, and its writer may have been revoked since: any list that admits it will do.
-            faults = [self._roster.fault(close, close.closed_by, at) for at in range(self._roster.newest + 1)]
-            if None not in faults:
-                raise CorruptObject(f"{key} of {close.closed_by} {faults[-1]}")
+            if (fault := close_fault(self._roster, close)) is not None:
+                raise CorruptObject(f"{key} of {close.closed_by} {fault}")
             found[number] = close
         return found
 
@@ -168,7 +165,7 @@ class Verifier:
             raise _fault(fragment, start.version - 1, before, "is gone, though a snapshot made by it stands") from None
 
     def _read_snapshots(self, fragment: int) -> dict[int, dict[str, str]]:
-        """sha256 by key, by version, of every stored snapshot. Raises CorruptObject on bytes that aren't their key's."""
+        """sha256 by key, by version, of every stored snapshot. Raises CorruptObject on bytes that aren't the key's."""
         found: dict[int, dict[str, str]] = {}
         numel = self.run.fragments[fragment].numel
         for key in self._store.list(keys.masters_prefix(fragment)):
@@ -276,10 +273,18 @@ class Verifier:
 
 
 class _Checked(Replica):
-    """A replica that believes no payload, part or base hash, and jumps over a round only where its log was collected."""
+    """A replica that believes no payload, part or base hash, and jumps only where the log may have been collected."""
 
     def __init__(
-        self, store: Store, run: Run, fragment: int, *, runtime: Runtime, roster: Roster, start: Master, stored: list[int]
+        self,
+        store: Store,
+        run: Run,
+        fragment: int,
+        *,
+        runtime: Runtime,
+        roster: Roster,
+        start: Master,
+        stored: list[int],
     ) -> None:
         """stored: versions of the fragment's snapshots, in order"""
         super().__init__(store, run, fragment, runtime=runtime, roster=roster, site=NOBODY, start=start)

@@ -1,4 +1,4 @@
-"""What a look at a run's bucket found, as plain frozen records: tables are drawn from them, and `--json` prints them."""
+"""What a look at a run's bucket found, as frozen records: tables are drawn from them, and `--json` prints them."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,12 @@ class SiteStatus:
     """One site's part in the run.
 
     state               as its newest beat says: joining, live, done or leaving; "silent" before the first beat
-    beating             whether its beat changed between two looks; None: there was one look, or too short a time between
+    beating             whether its beat changed between two looks; None: one look, or too short a time between
     contributing        whether the newest closed round of some fragment took its offer
     versions            the open round of each fragment, as the site knows it
     trained_tokens      all it trained, as its newest beat or offer states
-    merged_tokens, carried_tokens, dropped_tokens   fates of those, as the mean over fragments: a step trains all of them
+    merged_tokens       of those, as the mean over fragments, since a step trains all of them; `carried_tokens` wait for
+                        a commit, `dropped_tokens` are lost
     rounds_taken        rounds that merged an offer of it; `rounds_missed` closed without the one it had made
     """
 

@@ -2,19 +2,19 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from composer_prime.errors import CorruptObject, KeyMissing
 from composer_prime.store import keys
 from composer_prime.store.base import Store
+from composer_prime.sync.canonical import Record
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Commit, Offer, Part, Taken
-from composer_prime.sync.canonical import Record
+from composer_prime.sync.runtime import Runtime
 
 R = TypeVar("R", bound=Record)
-Map = Callable[[Callable[..., object], Iterable[object]], list]
 
 _DETAIL = re.compile(r"\b[0-9a-f]{8,}\b|\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\b|\S*/\S*")
 
@@ -53,8 +53,8 @@ def reason(why: str) -> str:
     return _DETAIL.sub("..", why)
 
 
-def read_rounds(store: Store, fragment: int, map_: Map) -> FragmentRounds:
-    """Read one fragment's log. map_: as the built-in, several at once."""
+def read_rounds(store: Store, fragment: int, runtime: Runtime) -> FragmentRounds:
+    """Read one fragment's log."""
     found = FragmentRounds(fragment)
     listed = set(store.list(keys.rounds_prefix(fragment)))
     for key in listed:
@@ -66,14 +66,16 @@ def read_rounds(store: Store, fragment: int, map_: Map) -> FragmentRounds:
     found.snapshots = sorted({keys.parse_master(key)[1] for key in stored})
     found.version = _version(fragment, listed, found.snapshots)
     versions = range(found.version)
-    for version, read in zip(versions, map_(lambda v: read_or_say(store, Commit, keys.commit(fragment, v)), versions), strict=True):
+    for version, read in zip(
+        versions, runtime.map(lambda v: read_or_say(store, Commit, keys.commit(fragment, v)), versions), strict=True
+    ):
         if isinstance(read, Commit):
             found.commits[version] = read
         else:
             found.problems.append(str(read))
     found.faulty = _faulty(found)
     found.void = found.faulty | {version for version, commit in found.commits.items() if not commit.taken}
-    found.merged_bytes = _merged_bytes(store, found, listed, map_)
+    found.merged_bytes = _merged_bytes(store, found, listed, runtime)
     return found
 
 
@@ -105,7 +107,7 @@ def _faulty(found: FragmentRounds) -> set[int]:
     return faulty
 
 
-def _merged_bytes(store: Store, found: FragmentRounds, listed: set[str], map_: Map) -> int:
+def _merged_bytes(store: Store, found: FragmentRounds, listed: set[str], runtime: Runtime) -> int:
     """Bytes of the merged parts that stand. A part of one place has one size, so one record of each place is read."""
     standing: Counter[tuple[int, int]] = Counter()
     sample: dict[tuple[int, int], str] = {}
@@ -115,7 +117,7 @@ def _merged_bytes(store: Store, found: FragmentRounds, listed: set[str], map_: M
             if key in listed:
                 standing[commit.num_parts, index] += 1
                 sample[commit.num_parts, index] = key
-    read = map_(lambda key: read_or_say(store, Part, key), sample.values())
+    read = runtime.map(lambda key: read_or_say(store, Part, key), sample.values())
     total = 0
     for place, part in zip(sample, read, strict=True):
         if isinstance(part, Part):
@@ -125,9 +127,11 @@ def _merged_bytes(store: Store, found: FragmentRounds, listed: set[str], map_: M
     return total
 
 
-def offered_bytes(store: Store, places: Iterable[tuple[int, int, str]], map_: Map) -> tuple[dict[tuple[int, int, str], int], list[str]]:
+def offered_bytes(
+    store: Store, places: Iterable[tuple[int, int, str]], runtime: Runtime
+) -> tuple[dict[tuple[int, int, str], int], list[str]]:
     """Payload bytes by (fragment, version, site) as the offers' records state them, and what couldn't be read."""
     wanted = list(places)
-    read = map_(lambda place: read_or_say(store, Offer, keys.offer(*place)), wanted)
+    read = runtime.map(lambda place: read_or_say(store, Offer, keys.offer(*place)), wanted)
     sizes = {place: offer.nbytes for place, offer in zip(wanted, read, strict=True) if isinstance(offer, Offer)}
     return sizes, [offer for offer in read if isinstance(offer, str)]

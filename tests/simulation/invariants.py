@@ -164,14 +164,18 @@ class Invariants:
         if not outer.finished:
             self.stepped(process)
 
+    def trains(self, process: SiteProcess, tokens: int) -> None:
+        """Before an inner step is told to the outer loop."""
+        most = process.site.most_trained
+        for index, stand in enumerate(process.outer._stands):
+            most[index] = max(most.get(index, 0), stand.ledger.trained + tokens)
+
     def stepped(self, process: SiteProcess) -> None:
         """After every inner step: no token is lost or counted twice, by the ledger and by the values themselves."""
         site = process.site
         process.watch()
         for index, stand in enumerate(process.outer._stands):
             ledger = stand.ledger
-            if ledger.trained > site.most_trained.get(index, 0):
-                site.most_trained[index] = ledger.trained
             if process.outer.finished:
                 continue
             book = process.books[index]

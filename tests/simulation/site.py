@@ -211,6 +211,7 @@ class SiteProcess:
                 if noise:
                     array[-1] += np.float32((rng.random() - 0.5) * noise)
             self.steps += 1
+            world.invariants.trains(self, tokens)
             outer.after_inner_step(tokens, 1)
             world.invariants.stepped(self)
             if self.steps % world.plan.checkpoint_steps == 0 or self.leaving:

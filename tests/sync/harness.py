@@ -15,7 +15,7 @@ from composer_prime.sync.entering import SiteIdentity, enter
 from composer_prime.sync.errands import Capture
 from composer_prime.sync.journal import Journal
 from composer_prime.sync.parameters import LocalParameters
-from composer_prime.sync.runtime import Condition, Task, ThreadRuntime
+from composer_prime.sync.runtime import Condition, Task
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.start import Founding, create_or_join

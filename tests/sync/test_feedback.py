@@ -113,7 +113,7 @@ def test_a_killed_site_gets_its_residual_back_from_the_journal(store, tmp_path: 
     first.die()
     back = Walker(store, terms, journal=journal, checkpoint=saved)
     for fragment in range(2):
-        # It holds the movement up to its newest offer, or to the checkpoint when that is newer: of a whole number of steps.
+        # It holds the movement up to its newest offer, or to the checkpoint when that is newer.
         trained = back.outer._stands[fragment].ledger.trained // 10
         assert checkpoint_at <= trained <= killed_after
         torch.testing.assert_close(back.held(fragment), flat(back, plain(trained), fragment), rtol=1e-4, atol=1e-4)

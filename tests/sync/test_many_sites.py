@@ -1,5 +1,7 @@
 """Rule 10: rounds of many sites are cut into parts, so that the wire stays small however many take part."""
 
+from collections.abc import Collection
+
 import pytest
 import torch
 from torch import nn
@@ -35,7 +37,7 @@ class Crowd:
             site.beat()
             site.courier._look_at_members(self.clock[0])
 
-    def round(self, but: set[int] = frozenset()) -> None:
+    def round(self, but: Collection[int] = ()) -> None:
         """One round of all sites but some, which are silent; each moves at random."""
         self.num_rounds += 1
         active = [site for index, site in enumerate(self.sites) if index not in but]
@@ -63,7 +65,9 @@ class Crowd:
 
 
 def terms_of(codec: str, **changes) -> Terms:
-    return make_terms(**{"fragments": 1, "codec": codec, "rounds": 9, "snapshot_rounds": 100, "liveness_s": 1e6, **changes})
+    return make_terms(
+        **{"fragments": 1, "codec": codec, "rounds": 9, "snapshot_rounds": 100, "liveness_s": 1e6, **changes}
+    )
 
 
 def traffic_of_a_round(crowd: Crowd) -> tuple[float, float]:
@@ -72,9 +76,11 @@ def traffic_of_a_round(crowd: Crowd) -> tuple[float, float]:
     crowd.round()
     before = [meter.traffic() for meter in crowd.meters]
     crowd.round()
-    spent = [(now.bytes_up - was.bytes_up, now.bytes_down - was.bytes_down) for now, was in zip(map(MeteredStore.traffic, crowd.meters), before, strict=True)]
+    after = [meter.traffic() for meter in crowd.meters]
     size = crowd.payload_bytes()
-    return max(up for up, _ in spent) / size, max(down for _, down in spent) / size
+    ups = [now.bytes_up - was.bytes_up for now, was in zip(after, before, strict=True)]
+    downs = [now.bytes_down - was.bytes_down for now, was in zip(after, before, strict=True)]
+    return max(ups) / size, max(downs) / size
 
 
 @pytest.mark.parametrize("num_sites", [5, 7, 12, 32])

@@ -1,13 +1,11 @@
 """Liveness as one observer sees it (rule 6), claims and incarnations."""
 
-import contextlib
-
 import pytest
 
 from composer_prime.errors import ConfigError, Superseded
 from composer_prime.store import keys, open_store
 from composer_prime.sync.members import Members, Pulse, check_name_is_free, claim_incarnation, newest_incarnation
-from composer_prime.sync.records import Manifest
+from composer_prime.sync.records import Manifest, SiteState
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.terms import Terms
 from tests.sync.harness import HandRuntime, make_terms
@@ -39,7 +37,7 @@ def pulse_of(store, roster) -> Pulse:
     return Pulse(store, "a", claim_incarnation(store, "a", roster), roster)
 
 
-def beat(pulse: Pulse, state="live", pins=(0,)) -> None:
+def beat(pulse: Pulse, state: SiteState = "live", pins=(0,)) -> None:
     pulse.beat(state, (0,), pins, 0, 0)
 
 
@@ -116,14 +114,20 @@ class BeatingRuntime(HandRuntime):
     def condition(self):
         runtime = self
 
-        class Waiting(contextlib.AbstractContextManager):
+        class Waiting:
+            def __enter__(self) -> bool:
+                return True
+
             def __exit__(self, *details: object) -> None:
                 return None
 
-            def wait(self, timeout: float) -> bool:
-                runtime.advance(timeout)
+            def wait(self, timeout: float | None = None) -> bool:
+                runtime.advance(timeout or 0.0)
                 runtime._others_beat()
                 return False
+
+            def notify_all(self) -> None:
+                return None
 
         return Waiting()
 

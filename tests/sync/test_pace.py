@@ -1,5 +1,6 @@
 """Sites of different speed, and stores that can't decide between two writers."""
 
+import threading
 import time
 
 import pytest
@@ -55,7 +56,12 @@ class Careless(MemoryStore):
 def test_with_a_fixed_committer_a_store_that_lets_two_writers_win_is_safe():
     terms = make_terms(committer="b", rounds=4, sync_delay=1, gather_sites=2, merged_codec="fp32")
     stores = [Careless("careless") for _ in range(3)]
-    sites = [ThreadSite(store, terms, name, data_seed=i) for i, (store, name) in enumerate(zip(stores, "abc", strict=True))]
+    sites = [
+        ThreadSite(store, terms, name, data_seed=i) for i, (store, name) in enumerate(zip(stores, "abc", strict=True))
+    ]
+    gate = threading.Barrier(3)
+    for site in sites:  # all are members before any trains
+        site.after_join = lambda: gate.wait(30)
     run_sites(*sites)
     assert len({str(site.summary["masters"]) for site in sites}) == 1
     commits = [read_record(stores[0], Commit, keys.commit(f, v)) for f in range(2) for v in range(5)]

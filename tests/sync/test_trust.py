@@ -47,10 +47,15 @@ def test_sites_with_admitted_keys_train_as_any_others(store, signing, founding):
     ]
     run_sites(*sites)
     assert sites[0].summary["masters"] == sites[1].summary["masters"]
-    assert read_record(store, Commit, keys.commit(0, 0)).signature and read_record(store, Beat, keys.beat("a", 0)).signature
+    assert (
+        read_record(store, Commit, keys.commit(0, 0)).signature
+        and read_record(store, Beat, keys.beat("a", 0)).signature
+    )
 
 
-@pytest.mark.parametrize(("site", "key", "word"), [("a", None, "key_file"), ("a", "b", "admitted with"), ("z", "a", "not admitted")])
+@pytest.mark.parametrize(
+    ("site", "key", "word"), [("a", None, "key_file"), ("a", "b", "admitted with"), ("z", "a", "not admitted")]
+)
 def test_a_process_without_the_admitted_key_of_its_name_is_refused_before_it_writes(
     store, clock, signing, founding, site, key, word
 ):

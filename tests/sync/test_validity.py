@@ -227,9 +227,7 @@ def part(**changes):
 
 
 def judge_part(record: Part, committer=None):
-    return part_fault(
-        record, commit=commit()[0], commit_sha="c" * 64, index=1, bounds=(40, 40), committer=committer
-    )
+    return part_fault(record, commit=commit()[0], commit_sha="c" * 64, index=1, bounds=(40, 40), committer=committer)
 
 
 BOTH = (Refused(site="a", why=""), Refused(site="b", why=""))

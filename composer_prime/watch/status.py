@@ -1,0 +1,248 @@
+"""`composer-prime status`: one look at a run's bucket, or two with a pause between, put together into a `RunStatus`.
+
+Liveness can't be read off a bucket at one moment: clocks of different machines are never compared. Two looks tell whose
+beat changed in between.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from composer_prime.errors import CorruptObject, KeyMissing
+from composer_prime.outer.fragments import plan_fragments
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.sync.lifetime import close_fault, find_manifest, prolonged
+from composer_prime.sync.members import newest_incarnation
+from composer_prime.sync.reading import read_bytes
+from composer_prime.sync.records import Beat, Close, Manifest
+from composer_prime.sync.roster import Roster
+from composer_prime.sync.runtime import Runtime, ThreadRuntime
+from composer_prime.watch.records import Bytes, FragmentStatus, RunStatus, SiteStatus
+from composer_prime.watch.rounds import FragmentRounds, offered_bytes, read_or_say, read_rounds
+from composer_prime.watch.tapes import TapeFacts, read_tape
+
+VALUE_BYTES = 8
+"""Bytes of a stored master for each parameter: fp32 weight and momentum."""
+BEATS_PER_LIVENESS = 5
+"""Beats of a live site within `liveness_s`; a shorter watch can't tell that it is silent."""
+
+
+@dataclass(frozen=True)
+class _Claimed:
+    """What the bucket holds of one site's name: its newest incarnation's beat, None where it has no sound one."""
+
+    site: str
+    incarnation: int
+    incarnations: int
+    beat: Beat | None
+    problem: str | None
+
+
+def look(store: Store, watch_s: float = 0.0, wait: Callable[[float], object] = time.sleep) -> RunStatus:
+    """What the run at `store` is doing.
+
+    watch_s   seconds between two looks at the beats, so that it is seen who beats; 0: one look
+
+    Raises BadInput when no run is there, ProtocolError when its manifest can't be read. Whatever else is damaged is
+    named in `problems`.
+    """
+    manifest, sha = find_manifest(store)
+    roster = Roster(store, manifest, sha)
+    roster.refresh()
+    runtime = ThreadRuntime()
+    try:
+        before = None
+        if watch_s > 0:
+            before = {claimed.site: claimed.beat for claimed in _claims(store, roster, runtime)}
+            wait(watch_s)
+        return _Look(store, manifest, roster, runtime, watch_s, before).status()
+    finally:
+        runtime.close()
+
+
+class _Look:
+    """One look: reads everything once, then answers."""
+
+    def __init__(
+        self,
+        store: Store,
+        manifest: Manifest,
+        roster: Roster,
+        runtime: Runtime,
+        watch_s: float,
+        before: Mapping[str, Beat | None] | None,
+    ) -> None:
+        self._store, self._manifest, self._roster = store, manifest, roster
+        self._watch_s, self._before = watch_s, before
+        self._terms, self._reopened = prolonged(store, roster, manifest.terms)
+        shapes = [(parameter.name, parameter.shape) for parameter in manifest.parameters]
+        self._fragments = plan_fragments(shapes, manifest.terms.fragments)
+        indices = range(len(self._fragments))
+        self._rounds: list[FragmentRounds] = [read_rounds(store, index, runtime) for index in indices]
+        self._claimed = _claims(store, roster, runtime)
+        self._tapes = {claimed.site: _tape(store, claimed.site, runtime) for claimed in self._claimed}
+        self._offered, unread = self._read_offers(runtime)
+        self._closed, close_problem = self._read_close()
+        self._problems = [problem for rounds in self._rounds for problem in rounds.problems]
+        self._problems += [claimed.problem for claimed in self._claimed if claimed.problem is not None]
+        self._problems += [problem for tape in self._tapes.values() for problem in tape.problems]
+        self._problems += unread + close_problem
+
+    def status(self) -> RunStatus:
+        """Everything, put together."""
+        terms = self._terms
+        versions = [rounds.version for rounds in self._rounds]
+        return RunStatus(
+            uri=self._store.uri,
+            run=self._manifest.run,
+            created_by=self._manifest.created_by,
+            inner_steps=terms.inner_steps,
+            fragments=terms.fragments,
+            sync_delay=terms.sync_delay,
+            codec=terms.codec,
+            rounds_done=min(terms.rounds, *versions),
+            rounds=terms.rounds,
+            closed=self._closed,
+            reopened=self._reopened,
+            signed=self._roster.signed,
+            owner=self._manifest.owner,
+            committer=self._roster.committer(self._roster.newest),
+            liveness_s=terms.liveness_s,
+            watched_s=self._watch_s,
+            sites=tuple(self._site(claimed) for claimed in self._claimed),
+            by_fragment=tuple(self._fragment(rounds) for rounds in self._rounds),
+            refused=dict(sum((rounds.refused() for rounds in self._rounds), Counter[str]()).most_common()),
+            bytes=self._bytes(),
+            problems=tuple(self._problems),
+        )
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def _read_close(self) -> tuple[bool, list[str]]:
+        """Whether the run has ended, and what is wrong with the record that should say so."""
+        key = keys.close(self._reopened)
+        try:
+            data = read_bytes(self._store, key)
+        except KeyMissing:
+            return False, []
+        try:
+            close = Close.from_bytes(data, key)
+        except CorruptObject as error:
+            return False, [str(error)]
+        fault = close_fault(self._roster, close)
+        return True, [] if fault is None else [f"{key} of {close.closed_by} {fault}"]
+
+    def _read_offers(self, runtime: Runtime) -> tuple[dict[tuple[int, int, str], int], list[str]]:
+        """Payload bytes by (fragment, version, site): from the tapes, and from the records of what isn't on one yet."""
+        known = {(*place, site): nbytes for site, tape in self._tapes.items() for place, nbytes in tape.offered.items()}
+        standing = {
+            (rounds.fragment, version, site)
+            for rounds in self._rounds
+            for version, sites in rounds.offers.items()
+            for site in sites
+        }
+        read, problems = offered_bytes(self._store, sorted(standing - known.keys()), runtime)
+        return known | read, problems
+
+    # --- sites ------------------------------------------------------------------------------------------------------
+
+    def _site(self, claimed: _Claimed) -> SiteStatus:
+        site, beat = claimed.site, claimed.beat
+        taken = [
+            (rounds.fragment, version, entry)
+            for rounds in self._rounds
+            for version in range(rounds.version)
+            for entry in rounds.taken(version)
+            if entry.site == site
+        ]
+        offered = {(f, v) for (f, v, name), nbytes in self._offered.items() if name == site and nbytes > 0}
+        missed = offered - {(fragment, version) for fragment, version, _ in taken}
+        num_missed = sum(version < self._rounds[fragment].version for fragment, version in missed)
+        trained = max([0 if beat is None else beat.trained_tokens, *(entry.trained_tokens for _, _, entry in taken)])
+        merged = self._mean(entry.tokens for _, _, entry in taken)
+        dropped = self._mean(self._tapes[site].dropped.values())
+        return SiteStatus(
+            site=site,
+            incarnation=claimed.incarnation,
+            incarnations=claimed.incarnations,
+            state="silent" if beat is None else beat.state,
+            beating=self._is_beating(claimed),
+            contributing=any(self._took_last(rounds, site) for rounds in self._rounds),
+            beat_counter=0 if beat is None else beat.counter,
+            inner_step=0 if beat is None else beat.inner_step,
+            versions=() if beat is None else beat.versions,
+            trained_tokens=trained,
+            merged_tokens=merged,
+            carried_tokens=max(0, trained - merged - dropped),
+            dropped_tokens=dropped,
+            rounds_taken=len(taken),
+            rounds_missed=num_missed,
+        )
+
+    def _mean(self, tokens) -> int:
+        """Over fragments: each step trains every fragment, so that a site's tokens are counted once."""
+        return round(sum(tokens) / len(self._rounds))
+
+    def _took_last(self, rounds: FragmentRounds, site: str) -> bool:
+        return rounds.version > 0 and any(entry.site == site for entry in rounds.taken(rounds.version - 1))
+
+    def _is_beating(self, claimed: _Claimed) -> bool | None:
+        if self._before is None:
+            return None
+        if claimed.beat != self._before.get(claimed.site):
+            return True
+        return False if self._watch_s > self._terms.liveness_s / BEATS_PER_LIVENESS else None
+
+    # --- rounds and bytes -------------------------------------------------------------------------------------------
+
+    def _fragment(self, rounds: FragmentRounds) -> FragmentStatus:
+        num_sites = max(1, len(self._claimed))
+        shares = [len(rounds.taken(version)) / num_sites for version in range(rounds.version)]
+        return FragmentStatus(
+            fragment=rounds.fragment,
+            parameters=self._fragments[rounds.fragment].numel,
+            version=rounds.version,
+            void=len(rounds.void),
+            faulty=len(rounds.faulty),
+            participation=sum(shares) / len(shares) if shares else None,
+            open_offers=len(rounds.offers.get(rounds.version, ())),
+            snapshots=tuple(rounds.snapshots),
+        )
+
+    def _bytes(self) -> Bytes:
+        masters = sum(
+            VALUE_BYTES * fragment.numel * len(rounds.snapshots)
+            for fragment, rounds in zip(self._fragments, self._rounds, strict=True)
+        )
+        return Bytes(sum(self._offered.values()), sum(rounds.merged_bytes for rounds in self._rounds), masters)
+
+
+def _claims(store: Store, roster: Roster, runtime: Runtime) -> list[_Claimed]:
+    """Every site that ever claimed its name, with the beat of its newest incarnation."""
+    claims: dict[str, list[int]] = {}
+    for key in store.list(keys.sites_prefix()):
+        if keys.is_claim(key):
+            site, incarnation = keys.parse_claim(key)
+            claims.setdefault(site, []).append(incarnation)
+
+    def read(site: str) -> _Claimed:
+        newest = newest_incarnation(store, site, roster) if roster.signed else max(claims[site])
+        place = (site, max(newest, 0), len(claims[site]))
+        if newest < 0:
+            return _Claimed(*place, None, f"site {site} has claims, but none that its admitted key signed")
+        beat = read_or_say(store, Beat, key := keys.beat(site, newest))
+        if isinstance(beat, str):
+            return _Claimed(*place, None, f"site {site} has not beaten: {beat}")
+        fault = roster.fault(beat, site)
+        if fault is None and (beat.site, beat.incarnation) != (site, newest):
+            fault = f"says {beat.site} {beat.incarnation}"
+        return _Claimed(*place, beat, None) if fault is None else _Claimed(*place, None, f"{key} of {site} {fault}")
+
+    return runtime.map(read, sorted(claims))
+
+
+def _tape(store: Store, site: str, runtime: Runtime) -> TapeFacts:
+    pieces: Sequence[str] = store.list(keys.tape_prefix(site))
+    return read_tape(zip(pieces, runtime.map(store.get, pieces), strict=True))

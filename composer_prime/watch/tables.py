@@ -1,0 +1,95 @@
+"""A `RunStatus` as a person reads it: a few lines on the run, a table of its sites, one of its fragments."""
+
+from rich.console import Console
+from rich.table import Table
+
+from composer_prime.watch.records import RunStatus, SiteStatus
+
+UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def draw(status: RunStatus, console: Console) -> None:
+    """Print the status."""
+    for line in run_lines(status):
+        console.print(line, markup=False, highlight=False)
+    console.print(site_table(status))
+    console.print(fragment_table(status))
+    for why, count in status.refused.items():
+        console.print(f"refused {count}: {why}", markup=False, highlight=False)
+    for problem in status.problems:
+        console.print(f"problem: {problem}", markup=False, highlight=False, style="bold")
+
+
+def run_lines(status: RunStatus) -> list[str]:
+    """The run as a whole, in a few lines."""
+    state = "closed" if status.closed else "going on"
+    times = f", reopened {status.reopened} times" if status.reopened else ""
+    access = "open to whoever can write" if not status.signed else f"keys, owner {status.owner or 'none'}"
+    committer = f"; {status.committer} alone commits" if status.committer else ""
+    written = status.bytes
+    return [
+        f"run {status.run} in {status.uri}, created by {status.created_by}",
+        f"{state}{times}: {status.rounds_done} of {status.rounds} rounds; H {status.inner_steps}, "
+        f"P {status.fragments}, tau {status.sync_delay}, codec {status.codec}; {access}{committer}",
+        f"payloads {size(written.payloads)}, merged parts {size(written.merged)}, "
+        f"stored masters {size(written.masters)}",
+    ]
+
+
+def site_table(status: RunStatus) -> Table:
+    """One row a site. Who beats is known only after two looks."""
+    title = "sites" if status.sites else "no site has come yet"
+    if status.sites and not status.watched_s:
+        title += " (one look: --watch-s tells who is alive)"
+    table = Table(title=title, title_justify="left")
+    for column in ("site", "state", "alive", "in last round", "step", "rounds"):
+        table.add_column(column)
+    for column in ("tokens", "merged", "carried", "dropped", "taken", "missed", "incarnation"):
+        table.add_column(column, justify="right")
+    for site in status.sites:
+        table.add_row(
+            site.site,
+            site.state,
+            alive(site),
+            "yes" if site.contributing else "no",
+            f"{site.inner_step:,}",
+            " ".join(map(str, site.versions)) or "-",
+            *(f"{n:,}" for n in (site.trained_tokens, site.merged_tokens, site.carried_tokens, site.dropped_tokens)),
+            str(site.rounds_taken),
+            str(site.rounds_missed),
+            f"{site.incarnation} of {site.incarnations}",
+        )
+    return table
+
+
+def fragment_table(status: RunStatus) -> Table:
+    """One row a fragment."""
+    table = Table(title="rounds", title_justify="left")
+    for column in ("fragment", "parameters", "closed", "void", "unsound", "sites taken", "open offers", "snapshots"):
+        table.add_column(column, justify="right")
+    for fragment in status.by_fragment:
+        shown = [str(version) for version in fragment.snapshots]
+        table.add_row(
+            str(fragment.fragment),
+            f"{fragment.parameters:,}",
+            str(fragment.version),
+            str(fragment.void),
+            str(fragment.faulty),
+            "-" if fragment.participation is None else f"{fragment.participation:.0%}",
+            str(fragment.open_offers),
+            " ".join(shown if len(shown) <= 4 else [shown[0], "..", *shown[-2:]]) or "none",
+        )
+    return table
+
+
+def alive(site: SiteStatus) -> str:
+    """What two looks, or one, say of a site's beat."""
+    if site.beating is None:
+        return f"beat {site.beat_counter}"
+    return "yes" if site.beating else "no"
+
+
+def size(num_bytes: int) -> str:
+    """Bytes for people: 1.72 MB."""
+    power = min((len(str(num_bytes)) - 1) // 3, len(UNITS) - 1)
+    return f"{num_bytes / 1000**power:.{2 if power else 0}f} {UNITS[power]}"
