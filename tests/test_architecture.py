@@ -22,7 +22,8 @@ LAYERS = (
 """From the top down: a module imports its own room, and rooms of lower layers."""
 
 LIGHT_ROOMS = {"cli", "config", "errors", "metrics", "store", "executors", "watch"}
-LIGHT_MODULES = {f"{PACKAGE}.sync", *(f"{PACKAGE}.sync.{name}" for name in ("protocol", "members", "ledger"))}
+LIGHT_SYNC = "canonical history ledger lifetime members owner protocol reading records roster runtime signatures tape"
+LIGHT_MODULES = {f"{PACKAGE}.sync", *(f"{PACKAGE}.sync.{name}" for name in f"{LIGHT_SYNC} terms validity".split())}
 
 KEY_STARTS = ("rounds/", "masters/", "tape/", "probe/")
 KEY_PARTS = ("manifest.json", "commit.json", "claim.json", "close.json", "/offers/", "/payload/")

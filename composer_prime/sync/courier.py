@@ -6,6 +6,7 @@ simulation; decisions are `protocol`'s, arithmetic is `Replica`'s. All of it run
 
 import base64
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from composer_prime.errors import KeyMissing, RunGone, StoreError
@@ -82,6 +83,8 @@ class Courier:
         """When this site last saw a round close, on its own clock."""
         self.closed = False
         """Whether the close record is known to stand."""
+        self.on_ready: Callable[[], None] = lambda: None
+        """Called when an upload has ended, so that the next pass comes at once."""
         self.upload_s = 0.0
         """Seconds that coding and uploading took, off the training thread."""
 
@@ -184,6 +187,12 @@ class Courier:
             self._archive()
             self._close_run()
 
+    def catch_up(self) -> None:
+        """Read the log up to now, before this process has anything out; what it took of our name, `Returning` tells."""
+        self.follow()
+        with self.changed:
+            self._overtaken.clear()
+
     def follow(self, fragments: list[int] | None = None) -> None:
         """Apply every commit there is, to these or all fragments, and settle the captures they decide."""
         with self._pass_lock:
@@ -208,6 +217,7 @@ class Courier:
             for closed in rounds:
                 self._settle(closed)
             self.changed.notify_all()
+        _ = replica.master.sha256  # hashed here and now, while the training thread already goes on
         return True
 
     def _settle(self, closed: Round) -> None:
@@ -251,6 +261,7 @@ class Courier:
             self._code_and_put(errand)
         except BaseException as error:
             errand.failure = error
+        self.on_ready()
 
     def _code_and_put(self, errand: Errand) -> None:
         started = self._runtime.now()
@@ -341,7 +352,7 @@ class Courier:
                 place = (commit.fragment, commit.version, index)
                 rank = reducer_rank(self._site, live, taken, *place, committer)
                 if rank is not None and now - closing.seen_at >= rank * self._closer.grace_s:
-                    replica.merger.reduce(closing, index)
+                    replica.reduce(index)
             self.follow([replica.fragment])
 
     def _look_at_members(self, now: float) -> None:

@@ -20,7 +20,9 @@ logger = logging.getLogger(__name__)
 BUSY_POLL_S = 0.02
 """Seconds between passes right after something was handed over."""
 OPEN_POLL_S = 0.25
-"""Slowest polling of an open round; passes slow down towards it."""
+"""Slowest polling of an open round."""
+POLL_SHARE = 0.05
+"""Until then, the pause between two passes as a share of the time waited: so much longer a round takes at most."""
 IDLE_POLL_S = 0.5
 """Seconds between passes with nothing out."""
 RETRY_S = 1.0
@@ -55,6 +57,7 @@ class Driver:
         self._stop = False
         self._failure: BaseException | None = None
         self._tasks: list[Task] = []
+        courier.on_ready = self.wake
 
     def start(self, state: SiteState) -> None:
         """Beat once, so that others see this site, then start both tasks."""
@@ -108,8 +111,8 @@ class Driver:
             return woken
 
     def _passes(self) -> None:
-        poll_s = BUSY_POLL_S
-        flushed_at = self._runtime.now()
+        flushed_at = moved_at = self._runtime.now()
+        versions = self._courier.versions()
         while not self._stop:
             try:
                 self._courier.tick()
@@ -120,9 +123,12 @@ class Driver:
                 logger.warning("store_failed retry_in_s=%.1f error=%s", RETRY_S, error)
                 self._pause(RETRY_S)
                 continue
-            poll_s = min(poll_s * 1.5, OPEN_POLL_S) if self._courier.has_errands else IDLE_POLL_S
-            if self._pause(poll_s):
-                poll_s = BUSY_POLL_S
+            if self._courier.versions() != versions:
+                versions, moved_at = self._courier.versions(), self._runtime.now()
+            waited_s = self._runtime.now() - moved_at
+            patience_s = min(max(POLL_SHARE * waited_s, BUSY_POLL_S), OPEN_POLL_S)
+            if self._pause(patience_s if self._courier.has_errands else IDLE_POLL_S):
+                moved_at = self._runtime.now()
 
     def _beats(self) -> None:
         due = self._runtime.now() + self._beat_every_s

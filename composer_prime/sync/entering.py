@@ -70,5 +70,5 @@ def enter(
         site=site,
         incarnation=incarnation,
     )
-    courier.follow()
+    courier.catch_up()
     return Entered(run, roster, incarnation, pulse, tape, courier)

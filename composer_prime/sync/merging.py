@@ -5,7 +5,7 @@ site's turn it is, and a create-once record decides.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -36,6 +36,7 @@ class Closing:
     seen_at   when this site first saw the commit, on its own clock
     offers    the records that the commit takes, by site
     parts     merged parts found so far
+    gone      whether the round was found to be collected as garbage while parts of it were missing here
     """
 
     commit: Commit
@@ -43,6 +44,7 @@ class Closing:
     offers: Mapping[str, Offer]
     seen_at: float
     parts: dict[int, Part] = field(default_factory=dict)
+    gone: bool = False
 
     def missing_parts(self) -> list[int]:
         """Parts that nobody has merged yet, as far as this site knows."""
@@ -171,10 +173,11 @@ class Merger:
 
     # --- merging a part ---------------------------------------------------------------------------------------------
 
-    def reduce(self, closing: Closing, index: int) -> None:
+    def reduce(self, closing: Closing, index: int, is_collected: Callable[[], bool]) -> None:
         """Merge one part of a sliced round and create its record; losing the race is as good.
 
-        Offers whose bytes in this part are missing or unsound are excluded, in the record, for everybody.
+        Offers whose bytes in this part are missing or unsound are excluded, in the record, for everybody. But a site
+        that slept while the round was collected must not merge what is left of it: then the round is `gone`.
         """
         commit = closing.commit
         if self._find_part(closing, index) is not None:
@@ -187,6 +190,9 @@ class Merger:
             for entry, got in zip(commit.taken, read, strict=True)
             if isinstance(got, str)
         ]
+        if is_collected():
+            closing.gone = True
+            return
         vectors = {entry.site: got for entry, got in zip(commit.taken, read, strict=True) if not isinstance(got, str)}
         part = (
             self._zero_part(closing, index, excluded) if not vectors else self._merge(closing, index, vectors, excluded)

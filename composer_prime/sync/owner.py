@@ -38,10 +38,10 @@ class Owner:
                 f"run {self._manifest.run} isn't closed yet, it goes on to {terms.rounds} rounds: "
                 f"wait until its sites have ended it ({error})"
             ) from None
-        if rounds <= terms.rounds:
+        if rounds <= terms.final_version:
             raise BadInput(
-                f"rounds ({rounds}) must be more than the {terms.rounds} that run {self._manifest.run} has had: "
-                "name the number after which it shall end, all rounds counted"
+                f"rounds ({rounds}) must be more than the {terms.final_version} that run {self._manifest.run} has had, "
+                "its closing round among them: name the number after which it shall end, all rounds counted"
             )
         record = self._roster.sign(Reopening(number=number + 1, rounds=rounds))
         self._create(keys.reopening(record.number), record.to_bytes())

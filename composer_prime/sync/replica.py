@@ -7,11 +7,8 @@ import contextlib
 import logging
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from composer_prime.errors import CorruptObject, KeyMissing, MasterMismatch, ProtocolError, StoreError
-from composer_prime.outer.chunks import first_nonfinite
-from composer_prime.outer.outer_optimizer import nesterov_step
+from composer_prime.outer.outer_optimizer import nesterov_next
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
@@ -123,7 +120,7 @@ class Replica:
             if found is None:
                 return self._jump()
             if isinstance(found, Round):
-                return [self._pass(found, self.master, sha256_hex(data), None)]
+                return [self._pass(found, self.master.unchanged(), sha256_hex(data), None)]
             self.closing = found
         return self._merge(self.closing)
 
@@ -189,7 +186,7 @@ class Replica:
         refused = {entry.site: entry.why for entry in commit.refused}
         closed = Round(self.fragment, self.version, commit.taken, refused, None, commit.num_parts)
         if not commit.taken:
-            return [self._pass(closed, master, closing.commit_sha, commit)]
+            return [self._pass(closed, master.unchanged(), closing.commit_sha, commit)]
         try:
             mean = self.merger.pseudograd(closing)
         except KeyMissing:
@@ -197,19 +194,23 @@ class Replica:
                 return self._jump()
             raise
         if mean is None:
-            return []
-        weights, momentum = master.weights.clone(), master.momentum.clone()
-        nesterov_step(weights, mean, momentum, lr=terms.lr, mu=terms.momentum)
-        if not _is_finite(weights, momentum):
-            return [self._pass(self._void("its merge isn't finite", commit), master, closing.commit_sha, None)]
-        moved = Master.of(self.fragment, master.version, weights, momentum)
-        return [self._pass(closed, moved, closing.commit_sha, commit)]
+            return self._jump() if closing.gone else []
+        moved = nesterov_next(master.weights, mean, master.momentum, lr=terms.lr, mu=terms.momentum)
+        if moved is None:
+            void = self._void("its merge isn't finite", commit)
+            return [self._pass(void, master.unchanged(), closing.commit_sha, None)]
+        return [self._pass(closed, Master(self.fragment, master.version + 1, *moved), closing.commit_sha, commit)]
+
+    def reduce(self, index: int) -> None:
+        """Merge one part of the round that is closing, for everybody."""
+        assert self.closing is not None
+        self.merger.reduce(self.closing, index, self._is_collected)
 
     def _pass(self, closed: Round, master: Master, commit_sha: str, commit: Commit | None) -> Round:
-        """The open round has closed: `master` holds the weights of the next version; `commit` is None when void."""
+        """The open round has closed, and `master` is the next one; `commit` is None when it was void."""
         self.previous = commit_sha
         self.history.add(self.version, commit)
-        self.master = Master(self.fragment, self.version + 1, master.weights, master.momentum, master.sha256)
+        self.master = master
         self._forget_round()
         return closed
 
@@ -304,7 +305,3 @@ def rebuild_master(
     if replica.version > version:
         raise ProtocolError(f"{store.uri} no longer holds the log of fragment {fragment} up to version {version}")
     return replica.master
-
-
-def _is_finite(*vectors: Tensor) -> bool:
-    return all(first_nonfinite(vector) is None for vector in vectors)

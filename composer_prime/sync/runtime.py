@@ -25,7 +25,7 @@ class Condition(Protocol):
     def __enter__(self) -> bool: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None, /
     ) -> None: ...
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -6,7 +6,8 @@ round that starts from it, or a close record for the last one (rule 1).
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from torch import Tensor
 
@@ -30,19 +31,23 @@ class Master:
     """Global state of one fragment after `version` rounds. Its tensors are never written again.
 
     weights, momentum   fp32, 1-D, same length, on the CPU
-    sha256              of both, as `outer.masters.master_sha256` defines it
+    known_sha           its hash where it is known already
     """
 
     fragment: int
     version: int
     weights: Tensor
     momentum: Tensor
-    sha256: str
+    known_sha: str | None = None
 
-    @classmethod
-    def of(cls, fragment: int, version: int, weights: Tensor, momentum: Tensor) -> "Master":
-        """A master with its hash computed."""
-        return cls(fragment, version, weights, momentum, master_sha256(weights, momentum))
+    @cached_property
+    def sha256(self) -> str:
+        """Of weights and momentum, as `outer.masters.master_sha256` defines it; computed when it is first asked for."""
+        return self.known_sha or master_sha256(self.weights, self.momentum)
+
+    def unchanged(self) -> "Master":
+        """The next version after a void round: the same values."""
+        return replace(self, version=self.version + 1, known_sha=self.sha256)
 
 
 def store_master(store: Store, master: Master) -> str:
@@ -56,7 +61,7 @@ def load_master(store: Store, fragment: int, version: int, sha256: str, numel: i
     """The snapshot of that hash. Raises KeyMissing, or CorruptObject when its bytes don't have the hash."""
     key = keys.master(fragment, version, sha256)
     weights, momentum = unpack_master(store.get_range(key, 0, VALUE_BYTES * numel + 1), numel)
-    master = Master.of(fragment, version, weights, momentum)
+    master = Master(fragment, version, weights, momentum)
     if master.sha256 != sha256:
         raise CorruptObject(f"{key} in {store.uri} has sha256 {master.sha256}, the log says {sha256}")
     return master

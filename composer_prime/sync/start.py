@@ -97,7 +97,7 @@ def _create(
 
 def _first_master(params: Parameters, fragment: Fragment) -> Master:
     weights = params.read(fragment)
-    return Master.of(fragment.index, 0, weights, torch.zeros_like(weights))
+    return Master(fragment.index, 0, weights, torch.zeros_like(weights))
 
 
 def _wait_for_creator(store: Store, terms: Terms, runtime: Runtime) -> None:

@@ -68,8 +68,8 @@ class Verifier:
     """One run under examination. `check` goes through one fragment; no more than one is held in memory."""
 
     def __init__(self, store: Store) -> None:
-        """Raises BadInput when no run is there, ProtocolError when it can't be read, when this machine's arithmetic isn't
-        the run's, or when its manifest or a close record is unsound.
+        """Raises BadInput when no run is there, ProtocolError when it can't be read, when this machine's arithmetic
+        isn't the run's, or when its manifest or a close record is unsound.
         """
         find_manifest(store)
         self._store = _Unwritten(store)

@@ -36,6 +36,7 @@ class Book:
     offset: float = 0.0
     merged_offset: int = 0
     missed: int = 0
+    joined_at: int = 0
     older: bool = False
     """An offer of an earlier process of this name was taken since the last look: it may be counted or not."""
     moved_on: bool = False
@@ -70,6 +71,7 @@ class Invariants:
         self._finals: dict[int, str] = {}
 
     def violate(self, what: str) -> None:
+        self._world.scheduler.is_stopped = True
         if len(self.violations) < 20:
             self.violations.append(f"t={self._world.scheduler.time:.2f} {what}")
 
@@ -78,7 +80,9 @@ class Invariants:
     def wrote(self, key: str, data: bytes) -> None:
         """A new content stands at a key."""
         contents = self._world.bucket.history[key]
-        if len(contents) > 1 and not self._world.bucket.racy:
+        if key in self._world.bucket.collected:
+            self._world.coverage.branch("garbage: made again by a late request")
+        elif len(contents) > 1 and not self._world.bucket.racy:
             self.violate(f"two contents at {key}")
         if key.endswith("/commit.json"):
             self._commit(key, data)
@@ -151,7 +155,7 @@ class Invariants:
         saved = process.checkpoint
         for index, (book, stand) in enumerate(zip(process.books, outer._stands, strict=True)):
             self._catch_up(process, index)
-            book.missed = stand.ledger.missed_rounds
+            book.missed, book.joined_at = stand.ledger.missed_rounds, stand.version
             limit = process.site.most_trained.get(index, 0)
             if stand.ledger.trained > limit:
                 self.violate(f"{process.site.name} came back with {stand.ledger.trained} tokens, {limit} were trained")
@@ -247,9 +251,17 @@ class Invariants:
             coverage.branch(f"dropped: {why}")
             if why == "stale" and book.missed < self._world.terms.max_stale_rounds:
                 self.violate(f"{process.site.name} dropped {fields['tokens']} tokens after {book.missed} rounds missed")
+            if why.startswith("an earlier process") and not self._was_overtaken(process, fields["fragment"]):
+                self.violate(f"{process.site.name} dropped {fields['tokens']} tokens, and no earlier process had any merged")
             book.moved_on |= self._lossy or why != "stale"
         else:
             coverage.branch(f"site: {event}")
+
+    def _was_overtaken(self, process: SiteProcess, fragment: int) -> bool:
+        """Whether a commit since this process joined took an offer that an earlier process of its name made."""
+        versions = range(process.books[fragment].joined_at, process.outer._courier.versions()[fragment])
+        entries = [self.commits[fragment, version].get(process.site.name) for version in versions]
+        return any(entry is not None and entry.incarnation < process.outer._courier._incarnation for entry in entries)
 
     def failed(self, process: SiteProcess, error: BaseException) -> None:
         lines = "".join(traceback.format_exception(error)[-4:])

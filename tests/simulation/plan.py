@@ -77,7 +77,7 @@ def draw_plan(seed: int) -> Plan:
         num_sites=num_sites,
         layers=0,
         numel=num_sites + 4,
-        step_s=rng.choice((0.3, 0.7, 1.0, 1.5)),
+        step_s=rng.choice((0.2, 0.4, 0.7, 1.0)),
         noise=rng.choice((0.0, 0.0, 0.1)),
         checkpoint_steps=rng.choice((1, 2, 5)),
         racy=False,
@@ -90,19 +90,19 @@ def draw_plan(seed: int) -> Plan:
 
 def _num_sites(rng: random.Random) -> int:
     kind = rng.random()
-    if kind < 0.05:
+    if kind < 0.03:
         return 1
-    if kind < 0.88:
-        return rng.randint(2, 8)
-    return rng.randint(9, 14) if kind < 0.985 else rng.randint(15, 32)
+    if kind < 0.92:
+        return rng.randint(3, 8)
+    return rng.randint(9, 14) if kind < 0.99 else rng.randint(15, 32)
 
 
 def _terms(rng: random.Random, num_sites: int) -> Terms:
     fragments = rng.choice((1, 2, 2, 3))
-    steps = rng.choice((1, 2, 2, 3, 4))
-    grace_s = rng.choice((1.0, 3.0, 6.0, 10.0))
+    steps = rng.choice((1, 2, 2, 3))
+    grace_s = rng.choice((1.0, 2.0, 4.0))
     quorum = rng.randint(1, max(1, (num_sites + 1) // 2))
-    liveness_s = rng.choice((10.0, 15.0, 25.0)) * (1 if num_sites < 10 else 2)
+    liveness_s = rng.choice((8.0, 12.0, 20.0)) * (1 if num_sites < 10 else 2)
     max_stale = rng.choice((1, 2, 4))
     values: dict[str, Any] = {
         "inner_steps": steps * fragments,
@@ -118,13 +118,13 @@ def _terms(rng: random.Random, num_sites: int) -> Terms:
         "max_stale_rounds": max_stale,
         "snapshot_rounds": rng.choice((1, 2, 3)),
         "keep_log": rng.random() < 0.5,
-        "rounds": max(2, rng.randint(5, 14) // fragments),
+        "rounds": _rounds(rng, num_sites, fragments),
     }
     kind = rng.random()
     if kind < 0.2:
         values |= {"codec": rng.choice(("int8", "int4", "topk"))}
     elif kind < 0.45 and num_sites > 2:
-        values |= {"gather_sites": rng.randint(1, max(1, num_sites // 2)), "slices": rng.randint(3, 8)}
+        values |= {"gather_sites": rng.randint(1, max(1, num_sites // 2)), "slices": rng.randint(2, 4)}
     elif kind < 0.55:
         values |= {"aggregate": rng.choice(("clipped", "trimmed", "median")), "weighting": rng.choice(("equal", "steps"))}
     if rng.random() < 0.08:
@@ -136,6 +136,12 @@ def _terms(rng: random.Random, num_sites: int) -> Terms:
     return Terms(**values)
 
 
+def _rounds(rng: random.Random, num_sites: int, fragments: int) -> int:
+    """Fewer where many sites make many events in each."""
+    most = 10 if num_sites < 5 else 6 if num_sites < 9 else 3
+    return max(2, rng.randint(3, most) // fragments)
+
+
 def _faults(rng: random.Random, plan: Plan) -> list[Fault]:
     faults: list[Fault] = []
     num_sites, length_s, turn_s = plan.num_sites, plan.length_s, plan.turn_s
@@ -144,10 +150,11 @@ def _faults(rng: random.Random, plan: Plan) -> list[Fault]:
     may_go = may_go[: num_sites - plan.terms.quorum]  # so many may leave for good
     if rng.random() < 0.3:
         faults.append(Fault("race", -1))
+    out_of_phase, skewed = rng.choice((0.0, 0.0, 0.2, 0.6)), rng.choice((0.0, 0.0, 0.4))
     for site in range(num_sites):
-        if rng.random() < 0.25:
+        if rng.random() < out_of_phase:
             faults.append(Fault("phase", site, amount=rng.choice((0.5, 1.3, 1.7, 2.5))))
-        if rng.random() < 0.15:
+        if rng.random() < skewed:
             faults.append(Fault("skew", site, amount=rng.choice((0.7, 0.9, 0.99, 1.01, 1.1, 1.5))))
     if rng.random() < 0.3:
         faults.append(Fault("slow_upload", rng.randrange(num_sites), amount=turn_s * rng.choice((0.7, 1.5, 3.0))))

@@ -37,11 +37,15 @@ class Fiber:
 
 
 class Scheduler:
-    """The heap of wake-ups. `run` is called outside of all fibers."""
+    """The heap of wake-ups. `run` is called outside of all fibers.
+
+    num_events   timers that fired, requests that took effect, and faults, so far
+    """
 
     def __init__(self) -> None:
         self.time = 0.0
         self.num_events = 0
+        self.is_stopped = False
         self.current: Any = None
         self._heap: list[tuple[float, int, Fiber | None, int, Any]] = []
         self._number = 0
@@ -61,11 +65,11 @@ class Scheduler:
         """Stop the current fiber until its present wait is ended; returns what it was ended with."""
         return self._hub.switch()
 
-    def run(self, until: float, stop: Callable[[], bool]) -> None:
-        """Go on until nothing is left to do, `stop()` holds or the time `until` is reached."""
+    def run(self, until: float, most_events: int) -> None:
+        """Go on until nothing is left to do, `is_stopped` is set, or a time or a number of events is reached."""
         heap, pop = self._heap, heapq.heappop
         self._hub = getcurrent()
-        while heap and heap[0][0] <= until and not stop():
+        while heap and not self.is_stopped and heap[0][0] <= until and self.num_events < most_events:
             self.time, _, fiber, token, value = pop(heap)
             if fiber is None:
                 value()
@@ -77,7 +81,7 @@ class Scheduler:
                 process.backlog.append((fiber, token, value))
                 continue
             fiber.token += 1
-            self.num_events += 1
+            self.num_events += value is False
             self.current = fiber
             fiber.greenlet.switch(value)
             self.current = None
@@ -120,6 +124,13 @@ class Process:
         self._fibers[id(fiber)] = fiber
         self.scheduler.wake_at(self.scheduler.time, fiber, 0, None)
         return fiber
+
+    def sleep(self, virtual_s: float) -> None:
+        """Let others run for so long, on nobody's clock; the event that this waits for is counted by the caller."""
+        scheduler = self.scheduler
+        fiber = scheduler.current
+        scheduler.wake_at(scheduler.time + max(virtual_s, SHORTEST_S), fiber, fiber.token, None)
+        scheduler.suspend()
 
     def wait(self, seconds: float | None) -> bool:
         """Let others run until somebody ends this fiber's wait, or `seconds` of this process's clock; False after those."""

@@ -152,6 +152,7 @@ class SiteProcess:
                 self.outer.close()
         if self.state == "finished":
             self.world.invariants.finished(self)
+        self.world.look_for_end()
 
     def _join(self) -> None:
         world, site = self.world, self.site

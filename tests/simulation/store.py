@@ -33,6 +33,8 @@ class Bucket:
         """All bytes that ever stood at a key, oldest first, beats left out."""
         self.on_write: Callable[[str, bytes], None] = lambda key, data: None
         self.on_delete: Callable[[str], None] = lambda key: None
+        self.collected: set[str] = set()
+        """Keys that were deleted as garbage."""
         self._keys: list[str] = []
 
     def create(self, key: str, data: bytes, issued_at: float, now: float) -> bool:
@@ -70,6 +72,7 @@ class Bucket:
         if key in self.objects:
             del self.objects[key]
             del self._keys[bisect_left(self._keys, key)]
+            self.collected.add(key)
             self.on_delete(key)
 
 
@@ -159,6 +162,7 @@ class SimStore:
         if link.is_cut or (link.loss and self._rng.random() < link.loss):
             self._fail(op, key, "lost")
         self._sleep(self._delay(op, key))
+        process.scheduler.num_events += 1
         if link.is_cut:
             self._fail(op, key, "cut")
         if self._log is not None:
@@ -201,8 +205,9 @@ class SimStore:
         return result[-1]
 
     def _sleep(self, seconds: float) -> None:
-        process = self._process
-        process.wait(seconds * process.skew)
+        if self._process.is_dead:
+            raise GreenletExit
+        self._process.sleep(seconds)
 
     def _fail(self, op: str, key: str, how: str) -> None:
         self._link.count(how)

@@ -101,6 +101,7 @@ class World:
             self._pending -= 1
             self.scheduler.num_events += 1
             act()
+            self.look_for_end()
 
         self.scheduler.call_at(at_s, run)
 
@@ -191,12 +192,10 @@ class World:
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
-    def _is_over(self) -> bool:
-        if self.scheduler.num_events > MOST_EVENTS or self.invariants.violations:
-            return True
-        if self._pending:
-            return False
-        return not any(site.process is not None and site.process.is_running for site in self.sites.values())
+    def look_for_end(self) -> None:
+        """Called when a process has ended or a planned act is done: stop once nothing more will happen."""
+        running = any(site.process is not None and site.process.is_running for site in self.sites.values())
+        self.scheduler.is_stopped |= not running and not self._pending
 
     def _limit_s(self) -> float:
         """Virtual time by which the run must be over, all faults healed: each round may need each time-out once."""
@@ -209,10 +208,10 @@ class World:
     def play(self) -> Result:
         with self._hooked():
             limit = self._limit_s()
-            while not self._is_over():
-                before = self.scheduler.time
-                self.scheduler.run(self._healed_at + limit, self._is_over)
-                if self.scheduler.time >= self._healed_at + limit or self.scheduler.time == before:
+            while True:
+                healed_at = self._healed_at  # later faults may be planned while it runs
+                self.scheduler.run(healed_at + limit, MOST_EVENTS)
+                if self._healed_at == healed_at or self.scheduler.is_stopped:
                     break
             self._check_end(limit)
             for site in self.sites.values():

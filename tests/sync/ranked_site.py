@@ -8,8 +8,9 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class Plan:
     """What one site does, on each of its ranks.
 
     model      a key of `MODELS`
-    body       what a rank does once its model is sharded; returns what the test wants to see
+    body       what each rank does; returns what the test wants to see
     terms      for `make_terms`
     timeout_s  of the site's own group
     """
@@ -44,7 +45,7 @@ class Plan:
     num_ranks: int
     uri: str
     model: str = "mlp"
-    body: "Callable[[Rank], Any] | None" = None
+    body: "Callable[[Rank], Any]" = field(default_factory=lambda: run_to_the_end)
     terms: dict[str, Any] = field(default_factory=dict)
     timeout_s: float = 60.0
 
@@ -56,7 +57,13 @@ class Rank:
     plan: Plan
     number: int
     ranks: Ranks
-    net: nn.Module
+
+    @cached_property
+    def net(self) -> nn.Module:
+        """The plan's model, sharded over the ranks. Collective when first asked for."""
+        net = make_model(self.plan.model)
+        fully_shard(net)
+        return net
 
     def outer(self, lead: Callable[[], OuterLoop] | None = None) -> RankedLoop:
         """The outer loop, not joined yet."""
@@ -124,18 +131,35 @@ def whole(net: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def run_to_the_end(rank: Rank) -> dict[str, Any]:
-    """Join, move until the run ends, and leave."""
-    outer = rank.outer()
-    outer.join(rank.net.named_parameters())
-    step = 0
-    while not outer.finished and step < MAX_STEPS:
+def move_along(
+    outer: OuterLoop | RankedLoop,
+    net: nn.Module,
+    site: str,
+    *,
+    num_ranks: int = 1,
+    step: int = 0,
+    last: int = MAX_STEPS,
+) -> dict[str, Any]:
+    """Join, move from the step after `step` to `last` or the run's end, 12 tokens a step, and leave."""
+    outer.join(net.named_parameters())
+    while not outer.finished and step < last:
         step += 1
-        move(rank.net, step, rank.plan.site)
-        outer.after_inner_step(tokens=12 // rank.plan.num_ranks, samples=1)
-    seen = {"net": whole(rank.net), "steps": step, "state": outer.state_dict(), "summary": outer.summary()}
+        move(net, step, site)
+        outer.after_inner_step(tokens=12 // num_ranks, samples=1)
+    seen = {"net": whole(net), "steps": step, "state": outer.state_dict(), "summary": outer.summary()}
     outer.close()
     return seen
+
+
+def run_to_the_end(rank: Rank, last: int = MAX_STEPS) -> dict[str, Any]:
+    """Join, move until the run ends or the last step, and leave."""
+    return move_along(rank.outer(), rank.net, rank.plan.site, num_ranks=rank.plan.num_ranks, last=last)
+
+
+def run_every_model(rank: Rank) -> dict[str, dict[str, Any]]:
+    """`run_to_the_end` in a run of its own for each of `MODELS`, by model."""
+    plans = [replace(rank.plan, uri=f"{rank.plan.uri}/{model}", model=model) for model in MODELS]
+    return {plan.model: run_to_the_end(Rank(plan, rank.number, rank.ranks)) for plan in plans}
 
 
 def train_to_the_end(rank: Rank) -> dict[str, Any]:
@@ -170,8 +194,7 @@ def _be_rank(plan: Plan, number: int, folder: str) -> None:
     )
     seen: Any
     try:
-        rank = Rank(plan, number, Ranks(plan.timeout_s), fully_shard(make_model(plan.model)))
-        seen = (plan.body or run_to_the_end)(rank)
+        seen = plan.body(Rank(plan, number, Ranks(plan.timeout_s)))
     except Exception as error:
         seen = error
     part = place.with_name(f"{place.name}.part")

@@ -13,6 +13,7 @@ from composer_prime.store import keys, open_store
 from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.records import Commit, Offer
 from composer_prime.sync.replica import Replica, rebuild_master
+from composer_prime.sync.snapshots import Master
 from composer_prime.sync.validity import write_commit
 from tests.sync.harness import HandSite, make_terms
 
@@ -261,7 +262,7 @@ def test_a_replica_that_went_wrong_heals_from_the_log(store, clock):
     a, b = (HandSite(store, make_terms(rounds=9), name, clock) for name in "ab")
     run_rounds(clock, [a, b], 2)
     good = a.courier.master(0)
-    b.replicas[0].master = type(good).of(0, 2, good.weights + 1, good.momentum)
+    b.replicas[0].master = Master(0, 2, good.weights + 1, good.momentum)
     hand_over(a, 1.0)
     clock[0] += 100.0
     closing(clock, a)

@@ -1,5 +1,8 @@
 """Liveness as one observer sees it (rule 6), claims and incarnations."""
 
+import threading
+from collections.abc import Callable
+
 import pytest
 
 from composer_prime.errors import ConfigError, Superseded
@@ -104,32 +107,28 @@ def test_a_torn_beat_is_no_sign_of_life_and_no_error(store, roster, runtime):
     assert members.live(now=11.0) == frozenset()
 
 
-class BeatingRuntime(HandRuntime):
+class Waiting(threading.Condition):
     """Time passes by waiting, and with it another process beats."""
 
-    def __init__(self, others_beat) -> None:
+    def __init__(self, runtime: "BeatingRuntime") -> None:
         super().__init__()
-        self._others_beat = others_beat
+        self._runtime = runtime
 
-    def condition(self):
-        runtime = self
+    def wait(self, timeout: float | None = None) -> bool:
+        self._runtime.advance(timeout or 0.0)
+        self._runtime.others_beat()
+        return False
 
-        class Waiting:
-            def __enter__(self) -> bool:
-                return True
 
-            def __exit__(self, *details: object) -> None:
-                return None
+class BeatingRuntime(HandRuntime):
+    """A runtime whose waits let `others_beat`."""
 
-            def wait(self, timeout: float | None = None) -> bool:
-                runtime.advance(timeout or 0.0)
-                runtime._others_beat()
-                return False
+    def __init__(self, others_beat: Callable[[], None]) -> None:
+        super().__init__()
+        self.others_beat = others_beat
 
-            def notify_all(self) -> None:
-                return None
-
-        return Waiting()
+    def condition(self) -> threading.Condition:
+        return Waiting(self)
 
 
 def test_a_second_process_of_a_live_name_is_refused_when_it_may_not_replace(store, roster):

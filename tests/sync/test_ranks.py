@@ -4,15 +4,29 @@ import os
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from composer_prime.errors import ComposerPrimeError, ConfigError, FingerprintMismatch, SiteError, Superseded
+from composer_prime.store import open_store
 from composer_prime.sync.site_clock import OuterLoop, OuterReport
 from tests.sync.harness import make_terms
-from tests.sync.ranked_site import Plan, Rank, make_model, move, run_ranked, run_to_the_end, train_to_the_end, whole
+from tests.sync.ranked_site import (
+    MODELS,
+    Plan,
+    Rank,
+    make_model,
+    move,
+    move_along,
+    run_every_model,
+    run_ranked,
+    run_to_the_end,
+    train_to_the_end,
+)
 
 LAYOUTS = [(1, 1), (2, 1), (3, 2)]
 PAIR = {"quorum": 2, "momentum": 0.5, "weighting": "equal"}
@@ -33,54 +47,50 @@ def assert_same_values(left: dict[str, torch.Tensor], right: dict[str, torch.Ten
         assert torch.equal(left[name], right[name]), name
 
 
+def whole_site(site: str, model: str, uri: str, seen: dict[str, dict[str, Any]]) -> None:
+    """What `run_to_the_end` does, on a whole model with a plain `OuterLoop`, which knows of no ranks."""
+    outer = OuterLoop(open_store(uri), make_terms(**PAIR), run="run", site=site)
+    seen[site] = move_along(outer, make_model(model), site)
+
+
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    """`reference(model)`: the masters, and the parameters, of two sites of one rank each."""
-    known: dict[str, tuple[list[str], dict[str, torch.Tensor]]] = {}
-
-    def of(model: str) -> tuple[list[str], dict[str, torch.Tensor]]:
-        if model not in known:
-            folder = tmp_path_factory.mktemp(f"reference-{model}")
-            (a,), (b,) = run_ranked(folder, *(Plan(site, 1, uri(folder), model, local_site, PAIR) for site in "ab"))
-            assert shas(a) == shas(b)
-            known[model] = shas(a), a["net"]
-        return known[model]
-
-    return of
-
-
-def local_site(rank: Rank) -> dict[str, Any]:
-    """A plain `OuterLoop` on a plain model, which knows of no ranks."""
-    net = make_model(rank.plan.model)
-    outer = rank.lead()
-    outer.join(net.named_parameters())
-    step = 0
-    while not outer.finished:
-        step += 1
-        move(net, step, rank.plan.site)
-        outer.after_inner_step(tokens=12, samples=1)
-    seen = {"net": whole(net), "summary": outer.summary()}
-    outer.close()
-    return seen
+def references() -> dict[str, dict[str, Any]]:
+    """By model, what two sites without ranks end with."""
+    ends: dict[str, dict[str, Any]] = {}
+    for model in MODELS:
+        seen: dict[str, dict[str, Any]] = {}
+        sites = [
+            threading.Thread(target=whole_site, args=(site, model, f"memory://ranks-{model}", seen), daemon=True)
+            for site in "ab"
+        ]
+        for site in sites:
+            site.start()
+        for site in sites:
+            site.join(30)
+        assert shas(seen["a"]) == shas(seen["b"])
+        ends[model] = seen["a"]
+    return ends
 
 
-@pytest.mark.parametrize("model", ["mlp", "bf16", "tied"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_every_layout_ends_with_the_masters_of_sites_without_ranks(tmp_path, reference, layout, model):
-    plans = [Plan(site, ranks, uri(tmp_path), model, None, PAIR) for site, ranks in zip("ab", layout, strict=True)]
-    masters, values = reference(model)
-    for ranks in run_ranked(tmp_path, *plans):
-        assert shas(ranks[0]) == masters
-        for seen in ranks:
-            assert seen["steps"] == 12
-            assert_same_values(seen["net"], values)
-        for ledger in ranks[0]["summary"]["tokens"]:
-            assert ledger["merged"] == ledger["trained"] == 12 * 12  # 12 steps of 12 tokens, over however many ranks
-        for seen in ranks[1:]:
-            assert seen["state"] == seen["summary"] == {}
+def test_every_layout_ends_with_the_masters_of_sites_without_ranks(tmp_path, references, layout):
+    plans = [
+        Plan(site, ranks, uri(tmp_path), body=run_every_model, terms=PAIR)
+        for site, ranks in zip("ab", layout, strict=True)
+    ]
+    for first, *others in run_ranked(tmp_path, *plans):
+        for model, reference in references.items():
+            assert shas(first[model]) == shas(reference)
+            for seen in (first, *others):
+                assert seen[model]["steps"] == 12
+                assert_same_values(seen[model]["net"], reference["net"])
+            for ledger in first[model]["summary"]["tokens"]:
+                assert ledger["merged"] == ledger["trained"] == 12 * 12  # 12 steps of 12 tokens, on however many ranks
+            for seen in others:
+                assert seen[model]["state"] == seen[model]["summary"] == {}
 
 
-def test_tied_parameters_go_once_frozen_ones_not_at_all_and_adapters_do(tmp_path, reference):
+def test_tied_parameters_go_once_frozen_ones_not_at_all_and_adapters_do(tmp_path):
     def trainable_shapes(state: dict[str, Any]) -> int:
         return sum(fragment["base"].numel() for fragment in state["fragments"])
 
@@ -102,48 +112,31 @@ def test_real_training_of_mixed_layouts_ends_with_the_same_parameters_on_all_ran
     assert sum(ledger["trained"] for ledger in a[0]["summary"]["tokens"]) == 2 * 2 * 16 * a[0]["steps"]
 
 
-def save_at_5(rank: Rank) -> dict[str, Any]:
-    outer = rank.outer()
-    outer.join(rank.net.named_parameters())
-    for step in range(1, 6):
-        move(rank.net, step, rank.plan.site)
-        outer.after_inner_step(tokens=12 // rank.plan.num_ranks, samples=1)
-    seen = {"net": whole(rank.net), "outer": outer.state_dict()}
-    outer.close()
-    return seen
-
-
 def resume_at_5(saved: dict[str, Any], rank: Rank) -> dict[str, Any]:
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
     with torch.no_grad():
         for name, parameter in rank.net.named_parameters():
             assert isinstance(parameter, DTensor)
             parameter.copy_(distribute_tensor(saved["net"][name], parameter.device_mesh, parameter.placements))
     outer = rank.outer()
-    outer.load_state_dict(saved["outer"] if rank.number == 0 else {})
-    outer.join(rank.net.named_parameters())
-    step = 5
-    while not outer.finished:
-        step += 1
-        move(rank.net, step, rank.plan.site)
-        outer.after_inner_step(tokens=12 // rank.plan.num_ranks, samples=1)
-    seen = {"net": whole(rank.net), "summary": outer.summary()}
-    outer.close()
+    outer.load_state_dict(saved["state"] if rank.number == 0 else {})
+    return move_along(outer, rank.net, rank.plan.site, num_ranks=rank.plan.num_ranks, step=5)
+
+
+def save_and_resume(folder: Path, ranks_before: int, ranks_after: int) -> list[dict[str, Any]]:
+    for part in ("before", "after"):
+        (folder / part).mkdir(parents=True)
+    ((saved, *_),) = run_ranked(
+        folder / "before", Plan("a", ranks_before, uri(folder), body=partial(run_to_the_end, last=5))
+    )
+    (seen,) = run_ranked(folder / "after", Plan("a", ranks_after, uri(folder), body=partial(resume_at_5, saved)))
     return seen
 
 
-def test_a_checkpoint_of_three_ranks_is_resumed_by_two_as_if_nothing_had_happened(tmp_path):
-    for name in ("split", "plain"):
-        (tmp_path / name).mkdir()
-    ((plain,),) = run_ranked(tmp_path / "plain", Plan("a", 1, uri(tmp_path / "plain")))
-    ((saved, *_),) = run_ranked(tmp_path / "split", Plan("a", 3, uri(tmp_path / "split"), body=save_at_5))
-    (tmp_path / "split" / "a.meeting").unlink(missing_ok=True)
-    plan = Plan("a", 2, uri(tmp_path / "split"), body=partial(resume_at_5, saved))
-    ((first, second),) = run_ranked(tmp_path / "split", plan)
-    assert shas(first) == shas(plain)
-    assert_same_values(first["net"], plain["net"])
-    assert_same_values(second["net"], plain["net"])
+def test_a_checkpoint_of_three_ranks_is_resumed_by_two_as_one_rank_resumes_its_own(tmp_path):
+    (alone,) = save_and_resume(tmp_path / "alone", 1, 1)
+    for seen in (ranks := save_and_resume(tmp_path / "ranks", 3, 2)):
+        assert_same_values(seen["net"], alone["net"])
+    assert shas(ranks[0]) == shas(alone) and ranks[0]["summary"]["tokens"] == alone["summary"]["tokens"]
 
 
 def test_ranks_that_join_a_finished_run_get_its_masters_and_stop_at_once(tmp_path):
@@ -165,7 +158,7 @@ def late_site(seconds: float, rank: Rank) -> dict[str, Any]:
 def test_a_wait_for_another_site_may_take_longer_than_the_ranks_limit_for_each_other(tmp_path):
     plans = [
         Plan("a", 2, uri(tmp_path), terms=PAIR, timeout_s=2.0),
-        Plan("b", 1, uri(tmp_path), terms=PAIR, body=partial(late_site, 5.0)),
+        Plan("b", 1, uri(tmp_path), terms=PAIR, body=partial(late_site, 4.0)),
     ]
     a, b = run_ranked(tmp_path, *plans)
     assert shas(a[0]) == shas(b[0]) and a[1]["steps"] == 12
@@ -208,8 +201,6 @@ class Failing(OuterLoop):
 
 
 def fail_on_rank_0(error: BaseException, rank: Rank) -> str:
-    from composer_prime.store import open_store
-
     def lead() -> OuterLoop:
         outer = Failing(open_store(rank.plan.uri), make_terms(), run="run", site="a")
         outer.error = error
@@ -258,7 +249,7 @@ def test_all_ranks_say_why_rank_0_could_not_open_or_join(tmp_path):
 
 
 def die(number: int, after_s: float, rank: Rank) -> float:
-    """Wait for a quorum that never comes; meanwhile one rank ends as if killed, or hangs before its next step."""
+    """Wait for a quorum that never comes; meanwhile one rank ends as if killed."""
     outer = rank.outer()
     outer.join(rank.net.named_parameters())
     if rank.number == number:
@@ -287,15 +278,16 @@ def test_when_a_rank_is_killed_while_the_site_waits_the_others_fail_with_a_word(
             assert waited_s < 10
 
 
-def hang(rank: Rank) -> str:
-    """Rank 1 is late for its step by more than the limit."""
+def hang(sign: Path, rank: Rank) -> str:
+    """Rank 1 isn't there for the first step until rank 0 has given it up, and left a sign of that."""
     outer = rank.outer()
     outer.join(rank.net.named_parameters())
     try:
-        if rank.number == 1:
-            time.sleep(4.0)
+        while rank.number == 1 and not sign.exists():
+            time.sleep(0.05)
         outer.after_inner_step(tokens=6, samples=1)
     except SiteError as error:
+        sign.touch()
         return str(error)
     finally:
         outer.close()
@@ -303,7 +295,8 @@ def hang(rank: Rank) -> str:
 
 
 def test_a_rank_that_hangs_fails_the_site_after_the_limit(tmp_path):
-    (seen,) = run_ranked(tmp_path, Plan("a", 2, uri(tmp_path), body=hang, timeout_s=1.5))
+    plan = Plan("a", 2, uri(tmp_path), body=partial(hang, tmp_path / "sign"), timeout_s=1.5)
+    (seen,) = run_ranked(tmp_path, plan)
     assert "rank 0 of this site's 2 lost the others" in seen[0] and "limit of 1.5 s" in seen[0]
     assert "rank 1 of this site's 2 lost the others" in seen[1]
 

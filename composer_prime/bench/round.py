@@ -1,0 +1,143 @@
+"""`composer-prime bench round`: a round of two sites against the same bytes moved by plain s3fs, in one run.
+
+Two real processes. The round is timed from the moment both hand over their movement until both hold the new master: code,
+upload, offer, commit, download, check, decode, merge. The yardstick puts as many bytes and gets the other's, no more.
+"""
+
+import multiprocessing
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from multiprocessing.synchronize import Barrier
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from s3fs import S3FileSystem
+
+from composer_prime.errors import ConfigError
+from composer_prime.outer.codecs import get_codec
+from composer_prime.store import open_store
+from composer_prime.sync.driver import Driver
+from composer_prime.sync.entering import SiteIdentity, enter
+from composer_prime.sync.errands import Capture
+from composer_prime.sync.parameters import LocalParameters
+from composer_prime.sync.runtime import ThreadRuntime
+from composer_prime.sync.start import Founding, create_or_join
+from composer_prime.sync.terms import Terms
+
+SITES = ("a", "b")
+
+
+@dataclass(frozen=True)
+class RoundBench:
+    """What both processes need: the run's root (an s3:// URI), fp32 parameters, repeats, codec."""
+
+    uri: str
+    params: int
+    repeats: int
+    codec: str
+
+
+def main(store_uri: str, params: int = 25_000_000, repeats: int = 5, codec: str = "fp32") -> None:
+    """Run the bench and print medians and their ratio. Raises ConfigError unless `store_uri` is an s3:// URI."""
+    if not store_uri.startswith("s3://"):
+        raise ConfigError(f"--store ({store_uri}) must be s3://bucket/prefix: plain s3fs is the yardstick")
+    bench = RoundBench(f"{store_uri.rstrip('/')}/bench-round-{os.getpid()}", params, repeats, codec)
+    context = multiprocessing.get_context("spawn")
+    barrier, answers = context.Barrier(len(SITES)), context.Queue()
+    processes = [context.Process(target=_site, args=(bench, index, barrier, answers)) for index in range(len(SITES))]
+    for process in processes:
+        process.start()
+    times = [answers.get(timeout=600) for _ in SITES]
+    for process in processes:
+        process.join()
+    rounds, plain = ([max(pair) for pair in zip(*series, strict=True)] for series in zip(*times, strict=True))
+    _print(bench, rounds[1:], plain[1:])
+
+
+def _site(bench: RoundBench, index: int, barrier: Barrier, answers) -> None:
+    """One site's process: rounds and plain transfers in turn, so that both meet the same neighbours on the machine."""
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(index)
+    movement = torch.randn(bench.params, generator=generator) * 1e-3
+    store, runtime = open_store(bench.uri), ThreadRuntime()
+    if index:
+        barrier.wait()
+    run = create_or_join(
+        store, _terms(bench), "bench", SITES[index], LocalParameters({"w": torch.zeros(bench.params)}), runtime, Founding()
+    )
+    if not index:
+        barrier.wait()
+    entered = enter(store, run, SiteIdentity(SITES[index]), runtime=runtime, journal=None)
+    driver = Driver(
+        entered.courier, entered.pulse, entered.tape, runtime=runtime, beat_every_s=5.0, progress=lambda: (0, 0)
+    )
+    driver.start("live")
+    rounds, plain = [], []
+    for number in range(bench.repeats + 1):
+        rounds.append(_timed_round(entered.courier, driver, movement * (number + 1), number, barrier))
+        plain.append(_timed_plain(bench, index, number, barrier))
+    driver.close()
+    answers.put((rounds, plain))
+
+
+def _timed_round(courier, driver: Driver, movement: torch.Tensor, number: int, barrier: Barrier) -> float:
+    barrier.wait()
+    started = time.perf_counter()
+    courier.submit(Capture(0, movement, None, 10, 1, 10 * (number + 1)))
+    driver.wake()
+    with courier.changed:
+        while courier.versions()[0] <= number:
+            driver.check()
+            courier.changed.wait(timeout=0.5)
+    elapsed = time.perf_counter() - started
+    courier.collect(0)
+    return elapsed
+
+
+def _timed_plain(bench: RoundBench, index: int, number: int, barrier: Barrier) -> float:
+    files = S3FileSystem(
+        use_listings_cache=False,
+        skip_instance_cache=True,
+        config_kwargs={"request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"},
+    )
+    data = os.urandom(get_codec(bench.codec).nbytes(bench.params))
+    places = [f"{bench.uri.removeprefix('s3://')}/plain/{number}/{site}" for site in range(len(SITES))]
+    files.exists(places[index])  # the first contact isn't the yardstick's either
+    barrier.wait()
+    started = time.perf_counter()
+    files.pipe_file(places[index], data)
+    barrier.wait()
+    files.cat_file(places[1 - index])
+    return time.perf_counter() - started
+
+
+def _terms(bench: RoundBench) -> Terms:
+    return Terms(
+        inner_steps=1,
+        fragments=1,
+        sync_delay=0,
+        lr=0.7,
+        momentum=0.9,
+        codec=bench.codec,
+        quorum=len(SITES),
+        grace_s=60.0,
+        liveness_s=60.0,
+        max_stale_rounds=4,
+        snapshot_rounds=10**6,
+        rounds=bench.repeats + 9,
+    )
+
+
+def _print(bench: RoundBench, rounds: list[float], plain: list[float]) -> None:
+    table = Table(title=f"two sites, {bench.params:,} fp32 parameters, {bench.codec}")
+    for column in ("", "median s", "least s", "most s"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, times in (("round", rounds), ("plain s3fs", plain)):
+        table.add_row(name, *(f"{value:.3f}" for value in (statistics.median(times), min(times), max(times))))
+    console = Console()
+    console.print(table)
+    ratios = [ours / theirs for ours, theirs in zip(rounds, plain, strict=True)]
+    console.print(f"ratio, median of pairs: {statistics.median(ratios):.2f}; load {os.getloadavg()[0]:.2f}")

@@ -1,0 +1,342 @@
+"""`composer-prime bench storm`: real site processes on a real store, under faults; what was lost, and what it cost.
+
+Sites are tiny and their inner steps timed waits, so that one machine carries many; everything else is what a run uses:
+the outer loop on threads, the S3 store, checkpoints and journals on disk. Nothing is done by hand.
+"""
+
+import math
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from composer_prime.bench.storm_faults import SCRIPTS, Fault, Script, schedule
+from composer_prime.bench.storm_gate import Gates
+from composer_prime.bench.storm_nursery import Nursery
+from composer_prime.bench.storm_places import Place
+from composer_prime.bench.storm_server import BUCKET, StormServer, aws_environment
+from composer_prime.errors import SiteError
+from composer_prime.sync.terms import Terms
+
+TICK_S = 0.02
+REAP_S = 0.1
+WARM_S = 120.0
+"""Longest that the sites may take to close the first round of each fragment."""
+FINISH_S = 180.0
+"""Longest that the run may take beyond 1.6 times its planned length."""
+REFERENCE_S = 60.0
+"""Default length of the fault-free run from which the goodput's denominator is scaled."""
+
+
+@dataclass(frozen=True)
+class StormPlan:
+    """What a storm is to be.
+
+    duration_s   from the first closed rounds on
+    num_faults   within it
+    kinds        of the faults, in order; None: dealt from the deck
+    outage_s     length of one outage of the store in the middle; 0: none
+    """
+
+    num_sites: int
+    duration_s: float
+    seed: int = 0
+    num_faults: int = 0
+    kinds: tuple[str, ...] | None = None
+    outage_s: float = 0.0
+    turn_s: float = 4.0
+    step_s: float = 0.2
+    step_tokens: int = 100
+    numel: int = 40_000
+    checkpoint_steps: int = 5
+    liveness_s: float = 6.0
+
+
+def make_terms(plan: StormPlan, round_s: float) -> Terms:
+    """The run's terms. round_s: seconds that a round is expected to take; sets how many there are."""
+    num_fragments = 2
+    rounds = max(2, math.ceil((plan.duration_s + 10) / round_s / num_fragments))
+    return Terms(
+        inner_steps=num_fragments,
+        fragments=num_fragments,  # two, so that one travels while the other is trained; each more is more requests
+        pace="seconds",  # sites that were away don't hold the others to their count of steps
+        inner_seconds=plan.turn_s * num_fragments,
+        sync_delay=math.ceil(4 * plan.turn_s / plan.step_s),  # an outage shorter than some turns stops no training
+        merge_alpha=0.0,  # the exact rule, so that the tokens' book is exact
+        lr=0.7,
+        momentum=0.9,
+        codec="int8",
+        weighting="tokens",
+        gather_sites=4,  # more sites than that merge in parts, which is what is to be tested
+        slices=4,  # so many parts at most: the machine's two cores pay for every request of every site
+        quorum=max(1, plan.num_sites // 2),  # a round that half of the sites miss is worth waiting for
+        grace_s=plan.turn_s,  # nobody who is late for a whole turn is waited for
+        liveness_s=plan.liveness_s,
+        max_stale_rounds=32,  # longer than any fault here lasts: nothing is too old to be merged
+        snapshot_rounds=4,
+        rounds=rounds,
+    )
+
+
+@dataclass
+class Record:
+    """A storm as it happened, beside what the bucket and the books tell. Times are the machine's monotonic clock."""
+
+    plan: StormPlan
+    terms: Terms
+    uri: str
+    places: dict[str, Place]
+    import_s: float
+    faults: list[Fault] = field(default_factory=list)
+    warm_at: float = 0.0
+    over_at: float = 0.0
+    ended_at: float = 0.0
+    busy_share: float = 0.0
+    load: float = 0.0
+
+
+class Storm:
+    """Plays one storm. Use it on the main thread; it ends what it started."""
+
+    def __init__(
+        self, folder: Path, plan: StormPlan, terms: Terms, *, run: str, server: StormServer, gates: Gates, nursery: Nursery
+    ) -> None:
+        self.plan = plan
+        self.terms = terms
+        self.server = server
+        self.store_down = False
+        self._folder = folder / run
+        self._run = run
+        self._gates = gates
+        self._nursery = nursery
+        self._chance = random.Random(plan.seed)
+        self.places: dict[str, Place] = {}
+        self.record = Record(plan, terms, f"s3://{BUCKET}/{run}", self.places, nursery.import_s)
+        self._scripts: list[tuple[float, Fault, Script]] = []
+        self._reaped_at = 0.0
+
+    def play(self) -> Record:
+        """All of it: sites start, warm up, weather the faults, and come to the run's own end."""
+        record, plan = self.record, self.plan
+        try:
+            for _ in range(plan.num_sites):
+                self.add_place()
+            self._warm_up()
+            record.warm_at, busy = time.monotonic(), _cpu_times()
+            self._plan_faults()
+            self._tick_until(record.warm_at + plan.duration_s, lambda: all(place.done for place in self.places.values()))
+            record.over_at, record.busy_share, record.load = time.monotonic(), _share(busy), os.getloadavg()[0]
+            until = record.warm_at + 1.6 * plan.duration_s + FINISH_S
+            self._tick_until(until, lambda: all(place.done for place in self.places.values()) and not self._scripts)
+            record.ended_at = time.monotonic()
+        finally:
+            for place in self.places.values():
+                place.signal(9)
+                place.gate.cut()
+        return record
+
+    # --- what the scripts ask ---------------------------------------------------------------------------------------
+
+    def victim(self, fault: Fault) -> Place | None:
+        """A site that nothing else has hit and that has been up for a while; it is hit from now on."""
+        now = time.monotonic()
+        able = [
+            place
+            for place in self.places.values()
+            if place.pid is not None and not (place.is_hit or place.is_leaving or place.done)
+            if now - place.starts[-1].at > self.terms.liveness_s / 2 and place.versions()
+        ]
+        if not able:
+            return None
+        place = self._chance.choice(able)
+        place.is_hit, fault.site = True, place.name
+        return place
+
+    def strike(self, fault: Fault, place: Place | None) -> None:
+        """The fault happens now."""
+        fault.began_at = time.monotonic()
+        fault.site = None if place is None else place.name
+
+    def add_place(self) -> Place:
+        """A site of a new name, started."""
+        name = f"s{len(self.places):02d}"
+        folder = self._folder / name
+        folder.mkdir(parents=True)
+        gate = self._gates.open(self.server.port, f"/{BUCKET}/{self._run}/", self._chance.randrange(2**32))
+        # torch is imported by the sites alone: this process only watches
+        config = folder / "site.json"
+        place = Place(name, folder, gate, config, self._nursery, why="late" if self.record.warm_at else "first")
+        config.write_text(_site_config(self.plan, self.terms, name, folder, self.record.uri, gate.port))
+        place.start(time.monotonic())
+        self.places[name] = place
+        return place
+
+    # --- the storm's own loop ---------------------------------------------------------------------------------------
+
+    def _warm_up(self) -> None:
+        until = time.monotonic() + WARM_S
+        self._tick_until(until, lambda: all(min(place.versions(), default=0) > 0 for place in self.places.values()))
+        if time.monotonic() > until:
+            seen = {place.name: place.versions() for place in self.places.values()}
+            raise SiteError(f"the sites closed no round of each fragment within {WARM_S:.0f} s: {seen}")
+
+    def _plan_faults(self) -> None:
+        plan, record = self.plan, self.record
+        last_at = record.warm_at + plan.duration_s - min(15.0, plan.duration_s / 5)
+        record.faults = schedule(plan.seed, record.warm_at, last_at, plan.num_faults, plan.kinds)
+        if plan.outage_s:
+            record.faults.append(Fault("outage", record.warm_at + plan.duration_s / 3))
+        for fault in record.faults:
+            script = SCRIPTS[fault.kind](self, fault, self._chance)
+            self._scripts.append((fault.due_at, fault, script))
+
+    def _tick_until(self, until: float, is_over) -> None:
+        looked_at = 0.0
+        while (now := time.monotonic()) < until:
+            self._play_scripts(now)
+            if now - self._reaped_at > REAP_S:
+                self._reaped_at = now
+                self._supervise(now)
+            if now - looked_at > 0.5:
+                looked_at = now
+                if is_over():
+                    return
+            time.sleep(TICK_S)
+
+    def _play_scripts(self, now: float) -> None:
+        waiting = []
+        for due_at, fault, script in self._scripts:
+            if due_at > now:
+                waiting.append((due_at, fault, script))
+                continue
+            pause = next(script, None)
+            if pause is not None:
+                waiting.append((now + pause, fault, script))
+            else:
+                self._end(fault)
+        self._scripts = waiting
+
+    def _end(self, fault: Fault) -> None:
+        fault.ended_at = time.monotonic()
+        place = self.places.get(fault.site or "")
+        if place is not None:
+            place.release()
+            if fault.began_at is not None and fault.kind not in ("join", "slow"):
+                place.down.append((fault.began_at, fault.ended_at))
+
+    def _supervise(self, now: float) -> None:
+        """Start what has died, by itself."""
+        ended = dict(self._nursery.ended())
+        for place in self.places.values():
+            if place.pid in ended:
+                place.ended(ended[place.pid], now)
+            if place.start_at is not None and now >= place.start_at and not place.done:
+                place.start(now)
+
+
+def _site_config(plan: StormPlan, terms: Terms, name: str, folder: Path, uri: str, port: int) -> str:
+    import json
+
+    return json.dumps(
+        {
+            "site": name,
+            "folder": str(folder),
+            "uri": uri,
+            "environment": aws_environment(port),
+            "terms": terms.model_dump(),
+            "numel": plan.numel,
+            "step_s": plan.step_s,
+            "step_tokens": plan.step_tokens,
+            "checkpoint_steps": plan.checkpoint_steps,
+        }
+    )
+
+
+def _cpu_times() -> tuple[float, float]:
+    """(busy, all) ticks of the machine so far; zeros where /proc isn't there."""
+    try:
+        ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except OSError:
+        return 0.0, 0.0
+    return float(sum(ticks) - ticks[3] - ticks[4]), float(sum(ticks))
+
+
+def _share(before: tuple[float, float]) -> float:
+    busy, total = (now - then for now, then in zip(_cpu_times(), before, strict=True))
+    return busy / total if total else math.nan
+
+
+@contextmanager
+def machinery(folder: Path) -> Iterator[tuple[StormServer, Gates, Nursery]]:
+    """A store, gates and a nursery, until the block ends."""
+    server = StormServer(folder)
+    gates, nursery = Gates(), None
+    try:
+        server.start()
+        nursery = Nursery(folder)
+        server.wait_ready()
+        yield server, gates, nursery
+    finally:
+        if nursery is not None:
+            nursery.close()
+        gates.close()
+        server.close()
+
+
+def run_storm(folder: Path, plan: StormPlan, reference_s: float, say=lambda line: None):
+    """The storm, and before it a fault-free run to compare with (none when `reference_s` is 0). Returns the report."""
+    from dataclasses import replace
+
+    from composer_prime.bench.storm_report import read_report
+
+    with machinery(folder) as (server, gates, nursery):
+
+        def play(run: str, planned: StormPlan, round_s: float):
+            terms = make_terms(planned, round_s)
+            storm = Storm(folder, planned, terms, run=run, server=server, gates=gates, nursery=nursery)
+            record = storm.play()
+            return read_report(record, server.environment)
+
+        reference = None
+        if reference_s:
+            calm = replace(plan, duration_s=reference_s, num_faults=0, kinds=(), outage_s=0.0)
+            say(f"fault-free reference of {reference_s:.0f} s")
+            reference = play("reference", calm, plan.turn_s)
+            say(f"  {reference.tokens_per_s:.0f} tokens merged a second, a round takes {reference.round_s:.2f} s")
+        # a little more rounds than fit, so that the run doesn't end before its time is over
+        round_s = plan.turn_s if reference is None else 0.95 * reference.round_s
+        say(f"storm of {plan.duration_s:.0f} s with {plan.num_faults} faults")
+        report = play("storm", plan, round_s)
+        return report.against(reference)
+
+
+def main(
+    sites: int = 16,
+    minutes: float = 10.0,
+    seed: int = 0,
+    faults_per_hour: float = 125.0,
+    outage_s: float = 0.0,
+    reference_minutes: float = 1.0,
+    json_path: Path | None = None,
+    folder: Path | None = None,
+) -> None:
+    """Run the bench and print its table.
+
+    folder   keeps books, logs and the store's data; None: a temporary one
+    """
+    console = Console()
+    num_faults = max(1, round(faults_per_hour * minutes / 60))
+    plan = StormPlan(num_sites=sites, duration_s=60 * minutes, seed=seed, num_faults=num_faults, outage_s=outage_s)
+    with tempfile.TemporaryDirectory(prefix="storm-") as temporary:
+        place = folder or Path(temporary)
+        place.mkdir(parents=True, exist_ok=True)
+        report = run_storm(place, plan, 60 * reference_minutes, console.print)
+    console.print(report.draw())
+    if json_path is not None:
+        json_path.write_text(report.to_json())

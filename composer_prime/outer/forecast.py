@@ -1,0 +1,169 @@
+"""What an outer loop will move and how much of the time it will train, before anything runs: pure arithmetic.
+
+A turn is one fragment's: coded, sent, everybody's fetched, merged, adopted; it may take tau inner steps beside training
+and holds the training thread up for the rest. `bench link` measures the same over real links and prints both.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+SEGMENT_SHARE = 1.05
+"""Bytes on the wire for a byte of payload: headers of packets, and their acknowledgements the other way."""
+TURN_BYTES = 40_000
+"""Bytes each way that a turn's records and looks at the bucket take, for each site of the round."""
+TURN_S = 0.15
+"""Seconds of a turn that no byte explains: looks at the bucket, until the others' offers and the commit are seen."""
+SYNC_NS = 25.0
+"""CPU nanoseconds of a turn for each parameter of the fragment, off the training thread: hashes, mean, outer step."""
+CODING_NS: Mapping[str, tuple[float, float]] = {
+    "fp32": (2.0, 2.0),
+    "bf16": (2.0, 2.0),
+    "int8": (3.0, 2.5),
+    "int4": (3.0, 2.5),
+    "e3m0": (5.0, 4.0),
+    "topk": (8.0, 3.0),
+}
+"""CPU nanoseconds to code and to decode a parameter."""
+TRAINER_NS = 8.0
+"""Nanoseconds for each parameter of the fragment that a turn takes from the training thread: capture and adoption."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often sites meet, and how many.
+
+    inner_steps, fragments, sync_delay   H, P, tau
+    step_s         seconds of an inner step
+    sites          that take part in every round
+    gather_sites   up to so many sites everyone reads everyone's payload; beyond, rounds are merged in parts
+    crowding       how many times longer the outer loop's own work takes, where sites share cores
+    """
+
+    inner_steps: int
+    fragments: int
+    sync_delay: int
+    step_s: float
+    sites: int
+    gather_sites: int = 4
+    crowding: float = 1.0
+
+
+@dataclass(frozen=True)
+class Payload:
+    """One fragment as it travels.
+
+    numel          its parameters
+    nbytes         of its payload
+    merged_nbytes  of all merged parts together, where rounds are merged in parts
+    num_slices     in which its payload is cut; 1: it can't be, and everyone reads everyone's
+    """
+
+    numel: int
+    nbytes: int
+    merged_nbytes: int
+    num_slices: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A round of all fragments, at one site.
+
+    up_bytes, down_bytes   of payloads and merged parts: exact where the codec's sizes are
+    wire_up, wire_down     of everything, packets' headers and looks at the bucket too
+    bound_s       seconds that nothing can beat: the training, or the more loaded way of the link
+    transfer_s    seconds in which the link is what a turn waits for, over all turns
+    stall_s       seconds that the training thread is held up
+    round_s       seconds of the round
+    utilisation   share of `round_s` that is training
+    """
+
+    up_bytes: int
+    down_bytes: int
+    wire_up: float
+    wire_down: float
+    bound_s: float
+    transfer_s: float
+    stall_s: float
+    round_s: float
+    utilisation: float
+
+
+def num_parts(payload: Payload, pace: Pace) -> int:
+    """Parts in which a round of this fragment is merged; 0: every site reads every payload."""
+    if pace.sites <= pace.gather_sites or payload.num_slices == 1:
+        return 0
+    return min(pace.sites, payload.num_slices)
+
+
+def turn_bytes(payload: Payload, pace: Pace) -> tuple[int, int]:
+    """(up, down) of a fragment's round at a site, at the one that merges most; records not counted."""
+    others, parts = pace.sites - 1, num_parts(payload, pace)
+    if parts == 0:
+        return payload.nbytes, others * payload.nbytes
+    own = math.ceil(payload.merged_nbytes / parts)
+    return payload.nbytes + own, others * math.ceil(payload.nbytes / parts) + payload.merged_nbytes
+
+
+def forecast(payloads: Sequence[Payload], pace: Pace, codec: str, link_mbit: float) -> Forecast:
+    """A round of these fragments, over a link of `link_mbit` each way."""
+    byte_s = 8 / (link_mbit * 1e6)
+    turn_steps = pace.inner_steps / pace.fragments
+    sums = dict.fromkeys(("up", "down", "transfer", "stall"), 0.0)
+    for payload in payloads:
+        up, down = turn_bytes(payload, pace)
+        wire_up, wire_down = wire(up, pace), wire(down, pace)
+        # One after the other: what the others send is there when they have sent it, which is when we have.
+        transfer_s = (wire_up + wire_down) * byte_s
+        hidden_s = pace.sync_delay * pace.step_s
+        stall_s = trainer_s(payload, pace) + max(0.0, transfer_s + work_s(payload, pace, codec) - hidden_s)
+        for name, value in zip(sums, (up, down, transfer_s, stall_s), strict=True):
+            sums[name] += value
+    turns = len(payloads)
+    wire_up = sum(wire(turn_bytes(payload, pace)[0], pace) for payload in payloads)
+    wire_down = sum(wire(turn_bytes(payload, pace)[1], pace) for payload in payloads)
+    training_s = turns * turn_steps * pace.step_s
+    round_s = training_s + sums["stall"]
+    return Forecast(
+        up_bytes=int(sums["up"]),
+        down_bytes=int(sums["down"]),
+        wire_up=wire_up,
+        wire_down=wire_down,
+        bound_s=max(training_s, max(sums["up"], sums["down"]) * byte_s),
+        transfer_s=sums["transfer"],
+        stall_s=sums["stall"],
+        round_s=round_s,
+        utilisation=training_s / round_s,
+    )
+
+
+def wire(nbytes: float, pace: Pace) -> float:
+    """Bytes on the wire one way for a turn's `nbytes` of payload."""
+    return nbytes * SEGMENT_SHARE + TURN_BYTES * pace.sites
+
+
+def trainer_s(payload: Payload, pace: Pace) -> float:
+    """Seconds that a turn takes from the training thread however fast the link is."""
+    return payload.numel * TRAINER_NS * 1e-9 * pace.crowding
+
+
+def work_s(payload: Payload, pace: Pace, codec: str) -> float:
+    """Seconds of a turn that are neither the link's nor the training thread's."""
+    code_ns, decode_ns = CODING_NS[codec]
+    decodes = 1 if num_parts(payload, pace) else pace.sites - 1
+    return TURN_S + payload.numel * (SYNC_NS + code_ns + decodes * decode_ns) * 1e-9 * pace.crowding
+
+
+def payloads_of(numels: Sequence[int], codec: str, merged_codec: str = "int8", slices: int = 128) -> list[Payload]:
+    """Fragments of `numels` parameters as these codecs carry them."""
+    from composer_prime.outer.codecs import get_codec
+    from composer_prime.outer.payloads import plan_slices
+
+    coder, merger = get_codec(codec), get_codec(merged_codec)
+    found = []
+    for numel in numels:
+        plan = plan_slices(numel, slices, (coder, merger))
+        sizes = [plan.size(index) for index in range(plan.num_slices)]
+        nbytes = sum(coder.nbytes(size) for size in sizes)
+        found.append(Payload(numel, nbytes, sum(merger.nbytes(size) for size in sizes), plan.num_slices))
+    return found

@@ -1,0 +1,310 @@
+"""The owner's acts: a closed run goes on, sites come and go by their keys, and nobody else can do it."""
+
+import threading
+
+import pytest
+
+from composer_prime.errors import BadInput, ConfigError
+from composer_prime.store import Store, keys, open_store
+from composer_prime.sync.owner import Owner
+from composer_prime.sync.records import Admission, Close, Commit, Reopening
+from composer_prime.sync.signatures import SigningKey
+from composer_prime.sync.start import Founding
+from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
+
+OWNER = SigningKey.from_bytes(bytes(32))
+SITES = {name: SigningKey.from_bytes(name.encode() * 32) for name in "abc"}
+
+
+@pytest.fixture
+def store(request) -> Store:
+    return open_store(f"memory://{request.node.name}")
+
+
+def founding(*names: str) -> Founding:
+    return Founding(OWNER.public, {name: SITES[name].public for name in names})
+
+
+def make_site(store: Store, name: str, admitted: str, **options) -> ThreadSite:
+    terms = make_terms(**{"rounds": 3, "liveness_s": 0.5, "grace_s": 5.0} | options.pop("terms", {}))
+    return ThreadSite(store, terms, name, data_seed=ord(name), key=SITES[name], founding=founding(*admitted), **options)
+
+
+def read_close(store: Store, number: int) -> Close:
+    return Close.from_bytes(store.get(keys.close(number)), keys.close(number))
+
+
+def wait_for(site: ThreadSite, reached) -> None:
+    """Until `reached()`; fails when the site stops before."""
+    while not reached():
+        site.join(0.01)
+        assert site.is_alive(), site.error
+
+
+# --- reopening -------------------------------------------------------------------------------------------------------
+
+
+def test_a_reopened_run_trains_on_from_its_last_masters_and_closes_again(store):
+    run_sites(*(ThreadSite(store, make_terms(), name, data_seed=place) for place, name in enumerate("ab")))
+    first = read_close(store, 0)
+    assert Owner(store).reopen(5) == Reopening(number=1, rounds=5)
+    sites = [ThreadSite(store, make_terms(), name, seed=7, data_seed=place) for place, name in enumerate("bc", start=4)]
+    run_sites(*sites)
+    second = read_close(store, 1)
+    assert (first.versions, second.versions, second.number) == ((4, 4), (6, 6), 1)
+    assert [master["sha256"] for master in sites[0].summary["masters"]] == list(second.masters)
+    assert max(site.steps for site in sites) >= 4
+    assert sum(ledger["merged"] for site in sites for ledger in site.summary["tokens"]) > 0
+    for fragment in range(2):
+        commit = Commit.from_bytes(store.get(keys.commit(fragment, 4)), "commit")
+        assert commit.base_sha == first.masters[fragment]
+
+
+def test_a_run_may_be_reopened_again_and_again(store):
+    run_sites(ThreadSite(store, make_terms(), "a"))
+    for number in (1, 2):
+        assert Owner(store).reopen(3 + 2 * number).number == number
+        back = ThreadSite(store, make_terms(), "a")
+        run_sites(back)
+        assert back.steps >= 4 and read_close(store, number).versions == (4 + 2 * number, 4 + 2 * number)
+
+
+def test_a_run_that_goes_on_and_one_that_had_so_many_rounds_are_not_reopened(store):
+    run_sites(ThreadSite(store, make_terms(), "a", stop_after=5))
+    with pytest.raises(BadInput, match=r"run run isn't closed yet, it goes on to 3 rounds"):
+        Owner(store).reopen(9)
+    run_sites(ThreadSite(store, make_terms(), "a"))
+    with pytest.raises(BadInput, match=r"rounds \(4\) must be more than the 4 .* its closing round among them"):
+        Owner(store).reopen(4)
+    Owner(store).reopen(5)
+    with pytest.raises(BadInput, match=r"isn't closed yet, it goes on to 5 rounds"):
+        Owner(store).reopen(9)
+
+
+def test_of_two_who_reopen_at_once_one_wins_and_the_other_is_told(store):
+    run_sites(ThreadSite(store, make_terms(), "a"))
+    one, other = Owner(store), Owner(store)
+    gate, told = threading.Barrier(2), []
+
+    def act(owner: Owner, rounds: int) -> None:
+        gate.wait()
+        try:
+            owner.reopen(rounds)
+        except BadInput as error:
+            told.append(str(error))
+
+    threads = [threading.Thread(target=act, args=pair) for pair in ((one, 5), (other, 6))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(told) == 1 and ("written by someone else" in told[0] or "isn't closed yet" in told[0])
+    assert len(store.list(keys.reopenings_prefix())) == 1
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_site_admitted_midway_joins_and_the_running_site_honours_it(store):
+    running = make_site(store, "a", "a", terms={"rounds": 40})
+    running.after_join = lambda: (early.wait(30), None)[1]
+    early = threading.Event()
+    running.start()
+    while not store.list(keys.manifest()):
+        running.join(0.01)
+    stranger = make_site(store, "b", "a", terms={"rounds": 40})
+    stranger.start()
+    stranger.join(30)
+    assert isinstance(stranger.error, ConfigError) and "ask the run's owner to admit that key" in str(stranger.error)
+    record = Owner(store, OWNER).admit("b", SITES["b"].public)
+    assert record.number == 1 and sorted(record.keys) == ["a", "b"]
+    early.set()
+    admitted = make_site(store, "b", "a", terms={"rounds": 40})
+    admitted.start()
+    for site in (running, admitted):
+        site.join(60)
+        assert not site.is_alive() and site.error is None
+    assert running.summary["masters"] == admitted.summary["masters"]
+    assert sum(ledger["merged"] for ledger in admitted.summary["tokens"]) > 0
+    commits = [Commit.from_bytes(store.get(keys.commit(0, version)), "commit") for version in range(41)]
+    assert any(entry.site == "b" for commit in commits for entry in commit.taken)
+    assert commits[-1].admissions == 1
+
+
+def test_a_revoked_sites_process_stops_with_a_word_and_the_others_go_on(store):
+    terms = {"rounds": 10_000}
+    pair = [make_site(store, name, "ab", terms=terms) for name in "ab"]
+    for site in pair:
+        site.start()
+    wait_for(pair[1], lambda: store.list(keys.offers_prefix(0, 1)))
+    Owner(store, OWNER).revoke("b")
+    pair[1].join(30)
+    assert isinstance(pair[1].error, ConfigError) and "site b is not admitted" in str(pair[1].error)
+    before = pair[0].outer._courier.versions()
+    wait_for(pair[0], lambda: min(pair[0].outer._courier.versions()) > max(before) + 2)
+    pair[0]._stop_after = pair[0].steps + 1
+    pair[0].outer.interrupt()
+    pair[0].join(30)
+    assert pair[0].error is None and not pair[0].is_alive()
+    newest = min(before) + 2
+    commit = Commit.from_bytes(store.get(keys.commit(0, newest)), "commit")
+    assert commit.admissions == 1 and [entry.site for entry in commit.taken] == ["a"]
+
+
+def test_a_revoked_sites_offer_is_refused_by_those_who_know(store):
+    clock, terms = [0.0], make_terms(fragments=1, rounds=3)
+    a, b = (HandSite(store, terms, name, clock, key=SITES[name], founding=founding("a", "b")) for name in "ab")
+    Owner(store, OWNER).revoke("b")
+    b.hand_over(0, 2.0)
+    b.runtime.run_tasks()
+    with pytest.raises(ConfigError, match="site b is not admitted"):
+        b.tick()
+    b.courier._bring(0)  # one that doesn't stop
+    assert store.list(keys.offers_prefix(0, 0)) == [keys.offer(0, 0, "b")]
+    a.hand_over(0, 1.0)
+    for _ in range(4):
+        clock[0] += terms.liveness_s
+        a.beat()
+        a.tick()
+    commit = Commit.from_bytes(store.get(keys.commit(0, 0)), "commit")
+    assert [entry.site for entry in commit.taken] == ["a"] and commit.admissions == 1
+    assert [(entry.site, entry.why) for entry in commit.refused] == [("b", "b has no admitted key")]
+
+
+def test_a_new_key_of_an_admitted_name_replaces_the_old_one(store):
+    HandSite(store, make_terms(), "a", [0.0], key=SITES["a"], founding=founding("a"))
+    owner = Owner(store, OWNER)
+    with pytest.raises(BadInput, match="admitted with that key already"):
+        owner.admit("a", SITES["a"].public)
+    assert owner.admit("a", SITES["c"].public).keys == {"a": SITES["c"].public}
+    with pytest.raises(ConfigError, match="site a is admitted with"):
+        HandSite(store, make_terms(), "a", [0.0], key=SITES["a"]).roster.check_admitted("a")
+
+
+def test_acts_follow_one_another_and_each_holds_the_whole_list(store):
+    HandSite(store, make_terms(), "a", [0.0], key=SITES["a"], founding=founding("a"))
+    Owner(store, OWNER).admit("b", SITES["b"].public)
+    Owner(store, OWNER).admit("c", SITES["c"].public)
+    last = Owner(store, OWNER).revoke("b")
+    assert last.number == 3 and sorted(last.keys) == ["a", "c"]
+    assert Admission.from_bytes(store.get(keys.admission(3)), "admission") == last
+
+
+def test_only_the_owners_key_opens_an_owned_run(store):
+    HandSite(store, make_terms(), "a", [0.0], key=SITES["a"], founding=founding("a"))
+    with pytest.raises(BadInput, match=r"has an owner, ed25519:.*give the owner's key file with --key"):
+        Owner(store)
+    with pytest.raises(BadInput, match=r"is owned by ed25519:.*give the owner's key file"):
+        Owner(store, SITES["a"])
+    assert store.list(keys.admissions_prefix()) == []
+
+
+def test_what_makes_no_sense_is_refused_with_the_reason(store):
+    HandSite(store, make_terms(), "a", [0.0], key=SITES["a"], founding=founding("a"))
+    owner = Owner(store, OWNER)
+    with pytest.raises(BadInput, match="site z is not admitted; those that are: a"):
+        owner.revoke("z")
+    with pytest.raises(ConfigError, match="lower-case letters"):
+        owner.admit("Z", SITES["b"].public)
+    with pytest.raises(ConfigError, match="public key"):
+        owner.admit("b", "ed25519:nonsense")
+    with pytest.raises(BadInput, match=r"only a run created with outer\.committer"):
+        owner.hand_over("a")
+
+
+def test_a_run_without_an_owner_admits_nobody_by_record(store):
+    HandSite(store, make_terms(), "a", [0.0])
+    with pytest.raises(BadInput, match=r"asks for no keys and no owner.*outer\.owner"):
+        Owner(store).admit("b", SITES["b"].public)
+    with pytest.raises(BadInput, match="leave --key out"):
+        Owner(store, OWNER)
+
+
+def test_a_number_that_someone_else_took_meanwhile_is_told_and_stays(store):
+    HandSite(store, make_terms(), "a", [0.0], key=SITES["a"], founding=founding("a"))
+    late = Owner(store, OWNER)
+    Owner(store, OWNER).admit("b", SITES["b"].public)
+    with pytest.raises(BadInput, match=r"admissions/0001\.json was written by someone else"):
+        late.admit("c", SITES["c"].public)
+    assert sorted(Admission.from_bytes(store.get(keys.admission(1)), "admission").keys) == ["a", "b"]
+
+
+# --- the committer ---------------------------------------------------------------------------------------------------
+
+
+def test_the_commits_of_a_run_with_one_committer_are_handed_to_another_site(store):
+    clock, terms = [0.0], make_terms(fragments=1, rounds=3, committer="a", grace_s=1.0)
+    a, b = (HandSite(store, terms, name, clock) for name in "ab")
+    for site in (a, b):
+        site.hand_over(0, 1.0 if site is a else 2.0)
+        site.tick()
+    a.tick()
+    assert Commit.from_bytes(store.get(keys.commit(0, 0)), "commit").committer == "a"
+    record = Owner(store).hand_over("b")
+    assert (record.number, record.committer, record.keys) == (1, "b", {})
+    clock[0] += 2 * terms.liveness_s  # a has stopped
+    b.beat()
+    b.tick()
+    b.courier.collect(0)
+    b.hand_over(0, 3.0)
+    for _ in range(3):
+        b.beat()
+        b.tick()
+        clock[0] += terms.liveness_s / 2
+    commit = Commit.from_bytes(store.get(keys.commit(0, 1)), "commit")
+    assert (commit.committer, commit.admissions) == ("b", 1)
+    with pytest.raises(BadInput, match="site b is the committer already"):
+        Owner(store).hand_over("b")
+
+
+def test_a_committer_without_a_key_and_one_that_commits_alone_are_kept_apart(store):
+    terms = make_terms(committer="a")
+    HandSite(store, terms, "a", [0.0], key=SITES["a"], founding=founding("a", "b"))
+    owner = Owner(store, OWNER)
+    with pytest.raises(BadInput, match="site c has no admitted key: admit it first"):
+        owner.hand_over("c")
+    with pytest.raises(BadInput, match="hand that over first"):
+        owner.revoke("a")
+    assert owner.hand_over("b").keys.keys() == {"a", "b"}
+    assert Owner(store, OWNER).revoke("a").committer == "b"
+
+
+def test_a_revoked_site_that_learns_of_it_from_a_commit_stops_all_the_same(store):
+    clock, terms = [0.0], make_terms(fragments=1, rounds=5)
+    a, b = (HandSite(store, terms, name, clock, key=SITES[name], founding=founding("a", "b")) for name in "ab")
+    b.tick()  # has just looked at the members
+    Owner(store, OWNER).revoke("b")
+    clock[0] += terms.liveness_s + 1
+    a.beat()
+    a.hand_over(0, 1.0)
+    a.tick(2)
+    assert Commit.from_bytes(store.get(keys.commit(0, 0)), "commit").admissions == 1
+    with pytest.raises(ConfigError, match="site b is not admitted"):
+        b.tick()
+
+
+def test_an_offer_judged_before_its_site_was_revoked_is_not_committed_after_it(store):
+    clock, terms = [0.0], make_terms(fragments=2, rounds=5, grace_s=20.0)
+    a, b, c = (HandSite(store, terms, n, clock, key=SITES[n], founding=founding("a", "b", "c")) for n in "abc")
+    for site in (a, b):
+        site.hand_over(0, 1.0 + (site is b))
+        site.tick()
+    a.tick()  # has seen b's offer, and waits for c
+    Owner(store, OWNER).revoke("b")
+    c.hand_over(1, 1.0)
+    clock[0] += 1.0
+    c.roster.refresh()
+    data = c.courier._closer  # c commits fragment 1 alone, under the new admission
+    for replica in c.replicas:
+        del replica
+    for _ in range(3):
+        c.tick()
+        clock[0] += terms.grace_s
+        c.beat()
+    assert data and store.list(keys.commit(1, 0))
+    a.beat()
+    for _ in range(3):
+        a.tick()
+        clock[0] += 1.0
+    commit = Commit.from_bytes(store.get(keys.commit(0, 0)), "commit")
+    assert commit.admissions == 1 and [entry.site for entry in commit.taken] == ["a"]

@@ -1,0 +1,373 @@
+"""`Verifier`: says nothing against a run that sites made, and names every kind of damage."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from composer_prime.errors import BadInput, CorruptObject, ProtocolError
+from composer_prime.outer.codecs import get_codec
+from composer_prime.store import Store, keys, open_store
+from composer_prime.sync.canonical import sha256_hex
+from composer_prime.sync.merging import Merger
+from composer_prime.sync.owner import Owner
+from composer_prime.sync.records import Close, Commit, Offer, Part, Refused
+from composer_prime.sync.signatures import SigningKey
+from composer_prime.sync.start import Founding
+from composer_prime.sync.verifying import FragmentReport, Verifier
+from tests.sync.harness import ThreadSite, make_terms, run_sites
+
+GATHERED = {"momentum": 0.5, "codec": "int8"}
+SLICED = {"momentum": 0.5, "codec": "fp32", "merged_codec": "fp32", "gather_sites": 2, "quorum": 6, "rounds": 2}
+
+
+def make_run(store: Store, names: str, wide: bool = False, **terms) -> Store:
+    """A run that ended, left by sites of one letter each."""
+    sites = [ThreadSite(store, make_terms(**terms), name, data_seed=place) for place, name in enumerate(names)]
+    if wide:
+        for site in sites:
+            torch.manual_seed(0)
+            site.net = nn.Sequential(nn.Linear(4, 400), nn.Tanh(), nn.Linear(400, 3))
+    run_sites(*sites)
+    return store
+
+
+@pytest.fixture(scope="module")
+def gathered() -> Store:
+    return make_run(open_store("memory://verifying-gathered"), "abc", quorum=3, **GATHERED)
+
+
+@pytest.fixture(scope="module")
+def sliced() -> Store:
+    return make_run(open_store("memory://verifying-sliced"), "abcdef", **SLICED)
+
+
+@pytest.fixture
+def copied(request: pytest.FixtureRequest) -> Iterator:
+    """copied(store): another store of the same bytes, to damage."""
+    copies: list[Store] = []
+
+    def copy(store: Store) -> Store:
+        copies.append(open_store(f"memory://{request.node.name}-{len(copies)}"))
+        for key in store.list(""):
+            copies[-1].put(key, store.get(key))
+        return copies[-1]
+
+    yield copy
+
+
+def verify_all(store: Store) -> list[FragmentReport]:
+    verifier = Verifier(store)
+    try:
+        return [verifier.check(fragment) for fragment in range(len(verifier.run.fragments))]
+    finally:
+        verifier.close()
+
+
+def flip(store: Store, key: str) -> None:
+    data = bytearray(store.get(key))
+    data[len(data) // 2] ^= 1
+    store.put(key, bytes(data))
+
+
+def read_commit(store: Store, fragment: int, version: int) -> Commit:
+    key = keys.commit(fragment, version)
+    return Commit.from_bytes(store.get(key), key)
+
+
+def assert_found(store: Store, *parts: str) -> None:
+    """The first fault's message begins with the first part, and holds the others in order."""
+    with pytest.raises(CorruptObject) as found:
+        verify_all(store)
+    assert re.match(".*".join(re.escape(part) for part in parts), str(found.value)), str(found.value)
+
+
+# --- sound runs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_a_finished_gathered_run_verifies_from_its_first_master_to_its_last(store_uri, kind):
+    store = make_run(open_store(store_uri(kind)), "ab", quorum=2, **GATHERED)
+    before = {key: store.get(key) for key in store.list("")}
+    for report in verify_all(store):
+        assert (report.first, report.last, report.num_rounds, report.num_parts) == (0, 4, 4, 0)
+        assert report.num_snapshots == 3
+    assert {key: store.get(key) for key in store.list("")} == before
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_a_finished_sliced_run_verifies_and_every_part_is_recomputed(store_uri, kind):
+    store = make_run(open_store(store_uri(kind)), "abcdef", **SLICED)
+    for report in verify_all(store):
+        num_parts = sum(read_commit(store, report.fragment, version).num_parts for version in range(report.last))
+        assert report.last == 3 and report.num_parts == num_parts >= 12
+
+
+def test_a_sliced_run_in_int8_verifies(request):
+    terms = SLICED | {"codec": "int8", "merged_codec": "int8"}
+    store = make_run(open_store(f"memory://{request.node.name}"), "abcdef", wide=True, **terms)
+    for report in verify_all(store):
+        num_parts = sum(read_commit(store, report.fragment, version).num_parts for version in range(report.last))
+        assert report.num_parts == num_parts >= 8
+
+
+def test_a_run_verifies_from_its_oldest_kept_snapshot_after_garbage_collection(request):
+    store = open_store(f"memory://{request.node.name}")
+    make_run(store, "ab", quorum=2, keep_log=False, rounds=12, liveness_s=1.0, max_stale_rounds=1, momentum=0.5)
+    assert store.list(keys.offers_prefix(0, 0)) == []
+    for report in verify_all(store):
+        assert 0 < report.first < report.last == 13
+        assert report.num_rounds == report.last - report.first and report.num_skipped == 0
+
+
+def test_garbage_collection_that_stopped_halfway_is_no_fault_and_the_rounds_it_took_are_counted(request):
+    store = open_store(f"memory://{request.node.name}")
+    make_run(store, "ab", quorum=2, keep_log=False, rounds=8, liveness_s=1e4, momentum=0.5)
+    for fragment in range(2):
+        first = min(at for key in store.list(keys.masters_prefix(fragment)) if (at := keys.parse_master(key)[1]) >= 0)
+        for key in store.list(keys.rounds_prefix(fragment)):
+            place = keys.parse_collectable(key)
+            if place is not None and place[1] < first + 2:
+                store.delete(key)
+        (report,) = [report for report in [Verifier(store).check(fragment)]]
+        assert (report.first, report.last, report.num_skipped) == (first, 9, 2)
+
+
+def test_a_run_with_keys_verifies_with_its_signatures(request):
+    store = open_store(f"memory://{request.node.name}")
+    make_signed(store)
+    assert [report.last for report in verify_all(store)] == [4, 4]
+
+
+def make_signed(store: Store) -> None:
+    owner, pair = SigningKey.generate(), {name: SigningKey.generate() for name in "ab"}
+    founding = Founding(owner.public, {name: key.public for name, key in pair.items()})
+    terms = make_terms(quorum=2)
+    run_sites(
+        *(
+            ThreadSite(store, terms, name, data_seed=place, key=key, founding=founding)
+            for place, (name, key) in enumerate(pair.items())
+        )
+    )
+
+
+def test_a_reopened_run_verifies_over_both_closings(request):
+    store = make_run(open_store(f"memory://{request.node.name}"), "a")
+    Owner(store).reopen(5)
+    run_sites(ThreadSite(store, make_terms(), "a"))
+    verifier = Verifier(store)
+    assert [verifier.check(fragment).last for fragment in range(2)] == [6, 6] and verifier.is_closed
+    verifier.close()
+
+
+def test_a_run_that_goes_on_verifies_as_far_as_it_is(request):
+    store = open_store(f"memory://{request.node.name}")
+    run_sites(ThreadSite(store, make_terms(rounds=9), "a", stop_after=10))
+    verifier = Verifier(store)
+    assert 0 < verifier.check(0).last < 10 and not verifier.is_closed
+    verifier.close()
+
+
+def test_a_commit_that_every_site_found_void_is_no_damage(request):
+    store = open_store(f"memory://{request.node.name}")
+    site = ThreadSite(store, make_terms(rounds=4), "a")
+    site.after_join = lambda: store.create(keys.commit(0, 1), b"not a commit")
+    run_sites(site)
+    first, second = verify_all(store)
+    assert first.num_void == 1 and first.last == 5 and second.last == 5
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_flipped_byte_in_a_payload_is_found_and_its_site_named(gathered, copied):
+    store = copied(gathered)
+    entry = read_commit(store, 0, 1).taken[1]
+    flip(store, entry.payload)
+    assert_found(store, f"fragment 0 version 1: {entry.payload} of b isn't what its offer states", "another sha256")
+
+
+def test_a_flipped_byte_in_a_payload_of_a_sliced_round_is_found(sliced, copied):
+    store = copied(sliced)
+    entry = read_commit(store, 1, 0).taken[3]
+    flip(store, entry.payload)
+    assert_found(
+        store, f"fragment 1 version 0: {entry.payload} of d isn't what its offer states", "merged it into part"
+    )
+
+
+def test_a_payload_that_is_gone_is_found(gathered, copied):
+    store = copied(gathered)
+    entry = read_commit(store, 1, 2).taken[0]
+    store.delete(entry.payload)
+    assert_found(store, f"fragment 1 version 2: {entry.payload} of a isn't what its offer states", "no object")
+
+
+@pytest.mark.parametrize("version", [0, 2, 4])
+def test_a_flipped_byte_in_a_snapshot_is_found(gathered, copied, version):
+    store = copied(gathered)
+    (key,) = [key for key in store.list(keys.masters_prefix(1)) if keys.parse_master(key)[1] == version]
+    flip(store, key)
+    assert_found(store, f"fragment 1 version {version}: {key} has bytes of sha256", "changed or cut")
+
+
+def test_another_master_under_a_right_key_of_its_own_is_found(gathered, copied):
+    store = copied(gathered)
+    (old,) = [key for key in store.list(keys.masters_prefix(0)) if keys.parse_master(key)[1] == 2]
+    data = bytes(len(store.get(old)))
+    key = keys.master(0, 2, sha256_hex(data))
+    store.put(key, data)
+    assert_found(store, f"fragment 0 version 2: {key} is another master than the log makes")
+
+
+@pytest.mark.parametrize("version", [0, 1, 3])
+def test_an_edited_multiplier_is_found_and_the_committer_named(gathered, copied, version):
+    store = copied(gathered)
+    fragment = 0 if read_commit(store, 0, version).taken else 1
+    commit = read_commit(store, fragment, version)
+    edited = commit.taken[0].model_copy(update={"multiplier": commit.taken[0].multiplier * 2})
+    key = keys.commit(fragment, version)
+    store.put(key, commit.model_copy(update={"taken": (edited, *commit.taken[1:])}).to_bytes())
+    place = f"fragment {fragment} version {version}: {key} of {commit.committer} isn't sound"
+    assert_found(store, place, "another payload or multiplier for a")
+
+
+def test_a_commit_that_was_changed_and_stays_sound_is_found_by_the_one_after_it(gathered, copied):
+    store = copied(gathered)
+    commit = read_commit(store, 0, 1)
+    store.put(keys.commit(0, 1), commit.model_copy(update={"refused": (Refused(site="z", why="-"),)}).to_bytes())
+    assert_found(store, f"fragment 0 version 1: {keys.commit(0, 1)} has sha256", "changed afterwards")
+
+
+def test_a_changed_manifest_is_found(gathered, copied):
+    store = copied(gathered)
+    data = json.loads(store.get(keys.manifest()))
+    data["terms"]["lr"] = 0.5
+    store.put(keys.manifest(), json.dumps(data).encode())
+    assert_found(store, "fragment 0 version 0: manifest.json has sha256", "changed afterwards")
+
+
+@pytest.mark.parametrize("version", [0, 1, 3])
+def test_a_deleted_commit_is_found(gathered, copied, version):
+    store = copied(gathered)
+    store.delete(keys.commit(1, version))
+    assert_found(store, f"fragment 1 version {version}: {keys.commit(1, version)} is gone, though")
+
+
+def test_a_changed_or_deleted_offer_is_found(gathered, copied):
+    key = keys.offer(0, 1, "b")
+    store = copied(gathered)
+    offer = Offer.from_bytes(store.get(key), key)
+    store.put(key, offer.model_copy(update={"tokens": 1}).to_bytes())
+    assert_found(
+        store, f"fragment 0 version 1: {keys.commit(0, 1)} of", "isn't sound, though the sites took it as such"
+    )
+    store = copied(gathered)
+    store.delete(key)
+    assert_found(store, f"fragment 0 version 1: {keys.commit(0, 1)} takes offers or payloads that are gone")
+
+
+def test_a_changed_close_record_is_found_and_its_site_named(gathered, copied):
+    store = copied(gathered)
+    close = Close.from_bytes(store.get(keys.close()), keys.close())
+    store.put(keys.close(), close.model_copy(update={"masters": ("0" * 64, close.masters[1])}).to_bytes())
+    assert_found(store, f"fragment 0 version 4: close.json of {close.closed_by} names the master 0000")
+
+
+def read_part(store: Store, index: int) -> Part:
+    key = keys.merged(0, 0, index)
+    return Part.from_bytes(store.get(key), key)
+
+
+def replace_part(store: Store, part: Part, data: bytes) -> None:
+    """Put another merged payload in a part's place, with all its hashes right."""
+    sha = sha256_hex(data)
+    payload = keys.merged_payload(part.fragment, part.version, part.part, sha)
+    store.put(payload, data)
+    record = part.model_copy(update={"payload": payload, "sha256": sha, "nbytes": len(data)})
+    store.put(keys.merged(part.fragment, part.version, part.part), record.to_bytes())
+
+
+def test_a_part_with_a_wrong_mean_and_right_hashes_is_found_and_its_reducer_named(sliced, copied):
+    store = copied(sliced)
+    part, codec = read_part(store, 2), get_codec("fp32")
+    mean = codec.decode(store.get(str(part.payload)), part.nbytes // 4)
+    replace_part(store, part, codec.encode(mean * 2))
+    key = keys.merged(0, 0, 2)
+    assert_found(store, f"fragment 0 version 0: {key} of {part.reducer} isn't the mean of the offers taken")
+
+
+def test_a_reducer_that_lies_through_a_whole_run_is_found_though_all_sites_agree(request, monkeypatch):
+    honest = Merger._merge
+
+    def lie(self, closing, index, vectors, excluded):
+        if self._site == "c":
+            vectors = {site: vector * 2 for site, vector in vectors.items()}
+        return honest(self, closing, index, vectors, excluded)
+
+    monkeypatch.setattr(Merger, "_merge", lie)
+    store = make_run(open_store(f"memory://{request.node.name}"), "abcdef", **SLICED)
+    assert_found(store, "fragment 0 version 0: rounds/0000/00000000/merged/", "of c isn't the mean of the offers taken")
+
+
+def test_a_reducer_that_leaves_a_sound_offer_out_is_found(request, monkeypatch):
+    honest = Merger._read_slices
+
+    def overlook(self, offer, index, commit):
+        return "too late" if (self._site, offer.site) == ("e", "b") else honest(self, offer, index, commit)
+
+    monkeypatch.setattr(Merger, "_read_slices", overlook)
+    store = make_run(open_store(f"memory://{request.node.name}"), "abcdef", **SLICED)
+    assert_found(
+        store, "fragment 0 version 0: rounds/0000/00000000/merged/", "of e leaves out the offer of b (too late)"
+    )
+
+
+def test_a_changed_merged_payload_and_a_part_that_is_gone_are_found(sliced, copied):
+    store, part = copied(sliced), read_part(sliced, 1)
+    flip(store, str(part.payload))
+    assert_found(store, f"fragment 0 version 0: {part.payload} of {part.reducer} has bytes of sha256")
+    store = copied(sliced)
+    store.delete(keys.merged(0, 0, 1))
+    assert_found(store, f"fragment 0 version 0: {keys.merged(0, 0, 1)} of", "is gone, though")
+
+
+def test_a_part_record_that_was_made_unreadable_is_found(sliced, copied):
+    store = copied(sliced)
+    store.put(keys.merged(0, 0, 1), b"nonsense")
+    assert_found(store, f"fragment 0 version 0: {keys.merged(0, 0, 1)} isn't sound, though the sites merged")
+
+
+def test_a_signature_that_was_taken_off_is_found(request):
+    store = open_store(f"memory://{request.node.name}")
+    make_signed(store)
+    commit = read_commit(store, 1, 2)
+    store.put(keys.commit(1, 2), commit.model_copy(update={"signature": None}).to_bytes())
+    assert_found(store, f"fragment 1 version 2: {keys.commit(1, 2)} of {commit.committer} isn't sound", "is not signed")
+
+
+# --- what can't be verified at all -----------------------------------------------------------------------------------
+
+
+def test_a_place_without_a_run_is_bad_input_that_says_what_a_run_looks_like(tmp_path: Path):
+    with pytest.raises(BadInput, match=r"holds no run: there is no manifest\.json.*s3://bucket/prefix/run-name"):
+        Verifier(open_store(str(tmp_path)))
+
+
+def test_a_run_of_another_protocol_version_is_refused_by_its_number(request):
+    store = open_store(f"memory://{request.node.name}")
+    store.create(keys.manifest(), b'{"protocol": 99}')
+    with pytest.raises(ProtocolError, match="speaks protocol 99"):
+        Verifier(store)
+
+
+def test_a_machine_that_computes_differently_says_so_before_anything_is_replayed(gathered, copied):
+    store = copied(gathered)
+    data = json.loads(store.get(keys.manifest()))
+    store.put(keys.manifest(), json.dumps(data | {"test_vector": "0" * 64}).encode())
+    with pytest.raises(ProtocolError, match="test vector"):
+        Verifier(store)
