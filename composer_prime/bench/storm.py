@@ -16,8 +16,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from composer_prime.bench.storm_book import StormSiteConfig
 from composer_prime.bench.storm_faults import SCRIPTS, Fault, Script, schedule
-from composer_prime.bench.storm_gate import Gates
+from composer_prime.bench.storm_gate import Gate, Gates
 from composer_prime.bench.storm_nursery import Nursery
 from composer_prime.bench.storm_places import Place
 from composer_prime.bench.storm_server import BUCKET, StormServer, aws_environment
@@ -105,7 +106,15 @@ class Storm:
     """Plays one storm. Use it on the main thread; it ends what it started."""
 
     def __init__(
-        self, folder: Path, plan: StormPlan, terms: Terms, *, run: str, server: StormServer, gates: Gates, nursery: Nursery
+        self,
+        folder: Path,
+        plan: StormPlan,
+        terms: Terms,
+        *,
+        run: str,
+        server: StormServer,
+        gates: Gates,
+        nursery: Nursery,
     ) -> None:
         self.plan = plan
         self.terms = terms
@@ -130,7 +139,9 @@ class Storm:
             self._warm_up()
             record.warm_at, busy = time.monotonic(), _cpu_times()
             self._plan_faults()
-            self._tick_until(record.warm_at + plan.duration_s, lambda: all(place.done for place in self.places.values()))
+            self._tick_until(
+                record.warm_at + plan.duration_s, lambda: all(place.done for place in self.places.values())
+            )
             record.over_at, record.busy_share, record.load = time.monotonic(), _share(busy), os.getloadavg()[0]
             until = record.warm_at + 1.6 * plan.duration_s + FINISH_S
             self._tick_until(until, lambda: all(place.done for place in self.places.values()) and not self._scripts)
@@ -145,13 +156,7 @@ class Storm:
 
     def victim(self, fault: Fault) -> Place | None:
         """A site that nothing else has hit and that has been up for a while; it is hit from now on."""
-        now = time.monotonic()
-        able = [
-            place
-            for place in self.places.values()
-            if place.pid is not None and not (place.is_hit or place.is_leaving or place.done)
-            if now - place.starts[-1].at > self.terms.liveness_s / 2 and place.versions()
-        ]
+        able = [place for place in self.places.values() if place.is_able()]
         if not able:
             return None
         place = self._chance.choice(able)
@@ -169,13 +174,26 @@ class Storm:
         folder = self._folder / name
         folder.mkdir(parents=True)
         gate = self._gates.open(self.server.port, f"/{BUCKET}/{self._run}/", self._chance.randrange(2**32))
-        # torch is imported by the sites alone: this process only watches
         config = folder / "site.json"
         place = Place(name, folder, gate, config, self._nursery, why="late" if self.record.warm_at else "first")
-        config.write_text(_site_config(self.plan, self.terms, name, folder, self.record.uri, gate.port))
+        self._orders(name, folder, gate).write(config)
         place.start(time.monotonic())
         self.places[name] = place
         return place
+
+    def _orders(self, name: str, folder: Path, gate: Gate) -> StormSiteConfig:
+        plan = self.plan
+        return StormSiteConfig(
+            site=name,
+            folder=str(folder),
+            uri=self.record.uri,
+            environment=aws_environment(gate.port),
+            terms=self.terms.model_dump(),
+            numel=plan.numel,
+            step_s=plan.step_s,
+            step_tokens=plan.step_tokens,
+            checkpoint_steps=plan.checkpoint_steps,
+        )
 
     # --- the storm's own loop ---------------------------------------------------------------------------------------
 
@@ -238,24 +256,6 @@ class Storm:
                 place.ended(ended[place.pid], now)
             if place.start_at is not None and now >= place.start_at and not place.done:
                 place.start(now)
-
-
-def _site_config(plan: StormPlan, terms: Terms, name: str, folder: Path, uri: str, port: int) -> str:
-    import json
-
-    return json.dumps(
-        {
-            "site": name,
-            "folder": str(folder),
-            "uri": uri,
-            "environment": aws_environment(port),
-            "terms": terms.model_dump(),
-            "numel": plan.numel,
-            "step_s": plan.step_s,
-            "step_tokens": plan.step_tokens,
-            "checkpoint_steps": plan.checkpoint_steps,
-        }
-    )
 
 
 def _cpu_times() -> tuple[float, float]:

@@ -2,16 +2,11 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-import json
-import os
 
+from composer_prime.bench.storm_book import STORE_DOWN, has_merged, newest_versions
 from composer_prime.bench.storm_faults import signal_process
 from composer_prime.bench.storm_gate import Gate
 from composer_prime.bench.storm_nursery import Nursery
-
-STORE_DOWN = 3
-"""Exit code of a site that couldn't reach the store when it started (`storm_site.STORE_DOWN`)."""
-TAIL_BYTES = 4096
 
 
 @dataclass
@@ -84,17 +79,10 @@ class Place:
 
     def versions(self) -> list[int]:
         """The open round of each fragment, as its book last says; none before it joined."""
-        path = self.folder / "book.jsonl"
-        if not path.exists():
-            return []
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = file.read().splitlines()
-        for line in reversed(lines):
-            try:
-                found = json.loads(line)
-            except ValueError:
-                continue
-            if "versions" in found:
-                return found["versions"]
-        return []
+        return newest_versions(self.folder)
+
+    def is_able(self) -> bool:
+        """Whether something may happen to it: it takes part, nothing else has hit it, and it is over the last hit."""
+        if self.pid is None or self.killed or self.is_hit or self.is_leaving or self.done:
+            return False
+        return has_merged(self.folder, self.pid)

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group
@@ -14,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from composer_prime.bench.storm import Record
+from composer_prime.bench.storm_book import read_book
 from composer_prime.bench.storm_places import Place
-from composer_prime.bench.storm_site import read_book
 from composer_prime.errors import ComposerPrimeError
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
@@ -225,9 +224,7 @@ def _read(record: Record, store: Store) -> StormReport:
         finish_s=record.ended_at - record.over_at,
         busy_share=record.busy_share,
         load=record.load,
-        events=[
-            {**asdict(fault), "began_at": fault.began_at - record.warm_at} for fault in happened if fault.began_at
-        ],
+        events=[{**asdict(fault), "began_at": fault.began_at - record.warm_at} for fault in happened if fault.began_at],
     )
     runtime.close()
     return report
@@ -246,7 +243,8 @@ def _rounds(store: Store, run: Run, runtime: ThreadRuntime, books: Mapping[str, 
         times = sorted((version, at) for (index, version), at in seen.items() if index == fragment and version)
         end = max((version for version, _ in times), default=0)
         commits = runtime.map(
-            lambda version, f=fragment: find_record(store, Commit, keys.commit(f, version)), range(run.terms.final_version)
+            lambda version, f=fragment: find_record(store, Commit, keys.commit(f, version)),
+            range(run.terms.final_version),
         )
         for version, commit in enumerate(commits):
             # nobody's book may show a version that was passed at once: it closed when the next one did
@@ -318,12 +316,7 @@ def _up(record: Record, place: Place, book: list[dict[str, Any]]) -> list[tuple[
         if joined is not None:
             spans.append((joined, mine[-1]["t"]))
     for first, last in place.down:
-        spans = [
-            piece
-            for a, b in spans
-            for piece in ((a, min(b, first)), (max(a, last), b))
-            if piece[0] < piece[1]
-        ]
+        spans = [piece for a, b in spans for piece in ((a, min(b, first)), (max(a, last), b)) if piece[0] < piece[1]]
     return spans
 
 
@@ -331,7 +324,9 @@ def _tokens(record: Record, place: Place, book: list[dict[str, Any]], rounds: li
     ends = [line for line in book if line["event"] == "ended"]
     ledgers = ends[-1]["tokens"] if ends else []
     count = max(1, len(ledgers))
-    trained, merged, dropped = (sum(ledger[name] for ledger in ledgers) / count for name in ("trained", "merged", "dropped"))
+    trained, merged, dropped = (
+        sum(ledger[name] for ledger in ledgers) / count for name in ("trained", "merged", "dropped")
+    )
     logged = sum(entry.tokens for c in rounds for entry in c.commit.taken if entry.site == place.name)
     cpu_s = {line["pid"]: line["cpu_s"] for line in book if "cpu_s" in line}
     return SiteTokens(
@@ -356,7 +351,10 @@ def _compare_masters(
 ) -> list[str]:
     """Differences between the masters that sites ended with and those rebuilt from version 0 and the log alone."""
     ended = {
-        site: line["masters"] for site, book in books.items() for line in book if line["event"] == "ended" and line["finished"]
+        site: line["masters"]
+        for site, book in books.items()
+        for line in book
+        if line["event"] == "ended" and line["finished"]
     }
     roster = Roster(store, run.manifest, run.sha256)
     differences = [] if ended else ["no site came to the run's end"]
@@ -371,7 +369,9 @@ def _compare_masters(
         for site, masters in ended.items():
             has = (masters[fragment]["version"], masters[fragment]["sha256"])
             if has != (final, rebuilt.sha256):
-                differences.append(f"{site} ended with {has} of fragment {fragment}, the log makes {final}, {rebuilt.sha256}")
+                differences.append(
+                    f"{site} ended with {has} of fragment {fragment}, the log makes {final}, {rebuilt.sha256}"
+                )
     return differences
 
 

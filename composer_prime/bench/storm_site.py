@@ -4,21 +4,19 @@
 from its newest checkpoint; what it did stands in its book, one JSON line for each step.
 """
 
-import json
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from composer_prime.bench.storm_book import STORE_DOWN, Book, StormSiteConfig
 from composer_prime.errors import StoreError, StoreUnusable
 from composer_prime.store import open_store
 from composer_prime.sync.journal import FileJournal
@@ -27,66 +25,8 @@ from composer_prime.sync.terms import Terms
 
 logger = logging.getLogger(__name__)
 
-STORE_DOWN = 3
-"""Exit code of a site that couldn't reach the store when it started: start it again."""
 MOVE = 1e-3
 """Standard deviation of the random movement of one inner step."""
-
-
-@dataclass(frozen=True)
-class StormSiteConfig:
-    """All that a site needs to know.
-
-    folder       its own: checkpoint, journal, book and log
-    environment  variables that lead to its gate
-    numel        fp32 values of the whole model, spread over the run's fragments
-    step_s       one inner step, seconds
-    step_tokens  tokens that count as trained in one
-    checkpoint_steps   inner steps between two checkpoints
-    """
-
-    site: str
-    folder: str
-    uri: str
-    environment: Mapping[str, str]
-    terms: Mapping[str, Any]
-    numel: int
-    step_s: float
-    step_tokens: int
-    checkpoint_steps: int
-
-    def write(self, path: Path) -> None:
-        """Store it where `read` finds it."""
-        path.write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def read(cls, path: Path) -> "StormSiteConfig":
-        """What `write` stored."""
-        return cls(**json.loads(path.read_text()))
-
-
-class Book:
-    """What a site did: JSON lines with the time on the machine's monotonic clock, which all its processes share."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", buffering=1)
-
-    def write(self, event: str, **fields: Any) -> None:
-        """Add one line; it outlives the process."""
-        line = {"event": event, "t": round(time.monotonic(), 3), "pid": os.getpid(), **fields}
-        self._file.write(json.dumps(line) + "\n")
-
-
-def read_book(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a site's book in order; one that a kill cut short is left out."""
-    lines = []
-    path = folder / "book.jsonl"
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            continue
-    return lines
 
 
 class StormSite:
@@ -96,7 +36,7 @@ class StormSite:
         self._config = config
         self._folder = Path(config.folder)
         self._checkpoint = self._folder / "checkpoint.pt"
-        self._book = Book(self._folder / "book.jsonl")
+        self._book = Book(self._folder)
         self._leaving = threading.Event()
         self._random = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "big"))
         terms = Terms.model_validate(config.terms)

@@ -77,6 +77,7 @@ class Courier:
         self._overtaken: set[int] = set()
         self._archive_due: dict[int, int] = {}
         self._archiving: Task | None = None
+        self._admitted_by = roster.newest
         self._observed_at = self._looked_around_at = float("-inf")
         self._observe_every_s = self._terms.liveness_s / 10
         self.closed_at = runtime.now()
@@ -200,7 +201,9 @@ class Courier:
                 self._replicas[index] for index in (range(len(self._replicas)) if fragments is None else fragments)
             ]
             while replicas:
-                self._runtime.map(lambda replica: replica.look(), replicas)
+                looked = self._runtime.map(lambda replica: replica.look() is not None, replicas)
+                ready = [found or replica.closing is not None for replica, found in zip(replicas, looked, strict=True)]
+                replicas = [replica for replica, is_ready in zip(replicas, ready, strict=True) if is_ready]
                 replicas = [replica for replica in replicas if self._advance(replica)]
 
     def _busy(self) -> list[int]:
@@ -365,9 +368,10 @@ class Courier:
                 f"{self._store.uri} no longer holds the run's manifest: its objects were deleted. This site's "
                 "checkpoint is intact; restore the bucket, or create a new run from the checkpoint"
             ) from error
-        if self._roster.newest != self._roster.refresh():
+        newest = self._roster.refresh()
+        if newest != self._admitted_by:  # a commit may have told the roster of it before
             self._roster.check_admitted(self._site)
-            self._closer.forget_rounds()
+            self._admitted_by = newest
         self._members.observe()
 
     # --- snapshots and the end --------------------------------------------------------------------------------------

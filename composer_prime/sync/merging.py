@@ -34,14 +34,12 @@ class Closing:
     """A round whose commit is there and sound, on its way to the next master.
 
     seen_at   when this site first saw the commit, on its own clock
-    offers    the records that the commit takes, by site
     parts     merged parts found so far
     gone      whether the round was found to be collected as garbage while parts of it were missing here
     """
 
     commit: Commit
     commit_sha: str
-    offers: Mapping[str, Offer]
     seen_at: float
     parts: dict[int, Part] = field(default_factory=dict)
     gone: bool = False
@@ -107,7 +105,7 @@ class Merger:
             return self._from_parts(closing)
         entries = closing.commit.taken
         try:
-            vectors = self._runtime.map(lambda entry: self.fetch(closing.offers[entry.site]), entries)
+            vectors = self._runtime.map(lambda entry: self.fetch(entry.offer), entries)
         except CorruptObject as error:
             raise StoreError(f"{error}; a commit took it, so the round can't be skipped: reading it again") from error
         parts = [(entry.multiplier, vector) for entry, vector in zip(entries, vectors, strict=True)]
@@ -182,15 +180,13 @@ class Merger:
         commit = closing.commit
         if self._find_part(closing, index) is not None:
             return
-        read = self._runtime.map(
-            lambda entry: self._read_slices(closing.offers[entry.site], index, commit), commit.taken
-        )
+        read = self._runtime.map(lambda entry: self._read_slices(entry.offer, index, commit), commit.taken)
         excluded = [
             Refused(site=entry.site, why=got)
             for entry, got in zip(commit.taken, read, strict=True)
             if isinstance(got, str)
         ]
-        if is_collected():
+        if excluded and is_collected():
             closing.gone = True
             return
         vectors = {entry.site: got for entry, got in zip(commit.taken, read, strict=True) if not isinstance(got, str)}
@@ -202,7 +198,7 @@ class Merger:
 
     def _merge(self, closing: Closing, index: int, vectors: Mapping[str, Tensor], excluded: Sequence[Refused]) -> Part:
         commit = closing.commit
-        factors = part_shares(commit, closing.offers, [entry.site for entry in excluded], self._terms)
+        factors = part_shares(commit, [entry.site for entry in excluded], self._terms)
         weighted = [(factors[site], vectors[site]) for site in sorted(vectors)]
         data = self._coding.merged_codec.encode(aggregate(self._terms.aggregate, weighted, trim=self._terms.trim))
         sha = sha256_hex(data)

@@ -60,7 +60,7 @@ class Offer(Signed):
     sha256: str | None
     """Root of the slices' hashes (`outer.slices`)."""
     slices: str = ""
-    """The slices' hashes, 32 bytes each, base64; so a slice can be checked alone."""
+    """The slices' hashes (`outer.slices.slice_digest`), base64; so a slice can be checked alone."""
     nbytes: int = Field(ge=0)
     norms: tuple[float, ...] = ()
     """L2 norm of each slice as it decodes."""
@@ -72,16 +72,41 @@ class Offer(Signed):
 
 
 class Taken(Record):
-    """An offer that a commit merges."""
+    """An offer that a commit merges. The record itself is in the commit, so that nobody can change it afterwards."""
 
-    site: str
-    incarnation: int
-    payload: str
-    sha256: str
-    tokens: int
-    trained_tokens: int
+    offer: Offer
     multiplier: float
     """The final fp32 factor of this payload."""
+
+    @property
+    def site(self) -> str:
+        """The site that made the offer."""
+        return self.offer.site
+
+    @property
+    def incarnation(self) -> int:
+        """The incarnation that made it."""
+        return self.offer.incarnation
+
+    @property
+    def payload(self) -> str:
+        """Key of the payload; '' in an unsound record."""
+        return self.offer.payload or ""
+
+    @property
+    def sha256(self) -> str:
+        """Root of the slices' hashes; '' in an unsound record."""
+        return self.offer.sha256 or ""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens trained behind the movement."""
+        return self.offer.tokens
+
+    @property
+    def trained_tokens(self) -> int:
+        """All tokens the site had ever trained this fragment on, at the capture."""
+        return self.offer.trained_tokens
 
 
 class Refused(Record):

@@ -70,8 +70,6 @@ class Replica:
         self.fragment = fragment
         self.coding = run.codings[fragment]
         self.merger = Merger(store, runtime, roster, self.coding, run.terms, site)
-        self.offers: dict[str, Offer] = {}
-        """Sound-looking offers of the open round by site, in the order seen."""
         self.closing: Closing | None = None
         """The open round's commit, once it is there, until its merge is complete."""
         self._looked: bytes | None = None
@@ -117,8 +115,6 @@ class Replica:
                 return []
             self._looked = None
             found = self._judge(data)
-            if found is None:
-                return self._jump()
             if isinstance(found, Round):
                 return [self._pass(found, self.master.unchanged(), sha256_hex(data), None)]
             self.closing = found
@@ -131,8 +127,8 @@ class Replica:
                 self._looked = read_bytes(self._store, keys.commit(self.fragment, self.version))
         return self._looked
 
-    def _judge(self, data: bytes) -> Closing | Round | None:
-        """The open round's commit: sound, or a void round, or (None) not to be judged any more, its offers are gone."""
+    def _judge(self, data: bytes) -> Closing | Round:
+        """The open round's commit when it is sound, else a void round."""
         key = keys.commit(self.fragment, self.version)
         try:
             commit = Commit.from_bytes(data, key)
@@ -141,19 +137,11 @@ class Replica:
         fault = self._signature_fault(commit)
         if fault is not None:
             return self._void(fault, commit)
-        sites = [entry.site for entry in commit.taken]
-        offers = dict(zip(sites, self._runtime.map(self._offer, sites), strict=True))
-        if None in offers.values() and self._is_collected():
-            return None
-        sound = {site: offer for site, offer in offers.items() if offer is not None}
-        unsigned = [site for site, offer in sound.items() if self._roster.fault(offer, site, commit.admissions)]
-        fault = f"takes an offer of {unsigned[0]} without its signature" if unsigned else None
-        fault = fault or commit_fault(
+        fault = commit_fault(
             commit,
             facts=self.coding.facts,
             version=self.version,
             previous=self.previous,
-            offers=sound,
             taken=self.history.taken,
             voids=self.history.voids,
             terms=self._terms,
@@ -163,17 +151,18 @@ class Replica:
             fault = self._heal(commit)
         if fault is not None:
             return self._void(fault, commit)
-        return Closing(commit, sha256_hex(data), sound, self._runtime.now())
+        return Closing(commit, sha256_hex(data), self._runtime.now())
 
     def _signature_fault(self, commit: Commit) -> str | None:
         if not self._roster.knows(commit.admissions):
             return f"honours admission {commit.admissions}, which isn't there"
         if commit.admissions < self.history.admissions:
             return f"honours admission {commit.admissions}, an earlier commit {self.history.admissions}"
+        for entry in commit.taken:
+            fault = self._roster.fault(entry.offer, entry.site, commit.admissions)
+            if fault is not None:
+                return f"takes an offer of {entry.site} that {fault}"
         return self._roster.fault(commit, commit.committer, commit.admissions)
-
-    def _offer(self, site: str) -> Offer | None:
-        return self.offers.get(site) or find_record(self._store, Offer, keys.offer(self.fragment, self.version, site))
 
     def _void(self, fault: str, commit: Commit | None) -> Round:
         logger.error("commit_void fragment=%d version=%d fault=%s", self.fragment, self.version, fault)
@@ -216,7 +205,6 @@ class Replica:
 
     def _forget_round(self) -> None:
         self.closing = self._looked = None
-        self.offers = {}
         self.merger.forget()
 
     # --- when the log differs, or is gone ---------------------------------------------------------------------------

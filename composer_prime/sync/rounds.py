@@ -55,6 +55,7 @@ class RoundCloser:
         self._site = site
         self._incarnation = incarnation
         self._rounds: dict[int, OpenRound] = {}
+        self._judged_by = roster.newest
         self._intervals: list[float] = []
         self._closed_at: float | None = None
 
@@ -68,10 +69,6 @@ class RoundCloser:
                 del self._intervals[:-64]
             self._closed_at = now
 
-    def forget_rounds(self) -> None:
-        """Judge every offer anew: other keys are admitted than before."""
-        self._rounds.clear()
-
     @property
     def grace_s(self) -> float:
         """How long this site waits, just now, for sites that are late."""
@@ -84,11 +81,13 @@ class RoundCloser:
 
         Returns whether a commit was created by this site.
         """
+        if self._roster.newest != self._judged_by:  # other keys are admitted than before: every offer is judged anew
+            self._judged_by = self._roster.newest
+            self._rounds.clear()
         current = self._rounds.get(replica.fragment)
         if current is None or current.version != replica.version:
             current = self._rounds[replica.fragment] = OpenRound(replica.version)
         self._read_offers(current, replica)
-        replica.offers = current.offers
         now = self._runtime.now()
         live = self._members.live(now) | {self._site}
         if self._expects_gather(current, live, replica):

@@ -155,7 +155,7 @@ def write_commit(
         fragment=facts.index,
         version=version,
         base_sha=base_sha,
-        taken=tuple(_taken(take[site], factors[site]) for site in sorted(take)),
+        taken=tuple(Taken(offer=take[site], multiplier=factors[site]) for site in sorted(take)),
         refused=tuple(Refused(site=site, why=refused[site]) for site in sorted(refused)),
         previous=previous,
         voids=voids,
@@ -166,34 +166,19 @@ def write_commit(
     )
 
 
-def _taken(offer: Offer, multiplier: float) -> Taken:
-    assert offer.payload is not None and offer.sha256 is not None
-    return Taken(
-        site=offer.site,
-        incarnation=offer.incarnation,
-        payload=offer.payload,
-        sha256=offer.sha256,
-        tokens=offer.tokens,
-        trained_tokens=offer.trained_tokens,
-        multiplier=multiplier,
-    )
-
-
 def commit_fault(
     commit: Commit,
     *,
     facts: FragmentFacts,
     version: int,
     previous: str,
-    offers: Mapping[str, Offer],
     taken: TakenBefore,
     voids: tuple[int, ...],
     terms: Terms,
     committer: str | None,
 ) -> str | None:
-    """Why this commit doesn't follow from manifest and offers; None when it does. A faulty commit is a void round.
+    """Why this commit doesn't follow from the log and its offers; None when it does. A faulty commit is a void round.
 
-    offers      the records, by site, of the offers that the commit takes; a site without one is missing
     voids       which of the last `max_stale_rounds` commits were void
     committer   the only site that may commit; None: every site may
 
@@ -212,12 +197,12 @@ def commit_fault(
         return "its offers are not sorted by site, or a site stands twice"
     if commit.taken and len(commit.taken) < terms.quorum:
         return f"takes {len(commit.taken)} offers, the quorum is {terms.quorum}"
-    for site in sites:
-        if site not in offers or offers[site].payload is None:
-            return f"takes an offer of {site} that isn't there"
+    for entry in commit.taken:
+        if entry.offer.payload is None:
+            return f"takes an offer of {entry.site} that has nothing to merge"
         fault = offer_fault(
-            offers[site],
-            site=site,
+            entry.offer,
+            site=entry.site,
             facts=facts,
             version=version,
             base_sha=commit.base_sha,
@@ -225,15 +210,15 @@ def commit_fault(
             terms=terms,
         )
         if fault is not None:
-            return f"takes an offer of {site} it may not: {fault}"
-    listed = {site: offers[site] for site in sites}
+            return f"takes an offer of {entry.site} it may not: {fault}"
+    listed = {entry.site: entry.offer for entry in commit.taken}
     if copied := copies(listed):
         site, why = next(iter(copied.items()))
         return f"takes an offer of {site} it may not: {why}"
     factors = commit_shares(listed, terms) if listed else {}
     for entry in commit.taken:
-        if entry != _taken(listed[entry.site], factors[entry.site]):
-            return f"states another payload or multiplier for {entry.site} than its offer and the rule give"
+        if entry.multiplier != factors[entry.site]:
+            return f"weighs {entry.site} by {entry.multiplier}, the rule gives {factors[entry.site]}"
     if commit.num_parts != num_parts(len(sites), facts.num_slices, terms):
         return f"is cut into {commit.num_parts} parts, the rule gives {num_parts(len(sites), facts.num_slices, terms)}"
     return None
@@ -265,9 +250,9 @@ def part_fault(
     return None
 
 
-def part_shares(commit: Commit, offers: Mapping[str, Offer], excluded: Sequence[str], terms: Terms) -> dict[str, float]:
+def part_shares(commit: Commit, excluded: Sequence[str], terms: Terms) -> dict[str, float]:
     """The multipliers of one part: the commit's own, or drawn anew over the offers that are sound in this part."""
     if not excluded:
         return {entry.site: entry.multiplier for entry in commit.taken}
-    left = {entry.site: offers[entry.site] for entry in commit.taken if entry.site not in excluded}
+    left = {entry.site: entry.offer for entry in commit.taken if entry.site not in excluded}
     return commit_shares(left, terms)

@@ -16,8 +16,8 @@ from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.lifetime import close_fault, find_manifest
 from composer_prime.sync.merging import Closing, Merger
-from composer_prime.sync.reading import find_record, read_record
-from composer_prime.sync.records import Close, Commit, Part
+from composer_prime.sync.reading import find_record, read_bytes, read_record
+from composer_prime.sync.records import Close, Commit, Offer, Part
 from composer_prime.sync.replica import Replica, Round
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import FragmentCoding, Run, load_run
@@ -299,6 +299,8 @@ class _Checked(Replica):
         self.checker.void_parts = []
         self.checker.check(closing)
         rounds = super()._merge(closing)
+        if not rounds and not self._terms.keep_log and self._stored[-2:-1] > [self.version]:
+            return self._jump()  # its parts were collected, the snapshot before it not yet
         self.void_parts_before = self.checker.void_parts
         return rounds
 
@@ -335,13 +337,14 @@ class _CheckingMerger(Merger):
         """Keys of this round's parts that count as zeros, since their records are faulty."""
 
     def check(self, closing: Closing) -> None:
-        """Raise CorruptObject on the first payload or part of the round that isn't what its record says."""
-        if closing.commit.num_parts == 0:
-            faults = self._runtime.map(lambda entry: self._payload_fault(closing, entry.site), closing.commit.taken)
-            for fault in faults:
-                if fault is not None:
-                    raise fault
-            return
+        """Raise CorruptObject on the first offer, payload or part of the round that isn't what its record says."""
+        commit = closing.commit
+        faults = self._runtime.map(lambda entry: self._offer_fault(entry.offer, commit.committer), commit.taken)
+        if commit.num_parts == 0:
+            faults += self._runtime.map(lambda entry: self._payload_fault(entry.offer), commit.taken)
+        for fault in faults:
+            if fault is not None:
+                raise fault
         for index in closing.missing_parts():
             part = self._find_part(closing, index)
             if part is None:
@@ -351,15 +354,28 @@ class _CheckingMerger(Merger):
                 self._check_merged_payload(part)
                 self._recompute(closing, part)
 
-    def _payload_fault(self, closing: Closing, site: str) -> CorruptObject | None:
-        offer = closing.offers[site]
+    def _offer_fault(self, offer: Offer, committer: str) -> CorruptObject | None:
+        """What is wrong when an offer's own record, where it is kept, isn't the one that the commit took."""
+        key = keys.offer(offer.fragment, offer.version, offer.site)
+        try:
+            stands = read_bytes(self._store, key)
+        except KeyMissing:
+            what = f"is gone, though the commit of {committer} took it"
+            return _fault(offer.fragment, offer.version, key, what, offer.site) if self._terms.keep_log else None
+        if stands == offer.to_bytes():
+            return None
+        return _fault(
+            offer.fragment, offer.version, key, f"isn't the offer that the commit of {committer} took", offer.site
+        )
+
+    def _payload_fault(self, offer: Offer) -> CorruptObject | None:
         try:
             self.fetch(offer)
         except (KeyMissing, CorruptObject) as error:
             if isinstance(error, KeyMissing) and not self._terms.keep_log:
                 return None  # collected, maybe: the replica finds out
             what = f"isn't what its offer states: {error}"
-            return _fault(offer.fragment, offer.version, str(offer.payload), what, site)
+            return _fault(offer.fragment, offer.version, str(offer.payload), what, offer.site)
         return None
 
     def _find_part(self, closing: Closing, index: int) -> Part | None:
@@ -384,9 +400,7 @@ class _CheckingMerger(Merger):
     def _recompute(self, closing: Closing, part: Part) -> None:
         """Merge a part again from the payloads, where all are kept, and compare: a reducer may have lied."""
         commit, key = closing.commit, keys.merged(part.fragment, part.version, part.part)
-        read = self._runtime.map(
-            lambda entry: self._read_slices(closing.offers[entry.site], part.part, commit), commit.taken
-        )
+        read = self._runtime.map(lambda entry: self._read_slices(entry.offer, part.part, commit), commit.taken)
         vectors: dict[str, Tensor] = {}
         excluded = {refused.site: refused.why for refused in part.excluded}
         for entry, got in zip(commit.taken, read, strict=True):

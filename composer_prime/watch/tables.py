@@ -44,7 +44,7 @@ def site_table(status: RunStatus) -> Table:
     table = Table(title=title, title_justify="left")
     for column in ("site", "state", "alive", "in last round", "step", "rounds"):
         table.add_column(column)
-    for column in ("tokens", "merged", "carried", "dropped", "taken", "missed", "incarnation"):
+    for column in ("tokens", "merged", "carried", "dropped", "taken", "missed", "processes"):
         table.add_column(column, justify="right")
     for site in status.sites:
         table.add_row(
@@ -57,7 +57,7 @@ def site_table(status: RunStatus) -> Table:
             *(f"{n:,}" for n in (site.trained_tokens, site.merged_tokens, site.carried_tokens, site.dropped_tokens)),
             str(site.rounds_taken),
             str(site.rounds_missed),
-            f"{site.incarnation} of {site.incarnations}",
+            str(site.incarnations),
         )
     return table
 

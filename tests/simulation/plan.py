@@ -112,6 +112,7 @@ def _terms(rng: random.Random, num_sites: int) -> Terms:
         "momentum": rng.choice((0.0, 0.5)),
         "codec": "fp32",
         "merged_codec": "fp32",
+        "slices": rng.choice((1, 1, 2)),
         "quorum": quorum,
         "grace_s": grace_s,
         "liveness_s": liveness_s,

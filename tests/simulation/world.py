@@ -53,6 +53,9 @@ class Result:
 class World:
     """A plan being played."""
 
+    playing: "World"
+    """The one that is played just now."""
+
     def __init__(self, plan: Plan, *, record: bool = False) -> None:
         self.plan = plan
         self.terms = plan.terms
@@ -206,6 +209,7 @@ class World:
         return (terms.rounds + 2) * terms.fragments * turn + 4 * terms.liveness_s + PATIENCE_S
 
     def play(self) -> Result:
+        World.playing = self
         with self._hooked():
             limit = self._limit_s()
             while True:

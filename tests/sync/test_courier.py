@@ -1,14 +1,13 @@
 """One site's errands, with couriers on a hand-driven clock: who closes a round, when, and on what."""
 
 import base64
-import hashlib
 
 import pytest
 import torch
 
 from composer_prime.errors import MasterMismatch, StoreError
 from composer_prime.outer.codecs import get_codec
-from composer_prime.outer.slices import root_sha256
+from composer_prime.outer.slices import root_sha256, slice_digest
 from composer_prime.store import keys, open_store
 from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.records import Commit, Offer
@@ -140,7 +139,7 @@ def test_an_offer_whose_payload_is_damaged_is_refused_and_named_in_the_commit(st
     else:
         poison = bytearray(get_codec("fp32").encode(torch.full((b.replicas[0].numel,), 2.0)))
         poison[:4] = b"\x00\x00\xc0\x7f"
-        digest = hashlib.sha256(poison).digest()
+        digest = slice_digest(bytes(poison))
         forged = keys.payload(0, 0, "b", root_sha256([digest]))
         store.put(forged, bytes(poison))
         changes = {"payload": forged, "sha256": root_sha256([digest]), "slices": base64.b64encode(digest).decode()}

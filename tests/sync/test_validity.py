@@ -1,11 +1,10 @@
 """What makes an offer, a commit or a part sound: each check, broken once."""
 
 import base64
-import hashlib
 
 import pytest
 
-from composer_prime.outer.slices import root_sha256
+from composer_prime.outer.slices import root_sha256, slice_digest
 from composer_prime.store import keys
 from composer_prime.sync.records import Commit, Offer, Part, Refused
 from composer_prime.sync.validity import (
@@ -24,7 +23,7 @@ FACTS = FragmentFacts(0, 2, (80, 80))
 
 
 def offer(site="a", *, seed=None, version=3, captured=3, **changes):
-    digests = [hashlib.sha256(f"{seed or site}{index}".encode()).digest() for index in range(2)]
+    digests = [slice_digest(f"{seed or site}{index}".encode()) for index in range(2)]
     values = {
         "site": site,
         "incarnation": 0,
@@ -70,8 +69,8 @@ def test_a_sound_offer_has_no_fault_and_its_norm_is_that_of_all_slices():
         ({"norms": (1.0,)}, "states 1 norms"),
         ({"norms": (1.0, -1.0)}, "norms"),
         ({"slices": "?"}, "base64"),
-        ({"slices": base64.b64encode(b"x" * 33).decode()}, "multiple of 32"),
-        ({"slices": base64.b64encode(b"x" * 64).decode()}, "don't make"),
+        ({"slices": base64.b64encode(b"x" * 33).decode()}, "multiple of 20"),
+        ({"slices": base64.b64encode(b"x" * 40).decode()}, "don't make"),
         ({"payload": keys.payload(0, 3, "b", "c" * 64)}, "belongs to"),
         ({"payload": keys.payload(0, 3, "a", "c" * 64)}, "not that of its sha256"),
         ({"payload": "somewhere/else"}, "does not name"),
@@ -121,16 +120,15 @@ def commit(take=("a", "b"), terms=TERMS, **changes):
         committer="a",
         incarnation=0,
     )
-    return record.model_copy(update=changes), offers
+    return record.model_copy(update=changes)
 
 
-def judge(record: Commit, offers, *, version=3, previous="d" * 64, taken=None, voids=(1,), terms=TERMS, committer=None):
+def judge(record: Commit, *, version=3, previous="d" * 64, taken=None, voids=(1,), terms=TERMS, committer=None):
     return commit_fault(
         record,
         facts=FACTS,
         version=version,
         previous=previous,
-        offers=offers,
         taken=taken or {},
         voids=voids,
         terms=terms,
@@ -139,16 +137,16 @@ def judge(record: Commit, offers, *, version=3, previous="d" * 64, taken=None, v
 
 
 def test_a_commit_written_by_the_rules_has_no_fault():
-    record, offers = commit()
-    assert judge(record, offers) is None and record.num_parts == 0
+    record = commit()
+    assert judge(record) is None and record.num_parts == 0
     assert [entry.multiplier for entry in record.taken] == pytest.approx([1 / 3, 2 / 3])
 
 
 def test_a_commit_of_many_offers_is_cut_into_parts():
     terms = make_terms(quorum=2, gather_sites=1)
-    record, offers = commit(terms=terms)
-    assert record.num_parts == 2 and judge(record, offers, terms=terms) is None
-    assert "parts" in (judge(record.model_copy(update={"num_parts": 0}), offers, terms=terms) or "")
+    record = commit(terms=terms)
+    assert record.num_parts == 2 and judge(record, terms=terms) is None
+    assert "parts" in (judge(record.model_copy(update={"num_parts": 0}), terms=terms) or "")
 
 
 @pytest.mark.parametrize(
@@ -161,37 +159,38 @@ def test_a_commit_of_many_offers_is_cut_into_parts():
         ({"num_parts": 2}, "parts"),
         ({"taken": "swapped"}, "sorted"),
         ({"taken": "short"}, "quorum"),
-        ({"taken": "heavy"}, "multiplier"),
-        ({"taken": "other payload"}, "another payload"),
-        ({"taken": "stranger"}, "isn't there"),
+        ({"taken": "heavy"}, "weighs"),
+        ({"taken": "other payload"}, "it may not"),
+        ({"taken": "nothing"}, "nothing to merge"),
     ],
 )
 def test_a_commit_that_does_not_follow_from_manifest_and_offers_is_refused(changes, word):
-    record, offers = commit()
+    record = commit()
     first, second = record.taken
+    altered = second.offer.model_copy(update={"sha256": "f" * 64})
+    empty = second.offer.model_copy(update={"payload": None})
     bad = {
         "swapped": (second, first),
         "short": (first.model_copy(update={"multiplier": 1.0}),),
         "heavy": (first.model_copy(update={"multiplier": 0.5}), second),
-        "other payload": (first.model_copy(update={"sha256": "f" * 64}), second),
-        "stranger": (first, second, second.model_copy(update={"site": "z"})),
+        "other payload": (first, second.model_copy(update={"offer": altered})),
+        "nothing": (first, second.model_copy(update={"offer": empty})),
     }
     if "taken" in changes:
         changes = {"taken": bad[changes["taken"]]}
-    assert word in (judge(record.model_copy(update=changes), offers) or "")
+    assert word in (judge(record.model_copy(update=changes)) or "")
 
 
 def test_only_the_fixed_committer_may_commit_where_there_is_one():
-    record, offers = commit()
-    assert judge(record, offers, committer="a") is None
-    assert "only z may commit" in (judge(record, offers, committer="z") or "")
+    assert judge(commit(), committer="a") is None
+    assert "only z may commit" in (judge(commit(), committer="z") or "")
 
 
 def test_a_commit_that_takes_a_copy_or_a_taken_payload_is_refused():
-    record, offers = commit()
-    assert "earlier round" in (judge(record, offers, taken={offers["a"].payload: offers["a"].sha256}) or "")
-    _, twins = commit()
-    twins["b"] = offer("b", seed="a", tokens=20)
+    record = commit()
+    first = record.taken[0]
+    assert "earlier round" in (judge(record, taken={first.payload: first.sha256}) or "")
+    twins = {"a": offer("a"), "b": offer("b", seed="a", tokens=20)}
     forged = write_commit(
         facts=FACTS,
         version=3,
@@ -205,7 +204,7 @@ def test_a_commit_that_takes_a_copy_or_a_taken_payload_is_refused():
         committer="a",
         incarnation=0,
     )
-    assert "a copy" in (judge(forged, twins) or "")
+    assert "a copy" in (judge(forged) or "")
 
 
 PART_SHA = "9" * 64
@@ -227,7 +226,7 @@ def part(**changes):
 
 
 def judge_part(record: Part, committer=None):
-    return part_fault(record, commit=commit()[0], commit_sha="c" * 64, index=1, bounds=(40, 40), committer=committer)
+    return part_fault(record, commit=commit(), commit_sha="c" * 64, index=1, bounds=(40, 40), committer=committer)
 
 
 BOTH = (Refused(site="a", why=""), Refused(site="b", why=""))
@@ -259,6 +258,6 @@ def test_with_a_fixed_committer_only_it_merges_parts():
 
 
 def test_shares_are_drawn_anew_over_the_offers_that_are_sound_in_a_part():
-    record, offers = commit()
-    assert part_shares(record, offers, [], TERMS) == {entry.site: entry.multiplier for entry in record.taken}
-    assert part_shares(record, offers, ["a"], TERMS) == {"b": 1.0}
+    record = commit()
+    assert part_shares(record, [], TERMS) == {entry.site: entry.multiplier for entry in record.taken}
+    assert part_shares(record, ["a"], TERMS) == {"b": 1.0}

@@ -11,7 +11,7 @@ from rich.console import Console
 from composer_prime.errors import BadInput, CorruptObject
 from composer_prime.store import Store, keys, open_store
 from composer_prime.sync.owner import Owner
-from composer_prime.sync.records import Commit
+from composer_prime.sync.records import Commit, Offer
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
 from composer_prime.sync.tape import Tape
@@ -257,8 +257,22 @@ def test_a_run_of_some_hundred_rounds_is_seen_within_a_second(store_uri):
 
 
 def entry_of(site: str, fragment: int, version: int) -> dict:
-    entry = {"payload": keys.payload(fragment, version, site, "0" * 16), "sha256": "0" * 64, "multiplier": 0.25}
-    return entry | {"site": site, "incarnation": 0, "tokens": 10, "trained_tokens": 10 * version}
+    payload = keys.payload(fragment, version, site, "0" * 16)
+    offer = Offer(
+        site=site,
+        incarnation=0,
+        fragment=fragment,
+        version=version,
+        base_sha="0" * 64,
+        tokens=10,
+        steps=1,
+        trained_tokens=10 * version,
+        codec="fp32",
+        payload=payload,
+        sha256="0" * 64,
+        nbytes=100,
+    )
+    return {"offer": offer.model_dump(mode="json"), "multiplier": 0.25}
 
 
 def test_sizes_are_for_people():

@@ -1,0 +1,84 @@
+"""Whole runs in virtual time: nothing that a seed's faults do breaks an invariant, and a seed is always the same run."""
+
+import pytest
+
+from tests.simulation.plan import draw_plan
+from tests.simulation.runtime import Process, Scheduler, SimRuntime
+from tests.simulation.shrink import command, shrink
+from tests.simulation.world import run_plan, run_seed
+
+NUM_SEEDS = 200
+NUM_SLOW_SEEDS = 3_000
+
+
+def check_seeds(first: int, stop: int) -> int:
+    """Play seeds; a failing one is shrunk and shown as one command. Returns the events."""
+    num_events = 0
+    for seed in range(first, stop):
+        result = run_seed(seed)
+        num_events += result.num_events
+        if result.violations:
+            pytest.fail(f"{result.violations[0]}\nplay it again: {command(shrink(draw_plan(seed)))}")
+    return num_events
+
+
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, 50))
+def test_no_seed_breaks_an_invariant(first: int) -> None:
+    assert check_seeds(first, first + 50) > 50 * 1_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(NUM_SEEDS, NUM_SLOW_SEEDS, 200))
+def test_no_seed_of_many_breaks_an_invariant(first: int) -> None:
+    assert check_seeds(first, first + 200) > 200 * 1_000
+
+
+@pytest.mark.parametrize("seed", [3, 17, 1000])
+def test_a_seed_is_the_same_run_again(seed: int) -> None:
+    first, again = run_seed(seed, record=True), run_seed(seed, record=True)
+    assert first.log_sha256 == again.log_sha256
+    assert (first.num_events, first.ended_at_s) == (again.num_events, again.ended_at_s)
+
+
+def test_shrinking_keeps_the_fault_that_matters() -> None:
+    plan = next(plan for plan in map(draw_plan, range(1000)) if len(plan.faults) > 5 and plan.num_sites > 3)
+    needed = plan.faults[3]
+    small = shrink(plan, lambda tried: needed in tried.faults)
+    assert small.faults == (needed,)
+    assert small.num_sites == max(1, needed.site + 1)
+    assert command(small) == f'python -m tests.simulation --seed {plan.seed} --sites {small.num_sites} --faults "3"'
+
+
+def test_a_fault_free_run_ends_with_a_close_record() -> None:
+    result = run_plan(draw_plan(5).keep([]))
+    assert result.violations == ()
+    assert "end: without a close record" not in result.branches
+
+
+def test_virtual_time_passes_on_each_process_own_clock() -> None:
+    scheduler = Scheduler()
+    process = Process(scheduler, "a", skew=2.0, offset_s=100.0)
+    runtime, seen = SimRuntime(process), []
+
+    def body() -> None:
+        with (condition := runtime.condition()):
+            assert condition.wait(timeout=3.0) is False
+        seen.append((scheduler.time, runtime.now()))
+
+    process.spawn(body)
+    scheduler.run(10.0, 1_000)
+    assert seen == [(1.5, 103.0)]
+
+
+def test_a_killed_process_runs_no_further() -> None:
+    scheduler = Scheduler()
+    process, seen = Process(scheduler, "a"), []
+
+    def body() -> None:
+        process.wait(1.0)
+        seen.append("late")
+
+    process.spawn(body)
+    scheduler.call_at(0.5, process.kill)
+    scheduler.run(10.0, 1_000)
+    assert seen == []
