@@ -26,12 +26,11 @@ from composer_prime.bench.link_network import HUB_ADDRESS, Network, network
 from composer_prime.bench.link_site import SiteTask, write_task
 from composer_prime.bench.seaweed import BUCKET, Seaweed, seaweed
 from composer_prime.errors import BadInput, SiteError
+from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.forecast import Forecast, Pace, forecast, payloads_of
 
 FINISH_S = 20.0
 """Cells whose closing round takes longer are not brought to an end; masters are compared where they stand."""
-LEAST_MEASURED_S = 10.0
-"""Rounds are measured until they took about so long."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,9 @@ class Cell:
     """One line of the table.
 
     rate_mbit     of each site's link, each way
-    inner_steps, fragments, sync_delay, codec   H, P, tau and the codec
+    inner_steps, fragments, sync_delay   H, P, tau
+    params        fp32 parameters of each site
+    step_s        seconds of an inner step
     rounds        measured, after one that warms up
     """
 
@@ -128,18 +129,25 @@ def main(cells: Sequence[Cell], json_path: Path | None = None) -> None:
 
 
 def grid(
-    rates: Sequence[float], codecs: Sequence[str], inner_steps: Sequence[int], sync_delays: Sequence[int], **same: Any
+    rates: Sequence[float],
+    codecs: Sequence[str],
+    inner_steps: Sequence[int],
+    sync_delays: Sequence[int] | None = None,
+    **same: Any,
 ) -> list[Cell]:
-    """A cell for every combination. A delay beyond H / P - 1 is refused."""
+    """A cell for every combination; no delays: the most there is, H / P - 1. A longer one is refused."""
     cells = []
-    for steps, codec, rate, delay in itertools.product(inner_steps, codecs, rates, sync_delays):
-        cell = Cell(rate, codec, steps, delay, **same)
-        if steps % cell.fragments or not 0 <= delay < steps // cell.fragments:
-            raise BadInput(
-                f"--sync-delay ({delay}) must be smaller than --inner-steps / --fragments ({steps} / {cell.fragments}), "
-                "a whole number: lower the delay or sync less often"
-            )
-        cells.append(cell)
+    for codec in codecs:
+        get_codec(codec)
+    for steps, codec, rate in itertools.product(inner_steps, codecs, rates):
+        fragments = same.get("fragments", Cell.fragments)
+        for delay in sync_delays or [max(steps // fragments - 1, 0)]:
+            if steps % fragments or delay >= steps // fragments:
+                raise BadInput(
+                    f"--sync-delay ({delay}) must be smaller than --inner-steps / --fragments ({steps} / {fragments}), "
+                    "a whole number: lower the delay or sync less often"
+                )
+            cells.append(Cell(rate, codec, steps, delay, **same))
     return cells
 
 

@@ -7,12 +7,14 @@ the outer loop on threads, the S3 store, checkpoints and journals on disk. Nothi
 import math
 import os
 import random
+import signal
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -24,6 +26,9 @@ from composer_prime.bench.storm_places import Place
 from composer_prime.bench.storm_server import BUCKET, StormServer, aws_environment
 from composer_prime.errors import SiteError
 from composer_prime.sync.terms import Terms
+
+if TYPE_CHECKING:
+    from composer_prime.bench.storm_report import StormReport
 
 TICK_S = 0.02
 REAP_S = 0.1
@@ -98,6 +103,7 @@ class Record:
     warm_at: float = 0.0
     over_at: float = 0.0
     ended_at: float = 0.0
+    requests_per_s: float = 0.0
     busy_share: float = 0.0
     load: float = 0.0
 
@@ -105,52 +111,47 @@ class Record:
 class Storm:
     """Plays one storm. Use it on the main thread; it ends what it started."""
 
-    def __init__(
-        self,
-        folder: Path,
-        plan: StormPlan,
-        terms: Terms,
-        *,
-        run: str,
-        server: StormServer,
-        gates: Gates,
-        nursery: Nursery,
-    ) -> None:
+    def __init__(self, folder: Path, plan: StormPlan, terms: Terms, run: str, machinery: "Machinery") -> None:
         self.plan = plan
         self.terms = terms
-        self.server = server
+        self.server = machinery.server
         self.store_down = False
         self._folder = folder / run
         self._run = run
-        self._gates = gates
-        self._nursery = nursery
+        self._gates = machinery.gates
+        self._nursery = machinery.nursery
         self._chance = random.Random(plan.seed)
         self.places: dict[str, Place] = {}
-        self.record = Record(plan, terms, f"s3://{BUCKET}/{run}", self.places, nursery.import_s)
+        self.record = Record(plan, terms, f"s3://{BUCKET}/{run}", self.places, self._nursery.import_s)
         self._scripts: list[tuple[float, Fault, Script]] = []
         self._reaped_at = 0.0
 
     def play(self) -> Record:
         """All of it: sites start, warm up, weather the faults, and come to the run's own end."""
-        record, plan = self.record, self.plan
+        record, duration_s = self.record, self.plan.duration_s
         try:
-            for _ in range(plan.num_sites):
+            for _ in range(self.plan.num_sites):
                 self.add_place()
             self._warm_up()
-            record.warm_at, busy = time.monotonic(), _cpu_times()
+            record.warm_at, busy, requests = time.monotonic(), _cpu_times(), self._num_requests()
             self._plan_faults()
-            self._tick_until(
-                record.warm_at + plan.duration_s, lambda: all(place.done for place in self.places.values())
-            )
+            self._tick_until(record.warm_at + duration_s, self._all_done)
             record.over_at, record.busy_share, record.load = time.monotonic(), _share(busy), os.getloadavg()[0]
-            until = record.warm_at + 1.6 * plan.duration_s + FINISH_S
-            self._tick_until(until, lambda: all(place.done for place in self.places.values()) and not self._scripts)
+            record.requests_per_s = (self._num_requests() - requests) / (record.over_at - record.warm_at)
+            until = record.warm_at + 1.6 * duration_s + FINISH_S
+            self._tick_until(until, lambda: self._all_done() and not self._scripts)
             record.ended_at = time.monotonic()
         finally:
             for place in self.places.values():
-                place.signal(9)
+                place.send(signal.SIGKILL)
                 place.gate.cut()
         return record
+
+    def _all_done(self) -> bool:
+        return all(place.done for place in self.places.values())
+
+    def _num_requests(self) -> int:
+        return sum(place.gate.weather.requests for place in self.places.values())
 
     # --- what the scripts ask ---------------------------------------------------------------------------------------
 
@@ -214,7 +215,7 @@ class Storm:
             script = SCRIPTS[fault.kind](self, fault, self._chance)
             self._scripts.append((fault.due_at, fault, script))
 
-    def _tick_until(self, until: float, is_over) -> None:
+    def _tick_until(self, until: float, is_over: Callable[[], bool]) -> None:
         looked_at = 0.0
         while (now := time.monotonic()) < until:
             self._play_scripts(now)
@@ -272,47 +273,52 @@ def _share(before: tuple[float, float]) -> float:
     return busy / total if total else math.nan
 
 
+@dataclass(frozen=True)
+class Machinery:
+    """What a storm and its fault-free reference share."""
+
+    server: StormServer
+    gates: Gates
+    nursery: Nursery
+
+
 @contextmanager
-def machinery(folder: Path) -> Iterator[tuple[StormServer, Gates, Nursery]]:
+def machinery(folder: Path) -> Iterator[Machinery]:
     """A store, gates and a nursery, until the block ends."""
-    server = StormServer(folder)
-    gates, nursery = Gates(), None
-    try:
+    with ExitStack() as stack:
+        server = StormServer(folder)
+        stack.callback(server.close)
+        gates = Gates()
+        stack.callback(gates.close)
         server.start()
         nursery = Nursery(folder)
+        stack.callback(nursery.close)
         server.wait_ready()
-        yield server, gates, nursery
-    finally:
-        if nursery is not None:
-            nursery.close()
-        gates.close()
-        server.close()
+        yield Machinery(server, gates, nursery)
 
 
-def run_storm(folder: Path, plan: StormPlan, reference_s: float, say=lambda line: None):
-    """The storm, and before it a fault-free run to compare with (none when `reference_s` is 0). Returns the report."""
-    from dataclasses import replace
-
+def run_storm(
+    folder: Path, plan: StormPlan, reference_s: float, say: Callable[[str], object] = lambda line: None
+) -> "StormReport":
+    """The storm, and before it a fault-free run of `reference_s` to compare with; 0: none. Returns the report."""
     from composer_prime.bench.storm_report import read_report
 
-    with machinery(folder) as (server, gates, nursery):
+    with machinery(folder) as shared:
 
-        def play(run: str, planned: StormPlan, round_s: float):
-            terms = make_terms(planned, round_s)
-            storm = Storm(folder, planned, terms, run=run, server=server, gates=gates, nursery=nursery)
-            record = storm.play()
-            return read_report(record, server.environment)
+        def play(run: str, planned: StormPlan, round_s: float) -> "StormReport":
+            record = Storm(folder, planned, make_terms(planned, round_s), run, shared).play()
+            return read_report(record, shared.server.environment)
 
         reference = None
         if reference_s:
-            calm = replace(plan, duration_s=reference_s, num_faults=0, kinds=(), outage_s=0.0)
-            say(f"fault-free reference of {reference_s:.0f} s")
-            reference = play("reference", calm, plan.turn_s)
+            say(f"a fault-free run of {reference_s:.0f} s to compare with")
+            reference = play(
+                "reference", replace(plan, duration_s=reference_s, num_faults=0, outage_s=0.0), plan.turn_s
+            )
             say(f"  {reference.tokens_per_s:.0f} tokens merged a second, a round takes {reference.round_s:.2f} s")
-        # a little more rounds than fit, so that the run doesn't end before its time is over
-        round_s = plan.turn_s if reference is None else 0.95 * reference.round_s
-        say(f"storm of {plan.duration_s:.0f} s with {plan.num_faults} faults")
-        report = play("storm", plan, round_s)
+        say(f"the storm of {plan.duration_s:.0f} s, {plan.num_faults} faults and an outage of {plan.outage_s:.0f} s")
+        # more rounds than fit, so that the run doesn't end before its time is over
+        report = play("storm", plan, plan.turn_s if reference is None else 0.9 * reference.round_s)
         return report.against(reference)
 
 

@@ -1,4 +1,4 @@
-"""What a storm's processes leave on disk for each other: a site's orders, and the book of what it did. No torch here."""
+"""What a storm's processes tell each other on disk: a site's orders, and the book of what it did. No torch here."""
 
 import json
 import os

@@ -66,7 +66,7 @@ def kill(storm: "Storm", fault: Fault, chance: random.Random) -> Script:
     place = yield from _find_victim(storm, fault)
     yield from _hold_upload(place, fault)
     storm.strike(fault, place)
-    place.signal(signal.SIGKILL)
+    place.send(signal.SIGKILL)
     place.gate.drop_connections()
     place.gate.restore()
     while place.is_down:
@@ -78,9 +78,9 @@ def stop(storm: "Storm", fault: Fault, chance: random.Random) -> Script:
     place = yield from _find_victim(storm, fault)
     yield from _hold_upload(place, fault)
     storm.strike(fault, place)
-    place.signal(signal.SIGSTOP)
+    place.send(signal.SIGSTOP)
     yield storm.terms.liveness_s * chance.uniform(*STOP_LIVENESS)
-    place.signal(signal.SIGCONT)
+    place.send(signal.SIGCONT)
     place.gate.restore()
 
 
@@ -125,7 +125,7 @@ def leave(storm: "Storm", fault: Fault, chance: random.Random) -> Script:
     place = yield from _find_victim(storm, fault)
     storm.strike(fault, place)
     place.is_leaving = True
-    place.signal(signal.SIGTERM)
+    place.send(signal.SIGTERM)
     while place.pid is not None:
         yield 0.1
 

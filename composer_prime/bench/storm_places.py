@@ -1,5 +1,6 @@
 """A site's place in a storm: its folder, its gate, and the process that lives there now, started again when it dies."""
 
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,10 +54,10 @@ class Place:
         self.starts.append(Start(now, self.pid, self.why))
         self.start_at, self.killed = None, False
 
-    def signal(self, number: int) -> None:
+    def send(self, number: int) -> None:
         """Send a signal to the process here."""
         if self.pid is not None:
-            self.killed = self.killed or number == 9
+            self.killed = self.killed or number == signal.SIGKILL
             signal_process(self.pid, number)
 
     def release(self) -> None:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Group
@@ -81,6 +82,7 @@ class StormReport:
     crashes: list[str]
     store_start_s: list[float]
     finish_s: float
+    requests_per_s: float
     busy_share: float
     load: float
     goodput: float | None = None
@@ -132,6 +134,7 @@ class StormReport:
             "tokens lost": f"{lost:.0f} with killed processes, {dropped:.0f} dropped, of {made:.0f} trained",
             "crashes": ", ".join(self.crashes) or "none",
             "stalled": f"{self.stall_share:.1%} of the sites' time",
+            "requests": f"{self.requests_per_s:.0f} a second, of all sites",
             "machine": f"load {self.load:.2f}, {self.busy_share:.0%} of {os.cpu_count()} cores busy",
         }
         for name, value in rows.items():
@@ -222,6 +225,7 @@ def _read(record: Record, store: Store) -> StormReport:
         crashes=[f"{place.name}: {crash}" for place in record.places.values() for crash in place.crashes],
         store_start_s=[fault.details["start_s"] for fault in happened if "start_s" in fault.details],
         finish_s=record.ended_at - record.over_at,
+        requests_per_s=record.requests_per_s,
         busy_share=record.busy_share,
         load=record.load,
         events=[{**asdict(fault), "began_at": fault.began_at - record.warm_at} for fault in happened if fault.began_at],
@@ -298,7 +302,7 @@ def _participation(
     """
     up = {place.name: _up(record, place, books[place.name]) for place in record.places.values()}
     live_shares, all_shares = [], []
-    for before, closed in zip(rounds, rounds[1:], strict=False):
+    for before, closed in pairwise(rounds):
         taken = {entry.site for entry in closed.commit.taken}
         live = {name for name, spans in up.items() if any(a <= before.at and closed.at <= b for a, b in spans)}
         if live:

@@ -55,3 +55,25 @@ def sweep(
     from composer_prime.bench.sweep import main
 
     main(variant, seed, output_dir)
+
+
+@app.command("link")
+def link(
+    rate: Annotated[list[float], typer.Option(min=0.1, help="Mbit/s of each site's link, each way; repeat it.")] = [50],  # noqa: B006
+    codec: Annotated[list[str], typer.Option(help="How pseudo-gradients travel; repeat it.")] = ["topk"],  # noqa: B006
+    inner_steps: Annotated[list[int], typer.Option(min=1, help="H; repeat it.")] = [128],  # noqa: B006
+    sync_delay: Annotated[
+        list[int] | None, typer.Option(min=0, help="tau; repeat it. Default: the most there is, H / P - 1.")
+    ] = None,
+    fragments: Annotated[int, typer.Option(min=1, help="P: parts the parameters are cut into.")] = 4,
+    sites: Annotated[int, typer.Option(min=1, max=26, help="Sites, each in a network namespace of its own.")] = 4,
+    params: Annotated[int, typer.Option(min=1, help="fp32 parameters of each site.")] = 30_800_000,
+    step_s: Annotated[float, typer.Option(min=0, help="Seconds of an inner step, a timed wait.")] = 0.03,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that are measured, after one.")] = 3,
+    json: Annotated[Path | None, typer.Option(help="Where the numbers go as JSON.")] = None,
+) -> None:
+    """Utilisation over real links of limited rate, measured and predicted. Needs root and iproute2."""
+    from composer_prime.bench.link import grid, main
+
+    same = {"fragments": fragments, "sites": sites, "params": params, "step_s": step_s, "rounds": rounds}
+    main(grid(rate, codec, inner_steps, sync_delay, **same), json)

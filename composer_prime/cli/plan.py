@@ -1,7 +1,7 @@
 """`composer-prime plan`: what a recipe means, and what its outer loop moves, before anything is started."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,16 +9,29 @@ from composer_prime.cli.recipe_args import RecipeArgument, read_recipe
 
 if TYPE_CHECKING:
     from composer_prime.config import Recipe
+    from composer_prime.outer.forecast import Pace
     from composer_prime.outer.fragments import Fragment
 
 
-def plan(context: typer.Context, recipe: RecipeArgument) -> None:
-    """Print the resolved recipe, the fragments, and the bytes a round moves."""
+DEFAULT_STEP_S = 0.03
+
+
+def plan(
+    context: typer.Context,
+    recipe: RecipeArgument,
+    link_mbit: Annotated[
+        float | None, typer.Option(min=0.001, help="Mbit/s of a site's link, each way: predict seconds and utilisation.")
+    ] = None,
+    step_s: Annotated[float, typer.Option(min=0.0001, help="Seconds of an inner step, as your trainer takes.")] = (
+        DEFAULT_STEP_S
+    ),
+) -> None:
+    """Print the resolved recipe, the fragments, and the bytes a round moves; with a link, how long that takes."""
     resolved = read_recipe(recipe, context.args)
-    print("\n".join(plan_lines(resolved)))
+    print("\n".join(plan_lines(resolved, link_mbit, step_s)))
 
 
-def plan_lines(recipe: "Recipe") -> Iterator[str]:
+def plan_lines(recipe: "Recipe", link_mbit: float | None = None, step_s: float = DEFAULT_STEP_S) -> Iterator[str]:
     """The plan, line by line. Builds the model without weights; raises ModelError or ConfigError."""
     from composer_prime.config.toml import to_toml
     from composer_prime.outer.fragments import plan_fragments
@@ -33,7 +46,10 @@ def plan_lines(recipe: "Recipe") -> Iterator[str]:
     fragments = plan_fragments(shapes, recipe.outer.fragments)
     yield from _fragment_lines(fragments)
     yield ""
-    yield from _traffic_lines(recipe, fragments)
+    yield from _traffic_lines(recipe, fragments, step_s)
+    if link_mbit is not None:
+        yield ""
+        yield from _link_lines(recipe, fragments, link_mbit, step_s)
 
 
 def _fragment_lines(fragments: "Sequence[Fragment]") -> Iterator[str]:
@@ -45,22 +61,60 @@ def _fragment_lines(fragments: "Sequence[Fragment]") -> Iterator[str]:
     yield f"{'all':>8}  {total:>12,}  {_size(sum(f.nbytes for f in fragments)):>12}"
 
 
-def _traffic_lines(recipe: "Recipe", fragments: "Sequence[Fragment]") -> Iterator[str]:
+def _traffic_lines(recipe: "Recipe", fragments: "Sequence[Fragment]", step_s: float) -> Iterator[str]:
     """What one site sends and fetches in a round of all fragments, for each codec; the recipe's is marked."""
     from composer_prime.outer.codecs import CODECS
+    from composer_prime.outer.forecast import payloads_of, turn_bytes
 
-    assert recipe.outer is not None
-    others = max(recipe.sites.count, 2) - 1
+    outer, pace = recipe.outer, _pace(recipe, step_s)
+    assert outer is not None
     yield (
-        f"a round of all {len(fragments)} fragments takes {recipe.outer.inner_steps} inner steps, one fragment every "
-        f"{recipe.outer.due_every}; {recipe.rounds} rounds in {recipe.max_steps} steps; per round and site, "
-        f"{others + 1} sites:"
+        f"a round of all {len(fragments)} fragments takes {outer.inner_steps} inner steps, one fragment every "
+        f"{outer.due_every}; {recipe.rounds} rounds in {recipe.max_steps} steps; per round and site, "
+        f"{pace.sites} sites:"
     )
     yield f"{'codec':>8}  {'up':>12}  {'down':>12}"
-    for name, codec in CODECS.items():
-        up = sum(codec.nbytes(fragment.numel) for fragment in fragments)
-        mark = "  <- outer.codec" if name == recipe.outer.codec else ""
-        yield f"{name:>8}  {_size(up):>12}  {_size(up * others):>12}{mark}"
+    for name in CODECS:
+        payloads = payloads_of([fragment.numel for fragment in fragments], name, outer.merged_codec, outer.slices)
+        up, down = (sum(way) for way in zip(*(turn_bytes(payload, pace) for payload in payloads), strict=True))
+        yield f"{name:>8}  {_size(up):>12}  {_size(down):>12}{_mark(recipe, name)}"
+
+
+def _link_lines(
+    recipe: "Recipe", fragments: "Sequence[Fragment]", link_mbit: float, step_s: float
+) -> Iterator[str]:
+    """How long a round takes over a link of that rate, for each codec: what `bench link` measures."""
+    from composer_prime.outer.codecs import CODECS
+    from composer_prime.outer.forecast import forecast, payloads_of
+
+    outer, pace = recipe.outer, _pace(recipe, step_s)
+    assert outer is not None
+    yield (
+        f"over {link_mbit:g} Mbit/s each way, inner steps of {step_s:g} s, tau {outer.sync_delay}; seconds per turn of "
+        f"a fragment and per round:"
+    )
+    yield f"{'codec':>8}  {'transfer':>9}  {'stall':>9}  {'round':>9}  {'at least':>9}  {'utilisation':>11}"
+    for name in CODECS:
+        payloads = payloads_of([fragment.numel for fragment in fragments], name, outer.merged_codec, outer.slices)
+        found = forecast(payloads, pace, name, link_mbit)
+        per_turn = (found.transfer_s / len(fragments), found.stall_s / len(fragments))
+        seconds = "  ".join(f"{value:>9.3f}" for value in (*per_turn, found.round_s, found.bound_s))
+        yield f"{name:>8}  {seconds}  {found.utilisation:>11.1%}{_mark(recipe, name)}"
+
+
+def _mark(recipe: "Recipe", codec: str) -> str:
+    return "  <- outer.codec" if recipe.outer is not None and codec == recipe.outer.codec else ""
+
+
+def _pace(recipe: "Recipe", step_s: float) -> "Pace":
+    """How often the recipe's sites meet; at least two, since one alone fetches nothing."""
+    from composer_prime.outer.forecast import Pace
+
+    outer = recipe.outer
+    assert outer is not None
+    steps = outer.inner_steps if outer.pace == "steps" else max(1, round(outer.inner_seconds / step_s))
+    sites = max(recipe.sites.count, 2)
+    return Pace(steps, outer.fragments, outer.sync_delay, step_s, sites, outer.gather_sites)
 
 
 def _abbreviated(names: Sequence[str], limit: int = 60) -> str:

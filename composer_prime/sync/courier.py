@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 FINISH_S = 30.0
 """How long leaving waits for a transfer that is under way."""
+LOOK_BUSY, LOOK_IDLE = 1 / 5, 1 / 2
+"""Looks at the members, as shares of the liveness time: as often as they beat with an offer out, where it is they who
+are waited for, and else less often. Every look reads every beat: most of what many sites ask of a store."""
 LOOK_AROUND_S = 0.5
 """Seconds between two looks at the rounds in which this site has nothing out."""
 
@@ -79,7 +82,6 @@ class Courier:
         self._archiving: Task | None = None
         self._admitted_by = roster.newest
         self._observed_at = self._looked_around_at = float("-inf")
-        self._observe_every_s = self._terms.liveness_s / 10
         self.closed_at = runtime.now()
         """When this site last saw a round close, on its own clock."""
         self.closed = False
@@ -163,7 +165,7 @@ class Courier:
     @property
     def has_errands(self) -> bool:
         """Whether a capture is on its way, so that passes are worth making often."""
-        return bool(self._errands)
+        return any(errand.outcome == "out" for errand in list(self._errands.values()))
 
     # --- one pass ---------------------------------------------------------------------------------------------------
 
@@ -175,7 +177,7 @@ class Courier:
             if around:
                 self._looked_around_at = now
             self.follow(None if around else self._busy())
-            fresh = now - self._observed_at >= self._observe_every_s
+            fresh = now - self._observed_at >= self._terms.liveness_s * (LOOK_BUSY if self.has_errands else LOOK_IDLE)
             if fresh:
                 self._look_at_members(now)
             for fragment in list(self._errands):
@@ -209,7 +211,8 @@ class Courier:
     def _busy(self) -> list[int]:
         """Fragments that may move any moment: a capture is out, or a commit waits for its parts."""
         closing = [replica.fragment for replica in self._replicas if replica.closing is not None]
-        return sorted({*self._errands, *closing})
+        out = [fragment for fragment, errand in list(self._errands.items()) if errand.outcome == "out"]
+        return sorted({*out, *closing})
 
     def _advance(self, replica: Replica) -> bool:
         rounds = replica.advance()

@@ -18,7 +18,9 @@ from composer_prime.sync.tape import Tape
 logger = logging.getLogger(__name__)
 
 BUSY_POLL_S = 0.02
-"""Seconds between passes right after something was handed over."""
+"""Seconds between passes right after something was handed over, while the training thread waits for it."""
+BESIDE_POLL_S = 0.06
+"""The same while training goes on: a look takes milliseconds of a core, which training may need more."""
 OPEN_POLL_S = 0.25
 """Slowest polling of an open round."""
 POLL_SHARE = 0.05
@@ -57,6 +59,8 @@ class Driver:
         self._stop = False
         self._failure: BaseException | None = None
         self._tasks: list[Task] = []
+        self.awaited = False
+        """Whether the training thread waits for a round, so that every moment counts."""
         courier.on_ready = self.wake
 
     def start(self, state: SiteState) -> None:
@@ -126,7 +130,8 @@ class Driver:
             if self._courier.versions() != versions:
                 versions, moved_at = self._courier.versions(), self._runtime.now()
             waited_s = self._runtime.now() - moved_at
-            patience_s = min(max(POLL_SHARE * waited_s, BUSY_POLL_S), OPEN_POLL_S)
+            least_s = BUSY_POLL_S if self.awaited else BESIDE_POLL_S
+            patience_s = min(max(POLL_SHARE * waited_s, least_s), OPEN_POLL_S)
             if self._pause(patience_s if self._courier.has_errands else IDLE_POLL_S):
                 moved_at = self._runtime.now()
 

@@ -29,7 +29,10 @@ class Parameters(Protocol):
         ...
 
     def write(self, fragment: Fragment, flat: Tensor) -> Tensor:
-        """Set the fragment to `flat`, fp32 [n], and return what the parameters now hold, after rounding."""
+        """Set the fragment to `flat`, fp32 [n], and return what the parameters now hold, after rounding.
+
+        That may be `flat` itself, which nobody may write to afterwards.
+        """
         ...
 
     def rounded(self, fragment: Fragment, flat: Tensor) -> Tensor:
@@ -51,10 +54,19 @@ class LocalParameters:
         return flatten(self._params, fragment)
 
     def write(self, fragment: Fragment, flat: Tensor) -> Tensor:
-        return write_back(flat, self._params, fragment)
+        if not self._keeps_fp32(fragment):
+            return write_back(flat, self._params, fragment)
+        with torch.no_grad():
+            for parameter, start, stop in places(self._params, fragment):
+                parameter.copy_(flat[start:stop].view(parameter.shape))
+        return flat
 
     def rounded(self, fragment: Fragment, flat: Tensor) -> Tensor:
-        return rounded(flat, self._params, fragment)
+        return flat if self._keeps_fp32(fragment) else rounded(flat, self._params, fragment)
+
+    def _keeps_fp32(self, fragment: Fragment) -> bool:
+        """Whether nothing is rounded: then no copy is made, since adopting holds up the training thread."""
+        return all(parameter.dtype == torch.float32 for parameter, _, _ in places(self._params, fragment))
 
 
 class RankedParameters:

@@ -85,7 +85,7 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Around collectives: when one fails, the ranks are out of step for good: further ones raise at once."""
+        """Around collectives: once one has failed the ranks are out of step, and further ones raise at once."""
         if self.lost is not None:
             raise self.lost
         try:

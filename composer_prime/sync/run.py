@@ -1,18 +1,18 @@
 """A run as its bucket states it: the manifest, how long it goes on, and how each fragment is coded."""
 
-import json
 from dataclasses import dataclass
 
-from composer_prime.errors import CorruptObject, KeyMissing, ProtocolError
+from composer_prime.errors import CorruptObject
 from composer_prime.outer.codecs import Codec, get_codec
 from composer_prime.outer.fragments import Fragment, plan_fragments
 from composer_prime.outer.payloads import plan_slices
 from composer_prime.outer.slices import SlicePlan
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.sync.canonical import PROTOCOL, sha256_hex
-from composer_prime.sync.reading import find_record, read_bytes
-from composer_prime.sync.records import Close, Manifest, Reopening
+from composer_prime.sync.canonical import sha256_hex
+from composer_prime.sync.lifetime import prolonged, read_manifest
+from composer_prime.sync.reading import read_bytes
+from composer_prime.sync.records import Manifest
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.terms import Terms
 from composer_prime.sync.validity import FragmentFacts
@@ -69,20 +69,6 @@ class Run:
         return tuple(coding.fragment for coding in self.codings)
 
 
-def read_manifest(data: bytes) -> Manifest:
-    """Parse a manifest's bytes. Raises ProtocolError when it speaks another version, CorruptObject when it is none."""
-    try:
-        protocol = json.loads(data).get("protocol")
-    except (ValueError, AttributeError):
-        protocol = PROTOCOL  # not JSON at all: the record's own parser says so
-    if protocol != PROTOCOL:
-        raise ProtocolError(
-            f"{keys.manifest()} speaks protocol {protocol}, this composer-prime speaks {PROTOCOL}: "
-            "install the version the run was created with"
-        )
-    return Manifest.from_bytes(data, keys.manifest())
-
-
 def load_run(store: Store) -> Run:
     """The run whose root `store` is. Raises KeyMissing when there is none, ProtocolError when it can't be read."""
     data = read_bytes(store, keys.manifest())
@@ -91,26 +77,5 @@ def load_run(store: Store) -> Run:
     fragments = plan_fragments(shapes, manifest.terms.fragments)
     if len(manifest.masters) != len(fragments):
         raise CorruptObject(f"{keys.manifest()} names {len(manifest.masters)} masters of {len(fragments)} fragments")
-    terms, closing = _prolonged(store, Roster(store, manifest, sha), manifest.terms)
+    terms, closing = prolonged(store, Roster(store, manifest, sha), manifest.terms)
     return Run(manifest, sha, terms, closing, tuple(FragmentCoding.of(fragment, terms) for fragment in fragments))
-
-
-def _prolonged(store: Store, roster: Roster, terms: Terms) -> tuple[Terms, int]:
-    """The terms with the rounds that the last sound reopening sets, and how many records of them there are."""
-    number = 0
-    while True:
-        key = keys.reopening(number + 1)
-        try:
-            store.get_range(key, 0, 1)
-        except KeyMissing:
-            return terms, number
-        number += 1
-        record = find_record(store, Reopening, key)
-        if record is not None and record.number == number and record.rounds > terms.rounds:
-            if roster.owner_fault(record) is None:
-                terms = terms.model_copy(update={"rounds": record.rounds})
-
-
-def find_close(store: Store, run: Run) -> Close | None:
-    """The record that ended the run, as far as it has been prolonged; None while it goes on."""
-    return find_record(store, Close, keys.close(run.closing))

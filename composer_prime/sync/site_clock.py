@@ -355,18 +355,24 @@ class OuterLoop:
 
     def _wait_past(self, versions: dict[int, int]) -> bool:
         """Block until each fragment's open round is beyond the one given; False when interrupted first."""
-        self._driver.wake()
 
         def arrived() -> bool:
             now = self._courier.versions()
             return all(now[index] > version for index, version in versions.items())
 
-        with self._courier.changed:
-            while not arrived():
-                if self._interrupted:
-                    return False
-                self._driver.check()
-                self._courier.changed.wait(timeout=0.5)
+        if arrived():
+            return True
+        self._driver.awaited = True
+        self._driver.wake()
+        try:
+            with self._courier.changed:
+                while not arrived():
+                    if self._interrupted:
+                        return False
+                    self._driver.check()
+                    self._courier.changed.wait(timeout=0.5)
+        finally:
+            self._driver.awaited = False
         return True
 
     def interrupt(self) -> None:

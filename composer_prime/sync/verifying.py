@@ -299,10 +299,14 @@ class _Checked(Replica):
         self.checker.void_parts = []
         self.checker.check(closing)
         rounds = super()._merge(closing)
-        if not rounds and not self._terms.keep_log and self._stored[-2:-1] > [self.version]:
+        if not rounds and not self._terms.keep_log and len(self._later()) > 1:
             return self._jump()  # its parts were collected, the snapshot before it not yet
         self.void_parts_before = self.checker.void_parts
         return rounds
+
+    def _later(self) -> list[int]:
+        """Versions of the snapshots ahead; up to the last but one, garbage collection may have been."""
+        return [version for version in self._stored if version > self.version]
 
     def _heal(self, commit: Commit) -> str | None:
         """Nothing is healed: whether the log or the commit is wrong, what the sites made of it tells."""
@@ -310,7 +314,7 @@ class _Checked(Replica):
 
     def _jump(self) -> list[Round]:
         """Stand on the next snapshot, where garbage collection may have taken what this round was made of (rule 13)."""
-        version, after = self.version, [at for at in self._stored if at > self.version]
+        version, after = self.version, self._later()
         if self._terms.keep_log or len(after) < 2:
             what = "takes offers or payloads that are gone, and no garbage collection may have deleted them"
             raise _fault(self.fragment, version, keys.commit(self.fragment, version), what)
@@ -358,11 +362,13 @@ class _CheckingMerger(Merger):
         """What is wrong when an offer's own record, where it is kept, isn't the one that the commit took."""
         key = keys.offer(offer.fragment, offer.version, offer.site)
         try:
-            stands = read_bytes(self._store, key)
+            stands = Offer.from_bytes(read_bytes(self._store, key), key)
+        except CorruptObject:
+            stands = None
         except KeyMissing:
             what = f"is gone, though the commit of {committer} took it"
             return _fault(offer.fragment, offer.version, key, what, offer.site) if self._terms.keep_log else None
-        if stands == offer.to_bytes():
+        if stands == offer:
             return None
         return _fault(
             offer.fragment, offer.version, key, f"isn't the offer that the commit of {committer} took", offer.site

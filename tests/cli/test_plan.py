@@ -1,5 +1,7 @@
 """`composer-prime plan`: every recipe we ship can be read and planned, and the plan's numbers are right."""
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -62,3 +64,32 @@ def test_a_model_folder_plans_without_its_weights(tmp_path: Path) -> None:
     tiny_config().save_pretrained(tmp_path)
     assert named_shapes(str(tmp_path)) == named_shapes("tiny")
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_link_adds_seconds_and_utilisation_of_every_codec() -> None:
+    recipe = load_recipe(TWO_SITES, ["--sites.count", "4"])
+    slow, fast = ([line.split() for line in plan_lines(recipe, rate, 0.03)] for rate in (10.0, 1000.0))
+    assert any("10 Mbit/s each way" in line for line in plan_lines(recipe, 10.0))
+
+    def utilisation(lines: list[list[str]]) -> dict[str, float]:
+        return {words[0]: float(words[5].rstrip("%")) for words in lines if len(words) > 5 and words[5].endswith("%")}
+
+    assert set(utilisation(slow)) == {"fp32", "bf16", "int8", "int4", "e3m0", "topk"}
+    assert all(utilisation(slow)[codec] < share for codec, share in utilisation(fast).items() if codec != "topk")
+    assert utilisation(slow)["fp32"] < utilisation(slow)["int8"] < utilisation(slow)["topk"]
+
+
+def test_sites_beyond_gather_sites_fetch_merged_parts_instead() -> None:
+    def down(sites: int) -> list[str]:
+        lines = plan_lines(load_recipe(TWO_SITES, ["--sites.count", str(sites)]))
+        return next(line.split() for line in lines if line.endswith("<- outer.codec"))[3:5]
+
+    assert down(4) == ["1.30", "MB"] and down(16)[1] == "kB"  # 15 sixteenths of a payload, and the merged ones
+
+
+def test_the_link_is_an_option_beside_the_overrides(capfd: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-m", "composer_prime.cli.main", "plan", str(TWO_SITES)]
+    arguments = ["--link-mbit", "50", "--outer.codec", "topk", "--step-s", "0.5"]
+    subprocess.run([*command, *arguments], check=True)
+    printed = capfd.readouterr().out
+    assert 'codec = "topk"' in printed and "over 50 Mbit/s each way, inner steps of 0.5 s" in printed

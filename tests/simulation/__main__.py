@@ -1,8 +1,8 @@
 """Plays seeds, or one seed again.
 
-    python -m tests.simulation --seeds 0:10000 --jobs 2    many: events, seeds a second, violations, the coverage table
-    python -m tests.simulation --seed 123                  one, with its log of requests and faults
-    python -m tests.simulation --seed 123 --sites 3 --faults 0,4   as a failing seed was shrunk
+python -m tests.simulation --seeds 0:10000 --jobs 2    many: events, seeds a second, violations, the coverage table
+python -m tests.simulation --seed 123                  one, with its log of requests and faults
+python -m tests.simulation --seed 123 --sites 3 --faults 0,4   as a failing seed was shrunk
 """
 
 import argparse
@@ -31,7 +31,8 @@ def _print_plan(result: Result) -> None:
     print(result.plan.terms)
     for place, fault in enumerate(result.plan.faults):
         print(f"fault {place}: {fault}")
-    print(f"{result.plan.num_sites} sites, {result.num_events} events, ended at {result.ended_at_s:.1f} s, {result.log_sha256}")
+    print(f"{result.plan.num_sites} sites, {result.num_events} events, ended at {result.ended_at_s:.1f} s")
+    print(f"log {result.log_sha256}")
     for violation in result.violations:
         print(f"VIOLATION {violation}")
 

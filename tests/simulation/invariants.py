@@ -13,7 +13,8 @@ import numpy as np
 from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.payloads import decode
 from composer_prime.store import keys
-from composer_prime.sync.records import Commit, Offer
+from composer_prime.sync.protocol import reducer_rank
+from composer_prime.sync.records import Commit, Offer, Part
 from composer_prime.sync.run import FragmentCoding
 from composer_prime.sync.snapshots import Master
 from composer_prime.sync.validity import digests_of
@@ -86,11 +87,21 @@ class Invariants:
             self.violate(f"two contents at {key}")
         if key.endswith("/commit.json"):
             self._commit(key, data)
+        elif "/merged/" in key and key.endswith(".json"):
+            self._part(Part.from_bytes(data, key))
 
     def deleted(self, key: str) -> None:
         self._world.coverage.branch("garbage: object deleted")
         if keys.parse_collectable(key) is None and not keys.is_master(key):
             self.violate(f"{key} was deleted")
+
+    def _part(self, part: Part) -> None:
+        taken = self.commits[part.fragment, part.version]
+        place = (part.fragment, part.version, part.part)
+        rank = reducer_rank(part.reducer, self._world.sites, taken, *place, self._world.terms.committer)
+        self._world.coverage.branch("part: taken over" if rank else "part: merged by its first choice")
+        if part.excluded:
+            self._world.coverage.branch("part: an offer excluded")
 
     def _commit(self, key: str, data: bytes) -> None:
         commit = Commit.from_bytes(data, key)
@@ -105,9 +116,13 @@ class Invariants:
             movement = self._own_movement(entry.site, commit, entry.payload)
             if self._exact and not self._lossy and abs(movement - entry.tokens * UNIT) > TOLERANCE:
                 self.violate(f"{entry.payload} says {entry.tokens} tokens and moves {movement / UNIT:.3f}")
+            if keys.parse_payload(entry.payload)[1] < commit.version:
+                self._world.coverage.branch("offer: payload of an earlier round")
             took[entry.site] = Took(entry.tokens, movement, entry.payload, entry.incarnation)
         self.commits[place] = took
-        self._world.coverage.branch("commit: sliced" if commit.num_parts else "commit: gathered" if took else "commit: void")
+        self._world.coverage.branch(
+            "commit: sliced" if commit.num_parts else "commit: gathered" if took else "commit: void"
+        )
         for refused in commit.refused:
             self._world.coverage.branch("refused: " + _kind(refused.why))
 
@@ -155,7 +170,7 @@ class Invariants:
         saved = process.checkpoint
         for index, (book, stand) in enumerate(zip(process.books, outer._stands, strict=True)):
             self._catch_up(process, index)
-            book.missed, book.joined_at = stand.ledger.missed_rounds, stand.version
+            book.missed, book.joined_at, book.older = stand.ledger.missed_rounds, stand.version, False
             limit = process.site.most_trained.get(index, 0)
             if stand.ledger.trained > limit:
                 self.violate(f"{process.site.name} came back with {stand.ledger.trained} tokens, {limit} were trained")
@@ -187,7 +202,8 @@ class Invariants:
                 self._catch_up(process, index)
             if ledger.carried < 0 or ledger.pending < 0 or ledger.captured < 0:
                 self.violate(f"{site.name}/{process.number} ledger {index} is negative: {ledger}")
-            if book.moved_on or (book.older and ledger.merged + book.merged_offset != book.tokens):
+            overtaken = book.older and ledger.carried == 0  # its own part of that work was dropped, then
+            if book.moved_on or (overtaken and ledger.merged + book.merged_offset != book.tokens):
                 self._rebase(process, index)
             book.moved_on = book.older = False
             if ledger.merged + book.merged_offset != book.tokens:
@@ -241,7 +257,7 @@ class Invariants:
         coverage = self._world.coverage
         if event == "round":
             if fields["fault"]:
-                self.violate(f"{process.site.name} finds commit {fields['fragment']}/{fields['version']} faulty: {fields['fault']}")
+                self.violate(f"{process.site.name} finds a commit faulty: {fields}")
             return
         book = process.books[fields["fragment"]] if "fragment" in fields else None
         if event == "carried" and book is not None:
@@ -252,7 +268,9 @@ class Invariants:
             if why == "stale" and book.missed < self._world.terms.max_stale_rounds:
                 self.violate(f"{process.site.name} dropped {fields['tokens']} tokens after {book.missed} rounds missed")
             if why.startswith("an earlier process") and not self._was_overtaken(process, fields["fragment"]):
-                self.violate(f"{process.site.name} dropped {fields['tokens']} tokens, and no earlier process had any merged")
+                self.violate(
+                    f"{process.site.name} dropped {fields['tokens']} tokens, and no earlier process had any merged"
+                )
             book.moved_on |= self._lossy or why != "stale"
         else:
             coverage.branch(f"site: {event}")

@@ -6,6 +6,7 @@ paused (its tasks stand still while time goes on) or killed (its tasks end at th
 
 import heapq
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -17,7 +18,7 @@ SHORTEST_S = 1e-6
 class Fiber:
     """One task of a process. `token` counts its waits: a wake-up meant for an earlier one does nothing."""
 
-    __slots__ = ("process", "greenlet", "token", "ended", "joiners")
+    __slots__ = ("ended", "greenlet", "joiners", "process", "token")
 
     def __init__(self, process: "Process") -> None:
         self.process = process
@@ -133,7 +134,7 @@ class Process:
         scheduler.suspend()
 
     def wait(self, seconds: float | None) -> bool:
-        """Let others run until somebody ends this fiber's wait, or `seconds` of this process's clock; False after those."""
+        """Let others run until this wait is ended, or `seconds` of this process's clock have passed; then False."""
         if self.is_dead:
             raise GreenletExit
         scheduler = self.scheduler
@@ -163,7 +164,7 @@ class Process:
 class SimCondition:
     """A reentrant lock with a waiting room, for the fibers of one process."""
 
-    __slots__ = ("_process", "_owner", "_depth", "_queue", "_waiting")
+    __slots__ = ("_depth", "_owner", "_process", "_queue", "_waiting")
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -237,14 +238,23 @@ class SimRuntime:
         results: list[Any] = [None] * len(listed)
         errors: list[Exception | None] = [None] * len(listed)
 
+        scheduler = self._process.scheduler
+        left, caller = len(listed), scheduler.current
+        token = caller.token
+
         def run(place: int) -> None:
+            nonlocal left
             try:
                 results[place] = function(listed[place])
             except Exception as error:
                 errors[place] = error
+            left -= 1
+            if not left:
+                scheduler.wake_at(scheduler.time, caller, token, True)
 
-        for fiber in [self._process.spawn(lambda place=place: run(place)) for place in range(len(listed))]:
-            fiber.join()
+        for place in range(len(listed)):
+            self._process.spawn(partial(run, place))
+        self._process.wait(None)
         for error in errors:
             if error is not None:
                 raise error

@@ -118,6 +118,7 @@ class SiteProcess:
         self.outer: Any = None
         self.watched = False
         self.seen: list[Any] = []
+        self.books: list[Any] = []
         self.fiber = self.process.spawn(self._run)
 
     # --- what the world does to it ----------------------------------------------------------------------------------
@@ -197,7 +198,9 @@ class SiteProcess:
             self.arrays = [array.copy() for array in self.checkpoint.arrays]
             return
         rng = np.random.default_rng(self.site.index * 1000 + self.number)
-        self.arrays = [rng.standard_normal(self.world.plan.numel).astype(np.float32) for _ in range(self.world.plan.layers)]
+        self.arrays = [
+            rng.standard_normal(self.world.plan.numel).astype(np.float32) for _ in range(self.world.plan.layers)
+        ]
 
     def _train(self) -> None:
         world, site = self.world, self.site
@@ -210,7 +213,7 @@ class SiteProcess:
             for array in arrays[: world.terms.fragments]:
                 array[own] -= np.float32(tokens * UNIT)
                 if noise:
-                    array[-1] += np.float32((rng.random() - 0.5) * noise)
+                    array[-1] -= np.float32((0.9 + 0.2 * rng.random()) * noise * tokens * UNIT)
             self.steps += 1
             world.invariants.trains(self, tokens)
             outer.after_inner_step(tokens, 1)
@@ -225,8 +228,6 @@ class SiteProcess:
         del self.disk.checkpoints[:-NUM_CHECKPOINTS]
 
     # --- what the invariants look at --------------------------------------------------------------------------------
-
-    books: list[Any] = []
 
     def watch(self) -> None:
         """Show the masters that this process holds, where one is new; called before each of its requests."""

@@ -1,7 +1,8 @@
-"""Whole runs in virtual time: nothing that a seed's faults do breaks an invariant, and a seed is always the same run."""
+"""Whole runs in virtual time: no seed's faults break an invariant, and a seed is always the same run."""
 
 import pytest
 
+from tests.architecture import source_files
 from tests.simulation.plan import draw_plan
 from tests.simulation.runtime import Process, Scheduler, SimRuntime
 from tests.simulation.shrink import command, shrink
@@ -82,3 +83,10 @@ def test_a_killed_process_runs_no_further() -> None:
     scheduler.call_at(0.5, process.kill)
     scheduler.run(10.0, 1_000)
     assert seen == []
+
+
+def test_no_production_module_knows_of_the_simulation() -> None:
+    sources = source_files("composer_prime")
+    assert len(sources) > 50
+    telling = ("tests.simulation", "greenlet", "is_simulated", "SimRuntime")
+    assert [path for path in sources if any(word in path.read_text(encoding="utf-8") for word in telling)] == []

@@ -1,26 +1,20 @@
 """One simulated run: sites, a bucket, and a plan of faults, until the run has ended or doesn't any more.
 
-    result = run_seed(123)
-    result.violations
+result = run_seed(123)
+result.violations
 """
 
-import contextlib
 import hashlib
-import logging
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from composer_prime.outer.arithmetic import test_vector
-from composer_prime.sync import returning, start
+from composer_prime.store import keys
 from composer_prime.sync.records import Manifest
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
-from composer_prime.store import keys
 from tests.simulation.coverage import Coverage
+from tests.simulation.hooks import listening
 from tests.simulation.invariants import Invariants
 from tests.simulation.plan import Fault, Plan, draw_plan
 from tests.simulation.runtime import Scheduler
@@ -65,7 +59,8 @@ class World:
         self.bucket = Bucket(racy=plan.racy)
         rng = random.Random(plan.seed + 1)
         self.sites = {f"s{index:02d}": self._site(index, rng) for index in range(plan.num_sites)}
-        self.keys = {name: SigningKey.from_bytes(bytes([7, site.index]) * 16) for name, site in self.sites.items()} if plan.signed else {}
+        signing = self.sites.values() if plan.signed else ()
+        self.keys = {site.name: SigningKey.from_bytes(bytes([7, site.index]) * 16) for site in signing}
         self.founding = Founding(None, {name: key.public for name, key in self.keys.items()})
         self.invariants = Invariants(self)
         self.bucket.on_write = self.invariants.wrote
@@ -125,7 +120,8 @@ class World:
             self._later(fault.at_s, lambda: self._strike(fault, site, act))
 
     def _strike(self, fault: Fault, site: Site, act: Any) -> None:
-        if site.process is not None and site.process.is_running and not site.process.process.is_paused and not site.is_gone:
+        process = site.process
+        if process is not None and process.is_running and not process.process.is_paused and not site.is_gone:
             self._note("fault", fault.kind, site.name, fault.for_s, fault.amount)
             self.coverage.branch(f"fault: {fault.kind}")
             act(fault, site)
@@ -210,7 +206,7 @@ class World:
 
     def play(self) -> Result:
         World.playing = self
-        with self._hooked():
+        with listening(self.coverage):
             limit = self._limit_s()
             while True:
                 healed_at = self._healed_at  # later faults may be planned while it runs
@@ -236,7 +232,8 @@ class World:
             invariants.violate(f"logged: {line}")
         running = [site for site in self.sites.values() if site.process is not None and site.process.is_running]
         if not invariants.violations and running:
-            at = {site.name: site.process.outer._courier.versions() for site in running if site.process and site.process.watched}
+            joined = [site.process for site in running if site.process is not None and site.process.watched]
+            at = {process.site.name: process.outer._courier.versions() for process in joined}
             invariants.violate(f"deadlock: {len(running)} sites still run {limit:.0f} s after the last fault: {at}")
         for site in self.sites.values():
             for what, times in site.link.hits.items():
@@ -247,43 +244,6 @@ class World:
 
     def first_master_sha(self, fragment: int) -> str:
         return Manifest.from_bytes(self.bucket.objects[keys.manifest()], keys.manifest()).masters[fragment]
-
-    @contextlib.contextmanager
-    def _hooked(self) -> Iterator[None]:
-        """Hear the log, see what returning sites find, and compute the arithmetic's test vector once for all seeds."""
-        logger = logging.getLogger("composer_prime")
-        own_past, vector = returning.own_past, start.test_vector
-        level, propagate = logger.level, logger.propagate
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            past = own_past(*args, **kwargs)
-            what = "no offer" if past.newest is None else "offer taken" if past.taken else "offer open" if past.open else "offer missed"
-            self.coverage.branch(f"return: {what}{', others merged' if past.merged and not past.taken else ''}")
-            return past
-
-        logger.addHandler(self.coverage)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
-        returning.own_past, start.test_vector = watched, _vector
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
-            returning.own_past, start.test_vector = own_past, vector
-            logger.removeHandler(self.coverage)
-            logger.setLevel(level)
-            logger.propagate = propagate
-
-
-_vectors: list[str] = []
-
-
-def _vector() -> str:
-    if not _vectors:
-        _vectors.append(test_vector())
-    return _vectors[0]
 
 
 def run_plan(plan: Plan, *, record: bool = False) -> Result:

@@ -194,7 +194,9 @@ def _be_rank(plan: Plan, number: int, folder: str) -> None:
     )
     seen: Any
     try:
-        seen = plan.body(Rank(plan, number, Ranks(plan.timeout_s)))
+        ranks = Ranks(plan.timeout_s)
+        ranks.exchange()  # all are connected before one may end
+        seen = plan.body(Rank(plan, number, ranks))
     except Exception as error:
         seen = error
     part = place.with_name(f"{place.name}.part")
@@ -203,7 +205,7 @@ def _be_rank(plan: Plan, number: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def run_ranked(folder: Path, *plans: Plan, timeout_s: float = 60) -> list[list[Any]]:
+def run_ranked(folder: Path, *plans: Plan, timeout_s: float = 100) -> list[list[Any]]:
     """Run sites at once; by site and rank what each saw: its body's result, its error, or None when it was killed."""
     processes = [
         PROCESSES.Process(target=_be_rank, args=(plan, number, str(folder)), daemon=True)

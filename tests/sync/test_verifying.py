@@ -133,8 +133,24 @@ def test_garbage_collection_that_stopped_halfway_is_no_fault_and_the_rounds_it_t
             place = keys.parse_collectable(key)
             if place is not None and place[1] < first + 2:
                 store.delete(key)
-        (report,) = [report for report in [Verifier(store).check(fragment)]]
+        verifier = Verifier(store)
+        report = verifier.check(fragment)
+        verifier.close()
         assert (report.first, report.last, report.num_skipped) == (first, 9, 2)
+
+
+def test_parts_that_were_collected_before_their_snapshot_are_no_fault(request):
+    store = open_store(f"memory://{request.node.name}")
+    make_run(store, "abcdef", **SLICED, keep_log=False, liveness_s=1e4)
+    first = min(keys.parse_master(key)[1] for key in store.list(keys.masters_prefix(0)))
+    for key in store.list(keys.rounds_prefix(0)):
+        place = keys.parse_collectable(key)
+        if place is not None and place[1] == first:
+            store.delete(key)
+    verifier = Verifier(store)
+    report = verifier.check(0)
+    verifier.close()
+    assert (report.first, report.last) == (first, 3) and report.num_skipped == 2
 
 
 def test_a_run_with_keys_verifies_with_its_signatures(request):
