@@ -125,7 +125,7 @@ def main(cells: Sequence[Cell], json_path: Path | None = None) -> None:
             if json_path is not None:
                 json_path.write_text(json.dumps([_record(*each) for each in results], indent=1) + "\n")
     console.print(draw(results))
-    console.print("bytes and seconds per round and site; snapshots put off; predicted by `composer-prime plan`'s forecast")
+    console.print("per round of all fragments and site; snapshots put off; predicted as `composer-prime plan` does")
 
 
 def grid(

@@ -49,7 +49,7 @@ class SiteTask:
 
 @dataclass(frozen=True)
 class Moment:
-    """What had passed at one moment: seconds, CPU seconds of this process, and bytes on the cable and of the objects."""
+    """What had passed at one moment: seconds, CPU seconds of this process, bytes on the cable and of objects."""
 
     at_s: float
     cpu_s: float
@@ -62,8 +62,9 @@ class Moment:
     def of(cls, loop: OuterLoop) -> "Moment":
         """Now."""
         summary, cpu = loop.summary(), os.times()
-        wire = [int((COUNTERS / f"{way}_bytes").read_text()) for way in ("tx", "rx")]
-        return cls(time.monotonic(), cpu.user + cpu.system, *wire, summary["bytes_up"], summary["bytes_down"])
+        sent, received = (int((COUNTERS / f"{way}_bytes").read_text()) for way in ("tx", "rx"))
+        used_s = cpu.user + cpu.system
+        return cls(time.monotonic(), used_s, sent, received, summary["bytes_up"], summary["bytes_down"])
 
     def since(self, other: "Moment") -> dict[str, float]:
         """What has passed from that moment to this one."""

@@ -36,8 +36,6 @@ WARM_S = 120.0
 """Longest that the sites may take to close the first round of each fragment."""
 FINISH_S = 180.0
 """Longest that the run may take beyond 1.6 times its planned length."""
-REFERENCE_S = 60.0
-"""Default length of the fault-free run from which the goodput's denominator is scaled."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,7 @@ class Storm:
             record.over_at, record.busy_share, record.load = time.monotonic(), _share(busy), os.getloadavg()[0]
             record.requests_per_s = (self._num_requests() - requests) / (record.over_at - record.warm_at)
             until = record.warm_at + 1.6 * duration_s + FINISH_S
-            self._tick_until(until, lambda: self._all_done() and not self._scripts)
+            self._tick_until(until, lambda: self._all_done() and not self._is_hit())
             record.ended_at = time.monotonic()
         finally:
             for place in self.places.values():
@@ -149,6 +147,9 @@ class Storm:
 
     def _all_done(self) -> bool:
         return all(place.done for place in self.places.values())
+
+    def _is_hit(self) -> bool:
+        return any(fault.began_at is not None for _, fault, _ in self._scripts)
 
     def _num_requests(self) -> int:
         return sum(place.gate.weather.requests for place in self.places.values())
@@ -329,6 +330,7 @@ def main(
     faults_per_hour: float = 125.0,
     outage_s: float = 0.0,
     reference_minutes: float = 1.0,
+    liveness_s: float = 6.0,
     json_path: Path | None = None,
     folder: Path | None = None,
 ) -> None:
@@ -337,8 +339,14 @@ def main(
     folder   keeps books, logs and the store's data; None: a temporary one
     """
     console = Console()
-    num_faults = max(1, round(faults_per_hour * minutes / 60))
-    plan = StormPlan(num_sites=sites, duration_s=60 * minutes, seed=seed, num_faults=num_faults, outage_s=outage_s)
+    plan = StormPlan(
+        num_sites=sites,
+        duration_s=60 * minutes,
+        seed=seed,
+        num_faults=round(faults_per_hour * minutes / 60),
+        outage_s=outage_s,
+        liveness_s=liveness_s,
+    )
     with tempfile.TemporaryDirectory(prefix="storm-") as temporary:
         place = folder or Path(temporary)
         place.mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,7 @@ def kill(storm: "Storm", fault: Fault, chance: random.Random) -> Script:
     place.send(signal.SIGKILL)
     place.gate.drop_connections()
     place.gate.restore()
-    while place.is_down:
+    while place.is_down and not place.done:
         yield 0.1
 
 

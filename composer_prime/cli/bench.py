@@ -77,3 +77,23 @@ def link(
 
     same = {"fragments": fragments, "sites": sites, "params": params, "step_s": step_s, "rounds": rounds}
     main(grid(rate, codec, inner_steps, sync_delay, **same), json)
+
+
+@app.command("storm")
+def storm(
+    sites: Annotated[int, typer.Option(min=2, help="Sites, each a process of its own.")] = 16,
+    minutes: Annotated[float, typer.Option(min=0.3, help="How long the storm lasts.")] = 10.0,
+    seed: Annotated[int, typer.Option(help="Of the faults: kinds, times and victims.")] = 0,
+    faults_per_hour: Annotated[float, typer.Option(min=0, help="Faults an hour, all sites together.")] = 125.0,
+    outage_s: Annotated[float, typer.Option(min=0, help="One outage of the store, seconds; 0: none.")] = 0.0,
+    reference_minutes: Annotated[
+        float, typer.Option(min=0, help="Length of the fault-free run that goodput is measured against; 0: none.")
+    ] = 1.0,
+    liveness_s: Annotated[float, typer.Option(min=1, help="Seconds without a sign of life until nobody waits.")] = 6.0,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Also write all numbers here.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Keep books and logs here; default: a temporary folder.")] = None,
+) -> None:
+    """Real site processes on a real SeaweedFS under kill -9, SIGSTOP, cuts, late joins, store restarts and 503s."""
+    from composer_prime.bench.storm import main
+
+    main(sites, minutes, seed, faults_per_hour, outage_s, reference_minutes, liveness_s, json_path, folder)

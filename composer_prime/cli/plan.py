@@ -20,7 +20,7 @@ def plan(
     context: typer.Context,
     recipe: RecipeArgument,
     link_mbit: Annotated[
-        float | None, typer.Option(min=0.001, help="Mbit/s of a site's link, each way: predict seconds and utilisation.")
+        float | None, typer.Option(min=0.001, help="Mbit/s of a site's link, each way: predict utilisation.")
     ] = None,
     step_s: Annotated[float, typer.Option(min=0.0001, help="Seconds of an inner step, as your trainer takes.")] = (
         DEFAULT_STEP_S

@@ -19,7 +19,7 @@ from composer_prime.outer.slices import SlicePlan, root_sha256, slice_digest
 NORM_TOLERANCE = 1e-4
 """Relative difference between a declared norm and the real one that rounding explains."""
 NORM_ELEMENTS = 64 * 2**10
-"""Values squared at a time: converted spans stay in a core's cache, 7 times as fast as torch's own fp64 norm of fp32."""
+"""Values squared at a time: they stay in a core's cache, which is 7 times as fast as torch's own fp64 norm of fp32."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ sound is in `validity`. The rules are numbered as in docs/protocol.md.
 import hashlib
 import math
 import statistics
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -156,16 +157,17 @@ def reducer_rank(
     return order.index(site) if site in order else None
 
 
-def is_odd_one_out(ours: str, theirs: Sequence[str], named: str) -> bool:
-    """Rule 1: whether the others' masters say that ours is wrong, after a rebuild from the log gave ours again.
+def is_odd_one_out(ours: str, theirs: Sequence[str]) -> bool:
+    """Rule 1: whether the other sites' masters say that ours is wrong.
 
     ours     sha256 of our master
     theirs   the base hashes that the other sites' offers of this round name
-    named    the base hash that the commit names
 
-    True unless more of them stand on our master than on the commit's: then the commit is the odd one, and void.
+    True when more of them stand on one other master than on ours. False when there are none: nothing speaks against us.
     """
-    return sum(sha == ours for sha in theirs) <= sum(sha == named for sha in theirs)
+    counts = Counter(theirs)
+    agreeing = counts.pop(ours, 0)
+    return agreeing < max(counts.values(), default=0)
 
 
 def is_stale(missed_rounds: int, terms: Terms) -> bool:

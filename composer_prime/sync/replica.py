@@ -134,10 +134,7 @@ class Replica:
             commit = Commit.from_bytes(data, key)
         except CorruptObject as error:
             return self._void(str(error), None)
-        fault = self._signature_fault(commit)
-        if fault is not None:
-            return self._void(fault, commit)
-        fault = commit_fault(
+        fault = self._signature_fault(commit) or commit_fault(
             commit,
             facts=self.coding.facts,
             version=self.version,
@@ -150,6 +147,7 @@ class Replica:
         if fault is None and commit.base_sha != self.master.sha256:
             fault = self._heal(commit)
         if fault is not None:
+            self._check_not_alone(fault)
             return self._void(fault, commit)
         return Closing(commit, sha256_hex(data), self._runtime.now())
 
@@ -210,25 +208,26 @@ class Replica:
     # --- when the log differs, or is gone ---------------------------------------------------------------------------
 
     def _heal(self, commit: Commit) -> str | None:
-        """Rule 1: the log names another master than ours. Rebuild ours; None when that gives the log's.
-
-        Otherwise, a fault of the commit where the others' offers stand on our master too; else MasterMismatch.
-        """
-        ours = self.master
-        logger.error("master_differs fragment=%d version=%d ours=%s", self.fragment, self.version, ours.sha256[:16])
-        rebuilt = rebuild_master(
+        """Rule 1: the log names another master than ours. Rebuild ours; None when that gives the log's, else the fault."""
+        ours = self.master.sha256
+        logger.error("master_differs fragment=%d version=%d ours=%s", self.fragment, self.version, ours[:16])
+        self.master = rebuild_master(
             self._store, self._run, self.fragment, self.version, runtime=self._runtime, roster=self._roster
         )
-        self.master = rebuilt
-        if rebuilt.sha256 == commit.base_sha:
+        if self.master.sha256 == commit.base_sha:
             return None
-        if not is_odd_one_out(rebuilt.sha256, self._bases_of_others(), commit.base_sha):
-            return f"stands on master {commit.base_sha[:16]}, the log makes {rebuilt.sha256[:16]}"
-        raise MasterMismatch(
-            f"fragment {self.fragment} version {self.version}: our master is {ours.sha256[:16]}, rebuilt from the "
-            f"log {rebuilt.sha256[:16]}, the commit of {commit.committer} stands on {commit.base_sha[:16]}: this "
-            "machine or that one computes differently; run the test vector on both and take the odd one out"
-        )
+        return f"stands on master {commit.base_sha[:16]}, the log makes {self.master.sha256[:16]} here"
+
+    def _check_not_alone(self, fault: str) -> None:
+        """Before a commit is called void: raise MasterMismatch when the others' offers say that we are the odd one."""
+        ours = self.master.sha256
+        theirs = self._bases_of_others()
+        if is_odd_one_out(ours, theirs):
+            raise MasterMismatch(
+                f"fragment {self.fragment} version {self.version}: our master is {ours[:16]}, rebuilt from the log it is "
+                f"the same, but the others' offers stand on {', '.join(sorted({sha[:16] for sha in theirs}))} (the commit "
+                f"{fault}): this machine computes differently; run the test vector on it and take it out"
+            )
 
     def _bases_of_others(self) -> list[str]:
         listed = self._store.list(keys.offers_prefix(self.fragment, self.version))
@@ -267,6 +266,9 @@ class _Rebuilt(Replica):
     def _heal(self, commit: Commit) -> str | None:
         """A rebuild compares at its end, not on the way."""
         return None
+
+    def _check_not_alone(self, fault: str) -> None:
+        """Nor does it ask the others."""
 
 
 def rebuild_master(

@@ -79,8 +79,10 @@ class Roster:
         return self._unsigned(record, site, public)
 
     def owner_fault(self, record: Signed) -> str | None:
-        """Why this record isn't one that the run's owner signed; None in a run without an owner."""
-        return None if self._owner is None else self._unsigned(record, "the owner", self._owner)
+        """Why this record isn't one that the run's owner signed; None in a run without keys: there anyone is owner."""
+        if self._owner is None:
+            return "can't be: the run admits keys and names no owner" if self.signed else None
+        return self._unsigned(record, "the owner", self._owner)
 
     def _unsigned(self, record: Signed, who: str, public: str | None) -> str | None:
         if public is None:

@@ -15,6 +15,7 @@ from composer_prime.errors import CorruptObject
 from composer_prime.outer.masters import master_sha256, pack_master, unpack_master
 from composer_prime.store import keys
 from composer_prime.store.base import Store
+from composer_prime.sync.lifetime import close_fault
 from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Close, Commit
 from composer_prime.sync.roster import Roster
@@ -81,7 +82,7 @@ def vouched_sha(store: Store, run: Run, roster: Roster, fragment: int, version: 
     for number in range(run.closing, -1, -1):
         close = find_record(store, Close, keys.close(number))
         if close is not None and len(close.versions) > fragment and close.versions[fragment] == version:
-            return close.masters[fragment] if roster.fault(close, close.closed_by) is None else None
+            return close.masters[fragment] if close_fault(roster, close) is None else None
     return None
 
 

@@ -38,8 +38,8 @@ class Book:
     merged_offset: int = 0
     missed: int = 0
     joined_at: int = 0
-    older: bool = False
-    """An offer of an earlier process of this name was taken since the last look: it may be counted or not."""
+    foreign: bool = False
+    """An offer of another process of this name was taken since the last look: it may be counted or not."""
     moved_on: bool = False
     """Movement was dropped that isn't known to the last bit."""
     base: Any = None
@@ -170,7 +170,7 @@ class Invariants:
         saved = process.checkpoint
         for index, (book, stand) in enumerate(zip(process.books, outer._stands, strict=True)):
             self._catch_up(process, index)
-            book.missed, book.joined_at, book.older = stand.ledger.missed_rounds, stand.version, False
+            book.missed, book.joined_at, book.foreign = stand.ledger.missed_rounds, stand.version, False
             limit = process.site.most_trained.get(index, 0)
             if stand.ledger.trained > limit:
                 self.violate(f"{process.site.name} came back with {stand.ledger.trained} tokens, {limit} were trained")
@@ -202,10 +202,10 @@ class Invariants:
                 self._catch_up(process, index)
             if ledger.carried < 0 or ledger.pending < 0 or ledger.captured < 0:
                 self.violate(f"{site.name}/{process.number} ledger {index} is negative: {ledger}")
-            overtaken = book.older and ledger.carried == 0  # its own part of that work was dropped, then
+            overtaken = book.foreign and ledger.carried == 0  # its own part of that work was dropped, then
             if book.moved_on or (overtaken and ledger.merged + book.merged_offset != book.tokens):
                 self._rebase(process, index)
-            book.moved_on = book.older = False
+            book.moved_on = book.foreign = False
             if ledger.merged + book.merged_offset != book.tokens:
                 self.violate(
                     f"{site.name}/{process.number} fragment {index} says {ledger.merged} merged"
@@ -226,7 +226,7 @@ class Invariants:
                 book.tokens += entry.tokens
                 book.movement += entry.movement
                 book.missed = 0
-                book.older |= entry.incarnation < process.outer._courier._incarnation
+                book.foreign |= entry.incarnation != process.outer._courier._incarnation
             book.version += 1
 
     def _off(self, process: SiteProcess, index: int) -> float:
@@ -269,17 +269,17 @@ class Invariants:
                 self.violate(f"{process.site.name} dropped {fields['tokens']} tokens after {book.missed} rounds missed")
             if why.startswith("an earlier process") and not self._was_overtaken(process, fields["fragment"]):
                 self.violate(
-                    f"{process.site.name} dropped {fields['tokens']} tokens, and no earlier process had any merged"
+                    f"{process.site.name} dropped {fields['tokens']} tokens, and no other process had any merged"
                 )
             book.moved_on |= self._lossy or why != "stale"
         else:
             coverage.branch(f"site: {event}")
 
     def _was_overtaken(self, process: SiteProcess, fragment: int) -> bool:
-        """Whether a commit since this process joined took an offer that an earlier process of its name made."""
+        """Whether a commit since this process joined took an offer that another process of its name made."""
         versions = range(process.books[fragment].joined_at, process.outer._courier.versions()[fragment])
         entries = [self.commits[fragment, version].get(process.site.name) for version in versions]
-        return any(entry is not None and entry.incarnation < process.outer._courier._incarnation for entry in entries)
+        return any(entry is not None and entry.incarnation != process.outer._courier._incarnation for entry in entries)
 
     def failed(self, process: SiteProcess, error: BaseException) -> None:
         lines = "".join(traceback.format_exception(error)[-4:])

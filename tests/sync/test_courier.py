@@ -270,7 +270,11 @@ def test_a_replica_that_went_wrong_heals_from_the_log(store, clock):
 
 
 def test_a_site_whose_master_differs_from_all_others_stops(store, clock):
-    a = HandSite(store, make_terms(rounds=9), "a", clock)
+    a, b = (HandSite(store, make_terms(rounds=9), name, clock) for name in "ab")
+    hand_over(b, 1.0)
+    bring_only(b)
+    key = keys.offer(0, 0, "b")
+    store.put(key, Offer.from_bytes(store.get(key), key).model_copy(update={"base_sha": "0" * 64}).to_bytes())
     forge_commit(a, 0, base_sha="0" * 64)
     with pytest.raises(MasterMismatch, match="computes differently"):
         a.courier.follow()
