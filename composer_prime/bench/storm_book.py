@@ -56,6 +56,10 @@ class Book:
         line = {"event": event, "t": round(time.monotonic(), 3), "pid": os.getpid(), **fields}
         self._file.write(json.dumps(line) + "\n")
 
+    def close(self) -> None:
+        """No more lines."""
+        self._file.close()
+
 
 def read_book(folder: Path) -> list[dict[str, Any]]:
     """The lines of a site's book in order; one that a kill cut short is left out."""

@@ -208,7 +208,7 @@ class Replica:
     # --- when the log differs, or is gone ---------------------------------------------------------------------------
 
     def _heal(self, commit: Commit) -> str | None:
-        """Rule 1: the log names another master than ours. Rebuild ours; None when that gives the log's, else the fault."""
+        """Rule 1: the log names another master than ours. Rebuild it; None when that gives the log's, else the fault."""
         ours = self.master.sha256
         logger.error("master_differs fragment=%d version=%d ours=%s", self.fragment, self.version, ours[:16])
         self.master = rebuild_master(
@@ -224,9 +224,9 @@ class Replica:
         theirs = self._bases_of_others()
         if is_odd_one_out(ours, theirs):
             raise MasterMismatch(
-                f"fragment {self.fragment} version {self.version}: our master is {ours[:16]}, rebuilt from the log it is "
-                f"the same, but the others' offers stand on {', '.join(sorted({sha[:16] for sha in theirs}))} (the commit "
-                f"{fault}): this machine computes differently; run the test vector on it and take it out"
+                f"fragment {self.fragment} version {self.version}: our master is {ours[:16]}, rebuilt from the log it "
+                f"is the same, but the others' offers stand on {', '.join(sorted({sha[:16] for sha in theirs}))} (the "
+                f"commit {fault}): this machine computes differently; run the test vector on it and take it out"
             )
 
     def _bases_of_others(self) -> list[str]:

@@ -51,6 +51,7 @@ def test_a_book_tells_of_a_process_since_it_joined_and_forgives_a_torn_line(tmp_
     pid = read_book(tmp_path)[0]["pid"]
     assert not has_merged(tmp_path, pid)
     book.write("step", versions=[2, 1], merged=[10, 20])
+    book.close()
     with (tmp_path / "book.jsonl").open("a") as file:
         file.write('{"event": "step", "vers')
     assert newest_versions(tmp_path) == [2, 1]

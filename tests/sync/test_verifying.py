@@ -325,7 +325,7 @@ def test_a_reducer_that_lies_through_a_whole_run_is_found_though_all_sites_agree
 
     monkeypatch.setattr(Merger, "_merge", lie)
     store = make_run(open_store(f"memory://{request.node.name}"), "abcdef", **SLICED)
-    assert_found(store, "fragment 0 version 0: rounds/0000/00000000/merged/", "of c isn't the mean of the offers taken")
+    assert_found(store, "fragment 0 version ", "/merged/", "of c isn't the mean of the offers taken")
 
 
 def test_a_reducer_that_leaves_a_sound_offer_out_is_found(request, monkeypatch):
@@ -336,9 +336,7 @@ def test_a_reducer_that_leaves_a_sound_offer_out_is_found(request, monkeypatch):
 
     monkeypatch.setattr(Merger, "_read_slices", overlook)
     store = make_run(open_store(f"memory://{request.node.name}"), "abcdef", **SLICED)
-    assert_found(
-        store, "fragment 0 version 0: rounds/0000/00000000/merged/", "of e leaves out the offer of b (too late)"
-    )
+    assert_found(store, "fragment 0 version ", "/merged/", "of e leaves out the offer of b (too late)")
 
 
 def test_a_changed_merged_payload_and_a_part_that_is_gone_are_found(sliced, copied):
