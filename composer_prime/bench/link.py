@@ -29,6 +29,8 @@ from composer_prime.errors import BadInput, SiteError
 from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.forecast import Forecast, Pace, forecast, payloads_of
 
+CROWDING = 1.5
+"""How much longer work takes, for each site on a core, where sites and server share the cores of one machine."""
 FINISH_S = 20.0
 """Cells whose closing round takes longer are not brought to an end; masters are compared where they stand."""
 
@@ -60,8 +62,8 @@ class Cell:
         return [params * (block + 1) // blocks - params * block // blocks for block in range(blocks)]
 
     def pace(self) -> Pace:
-        """For the forecast: on this machine the sites share its cores."""
-        crowding = max(1.0, self.sites / (os.cpu_count() or 1))
+        """For the forecast: on this machine the sites share its cores, and turn to their rounds at the same moments."""
+        crowding = max(1.0, CROWDING * self.sites / (os.cpu_count() or 1))
         return Pace(self.inner_steps, self.fragments, self.sync_delay, self.step_s, self.sites, 4, crowding)
 
     def forecast(self) -> Forecast:

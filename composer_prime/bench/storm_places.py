@@ -67,7 +67,7 @@ class Place:
     def ended(self, code: int, now: float) -> None:
         """Its process has ended: it is started again unless it was to end."""
         self.pid = None
-        if code == 0:
+        if code == 0 or self.is_leaving:
             self.done = True
             return
         if self.killed:

@@ -196,6 +196,12 @@ class Courier:
         with self.changed:
             self._overtaken.clear()
 
+    def catch_up(self) -> None:
+        """Read the log up to now, on entering. What it says of this site's name is for `Returning` to judge."""
+        self.follow()
+        with self.changed:
+            self._overtaken.clear()
+
     def follow(self, fragments: list[int] | None = None) -> None:
         """Apply every commit there is, to these or all fragments, and settle the captures they decide."""
         with self._pass_lock:

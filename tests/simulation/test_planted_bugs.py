@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from composer_prime.errors import StoreError
 from composer_prime.outer.merge import blend
 from composer_prime.sync import courier, garbage, replica, returning, site_clock
 from composer_prime.sync.courier import Courier
@@ -198,20 +197,3 @@ def test_late_work_dropped_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_own_work_taken_for_overtaken_after_a_return(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was once: what commits took of a name before its process joined counted as taken behind its back."""
     check(monkeypatch, lambda: monkeypatch.setattr(Courier, "catch_up", Courier.follow), _has_crash)
-
-
-def test_commit_of_a_round_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A payload that can't be read just now is left out of the mean, instead of being read again."""
-    fetch = Merger.fetch
-
-    def skipping(self: Any, offer: Any) -> Any:
-        try:
-            return fetch(self, offer)
-        except StoreError:
-            return replica.torch.zeros(self._coding.plan.numel)
-
-    def plant() -> None:
-        monkeypatch.setattr(replica, "torch", __import__("torch"), raising=False)
-        monkeypatch.setattr(Merger, "fetch", skipping)
-
-    check(monkeypatch, plant, lambda plan: bool(faults_of(plan) & {"loss", "cut"}))

@@ -119,6 +119,7 @@ def test_an_interrupted_site_comes_back_from_its_checkpoint_and_nothing_is_lost_
     run_sites(back)
     for ledger in back.summary["tokens"]:
         assert ledger["trained"] == (7 + back.steps) * 10 == ledger["merged"] + ledger["dropped"]
+    assert {event["why"] for event in events(store, "a", "dropped")} <= {"run ended"}
 
 
 def test_interrupt_frees_a_site_that_waits_for_a_quorum_that_never_comes(store):
