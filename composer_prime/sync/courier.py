@@ -191,12 +191,6 @@ class Courier:
             self._close_run()
 
     def catch_up(self) -> None:
-        """Read the log up to now, before this process has anything out; what it took of our name, `Returning` tells."""
-        self.follow()
-        with self.changed:
-            self._overtaken.clear()
-
-    def catch_up(self) -> None:
         """Read the log up to now, on entering. What it says of this site's name is for `Returning` to judge."""
         self.follow()
         with self.changed:
