@@ -16,7 +16,7 @@ from rich.text import Text
 from composer_prime.bench.storm import Record
 from composer_prime.bench.storm_book import read_book
 from composer_prime.bench.storm_places import Place
-from composer_prime.errors import ComposerPrimeError
+from composer_prime.errors import ComposerPrimeError, SiteError
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.reading import find_record
@@ -193,14 +193,17 @@ def _read(record: Record, store: Store) -> StormReport:
     run = load_run(store)
     books = {place.name: read_book(place.folder) for place in record.places.values()}
     rounds = _rounds(store, run, runtime, books)
-    inside = [closed for closed in rounds if record.warm_at < closed.at <= record.over_at]
-    # a run that ended before its time is measured up to its last round
-    span_s = (record.over_at if len(inside) < len(rounds) else max(c.at for c in inside)) - record.warm_at
+    # From a round's end to a round's end, so that a short fault-free run has the rate of a long one.
+    first = max(number for number, closed in enumerate(rounds) if closed.at <= record.warm_at)
+    inside = [closed for closed in rounds[first + 1 :] if closed.at <= record.over_at]
+    if not inside:
+        raise SiteError(f"no round closed in {record.plan.duration_s:.0f} s: give the storm more time or fewer sites")
+    span_s = inside[-1].at - rounds[first].at
     tokens = sum(entry.tokens for closed in inside for entry in closed.commit.taken) / len(run.fragments)
     rejoins = _first_merges(store, record, books, rounds, "killed")
     joins = _first_merges(store, record, books, rounds, "late")
     happened = [fault for fault in record.faults if fault.began_at is not None]
-    live, everyone = _participation(record, books, inside)
+    live, everyone = _participation(record, books, rounds[first : first + 1 + len(inside)])
     steps = [line for book in books.values() for line in book if line["event"] == "step"]
     stalled = sum(line["stall_s"] for line in steps)
     report = StormReport(

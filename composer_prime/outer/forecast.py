@@ -27,6 +27,10 @@ CODING_NS: Mapping[str, tuple[float, float]] = {
     "topk": (6.9, 3.1),
 }
 """CPU nanoseconds to code and to decode a parameter, hashes and norms included."""
+MOVE_NS = 2.5
+"""CPU nanoseconds for each byte sent or fetched."""
+OVERLAP = 0.25
+"""Where sites share cores: share of the wait for a core, or for the link, in which the other goes on."""
 TRAINER_NS = 4.6
 """Nanoseconds for each parameter of the fragment that a turn takes from the training thread: capture and adoption."""
 STEP_S = 0.0004
@@ -118,7 +122,7 @@ def forecast(payloads: Sequence[Payload], pace: Pace, codec: str, link_mbit: flo
     hidden_s = pace.sync_delay * pace.step_s
     stall_s = sum(
         # One after the other: what the others send is there when they have sent it, which is when we have.
-        trainer_s(payload, pace) + max(0.0, transfer_s + work_s(payload, pace, codec) - hidden_s)
+        trainer_s(payload, pace) + max(0.0, beside_s(payload, pace, codec, transfer_s) - hidden_s)
         for payload, transfer_s in zip(payloads, transfers, strict=True)
     )
     training_s = pace.inner_steps * pace.step_s
@@ -146,11 +150,14 @@ def trainer_s(payload: Payload, pace: Pace) -> float:
     return payload.numel * TRAINER_NS * 1e-9 * pace.crowding
 
 
-def work_s(payload: Payload, pace: Pace, codec: str) -> float:
-    """Seconds of a turn that are neither the link's nor the training thread's."""
+def beside_s(payload: Payload, pace: Pace, codec: str, transfer_s: float) -> float:
+    """Seconds from a fragment's capture until its round has closed, all off the training thread."""
     code_ns, decode_ns = CODING_NS[codec]
     decodes = 1 if num_parts(payload, pace) else pace.sites - 1
-    return TURN_S + payload.numel * (SYNC_NS + code_ns + decodes * decode_ns) * 1e-9 * pace.crowding
+    work_ns = payload.numel * (SYNC_NS + code_ns + decodes * decode_ns) + sum(turn_bytes(payload, pace)) * MOVE_NS
+    work_s = work_ns * 1e-9 * pace.crowding
+    waiting_s = work_s * (1 - 1 / pace.crowding)  # for cores that other sites use
+    return TURN_S + work_s + transfer_s - OVERLAP * min(transfer_s, waiting_s)
 
 
 def payloads_of(numels: Sequence[int], codec: str, merged_codec: str = "int8", slices: int = 128) -> list[Payload]:

@@ -9,8 +9,12 @@ from typing import Any
 
 from composer_prime.sync.terms import Terms
 
-WHOLE_RUN = ("late", "phase", "skew", "slow_upload", "race")
-"""Faults that a site has from the start."""
+STRIKES = (
+    *("crash", "crash", "crash_old", "crash_old", "crash_empty", "pause", "twin", "replace"),
+    *("cut", "slow", "loss", "loss", "leave", "lost"),
+)
+"""Kinds that befall a running site, as often as they are drawn; "late", "phase", "skew", "slow_upload" and "race" are
+there from the start."""
 
 
 @dataclass(frozen=True)
@@ -174,25 +178,11 @@ def _faults(rng: random.Random, plan: Plan) -> list[Fault]:
 
 
 def _fault(rng: random.Random, plan: Plan, may_go: list[int]) -> Fault:
-    kind = rng.choice(
-        (
-            "crash",
-            "crash",
-            "crash_old",
-            "crash_old",
-            "crash_empty",
-            "pause",
-            "twin",
-            "replace",
-            "cut",
-            "slow",
-            "loss",
-            "leave",
-            "lost",
-        )
-    )
+    kind = rng.choice(STRIKES)
     site, at_s = rng.randrange(plan.num_sites), rng.random() * plan.length_s
-    for_s = rng.choice((0.3, 1.0, 3.0, 6.0)) * plan.turn_s + rng.random()
+    for_s = rng.choice((0.3, 1.0, 3.0, 6.0, 20.0)) * plan.turn_s + rng.random()
+    if kind == "loss":
+        for_s *= 5
     if kind in ("leave", "lost"):
         if not may_go:
             return Fault("crash", site, at_s, for_s)

@@ -139,19 +139,20 @@ class SiteProcess:
     # --- its main task ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        end = "failed"
         try:
             self._join()
             self._train()
-            self.state = "finished" if self.outer.finished else "left"
+            end = "finished" if self.outer.finished else "left"
         except Superseded:
-            self.state = "superseded"
+            end = "superseded"
         except Exception as error:
-            self.state = "failed"
             self.world.invariants.failed(self, error)
         if self.watched:
             with contextlib.suppress(Superseded):
                 self.outer.close()
-        if self.state == "finished":
+        self.state = end
+        if end == "finished":
             self.world.invariants.finished(self)
         self.world.look_for_end()
 
