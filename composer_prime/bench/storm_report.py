@@ -13,9 +13,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from composer_prime.bench.storm import Record
 from composer_prime.bench.storm_book import read_book
 from composer_prime.bench.storm_places import Place
+from composer_prime.bench.storm_plan import Record
 from composer_prime.errors import ComposerPrimeError, SiteError
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store

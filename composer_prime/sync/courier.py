@@ -34,7 +34,7 @@ FINISH_S = 30.0
 LOOK_BUSY, LOOK_IDLE = 1 / 5, 1 / 2
 """Looks at the members, as shares of the liveness time: as often as they beat with an offer out, where it is they who
 are waited for, and else less often. Every look reads every beat: most of what many sites ask of a store."""
-LOOK_AROUND_S = 0.5
+LOOK_AROUND_S = 2.0
 """Seconds between two looks at the rounds in which this site has nothing out."""
 
 
@@ -177,13 +177,12 @@ class Courier:
             if around:
                 self._looked_around_at = now
             self.follow(None if around else self._busy())
-            fresh = now - self._observed_at >= self._terms.liveness_s * (LOOK_BUSY if self.has_errands else LOOK_IDLE)
-            if fresh:
+            if now - self._observed_at >= self._terms.liveness_s * (LOOK_BUSY if self.has_errands else LOOK_IDLE):
                 self._look_at_members(now)
             for fragment in list(self._errands):
                 self._bring(fragment)
             for fragment in self._served():
-                if self._closer.serve(self._replicas[fragment], fresh):
+                if self._closer.serve(self._replicas[fragment]):
                     self._archive_after_commit(fragment)
                     self.follow([fragment])
             self._reduce_parts()

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 BUSY_POLL_S = 0.02
 """Seconds between passes right after something was handed over, while the training thread waits for it."""
-BESIDE_POLL_S = 0.06
+BESIDE_POLL_S = 0.15
 """The same while training goes on: a look takes milliseconds of a core, which training may need more."""
 OPEN_POLL_S = 0.25
 """Slowest polling of an open round."""

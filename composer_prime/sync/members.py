@@ -130,21 +130,35 @@ class Members:
 
     def __post_init__(self) -> None:
         self._observing = self.runtime.lock()
+        self._newest: dict[str, int] = {}
 
     def observe(self) -> None:
         """Read the newest beat of every site. Thread-safe."""
         with self._observing:
-            self._observe()
+            self._read_beats(self._list())
 
-    def _observe(self) -> None:
+    def notice_newcomers(self) -> None:
+        """As `observe`, but read beats only when somebody has come since, or was about to: one request otherwise."""
+        with self._observing:
+            newest = self._list()
+            beating = {site for site, seen in self._seen.items() if seen.beat.state != "joining"}
+            if newest != self._newest or beating != newest.keys():
+                self._read_beats(newest)
+
+    def _list(self) -> dict[str, int]:
+        """The newest incarnation of every site that claims its name soundly."""
         newest: dict[str, int] = {}
         for key in self.store.list(keys.sites_prefix()):
             if keys.is_claim(key):
                 site, incarnation = keys.parse_claim(key)
                 if incarnation > newest.get(site, -1) and self._is_sound(site, incarnation):
                     newest[site] = incarnation
-        now = self.runtime.now()
+        return newest
+
+    def _read_beats(self, newest: dict[str, int]) -> None:
+        self._newest = newest
         found = self.runtime.map(lambda item: self._read(*item), sorted(newest.items()))
+        now = self.runtime.now()
         for site, data in zip(sorted(newest), found, strict=True):
             self._look_at(site, newest[site], data, now)
 

@@ -74,10 +74,8 @@ class RoundCloser:
         """How long this site waits, just now, for sites that are late."""
         return adaptive_grace(self._intervals, self._terms)
 
-    def serve(self, replica: Replica, observe_fresh: bool) -> bool:
+    def serve(self, replica: Replica) -> bool:
         """Look at a fragment's open round, and create its commit when the rules and this site's rank allow it.
-
-        observe_fresh   whether the members were looked at in this very pass
 
         Returns whether a commit was created by this site.
         """
@@ -93,8 +91,8 @@ class RoundCloser:
         if self._expects_gather(current, live, replica):
             self._check_payloads(current, replica, current.offers)
         decision = self._decide(current, live, now)
-        if decision.close and not observe_fresh:
-            self._members.observe()  # a site that joined a moment ago is waited for
+        if decision.close:
+            self._members.notice_newcomers()  # a site that joined a moment ago is waited for
             live = self._members.live(now) | {self._site}
             decision = self._decide(current, live, now)
         if not decision.close or not may_commit(self._site, self._committer()):

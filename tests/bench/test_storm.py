@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from composer_prime.bench.storm import StormPlan, make_terms, run_storm
+from composer_prime.bench.storm import run_storm
 from composer_prime.bench.storm_book import Book, has_merged, newest_versions, read_book
 from composer_prime.bench.storm_faults import DECK, SCRIPTS, schedule
+from composer_prime.bench.storm_plan import StormPlan, make_terms
 
 KINDS = ("kill", "stop", "cut", "burst", "restart", "join")
 

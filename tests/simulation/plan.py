@@ -99,9 +99,9 @@ def _num_sites(rng: random.Random) -> int:
     kind = rng.random()
     if kind < 0.03:
         return 1
-    if kind < 0.92:
+    if kind < 0.95:
         return rng.randint(4, 8)
-    return rng.randint(9, 12) if kind < 0.99 else rng.randint(13, 32)
+    return rng.randint(9, 12) if kind < 0.995 else rng.randint(13, 32)
 
 
 def _terms(rng: random.Random, num_sites: int) -> Terms:

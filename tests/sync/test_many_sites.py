@@ -1,5 +1,6 @@
 """Rule 10: rounds of many sites are cut into parts, so that the wire stays small however many take part."""
 
+import threading
 from collections.abc import Collection
 
 import pytest
@@ -180,6 +181,9 @@ def test_an_offer_that_is_damaged_in_one_part_is_left_out_of_that_part_by_its_re
 def test_real_sites_in_parts_end_with_equal_masters_and_every_token_merged(store):
     terms = make_terms(codec="fp32", merged_codec="fp32", gather_sites=2, momentum=0.5)
     sites = [ThreadSite(store, terms, name, data_seed=index) for index, name in enumerate("abcde")]
+    gate = threading.Barrier(5)
+    for site in sites:  # all are members before any trains
+        site.after_join = lambda: gate.wait(30)
     run_sites(*sites)
     assert len({str(site.summary["masters"]) for site in sites}) == 1
     assert any(read_record(store, Commit, keys.commit(0, version)).num_parts for version in range(4))
