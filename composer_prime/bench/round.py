@@ -1,24 +1,29 @@
 """`composer-prime bench round`: a round of two sites against the same bytes moved by plain s3fs, in one run.
 
-Two real processes. The round is timed from the moment both hand over their movement until both hold the new master: code,
-upload, offer, commit, download, check, decode, merge. The yardstick puts as many bytes and gets the other's, no more.
+Two real processes and a SeaweedFS. The round is timed from the moment both hand over their movement until both hold the
+new master: code, upload, offer, commit, download, check, decode, merge. The yardstick puts as many bytes and gets the
+other's, no more.
 """
 
 import multiprocessing
 import os
 import statistics
+import tempfile
 import time
 from dataclasses import dataclass
+from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from s3fs import S3FileSystem
 
-from composer_prime.errors import ConfigError
+from composer_prime.bench.seaweed import BUCKET, seaweed
 from composer_prime.outer.codecs import get_codec
 from composer_prime.store import open_store
+from composer_prime.sync.courier import Courier
 from composer_prime.sync.driver import Driver
 from composer_prime.sync.entering import SiteIdentity, enter
 from composer_prime.sync.errands import Capture
@@ -40,11 +45,17 @@ class RoundBench:
     codec: str
 
 
-def main(store_uri: str, params: int = 25_000_000, repeats: int = 5, codec: str = "fp32") -> None:
-    """Run the bench and print medians and their ratio. Raises ConfigError unless `store_uri` is an s3:// URI."""
-    if not store_uri.startswith("s3://"):
-        raise ConfigError(f"--store ({store_uri}) must be s3://bucket/prefix: plain s3fs is the yardstick")
-    bench = RoundBench(f"{store_uri.rstrip('/')}/bench-round-{os.getpid()}", params, repeats, codec)
+def main(params: int = 25_000_000, repeats: int = 5, codec: str = "fp32") -> None:
+    """Run the bench and print medians and their ratio. Raises BadInput when there is no SeaweedFS to start."""
+    bench = RoundBench(f"s3://{BUCKET}/bench-round", params, repeats, codec)
+    with tempfile.TemporaryDirectory() as folder, seaweed(Path(folder)) as server:
+        os.environ.update(server.environment())
+        rounds, plain = measure(bench)
+    _print(bench, rounds, plain)
+
+
+def measure(bench: RoundBench) -> tuple[list[float], list[float]]:
+    """Seconds of each round and of each plain transfer, the slower process's, after one of each that warms up."""
     context = multiprocessing.get_context("spawn")
     barrier, answers = context.Barrier(len(SITES)), context.Queue()
     processes = [context.Process(target=_site, args=(bench, index, barrier, answers)) for index in range(len(SITES))]
@@ -54,10 +65,10 @@ def main(store_uri: str, params: int = 25_000_000, repeats: int = 5, codec: str 
     for process in processes:
         process.join()
     rounds, plain = ([max(pair) for pair in zip(*series, strict=True)] for series in zip(*times, strict=True))
-    _print(bench, rounds[1:], plain[1:])
+    return rounds[1:], plain[1:]
 
 
-def _site(bench: RoundBench, index: int, barrier: Barrier, answers) -> None:
+def _site(bench: RoundBench, index: int, barrier: Barrier, answers: Queue) -> None:
     """One site's process: rounds and plain transfers in turn, so that both meet the same neighbours on the machine."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(index)
@@ -65,25 +76,26 @@ def _site(bench: RoundBench, index: int, barrier: Barrier, answers) -> None:
     store, runtime = open_store(bench.uri), ThreadRuntime()
     if index:
         barrier.wait()
-    run = create_or_join(
-        store, _terms(bench), "bench", SITES[index], LocalParameters({"w": torch.zeros(bench.params)}), runtime, Founding()
-    )
+    params = LocalParameters({"w": torch.zeros(bench.params)})
+    run = create_or_join(store, _terms(bench), "bench", SITES[index], params, runtime, Founding())
     if not index:
         barrier.wait()
     entered = enter(store, run, SiteIdentity(SITES[index]), runtime=runtime, journal=None)
     driver = Driver(
         entered.courier, entered.pulse, entered.tape, runtime=runtime, beat_every_s=5.0, progress=lambda: (0, 0)
     )
+    driver.awaited = True  # as a training thread that has used up its delay
     driver.start("live")
     rounds, plain = [], []
     for number in range(bench.repeats + 1):
         rounds.append(_timed_round(entered.courier, driver, movement * (number + 1), number, barrier))
         plain.append(_timed_plain(bench, index, number, barrier))
     driver.close()
+    entered.courier.finish()
     answers.put((rounds, plain))
 
 
-def _timed_round(courier, driver: Driver, movement: torch.Tensor, number: int, barrier: Barrier) -> float:
+def _timed_round(courier: Courier, driver: Driver, movement: torch.Tensor, number: int, barrier: Barrier) -> float:
     barrier.wait()
     started = time.perf_counter()
     courier.submit(Capture(0, movement, None, 10, 1, 10 * (number + 1)))
@@ -101,7 +113,7 @@ def _timed_plain(bench: RoundBench, index: int, number: int, barrier: Barrier) -
     files = S3FileSystem(
         use_listings_cache=False,
         skip_instance_cache=True,
-        config_kwargs={"request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"},
+        config_kwargs=dict.fromkeys(("request_checksum_calculation", "response_checksum_validation"), "when_required"),
     )
     data = os.urandom(get_codec(bench.codec).nbytes(bench.params))
     places = [f"{bench.uri.removeprefix('s3://')}/plain/{number}/{site}" for site in range(len(SITES))]

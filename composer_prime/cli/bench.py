@@ -43,6 +43,18 @@ def codecs(
     main(params, repeats)
 
 
+@app.command("round")
+def round_(
+    params: Annotated[int, typer.Option(min=1, help="fp32 parameters.")] = 25_000_000,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds that are measured, after one.")] = 5,
+    codec: Annotated[str, typer.Option(help="How pseudo-gradients travel.")] = "fp32",
+) -> None:
+    """A round of two sites on SeaweedFS, against the same bytes moved by plain s3fs."""
+    from composer_prime.bench.round import main
+
+    main(params, repeats, codec)
+
+
 @app.command("sweep")
 def sweep(
     variant: Annotated[

@@ -80,9 +80,7 @@ def _traffic_lines(recipe: "Recipe", fragments: "Sequence[Fragment]", step_s: fl
         yield f"{name:>8}  {_size(up):>12}  {_size(down):>12}{_mark(recipe, name)}"
 
 
-def _link_lines(
-    recipe: "Recipe", fragments: "Sequence[Fragment]", link_mbit: float, step_s: float
-) -> Iterator[str]:
+def _link_lines(recipe: "Recipe", fragments: "Sequence[Fragment]", link_mbit: float, step_s: float) -> Iterator[str]:
     """How long a round takes over a link of that rate, for each codec: what `bench link` measures."""
     from composer_prime.outer.codecs import CODECS
     from composer_prime.outer.forecast import forecast, payloads_of

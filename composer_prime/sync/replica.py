@@ -208,7 +208,7 @@ class Replica:
     # --- when the log differs, or is gone ---------------------------------------------------------------------------
 
     def _heal(self, commit: Commit) -> str | None:
-        """Rule 1: the log names another master than ours. Rebuild it; None when that gives the log's, else the fault."""
+        """Rule 1: the log names another master than ours. Rebuild; None when that gives the log's, else the fault."""
         ours = self.master.sha256
         logger.error("master_differs fragment=%d version=%d ours=%s", self.fragment, self.version, ours[:16])
         self.master = rebuild_master(
