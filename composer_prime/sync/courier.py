@@ -17,7 +17,14 @@ from composer_prime.sync.errands import Capture, Errand, Settled
 from composer_prime.sync.garbage import collect_garbage
 from composer_prime.sync.journal import Journal
 from composer_prime.sync.members import Members, Pulse
-from composer_prime.sync.protocol import due_fragment, may_commit, reducer_rank, run_is_over, wants_snapshot
+from composer_prime.sync.protocol import (
+    due_fragment,
+    may_commit,
+    reducer_rank,
+    run_is_over,
+    takeover_s,
+    wants_snapshot,
+)
 from composer_prime.sync.records import Close, Offer
 from composer_prime.sync.replica import Replica, Round
 from composer_prime.sync.roster import Roster
@@ -124,6 +131,7 @@ class Courier:
             errand = self._errands.get(fragment)
             if fragment in self._overtaken:
                 self._overtaken.discard(fragment)
+                logger.warning("overtaken fragment=%d version=%d", fragment, self._masters[fragment].version)
                 self._errands.pop(fragment, None)
                 return self._masters[fragment], Settled("overtaken")
             if errand is None:
@@ -242,7 +250,6 @@ class Courier:
         )
         entry = closed.taken_of(self._site)
         if entry is not None and (errand is None or errand.payload != entry.payload):
-            logger.warning("overtaken fragment=%d version=%d by=%d", closed.fragment, closed.version, entry.incarnation)
             self._overtaken.add(closed.fragment)
         if errand is None or errand.outcome != "out":
             return
@@ -356,7 +363,7 @@ class Courier:
             for index in closing.missing_parts():
                 place = (commit.fragment, commit.version, index)
                 rank = reducer_rank(self._site, live, taken, *place, committer)
-                if rank is not None and now - closing.seen_at >= rank * self._closer.grace_s:
+                if rank is not None and now - closing.seen_at >= rank * takeover_s(self._closer.grace_s):
                     replica.reduce(index)
             self.follow([replica.fragment])
 

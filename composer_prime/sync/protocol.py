@@ -75,6 +75,11 @@ def adaptive_grace(intervals: Sequence[float], terms: Terms) -> float:
     return min(terms.grace_s, max(GRACE_FLOOR_S, statistics.median(intervals[-INTERVALS_KEPT:])))
 
 
+def takeover_s(grace_s: float) -> float:
+    """Rule 10: seconds after which a part is the next site's to merge. Short: doing it twice is harmless."""
+    return max(GRACE_FLOOR_S, grace_s / 4)
+
+
 @dataclass(frozen=True)
 class RoundView:
     """What one site knows of an open round.

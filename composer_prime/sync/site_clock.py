@@ -267,7 +267,7 @@ class OuterLoop:
         new_base = self._params.rounded(fragment, master.weights)
         if settled is not None and settled.outcome == "overtaken":
             stand.captured = stand.residual = None
-            self._drop(stand, master, "an earlier process of this name had its offer merged")
+            self._drop(stand, master, "another process of this name had its offer merged")
             moved = new_base
         elif settled is not None and settled.outcome == "taken":
             moved = self._leave_out_merged(stand, self._params.read(fragment), new_base, master, settled)

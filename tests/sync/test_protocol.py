@@ -18,6 +18,7 @@ from composer_prime.sync.protocol import (
     num_parts,
     reducer_rank,
     run_is_over,
+    takeover_s,
     training_is_over,
 )
 from tests.sync.harness import make_terms
@@ -121,6 +122,7 @@ def test_grace_is_as_long_as_rounds_take_within_the_runs_limit():
     assert adaptive_grace([12.0, 11.0, 300.0], terms) == 12.0
     assert adaptive_grace([0.01] * 3, terms) == GRACE_FLOOR_S
     assert adaptive_grace([1e3] * 3, terms) == 30.0
+    assert takeover_s(20.0) == 5.0 and takeover_s(0.1) == GRACE_FLOOR_S
     assert adaptive_grace([100.0] * 9 + [2.0] * 8, terms) == 2.0, "old rounds count for nothing"
 
 
