@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from composer_prime.outer.codecs import get_codec
+from composer_prime.outer.fragments import plan_fragments
 from composer_prime.outer.payloads import decode
 from composer_prime.store import keys
 from composer_prime.sync.protocol import reducer_rank
-from composer_prime.sync.records import Commit, Offer, Part
+from composer_prime.sync.records import Commit, Manifest, Offer, Part
 from composer_prime.sync.run import FragmentCoding
 from composer_prime.sync.snapshots import Master
 from composer_prime.sync.validity import digests_of
@@ -113,7 +114,7 @@ class Invariants:
             earlier = self._payloads.setdefault(entry.payload, place)
             if earlier != place:
                 self.violate(f"{entry.payload} is in commits {earlier} and {place}")
-            movement = self._own_movement(entry.site, commit, entry.payload)
+            movement = self._own_movement(entry.offer)
             if self._exact and not self._lossy and abs(movement - entry.tokens * UNIT) > TOLERANCE:
                 self.violate(f"{entry.payload} says {entry.tokens} tokens and moves {movement / UNIT:.3f}")
             if keys.parse_payload(entry.payload)[1] < commit.version:
@@ -126,18 +127,19 @@ class Invariants:
         for refused in commit.refused:
             self._world.coverage.branch("refused: " + _kind(refused.why))
 
-    def _own_movement(self, site: str, commit: Commit, payload: str) -> float:
-        key = keys.offer(commit.fragment, commit.version, site)
-        offer = Offer.from_bytes(self._world.bucket.history[key][-1], key)
-        data = self._world.bucket.history[payload][-1]
-        plan = self._coding(commit.fragment).plan
+    def _own_movement(self, offer: Offer) -> float:
+        data = self._world.bucket.history[offer.payload or ""][-1]
+        plan = self._coding(offer.fragment).plan
         values = decode(self._codec, data, digests_of(offer), offer.norms, plan, 0, plan.num_slices)
-        return float(values[self._world.sites[site].index])
+        return float(values[self._world.sites[offer.site].index])
 
     def _coding(self, fragment: int) -> FragmentCoding:
+        """How a fragment is coded, from the manifest: a request may take effect when no process is left."""
         if not self._codings:
-            process = next(site.process for site in self._world.sites.values() if site.process and site.process.watched)
-            self._codings = process.outer._run.codings
+            manifest = Manifest.from_bytes(self._world.bucket.history[keys.manifest()][0], keys.manifest())
+            shapes = [(parameter.name, parameter.shape) for parameter in manifest.parameters]
+            fragments = plan_fragments(shapes, manifest.terms.fragments)
+            self._codings = tuple(FragmentCoding.of(one, manifest.terms) for one in fragments)
         return self._codings[fragment]
 
     # --- masters ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from tests.simulation.shrink import command, shrink
 from tests.simulation.world import run_plan, run_seed
 
 NUM_SEEDS = 200
-NUM_SLOW_SEEDS = 3_000
+NUM_LONG_SEEDS = 3_000
 
 
 def check_seeds(first: int, stop: int) -> int:
@@ -28,8 +28,8 @@ def test_no_seed_breaks_an_invariant(first: int) -> None:
     assert check_seeds(first, first + 50) > 50 * 1_000
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(NUM_SEEDS, NUM_SLOW_SEEDS, 200))
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(NUM_SEEDS, NUM_LONG_SEEDS, 200))
 def test_no_seed_of_many_breaks_an_invariant(first: int) -> None:
     assert check_seeds(first, first + 200) > 200 * 1_000
 
