@@ -269,7 +269,7 @@ class Invariants:
             coverage.branch(f"dropped: {why}")
             if why == "stale" and book.missed < self._world.terms.max_stale_rounds:
                 self.violate(f"{process.site.name} dropped {fields['tokens']} tokens after {book.missed} rounds missed")
-            if why.startswith("an earlier process") and not self._was_overtaken(process, fields["fragment"]):
+            if why.startswith("another process") and not self._was_overtaken(process, fields["fragment"]):
                 self.violate(
                     f"{process.site.name} dropped {fields['tokens']} tokens, and no other process had any merged"
                 )
