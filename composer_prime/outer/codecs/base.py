@@ -4,6 +4,7 @@ Bytes come from other machines, so `decode` checks all it is given before a valu
 what no decoder would accept. tests/contracts/test_codec_contract.py holds every registered codec to this.
 """
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 from torch import Tensor
@@ -57,12 +58,12 @@ class Codec(Protocol):
         ...
 
 
-class FixedSize:
+class FixedSize(ABC):
     """Size bounds of a codec whose payloads of one length all have the same size, `nbytes`."""
 
+    @abstractmethod
     def nbytes(self, numel: int) -> int:
         """See `Codec.nbytes`: exact."""
-        raise NotImplementedError
 
     def size_bounds(self, numel: int) -> tuple[int, int]:
         """See `Codec.size_bounds`: both are `nbytes(numel)`."""
