@@ -115,7 +115,7 @@ def _run_round(sites: list[Courier], movements: Sequence[torch.Tensor]) -> None:
     """All sites offer, one commits, all apply: from the captures to the new master at each."""
     version = sites[0].versions()[0]
     for site, movement in zip(sites, movements, strict=True):
-        site.submit(Capture(0, movement, None, 10, 1, 10 * (version + 1)))
+        site.submit(Capture(0, movement, torch.zeros_like(movement), None, 10, 1, 10 * (version + 1)))
     while any(site.versions()[0] == version for site in sites):
         for site in sites:
             site.tick()

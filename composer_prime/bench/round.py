@@ -96,9 +96,10 @@ def _site(bench: RoundBench, index: int, barrier: Barrier, answers: Queue) -> No
 
 
 def _timed_round(courier: Courier, driver: Driver, movement: torch.Tensor, number: int, barrier: Barrier) -> float:
+    still = torch.zeros_like(movement)
     barrier.wait()
     started = time.perf_counter()
-    courier.submit(Capture(0, movement, None, 10, 1, 10 * (number + 1)))
+    courier.submit(Capture(0, movement, still, None, 10, 1, 10 * (number + 1)))
     driver.wake()
     with courier.changed:
         while courier.versions()[0] <= number:
@@ -131,8 +132,8 @@ def _terms(bench: RoundBench) -> Terms:
         inner_steps=1,
         fragments=1,
         sync_delay=0,
-        lr=0.7,
-        momentum=0.9,
+        lr=1.0,
+        momentum=0.0,
         codec=bench.codec,
         quorum=len(SITES),
         grace_s=60.0,

@@ -365,8 +365,8 @@ def _compare_masters(
     }
     roster = Roster(store, run.manifest, run.sha256)
     differences = [] if ended else ["no site came to the run's end"]
-    for fragment, coding in enumerate(run.codings):
-        start = load_master(store, fragment, 0, run.manifest.masters[fragment], coding.fragment.numel)
+    for fragment in range(len(run.codings)):
+        start = load_master(store, run, fragment, 0, run.manifest.masters[fragment])
         final = run.terms.final_version
         try:
             rebuilt = rebuild_master(store, run, fragment, final, runtime=runtime, roster=roster, start=start)

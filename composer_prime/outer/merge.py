@@ -2,10 +2,42 @@
 
 `carry` when its own offer was not in the commit (or it had none out), `settle` when it was: then everything up to the
 capture is inside the master and only the movement since then is its own. `blend` is Streaming DiLoCo's alternative.
+Each also comes as a `Change` that is made span by span, where the values lie: the training thread waits for it.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+SPAN_ELEMENTS = 2**17
+"""Elements of a span: what one operation wrote is in a core's cache for the next one."""
+
+Change = Callable[[Tensor, slice], Tensor]
+"""(local values of a span, the span within the fragment) -> the span's new values."""
+
+
+def changed(local: Tensor, change: Change, start: int = 0) -> Tensor:
+    """Put `change` in place of `local`, fp32 [n] contiguous on the CPU, which begins at `start` of its fragment."""
+    for at in range(0, local.numel(), SPAN_ELEMENTS):
+        span = local[at : at + SPAN_ELEMENTS]
+        span.copy_(change(span, slice(start + at, start + at + span.numel())))
+    return local
+
+
+def carrying(old_base: Tensor, new_base: Tensor) -> Change:
+    """`carry`, span by span."""
+    return lambda local, span: carry(local, old_base[span], new_base[span])
+
+
+def settling(captured: Tensor, new_base: Tensor) -> Change:
+    """`settle`, span by span."""
+    return lambda local, span: settle(local, captured[span], new_base[span])
+
+
+def blending(new_base: Tensor, alpha: float) -> Change:
+    """`blend`, span by span."""
+    return lambda local, span: blend(local, new_base[span], alpha)
 
 
 def carry(local: Tensor, old_base: Tensor, new_base: Tensor) -> Tensor:

@@ -37,18 +37,34 @@ def nesterov_step(params: Tensor, pseudograd: Tensor, momentum: Tensor, *, lr: f
 
 
 def nesterov_next(
-    params: Tensor, pseudograd: Tensor, momentum: Tensor, *, lr: float, mu: float
-) -> tuple[Tensor, Tensor] | None:
+    params: Tensor, pseudograd: Tensor, momentum: Tensor | None, *, lr: float, mu: float
+) -> tuple[Tensor, Tensor | None] | None:
     """What `nesterov_step` would make of params and momentum, fp32 [n] each in new memory; the given ones stay.
+
+    momentum   None where mu is 0: then params become params - lr * pseudograd, and there is no momentum to keep
 
     None when a value of either isn't finite any more.
     """
+    if momentum is None:
+        assert mu == 0.0
+        return _descend(params, pseudograd, lr)
     weights, velocity = empty(params.numel()), empty(params.numel())
     for span in _spans(params.numel()):
         _step(params[span], pseudograd[span], momentum[span], weights[span], velocity[span], lr, mu)
         if first_nonfinite(weights[span]) is not None or first_nonfinite(velocity[span]) is not None:
             return None
     return weights, velocity
+
+
+def _descend(params: Tensor, pseudograd: Tensor, lr: float) -> tuple[Tensor, None] | None:
+    weights = empty(params.numel())
+    for span in _spans(params.numel()):
+        moved = weights[span]
+        torch.mul(pseudograd[span], lr, out=moved)
+        torch.sub(params[span], moved, out=moved)
+        if first_nonfinite(moved) is not None:
+            return None
+    return weights, None
 
 
 def _spans(numel: int) -> Iterator[slice]:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from composer_prime.errors import CorruptObject
 from composer_prime.outer.chunks import empty
-from composer_prime.outer.codecs import Codec
+from composer_prime.outer.codecs import Codec, SparseCodec
 from composer_prime.outer.slices import SlicePlan, root_sha256, slice_digest
+from composer_prime.outer.sparse import Vector, dense
 
 NORM_TOLERANCE = 1e-4
 """Relative difference between a declared norm and the real one that rounding explains."""
@@ -29,13 +30,18 @@ class Coded:
     data      the payload
     digests   hash of each slice's bytes
     norms     L2 norm of each slice as it decodes, 5 significant digits
-    decoded   fp32 [n]: what every reader will decode; x itself when the codec loses nothing
+    decoded   what every reader will decode; x itself when the codec loses nothing
     """
 
     data: bytes
     digests: tuple[bytes, ...]
     norms: tuple[float, ...]
-    decoded: Tensor
+    decoded: Vector
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload."""
+        return len(self.data)
 
     @property
     def sha256(self) -> str:
@@ -52,6 +58,10 @@ def plan_slices(numel: int, num_slices: int, codecs: Sequence[Codec]) -> SlicePl
 
 def code(codec: Codec, x: Tensor, plan: SlicePlan) -> Coded:
     """Code x, fp32 [plan.numel] contiguous on the CPU. Raises SiteError on a value that isn't finite."""
+    if isinstance(codec, SparseCodec):
+        piece = codec.encode(x)
+        few = codec.decode_sparse(piece, plan.numel)
+        return Coded(piece, (slice_digest(piece),), (norm_of(torch.from_numpy(few.values)),), few)
     decoded = empty(plan.numel) if codec.lossy else x
     pieces, digests, norms = [], [], []
     for start, stop in zip(plan.bounds, plan.bounds[1:], strict=False):
@@ -64,6 +74,18 @@ def code(codec: Codec, x: Tensor, plan: SlicePlan) -> Coded:
     return Coded(b"".join(pieces), tuple(digests), tuple(norms), decoded)
 
 
+def decode_whole(
+    codec: Codec, data: bytes, digests: Sequence[bytes], norms: Sequence[float], plan: SlicePlan
+) -> Vector:
+    """All that a payload holds. As `decode` otherwise."""
+    if not isinstance(codec, SparseCodec):
+        return decode(codec, data, digests, norms, plan, 0, plan.num_slices)
+    _check_digest(data, digests, 0)
+    few = codec.decode_sparse(data, plan.numel)
+    _check_norm(torch.from_numpy(few.values), norms, 0)
+    return few
+
+
 def decode(
     codec: Codec, data: bytes, digests: Sequence[bytes], norms: Sequence[float], plan: SlicePlan, first: int, last: int
 ) -> Tensor:
@@ -73,10 +95,9 @@ def decode(
 
     Raises CorruptObject when the bytes have another length, hash or norm than declared, or don't decode.
     """
-    if last - first == plan.num_slices == 1:
-        sizes = [len(data)]
-    else:
-        sizes = [codec.nbytes(plan.size(index)) for index in range(first, last)]
+    if isinstance(codec, SparseCodec):
+        return dense(decode_whole(codec, data, digests, norms, plan))
+    sizes = [codec.nbytes(plan.size(index)) for index in range(first, last)]
     if len(data) != sum(sizes):
         raise CorruptObject(
             f"{len(data)} bytes for slices {first} to {last}, which have {sum(sizes)}: refuse the offer"
@@ -84,15 +105,24 @@ def decode(
     values, view, at = empty(plan.bounds[last] - plan.bounds[first]), memoryview(data), 0
     for index, size in zip(range(first, last), sizes, strict=True):
         piece, at = view[at : at + size], at + size
-        if slice_digest(piece) != digests[index]:
-            raise CorruptObject(f"slice {index} has another sha256 than its offer states: refuse the offer")
+        _check_digest(piece, digests, index)
         start = plan.bounds[index] - plan.bounds[first]
         span = values[start : start + plan.size(index)]
         span.copy_(codec.decode(piece, plan.size(index)))
-        real = norm_of(span)
-        if abs(real - norms[index]) > NORM_TOLERANCE * real + 1e-30:
-            raise CorruptObject(f"slice {index} has norm {real}, its offer states {norms[index]}: refuse the offer")
+        _check_norm(span, norms, index)
     return values
+
+
+def _check_digest(piece: bytes | memoryview, digests: Sequence[bytes], index: int) -> None:
+    if slice_digest(piece) != digests[index]:
+        raise CorruptObject(f"slice {index} has another sha256 than its offer states: refuse the offer")
+
+
+def _check_norm(values: Tensor, norms: Sequence[float], index: int) -> None:
+    """values: of the slice, zeros left out or not"""
+    real = norm_of(values)
+    if abs(real - norms[index]) > NORM_TOLERANCE * real + 1e-30:
+        raise CorruptObject(f"slice {index} has norm {real}, its offer states {norms[index]}: refuse the offer")
 
 
 def byte_range(codec: Codec, plan: SlicePlan, first: int, last: int) -> tuple[int, int]:

@@ -9,8 +9,11 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from torch import Tensor
+
 from composer_prime.errors import KeyMissing, RunGone, StoreError
-from composer_prime.outer.payloads import code
+from composer_prime.outer.payloads import Coded, code
+from composer_prime.outer.sparse import Sparse
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.errands import Capture, Errand, Settled
@@ -144,9 +147,9 @@ class Courier:
         """Take a capture over and return the round it is meant for. One capture of a fragment may be out at a time."""
         with self.changed:
             assert capture.fragment not in self._errands
-            errand = Errand(capture, self._masters[capture.fragment].version, ready=capture.pseudograd is None)
+            errand = Errand(capture, self._masters[capture.fragment].version, ready=capture.local is None)
             self._errands[capture.fragment] = errand
-        if capture.pseudograd is not None:
+        if capture.local is not None:
             self._start_upload(errand)
         return errand.version
 
@@ -269,31 +272,34 @@ class Courier:
 
     def _upload(self, errand: Errand) -> None:
         """Code one payload, write ahead what that leaves, and upload it: payload before record."""
+        started = self._runtime.now()
         try:
-            self._code_and_put(errand)
+            if errand.data is None:
+                self._code(errand)
+            assert errand.payload is not None and errand.data is not None
+            self._store.put(errand.payload, errand.data)
+            with self.changed:
+                errand.data, errand.ready = None, True
         except BaseException as error:
             errand.failure = error
+        self.upload_s += self._runtime.now() - started
         self.on_ready()
 
-    def _code_and_put(self, errand: Errand) -> None:
-        started = self._runtime.now()
-        capture = errand.capture
-        coding = self._replicas[capture.fragment].coding
-        assert capture.pseudograd is not None
-        movement = capture.pseudograd if capture.residual is None else capture.pseudograd + capture.residual
-        coded = code(coding.codec, movement, coding.plan)
-        payload = keys.payload(capture.fragment, errand.version, self._site, coded.sha256)
-        residual = movement - coded.decoded if coding.codec.lossy and self._terms.error_feedback else None
+    def _code(self, errand: Errand) -> None:
+        fragment, movement = errand.capture.fragment, errand.capture.movement()
+        replica = self._replicas[fragment]
+        codec, plan = replica.coding.codec, replica.coding.plan
+        assert movement is not None
+        coded = code(codec, movement, plan)
+        payload = keys.payload(fragment, errand.version, self._site, coded.sha256)
+        residual = _left_of(movement, coded) if codec.lossy and self._terms.error_feedback else None
         if residual is not None and self._journal is not None:
-            self._journal.write(capture.fragment, payload, residual)
-        self._store.put(payload, coded.data)
+            self._journal.write(fragment, payload, residual)
         with self.changed:
-            self._replicas[capture.fragment].merger.keep(payload, coded.decoded)
-            errand.payload, errand.sha256, errand.nbytes = payload, coded.sha256, len(coded.data)
+            replica.merger.keep(payload, coded.decoded)
+            errand.data, errand.payload, errand.sha256, errand.nbytes = coded.data, payload, coded.sha256, coded.nbytes
             errand.slices = base64.b64encode(b"".join(coded.digests)).decode()
             errand.norms, errand.residual = coded.norms, residual
-            errand.ready = True
-            self.upload_s += self._runtime.now() - started
 
     def _bring(self, fragment: int) -> None:
         """Create the offer's record once its payload is there, in whatever round is open by then."""
@@ -439,3 +445,11 @@ class Courier:
         key = keys.master(master.fragment, master.version, master.sha256)
         if key not in self._store.list(key):
             store_master(self._store, master)
+
+
+def _left_of(movement: Tensor, coded: Coded) -> Tensor:
+    """What coding took: movement - decoded, in the memory of `movement`."""
+    if isinstance(coded.decoded, Sparse):
+        coded.decoded.subtract_from(movement)
+        return movement
+    return movement.sub_(coded.decoded)

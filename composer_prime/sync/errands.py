@@ -5,6 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from composer_prime.outer.pseudograd import pseudograd
 from composer_prime.sync.protocol import Verdict
 from composer_prime.sync.records import Offer
 from composer_prime.sync.runtime import Task
@@ -16,19 +17,28 @@ commit took an offer that an earlier process of this site's name made, which hol
 
 @dataclass(frozen=True)
 class Capture:
-    """A fragment's movement, handed over by the training thread.
+    """A fragment's movement, handed over by the training thread: where it stood and where it is now.
 
-    pseudograd   fp32, 1-D: adopted values minus local values; None when there is nothing to offer
-    residual     fp32, 1-D: what coding took from the last merged offer; None: nothing
+    base, local   fp32 [n]: values adopted, values now; nobody writes to them any more. None when there is nothing to
+                  offer, or it was coded before
+    residual      fp32 [n]: what coding took from the last merged offer; None: nothing
     tokens, steps, trained_tokens   as the offer states them
     """
 
     fragment: int
-    pseudograd: Tensor | None
+    base: Tensor | None
+    local: Tensor | None
     residual: Tensor | None
     tokens: int
     steps: int
     trained_tokens: int
+
+    def movement(self) -> Tensor | None:
+        """The pseudo-gradient, with what is left of the last one: fp32 [n], new memory. None: there is nothing."""
+        if self.base is None or self.local is None:
+            return None
+        movement = pseudograd(self.base, self.local)
+        return movement if self.residual is None else movement.add_(self.residual)
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,8 @@ class Errand:
     capture: Capture
     version: int
     """The round that was open at the capture."""
+    data: bytes | None = None
+    """The payload's bytes, once coded and until uploaded."""
     payload: str | None = None
     sha256: str | None = None
     slices: str = ""
@@ -62,7 +74,7 @@ class Errand:
     @classmethod
     def of_offer(cls, offer: Offer, residual: Tensor | None) -> "Errand":
         """Rule 12: an own offer of an earlier incarnation that is still out."""
-        capture = Capture(offer.fragment, None, None, offer.tokens, offer.steps, offer.trained_tokens)
+        capture = Capture(offer.fragment, None, None, None, offer.tokens, offer.steps, offer.trained_tokens)
         return cls(
             capture,
             offer.version,

@@ -22,11 +22,10 @@ def collect_garbage(
     store: Store, run: Run, fragment: int, *, roster: Roster, members: Members, runtime: Runtime
 ) -> int:
     """Delete one fragment's objects that no live or joining site may need. Returns how many went."""
-    numel = run.fragments[fragment].numel
     sound = [
         version
         for version, sha in vouched_snapshots(store, run, roster, fragment)
-        if is_whole(store, fragment, version, sha, numel)
+        if is_whole(store, run, fragment, version, sha)
     ]
     members.observe()
     limit = garbage_limit(sound, [pins[fragment] for pins in members.pins(runtime.now()) if len(pins) > fragment])

@@ -14,7 +14,8 @@ from torch import Tensor
 from composer_prime.errors import CorruptObject, KeyMissing, StoreError
 from composer_prime.outer.aggregate import aggregate
 from composer_prime.outer.chunks import empty
-from composer_prime.outer.payloads import byte_range, decode
+from composer_prime.outer.payloads import byte_range, decode, decode_whole
+from composer_prime.outer.sparse import Vector, dense
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
@@ -61,12 +62,12 @@ class Merger:
         self._coding = coding
         self._terms = terms
         self._site = site
-        self._decoded: dict[str, Tensor] = {}
-        self._kept: dict[str, Tensor] = {}
+        self._decoded: dict[str, Vector] = {}
+        self._kept: dict[str, Vector] = {}
 
     # --- payloads ---------------------------------------------------------------------------------------------------
 
-    def keep(self, payload: str, decoded: Tensor) -> None:
+    def keep(self, payload: str, decoded: Vector) -> None:
         """This site's own payload needn't be fetched: what it decodes to is known."""
         self._kept[payload] = decoded
 
@@ -78,8 +79,8 @@ class Merger:
         """Free the others' payloads; called when a round has closed."""
         self._decoded.clear()
 
-    def fetch(self, offer: Offer) -> Tensor:
-        """The decoded movement of an offer: fp32, 1-D. Raises KeyMissing, CorruptObject on other bytes than stated."""
+    def fetch(self, offer: Offer) -> Vector:
+        """The decoded movement of an offer. Raises KeyMissing, CorruptObject on other bytes than stated."""
         assert offer.payload is not None
         known = self._kept.get(offer.payload)
         if known is None:
@@ -89,8 +90,7 @@ class Merger:
         data = self._store.get_range(offer.payload, 0, offer.nbytes + 1)
         if len(data) != offer.nbytes:
             raise CorruptObject(f"{offer.payload} has {len(data)} bytes or more, its offer says {offer.nbytes}")
-        plan = self._coding.plan
-        decoded = decode(self._coding.codec, data, digests_of(offer), offer.norms, plan, 0, plan.num_slices)
+        decoded = decode_whole(self._coding.codec, data, digests_of(offer), offer.norms, self._coding.plan)
         self._decoded[offer.payload] = decoded
         return decoded
 
@@ -167,7 +167,7 @@ class Merger:
                 logger.error("part_void payload=%s error=%s", part.payload, error)
                 known = torch.zeros(stop - start)
             self._decoded[part.payload] = known
-        merged[start:stop] = known
+        merged[start:stop] = dense(known)
 
     # --- merging a part ---------------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class Merger:
         assert offer.payload is not None
         own = self._kept.get(offer.payload)
         if own is not None:
-            return own[plan.bounds[first] : plan.bounds[last]]
+            return dense(own)[plan.bounds[first] : plan.bounds[last]]
         try:
             data = self._store.get_range(offer.payload, *byte_range(codec, plan, first, last))
             return decode(codec, data, digests_of(offer), offer.norms, plan, first, last)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from composer_prime.outer.chunks import empty
 from composer_prime.outer.fragments import Fragment
+from composer_prime.outer.merge import Change, changed
 from composer_prime.outer.pseudograd import copy_to_host, flatten, places, rounded, write_back
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class Parameters(Protocol):
 
         That may be `flat` itself, which nobody may write to afterwards.
         """
+        ...
+
+    def change(self, fragment: Fragment, change: Change) -> None:
+        """Set the fragment to what `change` makes of its values now."""
         ...
 
     def rounded(self, fragment: Fragment, flat: Tensor) -> Tensor:
@@ -61,12 +66,25 @@ class LocalParameters:
                 parameter.copy_(flat[start:stop].view(parameter.shape))
         return flat
 
+    def change(self, fragment: Fragment, change: Change) -> None:
+        if not all(_is_flat_fp32(parameter) for parameter, _, _ in places(self._params, fragment)):
+            self.write(fragment, changed(self.read(fragment), change))
+            return
+        with torch.no_grad():
+            for parameter, start, _ in places(self._params, fragment):
+                changed(parameter.view(-1), change, start)
+
     def rounded(self, fragment: Fragment, flat: Tensor) -> Tensor:
         return flat if self._keeps_fp32(fragment) else rounded(flat, self._params, fragment)
 
     def _keeps_fp32(self, fragment: Fragment) -> bool:
         """Whether nothing is rounded: then no copy is made, since adopting holds up the training thread."""
         return all(parameter.dtype == torch.float32 for parameter, _, _ in places(self._params, fragment))
+
+
+def _is_flat_fp32(parameter: Tensor) -> bool:
+    """Whether spans of a parameter are spans of its memory here, so that it can be changed where it lies."""
+    return parameter.dtype == torch.float32 and parameter.device.type == "cpu" and parameter.is_contiguous()
 
 
 class RankedParameters:

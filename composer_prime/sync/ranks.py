@@ -19,6 +19,7 @@ from torch import Tensor
 
 from composer_prime.errors import SiteError
 from composer_prime.outer.fragments import Fragment
+from composer_prime.outer.merge import Change, changed
 from composer_prime.sync.parameters import RankedParameters
 from composer_prime.sync.runtime import Runtime
 
@@ -190,6 +191,9 @@ class LedParameters:
         held = self._lead.tell(Command("scatter", fragment), partial(self._params.scatter, fragment, flat))
         assert held is not None
         return held
+
+    def change(self, fragment: Fragment, change: Change) -> None:
+        self.write(fragment, changed(self.read(fragment), change))
 
     def rounded(self, fragment: Fragment, flat: Tensor) -> Tensor:
         return self._params.rounded(fragment, flat)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from composer_prime.errors import CorruptObject, KeyMissing
 from composer_prime.outer.merge import carry, settle
+from composer_prime.outer.sparse import dense
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.errands import Errand
@@ -186,7 +187,7 @@ class Returning:
             logger.warning("own_offer_lost fragment=%d version=%d why=%s", newest.fragment, newest.version, error)
             return None
         self._restore(stand, saved, past, newest, carried=True)
-        local = stand.base - decoded
+        local = stand.base - dense(decoded)
         if past.open:
             stand.captured = local
         else:

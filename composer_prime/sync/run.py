@@ -68,6 +68,10 @@ class Run:
         """The fragments in order."""
         return tuple(coding.fragment for coding in self.codings)
 
+    def master_nbytes(self, fragment: int) -> int:
+        """Bytes of a fragment's masters in the bucket."""
+        return self.terms.master_nbytes(self.codings[fragment].fragment.numel)
+
 
 def load_run(store: Store) -> Run:
     """The run whose root `store` is. Raises KeyMissing when there is none, ProtocolError when it can't be read."""

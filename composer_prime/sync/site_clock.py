@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ConfigError, CorruptObject
 from composer_prime.outer.fragments import trainable
-from composer_prime.outer.merge import blend, carry, settle
-from composer_prime.outer.pseudograd import pseudograd
+from composer_prime.outer.merge import Change, blending, carry, carrying, settling
 from composer_prime.store import open_store, race_store
 from composer_prime.store.base import Store
 from composer_prime.store.metered import MeteredStore
@@ -251,11 +250,10 @@ class OuterLoop:
         ledger = stand.ledger
         stand.captured = local = self._params.read(fragment)
         if ledger.carried == 0:
-            self._courier.submit(Capture(index, None, None, 0, 0, ledger.trained))
+            self._courier.submit(Capture(index, None, None, None, 0, 0, ledger.trained))
         else:
             tokens, steps = ledger.capture()
-            movement = pseudograd(stand.base, local)
-            self._courier.submit(Capture(index, movement, stand.residual, tokens, steps, ledger.trained))
+            self._courier.submit(Capture(index, stand.base, local, stand.residual, tokens, steps, ledger.trained))
         self._driver.wake()
 
     def _adopt(self, index: int) -> None:
@@ -268,19 +266,20 @@ class OuterLoop:
         if settled is not None and settled.outcome == "overtaken":
             stand.captured = stand.residual = None
             self._drop(stand, master, "another process of this name had its offer merged")
-            moved = new_base
+            change = None
         elif settled is not None and settled.outcome == "taken":
-            moved = self._leave_out_merged(stand, self._params.read(fragment), new_base, master, settled)
+            change = self._leave_out_merged(stand, new_base, master, settled)
         else:
-            moved = self._carry(stand, self._params.read(fragment), new_base, master, settled)
-        self._params.write(fragment, moved)
+            change = self._carry(stand, new_base, master, settled)
+        if change is None:
+            self._params.write(fragment, new_base)
+        else:
+            self._params.change(fragment, change)
         stand.base, stand.version = new_base, master.version
         self._adopted.append(index)
 
-    def _leave_out_merged(
-        self, stand: FragmentStand, local: Tensor, new_base: Tensor, master: Master, settled: Settled
-    ) -> Tensor:
-        """The new local values when a commit took this site's capture: exact, or blended when the run says so."""
+    def _leave_out_merged(self, stand: FragmentStand, new_base: Tensor, master: Master, settled: Settled) -> Change:
+        """How values change when a commit took this site's capture: exactly, or blended when the run says so."""
         assert stand.captured is not None
         captured, stand.captured = stand.captured, None
         stand.residual = settled.residual
@@ -294,13 +293,11 @@ class OuterLoop:
             approximate=self._terms.merge_alpha > 0,
         )
         if self._terms.merge_alpha > 0:
-            return blend(local, new_base, self._terms.merge_alpha)
-        return settle(local, captured, new_base)
+            return blending(new_base, self._terms.merge_alpha)
+        return settling(captured, new_base)
 
-    def _carry(
-        self, stand: FragmentStand, local: Tensor, new_base: Tensor, master: Master, settled: Settled | None
-    ) -> Tensor:
-        """The new local values when no commit took this site's movement: it is carried, or dropped once too old."""
+    def _carry(self, stand: FragmentStand, new_base: Tensor, master: Master, settled: Settled | None) -> Change | None:
+        """How values change when no commit took this site's movement: it is carried. None: it is dropped, too old."""
         if settled is not None and settled.outcome == "missed":
             if stand.ledger.captured:
                 stand.ledger.miss_round()
@@ -308,12 +305,12 @@ class OuterLoop:
             stand.captured = None
             if is_stale(stand.ledger.missed_rounds, self._terms):
                 self._drop(stand, master, "stale")
-                return new_base
+                return None
             if carried := stand.ledger.carried:
                 self._tape.write("carried", fragment=master.fragment, version=master.version - 1, tokens=carried)
         elif stand.captured is not None:
             stand.captured = carry(stand.captured, stand.base, new_base)
-        return carry(local, stand.base, new_base)
+        return carrying(stand.base, new_base)
 
     def _drop(self, stand: FragmentStand, master: Master, why: str) -> None:
         tokens = stand.ledger.drop()

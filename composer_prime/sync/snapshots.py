@@ -23,22 +23,19 @@ from composer_prime.sync.run import Run
 
 logger = logging.getLogger(__name__)
 
-VALUE_BYTES = 8
-"""Bytes of a master for each parameter: fp32 weight and momentum."""
-
 
 @dataclass(frozen=True)
 class Master:
     """Global state of one fragment after `version` rounds. Its tensors are never written again.
 
-    weights, momentum   fp32, 1-D, same length, on the CPU
+    weights, momentum   fp32, 1-D, same length, on the CPU; None in a run whose outer momentum is 0
     known_sha           its hash where it is known already
     """
 
     fragment: int
     version: int
     weights: Tensor
-    momentum: Tensor
+    momentum: Tensor | None
     known_sha: str | None = None
 
     @cached_property
@@ -58,10 +55,11 @@ def store_master(store: Store, master: Master) -> str:
     return key
 
 
-def load_master(store: Store, fragment: int, version: int, sha256: str, numel: int) -> Master:
+def load_master(store: Store, run: Run, fragment: int, version: int, sha256: str) -> Master:
     """The snapshot of that hash. Raises KeyMissing, or CorruptObject when its bytes don't have the hash."""
-    key = keys.master(fragment, version, sha256)
-    weights, momentum = unpack_master(store.get_range(key, 0, VALUE_BYTES * numel + 1), numel)
+    key, numel = keys.master(fragment, version, sha256), run.fragments[fragment].numel
+    data = store.get_range(key, 0, run.master_nbytes(fragment) + 1)
+    weights, momentum = unpack_master(data, numel, momentum=run.terms.has_momentum)
     master = Master(fragment, version, weights, momentum)
     if master.sha256 != sha256:
         raise CorruptObject(f"{key} in {store.uri} has sha256 {master.sha256}, the log says {sha256}")
@@ -106,18 +104,17 @@ def newest_master(
 
     A corrupt one is passed over with a warning, since an older one and the log make the same master. None: no such.
     """
-    numel = run.fragments[fragment].numel
     for version, sha in vouched_snapshots(store, run, roster, fragment, at_most):
         if version <= above:
             return None
         try:
-            return load_master(store, fragment, version, sha, numel)
+            return load_master(store, run, fragment, version, sha)
         except CorruptObject as error:
             logger.warning("snapshot_refused fragment=%d version=%d error=%s", fragment, version, error)
     return None
 
 
-def is_whole(store: Store, fragment: int, version: int, sha256: str, numel: int) -> bool:
+def is_whole(store: Store, run: Run, fragment: int, version: int, sha256: str) -> bool:
     """Whether a snapshot has all its bytes, without reading them: puts are whole or not at all, so that is enough."""
     key = keys.master(fragment, version, sha256)
-    return len(store.get_range(key, VALUE_BYTES * numel - 1, 2)) == 1
+    return len(store.get_range(key, run.master_nbytes(fragment) - 1, 2)) == 1

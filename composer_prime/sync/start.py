@@ -77,7 +77,7 @@ def _create(
         return
     founding.check(store)
     fragments = plan_fragments(params.shapes(), terms.fragments)
-    masters = [_first_master(params, fragment) for fragment in fragments]
+    masters = [_first_master(params, fragment, terms) for fragment in fragments]
     runtime.map(lambda master: store_master(store, master), masters)
     manifest = Manifest(
         protocol=PROTOCOL,
@@ -95,9 +95,9 @@ def _create(
     logger.info("run_created run=%s by_this_site=%s store=%s", run, won, store.uri)
 
 
-def _first_master(params: Parameters, fragment: Fragment) -> Master:
+def _first_master(params: Parameters, fragment: Fragment, terms: Terms) -> Master:
     weights = params.read(fragment)
-    return Master(fragment.index, 0, weights, torch.zeros_like(weights))
+    return Master(fragment.index, 0, weights, torch.zeros_like(weights) if terms.has_momentum else None)
 
 
 def _wait_for_creator(store: Store, terms: Terms, runtime: Runtime) -> None:

@@ -29,7 +29,7 @@ class Terms(Record):
     lr: float = Field(gt=0)
     """Outer learning rate."""
     momentum: float = Field(ge=0, lt=1)
-    """Outer Nesterov momentum."""
+    """Outer Nesterov momentum; with 0 masters hold none, and are half as large."""
     codec: str
     """Codec of the payloads."""
     merged_codec: str = "int8"
@@ -71,6 +71,15 @@ class Terms(Record):
     def final_version(self) -> int:
         """The version at which every master is finished: the training rounds and the closing one."""
         return self.rounds + 1
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether masters hold outer momentum beside the weights."""
+        return self.momentum > 0
+
+    def master_nbytes(self, numel: int) -> int:
+        """Bytes of a master of so many parameters: fp32 weights, and momentum if there is any."""
+        return (8 if self.has_momentum else 4) * numel
 
     @property
     def steps_per_turn(self) -> int:

@@ -22,7 +22,7 @@ from composer_prime.sync.replica import Replica, Round
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import FragmentCoding, Run, load_run
 from composer_prime.sync.runtime import Runtime, ThreadRuntime
-from composer_prime.sync.snapshots import VALUE_BYTES, Master, load_master, newest_master, vouched_sha
+from composer_prime.sync.snapshots import Master, load_master, newest_master, vouched_sha
 from composer_prime.sync.start import check_arithmetic
 from composer_prime.sync.terms import Terms
 
@@ -167,12 +167,11 @@ class Verifier:
     def _read_snapshots(self, fragment: int) -> dict[int, dict[str, str]]:
         """sha256 by key, by version, of every stored snapshot. Raises CorruptObject on bytes that aren't the key's."""
         found: dict[int, dict[str, str]] = {}
-        numel = self.run.fragments[fragment].numel
         for key in self._store.list(keys.masters_prefix(fragment)):
             if not keys.is_master(key):
                 continue
             _, version, named = keys.parse_master(key)
-            sha = sha256_hex(self._store.get_range(key, 0, VALUE_BYTES * numel + 1))
+            sha = sha256_hex(self._store.get_range(key, 0, self.run.master_nbytes(fragment) + 1))
             if not sha.startswith(named):
                 raise _fault(fragment, version, key, f"has bytes of sha256 {sha}: it was changed or cut")
             found.setdefault(version, {})[key] = sha
@@ -187,7 +186,7 @@ class Verifier:
             for key, stored in snapshots[version].items():
                 if stored != sha:
                     raise _fault(fragment, version, key, f"is another master than the log names, {sha}")
-            return load_master(self._store, fragment, version, sha, self.run.fragments[fragment].numel)
+            return load_master(self._store, self.run, fragment, version, sha)
         raise CorruptObject(f"fragment {fragment}: {self._store.uri} holds no snapshot of it that the log vouches for")
 
     def _compare(self, replica: Replica, snapshots: Mapping[int, Mapping[str, str]]) -> int:

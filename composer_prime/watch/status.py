@@ -23,8 +23,6 @@ from composer_prime.watch.records import Bytes, FragmentStatus, RunStatus, SiteS
 from composer_prime.watch.rounds import FragmentRounds, offered_bytes, read_or_say, read_rounds
 from composer_prime.watch.tapes import TapeFacts, read_tape
 
-VALUE_BYTES = 8
-"""Bytes of a stored master for each parameter: fp32 weight and momentum."""
 BEATS_PER_LIVENESS = 5
 """Beats of a live site within `liveness_s`; a shorter watch can't tell that it is silent."""
 
@@ -213,7 +211,7 @@ class _Look:
 
     def _bytes(self) -> Bytes:
         masters = sum(
-            VALUE_BYTES * fragment.numel * len(rounds.snapshots)
+            self._terms.master_nbytes(fragment.numel) * len(rounds.snapshots)
             for fragment, rounds in zip(self._fragments, self._rounds, strict=True)
         )
         return Bytes(sum(self._offered.values()), sum(rounds.merged_bytes for rounds in self._rounds), masters)

@@ -153,7 +153,7 @@ class HandSite:
         numel = self.run.fragments[fragment].numel
         self.trained += tokens
         movement = torch.full((numel,), float(values)) if not isinstance(values, torch.Tensor) else values
-        self.courier.submit(Capture(fragment, movement, None, tokens, 1, self.trained))
+        self.courier.submit(Capture(fragment, movement, torch.zeros(numel), None, tokens, 1, self.trained))
 
 
 class ThreadSite(threading.Thread):

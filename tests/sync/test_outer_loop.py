@@ -11,6 +11,7 @@ import torch
 from composer_prime.errors import FingerprintMismatch, ProtocolError, StoreError
 from composer_prime.outer.fragments import trainable
 from composer_prime.store import Store, keys, open_store
+from composer_prime.sync.canonical import PROTOCOL
 from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.records import Manifest
 from composer_prime.sync.runtime import ThreadRuntime
@@ -198,7 +199,7 @@ def test_a_machine_that_computes_differently_is_refused_before_it_takes_part(sto
 
 def test_a_run_of_another_protocol_version_is_refused_by_its_number(store):
     store.create(keys.manifest(), b'{"protocol": 99, "whatever": true}')
-    with pytest.raises(ProtocolError, match="speaks protocol 99, this composer-prime speaks 2"):
+    with pytest.raises(ProtocolError, match=f"speaks protocol 99, this composer-prime speaks {PROTOCOL}"):
         OuterLoop(store, make_terms(), run="run", site="b").join(make_net().named_parameters())
 
 

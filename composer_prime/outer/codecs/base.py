@@ -5,12 +5,13 @@ what no decoder would accept. tests/contracts/test_codec_contract.py holds every
 """
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from composer_prime.errors import CorruptObject, SiteError
 from composer_prime.outer.chunks import first_nonfinite
+from composer_prime.outer.sparse import Sparse
 
 SLICE = 4096
 """Slices that are cut at multiples of this many elements may be coded apart by every codec that is `sliceable`."""
@@ -55,6 +56,15 @@ class Codec(Protocol):
 
         Exact when the size is fixed; otherwise the expected size for values whose order tells nothing, rounded up.
         """
+        ...
+
+
+@runtime_checkable
+class SparseCodec(Codec, Protocol):
+    """A codec whose payloads decode to few values and many zeros."""
+
+    def decode_sparse(self, data: bytes | bytearray | memoryview, numel: int) -> Sparse:
+        """As `decode`, but the zeros aren't written."""
         ...
 
 

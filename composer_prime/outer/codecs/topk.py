@@ -7,12 +7,12 @@ bits of the gap, and the unary rest of the gap (see rice.py). Everything else is
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from composer_prime.errors import CorruptObject
 from composer_prime.outer.codecs import rice
 from composer_prime.outer.codecs.base import check_encodable, check_size
+from composer_prime.outer.sparse import Sparse
 
 BLOCK = 4096
 KEPT = 64
@@ -90,8 +90,12 @@ class TopkCodec:
 
     def decode(self, data: bytes | bytearray | memoryview, numel: int) -> Tensor:
         """See `Codec.decode`."""
+        return self.decode_sparse(data, numel).dense()
+
+    def decode_sparse(self, data: bytes | bytearray | memoryview, numel: int) -> Sparse:
+        """See `SparseCodec.decode_sparse`."""
         check_size(self, data, numel)
-        parts, x = _parts(numel), np.zeros(numel, dtype=np.float32)
+        parts, places, kept_values = _parts(numel), [], []
         coded, kept = np.frombuffer(data, np.uint8), sum(part.rows * part.kept for part in parts)
         sections = np.cumsum([LEVEL_BYTES * sum(part.rows for part in parts), *_packed_sizes(kept)])
         levels, values, lows, rests = np.split(coded, sections)
@@ -105,10 +109,13 @@ class TopkCodec:
             high = (value & HIGH).astype(bool)
             bits = np.where(high, levels[: part.rows, 1:], levels[: part.rows, :1]).astype(np.uint32) << CUT_BITS
             bits |= (value & SIGN).astype(np.uint32) << 31
-            places = positions + (part.start + part.length * np.arange(part.rows)[:, None])
-            x[places.reshape(-1)] = bits.view(np.float32).reshape(-1)
+            positions += part.start + part.length * np.arange(part.rows)[:, None]
+            places.append(positions.reshape(-1))
+            kept_values.append(bits.view(np.float32).reshape(-1))
             levels, values, gaps = levels[part.rows :], values[count:], gaps[count:]
-        return torch.from_numpy(x)
+        if not parts:
+            return Sparse(0, np.zeros(0, np.int64), np.zeros(0, np.float32))
+        return Sparse(numel, np.concatenate(places), np.concatenate(kept_values))
 
     def size_bounds(self, numel: int) -> tuple[int, int]:
         """See `Codec.size_bounds`: all kept values at the start of their blocks, and as far behind as can be."""
