@@ -128,7 +128,7 @@ def _die_with_parent() -> None:
 
 def main(place: Path) -> None:
     """Import, then serve."""
-    import s3fs  # noqa: F401  (sites open their stores lazily)
+    import composer_prime.store.s3  # noqa: F401  (sites open their stores lazily)
 
     from composer_prime.bench.storm_site import run_site
 

@@ -1,4 +1,4 @@
-"""A store in a bucket that speaks S3 (AWS, SeaweedFS, Ceph, ...), through s3fs.
+"""A store in a bucket that speaks S3 (AWS, SeaweedFS, Ceph, ...), through botocore, which s3fs stands on too.
 
 The one atomic act is a single-part PUT with `If-None-Match: *`. Endpoint, region and credentials come from where the
 AWS tools take them, unless `S3Settings` say otherwise.
@@ -12,25 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from botocore import exceptions as botocore
-from fsspec import asyn
-from s3fs import S3FileSystem
-from s3fs.core import S3_RETRYABLE_ERRORS
 
 from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
-from composer_prime.store.base import MAX_CREATE_BYTES, check_create, check_key, check_prefix, check_range, is_key
-from composer_prime.store.remote import (
-    CONNECT_TIMEOUT_S,
-    READ_TIMEOUT_S,
-    Client,
-    RemoteStore,
-    Verdict,
-    check_prefix_in_uri,
-)
+from composer_prime.store.base import check_create, check_key, check_prefix, check_range, is_key
+from composer_prime.store.remote import READ_TIMEOUT_S, Client, RemoteStore, Verdict, check_prefix_in_uri
+from composer_prime.store.s3_client import S3Client
 
 log = logging.getLogger(__name__)
 
 PART_BYTES = 16 * 2**20
-"""`put` goes in parts of this size from twice this size on; ten at a time, each tried twice."""
+"""`put` goes in parts of this size from twice this size on."""
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,62}")
 _CREDENTIALS_MISSING = (
@@ -69,7 +60,7 @@ class _Vanished(Exception):
     """What beat our create is not there when we read it back: still being written, or deleted. Worth another try."""
 
 
-_UNANSWERED = (*S3_RETRYABLE_ERRORS, botocore.ConnectionError, ConnectionError, TimeoutError, _Vanished)
+_UNANSWERED = (botocore.ConnectionError, botocore.HTTPClientError, ConnectionError, TimeoutError, _Vanished)
 _FAILURES = (*_UNANSWERED, botocore.BotoCoreError, botocore.ClientError, OSError)
 
 
@@ -98,47 +89,48 @@ class S3Store(RemoteStore):
 
     def create(self, key: str, data: bytes) -> bool:
         check_create(key, data)
-        path = self._path(key)
+        name = self._folder + key
 
-        def attempt(client: Client, left_s: float) -> bool:
+        def attempt(client: S3Client, left_s: float) -> bool:
             try:
-                client.pipe_file(path, data, mode="create", chunksize=MAX_CREATE_BYTES, timeout=left_s)  # not in parts
+                client.put(name, data, left_s, if_absent=True)
                 return True
             except _FAILURES as error:
                 if not _has_lost(error):
                     raise
             try:
-                return client.cat_file(path, max_concurrency=1, timeout=left_s) == data
-            except FileNotFoundError as error:
-                raise _Vanished from error
+                return client.get(name, left_s) == data
+            except botocore.ClientError as error:
+                if _answer(error)[0] == 404:
+                    raise _Vanished from error
+                raise
 
         return self._run("create", key, attempt, num_bytes=2 * len(data))
 
     def put(self, key: str, data: bytes) -> None:
         check_key(key)
 
-        def attempt(client: Client, left_s: float) -> None:
-            client.pipe_file(self._path(key), data, chunksize=self._settings.part_bytes, timeout=left_s)
+        def attempt(client: S3Client, left_s: float) -> None:
+            client.put(self._folder + key, data, left_s)
 
         self._run("put", key, attempt, num_bytes=len(data))
 
     def get(self, key: str) -> bytes:
         check_key(key)
 
-        def attempt(client: Client, left_s: float) -> bytes:
-            # One request, never parallel ranges: those could be of two different objects, when a put comes between.
-            return client.cat_file(self._path(key), max_concurrency=1, timeout=left_s)
+        def attempt(client: S3Client, left_s: float) -> bytes:
+            return client.get(self._folder + key, left_s)
 
         return self._run("get", key, attempt, num_bytes=None)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         check_range(key, start, length)
-        end = start + max(length, 1)  # HTTP can't ask for no byte, and a missing object must still be noticed
+        last = start + max(length, 1) - 1  # HTTP can't ask for no byte, and a missing object must still be noticed
 
-        def attempt(client: Client, left_s: float) -> bytes:
+        def attempt(client: S3Client, left_s: float) -> bytes:
             try:
-                return client.cat_file(self._path(key), start=start, end=end, timeout=left_s)[:length]
-            except OSError as error:
+                return client.get(self._folder + key, left_s, (start, last))[:length]
+            except botocore.ClientError as error:
                 if _answer(error)[0] == 416:
                     return b""
                 raise
@@ -154,7 +146,7 @@ class S3Store(RemoteStore):
             page = self._run(
                 "list",
                 prefix,
-                lambda client, left_s, after=following: self._list_page(client, prefix, timeout=left_s, **after),
+                lambda client, left_s, after=following: client.list_page(self._folder + prefix, **after),
             )
             names += [item["Key"].removeprefix(self._folder) for item in page.get("Contents", [])]
             following = {"ContinuationToken": page.get("NextContinuationToken", "")}
@@ -164,39 +156,25 @@ class S3Store(RemoteStore):
         check_key(key)
 
         try:
-            self._run("delete", key, lambda client, left_s: client.rm_file(self._path(key), timeout=left_s))
+            self._run("delete", key, lambda client, left_s: client.delete(self._folder + key))
         except KeyMissing:
             log.debug("store=%s delete of absent key=%s", self.uri, key)
 
-    def _path(self, key: str) -> str:
-        return f"{self._bucket}/{self._folder}{key}"
-
     def _connect(self) -> Client:
-        client = S3FileSystem(
-            endpoint_url=self._settings.endpoint,
-            use_listings_cache=False,
-            skip_instance_cache=True,
-            config_kwargs={
-                "connect_timeout": CONNECT_TIMEOUT_S,
-                "read_timeout": self._settings.read_timeout_s,
-                "retries": {"total_max_attempts": 2, "mode": "standard"},
-                "max_pool_connections": 32,
-                "request_checksum_calculation": "when_required",
-                "response_checksum_validation": "when_required",
-                **self._settings.config,
-            },
+        settings = self._settings
+        return S3Client(
+            self._bucket,
+            endpoint=settings.endpoint,
+            part_bytes=settings.part_bytes,
+            read_timeout_s=settings.read_timeout_s,
+            config=settings.config,
         )
-        client.retries = 1
-        return client
 
     def _disconnect(self, client: Client) -> None:
-        asyn.sync(client.loop, client.s3.close)
+        client.close()
 
     def _look(self, client: Client, left_s: float) -> object:
-        return self._list_page(client, "", MaxKeys=1, timeout=left_s)
-
-    def _list_page(self, client: Client, prefix: str, **more: Any) -> dict[str, Any]:
-        return client.call_s3("list_objects_v2", Bucket=self._bucket, Prefix=self._folder + prefix, **more)
+        return client.look(self._folder, left_s)
 
     def _verdict(self, error: Exception) -> Verdict:
         status, code = _answer(error)
@@ -236,19 +214,21 @@ class S3Store(RemoteStore):
 
 
 def _words(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or "timed out"
+    """The server's own words where there are any."""
+    response = getattr(error, "response", None)
+    said = response.get("Error", {}).get("Message") if isinstance(response, dict) else None
+    return said or getattr(error, "strerror", None) or str(error) or "timed out"
 
 
 def _answer(error: BaseException) -> tuple[int, str]:
-    """HTTP status and S3 error code behind a failure; (0, '') when no server answered. s3fs keeps them in the cause."""
-    for candidate in (error, error.__cause__):
-        response = getattr(candidate, "response", None)
-        if isinstance(response, dict):
-            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            return int(status), str(response.get("Error", {}).get("Code", ""))
-    return 0, ""
+    """HTTP status and S3 error code behind a failure; (0, '') when no server answered."""
+    response = getattr(error, "response", None)
+    if not isinstance(response, dict):
+        return 0, ""
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return int(status), str(response.get("Error", {}).get("Code", ""))
 
 
 def _has_lost(error: Exception) -> bool:
     """True when a create failed because something stands at the key, or is being written there (409)."""
-    return isinstance(error, FileExistsError) or _answer(error)[0] in (409, 412)
+    return _answer(error)[0] in (409, 412)

@@ -23,9 +23,8 @@ def test_client_is_set_up_as_the_endpoint_asks() -> None:
     assert store.uri == "hf://buckets/some-org/bucket/run"
     client = store._connect()
     assert client.endpoint_url == "https://s3.hf.co/some-org", "not AWS_ENDPOINT_URL, which is another store's"
-    assert client.config_kwargs["s3"] == {"addressing_style": "path"}
-    for checksums in ("request_checksum_calculation", "response_checksum_validation"):
-        assert client.config_kwargs[checksums] == "when_required"
+    assert client.config.s3 == {"addressing_style": "path"}
+    assert client.config.request_checksum_calculation == client.config.response_checksum_validation == "when_required"
 
 
 def test_requests_go_below_the_namespace_and_name_the_bucket_in_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
