@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -18,9 +19,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from s3fs import S3FileSystem
 
 from composer_prime.bench.seaweed import BUCKET, seaweed
+from composer_prime.errors import BadInput
 from composer_prime.outer.codecs import get_codec
 from composer_prime.store import open_store
 from composer_prime.sync.courier import Courier
@@ -46,7 +47,9 @@ class RoundBench:
 
 
 def main(params: int = 25_000_000, repeats: int = 5, codec: str = "fp32") -> None:
-    """Run the bench and print medians and their ratio. Raises BadInput when there is no SeaweedFS to start."""
+    """Run the bench and print medians and their ratio. Raises BadInput without s3fs, or a SeaweedFS to start."""
+    if find_spec("s3fs") is None:
+        raise BadInput("bench round compares with s3fs, which isn't installed here: pip install s3fs")
     bench = RoundBench(f"s3://{BUCKET}/bench-round", params, repeats, codec)
     with tempfile.TemporaryDirectory() as folder, seaweed(Path(folder)) as server:
         os.environ.update(server.environment())
@@ -111,6 +114,8 @@ def _timed_round(courier: Courier, driver: Driver, movement: torch.Tensor, numbe
 
 
 def _timed_plain(bench: RoundBench, index: int, number: int, barrier: Barrier) -> float:
+    from s3fs import S3FileSystem
+
     files = S3FileSystem(
         use_listings_cache=False,
         skip_instance_cache=True,

@@ -129,7 +129,6 @@ def _die_with_parent() -> None:
 def main(place: Path) -> None:
     """Import, then serve."""
     import composer_prime.store.s3  # noqa: F401  (sites open their stores lazily)
-
     from composer_prime.bench.storm_site import run_site
 
     gc.collect()

@@ -45,7 +45,7 @@ LOOK_BUSY, LOOK_IDLE = 1 / 5, 1 / 2
 """Looks at the members, as shares of the liveness time: as often as they beat with an offer out, where it is they who
 are waited for, and else less often. Every look reads every beat: most of what many sites ask of a store."""
 LOOK_AROUND_S = 2.0
-"""Seconds between two looks at the rounds in which this site has nothing out."""
+"""Seconds between two looks at a round in which this site has nothing out."""
 
 
 class Courier:
@@ -91,7 +91,9 @@ class Courier:
         self._archive_due: dict[int, int] = {}
         self._archiving: Task | None = None
         self._admitted_by = roster.newest
-        self._observed_at = self._looked_around_at = float("-inf")
+        self._observed_at = float("-inf")
+        self._looked_at = [float("-inf")] * len(replicas)
+        self._turn_is_near = False
         self.closed_at = runtime.now()
         """When this site last saw a round close, on its own clock."""
         self.closed = False
@@ -162,9 +164,9 @@ class Courier:
         """Whether every fragment has reached the run's final version."""
         return run_is_over(self.versions(), self._terms)
 
-    def look_around(self) -> None:
-        """Read the whole log in the next pass, since the training thread is about to take a turn."""
-        self._looked_around_at = float("-inf")
+    def look_ahead(self) -> None:
+        """Find out in the next pass which round is open, since the training thread is about to take a turn."""
+        self._turn_is_near = True
 
     def finish(self) -> None:
         """Wait for uploads and snapshots that are under way; passes are no longer made."""
@@ -184,10 +186,7 @@ class Courier:
         """One pass: follow the log, bring offers, close rounds. Raises StoreError when the bucket can't be used now."""
         with self._pass_lock:
             now = self._runtime.now()
-            around = now - self._looked_around_at >= LOOK_AROUND_S
-            if around:
-                self._looked_around_at = now
-            self.follow(None if around else self._busy())
+            self._look_at_log(now)
             if now - self._observed_at >= self._terms.liveness_s * (LOOK_BUSY if self.has_errands else LOOK_IDLE):
                 self._look_at_members(now)
             for fragment in list(self._errands):
@@ -199,6 +198,17 @@ class Courier:
             self._reduce_parts()
             self._archive()
             self._close_run()
+
+    def _look_at_log(self, now: float) -> None:
+        """Follow the fragments that may have moved, and where a turn is near the one that is due by then."""
+        around = [index for index, at in enumerate(self._looked_at) if now - at >= LOOK_AROUND_S]
+        looked = {*self._busy(), *around}
+        self.follow(sorted(looked))
+        if self._turn_is_near:
+            self._turn_is_near = False
+            while (due := due_fragment(self.versions())) not in looked:
+                looked.add(due)
+                self.follow([due])
 
     def catch_up(self) -> None:
         """Read the log up to now, on entering. What it says of this site's name is for `Returning` to judge."""
@@ -212,6 +222,8 @@ class Courier:
             replicas = [
                 self._replicas[index] for index in (range(len(self._replicas)) if fragments is None else fragments)
             ]
+            for replica in replicas:
+                self._looked_at[replica.fragment] = self._runtime.now()
             while replicas:
                 looked = self._runtime.map(lambda replica: replica.look() is not None, replicas)
                 ready = [found or replica.closing is not None for replica, found in zip(replicas, looked, strict=True)]

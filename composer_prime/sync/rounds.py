@@ -90,18 +90,18 @@ class RoundCloser:
         live = self._members.live(now) | {self._site}
         if self._expects_gather(current, live, replica):
             self._check_payloads(current, replica, current.offers)
-        decision = self._decide(current, live, now)
-        if decision.close:
-            self._members.notice_newcomers()  # a site that joined a moment ago is waited for
-            live = self._members.live(now) | {self._site}
-            decision = self._decide(current, live, now)
-        if not decision.close or not may_commit(self._site, self._committer()):
+        if not self._decide(current, live, now).close or not may_commit(self._site, self._committer()):
             current.closable_at = None
             return False
         if current.closable_at is None:
             current.closable_at = now
         rank = 0 if self._committer() else commit_rank(self._site, live & current.verdicts.keys(), *_place(replica))
         if now - current.closable_at < rank * STAGGER_S:
+            return False
+        self._members.notice_newcomers()  # a site that joined a moment ago is waited for
+        decision = self._decide(current, self._members.live(now) | {self._site}, now)
+        if not decision.close:
+            current.closable_at = None
             return False
         return self._commit(current, replica, decision.take)
 

@@ -201,7 +201,7 @@ class OuterLoop:
         if self._is_due(self._step) and not self._interrupted:
             self._take_turn()
         elif self._is_due(self._step + 1):
-            self._courier.look_around()  # beside training, so that the next step finds the log read
+            self._courier.look_ahead()  # beside training, so that the next step finds the log read
             self._driver.wake()
         stall_s = self._runtime.now() - started - (self._finish_s - finish_s)
         self._stall_s += stall_s

@@ -145,7 +145,7 @@ class HandSite:
         """Do the tasks that wait, then make passes."""
         self.runtime.run_tasks()
         for _ in range(times):
-            self.courier.look_around()
+            self.courier.follow()
             self.courier.tick()
 
     def hand_over(self, fragment: int, values: Any, tokens: int = 10) -> None:
