@@ -47,7 +47,7 @@ class Store(Protocol):
         """
         ...
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         """Write `data` at `key`, over what was there; a concurrent reader gets the old bytes or the new ones."""
         ...
 

@@ -126,7 +126,7 @@ class FaultyStore:
 
         return self._faulty("create", key, act)
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         self._faulty("put", key, lambda draw: self._written(key, lambda: self._inner.put(key, data)))
 
     def get(self, key: str) -> bytes:

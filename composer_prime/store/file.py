@@ -62,7 +62,7 @@ class FileStore:
                     "choose a folder on another file system, or an s3:// store"
                 ) from error
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         check_key(key)
         path = self._path(key)
         with self._failures("put", key), self._temporary_file(path, data, sync=False) as temporary:
@@ -103,7 +103,7 @@ class FileStore:
         return os.path.join(self._root, *key.split("/"))
 
     @contextmanager
-    def _temporary_file(self, path: str, data: bytes, *, sync: bool) -> Iterator[str]:
+    def _temporary_file(self, path: str, data: bytes | memoryview, *, sync: bool) -> Iterator[str]:
         """A new hidden file in `path`'s folder that holds `data`; gone afterwards, unless it was renamed."""
         folder, name = os.path.split(path)
         temporary = os.path.join(folder, f".{name[:64]}.{os.getpid()}-{secrets.token_hex(8)}")

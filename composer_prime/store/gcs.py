@@ -125,7 +125,7 @@ class GCSStore(RemoteStore):
 
         return self._run("create", key, attempt, num_bytes=2 * len(data))
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         check_key(key)
 
         def attempt(client: Client, left_s: float) -> None:

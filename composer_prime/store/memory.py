@@ -43,7 +43,7 @@ class MemoryStore:
         with self._bucket.lock:
             return self._bucket.objects.setdefault(self._folder + key, data) == data
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         check_key(key)
         with self._bucket.lock:
             self._bucket.objects[self._folder + key] = bytes(data)

@@ -41,7 +41,7 @@ class MeteredStore:
         self._count(up=len(data))
         return self._inner.create(key, data)
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         self._count(up=len(data))
         self._inner.put(key, data)
 

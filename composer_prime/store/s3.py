@@ -107,7 +107,7 @@ class S3Store(RemoteStore):
 
         return self._run("create", key, attempt, num_bytes=2 * len(data))
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         check_key(key)
 
         def attempt(client: S3Client, left_s: float) -> None:

@@ -113,7 +113,7 @@ class S3Client:
             body.read()  # checks that all bytes that were announced have come
         return b"".join(pieces)
 
-    def put(self, name: str, data: bytes, within_s: float, *, if_absent: bool = False) -> None:
+    def put(self, name: str, data: bytes | memoryview, within_s: float, *, if_absent: bool = False) -> None:
         """Store an object, whole or not at all; with `if_absent` in one request that fails (412) where one is."""
         deadline = time.monotonic() + within_s
         if not if_absent and len(data) >= 2 * self._part_bytes:
@@ -122,7 +122,7 @@ class S3Client:
         condition = {"IfNoneMatch": "*"} if if_absent else {}
         self._client.put_object(Bucket=self._bucket, Key=name, Body=_body(data, deadline), **condition)
 
-    def _put_parts(self, name: str, data: bytes, deadline: float) -> None:
+    def _put_parts(self, name: str, data: bytes | memoryview, deadline: float) -> None:
         place = {"Bucket": self._bucket, "Key": name}
         upload = {**place, "UploadId": self._client.create_multipart_upload(**place)["UploadId"]}
         view = memoryview(data)

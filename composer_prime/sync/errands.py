@@ -56,7 +56,7 @@ class Errand:
     capture: Capture
     version: int
     """The round that was open at the capture."""
-    data: bytes | None = None
+    data: bytes | memoryview | None = None
     """The payload's bytes, once coded and until uploaded."""
     payload: str | None = None
     sha256: str | None = None

@@ -447,7 +447,7 @@ class _Unwritten:
     def create(self, key: str, data: bytes) -> bool:
         raise ProtocolError(f"verifying {self.uri} must not create {key}")
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         """Merging a part anew puts its payload; here only its hash counts."""
 
     def get(self, key: str) -> bytes:

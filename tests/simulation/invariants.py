@@ -315,8 +315,8 @@ class Invariants:
         manifest_sha = world.first_master_sha(fragment)
         key = next(key for key in first if keys.parse_master(key)[2] == manifest_sha[: keys.SHA_DIGITS])
         stored = np.frombuffer(history[key][-1], dtype="<f4").astype(np.float32)
-        weights, momentum = stored[: stored.size // 2].copy(), stored[stored.size // 2 :].copy()
-        lr, mu = np.float32(terms.lr), np.float32(terms.momentum)
+        numel, lr, mu = coding.fragment.numel, np.float32(terms.lr), np.float32(terms.momentum)
+        weights, momentum = stored[:numel].copy(), stored[numel:].copy()  # no momentum where mu is 0
         version = 0
         while (place := keys.commit(fragment, version)) in history:
             commit = Commit.from_bytes(history[place][-1], place)
@@ -324,8 +324,9 @@ class Invariants:
                 mean = self._mean(commit, coding)
                 if mean is None:
                     break
-                momentum = momentum * mu + mean
-                weights = weights - (mean + momentum * mu) * lr
+                if mu:
+                    momentum = momentum * mu + mean
+                weights = weights - (mean + momentum * mu if mu else mean) * lr
             version += 1
             known = self._masters.get((fragment, version))
             sha = hashlib.sha256(weights.astype("<f4").tobytes() + momentum.astype("<f4").tobytes()).hexdigest()

@@ -48,8 +48,8 @@ class Bucket:
         self._set(key, data)
         return True
 
-    def put(self, key: str, data: bytes) -> None:
-        self._set(key, data)
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self._set(key, bytes(data))
 
     def _set(self, key: str, data: bytes) -> None:
         if key not in self.objects:
@@ -120,7 +120,7 @@ class SimStore:
         bucket = self._bucket
         return self._write("create", key, lambda now: bucket.create(key, data, issued_at, now))
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         self._write("put", key, lambda now: self._bucket.put(key, data))
 
     def delete(self, key: str) -> None:

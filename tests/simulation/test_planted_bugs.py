@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from composer_prime.outer.merge import blend
+from composer_prime.outer.merge import blending
 from composer_prime.sync import courier, garbage, replica, returning, site_clock
 from composer_prime.sync.courier import Courier
 from composer_prime.sync.merging import Merger
@@ -100,10 +100,10 @@ def test_fragment_clock_by_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_residual_applied_when_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     carry = OuterLoop._carry
 
-    def apply(self: Any, stand: Any, local: Any, new_base: Any, master: Any, settled: Any) -> Any:
+    def apply(self: Any, stand: Any, new_base: Any, master: Any, settled: Any) -> Any:
         if settled is not None and settled.outcome == "missed":
             stand.residual = settled.residual
-        return carry(self, stand, local, new_base, master, settled)
+        return carry(self, stand, new_base, master, settled)
 
     check(monkeypatch, " is off by ", lambda: monkeypatch.setattr(OuterLoop, "_carry", apply), _is_lossy)
 
@@ -172,16 +172,16 @@ def test_fused_multiply_add_at_one_site(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch,
         "has another master",
         lambda: monkeypatch.setattr(replica, "nesterov_next", fused),
-        lambda plan: plan.num_sites > 1,
+        lambda plan: plan.num_sites > 1 and plan.terms.has_momentum,
     )
 
 
 def test_alpha_blend_on_untaken_work(monkeypatch: pytest.MonkeyPatch) -> None:
     carry = OuterLoop._carry
 
-    def blended(self: Any, stand: Any, local: Any, new_base: Any, master: Any, settled: Any) -> Any:
-        moved = carry(self, stand, local, new_base, master, settled)
-        return moved if settled is None else blend(local, new_base, 0.5)
+    def blended(self: Any, stand: Any, new_base: Any, master: Any, settled: Any) -> Any:
+        change = carry(self, stand, new_base, master, settled)
+        return change if settled is None else blending(new_base, 0.5)
 
     check(
         monkeypatch,
@@ -194,9 +194,9 @@ def test_alpha_blend_on_untaken_work(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_late_work_dropped_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     carry = OuterLoop._carry
 
-    def forget(self: Any, stand: Any, local: Any, new_base: Any, master: Any, settled: Any) -> Any:
-        moved = carry(self, stand, local, new_base, master, settled)
-        return moved if settled is None or settled.outcome != "missed" else new_base
+    def forget(self: Any, stand: Any, new_base: Any, master: Any, settled: Any) -> Any:
+        change = carry(self, stand, new_base, master, settled)
+        return change if settled is None or settled.outcome != "missed" else None
 
     check(
         monkeypatch,
