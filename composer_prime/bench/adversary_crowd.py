@@ -51,7 +51,7 @@ class CrowdPlan:
     honest: int = 7
     hostile: int = 3
     rounds: int = 100
-    numel: int = 4096
+    numel: int = 1024
     seed: int = 0
 
     @property
@@ -70,9 +70,10 @@ class CrowdPlan:
                 "clip": 1.0,
                 "trim": 0.3,
                 "gather_sites": 16,
+                "slices": 2,
                 "quorum": 1,
                 "grace_s": 2.0,
-                "liveness_s": 5.0,
+                "liveness_s": 20.0,
                 "max_stale_rounds": 8,
                 "snapshot_rounds": 10**6,
                 "rounds": self.rounds,

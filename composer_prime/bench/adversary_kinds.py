@@ -136,8 +136,9 @@ def _replay(scene: Scene) -> Hostile | None:
 
 
 def _copycat(scene: Scene) -> Hostile | None:
-    """An offer of this very round, byte for byte, as one's own."""
-    if not scene.others:
+    """An offer of this very round, byte for byte, as one's own. Not in a fragment's first round: there no site has a
+    standing yet, and whose an offer is can't be told (docs/security.md)."""
+    if not scene.others or not scene.past:
         return None
     victim = random.Random(f"{scene.site}/{scene.fragment}/{scene.version}").choice(sorted(scene.others))
     return _stolen("copycat", "", scene, scene.others[victim])
