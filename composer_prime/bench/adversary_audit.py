@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from composer_prime.bench.adversary_kinds import KINDS
@@ -14,6 +14,7 @@ from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Commit, Offer
 from composer_prime.sync.terms import Terms
 
+CODECS = ("fp32", "bf16", "int8", "int4", "e3m0", "topk")
 ROUNDING = 1 + 1e-4
 """Norms are stated to 5 digits."""
 
@@ -70,9 +71,18 @@ class Audit:
         self.rounds += other.rounds
 
     @property
+    def complaints(self) -> list[str]:
+        """What may not be: honest offers refused, hostile ones that got through, refusals that no tape names."""
+        return [
+            *(f"honest offer refused: {one}" for one in self.honest_refused),
+            *(f"taken with too much weight: {one}" for one in self.unbounded),
+            *(f"refused and not on any tape: {one}" for one in self.unnamed),
+        ]
+
+    @property
     def is_clean(self) -> bool:
         """Whether every hostile offer was refused by name or bounded, and no honest one refused."""
-        return not (self.honest_refused or self.unbounded or self.unnamed)
+        return not self.complaints
 
 
 def audit(store: Store, honest: Collection[str], deeds: Iterable[Deed]) -> Audit:
@@ -142,7 +152,8 @@ def _judge(found: Audit, deed: Deed, commit: Commit | None, terms: Terms, named:
             found.unbounded.append(f"{place}: {taken.multiplier} times a norm of {taken.offer.norm}")
     elif refused is not None:
         tally.refused += 1
-        tally.whys[_gist(refused.why)] += 1
+        sites = {entry.site for entry in (*commit.taken, *commit.refused)} if commit else set[str]()
+        tally.whys[_gist(refused.why, sites)] += 1
         if (deed.fragment, deed.version, deed.site) not in named:
             found.unnamed.append(place)
     else:
@@ -156,12 +167,12 @@ def _allowed(commit: Commit, terms: Terms) -> float:
     return limit / len(norms) if terms.aggregate == "clipped" else limit
 
 
-def _gist(why: str) -> str:
-    """A reason without what differs from offer to offer: numbers, hashes and keys."""
-    words = why.replace(";", "").replace(",", "").split()
-    return " ".join("..." if any(c.isdigit() for c in word) or "/" in word else word for word in words)
+def _gist(why: str, sites: Collection[str]) -> str:
+    """A reason without what differs from offer to offer: numbers, hashes, keys and sites."""
+    words = [word.rstrip(":;,").removesuffix("'s") for word in why.split()]
+    told = ["SITE" if word in sites else "..." if _differs(word) else word for word in words]
+    return " ".join(word for word, before in zip(told, ["", *told], strict=False) if word != "..." or before != "...")
 
 
-def most_common(whys: Counter[str], most: int = 1) -> Sequence[str]:
-    """The reasons given most often."""
-    return [why for why, _ in whys.most_common(most)]
+def _differs(word: str) -> bool:
+    return "/" in word or (any(letter.isdigit() for letter in word) and word not in CODECS)

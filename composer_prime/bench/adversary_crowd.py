@@ -43,7 +43,6 @@ class CrowdPlan:
 
     codec, aggregate   of its rounds
     rounds             training rounds of its one fragment
-    numel              parameters
     """
 
     codec: str
@@ -51,8 +50,12 @@ class CrowdPlan:
     honest: int = 7
     hostile: int = 3
     rounds: int = 100
-    numel: int = 1024
     seed: int = 0
+
+    @property
+    def numel(self) -> int:
+        """Parameters; enough for payloads of over 64 bytes, since smaller ones are not compared with each other."""
+        return 8192 if self.codec == "topk" else 1024
 
     @property
     def terms(self) -> Terms:

@@ -115,11 +115,15 @@ class RoundCloser:
             current.quorum_at = now
         if current.all_at is None and live <= current.verdicts.keys():
             current.all_at = now
+        num_sound = num_valid + sum(verdict == "empty" for verdict in current.verdicts.values())
+        if current.sound_at is None and num_sound >= self._terms.quorum:
+            current.sound_at = now
         view = RoundView(
             current.verdicts,
             live,
             None if current.quorum_at is None else now - current.quorum_at,
             None if current.all_at is None else now - current.all_at,
+            None if current.sound_at is None else now - current.sound_at,
         )
         return decide_round(view, self._terms.quorum, self.grace_s)
 
