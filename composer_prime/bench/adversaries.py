@@ -7,6 +7,7 @@ process beside the same adversaries: is one ever refused?
 
 from __future__ import annotations
 
+import logging
 import shutil
 import statistics
 import sys
@@ -64,7 +65,8 @@ def main(recipe: Path, seeds: Sequence[int], honest: int, hostile: int, honest_o
     """
     if not 0 < hostile <= len(HOSTILE_NAMES):
         raise BadInput(f"--hostile ({hostile}) must be from 1 to {len(HOSTILE_NAMES)}: lower it")
-    console = Console(width=None if sys.stdout.isatty() else 200, soft_wrap=False)
+    logging.getLogger("composer_prime.sync").setLevel(logging.CRITICAL)  # a line a refusal: the tables sum them up
+    console = Console(width=None if sys.stdout.isatty() else 200)
     found = Audit()
     pairs: list[tuple[Arm, Arm]] = []
     for seed in seeds:
