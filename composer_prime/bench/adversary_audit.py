@@ -170,8 +170,12 @@ def _allowed(commit: Commit, terms: Terms) -> float:
 def _gist(why: str, sites: Collection[str]) -> str:
     """A reason without what differs from offer to offer: numbers, hashes, keys and sites."""
     words = [word.rstrip(":;,").removesuffix("'s") for word in why.split()]
-    told = ["SITE" if word in sites else "..." if _differs(word) else word for word in words]
-    return " ".join(word for word, before in zip(told, ["", *told], strict=False) if word != "..." or before != "...")
+    before = ["", *words]  # a site's name stands first, or after one of these: "a" is a word, too
+    named = [word in sites and last in ("", "of", "not", "signed") for word, last in zip(words, before, strict=False)]
+    told = [
+        "SITE" if is_site else "..." if _differs(word) else word for word, is_site in zip(words, named, strict=True)
+    ]
+    return " ".join(word for word, last in zip(told, ["", *told], strict=False) if word != "..." or last != "...")
 
 
 def _differs(word: str) -> bool:
