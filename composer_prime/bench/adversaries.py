@@ -56,9 +56,12 @@ class Arm:
     wall_s: float
 
 
-def main(recipe: Path, seeds: Sequence[int], honest: int, hostile: int, honest_offers: int, output_dir: Path) -> int:
+def main(
+    recipe: Path, seeds: Sequence[int], max_steps: int, honest: int, hostile: int, honest_offers: int, output_dir: Path
+) -> int:
     """Run both arms for each seed, then the crowd, and print tables; the exit code is 1 when something got through.
 
+    max_steps       training steps of each honest site
     honest_offers   least number of honest offers that the crowd makes; 0: no crowd
 
     Raises SiteError when a run fails, BadInput for more adversaries than there are names for.
@@ -70,7 +73,7 @@ def main(recipe: Path, seeds: Sequence[int], honest: int, hostile: int, honest_o
     found = Audit()
     pairs: list[tuple[Arm, Arm]] = []
     for seed in seeds:
-        arms = [_run_arm(recipe, seed, honest, number, output_dir) for number in (0, hostile)]
+        arms = [_run_arm(recipe, seed, max_steps, honest, number, output_dir) for number in (0, hostile)]
         pairs.append((arms[0], arms[1]))
         found.add(arms[0].found)
         found.add(arms[1].found)
@@ -124,12 +127,12 @@ def describe_pairs(rewards: Sequence[tuple[float, float]]) -> str:
 # --- one real run ----------------------------------------------------------------------------------------------------
 
 
-def _run_arm(recipe: Path, seed: int, honest: int, hostile: int, output_dir: Path) -> Arm:
+def _run_arm(recipe: Path, seed: int, max_steps: int, honest: int, hostile: int, output_dir: Path) -> Arm:
     """A whole run in processes of their own, scored and audited."""
     began = time.monotonic()
     folder = (output_dir / f"adversaries-{hostile}-of-{honest + hostile}-seed{seed}").absolute()
     shutil.rmtree(folder, ignore_errors=True)
-    setup = _Setup.prepare(recipe, seed, honest, hostile, folder)
+    setup = _Setup.prepare(recipe, seed, max_steps, honest, hostile, folder)
     setup.run()
     wall_s = time.monotonic() - began
     store = open_store(setup.uri)
@@ -173,7 +176,7 @@ class _Setup:
         return uri
 
     @classmethod
-    def prepare(cls, recipe: Path, seed: int, honest: int, hostile: int, folder: Path) -> _Setup:
+    def prepare(cls, recipe: Path, seed: int, max_steps: int, honest: int, hostile: int, folder: Path) -> _Setup:
         """Make the keys and write the recipe that every site of this arm reads."""
         names = [chr(ord("a") + index) for index in range(honest)]
         public: dict[str, str] = {}
@@ -185,6 +188,7 @@ class _Setup:
         settings = {
             "run.name": "run",
             "run.seed": seed,
+            "max_steps": max_steps,
             "output_dir": folder,
             "sites.count": honest,
             "orchestrator.batch_size": 16,

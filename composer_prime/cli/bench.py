@@ -118,6 +118,7 @@ def adversaries(
     ),
     seed: Annotated[list[int], typer.Option(help="A run.seed, with which both arms run; repeat it.")] = [0],  # noqa: B006
     runs: Annotated[bool, typer.Option(help="Run the two arms; without them only the crowd.")] = True,
+    max_steps: Annotated[int, typer.Option(min=8, help="Training steps of each honest site.")] = 72,
     honest: Annotated[int, typer.Option(min=2, max=7, help="Honest sites.")] = 7,
     hostile: Annotated[int, typer.Option(min=1, max=3, help="Adversaries with admitted keys.")] = 3,
     honest_offers: Annotated[
@@ -128,4 +129,4 @@ def adversaries(
     """Twelve kinds of hostile offers from three of ten sites: what is refused, what is bounded, what reward is lost."""
     from composer_prime.bench.adversaries import main
 
-    raise typer.Exit(main(recipe, seed if runs else [], honest, hostile, honest_offers, output_dir))
+    raise typer.Exit(main(recipe, seed if runs else [], max_steps, honest, hostile, honest_offers, output_dir))
