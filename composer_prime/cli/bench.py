@@ -109,3 +109,24 @@ def storm(
     from composer_prime.bench.storm import main
 
     main(sites, minutes, seed, faults_per_hour, outage_s, reference_minutes, liveness_s, json_path, folder)
+
+
+@app.command("adversaries")
+def adversaries(
+    recipe: Annotated[Path, typer.Option(help="The recipe that the honest sites train.")] = Path(
+        "recipes/local/two_sites.toml"
+    ),
+    seed: Annotated[list[int], typer.Option(help="A run.seed, with which both arms run; repeat it.")] = [0],  # noqa: B006
+    runs: Annotated[bool, typer.Option(help="Run the two arms; without them only the crowd.")] = True,
+    max_steps: Annotated[int, typer.Option(min=8, help="Training steps of each honest site.")] = 72,
+    honest: Annotated[int, typer.Option(min=2, max=7, help="Honest sites.")] = 7,
+    hostile: Annotated[int, typer.Option(min=1, max=3, help="Adversaries with admitted keys.")] = 3,
+    honest_offers: Annotated[
+        int, typer.Option(min=0, help="Honest offers to judge in one process, beside the adversaries; 0: none.")
+    ] = 10_000,
+    output_dir: Annotated[Path, typer.Option(help="Where the runs' folders go.")] = Path("outputs"),
+) -> None:
+    """Twelve kinds of hostile offers from three of ten sites: what is refused, what is bounded, what reward is lost."""
+    from composer_prime.bench.adversaries import main
+
+    raise typer.Exit(main(recipe, seed if runs else [], max_steps, honest, hostile, honest_offers, output_dir))

@@ -103,6 +103,7 @@ class OpenRound:
     checked: set[str] = field(default_factory=set)
     quorum_at: float | None = None
     all_at: float | None = None
+    sound_at: float | None = None
     closable_at: float | None = None
 
     def refuse(self, site: str, why: str) -> None:

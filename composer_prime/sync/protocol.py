@@ -88,12 +88,14 @@ class RoundView:
     live          sites to wait for (newest incarnation, state live, beat not timed out)
     since_quorum_s   seconds since this site first saw `quorum` valid offers; None when it hasn't
     since_all_s      seconds since this site first saw an offer of every live site; None when it hasn't
+    since_sound_s    seconds since this site first saw `quorum` offers that are valid or empty; None when it hasn't
     """
 
     verdicts: Mapping[str, Verdict]
     live: frozenset[str]
     since_quorum_s: float | None
     since_all_s: float | None
+    since_sound_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,8 @@ def decide_round(view: RoundView, quorum: int, grace_s: float) -> RoundDecision:
 
     At once when every live site has offered and enough offers are valid, or none of them has anything to merge. After
     the grace window when enough are valid though some live site is missing. A round in which every live site has
-    offered but too few are valid merges nothing, after grace: all work is carried.
+    offered but too few are valid merges nothing, after grace: all work is carried. So does one in which enough sites
+    have sound offers, but too few of them anything to merge: a site that beats and never offers can't hold it open.
     """
     valid = tuple(sorted(site for site, verdict in view.verdicts.items() if verdict == "valid"))
     num_invalid = sum(verdict == "invalid" for verdict in view.verdicts.values())
@@ -125,6 +128,9 @@ def decide_round(view: RoundView, quorum: int, grace_s: float) -> RoundDecision:
         if not valid and not num_invalid:
             return RoundDecision(True)
         left = grace_s - (view.since_all_s or 0.0)
+        return RoundDecision(True) if left <= 0 else RoundDecision(False, wait_s=left)
+    if len(view.verdicts) - num_invalid >= quorum:
+        left = grace_s - (view.since_sound_s or 0.0)
         return RoundDecision(True) if left <= 0 else RoundDecision(False, wait_s=left)
     return RoundDecision(False)
 

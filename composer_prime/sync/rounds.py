@@ -4,6 +4,7 @@ Decisions are `protocol`'s, checks of records `validity`'s; here is the reading,
 """
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 
 from composer_prime.errors import CorruptObject, KeyMissing
@@ -114,11 +115,15 @@ class RoundCloser:
             current.quorum_at = now
         if current.all_at is None and live <= current.verdicts.keys():
             current.all_at = now
+        num_sound = num_valid + sum(verdict == "empty" for verdict in current.verdicts.values())
+        if current.sound_at is None and num_sound >= self._terms.quorum:
+            current.sound_at = now
         view = RoundView(
             current.verdicts,
             live,
             None if current.quorum_at is None else now - current.quorum_at,
             None if current.all_at is None else now - current.all_at,
+            None if current.sound_at is None else now - current.sound_at,
         )
         return decide_round(view, self._terms.quorum, self.grace_s)
 
@@ -137,9 +142,18 @@ class RoundCloser:
             current.verdicts[site] = "valid" if found.payload is not None else "empty"
             if found.payload is not None:
                 current.offers[site] = found
-        for site, why in copies(current.offers).items():
+        for site, why in copies(self._by_standing(current.offers, replica)).items():
             current.refuse(site, why)
             logger.warning("offer_refused fragment=%d site=%s why=%s", replica.fragment, site, why)
+
+    def _by_standing(self, offers: Mapping[str, Offer], replica: Replica) -> dict[str, Offer]:
+        """Offers in the order in which they are believed to be their site's own work, should two be equal.
+
+        One's own first, then those of sites that the last rounds took oftener: who copies has made less of that. Of
+        equals the one that was seen first; names decide nothing, since who copies may choose one.
+        """
+        taken = Counter(keys.parse_payload(payload)[2] for payload in replica.history.taken)
+        return dict(sorted(offers.items(), key=lambda item: (item[0] != self._site, -taken[item[0]])))
 
     def _read_offer(self, key: str) -> Offer | str:
         try:

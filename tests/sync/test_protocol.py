@@ -26,8 +26,8 @@ from tests.sync.harness import make_terms
 TERMS = make_terms(quorum=2, grace_s=10.0)
 
 
-def view(verdicts, live, since_quorum_s=None, since_all_s=None):
-    return RoundView(verdicts, frozenset(live), since_quorum_s, since_all_s)
+def view(verdicts, live, since_quorum_s=None, since_all_s=None, since_sound_s=None):
+    return RoundView(verdicts, frozenset(live), since_quorum_s, since_all_s, since_sound_s)
 
 
 def decide(seen: RoundView) -> RoundDecision:
@@ -78,6 +78,15 @@ def test_round_of_invalid_offers_merges_nothing_but_only_after_grace():
 def test_round_in_which_nobody_has_anything_closes_void_at_once():
     decision = decide(view({"a": "empty", "b": "empty"}, "ab", None, 0.0))
     assert decision.close and decision.take == ()
+
+
+def test_a_live_site_that_never_offers_holds_up_a_round_without_work_for_a_grace_and_no_longer():
+    verdicts = {"a": "empty", "b": "empty"}
+    waiting = decide(view(verdicts, "abc", None, None, 4.0))
+    assert not waiting.close and waiting.wait_s == 6.0
+    decision = decide(view(verdicts, "abc", None, None, 10.0))
+    assert decision.close and decision.take == ()
+    assert not decide(view({"a": "empty", "b": "invalid"}, "abc", None, None, None)).close, "no quorum of sound offers"
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)

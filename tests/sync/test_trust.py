@@ -182,6 +182,31 @@ def test_two_equal_offers_of_a_round_count_once(store, clock):
     assert len(commit.taken) == 1 and "a copy" in commit.refused[0].why
 
 
+@pytest.mark.parametrize("copycat", ["0", "z"])
+def test_of_two_equal_offers_that_of_the_site_whose_work_was_merged_before_counts(store, clock, copycat):
+    names = ("a", "b", copycat)
+    a, b, thief = (HandSite(store, make_terms(grace_s=1.0), name, clock) for name in names)
+    generator = torch.Generator().manual_seed(1)
+    for version in range(2):
+        for site in (a, b):
+            site.beat()
+            movement = torch.randn(a.replicas[0].numel, generator=generator)
+            site.hand_over(0, movement)
+        if version:
+            thief.hand_over(0, movement)  # b's
+        for site in (thief, b):
+            site.runtime.run_tasks()
+            site.courier._bring(0)
+        for _ in range(3):
+            closing(clock, a)
+        for site in (a, b, thief):
+            site.courier.follow()
+            site.courier.collect(0)
+    commit = read_record(store, Commit, keys.commit(0, 1))
+    assert [entry.site for entry in commit.taken] == ["a", "b"]
+    assert [(entry.site, entry.why) for entry in commit.refused] == [(copycat, "equals the offer of b: a copy")]
+
+
 def test_a_run_without_keys_signs_nothing(store, clock):
     a = HandSite(store, make_terms(), "a", clock)
     assert not a.roster.signed and read_record(store, Beat, keys.beat("a", 0)).signature is None
