@@ -183,7 +183,7 @@ class _HonestSite:
         noise = torch.randn(master.weights.numel(), generator=self._random) * NOISE
         self._trained += 10
         movement = PULL * (master.weights - self._goal) + noise
-        self._courier.submit(Capture(0, movement, None, 10, 1, self._trained))
+        self._courier.submit(Capture(0, movement, torch.zeros_like(movement), None, 10, 1, self._trained))
 
     def act(self) -> None:
         """One pass over the bucket."""

@@ -272,7 +272,7 @@ def _hostile(
 
 def _coded(kind: str, variant: str, scene: Scene, movement: Tensor, **changes: object) -> Hostile:
     """A sound payload of that movement, and its record but for `changes`."""
-    data = code(scene.coding.codec, movement.contiguous(), scene.coding.plan).data
+    data = bytes(code(scene.coding.codec, movement.contiguous(), scene.coding.plan).data)
     return _raw(kind, variant, scene, data, **changes)
 
 
@@ -284,7 +284,7 @@ def _raw(kind: str, variant: str, scene: Scene, data: bytes, **changes: object) 
 
 
 def _sound_bytes(scene: Scene) -> bytes:
-    return code(scene.coding.codec, scene.movement.contiguous(), scene.coding.plan).data
+    return bytes(code(scene.coding.codec, scene.movement.contiguous(), scene.coding.plan).data)
 
 
 def _sound_offer(scene: Scene, data: bytes) -> Offer:

@@ -94,7 +94,13 @@ def decode_whole(
 
 
 def decode(
-    codec: Codec, data: bytes | memoryview, digests: Sequence[bytes], norms: Sequence[float], plan: SlicePlan, first: int, last: int
+    codec: Codec,
+    data: bytes | memoryview,
+    digests: Sequence[bytes],
+    norms: Sequence[float],
+    plan: SlicePlan,
+    first: int,
+    last: int,
 ) -> Tensor:
     """The elements of slices `first` to `last` - 1, fp32, from the bytes of those slices.
 
