@@ -55,6 +55,22 @@ def round_(
     main(params, repeats, codec)
 
 
+@app.command("peers")
+def peers(
+    gradientmail_python: Annotated[
+        Path | None, typer.Option(help="Python 3.12 of an environment that has GradientMail.")
+    ] = None,
+    params: Annotated[int, typer.Option(min=1, help="fp32 parameters.")] = 25_000_000,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of each that are measured, each after one.")] = 5,
+    codec: Annotated[str, typer.Option(help="How pseudo-gradients travel: fp32 or bf16.")] = "fp32",
+    poll_s: Annotated[list[float], typer.Option(min=0.01, help="GradientMail's poll_interval; repeat it.")] = [1, 0.1],  # noqa: B006
+) -> None:
+    """A round of two sites on SeaweedFS, against one of GradientMail's, in turn."""
+    from composer_prime.bench.peers import main
+
+    main(gradientmail_python, params, repeats, codec, poll_s)
+
+
 @app.command("sweep")
 def sweep(
     variant: Annotated[
