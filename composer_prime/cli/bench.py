@@ -78,11 +78,17 @@ def sweep(
     ],
     seed: Annotated[list[int], typer.Option(help="A run.seed; repeat it.")] = [0],  # noqa: B006 (typer reads it once)
     output_dir: Annotated[Path, typer.Option(help="Where the runs' folders go.")] = Path("outputs"),
+    baseline: Annotated[
+        int | None, typer.Option(help="Number of a variant, from 0: the others are compared with it, seed by seed.")
+    ] = None,
+    held_out_prompts: Annotated[
+        int, typer.Option(min=0, help="Tasks no site trained on, to score each run's final masters on; 0: none.")
+    ] = 512,
 ) -> None:
     """Real runs of several variants over several seeds, one after another, in one table."""
     from composer_prime.bench.sweep import main
 
-    main(variant, seed, output_dir)
+    main(variant, seed, output_dir, baseline, held_out_prompts)
 
 
 @app.command("link")
