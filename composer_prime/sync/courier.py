@@ -89,6 +89,9 @@ class Courier:
         self._archiving: Task | None = None
         self._admitted_by = roster.newest
         self._observed_at = self._looked_around_at = float("-inf")
+        self.returning = False
+        """Whether this site has come back and had no turn since: until then it looks whether the others have theirs."""
+        self._under_way: tuple[int, int] | None = None
         self.closed_at = runtime.now()
         """When this site last saw a round close, on its own clock."""
         self.closed = False
@@ -159,6 +162,10 @@ class Courier:
         """Whether every fragment has reached the run's final version."""
         return run_is_over(self.versions(), self._terms)
 
+    def is_due_elsewhere(self) -> bool:
+        """Whether another site was seen to have offered into the round that is due; looked for while `returning`."""
+        return self._under_way is not None and self._under_way == self._due_round()
+
     def look_around(self) -> None:
         """Read the whole log in the next pass, since the training thread is about to take a turn."""
         self._looked_around_at = float("-inf")
@@ -187,6 +194,8 @@ class Courier:
             self.follow(None if around else self._busy())
             if now - self._observed_at >= self._terms.liveness_s * (LOOK_BUSY if self.has_errands else LOOK_IDLE):
                 self._look_at_members(now)
+            if self.returning:
+                self._look_for_others()
             for fragment in list(self._errands):
                 self._bring(fragment)
             for fragment in self._served():
@@ -214,6 +223,19 @@ class Courier:
                 ready = [found or replica.closing is not None for replica, found in zip(replicas, looked, strict=True)]
                 replicas = [replica for replica, is_ready in zip(replicas, ready, strict=True) if is_ready]
                 replicas = [replica for replica in replicas if self._advance(replica)]
+
+    def _due_round(self) -> tuple[int, int]:
+        versions = self.versions()
+        due = due_fragment(versions)
+        return due, versions[due]
+
+    def _look_for_others(self) -> None:
+        """See whether somebody else has offered into the round that is due."""
+        due = self._due_round()
+        if self._under_way != due:
+            offered = (key for key in self._store.list(keys.offers_prefix(*due)) if keys.is_offer(key))
+            if any(keys.offer_site(key) != self._site for key in offered):
+                self._under_way = due
 
     def _busy(self) -> list[int]:
         """Fragments that may move any moment: a capture is out, or a commit waits for its parts."""
