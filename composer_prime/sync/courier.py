@@ -235,6 +235,7 @@ class Courier:
         if self._under_way != due:
             offered = (key for key in self._store.list(keys.offers_prefix(*due)) if keys.is_offer(key))
             if any(keys.offer_site(key) != self._site for key in offered):
+                logger.info("round_under_way fragment=%d version=%d", *due)
                 self._under_way = due
 
     def _busy(self) -> list[int]:
