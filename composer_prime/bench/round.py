@@ -23,6 +23,8 @@ from rich.table import Table
 from composer_prime.bench.seaweed import BUCKET, seaweed
 from composer_prime.errors import BadInput
 from composer_prime.outer.codecs import get_codec
+from composer_prime.outer.fragments import Fragment
+from composer_prime.outer.merge import settling
 from composer_prime.store import open_store
 from composer_prime.sync.courier import Courier
 from composer_prime.sync.driver import Driver
@@ -38,12 +40,16 @@ SITES = ("a", "b")
 
 @dataclass(frozen=True)
 class RoundBench:
-    """What both processes need: the run's root (an s3:// URI), fp32 parameters, repeats, codec."""
+    """What both processes need: the run's root (an s3:// URI), fp32 parameters, repeats, codec.
+
+    adopts   whether reading movement from the parameters, and moving them to the new master, counts as part of a round
+    """
 
     uri: str
     params: int
     repeats: int
     codec: str
+    adopts: bool = False
 
 
 def main(params: int = 25_000_000, repeats: int = 5, codec: str = "fp32") -> None:
@@ -90,27 +96,50 @@ def _site(bench: RoundBench, index: int, barrier: Barrier, answers: Queue) -> No
     driver.awaited = True  # as a training thread that has used up its delay
     driver.start("live")
     rounds, plain = [], []
+    exchange = Exchange(entered.courier, driver, params, run.fragments[0], adopts=bench.adopts)
     for number in range(bench.repeats + 1):
-        rounds.append(_timed_round(entered.courier, driver, movement * (number + 1), number, barrier))
+        rounds.append(exchange.timed_round(movement * (number + 1), number, barrier))
         plain.append(_timed_plain(bench, index, number, barrier))
     driver.close()
     entered.courier.finish()
     answers.put((rounds, plain))
 
 
-def _timed_round(courier: Courier, driver: Driver, movement: torch.Tensor, number: int, barrier: Barrier) -> float:
-    still = torch.zeros_like(movement)
-    barrier.wait()
-    started = time.perf_counter()
-    courier.submit(Capture(0, movement, still, None, 10, 1, 10 * (number + 1)))
-    driver.wake()
-    with courier.changed:
-        while courier.versions()[0] <= number:
-            driver.check()
-            courier.changed.wait(timeout=0.5)
-    elapsed = time.perf_counter() - started
-    courier.collect(0)
-    return elapsed
+class Exchange:
+    """A site's part in the rounds that are timed, as its training thread plays it."""
+
+    def __init__(
+        self, courier: Courier, driver: Driver, params: LocalParameters, fragment: Fragment, *, adopts: bool
+    ) -> None:
+        self._courier = courier
+        self._driver = driver
+        self._params = params
+        self._fragment = fragment
+        self._adopts = adopts
+        self._base = params.read(fragment)
+
+    def timed_round(self, movement: torch.Tensor, number: int, barrier: Barrier) -> float:
+        """Seconds of round `number`, in which this site hands over `movement`, fp32 [n]."""
+        captured = self._base - movement
+        if self._adopts:
+            self._params.write(self._fragment, captured)
+        barrier.wait()
+        started = time.perf_counter()
+        if self._adopts:
+            captured = self._params.read(self._fragment)
+        self._courier.submit(Capture(0, self._base, captured, None, 10, 1, 10 * (number + 1)))
+        self._driver.wake()
+        with self._courier.changed:
+            while self._courier.versions()[0] <= number:
+                self._driver.check()
+                self._courier.changed.wait(timeout=0.5)
+        weights = self._courier.master(0).weights
+        if self._adopts:
+            self._params.change(self._fragment, settling(captured, weights))
+        self._base = weights
+        elapsed = time.perf_counter() - started
+        self._courier.collect(0)
+        return elapsed
 
 
 def _timed_plain(bench: RoundBench, index: int, number: int, barrier: Barrier) -> float:

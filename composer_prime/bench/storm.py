@@ -235,7 +235,7 @@ def run_storm(
     folder: Path, plan: StormPlan, reference_s: float, say: Callable[[str], object] = lambda line: None
 ) -> "StormReport":
     """The storm, and before it a fault-free run of `reference_s` to compare with; 0: none. Returns the report."""
-    from composer_prime.bench.storm_report import read_report
+    from composer_prime.bench.storm_reading import read_report
 
     with machinery(folder) as shared:
 

@@ -55,6 +55,22 @@ def round_(
     main(params, repeats, codec)
 
 
+@app.command("peers")
+def peers(
+    gradientmail_python: Annotated[
+        Path | None, typer.Option(help="Python 3.12 of an environment that has GradientMail.")
+    ] = None,
+    params: Annotated[int, typer.Option(min=1, help="fp32 parameters.")] = 25_000_000,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of each that are measured, each after one.")] = 5,
+    codec: Annotated[str, typer.Option(help="How pseudo-gradients travel: fp32 or bf16.")] = "fp32",
+    poll_s: Annotated[list[float], typer.Option(min=0.01, help="GradientMail's poll_interval; repeat it.")] = [1, 0.1],  # noqa: B006
+) -> None:
+    """A round of two sites on SeaweedFS, against one of GradientMail's, in turn."""
+    from composer_prime.bench.peers import main
+
+    main(gradientmail_python, params, repeats, codec, poll_s)
+
+
 @app.command("sweep")
 def sweep(
     variant: Annotated[
@@ -62,11 +78,17 @@ def sweep(
     ],
     seed: Annotated[list[int], typer.Option(help="A run.seed; repeat it.")] = [0],  # noqa: B006 (typer reads it once)
     output_dir: Annotated[Path, typer.Option(help="Where the runs' folders go.")] = Path("outputs"),
+    baseline: Annotated[
+        int | None, typer.Option(help="Number of a variant, from 0: the others are compared with it, seed by seed.")
+    ] = None,
+    held_out_prompts: Annotated[
+        int, typer.Option(min=0, help="Tasks no site trained on, to score each run's final masters on; 0: none.")
+    ] = 512,
 ) -> None:
     """Real runs of several variants over several seeds, one after another, in one table."""
     from composer_prime.bench.sweep import main
 
-    main(variant, seed, output_dir)
+    main(variant, seed, output_dir, baseline, held_out_prompts)
 
 
 @app.command("link")

@@ -94,6 +94,9 @@ class Courier:
         self._observed_at = float("-inf")
         self._looked_at = [float("-inf")] * len(replicas)
         self._turn_is_near = False
+        self.returning = False
+        """Whether this site has come back and had no turn since: until then it looks whether the others have theirs."""
+        self._under_way: tuple[int, int] | None = None
         self.closed_at = runtime.now()
         """When this site last saw a round close, on its own clock."""
         self.closed = False
@@ -168,6 +171,10 @@ class Courier:
         """Find out in the next pass which round is open, since the training thread is about to take a turn."""
         self._turn_is_near = True
 
+    def is_due_elsewhere(self) -> bool:
+        """Whether another site was seen to have offered into the round that is due; looked for while `returning`."""
+        return self._under_way is not None and self._under_way == self._due_round()
+
     def finish(self) -> None:
         """Wait for uploads and snapshots that are under way; passes are no longer made."""
         tasks = [errand.upload for errand in self._errands.values()] + [self._archiving]
@@ -189,6 +196,8 @@ class Courier:
             self._look_at_log(now)
             if now - self._observed_at >= self._terms.liveness_s * (LOOK_BUSY if self.has_errands else LOOK_IDLE):
                 self._look_at_members(now)
+            if self.returning:
+                self._look_for_others()
             for fragment in list(self._errands):
                 self._bring(fragment)
             for fragment in self._served():
@@ -229,6 +238,20 @@ class Courier:
                 ready = [found or replica.closing is not None for replica, found in zip(replicas, looked, strict=True)]
                 replicas = [replica for replica, is_ready in zip(replicas, ready, strict=True) if is_ready]
                 replicas = [replica for replica in replicas if self._advance(replica)]
+
+    def _due_round(self) -> tuple[int, int]:
+        versions = self.versions()
+        due = due_fragment(versions)
+        return due, versions[due]
+
+    def _look_for_others(self) -> None:
+        """See whether somebody else has offered into the round that is due."""
+        due = self._due_round()
+        if self._under_way != due:
+            offered = (key for key in self._store.list(keys.offers_prefix(*due)) if keys.is_offer(key))
+            if any(keys.offer_site(key) != self._site for key in offered):
+                logger.info("round_under_way fragment=%d version=%d", *due)
+                self._under_way = due
 
     def _busy(self) -> list[int]:
         """Fragments that may move any moment: a capture is out, or a commit waits for its parts."""

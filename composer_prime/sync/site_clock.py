@@ -141,6 +141,7 @@ class OuterLoop:
             store, run, self._identity, runtime=runtime, journal=self._journal, inner_step=self._restored_step()
         )
         self._courier, self._tape = entered.courier, entered.tape
+        self._courier.returning = self._restored is not None
         self._stand(entered.roster)
         self._driver = Driver(
             self._courier,
@@ -198,7 +199,7 @@ class OuterLoop:
         for stand in self._stands:
             stand.ledger.train(tokens)
         self._wait_if_due()
-        if self._is_due(self._step) and not self._interrupted:
+        if (self._is_due(self._step) or self._falls_in()) and not self._interrupted:
             self._take_turn()
         elif self._is_due(self._step + 1):
             self._courier.look_ahead()  # beside training, so that the next step finds the log read
@@ -210,6 +211,10 @@ class OuterLoop:
     def _is_due(self, step: int) -> bool:
         since = max(self._turn_at, self._courier.closed_at)
         return is_due(step, self._runtime.now() - since, self._terms)
+
+    def _falls_in(self) -> bool:
+        """Whether a site that has come back takes its first turn now, since the others are taking theirs (rule 12)."""
+        return self._courier.returning and self._courier.is_due_elsewhere()
 
     def _wait_if_due(self) -> None:
         """Rule 8: tau inner steps after the capture the round must be in; wait for it only now, then adopt it."""
@@ -227,6 +232,7 @@ class OuterLoop:
         offer's record, which the courier makes, stands on the newest master all the same.
         """
         self._turn_at = self._runtime.now()
+        self._courier.returning = False
         for fragment in self._fragments:
             self._adopt(fragment.index)
         versions = self._courier.versions()

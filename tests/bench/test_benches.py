@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from composer_prime.bench import outer as bench_outer
-from composer_prime.bench.sweep import Outcome, draw, read_outcome, run_once
+from composer_prime.bench import sweep
+from composer_prime.bench.sweep import Outcome, draw, draw_differences, read_outcome, run_once
 from composer_prime.config.paths import RunPaths
-from composer_prime.errors import SiteError
+from composer_prime.errors import BadInput, SiteError
 from composer_prime.metrics import MetricsTape
 from composer_prime.store import keys, open_store
 
@@ -46,3 +48,26 @@ def test_a_sweep_reads_a_run_as_means_over_its_sites(tmp_path: Path) -> None:
 def test_a_sweep_stops_at_a_run_that_fails_and_shows_why(tmp_path: Path) -> None:
     with pytest.raises(SiteError, match=r"ended with 2(.|\n)*none\.toml"):
         run_once("none.toml", 0, tmp_path, "sweep-0-0")
+
+
+def test_a_sweep_compares_variants_seed_by_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    def outcomes(*pairs: tuple[float, float | None]) -> list[Outcome]:
+        return [Outcome(0.3, last, 0.8, 48, 6000, 60.0, held_out) for last, held_out in pairs]
+
+    runs = {
+        "fp32": outcomes((0.90, 0.80), (0.95, 0.90)),
+        "int8": outcomes((0.91, 0.79), (0.96, 0.89)),
+        "one site": outcomes((0.90, None), (0.97, None)),
+    }
+    Console(width=160).print(draw_differences(runs, "fp32"))
+    lines = capsys.readouterr().out.splitlines()
+    assert not any("fp32 " in line for line in lines[1:])
+    assert any(all(part in line for part in ("int8", "+0.0100 +- 0.0000 *", "-0.0100 +- 0.0000 *")) for line in lines)
+    assert any("one site" in line and "+0.0100 +- 0.1271" in line and line.endswith("- │") for line in lines)
+
+
+def test_a_sweep_refuses_a_baseline_that_is_none_of_its_variants(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"--baseline \(2\) must be 0 to 1"):
+        sweep.main(["a.toml", "b.toml"], [0], tmp_path, baseline=2)
+    with pytest.raises(BadInput, match="given twice"):
+        sweep.main(["a.toml"], [0, 0], tmp_path)

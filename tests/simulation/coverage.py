@@ -9,6 +9,7 @@ WATCHED = {
     "overtaken": "log: overtaken by an older process",
     "offer_stands_already": "log: offer of an older process stands",
     "own_offer_lost": "log: own offer's payload gone",
+    "round_under_way": "log: came back while a round was under way",
     "garbage_collected": "garbage: collected",
     "snapshot_failed": "store: snapshot failed",
     "snapshot_refused": "store: snapshot refused",

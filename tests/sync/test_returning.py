@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from composer_prime.store import keys, open_store
+from composer_prime.sync.reading import read_record
+from composer_prime.sync.records import Commit
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.terms import Terms
 from tests.sync.harness import make_net, make_terms
@@ -127,3 +129,73 @@ def test_an_offer_that_was_out_when_its_site_was_killed_is_followed_to_its_end(s
     for ledger in counts["a"] + counts["b"]:
         assert ledger["trained"] == ledger["merged"] + ledger["dropped"]
     assert back.values() == other.values()
+
+
+def make_slow_terms() -> Terms:
+    """A turn every twentieth step, and a round of both sites or none."""
+    return make_terms(inner_steps=40, sync_delay=19, quorum=2, rounds=2)
+
+
+def make_offered(store, terms: Terms) -> Drifter:
+    """Site b, whose offer of twenty steps stands in round 0 of fragment 0."""
+    other = Drifter(store, terms, name="b")
+    for _ in range(20):
+        other.step()
+    upload = other.outer._courier._errands[0].upload
+    assert upload is not None
+    upload.join(timeout=30)
+    other.outer._courier.tick()
+    return other
+
+
+def bring_back(store, terms: Terms, num_steps: int) -> Drifter:
+    """Site a, killed after so many steps with a checkpoint of them, started again; it has looked at the bucket."""
+    first = Drifter(store, terms)
+    for _ in range(num_steps):
+        first.step()
+    saved = first.checkpoint()
+    first.die()
+    back = Drifter(store, terms, saved)
+    back.outer._courier.tick()
+    return back
+
+
+def test_a_site_that_comes_back_gets_into_the_round_that_is_under_way(store):
+    terms = make_slow_terms()
+    other = make_offered(store, terms)
+    back = bring_back(store, terms, 3)
+    back.step()
+    courier = back.outer._courier
+    with courier.changed:
+        while courier.versions() != (1, 0):
+            assert courier.changed.wait(timeout=30), "the round doesn't close"
+    taken = read_record(store, Commit, keys.commit(0, 0)).taken
+    assert [(entry.site, entry.tokens) for entry in taken] == [("a", 4 * TOKENS), ("b", 20 * TOKENS)]
+    courier.tick()
+    for _ in range(15):  # up to step 19: its next turn is due with the twentieth step, as ever
+        back.step()
+    assert courier.versions() == (1, 0) and not courier.has_errands
+    back.die()
+    other.die()
+
+
+def test_a_site_that_comes_back_to_nobody_keeps_to_its_steps(store):
+    back = bring_back(store, make_slow_terms(), 3)
+    for _ in range(16):  # up to step 19
+        back.outer._courier.tick()
+        back.step()
+    assert not back.outer._courier.has_errands
+    back.step()
+    assert back.outer._courier.has_errands
+    back.die()
+
+
+def test_a_new_site_keeps_to_its_steps_beside_a_round_that_is_under_way(store):
+    terms = make_slow_terms()
+    other = make_offered(store, terms)
+    new = Drifter(store, terms)
+    new.outer._courier.tick()
+    new.step()
+    assert not new.outer._courier.has_errands
+    new.die()
+    other.die()
