@@ -30,6 +30,8 @@ class History:
     """The window of past rounds behind one version."""
 
     rounds: deque[PastRound] = field(default_factory=deque)
+    taken: dict[str, str] = field(default_factory=dict)
+    """sha256 by key of the payloads that these rounds took."""
 
     @classmethod
     def empty(cls, terms: Terms) -> "History":
@@ -57,11 +59,7 @@ class History:
         taken = {} if commit is None else {entry.payload: entry.sha256 for entry in commit.taken}
         admissions = 0 if commit is None else commit.admissions
         self.rounds.append(PastRound(version, taken, commit is None, admissions))
-
-    @property
-    def taken(self) -> dict[str, str]:
-        """sha256 by key of the payloads that these rounds took."""
-        return {payload: sha for past in self.rounds for payload, sha in past.taken.items()}
+        self.taken = {payload: sha for past in self.rounds for payload, sha in past.taken.items()}
 
     @property
     def voids(self) -> tuple[int, ...]:
