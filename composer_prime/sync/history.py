@@ -4,6 +4,7 @@ Exactly `max_stale_rounds` rounds, so that a site which starts from a snapshot k
 """
 
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from composer_prime.errors import CorruptObject
@@ -23,6 +24,19 @@ class PastRound:
     taken: dict[str, str]
     void: bool
     admissions: int
+
+
+def voids_among(versions: Sequence[int], commits: Sequence[Commit | None], known: Iterable[int]) -> set[int]:
+    """Which of these rounds were void: those known, and further back those that a later sound commit says were.
+
+    versions   consecutive, oldest first, with what stands as their commits
+    known      the void rounds of the window behind the last one (`History.voids`)
+    """
+    voids = set(known)
+    for version, commit in zip(reversed(versions), reversed(commits), strict=True):
+        if commit is not None and version not in voids:
+            voids.update(commit.voids)
+    return voids
 
 
 @dataclass
