@@ -217,6 +217,8 @@ class Replica:
 
     def _heal(self, commit: Commit) -> str | None:
         """Rule 1: the log names another master than ours. Rebuild; None when that gives the log's, else the fault."""
+        ours = self.master.sha256
+        logger.error("master_differs fragment=%d version=%d ours=%s", self.fragment, self.version, ours[:16])
         self._rebuild()
         if self.master.sha256 == commit.base_sha:
             return None
@@ -225,7 +227,6 @@ class Replica:
     def _rebuild(self) -> bool:
         """Make our master anew from a snapshot and the log; whether it was another one, or can't be made any more."""
         ours = self.master.sha256
-        logger.error("master_differs fragment=%d version=%d ours=%s", self.fragment, self.version, ours[:16])
         try:
             self.master = rebuild_master(
                 self._store, self._run, self.fragment, self.version, runtime=self._runtime, roster=self._roster
@@ -241,7 +242,11 @@ class Replica:
 
         It isn't any more, then: what was judged by it must be judged anew.
         """
-        return is_odd_one_out(self.master.sha256, theirs) and self._rebuild()
+        ours = self.master.sha256
+        if not is_odd_one_out(ours, theirs):
+            return False
+        logger.warning("master_doubted fragment=%d version=%d ours=%s", self.fragment, self.version, ours[:16])
+        return self._rebuild()
 
     def _was_mistaken(self, fault: str) -> bool:
         """Before a commit is called void: as `is_mistaken`, but MasterMismatch when the log makes our master again."""

@@ -17,7 +17,8 @@ WATCHED = {
     "tape_not_flushed": "store: tape not flushed",
     "run_created": "start: manifest raced for",
     "run_finished": "end: finished",
-    "master_differs": "log: own master differed",
+    "master_differs": "log: own master differed from the log's",
+    "master_doubted": "log: own master differed from the others'",
 }
 FORBIDDEN = ("commit_void", "part_void", "admission_void")
 """Log lines that sound sites on a sound store never cause."""

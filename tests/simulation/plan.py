@@ -156,7 +156,7 @@ FORGETFUL = {"fragments": 1, "keep_log": False, "snapshot_rounds": 1, "max_stale
 
 def _rounds(rng: random.Random, num_sites: int, fragments: int) -> int:
     """Fewer where many sites make many events in each."""
-    most = 8 if num_sites < 5 else 5 if num_sites < 9 else 3
+    most = 7 if num_sites < 5 else 4 if num_sites < 9 else 3
     return max(2, rng.randint(3, most) // fragments)
 
 
@@ -181,6 +181,9 @@ def _faults(rng: random.Random, plan: Plan) -> list[Fault]:
             faults.append(Fault("late", site, at_s=rng.random() * length_s * 1.2))
     if may_go and FORGETFUL.items() <= plan.terms.model_dump().items():
         faults.append(Fault("absent", may_go[0], at_s=rng.random() * 0.3 * length_s, for_s=5.0 + length_s))
+    if plan.racy and num_sites > 1 and rng.random() < 0.5:
+        at_s, for_s = rng.random() * length_s, rng.choice((0.3, 1.0, 3.0)) * turn_s
+        faults.append(Fault("both", rng.randrange(1, num_sites), at_s, for_s))  # or hardly anything would be raced for
     for _ in range(rng.choice((0, 1, 1, 2, 3, 4, 6))):
         faults.append(_fault(rng, plan, may_go))
     return faults
