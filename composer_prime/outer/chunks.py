@@ -4,6 +4,7 @@ Walking changes no bit of any result, only speed and memory: on 33 M values whol
 speed of spans, while spans of 64 Ki to 4 Mi elements didn't differ by more than the noise of a shared machine.
 """
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -38,6 +39,6 @@ def first_nonfinite(x: Tensor) -> int | None:
     """Index of the first NaN or infinity of x, any float dtype, 1-D; None when all values are finite."""
     for start, stop in spans(x.numel()):
         least, greatest = torch.aminmax(x[start:stop])  # both NaN as soon as one value is
-        if not bool((least > -torch.inf) & (greatest < torch.inf)):
+        if not (float(least) > -math.inf and float(greatest) < math.inf):
             return start + int(torch.nonzero(~torch.isfinite(x[start:stop]))[0])
     return None

@@ -5,6 +5,7 @@ and every function here is pure; DESIGN.md section 4 and docs/protocol.md say wh
 """
 
 import re
+from functools import lru_cache
 
 from composer_prime.config.table import SITE_NAME
 from composer_prime.errors import ConfigError, ProtocolError
@@ -27,6 +28,11 @@ _CLAIM = re.compile(rf"sites/({SITE_NAME})/(\d{{6}})/claim\.json")
 _BEAT = re.compile(rf"sites/({SITE_NAME})/(\d{{6}})/beat")
 
 
+_remembered = lru_cache(maxsize=4096)
+"""A site spells and reads the same few keys with every look at the bucket, many times a second."""
+
+
+@_remembered
 def check_site_name(site: str) -> str:
     """Return `site` when it is a legal site name; ConfigError says what a name may hold."""
     if not _SITE.fullmatch(site):
@@ -97,6 +103,7 @@ def probe(nonce: str) -> str:
 # --- rounds ----------------------------------------------------------------------------------------------------------
 
 
+@_remembered
 def round_prefix(fragment: int, version: int) -> str:
     """Prefix of everything that belongs to the round which makes `version` + 1 out of `version`."""
     return f"rounds/{_number('fragment', fragment, FRAGMENT_DIGITS)}/{_number('version', version, ROUND_DIGITS)}/"
@@ -107,16 +114,19 @@ def offers_prefix(fragment: int, version: int) -> str:
     return f"{round_prefix(fragment, version)}offers/"
 
 
+@_remembered
 def offer(fragment: int, version: int, site: str) -> str:
     """One site's offer record for one round."""
     return f"{offers_prefix(fragment, version)}{check_site_name(site)}.json"
 
 
+@_remembered
 def is_offer(key: str) -> bool:
     """True when `key` is an offer record's."""
     return _OFFER.fullmatch(key) is not None
 
 
+@_remembered
 def offer_site(key: str) -> str:
     """The site that made the offer record at `key`; ProtocolError when it is no such key."""
     return _parsed(_OFFER, "an offer", key)[3]
@@ -127,6 +137,7 @@ def payload(fragment: int, version: int, site: str, sha: str) -> str:
     return f"{round_prefix(fragment, version)}payload/{check_site_name(site)}-{_sha16(sha)}"
 
 
+@_remembered
 def parse_payload(key: str) -> tuple[int, int, str]:
     """(fragment, version it was captured on, site) of a payload's key; ProtocolError for any other key."""
     match = _parsed(_PAYLOAD, "a payload", key)
@@ -138,6 +149,7 @@ def is_payload(key: str) -> bool:
     return _PAYLOAD.fullmatch(key) is not None
 
 
+@_remembered
 def commit(fragment: int, version: int) -> str:
     """The create-once record that decides which offers make the round."""
     return f"{round_prefix(fragment, version)}commit.json"
@@ -198,21 +210,25 @@ def sites_prefix() -> str:
     return "sites/"
 
 
+@_remembered
 def site_prefix(site: str) -> str:
     """Prefix of one site's claims and beats; they sort by incarnation."""
     return f"{sites_prefix()}{check_site_name(site)}/"
 
 
+@_remembered
 def claim(site: str, incarnation: int) -> str:
     """The create-once record by which a process takes a site's name."""
     return f"{site_prefix(site)}{_number('incarnation', incarnation, INCARNATION_DIGITS)}/claim.json"
 
 
+@_remembered
 def beat(site: str, incarnation: int) -> str:
     """The one object of a site that is overwritten: its sign of life."""
     return f"{site_prefix(site)}{_number('incarnation', incarnation, INCARNATION_DIGITS)}/beat"
 
 
+@_remembered
 def is_claim(key: str) -> bool:
     """True when `key` is a claim's."""
     return _CLAIM.fullmatch(key) is not None
@@ -223,6 +239,7 @@ def is_beat(key: str) -> bool:
     return _BEAT.fullmatch(key) is not None
 
 
+@_remembered
 def parse_claim(key: str) -> tuple[str, int]:
     """(site, incarnation) of a claim's key; ProtocolError for any other key."""
     match = _parsed(_CLAIM, "a claim", key)

@@ -21,7 +21,7 @@ class MeteredStore:
     def __init__(self, inner: Store) -> None:
         self._inner = inner
         self._lock = threading.Lock()
-        self._traffic = Traffic()
+        self._bytes_up = self._bytes_down = self._num_requests = 0
 
     @property
     def uri(self) -> str:
@@ -30,12 +30,14 @@ class MeteredStore:
 
     def traffic(self) -> Traffic:
         """What has passed so far."""
-        return self._traffic
+        with self._lock:
+            return Traffic(self._bytes_up, self._bytes_down, self._num_requests)
 
     def _count(self, up: int = 0, down: int = 0) -> None:
         with self._lock:
-            now = self._traffic
-            self._traffic = Traffic(now.bytes_up + up, now.bytes_down + down, now.num_requests + 1)
+            self._bytes_up += up
+            self._bytes_down += down
+            self._num_requests += 1
 
     def create(self, key: str, data: bytes) -> bool:
         self._count(up=len(data))

@@ -94,6 +94,7 @@ class OpenRound:
     """What this site has seen of one fragment's open round.
 
     offers    sound records in the order seen; `checked` are those whose payload was read and decoded, too
+    bases     the masters' hashes on which all offers seen stand, sound or not
     """
 
     version: int
@@ -101,6 +102,7 @@ class OpenRound:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
     checked: set[str] = field(default_factory=set)
+    bases: dict[str, str] = field(default_factory=dict)
     quorum_at: float | None = None
     all_at: float | None = None
     sound_at: float | None = None

@@ -4,6 +4,7 @@ Exactly `max_stale_rounds` rounds, so that a site which starts from a snapshot k
 """
 
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from composer_prime.errors import CorruptObject
@@ -25,11 +26,26 @@ class PastRound:
     admissions: int
 
 
+def voids_among(versions: Sequence[int], commits: Sequence[Commit | None], known: Iterable[int]) -> set[int]:
+    """Which of these rounds were void: those known, and further back those that a later sound commit says were.
+
+    versions   consecutive, oldest first, with what stands as their commits
+    known      the void rounds of the window behind the last one (`History.voids`)
+    """
+    voids = set(known)
+    for version, commit in zip(reversed(versions), reversed(commits), strict=True):
+        if commit is not None and version not in voids:
+            voids.update(commit.voids)
+    return voids
+
+
 @dataclass
 class History:
     """The window of past rounds behind one version."""
 
     rounds: deque[PastRound] = field(default_factory=deque)
+    taken: dict[str, str] = field(default_factory=dict)
+    """sha256 by key of the payloads that these rounds took."""
 
     @classmethod
     def empty(cls, terms: Terms) -> "History":
@@ -57,11 +73,7 @@ class History:
         taken = {} if commit is None else {entry.payload: entry.sha256 for entry in commit.taken}
         admissions = 0 if commit is None else commit.admissions
         self.rounds.append(PastRound(version, taken, commit is None, admissions))
-
-    @property
-    def taken(self) -> dict[str, str]:
-        """sha256 by key of the payloads that these rounds took."""
-        return {payload: sha for past in self.rounds for payload, sha in past.taken.items()}
+        self.taken = {payload: sha for past in self.rounds for payload, sha in past.taken.items()}
 
     @property
     def voids(self) -> tuple[int, ...]:

@@ -5,7 +5,7 @@
 All counts are in trained tokens. The movement itself lives in the parameters; this is its book.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -85,4 +85,4 @@ class FragmentLedger:
 
     def to_dict(self) -> dict[str, Any]:
         """The counts, for a checkpoint."""
-        return asdict(self)
+        return dict(vars(self))

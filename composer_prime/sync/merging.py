@@ -35,6 +35,7 @@ class Closing:
     """A round whose commit is there and sound, on its way to the next master.
 
     seen_at   when this site first saw the commit, on its own clock
+    asked_at  when it last asked whether the round was collected, of which missing parts are a sign
     parts     merged parts found so far
     gone      whether the round was found to be collected as garbage while parts of it were missing here
     """
@@ -42,6 +43,7 @@ class Closing:
     commit: Commit
     commit_sha: str
     seen_at: float
+    asked_at: float
     parts: dict[int, Part] = field(default_factory=dict)
     gone: bool = False
 

@@ -10,6 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from composer_prime.sync.terms import Terms
@@ -50,6 +51,7 @@ def run_is_over(versions: Sequence[int], terms: Terms) -> bool:
     return min(versions) >= terms.final_version
 
 
+@lru_cache(maxsize=1024)
 def _draw(*parts: object) -> bytes:
     return hashlib.sha256(":".join(map(str, parts)).encode()).digest()
 

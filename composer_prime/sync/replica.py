@@ -5,6 +5,7 @@ Nothing local enters here: two replicas that have read the same log hold the sam
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from composer_prime.errors import CorruptObject, KeyMissing, MasterMismatch, ProtocolError, StoreError
@@ -12,9 +13,9 @@ from composer_prime.outer.outer_optimizer import nesterov_next
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
-from composer_prime.sync.history import History
+from composer_prime.sync.history import History, voids_among
 from composer_prime.sync.merging import Closing, Merger
-from composer_prime.sync.protocol import is_odd_one_out
+from composer_prime.sync.protocol import is_odd_one_out, takeover_s
 from composer_prime.sync.reading import find_record, read_bytes
 from composer_prime.sync.records import Commit, Offer, Taken
 from composer_prime.sync.roster import Roster
@@ -73,6 +74,8 @@ class Replica:
         self.closing: Closing | None = None
         """The open round's commit, once it is there, until its merge is complete."""
         self._looked: bytes | None = None
+        self._stranded = False
+        """Whether our master is wrong and the log to make it anew is gone; what a live site pins is less than that."""
         master = start or newest_master(store, run, roster, fragment, at_most=at_most)
         if master is None:
             raise CorruptObject(
@@ -109,7 +112,7 @@ class Replica:
         """
         if self.version >= self._terms.final_version:
             return []
-        if self.closing is None:
+        if self.closing is None and not self._stranded:
             data = self.look()
             if data is None:
                 return []
@@ -118,7 +121,7 @@ class Replica:
             if isinstance(found, Round):
                 return [self._pass(found, self.master.unchanged(), sha256_hex(data), None)]
             self.closing = found
-        return self._merge(self.closing)
+        return self._jump() if self.closing is None else self._merge(self.closing)
 
     def look(self) -> bytes | None:
         """The bytes of the open round's commit, kept for `advance`; None while there is none."""
@@ -127,8 +130,8 @@ class Replica:
                 self._looked = read_bytes(self._store, keys.commit(self.fragment, self.version))
         return self._looked
 
-    def _judge(self, data: bytes) -> Closing | Round:
-        """The open round's commit when it is sound, else a void round."""
+    def _judge(self, data: bytes) -> Closing | Round | None:
+        """The open round's commit when it is sound, else a void round; None when we are stranded before it."""
         key = keys.commit(self.fragment, self.version)
         try:
             commit = Commit.from_bytes(data, key)
@@ -146,10 +149,14 @@ class Replica:
         )
         if fault is None and commit.base_sha != self.master.sha256:
             fault = self._heal(commit)
-        if fault is not None:
-            self._check_not_alone(fault)
+        if fault is not None and not self._stranded:
+            if self._was_mistaken(fault):
+                return self._judge(data)
             return self._void(fault, commit)
-        return Closing(commit, sha256_hex(data), self._runtime.now())
+        if self._stranded:
+            return None
+        now = self._runtime.now()
+        return Closing(commit, sha256_hex(data), seen_at=now, asked_at=now)
 
     def _signature_fault(self, commit: Commit) -> str | None:
         if not self._roster.knows(commit.admissions):
@@ -181,7 +188,7 @@ class Replica:
                 return self._jump()
             raise
         if mean is None:
-            return self._jump() if closing.gone else []
+            return self._jump() if closing.gone or self._waits_in_vain(closing) else []
         moved = nesterov_next(master.weights, mean, master.momentum, lr=terms.lr, mu=terms.momentum)
         if moved is None:
             void = self._void("its merge isn't finite", commit)
@@ -203,6 +210,7 @@ class Replica:
 
     def _forget_round(self) -> None:
         self.closing = self._looked = None
+        self._stranded = False
         self.merger.forget()
 
     # --- when the log differs, or is gone ---------------------------------------------------------------------------
@@ -211,23 +219,48 @@ class Replica:
         """Rule 1: the log names another master than ours. Rebuild; None when that gives the log's, else the fault."""
         ours = self.master.sha256
         logger.error("master_differs fragment=%d version=%d ours=%s", self.fragment, self.version, ours[:16])
-        self.master = rebuild_master(
-            self._store, self._run, self.fragment, self.version, runtime=self._runtime, roster=self._roster
-        )
+        self._rebuild()
         if self.master.sha256 == commit.base_sha:
             return None
         return f"stands on master {commit.base_sha[:16]}, the log makes {self.master.sha256[:16]} here"
 
-    def _check_not_alone(self, fault: str) -> None:
-        """Before a commit is called void: raise MasterMismatch when the others' offers say that we are the odd one."""
+    def _rebuild(self) -> bool:
+        """Make our master anew from a snapshot and the log; whether it was another one, or can't be made any more."""
         ours = self.master.sha256
+        try:
+            self.master = rebuild_master(
+                self._store, self._run, self.fragment, self.version, runtime=self._runtime, roster=self._roster
+            )
+        except ProtocolError:
+            self._stranded = self._is_collected()
+            if not self._stranded:
+                raise
+        return self._stranded or self.master.sha256 != ours
+
+    def is_mistaken(self, theirs: Sequence[str]) -> bool:
+        """Whether our master was wrong, as the base hashes of the others' offers say and the log confirms.
+
+        It isn't any more, then: what was judged by it must be judged anew.
+        """
+        ours = self.master.sha256
+        if not is_odd_one_out(ours, theirs):
+            return False
+        logger.warning("master_doubted fragment=%d version=%d ours=%s", self.fragment, self.version, ours[:16])
+        return self._rebuild()
+
+    def _was_mistaken(self, fault: str) -> bool:
+        """Before a commit is called void: as `is_mistaken`, but MasterMismatch when the log makes our master again."""
         theirs = self._bases_of_others()
+        if self.is_mistaken(theirs):
+            return True
+        ours = self.master.sha256
         if is_odd_one_out(ours, theirs):
             raise MasterMismatch(
                 f"fragment {self.fragment} version {self.version}: our master is {ours[:16]}, rebuilt from the log it "
                 f"is the same, but the others' offers stand on {', '.join(sorted({sha[:16] for sha in theirs}))} (the "
                 f"commit {fault}): this machine computes differently; run the test vector on it and take it out"
             )
+        return False
 
     def _bases_of_others(self) -> list[str]:
         listed = self._store.list(keys.offers_prefix(self.fragment, self.version))
@@ -235,6 +268,15 @@ class Replica:
             lambda key: find_record(self._store, Offer, key), [key for key in listed if keys.is_offer(key)]
         )
         return [record.base_sha for record in records if record is not None and record.site != self._site]
+
+    def _waits_in_vain(self, closing: Closing) -> bool:
+        """Whether parts are missing since they were collected. Who may merge them finds that out by trying; where a
+        fixed committer alone may, the others must ask."""
+        committer, now = self._roster.committer(closing.commit.admissions), self._runtime.now()
+        if committer in (None, self._site) or now - closing.asked_at < takeover_s(self._terms.grace_s):
+            return False
+        closing.asked_at = now
+        return self._is_collected()
 
     def _is_collected(self) -> bool:
         """Whether what rounds here were made of may have been deleted: a newer snapshot stands."""
@@ -252,7 +294,7 @@ class Replica:
         )
         self._stand_on(master)
         self._forget_round()
-        voids = self.history.voids
+        voids = voids_among(versions, commits, self.history.voids)
         logger.warning("jumped fragment=%d from=%d to=%d", self.fragment, versions.start, master.version)
         return [
             Round(self.fragment, version, () if commit is None or version in voids else commit.taken, {}, None)
@@ -267,8 +309,9 @@ class _Rebuilt(Replica):
         """A rebuild compares at its end, not on the way."""
         return None
 
-    def _check_not_alone(self, fault: str) -> None:
+    def _was_mistaken(self, fault: str) -> bool:
         """Nor does it ask the others."""
+        return False
 
 
 def rebuild_master(

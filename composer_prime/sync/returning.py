@@ -17,6 +17,7 @@ from composer_prime.outer.sparse import dense
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.errands import Errand
+from composer_prime.sync.history import voids_among
 from composer_prime.sync.journal import Journal
 from composer_prime.sync.ledger import FragmentLedger
 from composer_prime.sync.parameters import Parameters
@@ -87,9 +88,10 @@ def own_past(
     versions = range(since, now + 1)
     offers = runtime.map(lambda version: find_record(store, Offer, keys.offer(fragment, version, site)), versions)
     commits = runtime.map(lambda version: find_record(store, Commit, keys.commit(fragment, version)), range(since, now))
+    voids = voids_among(range(since, now), commits, replica.history.voids)
     merged: list[Taken] = []
     for version, commit in zip(range(since, now), commits, strict=True):
-        if commit is not None and version not in replica.history.voids:
+        if commit is not None and version not in voids:
             merged += [entry for entry in commit.taken if entry.site == site]
     own = [
         (version, offer)

@@ -135,6 +135,8 @@ class RoundCloser:
         for key, found in zip(new, self._runtime.map(self._read_offer, new), strict=True):
             site = keys.offer_site(key)
             fault = found if isinstance(found, str) else self._fault(found, site, replica)
+            if isinstance(found, Offer):
+                current.bases[site] = found.base_sha
             if isinstance(found, str) or fault is not None:
                 current.refuse(site, fault or "unreadable")
                 logger.warning("offer_refused fragment=%d site=%s why=%s", replica.fragment, site, fault)
@@ -210,6 +212,9 @@ class RoundCloser:
         if gathered and not self._check_payloads(current, replica, take):
             return False  # fewer are left: decide again
         if replica.look() is not None:
+            return False
+        if replica.is_mistaken([base for site, base in current.bases.items() if site != self._site]):
+            del self._rounds[replica.fragment]  # its offers were judged by a wrong master
             return False
         record = write_commit(
             facts=replica.coding.facts,

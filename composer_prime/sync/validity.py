@@ -8,6 +8,7 @@ import base64
 import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from composer_prime.errors import ProtocolError
 from composer_prime.outer.shares import Weighed, shares
@@ -40,12 +41,18 @@ class FragmentFacts:
 
 def digests_of(offer: Offer) -> tuple[bytes, ...]:
     """The slices' hashes that an offer states. Raises ProtocolError when they aren't base64 of whole hashes."""
+    return _digests(offer.slices, offer.site)
+
+
+@lru_cache(maxsize=256)
+def _digests(slices: str, site: str) -> tuple[bytes, ...]:
+    """An offer is judged when it is seen, when it is decoded, and when a commit takes it."""
     try:
-        raw = base64.b64decode(offer.slices, validate=True)
+        raw = base64.b64decode(slices, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ProtocolError(f"slices of an offer of {offer.site} are no base64: refuse it") from error
+        raise ProtocolError(f"slices of an offer of {site} are no base64: refuse it") from error
     if len(raw) % DIGEST_BYTES:
-        raise ProtocolError(f"slices of an offer of {offer.site} are {len(raw)} bytes, no multiple of {DIGEST_BYTES}")
+        raise ProtocolError(f"slices of an offer of {site} are {len(raw)} bytes, no multiple of {DIGEST_BYTES}")
     return tuple(raw[at : at + DIGEST_BYTES] for at in range(0, len(raw), DIGEST_BYTES))
 
 

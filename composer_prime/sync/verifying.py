@@ -311,8 +311,9 @@ class _Checked(Replica):
         """Nothing is healed: whether the log or the commit is wrong, what the sites made of it tells."""
         return f"names the master {commit.base_sha}, the log makes {self.master.sha256}"
 
-    def _check_not_alone(self, fault: str) -> None:
+    def _was_mistaken(self, fault: str) -> bool:
         """Nor does an auditor ask who agrees with it."""
+        return False
 
     def _jump(self) -> list[Round]:
         """Stand on the next snapshot, where garbage collection may have taken what this round was made of (rule 13)."""

@@ -1,7 +1,7 @@
 """What a world hears of production code while it plays: log lines, decisions, and what returning sites find.
 
-Nothing is changed by listening. Two things are remembered, to save time: the arithmetic's test vector, which every
-joining site computes, and what the same bytes parse to.
+Nothing is changed by listening. Three things are remembered, to save time: the arithmetic's test vector, which every
+joining site computes, and what the same bytes parse or decode to, each of which every site reads.
 """
 
 import contextlib
@@ -10,12 +10,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from composer_prime.outer.arithmetic import test_vector
-from composer_prime.sync import returning, rounds, start
+from composer_prime.outer.codecs import Codec
+from composer_prime.outer.slices import SlicePlan
+from composer_prime.sync import merging, returning, rounds, start
 from composer_prime.sync.canonical import Record
 from composer_prime.sync.protocol import RoundDecision, RoundView
 from composer_prime.sync.returning import OwnPast
+from tests.simulation import invariants
 from tests.simulation.coverage import Coverage
 
 
@@ -26,6 +30,7 @@ def listening(coverage: Coverage) -> Iterator[None]:
     level, propagate, threads = logger.level, logger.propagate, torch.get_num_threads()
     own_past, decide, vector = returning.own_past, rounds.decide_round, start.test_vector
     from_bytes: Any = Record.__dict__["from_bytes"]
+    decode, decode_outside = merging.decode, invariants.decode
 
     def heard_past(*args: Any) -> OwnPast:
         past = own_past(*args)
@@ -44,9 +49,12 @@ def listening(coverage: Coverage) -> Iterator[None]:
     torch.set_num_threads(1)
     returning.own_past, rounds.decide_round, start.test_vector = heard_past, heard_decision, _vector
     Record.from_bytes = classmethod(_parsed_once(from_bytes.__func__))  # type: ignore[assignment]
+    merging.decode = _decoded_once(decode)
+    invariants.decode = merging.decode if decode_outside is decode else _decoded_once(decode_outside)
     try:
         yield
     finally:
+        merging.decode, invariants.decode = decode, decode_outside
         Record.from_bytes = from_bytes
         returning.own_past, rounds.decide_round, start.test_vector = own_past, decide, vector
         torch.set_num_threads(threads)
@@ -83,6 +91,20 @@ def _parsed_once(parse: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     return from_bytes
+
+
+def _decoded_once(decode: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Decoding depends on its arguments alone; everyone gets a copy of their own."""
+    known: dict[tuple[Any, ...], Tensor] = {}
+
+    def decoded(codec: Codec, data: bytes, digests: Any, norms: Any, plan: SlicePlan, first: int, last: int) -> Tensor:
+        place = (codec.name, data, tuple(digests), tuple(norms), plan, first, last)
+        found = known.get(place)
+        if found is None:
+            found = known[place] = decode(codec, data, digests, norms, plan, first, last)
+        return found.clone()
+
+    return decoded
 
 
 _vectors: list[str] = []

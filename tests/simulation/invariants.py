@@ -145,7 +145,12 @@ class Invariants:
     # --- masters ----------------------------------------------------------------------------------------------------
 
     def master(self, process: SiteProcess, master: Master) -> None:
-        known = self._masters.setdefault((master.fragment, master.version), master.sha256)
+        place, flipped = (master.fragment, master.version), process.flipped.get(master.fragment)
+        if flipped is not None:
+            if master.version > flipped and self._masters.get(place) == master.sha256:
+                del process.flipped[master.fragment]
+            return
+        known = self._masters.setdefault(place, master.sha256)
         if known != master.sha256:
             self.violate(f"{process.site.name} has another master({master.fragment}, {master.version}) than others")
 

@@ -11,10 +11,10 @@ from composer_prime.sync.terms import Terms
 
 STRIKES = (
     *("crash", "crash", "crash_old", "crash_old", "crash_empty", "pause", "twin", "replace"),
-    *("cut", "slow", "loss", "loss", "leave", "lost"),
+    *("cut", "slow", "loss", "loss", "leave", "lost", "both", "unreadable", "unreadable", "corrupt", "corrupt"),
 )
 """Kinds that befall a running site, as often as they are drawn; "late", "phase", "skew", "slow_upload" and "race" are
-there from the start."""
+there from the start, and "absent" is a pause in which the log before a site is collected."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ def draw_plan(seed: int) -> Plan:
         signed=rng.random() < 0.03,
         faults=(),
     )
-    plan = replace(plan, layers=plan.terms.fragments + rng.choice((0, 1)), racy=plan.terms.committer is not None)
+    racy = plan.terms.committer is not None and rng.random() < 0.75
+    plan = replace(plan, layers=plan.terms.fragments + rng.choice((0, 1)), racy=racy)
     if plan.terms.codec != "fp32":
         plan = replace(plan, noise=16.0)
     return replace(plan, faults=tuple(_faults(rng, plan)))
@@ -144,12 +145,18 @@ def _terms(rng: random.Random, num_sites: int) -> Terms:
         values |= {"pace": "seconds", "inner_seconds": fragments * rng.choice((1.0, 2.0, 4.0))}
     if rng.random() < 0.08:
         values["committer"] = "s00"
+    if rng.random() < 0.15 and 1 < num_sites < 9:
+        values |= FORGETFUL | {"inner_steps": steps, "quorum": min(quorum, num_sites - 1), "rounds": rng.randint(6, 8)}
     return Terms(**values)
+
+
+FORGETFUL = {"fragments": 1, "keep_log": False, "snapshot_rounds": 1, "max_stale_rounds": 1, "liveness_s": 5.0}
+"""Terms under which the log goes soon after a site was given up."""
 
 
 def _rounds(rng: random.Random, num_sites: int, fragments: int) -> int:
     """Fewer where many sites make many events in each."""
-    most = 8 if num_sites < 5 else 5 if num_sites < 9 else 3
+    most = 7 if num_sites < 5 else 4 if num_sites < 9 else 3
     return max(2, rng.randint(3, most) // fragments)
 
 
@@ -172,6 +179,11 @@ def _faults(rng: random.Random, plan: Plan) -> list[Fault]:
     for site in may_go:
         if rng.random() < 0.15:
             faults.append(Fault("late", site, at_s=rng.random() * length_s * 1.2))
+    if may_go and FORGETFUL.items() <= plan.terms.model_dump().items():
+        faults.append(Fault("absent", may_go[0], at_s=rng.random() * 0.3 * length_s, for_s=5.0 + length_s))
+    if plan.racy and num_sites > 1 and rng.random() < 0.5:
+        at_s, for_s = rng.random() * length_s, rng.choice((0.3, 1.0, 3.0)) * turn_s
+        faults.append(Fault("both", rng.randrange(1, num_sites), at_s, for_s))  # or hardly anything would be raced for
     for _ in range(rng.choice((0, 1, 1, 2, 3, 4, 6))):
         faults.append(_fault(rng, plan, may_go))
     return faults
@@ -187,9 +199,15 @@ def _fault(rng: random.Random, plan: Plan, may_go: list[int]) -> Fault:
         if not may_go:
             return Fault("crash", site, at_s, for_s)
         return Fault(kind, may_go.pop(), at_s, for_s)
-    if kind in ("twin", "replace") and plan.racy and site == 0:
+    if kind in ("twin", "replace", "both") and plan.racy and site == 0:
+        # Not survivable: on a store that lets two win, both could create the commit of one round, and masters would
+        # fork. One process of the committer must be stopped before another starts: docs/operations.md.
         return Fault("pause", site, at_s, for_s)
+    if kind == "corrupt" and (plan.terms.quorum < 2 or plan.num_sites < 3):
+        return Fault("crash", site, at_s, for_s)  # alone, a site with a wrong master could merge its own offer
     amount = {
+        "corrupt": rng.randrange(1, 1000),
+        "unreadable": rng.choice((0.5, 0.9, 1.0)),
         "crash_old": rng.randint(1, 3),
         "slow": rng.choice((3.0, 10.0, 30.0)),
         "loss": rng.choice((0.05, 0.2, 0.5)),

@@ -4,9 +4,9 @@ Nothing here is parallel and nothing reads a real clock, so a seed gives the sam
 paused (its tasks stand still while time goes on) or killed (its tasks end at that instant).
 """
 
-import heapq
 from collections.abc import Callable, Iterable
 from functools import partial
+from heapq import heappop, heappush
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -18,10 +18,11 @@ SHORTEST_S = 1e-6
 class Fiber:
     """One task of a process. `token` counts its waits: a wake-up meant for an earlier one does nothing."""
 
-    __slots__ = ("ended", "greenlet", "joiners", "process", "token")
+    __slots__ = ("body", "ended", "greenlet", "joiners", "process", "token")
 
-    def __init__(self, process: "Process") -> None:
+    def __init__(self, process: "Process", body: Callable[[], Any]) -> None:
         self.process = process
+        self.body = body
         self.greenlet: Any = None
         self.token = 0
         self.ended = False
@@ -35,6 +36,22 @@ class Fiber:
 
     def is_alive(self) -> bool:
         return not self.ended
+
+    def run(self) -> None:
+        """The task, to its end; called on a greenlet."""
+        process = self.process
+        try:
+            self.body()
+        except GreenletExit:
+            pass
+        except BaseException as error:
+            process.error = process.error or error
+        finally:
+            self.ended = True
+            process.fibers.pop(self, None)
+            scheduler = process.scheduler
+            for joiner, token in self.joiners:
+                scheduler.wake_at(scheduler.time, joiner, token, True)
 
 
 class Scheduler:
@@ -51,16 +68,26 @@ class Scheduler:
         self._heap: list[tuple[float, int, Fiber | None, int, Any]] = []
         self._number = 0
         self._hub = getcurrent()
+        self._idle: list[Any] = []
+        """Greenlets whose fiber has ended: a new one costs a mapping of memory, and most fibers are short."""
 
     def call_at(self, at: float, function: Callable[[], Any]) -> None:
         """Call a function, outside of all fibers, at a virtual time."""
         self._number += 1
-        heapq.heappush(self._heap, (at, self._number, None, 0, function))
+        heappush(self._heap, (at, self._number, None, 0, function))
 
     def wake_at(self, at: float, fiber: Fiber, token: int, value: Any) -> None:
         """Let a fiber's wait `token` end with `value` at a virtual time, unless it ended before."""
         self._number += 1
-        heapq.heappush(self._heap, (at, self._number, fiber, token, value))
+        heappush(self._heap, (at, self._number, fiber, token, value))
+
+    def sleep(self, virtual_s: float) -> Any:
+        """Stop the current fiber for so long, or until its present wait is ended; returns what it was ended with."""
+        fiber = self.current
+        self._number += 1
+        at = self.time + (virtual_s if virtual_s > SHORTEST_S else SHORTEST_S)
+        heappush(self._heap, (at, self._number, fiber, fiber.token, None))
+        return self._hub.switch()
 
     def suspend(self) -> Any:
         """Stop the current fiber until its present wait is ended; returns what it was ended with."""
@@ -68,10 +95,10 @@ class Scheduler:
 
     def run(self, until: float, most_events: int) -> None:
         """Go on until nothing is left to do, `is_stopped` is set, or a time or a number of events is reached."""
-        heap, pop = self._heap, heapq.heappop
+        heap = self._heap
         self._hub = getcurrent()
         while heap and not self.is_stopped and heap[0][0] <= until and self.num_events < most_events:
-            self.time, _, fiber, token, value = pop(heap)
+            self.time, _, fiber, token, value = heappop(heap)
             if fiber is None:
                 value()
                 continue
@@ -81,11 +108,24 @@ class Scheduler:
             if process.is_paused:
                 process.backlog.append((fiber, token, value))
                 continue
-            fiber.token += 1
-            self.num_events += value is False
+            fiber.token = token + 1
+            if value is False:
+                self.num_events += 1
             self.current = fiber
-            fiber.greenlet.switch(value)
+            if fiber.greenlet is None:
+                fiber.greenlet = self._idle.pop() if self._idle else greenlet(self._work, self._hub)
+                fiber.greenlet.switch(fiber)
+            else:
+                fiber.greenlet.switch(value)
             self.current = None
+
+    def _work(self, fiber: Fiber) -> None:
+        """What a greenlet does: one fiber after another."""
+        here = getcurrent()
+        while True:
+            fiber.run()
+            self._idle.append(here)
+            fiber = self._hub.switch()
 
 
 class Process:
@@ -100,38 +140,21 @@ class Process:
         self.is_paused = False
         self.backlog: list[tuple[Fiber, int, Any]] = []
         self.error: BaseException | None = None
-        self._fibers: dict[int, Fiber] = {}
+        self.fibers: dict[Fiber, None] = {}
+        """Its tasks that have not ended, oldest first."""
 
     def now(self) -> float:
         return self.offset_s + self.scheduler.time * self.skew
 
     def spawn(self, body: Callable[[], Any]) -> Fiber:
-        fiber = Fiber(self)
-
-        def run(_: Any) -> None:
-            try:
-                body()
-            except GreenletExit:
-                pass
-            except BaseException as error:
-                self.error = self.error or error
-            finally:
-                fiber.ended = True
-                self._fibers.pop(id(fiber), None)
-                for joiner, token in fiber.joiners:
-                    self.scheduler.wake_at(self.scheduler.time, joiner, token, True)
-
-        fiber.greenlet = greenlet(run, self.scheduler._hub)
-        self._fibers[id(fiber)] = fiber
+        fiber = Fiber(self, body)
+        self.fibers[fiber] = None
         self.scheduler.wake_at(self.scheduler.time, fiber, 0, None)
         return fiber
 
     def sleep(self, virtual_s: float) -> None:
         """Let others run for so long, on nobody's clock; the event that this waits for is counted by the caller."""
-        scheduler = self.scheduler
-        fiber = scheduler.current
-        scheduler.wake_at(scheduler.time + max(virtual_s, SHORTEST_S), fiber, fiber.token, None)
-        scheduler.suspend()
+        self.scheduler.sleep(virtual_s)
 
     def wait(self, seconds: float | None) -> bool:
         """Let others run until this wait is ended, or `seconds` of this process's clock have passed; then False."""
@@ -146,7 +169,10 @@ class Process:
     def kill(self) -> None:
         """All tasks end at once; called outside of all fibers."""
         self.is_dead = True
-        for fiber in list(self._fibers.values()):
+        for fiber in list(self.fibers):
+            if fiber.greenlet is None:
+                fiber.ended = True
+                continue
             self.scheduler.current = fiber
             fiber.greenlet.throw(GreenletExit)
         self.scheduler.current = None

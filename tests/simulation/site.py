@@ -6,7 +6,7 @@ counted in the masters themselves.
 
 import contextlib
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -119,6 +119,8 @@ class SiteProcess:
         self.watched = False
         self.seen: list[Any] = []
         self.books: list[Any] = []
+        self.flipped: dict[int, int] = {}
+        """Versions of the masters, by fragment, that a flipped bit made wrong here and that may be so still."""
         self.fiber = self.process.spawn(self._run)
 
     # --- what the world does to it ----------------------------------------------------------------------------------
@@ -135,6 +137,21 @@ class SiteProcess:
         self.leaving = True
         if self.state == "training":
             self.outer.interrupt()
+
+    def flip_bit(self, draw: int) -> bool:
+        """Flip a bit that no token moves, in a master whose successor another commit will name; whether there is one.
+
+        draw   which fragment and which bit of the mantissa; and, by its parity, before or after it was hashed
+        """
+        replica = self.outer._courier._replicas[draw // 2 % self.world.terms.fragments]
+        master = replica.master
+        if master.version + 2 > self.world.terms.final_version:
+            return False
+        weights = master.weights.clone()
+        weights.view(torch.int32)[self.world.plan.num_sites] ^= 1 << (draw % 23)
+        replica.master = replace(master, weights=weights, known_sha=master.sha256 if draw % 2 else None)
+        self.flipped[replica.fragment] = master.version
+        return True
 
     # --- its main task ----------------------------------------------------------------------------------------------
 

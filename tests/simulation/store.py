@@ -17,6 +17,8 @@ from tests.simulation.runtime import Process
 
 OVERWRITTEN = "/beat"
 """The end of the only keys that are written twice."""
+LAST = chr(0x10FFFF)
+"""Sorts after all that keys hold."""
 
 
 class Bucket:
@@ -33,6 +35,7 @@ class Bucket:
         """All bytes that ever stood at a key, oldest first, beats left out."""
         self.on_write: Callable[[str, bytes], None] = lambda key, data: None
         self.on_delete: Callable[[str], None] = lambda key: None
+        self.on_second_win: Callable[[str], None] = lambda key: None
         self.collected: set[str] = set()
         """Keys that were deleted as garbage."""
         self._keys: list[str] = []
@@ -42,6 +45,7 @@ class Bucket:
         if standing is not None:
             if self.racy and standing != data and self.created_at.get(key, -1.0) > issued_at:
                 self._set(key, data)
+                self.on_second_win(key)
                 return True
             return standing == data
         self.created_at[key] = now
@@ -63,10 +67,7 @@ class Bucket:
 
     def list(self, prefix: str) -> list[str]:
         keys = self._keys
-        start = stop = bisect_left(keys, prefix)
-        while stop < len(keys) and keys[stop].startswith(prefix):
-            stop += 1
-        return keys[start:stop]
+        return keys[bisect_left(keys, prefix) : bisect_left(keys, prefix + LAST)]
 
     def delete(self, key: str) -> None:
         if key in self.objects:
@@ -85,6 +86,7 @@ class Link:
     factor         of both, while the link is slow
     is_cut         nothing gets through
     loss           probability that a request is lost, or its answer, or that it is sent twice
+    unreadable     probability that payloads can't be read, while all else can
     """
 
     latency_s: float = 0.03
@@ -92,6 +94,7 @@ class Link:
     factor: float = 1.0
     is_cut: bool = False
     loss: float = 0.0
+    unreadable: float = 0.0
     hits: dict[str, int] = field(default_factory=dict)
 
     def count(self, what: str) -> None:
@@ -108,6 +111,7 @@ class SimStore:
     ) -> None:
         self._bucket = bucket
         self._process = process
+        self._scheduler = process.scheduler
         self._link = link
         self._rng = rng
         self._log = log
@@ -116,7 +120,7 @@ class SimStore:
     # --- the store's methods ----------------------------------------------------------------------------------------
 
     def create(self, key: str, data: bytes) -> bool:
-        issued_at = self._process.scheduler.time
+        issued_at = self._scheduler.time
         bucket = self._bucket
         return self._write("create", key, lambda now: bucket.create(key, data, issued_at, now))
 
@@ -156,17 +160,19 @@ class SimStore:
     def _read(self, op: str, key: str) -> None:
         """Wait until the instant at which the read takes effect, which is that of its answer."""
         self.before_request()
-        link, process = self._link, self._process
+        link, process, scheduler = self._link, self._process, self._scheduler
         if process.is_dead:
             raise GreenletExit
         if link.is_cut or (link.loss and self._rng.random() < link.loss):
             self._fail(op, key, "lost")
-        self._sleep(self._delay(op, key))
-        process.scheduler.num_events += 1
+        if link.unreadable and ("/payload/" in key or "/merged/" in key) and self._rng.random() < link.unreadable:
+            self._fail(op, key, "payload unreadable")
+        scheduler.sleep(link.latency_s * (0.5 + self._rng.random()) * link.factor)
+        scheduler.num_events += 1
         if link.is_cut:
             self._fail(op, key, "cut")
         if self._log is not None:
-            self._log.append((process.scheduler.time, process.name, op, key))
+            self._log.append((scheduler.time, process.name, op, key))
 
     def _write(self, op: str, key: str, effect: Callable[[float], Any]) -> Any:
         """Let the write take effect, whatever becomes of its process meanwhile, and wait for the answer."""
@@ -174,7 +180,7 @@ class SimStore:
         link, process, rng = self._link, self._process, self._rng
         if process.is_dead:
             raise GreenletExit
-        scheduler = process.scheduler
+        scheduler = self._scheduler
         fate = rng.random() / link.loss if link.loss else 1.0
         if link.is_cut or fate < 0.25:
             self._fail(op, key, "lost")
@@ -207,11 +213,11 @@ class SimStore:
     def _sleep(self, seconds: float) -> None:
         if self._process.is_dead:
             raise GreenletExit
-        self._process.sleep(seconds)
+        self._scheduler.sleep(seconds)
 
     def _fail(self, op: str, key: str, how: str) -> None:
         self._link.count(how)
         self._sleep(0.2 + 2 * self._rng.random())
         if self._log is not None:
-            self._log.append((self._process.scheduler.time, self._process.name, op, key, how))
+            self._log.append((self._scheduler.time, self._process.name, op, key, how))
         raise StoreError(f"{op} of {key} in {self.uri} failed: {how}")

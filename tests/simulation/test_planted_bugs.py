@@ -1,15 +1,19 @@
 """The simulator is worth what it catches: each kind of bug, planted in production code, breaks an invariant."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from composer_prime.errors import StoreError
+from composer_prime.outer.aggregate import aggregate
 from composer_prime.outer.merge import blending
 from composer_prime.sync import courier, garbage, replica, returning, site_clock
 from composer_prime.sync.courier import Courier
 from composer_prime.sync.merging import Merger
+from composer_prime.sync.replica import Replica
 from composer_prime.sync.rounds import RoundCloser
 from composer_prime.sync.site_clock import OuterLoop
 from tests.simulation.plan import Plan, draw_plan
@@ -212,6 +216,43 @@ def test_late_work_dropped_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
         "rounds missed",
         lambda: monkeypatch.setattr(site_clock, "is_stale", lambda *_: True),
         lambda plan: True,
+    )
+
+
+def test_unreadable_payload_left_out_of_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    pseudograd = Merger.pseudograd
+
+    def lenient(self: Any, closing: Any) -> Any:
+        parts = []
+        for entry in () if closing.commit.num_parts else closing.commit.taken:
+            with contextlib.suppress(StoreError):
+                parts.append((entry.multiplier, self.fetch(entry.offer)))
+        return aggregate("mean", parts, trim=0.0) if parts else pseudograd(self, closing)
+
+    check(
+        monkeypatch,
+        "has another master",
+        lambda: monkeypatch.setattr(Merger, "pseudograd", lenient),
+        lambda plan: "unreadable" in faults_of(plan) and plan.terms.aggregate == "mean",
+    )
+
+
+def test_wrong_master_kept_though_the_log_names_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(
+        monkeypatch,
+        "finished with another master",
+        lambda: monkeypatch.setattr(Replica, "_heal", lambda *_: None),
+        lambda plan: "corrupt" in faults_of(plan),
+    )
+
+
+def test_a_site_commits_though_others_stand_on_another_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was once: a site whose master was wrong closed rounds with nothing, for others to call void."""
+    check(
+        monkeypatch,
+        "finds a commit faulty",
+        lambda: monkeypatch.setattr(Replica, "is_mistaken", lambda *_: False),
+        lambda plan: "corrupt" in faults_of(plan),
     )
 
 

@@ -17,7 +17,7 @@ from tests.simulation.coverage import Coverage
 from tests.simulation.hooks import listening
 from tests.simulation.invariants import Invariants
 from tests.simulation.plan import Fault, Plan, draw_plan
-from tests.simulation.runtime import Scheduler
+from tests.simulation.runtime import Process, Scheduler
 from tests.simulation.site import Checkpoint, Site, SiteProcess
 from tests.simulation.store import Bucket, Link
 
@@ -57,6 +57,8 @@ class World:
         self.coverage = Coverage()
         self.log: list[tuple[Any, ...]] | None = [] if record else None
         self.bucket = Bucket(racy=plan.racy)
+        self.coverage.may_differ = self._holds_flipped_bit
+        self._corrupted: dict[Process, SiteProcess] = {}
         rng = random.Random(plan.seed + 1)
         self.sites = {f"s{index:02d}": self._site(index, rng) for index in range(plan.num_sites)}
         signing = self.sites.values() if plan.signed else ()
@@ -65,6 +67,7 @@ class World:
         self.invariants = Invariants(self)
         self.bucket.on_write = self.invariants.wrote
         self.bucket.on_delete = self.invariants.deleted
+        self.bucket.on_second_win = lambda key: self.coverage.branch(f"racy store: two won {_kind_of(key)}")
         self._pending = 0
         self._healed_at = 0.0
         self._plan_starts(rng)
@@ -161,6 +164,8 @@ class World:
         process.pause()
         self._later(self.scheduler.time + fault.for_s, process.resume)
 
+    _absent = _pause
+
     def _twin(self, fault: Fault, site: Site) -> None:
         """The process stands still, another of its name starts elsewhere from a copy of its disk; then it goes on."""
         assert site.process is not None
@@ -172,6 +177,17 @@ class World:
     def _replace(self, fault: Fault, site: Site) -> None:
         """Another process of the name starts while the first one runs."""
         self._start_elsewhere(site)
+
+    def _both(self, fault: Fault, site: Site) -> None:
+        """It crashes, and comes back as two processes at once: each has a copy of its disk."""
+        assert site.process is not None
+        site.process.kill()
+
+        def back() -> None:
+            self._start_elsewhere(site)
+            self._start_elsewhere(site)
+
+        self._later(self.scheduler.time + fault.for_s, back)
 
     def _start_elsewhere(self, site: Site) -> None:
         site.disk = site.disk.copy()
@@ -188,6 +204,23 @@ class World:
     def _loss(self, fault: Fault, site: Site) -> None:
         site.link.loss = fault.amount
         self._later(self.scheduler.time + fault.for_s, lambda: setattr(site.link, "loss", 0.0))
+
+    def _unreadable(self, fault: Fault, site: Site) -> None:
+        site.link.unreadable = fault.amount
+        self._later(self.scheduler.time + fault.for_s, lambda: setattr(site.link, "unreadable", 0.0))
+
+    def _corrupt(self, fault: Fault, site: Site) -> None:
+        """A bit of a master that the site holds flips, before or after it was hashed; the log must tell it so."""
+        process = site.process
+        assert process is not None
+        if process.watched and process.flip_bit(int(fault.amount)):
+            self._corrupted[process.process] = process
+            self.coverage.branch("fault: corrupt, a bit flipped")
+
+    def _holds_flipped_bit(self) -> bool:
+        """Whether the process that runs just now holds a master that a flipped bit made wrong."""
+        process = self._corrupted.get(self.scheduler.current.process)
+        return process is not None and bool(process.flipped)
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
@@ -244,6 +277,10 @@ class World:
 
     def first_master_sha(self, fragment: int) -> str:
         return Manifest.from_bytes(self.bucket.objects[keys.manifest()], keys.manifest()).masters[fragment]
+
+
+def _kind_of(key: str) -> str:
+    return "an offer" if "/offers/" in key else "a claim" if key.endswith("/claim.json") else key.split("/")[0]
 
 
 def run_plan(plan: Plan, *, record: bool = False) -> Result:

@@ -269,6 +269,38 @@ def test_a_replica_that_went_wrong_heals_from_the_log(store, clock):
     assert b.courier.master(0).version == 3 and b.courier.master(0).sha256 == a.courier.master(0).sha256
 
 
+def test_a_site_with_a_wrong_master_heals_before_it_closes_a_round(store, clock):
+    a, b, c = (HandSite(store, make_terms(rounds=9, quorum=2), name, clock) for name in "abc")
+    good = a.courier.master(0)
+    b.replicas[0].master = Master(0, 0, good.weights + 1, good.momentum)
+    for value, site in enumerate((a, b, c)):
+        hand_over(site, value + 1.0)
+    bring_only(a, b, c)
+    closing(clock, b)
+    clock[0] += 30.0
+    closing(clock, b)
+    closing(clock, b)
+    commit = commit_of(store, 0, 0)
+    assert (commit.committer, commit.base_sha) == ("b", good.sha256)
+    assert [entry.site for entry in commit.taken] == ["a", "c"] and commit.refused[0].site == "b"
+    closing(clock, a, b, c)
+    assert {site.courier.master(0).sha256 for site in (a, b, c)} == {a.courier.master(0).sha256}
+
+
+def test_a_site_that_committed_on_a_wrong_master_heals_and_calls_its_commit_void_as_all_do(store, clock):
+    a, b, c = (HandSite(store, make_terms(rounds=9), name, clock) for name in "abc")
+    good = a.courier.master(0)
+    for site in (a, b, c):
+        hand_over(site, 1.0)
+    bring_only(a, b, c)
+    wrong = Master(0, 0, good.weights + 1, good.momentum)
+    b.replicas[0].master = wrong
+    forge_commit(b, 0, base_sha=wrong.sha256)
+    closing(clock, a, b, c)
+    for site in (a, b, c):
+        assert (site.courier.master(0).version, site.courier.master(0).sha256) == (1, good.sha256)
+
+
 def test_a_site_whose_master_differs_from_all_others_stops(store, clock):
     a, b = (HandSite(store, make_terms(rounds=9), name, clock) for name in "ab")
     hand_over(b, 1.0)

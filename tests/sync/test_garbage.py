@@ -5,6 +5,7 @@ import torch
 
 from composer_prime.errors import RunGone
 from composer_prime.store import keys, open_store
+from composer_prime.sync.snapshots import Master
 from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
 
 TERMS = make_terms(rounds=40, snapshot_rounds=2, max_stale_rounds=2, keep_log=False, liveness_s=10.0, grace_s=0.0)
@@ -96,6 +97,33 @@ def test_a_site_that_was_paused_too_long_goes_on_from_a_newer_snapshot(store, cl
     assert paused.courier.master(0).sha256 == a.courier.master(0).sha256
     settled = paused.courier.collect(0)[1]
     assert settled is not None and settled.outcome == "missed"
+
+
+def test_a_wrong_master_whose_log_is_gone_is_replaced_by_a_newer_snapshot(store, clock):
+    a, paused = HandSite(store, TERMS, "a", clock), HandSite(store, TERMS, "b", clock)
+    held = paused.replicas[0].master
+    paused.replicas[0].master = Master(0, 0, held.weights + 1, held.momentum)
+    clock[0] += 11.0  # no beat: it counts as gone
+    a.courier._members.observe()
+    clock[0] += 11.0
+    rounds(clock, 13, a)
+    assert min(versions_of(store, "masters")) > 0
+    paused.courier.follow()
+    assert paused.courier.master(0).sha256 == a.courier.master(0).sha256
+
+
+def test_a_site_that_may_not_merge_parts_does_not_wait_for_those_that_were_collected(store, clock):
+    terms = TERMS.model_copy(update={"committer": "a", "gather_sites": 1, "slices": 2})
+    a, b, paused = (HandSite(store, terms, name, clock) for name in "abp")
+    for site in (a, b):
+        clock[0] += 11.0  # no beat: it counts as gone
+        site.courier._members.observe()
+    rounds(clock, 13, a, b)
+    assert min(versions_of(store, "offers")) > 0
+    for _ in range(4):
+        paused.courier.follow()
+        clock[0] += 1.0
+    assert paused.courier.master(0).version > 8
 
 
 def test_whole_sites_finish_with_equal_masters_while_garbage_goes(store):

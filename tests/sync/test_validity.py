@@ -6,6 +6,7 @@ import pytest
 
 from composer_prime.outer.slices import root_sha256, slice_digest
 from composer_prime.store import keys
+from composer_prime.sync.history import voids_among
 from composer_prime.sync.records import Commit, Offer, Part, Refused
 from composer_prime.sync.validity import (
     FragmentFacts,
@@ -261,3 +262,12 @@ def test_shares_are_drawn_anew_over_the_offers_that_are_sound_in_a_part():
     record = commit()
     assert part_shares(record, [], TERMS) == {entry.site: entry.multiplier for entry in record.taken}
     assert part_shares(record, ["a"], TERMS) == {"b": 1.0}
+
+
+def test_void_rounds_before_the_window_are_known_from_sound_commits_only():
+    def commit(*voids: int) -> Commit:
+        return Commit.model_construct(voids=voids)
+
+    commits = [commit(), None, commit(0), commit(1), commit(1, 2), commit()]
+    assert voids_among(range(6), commits, ()) == {1, 2}
+    assert voids_among(range(6), commits, (3, 4)) == {0, 3, 4}
