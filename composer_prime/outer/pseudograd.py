@@ -58,11 +58,11 @@ def rounded(flat: Tensor, params: Mapping[str, Tensor], fragment: Fragment) -> T
 
 
 def pseudograd(base: Tensor, local: Tensor) -> Tensor:
-    """base - local: the way a site moved since it adopted `base`, with the sign of a gradient. fp32, any equal shapes.
+    """base - local: the way a site moved since it adopted `base`, with the sign of a gradient. fp32 [n] each, CPU.
 
     Source: DiLoCo (arXiv:2311.08105), algorithm 1, line 11.
     """
-    return base - local
+    return torch.sub(base, local, out=empty(base.numel()))
 
 
 def places(params: Mapping[str, Tensor], fragment: Fragment) -> Iterator[tuple[Tensor, int, int]]:

@@ -187,6 +187,11 @@ class Courier:
         """Whether a capture is on its way, so that passes are worth making often."""
         return any(errand.outcome == "out" for errand in list(self._errands.values()))
 
+    @property
+    def is_gathering(self) -> bool:
+        """Whether a round that this site is in is coming together just now."""
+        return self._closer.is_gathering
+
     # --- one pass ---------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
@@ -311,8 +316,7 @@ class Courier:
         try:
             if errand.data is None:
                 self._code(errand)
-            assert errand.payload is not None and errand.data is not None
-            self._store.put(errand.payload, errand.data)
+            self._runtime.map(lambda act: act(errand), [self._put, self._write_ahead])
             with self.changed:
                 errand.data, errand.ready = None, True
         except BaseException as error:
@@ -328,13 +332,21 @@ class Courier:
         coded = code(codec, movement, plan)
         payload = keys.payload(fragment, errand.version, self._site, coded.sha256)
         residual = _left_of(movement, coded) if codec.lossy and self._terms.error_feedback else None
-        if residual is not None and self._journal is not None:
-            self._journal.write(fragment, payload, residual)
         with self.changed:
             replica.merger.keep(payload, coded.decoded)
             errand.data, errand.payload, errand.sha256, errand.nbytes = coded.data, payload, coded.sha256, coded.nbytes
             errand.slices = base64.b64encode(b"".join(coded.digests)).decode()
             errand.norms, errand.residual = coded.norms, residual
+
+    def _put(self, errand: Errand) -> None:
+        assert errand.payload is not None and errand.data is not None
+        self._store.put(errand.payload, errand.data)
+
+    def _write_ahead(self, errand: Errand) -> None:
+        """Rule 12: what the payload leaves if it is taken must outlive a crash before the offer's record names it."""
+        if errand.residual is not None and self._journal is not None:
+            assert errand.payload is not None
+            self._journal.write(errand.capture.fragment, errand.payload, errand.residual)
 
     def _bring(self, fragment: int) -> None:
         """Create the offer's record once its payload is there, in whatever round is open by then."""

@@ -19,8 +19,10 @@ logger = logging.getLogger(__name__)
 
 BUSY_POLL_S = 0.02
 """Seconds between passes right after something was handed over, while the training thread waits for it."""
-BESIDE_POLL_S = 0.15
+BESIDE_POLL_S = 0.25
 """The same while training goes on: a look takes milliseconds of a core, which training may need more."""
+GATHERING_POLL_S = 0.1
+"""While a round comes together: what comes next, offers and the commit, is worth seeing soon."""
 OPEN_POLL_S = 0.25
 """Slowest polling of an open round."""
 POLL_SHARE = 0.05
@@ -129,11 +131,15 @@ class Driver:
                 continue
             if self._courier.versions() != versions:
                 versions, moved_at = self._courier.versions(), self._runtime.now()
-            waited_s = self._runtime.now() - moved_at
-            least_s = BUSY_POLL_S if self.awaited else BESIDE_POLL_S
-            patience_s = min(max(POLL_SHARE * waited_s, least_s), OPEN_POLL_S)
-            if self._pause(patience_s if self._courier.has_errands else IDLE_POLL_S):
+            if self._pause(self._patience_s(self._runtime.now() - moved_at)):
                 moved_at = self._runtime.now()
+
+    def _patience_s(self, waited_s: float) -> float:
+        """The pause until the next pass, when nothing has moved for `waited_s`."""
+        if not self._courier.has_errands:
+            return IDLE_POLL_S
+        beside_s = GATHERING_POLL_S if self._courier.is_gathering else BESIDE_POLL_S
+        return min(max(POLL_SHARE * waited_s, BUSY_POLL_S if self.awaited else beside_s), OPEN_POLL_S)
 
     def _beats(self) -> None:
         due = self._runtime.now() + self._beat_every_s

@@ -75,6 +75,11 @@ class RoundCloser:
         """How long this site waits, just now, for sites that are late."""
         return adaptive_grace(self._intervals, self._terms)
 
+    @property
+    def is_gathering(self) -> bool:
+        """Whether another site's offer stands in a round of ours: the rest, and a commit, are likely to come soon."""
+        return any(current.verdicts.keys() - {self._site} for current in self._rounds.values())
+
     def serve(self, replica: Replica) -> bool:
         """Look at a fragment's open round, and create its commit when the rules and this site's rank allow it.
 
