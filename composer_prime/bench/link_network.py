@@ -21,7 +21,7 @@ LATENCY_MS = 50
 """Longest that a packet queues before it is dropped."""
 CONGESTION_CONTROL = "reno"
 """Set for the hub and the sites, so that a bench doesn't depend on the host's: every kernel lets a namespace have it,
-and on such links cubic behaves like it. With BBR, one of three downloads at 10 Mbit/s sometimes starved for a second."""
+and on such links cubic is like it. With BBR, one of three downloads at 10 Mbit/s sometimes starved for a second."""
 BURST_S = 0.01
 LEAST_BURST_BYTES = 64 * 1024
 """A bucket of tokens holds 10 ms of the rate and no less than 64 KiB: the kernel hands packets over in such pieces."""

@@ -16,8 +16,8 @@ from composer_prime.outer.payloads import Coded, code
 from composer_prime.outer.sparse import Sparse
 from composer_prime.store import keys
 from composer_prime.store.base import Store
+from composer_prime.sync.archive import Archive
 from composer_prime.sync.errands import Capture, Errand, Settled
-from composer_prime.sync.garbage import collect_garbage
 from composer_prime.sync.journal import Journal
 from composer_prime.sync.members import Members, Pulse
 from composer_prime.sync.protocol import (
@@ -26,15 +26,14 @@ from composer_prime.sync.protocol import (
     reducer_rank,
     run_is_over,
     takeover_s,
-    wants_snapshot,
 )
-from composer_prime.sync.records import Close, Offer
+from composer_prime.sync.records import Offer
 from composer_prime.sync.replica import Replica, Round
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.rounds import RoundCloser
 from composer_prime.sync.run import Run
-from composer_prime.sync.runtime import Runtime, Task
-from composer_prime.sync.snapshots import Master, store_master
+from composer_prime.sync.runtime import Runtime
+from composer_prime.sync.snapshots import Master
 from composer_prime.sync.tape import Tape
 
 logger = logging.getLogger(__name__)
@@ -88,8 +87,9 @@ class Courier:
         self._masters = [replica.master for replica in replicas]
         self._errands: dict[int, Errand] = {}
         self._overtaken: set[int] = set()
-        self._archive_due: dict[int, int] = {}
-        self._archiving: Task | None = None
+        self._archive = Archive(
+            store, run, runtime=runtime, roster=roster, members=members, replicas=replicas, tape=tape, site=site
+        )
         self._admitted_by = roster.newest
         self._observed_at = float("-inf")
         self._looked_at = [float("-inf")] * len(replicas)
@@ -99,8 +99,6 @@ class Courier:
         self._under_way: tuple[int, int] | None = None
         self.closed_at = runtime.now()
         """When this site last saw a round close, on its own clock."""
-        self.closed = False
-        """Whether the close record is known to stand."""
         self.on_ready: Callable[[], None] = lambda: None
         """Called when an upload has ended, so that the next pass comes at once."""
         self.upload_s = 0.0
@@ -177,10 +175,15 @@ class Courier:
 
     def finish(self) -> None:
         """Wait for uploads and snapshots that are under way; passes are no longer made."""
-        tasks = [errand.upload for errand in self._errands.values()] + [self._archiving]
+        tasks = [errand.upload for errand in self._errands.values()] + [self._archive.task]
         for task in tasks:
             if task is not None and task.is_alive():
                 task.join(timeout=FINISH_S)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the close record is known to stand."""
+        return self._archive.closed
 
     @property
     def has_errands(self) -> bool:
@@ -207,11 +210,10 @@ class Courier:
                 self._bring(fragment)
             for fragment in self._served():
                 if self._closer.serve(self._replicas[fragment]):
-                    self._archive_after_commit(fragment)
+                    self._archive.note_commit(fragment)
                     self.follow([fragment])
             self._reduce_parts()
-            self._archive()
-            self._close_run()
+            self._archive.tick()
 
     def _look_at_log(self, now: float) -> None:
         """Follow the fragments that may have moved, and where a turn is near the one that is due by then."""
@@ -435,63 +437,6 @@ class Courier:
             self._roster.check_admitted(self._site)
             self._admitted_by = newest
         self._members.observe()
-
-    # --- snapshots and the end --------------------------------------------------------------------------------------
-
-    def _archive_after_commit(self, fragment: int) -> None:
-        """Rule 11: who commits stores the snapshot that is due after that round."""
-        version = self._replicas[fragment].version + 1
-        if wants_snapshot(version, self._terms):
-            self._archive_due[fragment] = version
-
-    def _archive(self) -> None:
-        """Start storing a snapshot that is due, beside the passes, one at a time; then garbage may go."""
-        if self._archiving is not None and self._archiving.is_alive():
-            return
-        for fragment, version in list(self._archive_due.items()):
-            master = self._replicas[fragment].master
-            if master.version >= version:
-                del self._archive_due[fragment]
-                if master.version == version:
-                    self._archiving = self._runtime.spawn("outer-archive", partial(self._store_and_collect, master))
-                    return
-
-    def _store_and_collect(self, master: Master) -> None:
-        try:
-            store_master(self._store, master)
-            if not self._terms.keep_log:
-                collect_garbage(
-                    self._store,
-                    self._run,
-                    master.fragment,
-                    roster=self._roster,
-                    members=self._members,
-                    runtime=self._runtime,
-                )
-        except StoreError as error:
-            logger.warning("snapshot_failed fragment=%d version=%d error=%s", master.fragment, master.version, error)
-
-    def _close_run(self) -> None:
-        """Rule 11: once every fragment is final, make sure that the final masters and the close record stand."""
-        if self.closed or not self.is_over():
-            return
-        masters = [replica.master for replica in self._replicas]
-        if may_commit(self._site, self._roster.committer(self._roster.newest)):
-            self._runtime.map(self._store_if_absent, masters)
-            record = Close(
-                number=self._run.closing,
-                versions=tuple(master.version for master in masters),
-                masters=tuple(master.sha256 for master in masters),
-                closed_by=self._site,
-            )
-            if self._store.create(keys.close(record.number), self._roster.sign(record).to_bytes()):
-                self._tape.write("close", versions=record.versions, masters=record.masters)
-        self.closed = True
-
-    def _store_if_absent(self, master: Master) -> None:
-        key = keys.master(master.fragment, master.version, master.sha256)
-        if key not in self._store.list(key):
-            store_master(self._store, master)
 
 
 def _left_of(movement: Tensor, coded: Coded) -> Tensor:

@@ -146,7 +146,7 @@ def test_the_journal_stands_before_the_offers_record(store):
 
     class Noting:
         def write(self, fragment: int, payload: str, residual: torch.Tensor) -> None:
-            assert not store.list(keys.offers_prefix(0, 0)) and not store.list(payload)
+            assert not store.list(keys.offers_prefix(0, 0))
             order.append(payload)
 
         def read(self, fragment: int, payload: str) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from composer_prime.errors import BadInput, CorruptObject, ProtocolError
 from composer_prime.outer.codecs import get_codec
 from composer_prime.store import Store, keys, open_store
-from composer_prime.sync import courier
+from composer_prime.sync import archive
 from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.merging import Merger
 from composer_prime.sync.owner import Owner
@@ -132,7 +132,7 @@ def test_a_run_verifies_from_its_oldest_kept_snapshot_after_garbage_collection(r
 
 def make_collected(monkeypatch: pytest.MonkeyPatch, name: str, sites: str, stored: Sequence[int], **terms) -> Store:
     """An ended run whose snapshots are those of the versions `stored`, and whose rounds before them are collected."""
-    monkeypatch.setattr(courier, "collect_garbage", lambda *args, **more: 0)  # when it runs is chance
+    monkeypatch.setattr(archive, "collect_garbage", lambda *args, **more: 0)  # when it runs is chance
     store = make_run(open_store(f"memory://{name}"), sites, keep_log=False, liveness_s=1e4, **terms)
     run = load_run(store)
     roster = Roster(store, run.manifest, run.sha256)
