@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from composer_prime.bench.adversary_crowd import crowd_plans, judge_crowd
 from composer_prime.bench.adversary_kinds import KINDS
 from composer_prime.bench.adversary_site import Deed, HostilePlan, read_book
 from composer_prime.bench.held_out import final_weights, held_out_reward
+from composer_prime.bench.paired import paired_difference
 from composer_prime.config.load import load_recipe
 from composer_prime.config.paths import RunPaths, run_uri
 from composer_prime.config.recipe import Recipe
@@ -43,8 +43,6 @@ WORDS_PER_SITE = 128
 RUN_LIMIT_S = 3600.0
 STOP_S = 20.0
 POLL_S = 0.5
-T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-"""97.5 % points of Student's t by degrees of freedom, for intervals of 95 %."""
 
 
 @dataclass(frozen=True)
@@ -114,14 +112,14 @@ def draw(found: Audit, title: str) -> Table:
 
 def describe_pairs(rewards: Sequence[tuple[float, float]]) -> str:
     """Paired differences, harmed minus clean, with their mean and its 95 % interval by Student's t."""
-    differences = [harmed - clean for clean, harmed in rewards]
-    mean = statistics.fmean(differences)
-    told = f"harmed minus clean: {', '.join(f'{one:+.4f}' for one in differences)}; mean {mean:+.4f}"
-    if len(differences) < 2:
+    clean, harmed = zip(*rewards, strict=True)
+    differences = ", ".join(f"{after - before:+.4f}" for before, after in rewards)
+    found = paired_difference(harmed, clean)
+    told = f"harmed minus clean: {differences}; mean {found.mean:+.4f}"
+    if len(rewards) < 2:
         return f"{told} (one seed: no interval)"
-    width = statistics.stdev(differences) / len(differences) ** 0.5
-    factor = T_95.get(len(differences) - 1, 1.96 + 2.5 / (len(differences) - 1))
-    return f"{told}, 95 % interval {mean - factor * width:+.4f} to {mean + factor * width:+.4f}"
+    low, high = found.mean - found.half_width, found.mean + found.half_width
+    return f"{told}, 95 % interval {low:+.4f} to {high:+.4f}"
 
 
 # --- one real run ----------------------------------------------------------------------------------------------------

@@ -10,30 +10,30 @@ from dataclasses import dataclass
 
 SEGMENT_SHARE = 1.02
 """Bytes on the wire for a byte of payload: headers of packets, and acknowledgements the other way."""
-TURN_BYTES = 15_000
-SITE_BYTES = 7_000
+TURN_BYTES = 5_000
+SITE_BYTES = 3_000
 """Bytes each way that a turn's records and looks at the bucket take: so many, and so many for each site."""
-TURN_S = 0.1
+TURN_S = 0.05
 """Seconds of a turn between one site's writing and the others' reading: offers and the commit are found by looking."""
-SYNC_NS = 16.0
+SYNC_NS = 8.0
 """CPU nanoseconds of a turn for each parameter of the fragment, off the training thread: error feedback, the journal,
 the mean and the outer step."""
 CODING_NS: Mapping[str, tuple[float, float]] = {
-    "fp32": (5.0, 4.8),
-    "bf16": (6.0, 4.0),
-    "int8": (8.6, 3.4),
-    "int4": (8.7, 3.6),
-    "e3m0": (12.0, 5.0),
-    "topk": (6.9, 3.1),
+    "fp32": (4.0, 3.0),
+    "bf16": (9.0, 4.2),
+    "int8": (8.0, 4.0),
+    "int4": (9.0, 5.0),
+    "e3m0": (10.0, 5.0),
+    "topk": (4.8, 0.8),
 }
-"""CPU nanoseconds to code and to decode a parameter, hashes and norms included."""
-MOVE_NS = 2.5
+"""CPU nanoseconds to code a parameter, and to decode and add it, hashes and norms included."""
+MOVE_NS = 3.0
 """CPU nanoseconds for each byte sent or fetched."""
-OVERLAP = 0.25
+OVERLAP = 0.5
 """Where sites share cores: share of the wait for a core, or for the link, in which the other goes on."""
-TRAINER_NS = 4.6
+TRAINER_NS = 1.25
 """Nanoseconds for each parameter of the fragment that a turn takes from the training thread: capture and adoption."""
-STEP_S = 0.0004
+STEP_S = 0.00023
 """Seconds by which an inner step ends later, since the outer loop's threads take turns with the training thread."""
 
 
