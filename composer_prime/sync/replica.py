@@ -85,11 +85,12 @@ class Replica:
         self._stand_on(master)
 
     def _stand_on(self, master: Master) -> None:
-        self.master = master
-        self.history = History.read(self._store, self._runtime, self._terms, self.fragment, master.version)
-        self.previous = self._run.sha256
+        """All at once or, when something can't be read, not at all."""
+        history = History.read(self._store, self._runtime, self._terms, self.fragment, master.version)
+        previous = self._run.sha256
         if master.version > 0:
-            self.previous = sha256_hex(read_bytes(self._store, keys.commit(self.fragment, master.version - 1)))
+            previous = sha256_hex(read_bytes(self._store, keys.commit(self.fragment, master.version - 1)))
+        self.master, self.history, self.previous = master, history, previous
 
     @property
     def version(self) -> int:

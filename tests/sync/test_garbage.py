@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from composer_prime.errors import RunGone
-from composer_prime.store import keys, open_store
+from composer_prime.errors import RunGone, StoreError
+from composer_prime.store import Store, keys, open_store
+from composer_prime.sync import replica
 from composer_prime.sync.snapshots import Master
 from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
 
@@ -97,6 +98,28 @@ def test_a_site_that_was_paused_too_long_goes_on_from_a_newer_snapshot(store, cl
     assert paused.courier.master(0).sha256 == a.courier.master(0).sha256
     settled = paused.courier.collect(0)[1]
     assert settled is not None and settled.outcome == "missed"
+
+
+def test_a_jump_that_could_not_read_all_it_needs_is_made_again(store, clock, monkeypatch):
+    a, paused = HandSite(store, TERMS, "a", clock), HandSite(store, TERMS, "b", clock)
+    clock[0] += 11.0  # no beat: it counts as gone
+    a.courier._members.observe()
+    clock[0] += 11.0
+    rounds(clock, 13, a)
+    sound, unread = replica.read_bytes, [keys.commit(0, max(versions_of(store, "masters")) - 1)]
+
+    def fail_once(at: Store, key: str) -> bytes:
+        if key in unread:
+            unread.clear()
+            raise StoreError("on cue")
+        return sound(at, key)
+
+    monkeypatch.setattr(replica, "read_bytes", fail_once)
+    with pytest.raises(StoreError, match="on cue"):
+        paused.courier.follow()
+    assert paused.courier.versions()[0] == paused.replicas[0].version
+    paused.courier.follow()
+    assert paused.courier.master(0).sha256 == a.courier.master(0).sha256
 
 
 def test_a_wrong_master_whose_log_is_gone_is_replaced_by_a_newer_snapshot(store, clock):
