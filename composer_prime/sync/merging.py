@@ -19,7 +19,7 @@ from composer_prime.outer.sparse import Vector, dense
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
-from composer_prime.sync.reading import find_record
+from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Commit, Offer, Part, Refused
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import FragmentCoding
@@ -128,11 +128,12 @@ class Merger:
         commit = closing.commit
         key = keys.merged(commit.fragment, commit.version, index)
         try:
-            self._store.get_range(key, 0, 1)
+            part = read_record(self._store, Part, key)
+            fault = self._fault(part, closing, index)
         except KeyMissing:
             return None
-        part = find_record(self._store, Part, key)
-        fault = "is no part's record" if part is None else self._fault(part, closing, index)
+        except CorruptObject:
+            part, fault = None, "is no part's record"
         if part is not None and fault is None:
             return part
         logger.error("part_void fragment=%d version=%d part=%d fault=%s", commit.fragment, commit.version, index, fault)
