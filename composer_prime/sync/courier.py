@@ -323,7 +323,8 @@ class Courier:
                 errand.data, errand.ready = None, True
         except BaseException as error:
             errand.failure = error
-        self.upload_s += self._runtime.now() - started
+        with self.changed:  # uploads of several fragments may end at once
+            self.upload_s += self._runtime.now() - started
         self.on_ready()
 
     def _code(self, errand: Errand) -> None:

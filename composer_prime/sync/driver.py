@@ -19,12 +19,10 @@ logger = logging.getLogger(__name__)
 
 BUSY_POLL_S = 0.02
 """Seconds between passes right after something was handed over, while the training thread waits for it."""
-BESIDE_POLL_S = 0.25
-"""The same while training goes on: a look takes milliseconds of a core, which training may need more."""
 GATHERING_POLL_S = 0.1
 """While a round comes together: what comes next, offers and the commit, is worth seeing soon."""
 OPEN_POLL_S = 0.25
-"""Slowest polling of an open round."""
+"""Slowest polling of an open round: a look takes milliseconds of a core, which training may need more."""
 POLL_SHARE = 0.05
 """Until then, the pause between two passes as a share of the time waited: so much longer a round takes at most."""
 IDLE_POLL_S = 0.5
@@ -138,8 +136,9 @@ class Driver:
         """The pause until the next pass, when nothing has moved for `waited_s`."""
         if not self._courier.has_errands:
             return IDLE_POLL_S
-        beside_s = GATHERING_POLL_S if self._courier.is_gathering else BESIDE_POLL_S
-        return min(max(POLL_SHARE * waited_s, BUSY_POLL_S if self.awaited else beside_s), OPEN_POLL_S)
+        if not self.awaited and not self._courier.is_gathering:
+            return OPEN_POLL_S
+        return min(max(POLL_SHARE * waited_s, BUSY_POLL_S if self.awaited else GATHERING_POLL_S), OPEN_POLL_S)
 
     def _beats(self) -> None:
         due = self._runtime.now() + self._beat_every_s
