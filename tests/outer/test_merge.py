@@ -1,10 +1,20 @@
 """Adopting a master: own movement is kept whole by carry and settle, and mixed by blend."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_prime.outer.merge import blend, carry, settle
+from composer_prime.outer.merge import (
+    SPAN_ELEMENTS,
+    blend,
+    blending,
+    carry,
+    carrying,
+    changed,
+    settle,
+    settling,
+)
 
 EPS = 2.0**-23
 VECTORS = st.integers(0, 2**32 - 1).map(
@@ -89,3 +99,18 @@ def test_inputs_are_left_alone(vectors):
     for result in results:
         result.zero_()
     assert all(torch.equal(vector, copy) for vector, copy in zip(vectors, copies, strict=True))
+
+
+@pytest.mark.parametrize("numel", [1, SPAN_ELEMENTS, 2 * SPAN_ELEMENTS + 3])
+def test_a_change_made_span_by_span_where_values_lie_is_the_whole_one(numel):
+    generator = torch.Generator().manual_seed(numel)
+    local, one, other = (torch.randn(numel + 5, generator=generator) for _ in range(3))
+    for change, whole in (
+        (carrying(one, other), carry(local, one, other)),
+        (settling(one, other), settle(local, one, other)),
+        (blending(other, 0.3), blend(local, other, 0.3)),
+    ):
+        values = local.clone()
+        changed(values[:5], change)  # two parameters of one fragment
+        changed(values[5:], change, start=5)
+        assert torch.equal(values, whole)
