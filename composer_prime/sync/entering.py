@@ -49,8 +49,9 @@ def enter(
     roster.check_admitted(site)
     if not identity.replace:
         check_name_is_free(store, runtime, site, roster, terms.liveness_s)
-    incarnation = claim_incarnation(store, site, roster)
-    pulse = Pulse(store, site, incarnation, roster)
+    claim = claim_incarnation(store, site, roster)
+    incarnation = claim.incarnation
+    pulse = Pulse(store, site, claim, roster, atomic=terms.committer is None)
     # Before any snapshot is looked for: what this site may need is kept from now on (rule 13).
     nothing = (0,) * len(run.fragments)
     pulse.beat("joining", nothing, nothing, inner_step, 0)

@@ -24,8 +24,16 @@ PRESENT: frozenset[SiteState] = frozenset({"live", "joining"})
 """States in which a site still needs what it has pinned."""
 
 
-def claim_incarnation(store: Store, site: str, roster: Roster) -> int:
-    """Take the next free incarnation of `site`, create-once, and return its number.
+@dataclass(frozen=True)
+class OwnClaim:
+    """The incarnation of its name that a process took, and the record's bytes that say so."""
+
+    incarnation: int
+    data: bytes
+
+
+def claim_incarnation(store: Store, site: str, roster: Roster) -> OwnClaim:
+    """Take the next free incarnation of `site`, create-once.
 
     A process of the same name that is still running finds the higher incarnation at its next beat and stops.
     """
@@ -35,7 +43,7 @@ def claim_incarnation(store: Store, site: str, roster: Roster) -> int:
         record = Claim(site=site, incarnation=number, nonce=nonce, host=socket.gethostname(), pid=os.getpid())
         key, data = keys.claim(site, number), roster.sign(record).to_bytes()
         if store.create(key, data) and store.get(key) == data:  # read back: a store may let two win
-            return number
+            return OwnClaim(number, data)
         number += 1
 
 
@@ -73,17 +81,28 @@ def check_name_is_free(store: Store, runtime: Runtime, site: str, roster: Roster
 
 
 class Pulse:
-    """Writes this process's own beat, and notices when another process took its name."""
+    """Writes this process's own beat, and notices when another process took its name.
 
-    def __init__(self, store: Store, site: str, incarnation: int, roster: Roster) -> None:
+    atomic   the store lets one create of a key win, always; otherwise (a run with a fixed committer) the claim is read
+             again at every beat, since another process's may have replaced it after it was read back
+    """
+
+    def __init__(self, store: Store, site: str, claim: OwnClaim, roster: Roster, *, atomic: bool = True) -> None:
         self._store = store
         self._site = site
-        self._incarnation = incarnation
+        self._claim = claim
+        self._incarnation = claim.incarnation
         self._roster = roster
+        self._atomic = atomic
         self._counter = 0
 
     def check(self) -> None:
-        """Raise Superseded when a higher incarnation of this site has been claimed."""
+        """Raise Superseded when another process has claimed this site's name, at this incarnation or a higher one."""
+        if not self._atomic and self._store.get(keys.claim(self._site, self._incarnation)) != self._claim.data:
+            raise Superseded(
+                f"site {self._site} was started twice at once, and the other process's claim of incarnation "
+                f"{self._incarnation} stands: this one stops; give each running process a site name of its own"
+            )
         newest = newest_incarnation(self._store, self._site, self._roster, above=self._incarnation)
         if newest > self._incarnation:
             raise Superseded(
@@ -94,7 +113,7 @@ class Pulse:
     def beat(
         self, state: SiteState, versions: tuple[int, ...], pins: tuple[int, ...], inner_step: int, trained_tokens: int
     ) -> None:
-        """Overwrite this incarnation's beat. Raises Superseded when a higher incarnation has been claimed."""
+        """Overwrite this incarnation's beat. Raises Superseded as `check` does."""
         self.check()
         self._counter += 1
         record = Beat(

@@ -233,7 +233,7 @@ class Invariants:
                 book.tokens += entry.tokens
                 book.movement += entry.movement
                 book.missed = 0
-                book.foreign |= entry.incarnation != process.outer._courier._incarnation
+                book.foreign |= self._is_foreign(process, entry)
             book.version += 1
 
     def _off(self, process: SiteProcess, index: int) -> float:
@@ -286,7 +286,13 @@ class Invariants:
         """Whether a commit since this process joined took an offer that another process of its name made."""
         versions = range(process.books[fragment].joined_at, process.outer._courier.versions()[fragment])
         entries = [self.commits[fragment, version].get(process.site.name) for version in versions]
-        return any(entry is not None and entry.incarnation != process.outer._courier._incarnation for entry in entries)
+        return any(entry is not None and self._is_foreign(process, entry) for entry in entries)
+
+    def _is_foreign(self, process: SiteProcess, entry: Took) -> bool:
+        """Whether another process of the site's name made an entry: an earlier one, or one started at the same time."""
+        if entry.incarnation != process.outer._courier._incarnation:
+            return True
+        return process.process not in self._world.bucket.writers.get(entry.payload, ())
 
     def failed(self, process: SiteProcess, error: BaseException) -> None:
         lines = "".join(traceback.format_exception(error)[-4:])

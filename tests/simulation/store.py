@@ -36,6 +36,8 @@ class Bucket:
         self.on_write: Callable[[str, bytes], None] = lambda key, data: None
         self.on_delete: Callable[[str], None] = lambda key: None
         self.on_second_win: Callable[[str], None] = lambda key: None
+        self.writers: dict[str, set[Process]] = {}
+        """Who put what: payloads, masters and beats."""
         self.collected: set[str] = set()
         """Keys that were deleted as garbage."""
         self._keys: list[str] = []
@@ -52,7 +54,8 @@ class Bucket:
         self._set(key, data)
         return True
 
-    def put(self, key: str, data: bytes | memoryview) -> None:
+    def put(self, key: str, data: bytes | memoryview, writer: Process) -> None:
+        self.writers.setdefault(key, set()).add(writer)
         self._set(key, bytes(data))
 
     def _set(self, key: str, data: bytes) -> None:
@@ -125,7 +128,7 @@ class SimStore:
         return self._write("create", key, lambda now: bucket.create(key, data, issued_at, now))
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        self._write("put", key, lambda now: self._bucket.put(key, data))
+        self._write("put", key, lambda now: self._bucket.put(key, data, self._process))
 
     def delete(self, key: str) -> None:
         self._write("delete", key, lambda now: self._bucket.delete(key))

@@ -46,8 +46,8 @@ def beat(pulse: Pulse, state: SiteState = "live", pins=(0,)) -> None:
 
 def test_incarnations_of_a_name_count_up_and_no_two_processes_get_the_same(store, roster):
     assert newest_incarnation(store, "a", roster) == -1
-    assert [claim_incarnation(store, "a", roster) for _ in range(3)] == [0, 1, 2]
-    assert claim_incarnation(store, "a-b", roster) == 0
+    assert [claim_incarnation(store, "a", roster).incarnation for _ in range(3)] == [0, 1, 2]
+    assert claim_incarnation(store, "a-b", roster).incarnation == 0
 
 
 def test_a_site_is_live_until_its_beat_has_not_changed_for_liveness_s(store, roster, runtime):
@@ -94,6 +94,16 @@ def test_the_older_process_of_a_name_stops_at_its_next_beat(store, roster):
     beat(pulse)
     claim_incarnation(store, "a", roster)
     with pytest.raises(Superseded, match="site a was started again as incarnation 1"):
+        beat(pulse)
+
+
+def test_of_two_processes_that_both_won_a_claim_the_one_whose_bytes_do_not_stand_stops_at_its_next_beat(store, roster):
+    """A store that ignores the create's condition (a run with a fixed committer)."""
+    first = claim_incarnation(store, "a", roster)
+    pulse = Pulse(store, "a", first, roster, atomic=False)
+    beat(pulse)
+    store.put(keys.claim("a", 0), b"another process's claim, written over the first after it was read back")
+    with pytest.raises(Superseded, match="site a was started twice at once, and the other .* incarnation 0 stands"):
         beat(pulse)
 
 
