@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from rich.console import Console
 
 from composer_prime.config import Recipe, RunPaths, SiteSettings
 from composer_prime.errors import BadInput, ConfigError, StoreUnusable
+from composer_prime.sites.embedded.folder import claim_site_folder
 from composer_prime.sites.embedded.interrupt import catch_interrupt
 from composer_prime.sites.embedded.local_run import Surroundings, run_local, run_site
 from composer_prime.sites.embedded.ports import claim_port, is_free
@@ -111,6 +114,21 @@ def test_clean_deletes_no_folder_that_is_not_a_runs(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="holds files but no run"):
         run_local(recipe, False, surroundings(tmp_path))
     assert precious.exists()
+
+
+def test_sites_that_start_at_once_share_a_new_run_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "getpid", threading.get_native_id)  # a process each
+    for attempt in range(40):
+        recipe = small_recipe(tmp_path / str(attempt))
+        start = threading.Barrier(8)
+
+        def claim(site: str, recipe=recipe, start=start) -> None:
+            start.wait()
+            paths = claim_site_folder(recipe, site, False)
+            paths.site(site).root.mkdir(parents=True)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(claim, "abcdefgh"))
 
 
 def test_resuming_another_recipe_is_refused_with_the_difference(tmp_path: Path) -> None:

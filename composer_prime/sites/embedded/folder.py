@@ -64,8 +64,9 @@ def claim_site_folder(recipe: Recipe, site: str, resume: bool) -> RunPaths:
 
 def check_same_recipe(recipe: Recipe, paths: RunPaths) -> None:
     """Raise ConfigError when the folder's run was started from a recipe that would train something else."""
+    others = _holds_others(paths)  # looked at first: a site that starts at this moment writes the recipe before all else
     if not paths.recipe.exists():
-        if _occupied(paths.root):
+        if others:
             raise BadInput(f"output folder {paths.root} holds files but no run: choose another --run.name")
         return
     held = flat(Recipe.model_validate_json(paths.recipe.read_text(encoding="utf-8")).to_data())
@@ -102,6 +103,11 @@ def flat(data: Any, prefix: str = "") -> dict[str, Any]:
 
 def _occupied(folder: Path) -> bool:
     return folder.exists() and any(folder.iterdir())
+
+
+def _holds_others(paths: RunPaths) -> bool:
+    """Whether anything but the recipe is there; one that is being written has a longer name around the same."""
+    return paths.root.exists() and any(paths.recipe.name not in entry.name for entry in paths.root.iterdir())
 
 
 def _refuse_running(paths: RunPaths, site: str) -> None:
