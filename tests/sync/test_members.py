@@ -103,7 +103,7 @@ def test_of_two_processes_that_both_won_a_claim_the_one_whose_bytes_do_not_stand
     pulse = Pulse(store, "a", first, roster, atomic=False)
     beat(pulse)
     store.put(keys.claim("a", 0), b"another process's claim, written over the first after it was read back")
-    with pytest.raises(Superseded, match="site a was started twice at once, and the other .* incarnation 0 stands"):
+    with pytest.raises(Superseded, match=r"site a was started twice at once, and the other .* incarnation 0 stands"):
         beat(pulse)
 
 

@@ -64,7 +64,7 @@ def claim_site_folder(recipe: Recipe, site: str, resume: bool) -> RunPaths:
 
 def check_same_recipe(recipe: Recipe, paths: RunPaths) -> None:
     """Raise ConfigError when the folder's run was started from a recipe that would train something else."""
-    others = _holds_others(paths)  # looked at first: a site that starts at this moment writes the recipe before all else
+    others = _holds_others(paths)  # before the recipe, which a site that starts just now writes first
     if not paths.recipe.exists():
         if others:
             raise BadInput(f"output folder {paths.root} holds files but no run: choose another --run.name")
