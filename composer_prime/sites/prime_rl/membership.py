@@ -254,8 +254,8 @@ class _Leading:
             raise ConfigError(
                 f"checkpoint {path.parent} belongs to another run, {state['run']!r}, than {self._place.uri}"
                 + (f" ({change.replace('recipe', 'checkpoint')})" if change else "")
-                + f": name that run in COMPOSER_PRIME_OUTER, or delete {path} to go on from this run's masters. Settings "
-                "of a run never change; `composer-prime create RECIPE --from` starts a new one from its masters"
+                + f": name that run in COMPOSER_PRIME_OUTER, or delete {path} to go on from this run's masters. "
+                "A run's settings never change; `composer-prime create RECIPE --from` starts a new one from its masters"
             )
         return state["outer"]
 
