@@ -90,14 +90,10 @@ class Membership:
         """
         leading = _Leading(place, state_file)
         loop = RankedLoop(Ranks(timeout_s), leading.open)
-        try:
-            loop.join(named)
-            member = cls(place, loop, [parameter for _, parameter in named], leading)
-            if loop.finished:
-                member._end_joining(resumed=state_file is not None)
-        except BaseException:
-            loop.close()
-            raise
+        loop.join(named)
+        member = cls(place, loop, [parameter for _, parameter in named], leading)
+        if loop.finished:
+            member._end_joining(resumed=state_file is not None)
         if leading.leads:
             logger.info("joined uri=%s site=%s fragments=%d", place.uri, place.site, len(loop.summary()["masters"]))
         return member
@@ -141,6 +137,7 @@ class Membership:
 
     def _end_joining(self, resumed: bool) -> None:
         if not resumed:
+            self._loop.close()
             raise ConfigError(
                 f"the run at {self._place.uri} has ended, no site can join it: reopen it with `composer-prime reopen`, "
                 "or start another from its masters with `composer-prime create RECIPE --from`"
