@@ -1,4 +1,4 @@
-"""Upstream's unmodified trainer on a CPU: `python -m tests.sites.prime_rl.cpu_trainer @ trainer.json`, one process a rank.
+"""Upstream's unmodified trainer on a CPU, a process a rank: `python -m tests.sites.prime_rl.cpu_trainer @ FILE.json`.
 
 What it imports for GPUs alone is replaced by empty modules, "cuda" means "cpu", and NCCL means gloo; nothing else of
 upstream is touched. Its module runs as `__main__`, as under torchrun.
@@ -131,9 +131,14 @@ def plain_attention() -> None:
     AutoConfig.from_pretrained = with_sdpa
 
 
+def leave_out_gpu_packages() -> None:
+    """Let upstream's modules be imported on a machine without CUDA."""
+    sys.meta_path.insert(0, _Empty())
+
+
 def main() -> None:
     """Run upstream's trainer in this process."""
-    sys.meta_path.insert(0, _Empty())
+    leave_out_gpu_packages()
     torch.set_num_threads(1)
     pretend_cuda()
     plain_attention()

@@ -11,7 +11,8 @@ from torch import Tensor
 from composer_prime.store import open_store
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.verifying import Verifier
-from tests.sites.prime_rl.standin_runs import HOOKED, PLAIN, Trainer, announced, site
+from tests.sites.prime_rl.launched import HOOKED, PLAIN, announced
+from tests.sites.prime_rl.standin_runs import Trainer, site
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +124,7 @@ def test_a_run_that_has_ended_is_refused_and_goes_on_once_reopened(alone: Traine
 def test_resuming_in_a_run_with_other_settings_is_refused_in_one_line(alone: Trainer, tmp_path: Path) -> None:
     other = announced(tmp_path / "bucket", inner_steps=2)
     site(tmp_path, "x", other).start().finish()
-    moved = Trainer(alone.folder, 1, alone.env | {"COMPOSER_PRIME_OUTER": other}, alone.config)
+    moved = Trainer(alone.folder, 1, alone.env | {"COMPOSER_PRIME_OUTER": other}, config=alone.config)
     before = alone.broadcast(4)
     code, output = moved.start(resume=4).wait()
     lines = [line for line in output.splitlines() if line.startswith("composer-prime: ")]

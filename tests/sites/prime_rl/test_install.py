@@ -11,7 +11,8 @@ from composer_prime.errors import ConfigError
 from composer_prime.sites.prime_rl import hook, versions
 from composer_prime.store import open_store
 from composer_prime.sync.founding import FoundingRecord, announce
-from tests.sites.prime_rl.standin_runs import STANDIN, announced, site
+from tests.sites.prime_rl.launched import announced
+from tests.sites.prime_rl.standin_runs import STANDIN, site
 from tests.sync.harness import make_terms
 
 OUTER = {"COMPOSER_PRIME_OUTER": "/nowhere", "COMPOSER_PRIME_SITE": "a"}
