@@ -3,10 +3,9 @@
 import os
 import socket
 import subprocess
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from composer_prime.store import open_store
 from composer_prime.sync.founding import FoundingRecord, announce
@@ -29,7 +28,6 @@ class Launched:
     env: dict[str, str] = field(default_factory=dict)
     timeout_s: float = 120
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    _outputs: list[IO[bytes]] = field(default_factory=list)
 
     def launch(self, command: list[str], path: list[Path]) -> None:
         """Start every rank, with `path` to import from."""
@@ -41,7 +39,7 @@ class Launched:
             inherited
             | self.env
             | {
-                "PYTHONPATH": os.pathsep.join(map(str, [*path, REPOSITORY])),
+                "PYTHONPATH": os.pathsep.join([*map(str, [*path, REPOSITORY]), os.environ.get("PYTHONPATH", "")]),
                 "OMP_NUM_THREADS": "1",
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
@@ -49,16 +47,16 @@ class Launched:
                 "LOCAL_WORLD_SIZE": str(self.num_ranks),
             }
         )
-        self._outputs = [tempfile.TemporaryFile() for _ in range(self.num_ranks)]  # noqa: SIM115  read at the end
-        self._processes = [
-            subprocess.Popen(
-                command,
-                env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-            for rank, output in enumerate(self._outputs)
-        ]
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self._processes = []
+        for rank in range(self.num_ranks):
+            with self._log(rank).open("wb") as log:
+                environment = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                self._processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+
+    def _log(self, rank: int) -> Path:
+        """What a rank prints; beside its folder, so that this holds what the trainer makes and nothing else."""
+        return self.folder.with_name(f"{self.folder.name}.rank_{rank}.log")
 
     def wait(self) -> tuple[int, str]:
         """(exit code of rank 0, what rank 0 printed), once all ranks have ended."""
@@ -77,8 +75,7 @@ class Launched:
 
     def output(self) -> str:
         """What rank 0 has printed so far."""
-        self._outputs[0].seek(0)
-        return self._outputs[0].read().decode(errors="replace")
+        return self._log(0).read_text(errors="replace")
 
     def has_ended(self) -> bool:
         """Whether rank 0 runs no more."""

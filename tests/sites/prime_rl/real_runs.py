@@ -18,7 +18,7 @@ from composer_prime.sites.prime_rl import versions
 from tests.sites.prime_rl.feed import SEQUENCE, VOCABULARY
 from tests.sites.prime_rl.launched import HOOKED, REPOSITORY, Launched, outer_env
 
-TIMEOUT_S = 280
+TIMEOUT_S = 800
 POLL_S = 0.1
 
 
@@ -77,7 +77,7 @@ class RealTrainer(Launched):
             "rollout_transport": {"type": "filesystem"},
             "ckpt": {"interval": 2},
             "max_steps": 4,
-            "dist_timeout_seconds": 240,
+            "dist_timeout_seconds": 2400,
             "output_dir": str(self.folder),
         }
         if resume is not None and upstream() is versions.MAIN:
@@ -139,7 +139,7 @@ def feed(*trainers: RealTrainer, first: int = 1, last: int = 4) -> None:
     ]
     if not jobs:
         return
-    path = os.pathsep.join(map(str, [*source_path(), REPOSITORY]))
+    path = os.pathsep.join([*map(str, [*source_path(), REPOSITORY]), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "tests.sites.prime_rl.feed", json.dumps(jobs)]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ from tests.sites.prime_rl.real_runs import RealTrainer, feed, real_site, save_mo
 
 pytestmark = [
     pytest.mark.prime_rl,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(not os.environ.get("PRIME_RL_SRC"), reason="PRIME_RL_SRC names no PRIME-RL checkout"),
 ]
 
