@@ -46,7 +46,7 @@ def model(tmp_path: Path) -> Path:
     folder = save_tokenizer(tmp_path / "model")
     torch.manual_seed(3)
     config = Qwen3Config.from_pretrained(folder)
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)
     return folder
 
 

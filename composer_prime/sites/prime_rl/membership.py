@@ -265,4 +265,4 @@ def _local(parameter: Tensor) -> Tensor:
     """The part of a parameter that lies on this rank."""
     from torch.distributed.tensor import DTensor
 
-    return parameter.detach().to_local() if isinstance(parameter, DTensor) else parameter.detach()
+    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach()

@@ -142,9 +142,9 @@ def main() -> None:
     torch.set_num_threads(1)
     pretend_cuda()
     plain_attention()
-    import prime_rl._compat  # noqa: F401  upstream's own repair of ring_flash_attn comes first
-    import prime_rl.trainer.parallel_dims as parallel_dims
-    from prime_rl.trainer.perf import PerfCounter
+    import prime_rl._compat  # noqa: F401  # pyright: ignore[reportMissingImports]  upstream's repairs come first
+    import prime_rl.trainer.parallel_dims as parallel_dims  # pyright: ignore[reportMissingImports]
+    from prime_rl.trainer.perf import PerfCounter  # pyright: ignore[reportMissingImports]
 
     parallel_dims.device_type = "cpu"
     PerfCounter.__init__ = _with_a_speed(PerfCounter.__init__)

@@ -19,7 +19,7 @@ VOCABULARY, SEQUENCE, SAMPLES = 128, 48, 4
 
 def sample(randomness: random.Random) -> Any:
     """One rollout: a prompt that is not trained on, and an answer."""
-    from prime_rl.transports.rollouts.types import TrainingSample
+    from prime_rl.transports.rollouts.types import TrainingSample  # pyright: ignore[reportMissingImports]
 
     num_tokens = randomness.randint(12, 40)
     prompt = randomness.randint(2, 6)
@@ -35,8 +35,8 @@ def sample(randomness: random.Random) -> Any:
 
 def send(folder: Path, num_ranks: int, first: int, last: int, seed: int) -> None:
     """The batches of steps `first` to `last`, for each rank of a trainer."""
-    from prime_rl.trainer.batch import prepare_batch
-    from prime_rl.transports.rollouts.filesystem import FileSystemMicroBatchSender
+    from prime_rl.trainer.batch import prepare_batch  # pyright: ignore[reportMissingImports]
+    from prime_rl.transports.rollouts.filesystem import FileSystemMicroBatchSender  # pyright: ignore[reportMissingImports]
 
     sender = FileSystemMicroBatchSender(folder, num_ranks, first)
     for step in range(first, last + 1):

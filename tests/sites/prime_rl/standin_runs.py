@@ -35,7 +35,7 @@ class Trainer(Launched):
 
     def start(self, **changes: Any) -> "Trainer":
         """Start every rank, with these changes to the configuration."""
-        config = {"output_dir": str(self.folder)} | CONFIG
+        config: dict[str, Any] = {"output_dir": str(self.folder)} | CONFIG
         for key, value in (self.config | changes).items():
             config[key] = config[key] | value if isinstance(value, dict) else value
         self.launch([sys.executable, "-m", "prime_rl.trainer.rl.train", repr(config)], [*self.path, STANDIN])

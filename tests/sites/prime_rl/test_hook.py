@@ -53,7 +53,8 @@ def test_sites_of_one_and_two_ranks_end_with_the_same_masters_and_weights(tmp_pa
 def test_what_is_broadcast_after_a_round_is_the_master_at_every_site(tmp_path: Path) -> None:
     uri = announced(tmp_path / "bucket", quorum=2)
     first, second = site(tmp_path, "a", uri).start(), site(tmp_path, "b", uri).start()
-    first.finish(), second.finish()
+    first.finish()
+    second.finish()
     for step in (0, 4, 8):
         assert_same(first.broadcast(step), second.broadcast(step))
     records = [json.loads(line) for line in (first.folder / "metrics.jsonl").read_text().splitlines()]
@@ -93,7 +94,8 @@ def test_a_late_site_starts_from_the_masters_before_its_first_broadcast(tmp_path
 def test_without_an_outer_run_nothing_is_touched(tmp_path: Path) -> None:
     stock = Trainer(tmp_path / "stock", config={"loss": PLAIN}).start()
     hooked = Trainer(tmp_path / "hooked", config={"loss": HOOKED}).start()
-    stock.finish(), hooked.finish()
+    stock.finish()
+    hooked.finish()
     for step in range(9):
         assert_same(stock.broadcast(step), hooked.broadcast(step))
     assert not (hooked.folder / "outer").exists() and not (hooked.folder / "metrics.jsonl").exists()

@@ -28,7 +28,7 @@ def theirs() -> ModuleType:
     upstream()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what its imports warn of is not ours
-        import prime_rl.trainer.rl.loss as loss
+        import prime_rl.trainer.rl.loss as loss  # pyright: ignore[reportMissingImports]
     return loss
 
 
@@ -66,7 +66,7 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 
 
 def test_value_and_gradient_are_upstreams_on_a_thousand_batches(theirs: ModuleType) -> None:
-    from prime_rl.configs.trainer import DefaultLossConfig
+    from prime_rl.configs.trainer import DefaultLossConfig  # pyright: ignore[reportMissingImports]
 
     generator, randomness = torch.Generator().manual_seed(0), random.Random(0)
     for number in range(NUM_BATCHES):
@@ -91,7 +91,7 @@ def test_value_and_gradient_are_upstreams_on_a_thousand_batches(theirs: ModuleTy
 
 
 def test_it_passes_through_compute_loss_with_rl_ce_and_ref_kl_parts(theirs: ModuleType) -> None:
-    from prime_rl.configs.trainer import CustomLossConfig, DefaultLossConfig
+    from prime_rl.configs.trainer import CustomLossConfig, DefaultLossConfig  # pyright: ignore[reportMissingImports]
 
     path = "composer_prime.sites.prime_rl.loss.composer_loss"
     custom = theirs.setup_rl_loss_fn(CustomLossConfig(type="custom", import_path=path, kwargs={}))

@@ -108,8 +108,10 @@ def test_without_an_outer_run_the_real_trainer_is_stock(model: Path, tmp_path: P
 
     stock, hooked = trainer("stock", PLAIN), trainer("hooked", HOOKED)
     feed(stock, hooked)
-    stock.start(), hooked.start()
-    stock.finish(), hooked.finish()
+    for one in (stock, hooked):
+        one.start()
+    for one in (stock, hooked):
+        one.finish()
     for step in (2, 4):
         assert_same(stock.checkpoint(step), hooked.checkpoint(step))
     if stock.fed:
