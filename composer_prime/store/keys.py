@@ -70,6 +70,11 @@ def manifest() -> str:
     return "manifest.json"
 
 
+def founding() -> str:
+    """The create-once record of what a run shall be, from which its first site writes the manifest."""
+    return "founding.json"
+
+
 def close(number: int = 0) -> str:
     """The create-once record of the run's final versions; `number` counts how often the run was reopened before."""
     return f"close-{_number('closing', number, ORDER_DIGITS)}.json" if number else "close.json"

@@ -1,0 +1,276 @@
+"""One trainer's part in an outer run, from joining to its end: what the hook calls, free of upstream's names.
+
+The run's terms come from its manifest; a run that was only announced is founded with this trainer's weights. The first
+rank alone knows the bucket.
+"""
+
+import json
+import logging
+import os
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from composer_prime.errors import BadInput, ConfigError, CorruptObject, KeyMissing
+from composer_prime.store import open_store, race_store
+from composer_prime.store.base import Store
+from composer_prime.sync.entering import SiteIdentity
+from composer_prime.sync.founding import FoundingRecord, changed_terms, check_founded, find_founding
+from composer_prime.sync.journal import FileJournal
+from composer_prime.sync.ranked_loop import RankedLoop
+from composer_prime.sync.ranks import Ranks
+from composer_prime.sync.records import Manifest
+from composer_prime.sync.run import load_run
+from composer_prime.sync.signatures import SigningKey
+from composer_prime.sync.site_clock import OuterLoop, OuterReport
+from composer_prime.sync.start import Founding
+from composer_prime.sync.terms import Terms
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a trainer stands in a run.
+
+    uri       the run's root in the bucket
+    site      the site's name
+    key_file  its private key, in a run that admits keys
+    folder    what the outer loop keeps on this site's disk
+    """
+
+    uri: str
+    site: str
+    key_file: Path | None
+    folder: Path
+
+    @property
+    def journal(self) -> Path:
+        """What offers leave behind if they are merged, written before they are made."""
+        return self.folder / "journal"
+
+    @property
+    def result(self) -> Path:
+        """Written when the run has ended: its rounds, and the masters that the parameters hold."""
+        return self.folder / "result.json"
+
+
+def outer_state_file(trainer_checkpoint: Path) -> Path:
+    """Where the outer state of upstream's checkpoint `.../step_N/trainer` lies; it is deleted with that folder."""
+    return trainer_checkpoint.parent / "outer.pt"
+
+
+class Membership:
+    """A trainer that has joined. The same calls on each rank: all wait for each other, and return and raise alike."""
+
+    def __init__(self, place: Place, loop: RankedLoop, parameters: Sequence[nn.Parameter], leading: "_Leading") -> None:
+        self._place = place
+        self._loop = loop
+        self._parameters = parameters
+        self._leading = leading
+        self._final: list[Tensor] | None = None
+
+    @classmethod
+    def join(
+        cls, place: Place, named: Sequence[tuple[str, nn.Parameter]], state_file: Path | None, timeout_s: float
+    ) -> "Membership":
+        """Join the run at `place`, or found it where it was announced; collective over the default process group.
+
+        named       the trainable parameters, as the outer loop names them
+        state_file  the outer state of the checkpoint that was loaded; it may be missing. None: nothing was loaded
+        timeout_s   how long a rank waits for another that is late
+
+        Raises BadInput when there is no run, when it has ended, or when this site doesn't fit it.
+        """
+        leading = _Leading(place, state_file)
+        loop = RankedLoop(Ranks(timeout_s), leading.open)
+        loop.join(named)
+        if leading.leads:
+            leading.remember_run()
+        member = cls(place, loop, [parameter for _, parameter in named], leading)
+        if loop.finished:
+            member._end_joining(resumed=state_file is not None)
+        if leading.leads:
+            logger.info("joined uri=%s site=%s fragments=%d", place.uri, place.site, len(loop.summary()["masters"]))
+        return member
+
+    def after_step(self, tokens: int, samples: int, *, is_last: bool) -> OuterReport | None:
+        """The outer loop's turn after an inner step; None once the run has ended: the parameters stay what they were.
+
+        tokens, samples   trained by this rank in this step
+        is_last           whether the trainer stops after this step
+        """
+        if self._final is not None:
+            self._restore()
+            return None
+        report = self._loop.after_inner_step(tokens, samples)
+        if report.stop:
+            self._end()
+            if self._leading.leads and not is_last:
+                logger.warning(
+                    "run_ended uri=%s: its masters are final, and this trainer holds them. The steps up to its "
+                    "max_steps change nothing any more; it may be stopped",
+                    self._place.uri,
+                )
+        elif is_last:
+            self._loop.close()
+            if self._leading.leads:
+                logger.warning(
+                    "left uri=%s rounds=%d: max_steps is reached and the run goes on; raise max_steps and resume to "
+                    "go on with it",
+                    self._place.uri,
+                    report.round,
+                )
+        return report
+
+    def save(self, path: Path) -> None:
+        """Write the outer state to `path`, whole or not at all; only rank 0 has one."""
+        if self._leading.leads:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(f".{path.name}.{os.getpid()}")
+            torch.save(self._leading.checkpoint(self._loop.state_dict()), part)
+            os.replace(part, path)
+
+    def _end_joining(self, resumed: bool) -> None:
+        if not resumed:
+            self._loop.close()
+            raise ConfigError(
+                f"the run at {self._place.uri} has ended, no site can join it: reopen it with `composer-prime reopen`, "
+                "or start another from its masters with `composer-prime create RECIPE --from`"
+            )
+        self._end()
+
+    def _end(self) -> None:
+        """Leave the run that has ended, and remember its masters as they lie here, shard by shard."""
+        if self._leading.leads:
+            self._write_result()
+        self._loop.close()
+        self._final = [_local(parameter).to("cpu", copy=True) for parameter in self._parameters]
+
+    def _restore(self) -> None:
+        assert self._final is not None
+        with torch.no_grad():
+            for parameter, final in zip(self._parameters, self._final, strict=True):
+                _local(parameter).copy_(final)
+
+    def _write_result(self) -> None:
+        summary = self._loop.summary()
+        result = {"uri": self._place.uri, "site": self._place.site} | {
+            name: summary[name] for name in ("outer_rounds", "masters", "bytes_up", "bytes_down", "stall_s", "tokens")
+        }
+        path = self._place.result
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        os.replace(part, path)
+
+
+class _Leading:
+    """What rank 0 alone does: it opens the run, and knows which run a checkpoint belongs to."""
+
+    def __init__(self, place: Place, state_file: Path | None) -> None:
+        self.leads = dist.get_rank() == 0
+        self._place = place
+        self._state_file = state_file
+        self._store: Store | None = None
+        self._announced: FoundingRecord | None = None
+        self._run: tuple[str, Manifest] | None = None
+
+    def open(self) -> OuterLoop:
+        """This site's outer loop, with the state of its checkpoint. Raises BadInput, StoreError."""
+        place = self._place
+        key = None if place.key_file is None else SigningKey.load(place.key_file)
+        self._store = store = open_store(place.uri)
+        self._announced = find_founding(store)
+        founding, run, terms, signed = self._asked(self._announced)
+        if signed and key is None:
+            raise ConfigError(
+                f"the run at {place.uri} admits keys, and site {place.site} has none: set COMPOSER_PRIME_KEY to its "
+                "key file, which `composer-prime keygen` makes"
+            )
+        outer = OuterLoop(
+            store,
+            terms,
+            run=run,
+            site=SiteIdentity(place.site, key),
+            founding=founding,
+            journal=FileJournal(place.journal),
+        )
+        if self._state_file is not None:
+            state = self._restored(self._state_file)
+            if state is not None:
+                outer.load_state_dict(state)
+        return outer
+
+    def _asked(self, announced: FoundingRecord | None) -> tuple[Founding, str, Terms, bool]:
+        """What the bucket asks of a site: of the run that is there, or of the one that was announced."""
+        assert self._store is not None
+        try:
+            found = load_run(self._store)
+        except KeyMissing:
+            if announced is None:
+                raise BadInput(
+                    f"{self._place.uri} holds no run: write it there with `composer-prime create RECIPE`, or correct "
+                    "COMPOSER_PRIME_OUTER, which names the run's own folder in the bucket"
+                ) from None
+            check = race_store if announced.terms.committer is None else _nothing
+            founding = Founding(announced.owner, announced.keys, check)
+            return founding, announced.run, announced.terms, announced.owner is not None or bool(announced.keys)
+        manifest = found.manifest
+        check_founded(manifest, announced)
+        self._run = found.sha256, manifest
+        return Founding(), manifest.run, found.terms, manifest.owner is not None or bool(manifest.keys)
+
+    def remember_run(self) -> None:
+        """Which run was joined, for checkpoints; after joining, since this site may have founded it."""
+        assert self._store is not None
+        if self._run is None:
+            found = load_run(self._store)
+            check_founded(found.manifest, self._announced)
+            self._run = found.sha256, found.manifest
+
+    def checkpoint(self, outer: dict[str, Any]) -> dict[str, Any]:
+        """The outer state as it lies beside a checkpoint: with the run it belongs to."""
+        assert self._run is not None, "not joined"
+        sha, manifest = self._run
+        return {"manifest": sha, "run": manifest.run, "terms": manifest.terms.model_dump(), "outer": outer}
+
+    def _restored(self, path: Path) -> dict[str, Any] | None:
+        """The outer state in `path`; None when the checkpoint has none. Raises ConfigError when it is another run's."""
+        try:
+            state = torch.load(path, weights_only=True)
+        except FileNotFoundError:
+            logger.warning("no_outer_state path=%s: this site joins anew, from the run's masters", path)
+            return None
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise CorruptObject(
+                f"{path} can't be read ({str(error).splitlines()[0]}): delete it to join anew from the run's masters"
+            ) from error
+        sha, manifest = self._run if self._run is not None else (None, None)
+        if state["manifest"] != sha:
+            theirs = Terms(**state["terms"])
+            change = "" if manifest is None else changed_terms(manifest.terms, theirs)
+            raise ConfigError(
+                f"checkpoint {path.parent} belongs to another run, {state['run']!r}, than {self._place.uri}"
+                + (f" ({change.replace('recipe', 'checkpoint')})" if change else "")
+                + f": name that run in COMPOSER_PRIME_OUTER, or delete {path} to go on from this run's masters. "
+                "A run's settings never change; `composer-prime create RECIPE --from` starts a new one from its masters"
+            )
+        return state["outer"]
+
+
+def _nothing(store: Store) -> None:
+    del store
+
+
+def _local(parameter: Tensor) -> Tensor:
+    """The part of a parameter that lies on this rank."""
+    from torch.distributed.tensor import DTensor
+
+    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach()

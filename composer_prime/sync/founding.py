@@ -1,0 +1,62 @@
+"""What a run shall be, written down before anyone knows its first masters: its first site makes the manifest from it.
+
+For trainers whose parameter names follow from their own code and not from the model's checkpoint: terms, owner and keys
+are the creator's, the model is what the first site has loaded. No torch, so that any command may look.
+"""
+
+from pydantic import Field
+
+from composer_prime.errors import BadInput, ProtocolError
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.sync.canonical import PROTOCOL, Record
+from composer_prime.sync.reading import find_record
+from composer_prime.sync.records import Manifest
+from composer_prime.sync.terms import Terms
+
+
+class FoundingRecord(Record):
+    """A run without its model: the manifest's fields of these names, which the manifest must repeat."""
+
+    protocol: int = PROTOCOL
+    run: str
+    terms: Terms
+    owner: str | None = None
+    keys: dict[str, str] = Field(default_factory=dict)
+
+
+def announce(store: Store, record: FoundingRecord) -> None:
+    """Write down what the run in `store` shall be. Raises BadInput when another is written down there already."""
+    if store.create(keys.founding(), record.to_bytes()):
+        return
+    present = find_record(store, FoundingRecord, keys.founding())
+    if present != record:
+        said = "something else" if present is None else changed_terms(present.terms, record.terms) or "other keys"
+        raise BadInput(f"{store.uri} is already to hold another run ({said}): give this run another run.name")
+
+
+def find_founding(store: Store) -> FoundingRecord | None:
+    """What the run in `store` was announced to be; None when nobody has announced one."""
+    return find_record(store, FoundingRecord, keys.founding())
+
+
+def check_founded(manifest: Manifest, record: FoundingRecord | None) -> None:
+    """Raise ProtocolError when a manifest isn't what was announced: someone else founded the run."""
+    if record is None:
+        return
+    fields = tuple(FoundingRecord.model_fields)
+    different = [name for name in fields if getattr(manifest, name) != getattr(record, name)]
+    if different:
+        raise ProtocolError(
+            f"{keys.manifest()} differs from {keys.founding()} in {', '.join(different)}: it was not written by a site "
+            "of this run; create the run anew in an empty place that only its sites can write to"
+        )
+
+
+def changed_terms(theirs: Terms, ours: Terms) -> str:
+    """The settings in which two runs' terms differ, each with both values; '' when they are the same."""
+    return "; ".join(
+        f"outer.{name}: run {value!r}, recipe {getattr(ours, name)!r}"
+        for name, value in theirs.model_dump().items()
+        if value != getattr(ours, name)
+    )

@@ -1,0 +1,65 @@
+"""The stand-in's checkpoints: a folder for each step, one file a rank in it."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+
+@dataclass
+class Progress:
+    """The step that is being trained, from 1."""
+
+    step: int = 1
+
+
+class CheckpointManager:
+    """Saves and loads; the calls are upstream's."""
+
+    def __init__(self, output_dir: Path) -> None:
+        self.folder = output_dir / "checkpoints"
+
+    def get_ckpt_path(self, step: int) -> Path:
+        """The trainer's folder in that of a step."""
+        return self.folder / f"step_{step}" / "trainer"
+
+    def save(self, step: int, model: nn.Module, optimizers: list[Any], scheduler: Any, progress: Progress) -> None:
+        """Every rank its own shards."""
+        state = {
+            "model": [local(parameter) for parameter in model.parameters()],
+            "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+            "scheduler": scheduler.state_dict(),
+            "progress": asdict(progress),
+        }
+        path = self.get_ckpt_path(step)
+        path.mkdir(parents=True, exist_ok=True)
+        torch.save(state, path / f"rank_{dist.get_rank()}.pt")
+        dist.barrier()
+
+    def load(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizers: list[Any],
+        scheduler: Any,
+        progress: Progress,
+        path: Path | None = None,
+    ) -> None:
+        """What `save` wrote, in place."""
+        state = torch.load((path or self.get_ckpt_path(step)) / f"rank_{dist.get_rank()}.pt", weights_only=False)
+        with torch.no_grad():
+            for parameter, saved in zip(model.parameters(), state["model"], strict=True):
+                local(parameter).copy_(saved)
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        scheduler.load_state_dict(state["scheduler"])
+        progress.step = state["progress"]["step"]
+
+
+def local(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a parameter."""
+    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach()

@@ -1,0 +1,192 @@
+"""A trainer of our own in upstream's order of calls, for tests that have no PRIME-RL: run as its module is run there.
+
+Its batches are random numbers that follow from a seed and the step, its model is tiny, its ranks share it by FSDP2.
+"""
+
+import os
+import signal
+import sys
+from functools import wraps
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from prime_rl import monitors
+from prime_rl.trainer.ckpt import CheckpointManager, Progress
+from prime_rl.trainer.rl.loss import LossInputs, setup_rl_loss_fn
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import ConstantLR, LRScheduler
+
+VOCABULARY, WIDTH, LENGTH = 11, 6, 12
+
+
+class Policy(nn.Module):
+    """Two blocks between an embedding and a head; dimensions that two ranks don't divide."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits: [n, VOCABULARY]"""
+        hidden = self.embed(tokens)
+        for layer in self.layers:
+            hidden = hidden + torch.tanh(layer(hidden))
+        return self.head(hidden)
+
+
+def setup_model(config: Any) -> nn.Module:
+    """The same initial weights at every site, sharded over the ranks."""
+    torch.manual_seed(config.model.seed)
+    model = Policy(config.model.width)
+    if config.model.adapters_only:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("layers" in name)
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return model
+
+
+def setup_optimizer(
+    config: Any, named_params: list[tuple[str, nn.Parameter]], parallel_dims: Any
+) -> tuple[torch.optim.Optimizer, None]:
+    """AdamW, and no gradient manager."""
+    trained = [parameter for _, parameter in named_params if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=config.lr), None
+
+
+def setup_scheduler(optimizer: torch.optim.Optimizer, config: Any, max_steps: int | None, lr: float) -> LRScheduler:
+    """A constant rate."""
+    return ConstantLR(optimizer, factor=1.0)
+
+
+class FakeDataLoader:
+    """Random batches."""
+
+    def __init__(self, config: Any, seq_len: int, dp_world_size: int) -> None:
+        self.config, self.seq_len = config, seq_len
+        self.step = config.start_step
+
+    def wait_for_batch(self) -> None:
+        """They are there."""
+
+    def get_batch(self) -> list[dict[str, Any]]:
+        """One micro batch of two sequences, by the seed, the step and the rank."""
+        self.step += 1
+        generator = torch.Generator().manual_seed(1000 * self.config.seed + 10 * self.step + dist.get_rank())
+        return [
+            {
+                "input_ids": torch.randint(VOCABULARY, (1, self.seq_len), generator=generator),
+                "advantages": torch.randn(1, self.seq_len, generator=generator),
+                "inference_logprobs": -torch.rand(1, self.seq_len, generator=generator) - 1.5,
+                "loss_mask": torch.rand(1, self.seq_len, generator=generator) < 0.7,
+                "sequence_lengths": [self.seq_len // 2, self.seq_len - self.seq_len // 2],
+                "ce_weights": None,
+                "ref_kl_weights": None,
+            }
+        ]
+
+
+class DataLoader(FakeDataLoader):
+    """Upstream's other loader; here the same."""
+
+
+def broadcast_weights(model: nn.Module, folder: Path, step: int) -> None:
+    """Every parameter whole, as inference would load it."""
+    whole = {name: full(parameter) for name, parameter in model.named_parameters()}
+    if dist.get_rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(whole, folder / f"step_{step}.safetensors")
+
+
+def full(parameter: torch.Tensor) -> torch.Tensor:
+    """All values of a parameter."""
+    return (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach().clone()
+
+
+def clean_exit(function: Any) -> Any:
+    """Leave the process group whatever happens, and end with code 1 on an error."""
+
+    @wraps(function)
+    def wrapper(config: Any) -> None:
+        try:
+            function(config)
+        except Exception as error:
+            print(f"Fatal error in {function.__name__}: {error!r}", file=sys.stderr)
+            sys.exit(1)
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    return wrapper
+
+
+@clean_exit
+def train(config: Any) -> None:
+    """Upstream's order: model, loss, optimizer, scheduler, checkpoint, loader, first broadcast, steps."""
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        config.output_dir.mkdir(parents=True, exist_ok=True)
+        monitors.FILE.append(config.output_dir / "metrics.jsonl")
+    ckpt_manager = CheckpointManager(config.output_dir)
+    model = setup_model(config)
+    rl_loss_fn = setup_rl_loss_fn(config.loss)
+    optimizer, _ = setup_optimizer(config.optim, list(model.named_parameters()), None)
+    scheduler = setup_scheduler(optimizer, None, config.max_steps, config.optim.lr)
+    progress = Progress()
+    if config.resume is not None:
+        ckpt_manager.load(config.resume, model, [optimizer], scheduler, progress)
+        progress.step += 1
+    config.data.start_step = progress.step - 1
+    dataloader = FakeDataLoader(config.data, LENGTH, dist.get_world_size())
+    broadcasts = config.output_dir / "broadcasts"
+    broadcast_weights(model, broadcasts, progress.step - 1)
+    while True:
+        dataloader.wait_for_batch()
+        for batch in dataloader.get_batch():
+            learn(model, rl_loss_fn, batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        broadcast_weights(model, broadcasts, progress.step)
+        if progress.step % config.ckpt_interval == 0:
+            ckpt_manager.save(progress.step, model, [optimizer], scheduler, progress)
+        if progress.step == config.die_at_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if progress.step == config.max_steps:
+            break
+        progress.step += 1
+
+
+def learn(model: nn.Module, rl_loss_fn: Any, batch: dict[str, Any]) -> None:
+    """Forward and backward of one micro batch, the loss called for each sequence."""
+    tokens = batch["input_ids"][0]
+    logprobs = model(tokens).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    lengths = batch["sequence_lengths"]
+    streams = [batch[name][0].split(lengths) for name in ("inference_logprobs", "advantages", "loss_mask")]
+    loss = torch.zeros(())
+    for ours, theirs, advantages, mask in zip(logprobs.split(lengths), *streams, strict=True):
+        loss = loss + rl_loss_fn(LossInputs(ours, theirs, None, advantages, mask)).loss
+    (loss / max(1, int(batch["loss_mask"].sum()))).backward()
+
+
+def main() -> None:
+    """The configuration is a Python literal on the command line, as upstream's is a file."""
+    import ast
+
+    raw = ast.literal_eval(sys.argv[1])
+    config = SimpleNamespace(**{key: SimpleNamespace(**v) if isinstance(v, dict) else v for key, v in raw.items()})
+    config.output_dir = Path(config.output_dir)
+    torch.set_num_threads(1)
+    train(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The hook in a stand-in trainer with upstream's order of calls: real processes, real ranks, a bucket in a folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from composer_prime.store import open_store
+from composer_prime.sync.owner import Owner
+from composer_prime.sync.verifying import Verifier
+from tests.sites.prime_rl.launched import HOOKED, PLAIN, announced
+from tests.sites.prime_rl.standin_runs import Trainer, site
+
+pytestmark = pytest.mark.slow
+
+
+def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+def masters(trainer: Trainer) -> list[dict[str, Any]]:
+    return json.loads((trainer.folder / "outer" / "result.json").read_text())["masters"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """A site that has trained a run of its own to the end, undisturbed."""
+    folder = tmp_path_factory.mktemp("alone")
+    trainer = site(folder, "a", announced(folder / "bucket")).start()
+    trainer.finish()
+    return trainer
+
+
+def test_sites_of_one_and_two_ranks_end_with_the_same_masters_and_weights(tmp_path: Path) -> None:
+    uri = announced(tmp_path / "bucket", fragments=2, sync_delay=1, codec="int8", quorum=2)
+    first, second = site(tmp_path, "a", uri).start(), site(tmp_path, "b", uri, num_ranks=2).start()
+    outputs = first.finish(), second.finish()
+    assert "joined" in outputs[0] and "joined" in outputs[1]
+    assert masters(first) == masters(second)
+    assert [one["version"] for one in masters(first)] == [3, 3]
+    assert_same(first.broadcast(8), second.broadcast(8))
+    with pytest.raises(AssertionError):
+        assert_same(first.broadcast(3), second.broadcast(3))
+    verifier = Verifier(open_store(uri))
+    assert verifier.is_closed
+    verifier.check(0, lambda version: None)
+
+
+def test_what_is_broadcast_after_a_round_is_the_master_at_every_site(tmp_path: Path) -> None:
+    uri = announced(tmp_path / "bucket", quorum=2)
+    first, second = site(tmp_path, "a", uri).start(), site(tmp_path, "b", uri).start()
+    first.finish()
+    second.finish()
+    for step in (0, 4, 8):
+        assert_same(first.broadcast(step), second.broadcast(step))
+    records = [json.loads(line) for line in (first.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(one["step"], one["outer/round"]) for one in records][3] == (4, 1)
+
+
+def test_a_killed_trainer_that_resumes_loses_no_round(alone: Trainer, tmp_path: Path) -> None:
+    uri = announced(tmp_path / "bucket")
+    trainer = site(tmp_path, "a", uri, die_at_step=6).start()
+    assert trainer.wait()[0] == -9
+    assert (trainer.folder / "checkpoints" / "step_4" / "outer.pt").is_file()
+    trainer.start(resume=4, die_at_step=None).finish()
+    assert_same(trainer.broadcast(8), alone.broadcast(8))
+    assert masters(trainer) == masters(alone)
+
+
+def test_a_checkpoint_resumes_at_another_number_of_ranks(tmp_path: Path) -> None:
+    uri = announced(tmp_path / "bucket", rounds=3)
+    trainer = site(tmp_path, "a", uri, num_ranks=2).start()
+    assert "max_steps is reached" in trainer.finish()
+    trainer.start(resume=8, max_steps=12).finish()
+    assert [one["version"] for one in masters(trainer)] == [4]
+
+
+def test_a_late_site_starts_from_the_masters_before_its_first_broadcast(tmp_path: Path) -> None:
+    uri = announced(tmp_path / "bucket", rounds=3)
+    first = site(tmp_path, "a", uri).start()
+    first.finish()
+    late = site(tmp_path, "c", uri, model={"seed": 7}).start()
+    output = late.finish()
+    assert_same(late.broadcast(0), first.broadcast(8))
+    assert "run_ended" in output
+    assert_same(late.broadcast(8), late.broadcast(4))
+    assert [one["version"] for one in masters(late)] == [4]
+
+
+def test_without_an_outer_run_nothing_is_touched(tmp_path: Path) -> None:
+    stock = Trainer(tmp_path / "stock", config={"loss": PLAIN}).start()
+    hooked = Trainer(tmp_path / "hooked", config={"loss": HOOKED}).start()
+    stock.finish()
+    hooked.finish()
+    for step in range(9):
+        assert_same(stock.broadcast(step), hooked.broadcast(step))
+    assert not (hooked.folder / "outer").exists() and not (hooked.folder / "metrics.jsonl").exists()
+    files = [sorted(path.name for path in one.folder.rglob("*")) for one in (stock, hooked)]
+    assert files[0] == files[1]
+
+
+def test_only_adapters_travel_where_only_adapters_train(tmp_path: Path) -> None:
+    uri = announced(tmp_path / "bucket")
+    trainer = site(tmp_path, "a", uri, model={"adapters_only": True}).start()
+    trainer.finish()
+    names = [parameter.name for parameter in Verifier(open_store(uri)).run.manifest.parameters]
+    assert names and all("layers" in name for name in names)
+
+
+def test_a_run_that_has_ended_is_refused_and_goes_on_once_reopened(alone: Trainer, tmp_path: Path) -> None:
+    uri = alone.env["COMPOSER_PRIME_OUTER"]
+    late = site(tmp_path, "b", uri).start()
+    code, output = late.wait()
+    assert code == 2 and "has ended" in output and "reopen" in output
+    assert not (late.folder / "broadcasts").exists()
+    store = open_store(uri)
+    Owner(store).reopen(5)
+    store.close()
+    assert "joined" in site(tmp_path, "c", uri).start().finish()
+
+
+def test_resuming_in_a_run_with_other_settings_is_refused_in_one_line(alone: Trainer, tmp_path: Path) -> None:
+    other = announced(tmp_path / "bucket", inner_steps=2)
+    site(tmp_path, "x", other).start().finish()
+    moved = Trainer(alone.folder, 1, alone.env | {"COMPOSER_PRIME_OUTER": other}, config=alone.config)
+    before = alone.broadcast(4)
+    code, output = moved.start(resume=4).wait()
+    lines = [line for line in output.splitlines() if line.startswith("composer-prime: ")]
+    assert code == 2 and len(lines) == 1
+    assert "outer.inner_steps: run 2, checkpoint 4" in lines[0] and "create RECIPE --from" in lines[0]
+    assert_same(alone.broadcast(4), before)
+
+
+def test_another_layout_of_the_weights_is_refused_with_the_difference(alone: Trainer, tmp_path: Path) -> None:
+    fresh = announced(tmp_path / "bucket")
+    site(tmp_path, "a", fresh, max_steps=4).start().finish()
+    code, output = site(tmp_path, "b", fresh, model={"width": 8}).start().wait()
+    assert code == 2, output
+    assert "parameter embed.weight: run 11x6, model 11x8" in output and "model.fusions" in output
+    assert "Traceback" not in output

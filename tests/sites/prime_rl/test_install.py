@@ -1,0 +1,204 @@
+"""What the hook says when it can't be installed: one line, the exit code of a person's mistake, nothing touched."""
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from composer_prime.errors import ConfigError
+from composer_prime.sites.prime_rl import hook, versions
+from composer_prime.store import open_store
+from composer_prime.sync.founding import FoundingRecord, announce
+from tests.sites.prime_rl.launched import announced
+from tests.sites.prime_rl.standin_runs import STANDIN, site
+from tests.sync.harness import make_terms
+
+OUTER = {"COMPOSER_PRIME_OUTER": "/nowhere", "COMPOSER_PRIME_SITE": "a"}
+
+SOURCE = """
+def train(config):
+    install()
+"""
+
+
+class FakeManager:
+    """Has what the hook wraps."""
+
+    def get_ckpt_path(self, step: int) -> Path:
+        raise NotImplementedError
+
+    def save(self, step: int) -> None: ...
+    def load(self, step: int) -> None: ...
+
+
+def names() -> dict[str, Any]:
+    """The globals of a trainer's module."""
+    return {
+        "setup_optimizer": lambda named_params: None,
+        "setup_scheduler": lambda optimizer: None,
+        "DataLoader": type("DataLoader", (), {}),
+        "FakeDataLoader": type("FakeDataLoader", (), {}),
+    }
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`trainer(environ, **config)` imports the loss inside a trainer of a known version; returns its globals."""
+    monkeypatch.syspath_prepend(str(STANDIN))
+    module = ModuleType("prime_rl.trainer.ckpt")
+    module.CheckpointManager = FakeManager  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "prime_rl.trainer.ckpt", module)
+    monkeypatch.delitem(sys.modules, "prime_rl", raising=False)
+    monkeypatch.setattr(versions, "installed_release", lambda: None)
+
+    def run(environ: dict[str, str], given: dict[str, Any] | None = None, **config: Any) -> dict[str, Any]:
+        given = names() if given is None else given
+        given["install"] = lambda: hook.install(environ)
+        exec(SOURCE, given)
+        settings = {"output_dir": Path("outputs/run-1"), "model": SimpleNamespace(full_offload=None)} | config
+        given["train"](SimpleNamespace(**settings))
+        return given
+
+    return run
+
+
+def line(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that was printed."""
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1 and printed.startswith("composer-prime: "), printed
+    return printed
+
+
+def test_every_name_is_wrapped_where_a_run_is_configured_and_none_where_not(trainer: Any) -> None:
+    kept, save = names(), FakeManager.save
+    untouched = trainer({}, dict(kept))
+    assert {name: untouched[name] for name in kept} == kept and FakeManager.save is save
+    wrapped = trainer(OUTER, dict(kept))
+    try:
+        assert [name for name in kept if wrapped[name] is kept[name]] == []
+        assert FakeManager.save is not save
+    finally:
+        FakeManager.save = save
+
+
+def test_a_site_or_key_without_a_store_is_refused() -> None:
+    for name in ("COMPOSER_PRIME_SITE", "COMPOSER_PRIME_KEY"):
+        with pytest.raises(ConfigError, match=f"{name} is set .x. and COMPOSER_PRIME_OUTER isn't"):
+            hook.install({name: "x"})
+
+
+def test_outside_a_trainer_an_outer_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match="isn't PRIME-RL's trainer"):
+        hook.install(OUTER)
+
+
+def test_full_offload_is_refused_with_what_to_use_instead(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    given = names()
+    with pytest.raises(SystemExit) as ended:
+        trainer(OUTER, given, model=SimpleNamespace(full_offload=True))
+    assert ended.value.code == 2
+    assert "full_offload must be off" in (said := line(capsys)) and "optim_cpu_offload" in said
+    assert given["setup_optimizer"].__name__ == "<lambda>"
+
+
+def test_several_runs_in_one_trainer_are_refused(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        trainer(OUTER, max_concurrent_runs=3)
+    assert "max_concurrent_runs (3) must be 1" in line(capsys)
+
+
+def test_a_site_name_that_no_bucket_takes_is_refused(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        trainer({"COMPOSER_PRIME_OUTER": "/nowhere"}, output_dir=Path("outputs/Run 1"))
+    assert "COMPOSER_PRIME_SITE" in (said := line(capsys)) and "'Run 1'" in said
+
+
+@pytest.mark.parametrize("release", ["0.6.3", "0.9.0", "1.0"])
+def test_an_unknown_release_is_refused_and_the_tested_ones_are_named(
+    release: str, trainer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(versions, "installed_release", lambda: release)
+    with pytest.raises(SystemExit) as ended:
+        trainer(OUTER)
+    assert ended.value.code == 2
+    assert f"version {release}" in (said := line(capsys)) and versions.TESTED in said
+
+
+def test_a_trainer_that_lacks_a_name_is_refused(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    given = names()
+    del given["FakeDataLoader"]
+    with pytest.raises(SystemExit):
+        trainer(OUTER, given)
+    assert "lacks FakeDataLoader" in (said := line(capsys)) and versions.TESTED in said
+
+
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [
+        (("trainer/runs.py",), "v0.7.0"),
+        (("trainer/runs.py", "utils/monitor/file.py"), "v0.8.0"),
+        (("monitors/__init__.py",), "559b447"),
+    ],
+)
+def test_versions_are_told_by_their_files(
+    files: tuple[str, ...], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in files:
+        path = tmp_path / "prime_rl" / file
+        path.parent.mkdir(parents=True)
+        path.touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "prime_rl", raising=False)
+    monkeypatch.setattr(versions, "installed_release", lambda: None)
+    assert versions.detect().name == name
+
+
+def test_without_prime_rl_the_versions_to_install_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"isn't installed.*v0\.7\.0, v0\.8\.0"):
+        versions.detect()
+
+
+def test_tokens_are_counted_where_any_part_of_the_loss_looks() -> None:
+    mask = torch.tensor([[True, False, False, True]])
+    batch = {"loss_mask": mask, "ce_weights": torch.tensor([[0.0, 0.5, 0.0, 1.0]]), "ref_kl_weights": None}
+    assert hook.trained_tokens(batch).tolist() == [[True, True, False, True]]
+    assert hook.trained_tokens({"loss_mask": mask}).tolist() == mask.tolist()
+
+
+@pytest.mark.slow
+def test_a_store_without_a_run_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:
+    code, output = site(tmp_path, "a", str(tmp_path / "bucket")).start().wait()
+    assert code == 2 and "holds no run" in output and "composer-prime create RECIPE" in output
+    assert "Traceback" not in output and not (tmp_path / "a" / "broadcasts").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_admits_keys_is_not_joined_without_one(tmp_path: Path) -> None:
+    from composer_prime.sync.signatures import SigningKey
+
+    store = open_store(str(tmp_path / "bucket"))
+    key = SigningKey.generate()
+    announce(store, FoundingRecord(run="run", terms=make_terms(), keys={"a": key.public}))
+    store.close()
+    keyless = site(tmp_path, "a", str(tmp_path / "bucket"), num_ranks=2).start()
+    code, output = keyless.wait()
+    assert code == 2 and "set COMPOSER_PRIME_KEY" in output and "Traceback" not in output
+    key.save(tmp_path / "key.pem")
+    keyed = site(tmp_path, "a", str(tmp_path / "bucket"), max_steps=12)
+    keyed.env["COMPOSER_PRIME_KEY"] = str(tmp_path / "key.pem")
+    assert "joined" in keyed.start().finish()
+
+
+@pytest.mark.slow
+def test_an_unknown_version_is_refused_inside_the_trainer(tmp_path: Path) -> None:
+    changed = tmp_path / "path" / "prime_rl" / "trainer"
+    changed.mkdir(parents=True)
+    (changed / "runs.py").touch()
+    trainer = site(tmp_path, "a", announced(tmp_path / "bucket"))
+    trainer.path = (tmp_path / "path",)
+    code, output = trainer.start().wait()
+    assert code == 2 and versions.TESTED in output and "Traceback" not in output
