@@ -105,7 +105,8 @@ VLLM = {
 def test_vllms_arguments_go_where_an_older_version_looks_for_them(version: str) -> None:
     data = rendered(version, inference={"vllm": VLLM})
     assert not any(name.startswith("inference.vllm.") for name in data)
-    assert {name.removeprefix("inference."): value for name, value in data.items() if name.startswith("inference.")} == {
+    inference = {name: value for name, value in data.items() if name.startswith("inference.")}
+    assert {name.removeprefix("inference."): value for name, value in inference.items()} == {
         "model.max_model_len": 4096, "parallel.tp": 2, "parallel.dp": 4, "gpu_memory_utilization": 0.8,
         "enable_return_routed_experts": True, "vllm_extra.max_num_seqs": 64, "seed": data["inference.seed"],
     }  # fmt: skip
@@ -160,7 +161,8 @@ def test_a_cleared_setting_stays_cleared(version: str) -> None:
         (
             "0.7.0",
             {"monitors": {"file": {}}},
-            "PRIME-RL 0.7.0 has no file_monitor: drop monitors.file, and read the metrics in W&B, or install a newer one",
+            "PRIME-RL 0.7.0 has no file_monitor: drop monitors.file, and read the metrics in W&B, or install a newer "
+            "one",
         ),
         (
             "0.7.0",
@@ -170,14 +172,14 @@ def test_a_cleared_setting_stays_cleared(version: str) -> None:
         (
             "0.8.0",
             {"orchestrator": {"concurrency": {"min_inflight": 4}}},
-            "PRIME-RL 0.8.0 has no orchestrator.concurrency: set orchestrator.concurrency.max_inflight alone, or install "
-            "a newer one",
+            "PRIME-RL 0.8.0 has no orchestrator.concurrency: set orchestrator.concurrency.max_inflight alone, or "
+            "install a newer one",
         ),
         (
             "0.8.0",
             {"orchestrator": {"train": {"filter_zero_advantages": False}}},
-            "PRIME-RL 0.8.0 and older has no orchestrator.train.filter_zero_advantages = false: drop the key, or install "
-            "a newer one",
+            "PRIME-RL 0.8.0 and older has no orchestrator.train.filter_zero_advantages = false: drop the key, or "
+            "install a newer one",
         ),
     ],
 )
