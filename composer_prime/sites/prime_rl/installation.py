@@ -68,8 +68,8 @@ def _ask(python: list[str]) -> str:
     if last.startswith("error: "):
         raise ConfigError(last.removeprefix("error: "))
     raise ConfigError(
-        f"composer-prime doesn't run in PRIME-RL's Python ({last}), whose trainer imports its loss: install it there, "
-        f"`{named} -m pip install composer-prime`"
+        f"composer-prime doesn't run in PRIME-RL's Python {named} ({last}), whose trainer imports its loss: install it "
+        "there too, as docs/prime-rl.md says"
     )
 
 

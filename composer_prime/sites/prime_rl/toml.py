@@ -146,6 +146,8 @@ def _finish_0_8(data: Data) -> None:
 def _finish_0_7(data: Data) -> None:
     _finish_0_8(data)
     _take(data, "orchestrator.env_server_base_port")  # it takes free ones
+    if _get(data, "inference.deployment.router") is None:
+        _take(data, "inference.deployment.router")  # a single node has none
     transport = _take(data, "rollout_transport")
     if transport:
         _put(data, "trainer.rollout_transport", transport)

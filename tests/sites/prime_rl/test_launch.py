@@ -294,7 +294,7 @@ def test_an_unknown_prime_rl_or_one_without_our_package_is_refused(
     monkeypatch.setenv("PYTHONPATH", f"{layout(tmp_path, 'trainer/new.py')}{os.pathsep}{REPOSITORY}")
     assert "tested with v0.7.0" in refused(ConfigError, lambda: find_installation(settings))
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
-    assert "install it there" in refused(ConfigError, lambda: find_installation(settings))
+    assert "install it there too" in refused(ConfigError, lambda: find_installation(settings))
 
 
 # --- signals ---------------------------------------------------------------------------------------------------------
