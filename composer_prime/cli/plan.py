@@ -8,7 +8,7 @@ import typer
 from composer_prime.cli.recipe_args import RecipeArgument, read_recipe
 
 if TYPE_CHECKING:
-    from composer_prime.config import Recipe
+    from composer_prime.config import RecipeBase
     from composer_prime.outer.forecast import Pace
     from composer_prime.outer.fragments import Fragment
 
@@ -31,7 +31,7 @@ def plan(
     print("\n".join(plan_lines(resolved, link_mbit, step_s)))
 
 
-def plan_lines(recipe: "Recipe", link_mbit: float | None = None, step_s: float = DEFAULT_STEP_S) -> Iterator[str]:
+def plan_lines(recipe: "RecipeBase", link_mbit: float | None = None, step_s: float = DEFAULT_STEP_S) -> Iterator[str]:
     """The plan, line by line. Builds the model without weights; raises ModelError or ConfigError."""
     from composer_prime.config.toml import to_toml
     from composer_prime.outer.fragments import plan_fragments
@@ -61,7 +61,7 @@ def _fragment_lines(fragments: "Sequence[Fragment]") -> Iterator[str]:
     yield f"{'all':>8}  {total:>12,}  {_size(sum(f.nbytes for f in fragments)):>12}"
 
 
-def _traffic_lines(recipe: "Recipe", fragments: "Sequence[Fragment]", step_s: float) -> Iterator[str]:
+def _traffic_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]", step_s: float) -> Iterator[str]:
     """What one site sends and fetches in a round of all fragments, for each codec; the recipe's is marked."""
     from composer_prime.outer.codecs import CODECS
     from composer_prime.outer.forecast import payloads_of, turn_bytes
@@ -80,7 +80,9 @@ def _traffic_lines(recipe: "Recipe", fragments: "Sequence[Fragment]", step_s: fl
         yield f"{name:>8}  {_size(up):>12}  {_size(down):>12}{_mark(recipe, name)}"
 
 
-def _link_lines(recipe: "Recipe", fragments: "Sequence[Fragment]", link_mbit: float, step_s: float) -> Iterator[str]:
+def _link_lines(
+    recipe: "RecipeBase", fragments: "Sequence[Fragment]", link_mbit: float, step_s: float
+) -> Iterator[str]:
     """How long a round takes over a link of that rate, for each codec: what `bench link` measures."""
     from composer_prime.outer.codecs import CODECS
     from composer_prime.outer.forecast import forecast, payloads_of
@@ -100,18 +102,19 @@ def _link_lines(recipe: "Recipe", fragments: "Sequence[Fragment]", link_mbit: fl
         yield f"{name:>8}  {seconds}  {found.utilisation:>11.1%}{_mark(recipe, name)}"
 
 
-def _mark(recipe: "Recipe", codec: str) -> str:
+def _mark(recipe: "RecipeBase", codec: str) -> str:
     return "  <- outer.codec" if recipe.outer is not None and codec == recipe.outer.codec else ""
 
 
-def _pace(recipe: "Recipe", step_s: float) -> "Pace":
-    """How often the recipe's sites meet; at least two, since one alone fetches nothing."""
+def _pace(recipe: "RecipeBase", step_s: float) -> "Pace":
+    """How often the recipe's sites meet: those that start here, and those it names; at least two, since one alone
+    fetches nothing."""
     from composer_prime.outer.forecast import Pace
 
     outer = recipe.outer
     assert outer is not None
     steps = outer.inner_steps if outer.pace == "steps" else max(1, round(outer.inner_seconds / step_s))
-    sites = max(recipe.sites.count, 2)
+    sites = max(recipe.sites.count, len(recipe.sites.overrides), len(outer.keys), 2)
     return Pace(steps, outer.fragments, outer.sync_delay, step_s, sites, outer.gather_sites)
 
 

@@ -9,7 +9,7 @@ import typer
 from composer_prime.errors import BadInput
 
 if TYPE_CHECKING:
-    from composer_prime.config import Recipe
+    from composer_prime.config import PrimeRecipe, Recipe
 
 RecipeArgument = Annotated[
     str,
@@ -22,13 +22,27 @@ RecipeArgument = Annotated[
 
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue from the bucket and the local checkpoints.")]
 
+DryRunOption = Annotated[
+    bool,
+    typer.Option("--dry-run", help='With site.backend "prime-rl": render and check its configuration, start nothing.'),
+]
 
-def read_recipe(recipe: str, overrides: Sequence[str]) -> "Recipe":
+
+def read_recipe(recipe: str, overrides: Sequence[str]) -> "Recipe | PrimeRecipe":
     """The recipe a command line names; `@ file.toml` in place of RECIPE works too. Raises BadInput."""
-    from composer_prime.config import load_recipe
+    from composer_prime.config import load_any
 
     if recipe.startswith("@"):
-        return load_recipe(None, [recipe, *overrides])
+        return load_any(None, [recipe, *overrides])
     if recipe.startswith("-"):
         raise BadInput(f"RECIPE must come before the settings, but {recipe} stands first: write RECIPE {recipe}")
-    return load_recipe(Path(recipe), overrides)
+    return load_any(Path(recipe), overrides)
+
+
+def check_dry_run(dry_run: bool) -> None:
+    """Raise BadInput when embedded sites shall start without starting."""
+    if dry_run:
+        raise BadInput(
+            '--dry-run checks a PRIME-RL configuration, and this recipe\'s site.backend is "embedded": see what it '
+            "means with `composer-prime plan`"
+        )

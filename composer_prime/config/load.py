@@ -7,20 +7,27 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from composer_prime.config.messages import describe
-from composer_prime.config.recipe import Recipe
+from composer_prime.config.prime_rl import PrimeRecipe
+from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.errors import ConfigError
 
+AnyRecipe = TypeVar("AnyRecipe", bound=RecipeBase)
 Keys = tuple[str, ...]
 """A setting's place: the parts of its dotted name."""
 
 
 def load_recipe(path: Path | None, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe.
+    """Read a recipe of embedded sites; arguments and errors as for `load_any`."""
+    return recipe_from_data(read_data(path, overrides))
+
+
+def load_any(path: Path | None, overrides: Sequence[str] = ()) -> Recipe | PrimeRecipe:
+    """Read a recipe, whatever trains its sites.
 
     path       a TOML file, or None when the overrides name one with `@ file.toml`.
     overrides  `--a.b value`, `--a.b=value`, `--flag`, `@ file.toml`, `--table @ file.toml`. Values are TOML where they
@@ -28,6 +35,11 @@ def load_recipe(path: Path | None, overrides: Sequence[str] = ()) -> Recipe:
 
     Raises ConfigError, one line: what is wrong, the limit, the remedy.
     """
+    return any_from_data(read_data(path, overrides))
+
+
+def read_data(path: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
+    """What the files and overrides spell together, not yet checked."""
     data: dict[str, Any] = {}
     if path is not None:
         _merge(data, _read_toml(path))
@@ -36,15 +48,26 @@ def load_recipe(path: Path | None, overrides: Sequence[str] = ()) -> Recipe:
         _merge(data, _nest(keys, _read_toml(file)))
     for keys, value in settings:
         data = _assigned(data, keys, value, ".".join(keys))
-    return recipe_from_data(data)
+    return data
 
 
 def recipe_from_data(data: dict[str, Any]) -> Recipe:
     """The recipe a nested dict spells, checked strictly: text isn't a number, and true isn't 1. Raises ConfigError."""
+    return _checked(Recipe, data)
+
+
+def any_from_data(data: dict[str, Any]) -> Recipe | PrimeRecipe:
+    """As `recipe_from_data`, for the backend that the data name."""
+    site = data.get("site")
+    backend = site.get("backend") if isinstance(site, dict) else None
+    return _checked(PrimeRecipe if backend == "prime-rl" else Recipe, data)
+
+
+def _checked(kind: type[AnyRecipe], data: dict[str, Any]) -> AnyRecipe:
     try:
-        return Recipe.model_validate_json(json.dumps(_without_none_words(data), default=str), strict=True)
+        return kind.model_validate_json(json.dumps(_without_none_words(data), default=str), strict=True)
     except ValidationError as error:
-        raise ConfigError(describe(Recipe, error)) from None
+        raise ConfigError(describe(kind, error)) from None
 
 
 def parse_value(text: str) -> Any:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer_prime.config.recipe import Recipe
+from composer_prime.config.recipe import RecipeBase
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class RunPaths:
     root: Path
 
     @classmethod
-    def of(cls, recipe: Recipe) -> "RunPaths":
+    def of(cls, recipe: RecipeBase) -> "RunPaths":
         """The run's folder, absolute, so that it means the same in every process."""
         return cls((recipe.output_dir / recipe.run.name).absolute())
 
@@ -101,7 +101,7 @@ class RunPaths:
         return SitePaths(self.sites / name)
 
 
-def store_uri(recipe: Recipe) -> str | None:
+def store_uri(recipe: RecipeBase) -> str | None:
     """The store's URI, folders absolute; None without an outer loop."""
     if recipe.outer is None:
         return None
@@ -111,7 +111,7 @@ def store_uri(recipe: Recipe) -> str | None:
     return store.rstrip("/") if "://" in store else str(Path(store).expanduser().absolute())
 
 
-def run_uri(recipe: Recipe) -> str | None:
+def run_uri(recipe: RecipeBase) -> str | None:
     """The root of the run in the bucket, `<store>/<run.name>`; None without an outer loop."""
     store = store_uri(recipe)
     return None if store is None else f"{store}/{recipe.run.name}"

@@ -214,15 +214,12 @@ class CheckpointConfig(Table):
     """Training steps between two local checkpoints, from which --resume continues."""
 
 
-class Recipe(Table):
-    """One run, as every site of it reads it."""
+class RecipeBase(Table):
+    """What a recipe says whatever trains its sites: the run, its outer loop, and where they are."""
 
     run: RunConfig
     max_steps: int = Field(ge=1)
     """Training steps of a site."""
-
-    seq_len: int = Field(default=512, ge=8)
-    """Tokens in a row of a training batch, and the most a sample may have."""
 
     output_dir: Path = Path("outputs")
     """Folder that holds the run's folder."""
@@ -231,10 +228,6 @@ class Recipe(Table):
     """Start over: delete the run's folder and its local bucket first."""
 
     model: ModelConfig = ModelConfig()
-    orchestrator: OrchestratorConfig
-    trainer: TrainerConfig = TrainerConfig()
-    inference: InferenceConfig = InferenceConfig()
-    ckpt: CheckpointConfig = CheckpointConfig()
     outer: OuterConfig | None = None
     site: SiteConfig = SiteConfig()
     sites: SitesConfig = SitesConfig()
@@ -251,17 +244,37 @@ class Recipe(Table):
         return (self.site.name,) if count == 1 else tuple(chr(ord("a") + i) for i in range(count))
 
     @model_validator(mode="after")
+    def _check_steps(self) -> Self:
+        if self.outer and self.max_steps < self.outer.inner_steps:
+            raise ValueError(
+                f"max_steps ({self.max_steps}) must be at least outer.inner_steps ({self.outer.inner_steps}): "
+                "train longer or sync more often"
+            )
+        return self
+
+    def to_data(self) -> dict[str, Any]:
+        """The recipe as JSON types, without the settings that are None; reads back to an equal recipe."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+class Recipe(RecipeBase):
+    """One run of embedded sites, as every site of it reads it."""
+
+    seq_len: int = Field(default=512, ge=8)
+    """Tokens in a row of a training batch, and the most a sample may have."""
+
+    orchestrator: OrchestratorConfig
+    trainer: TrainerConfig = TrainerConfig()
+    inference: InferenceConfig = InferenceConfig()
+    ckpt: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
     def _check_lengths(self) -> Self:
         tokens = self.orchestrator.train.sampling.max_completion_tokens
         if tokens >= self.seq_len:
             raise ValueError(
                 f"orchestrator.train.sampling.max_completion_tokens ({tokens}) must be smaller than seq_len "
                 f"({self.seq_len}): lower it, or raise seq_len so that the prompt fits too"
-            )
-        if self.outer and self.max_steps < self.outer.inner_steps:
-            raise ValueError(
-                f"max_steps ({self.max_steps}) must be at least outer.inner_steps ({self.outer.inner_steps}): "
-                "train longer or sync more often"
             )
         return self
 
@@ -275,7 +288,3 @@ class Recipe(Table):
                 f"{names.count(twice[0])} times: rename one"
             )
         return self
-
-    def to_data(self) -> dict[str, Any]:
-        """The recipe as JSON types, without the settings that are None; reads back to an equal recipe."""
-        return self.model_dump(mode="json", exclude_none=True)

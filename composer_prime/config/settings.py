@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import Field
 
 from composer_prime.config.paths import RunPaths, SitePaths, run_uri
-from composer_prime.config.recipe import Recipe
+from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.config.table import SiteName, Table
 
 
@@ -77,7 +77,7 @@ def data_shard(recipe: Recipe, site: str) -> int:
     return max(recipe.sites.count, position)
 
 
-def sampling_seed(recipe: Recipe, site: str) -> int:
+def sampling_seed(recipe: RecipeBase, site: str) -> int:
     """The site's seed: as overridden, else drawn from run.seed and the site's name, the same on every machine."""
     override = recipe.sites.overrides.get(site)
     if override is not None and override.sampling_seed is not None:

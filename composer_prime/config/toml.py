@@ -9,7 +9,7 @@ from typing import Any
 
 
 def to_toml(data: dict[str, Any]) -> str:
-    """The data (JSON types without null) as TOML text; reading it gives equal data, but for empty tables, left out."""
+    """The data (JSON types without null) as TOML text; reading it gives equal data."""
     return "\n".join(_table(data, ())).strip() + "\n"
 
 
@@ -20,7 +20,7 @@ def _table(data: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
     for key, value in data.items():
         name = ".".join(map(_key, (*path, key)))
         if _is_table(value):
-            if any(not _is_table(item) and not _is_tables(item) for item in value.values()):
+            if not value or any(not _is_table(item) and not _is_tables(item) for item in value.values()):
                 yield f"\n[{name}]"
             yield from _table(value, (*path, key))
         elif _is_tables(value):

@@ -5,12 +5,15 @@ Everything is decided before anything starts, from the recipe that the folder ho
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+from composer_prime.config.load import any_from_data
 from composer_prime.config.paths import RunPaths, run_uri
-from composer_prime.config.recipe import Recipe
+from composer_prime.config.prime_rl import PrimeRecipe
+from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import BadInput, ConfigError
 from composer_prime.sites.embedded.result import write_whole
 from composer_prime.sites.embedded.supervisor import lock_site
@@ -19,8 +22,17 @@ from composer_prime.store import Store, keys
 MAY_DIFFER = ("output_dir", "clean", "site", "sites", "ckpt", "inference.server", "inference.max_batch_size")
 """Settings that a resumed run or a joining site may change: they move files, ports, batching, not what is learned."""
 
+PRIME_RL_MAY_DIFFER = (
+    "output_dir", "clean", "site.key_file", "site.name", "site.same_name", "sites", "ckpt", "prime_rl", "inference",
+    "deployment", "slurm", "env_vars", "log", "monitors", "weight_broadcast", "rollout_transport",
+    "orchestrator.concurrency", "orchestrator.model.client", "orchestrator.env_server_base_port", "orchestrator.log",
+    "trainer.log", "trainer.env_vars", "orchestrator.env_vars", "trainer.metrics_server",
+    "trainer.dist_timeout_seconds",
+)  # fmt: skip
+"""The same of a run whose sites are PRIME-RLs: where it runs and how it is watched."""
 
-def claim_run_folder(recipe: Recipe, resume: bool) -> RunPaths:
+
+def claim_run_folder(recipe: RecipeBase, resume: bool) -> RunPaths:
     """Make the folder of a whole local run ready, and write the recipe into it; give its paths.
 
     A new run wants an empty place; `recipe.clean` empties it (the bucket too, when that is a folder); `resume` wants
@@ -42,7 +54,7 @@ def claim_run_folder(recipe: Recipe, resume: bool) -> RunPaths:
     return paths
 
 
-def claim_site_folder(recipe: Recipe, site: str, resume: bool) -> RunPaths:
+def claim_site_folder(recipe: RecipeBase, site: str, resume: bool) -> RunPaths:
     """As `claim_run_folder`, for one site that joins a run, whose other sites may lie beside it.
 
     `recipe.clean` deletes this site's folder only.
@@ -62,17 +74,18 @@ def claim_site_folder(recipe: Recipe, site: str, resume: bool) -> RunPaths:
     return paths
 
 
-def check_same_recipe(recipe: Recipe, paths: RunPaths) -> None:
+def check_same_recipe(recipe: RecipeBase, paths: RunPaths) -> None:
     """Raise ConfigError when the folder's run was started from a recipe that would train something else."""
     others = _holds_others(paths)  # before the recipe, which a site that starts just now writes first
     if not paths.recipe.exists():
         if others:
             raise BadInput(f"output folder {paths.root} holds files but no run: choose another --run.name")
         return
-    held = flat(Recipe.model_validate_json(paths.recipe.read_text(encoding="utf-8")).to_data())
+    held = flat(any_from_data(json.loads(paths.recipe.read_text(encoding="utf-8"))).to_data())
     ours = flat(recipe.to_data())
+    may_differ = PRIME_RL_MAY_DIFFER if isinstance(recipe, PrimeRecipe) else MAY_DIFFER
     differing = sorted(key for key in held.keys() | ours.keys() if held.get(key) != ours.get(key))
-    differing = [key for key in differing if not any(key == may or key.startswith(f"{may}.") for may in MAY_DIFFER)]
+    differing = [key for key in differing if not any(key == may or key.startswith(f"{may}.") for may in may_differ)]
     if differing:
         changes = ", ".join(f"{key} ({ours.get(key)}, there: {held.get(key)})" for key in differing)
         raise ConfigError(
@@ -81,7 +94,7 @@ def check_same_recipe(recipe: Recipe, paths: RunPaths) -> None:
         )
 
 
-def check_new_run(recipe: Recipe, store: Store) -> None:
+def check_new_run(recipe: RecipeBase, store: Store) -> None:
     """Raise BadInput when the bucket holds a run of this name, which a new one would join instead of starting."""
     if store.list(keys.manifest()):
         raise BadInput(
@@ -114,7 +127,7 @@ def _refuse_running(paths: RunPaths, site: str) -> None:
     lock_site(paths.site(site)).close()
 
 
-def _delete_run(recipe: Recipe, paths: RunPaths) -> None:
+def _delete_run(recipe: RecipeBase, paths: RunPaths) -> None:
     if _occupied(paths.root):
         if not paths.recipe.exists():
             raise BadInput(
@@ -131,7 +144,7 @@ def _delete_run(recipe: Recipe, paths: RunPaths) -> None:
             shutil.rmtree(bucket)
 
 
-def _write_recipe(recipe: Recipe, paths: RunPaths) -> None:
+def _write_recipe(recipe: RecipeBase, paths: RunPaths) -> None:
     paths.root.mkdir(parents=True, exist_ok=True)
     if not paths.recipe.exists():
-        write_whole(paths.recipe, recipe.model_dump_json(indent=2, exclude_none=True) + "\n")
+        write_whole(paths.recipe, json.dumps(recipe.to_data(), indent=2) + "\n")

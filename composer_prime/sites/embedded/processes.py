@@ -25,13 +25,13 @@ _TAIL_BYTES = 64 * 1024
 # ends, so children are started from a thread that lives as long as they do. Not a preexec_fn: Python 3.12 warns
 # about those in a process with threads. Systems without prctl (macOS) cover orderly ends only.
 _TIED = """
-import ctypes, os, signal, sys
+import ctypes, os, sys
 prctl = getattr(ctypes.CDLL(None), "prctl", None)
 if prctl is not None:
-    prctl(1, int(signal.SIGKILL), 0, 0, 0)
+    prctl(1, int(sys.argv[2]), 0, 0, 0)
 if os.getppid() != int(sys.argv[1]):
     os._exit(1)
-os.execvp(sys.argv[2], sys.argv[2:])
+os.execvp(sys.argv[3], sys.argv[3:])
 """
 
 
@@ -42,19 +42,27 @@ class Child:
     command  argv; looked up on PATH.
     env      added to (and winning over) our own environment.
     stdout   where stdout goes instead of the log, for a command whose output is an answer.
+    orphan   the signal it gets when we are gone without having ended it; SIGTERM for one that ends its own children.
     """
 
     def __init__(
-        self, role: str, command: Sequence[str], log: Path, *, env: Mapping[str, str], stdout: Path | None = None
+        self,
+        role: str,
+        command: Sequence[str],
+        log: Path,
+        *,
+        env: Mapping[str, str],
+        stdout: Path | None = None,
+        orphan: signal.Signals = signal.SIGKILL,
     ) -> None:
         self.role = role
         self.log = log
         self._group_ended = False
         log.parent.mkdir(parents=True, exist_ok=True)
-        launch = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
+        launch = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), str(int(orphan)), *command]
         with contextlib.ExitStack() as files:
             log_file = files.enter_context(log.open("ab"))
-            self._log_start = log_file.tell()
+            self.log_start = log_file.tell()
             out_file = files.enter_context(stdout.open("wb")) if stdout else log_file
             self._process = subprocess.Popen(
                 launch,
@@ -99,7 +107,7 @@ class Child:
 
     def tail(self, num_lines: int = TAIL_LINES) -> list[str]:
         """The last non-empty lines that this process (not an earlier one) wrote to its log."""
-        return tail(self.log, num_lines, start=self._log_start)
+        return tail(self.log, num_lines, start=self.log_start)
 
     def _signal_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says EPERM for a group of zombies

@@ -1,0 +1,192 @@
+"""The recipe of a run whose sites are real PRIME-RLs: our tables, and PRIME-RL's own, which pass through as they stand.
+
+Keys are those of prime_rl.configs at 559b447; `sites/prime_rl/toml.py` spells them as the installed version does. Here
+is refused what composer-prime decides itself, and what must not be written to a disk.
+"""
+
+import difflib
+from collections.abc import Iterator
+from typing import Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from composer_prime.config.recipe import ModelConfig, RecipeBase
+from composer_prime.config.table import OpenTable, Table
+
+UPSTREAM_TABLES = (
+    "trainer", "orchestrator", "inference", "env_vars", "log", "ckpt", "monitors", "tokenizer", "seq_len",
+    "weight_broadcast", "rollout_transport", "deployment", "slurm",
+)  # fmt: skip
+"""PRIME-RL's top-level keys that a recipe may set, beside those it shares with ours (run, model, max_steps)."""
+
+OLDER_NAMES = {
+    "wandb": "monitors.wandb",
+    "file_monitor": "monitors.file",
+    "clean_output_dir": "clean",
+    "bench": "trainer.data.fake",
+}
+"""Top-level keys of older versions, and what a recipe says instead, which is written for any version."""
+
+_COMMAND_LINE = "composer-prime run and site set it: drop the key, and say --resume where you want to go on"
+OWNED = {
+    "trainer.loss.type": "this backend's loss is composer_prime's: drop the key, and set [trainer.loss.kwargs]",
+    "trainer.loss.import_path": "this backend's loss is composer_prime's: drop the key, and set [trainer.loss.kwargs]",
+    "resume": _COMMAND_LINE,
+    "dry_run": "drop the key, and say --dry-run",
+    "ckpt.resume_step": _COMMAND_LINE,
+    "trainer.resume": _COMMAND_LINE,
+    "orchestrator.resume": _COMMAND_LINE,
+    "trainer.output_dir": "the run's folder is output_dir/run.name: set those",
+    "orchestrator.output_dir": "the run's folder is output_dir/run.name: set those",
+    "trainer.max_steps": "it is the same for all: set max_steps",
+    "orchestrator.max_steps": "it is the same for all: set max_steps",
+}
+"""Keys of PRIME-RL that composer-prime sets by itself, and the remedy."""
+
+PORTS = (
+    "inference.server.port",
+    "inference.backend_port",
+    "inference.vllm.data_parallel_rpc_port",
+    "orchestrator.model.client.base_url",
+    "orchestrator.model.client.admin_base_url",
+    "orchestrator.env_server_base_port",
+    "rollout_transport.port",
+    "weight_broadcast.port",
+)
+"""Keys that composer-prime sets where several sites share this machine."""
+
+ENV_PREFIX = "COMPOSER_PRIME_"
+SECRET_ENDINGS = ("_KEY", "_SECRET", "_TOKEN", "_PASSWORD", "_ACCESS_KEY_ID")
+"""Environment variables that end so hold credentials: they reach a site by its environment alone."""
+
+_ABSENT = object()
+
+
+class PrimeRlConfig(Table):
+    """`[prime_rl]`: the PRIME-RL that runs the sites."""
+
+    version: Literal["auto", "0.7.0", "0.8.0", "559b447"] = "auto"
+    """The version whose keys are written; "auto" asks the installed one."""
+
+    command: tuple[str, ...] = Field(default=("rl",), min_length=1)
+    """PRIME-RL's entrypoint, as a list of words: a name on the PATH, a path, or `uv run --no-sync rl`."""
+
+    first_port: int = Field(default=12000, ge=1024, le=40000)
+    """First of the ports, 200 for each site, where several sites share this machine."""
+
+
+class PrimeModelConfig(ModelConfig, OpenTable):
+    """`[model]`: the policy; further keys are PRIME-RL's."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(min_length=1)
+    """A Hugging Face id or a local folder."""
+
+
+class PrimeRecipe(RecipeBase):
+    """One run of PRIME-RL sites; what isn't ours is kept as it stands, for PRIME-RL to check."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: PrimeModelConfig
+    prime_rl: PrimeRlConfig = PrimeRlConfig()
+
+    @property
+    def upstream(self) -> dict[str, Any]:
+        """PRIME-RL's own tables, as the recipe has them."""
+        return self.model_extra or {}
+
+    def upstream_value(self, name: str, default: Any = None) -> Any:
+        """What stands at a dotted name of PRIME-RL's tables; `default` where nothing does."""
+        found = _at(self.upstream, name)
+        return default if found is _ABSENT else found
+
+    def to_data(self) -> dict[str, Any]:
+        """The recipe as JSON types; PRIME-RL's cleared settings are its word for null, which TOML lacks."""
+        data = self.model_dump(mode="json", exclude_none=True)
+        return {**data, **{key: with_none_words(value) for key, value in self.upstream.items()}}
+
+    @model_validator(mode="after")
+    def _check_tables(self) -> Self:
+        for name in self.upstream:
+            if name in OLDER_NAMES:
+                raise ValueError(
+                    f"{name} is an older version's key: write {OLDER_NAMES[name]}, which is rendered for the installed "
+                    "version"
+                )
+            if name not in (*UPSTREAM_TABLES, *OWNED):
+                known = [*type(self).model_fields, *UPSTREAM_TABLES]
+                close = difflib.get_close_matches(name, known, n=1)
+                remedy = f"did you mean {close[0]}?" if close else f"remove it, or use one of {', '.join(known)}"
+                raise ValueError(f"{name} isn't a known key: {remedy}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_owned(self) -> Self:
+        for name, remedy in OWNED.items():
+            value = _at(self.upstream, name)
+            if value is not _ABSENT:
+                raise ValueError(f'{name} ({value}) can\'t be set with site.backend "prime-rl": {remedy}')
+        if self.sites.count > 1 and self.upstream.get("slurm") is None:
+            for name in PORTS:
+                value = _at(self.upstream, name)
+                if value is not _ABSENT:
+                    raise ValueError(
+                        f"{name} ({value}) can't be set with sites.count ({self.sites.count}), since each site needs "
+                        "ports of its own: drop the key, or move them all with prime_rl.first_port"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _check_env_vars(self) -> Self:
+        for place, name in _env_vars(self.upstream):
+            if name.startswith(ENV_PREFIX):
+                raise ValueError(
+                    f'{place}.{name} can\'t be set with site.backend "prime-rl", which sets it from outer.store, '
+                    "run.name and site: drop the key"
+                )
+            if name.endswith(SECRET_ENDINGS):
+                raise ValueError(
+                    f"{place}.{name} would be written into files, and credentials belong in none: drop the key, and "
+                    f"export {name} where the site is started"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_outer(self) -> Self:
+        if self.outer and self.upstream_value("trainer.model.full_offload"):
+            raise ValueError(
+                "trainer.model.full_offload must be off with an outer loop, which can't move weights that the "
+                "optimizer holds: use trainer.model.optim_cpu_offload or fsdp_cpu_offload"
+            )
+        return self
+
+
+def with_none_words(data: Any) -> Any:
+    """The data with null made the text "None", as PRIME-RL reads it from TOML."""
+    if isinstance(data, dict):
+        return {key: with_none_words(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [with_none_words(value) for value in data]
+    return "None" if data is None else data
+
+
+def _at(data: Any, name: str) -> Any:
+    for part in name.split("."):
+        if not isinstance(data, dict) or part not in data:
+            return _ABSENT
+        data = data[part]
+    return data
+
+
+def _env_vars(data: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """(table, variable) of every table of environment variables, wherever it stands."""
+    if not isinstance(data, dict):
+        return
+    for key, value in data.items():
+        name = f"{place}.{key}" if place else key
+        if key.endswith("env_vars") and isinstance(value, dict):
+            yield from ((name, variable) for variable in value)
+        else:
+            yield from _env_vars(value, name)

@@ -1,0 +1,82 @@
+"""Finds the PRIME-RL that a recipe's sites run on: its entrypoint, and whose keys it reads."""
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_prime.config.prime_rl import PrimeRlConfig
+from composer_prime.errors import ConfigError
+from composer_prime.sites.prime_rl.toml import DIALECTS
+from composer_prime.sites.prime_rl.versions import TESTED
+
+_QUESTION = "composer_prime.sites.prime_rl"
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What `rl` is on this machine.
+
+    command  the entrypoint's words, the first one found
+    version  whose keys it reads, a name in `toml.DIALECTS`
+    """
+
+    command: tuple[str, ...]
+    version: str
+
+
+def find_installation(settings: PrimeRlConfig) -> Installation:
+    """The installation that the recipe names. Raises ConfigError where there is none, or none we know."""
+    first, *rest = settings.command
+    found = shutil.which(first)
+    if found is None:
+        raise ConfigError(
+            f"prime_rl.command ({' '.join(settings.command)}) isn't on the PATH: install PRIME-RL ({TESTED}) and "
+            "activate its environment, or give the path of its rl"
+        )
+    version = settings.version
+    if version == "auto":
+        version = _ask(_interpreter(Path(found), settings.command))
+    return Installation((found, *rest), version)
+
+
+def _interpreter(entrypoint: Path, command: tuple[str, ...]) -> list[str]:
+    """The command of the Python that the entrypoint belongs to: it lies beside it, or a runner finds it."""
+    if len(command) > 1:
+        return [*command[:-1], "python"]
+    return [str(entrypoint.resolve().parent / "python")]
+
+
+def _ask(python: list[str]) -> str:
+    """The version that this Python has. Raises ConfigError when it has none, or not our package."""
+    named = " ".join(python)
+    try:
+        done = subprocess.run([*python, "-m", _QUESTION], capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"the Python of prime_rl.command isn't at {named}: name rl in its environment's bin folder, or set "
+            "prime_rl.version"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"{named} didn't say in {_TIMEOUT_S:g} s which PRIME-RL it has: set prime_rl.version"
+        ) from None
+    if done.returncode == 0:
+        return _known(done.stdout.strip().removeprefix("v"))
+    last = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
+    if last.startswith("error: "):
+        raise ConfigError(last.removeprefix("error: "))
+    raise ConfigError(
+        f"composer-prime doesn't run in PRIME-RL's Python {named} ({last}), whose trainer imports its loss: install it "
+        "there too, as docs/prime-rl.md says"
+    )
+
+
+def _known(version: str) -> str:
+    if version not in DIALECTS:
+        raise ConfigError(
+            f"PRIME-RL {version} has keys we don't know: install one of {TESTED}, or set prime_rl.version to the one "
+            "it reads like"
+        )
+    return version

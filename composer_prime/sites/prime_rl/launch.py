@@ -1,0 +1,210 @@
+"""`composer-prime run` and `composer-prime site` where the sites are PRIME-RLs: render, start `rl`, watch it end.
+
+One `rl` for each site; everything that can be refused is refused before the first one starts. What it prints is passed
+on, and so are its exit code and the signal that ends us.
+"""
+
+import json
+import logging
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_prime.config.paths import RunPaths, SitePaths, run_uri
+from composer_prime.config.prime_rl import PrimeRecipe
+from composer_prime.config.toml import to_toml
+from composer_prime.errors import FingerprintMismatch, KeyMissing
+from composer_prime.sites.embedded.folder import claim_run_folder, claim_site_folder
+from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
+from composer_prime.sites.embedded.prepare import check_bucket
+from composer_prime.sites.embedded.processes import Child, describe_exit, stop
+from composer_prime.sites.embedded.supervisor import lock_site
+from composer_prime.sites.prime_rl.installation import Installation, find_installation
+from composer_prime.sites.prime_rl.placement import Placement, place_sites
+from composer_prime.sites.prime_rl.toml import RUN_FOLDER, Data, SiteFiles, render
+from composer_prime.store import open_store
+from composer_prime.store.keys import check_site_name
+
+INTERRUPTED_EXIT = 130
+GRACE_S = 60.0
+"""Seconds an `rl` has to end its own processes before it is killed with all of them."""
+POLL_S = 0.2
+ROLE = "rl"
+DRY_RUN_SUFFIX = ".dry-run"
+"""What is added to the run's folder where nothing is started, so that the run still finds its own place empty."""
+
+logger = logging.getLogger(__name__)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """One site, ready to start."""
+
+    site: str
+    paths: SitePaths
+    data: Data
+    placement: Placement
+
+    @property
+    def file(self) -> Path:
+        return self.paths.root / "rl.toml"
+
+
+def run_local(recipe: PrimeRecipe, resume: bool, *, dry_run: bool = False, say: Say = print) -> int:
+    """Run all sites of a recipe on this machine until they are done; the exit code.
+
+    0 when every site's `rl` ended so, 130 when interrupted, else that of the first site that failed.
+    dry_run  let PRIME-RL check and resolve what is rendered, and start nothing.
+
+    Raises BadInput for what a person can fix, before anything starts.
+    """
+    installation = find_installation(recipe.prime_rl)
+    prepared = _prepare(recipe, place_sites(recipe), installation, resume, dry_run)
+    if not dry_run:
+        claim_run_folder(recipe, resume)
+        found_run(recipe)
+    return _run(prepared, installation, dry_run, say)
+
+
+def run_site(recipe: PrimeRecipe, site: str, resume: bool, *, dry_run: bool = False, say: Say = print) -> int:
+    """Run one site of a recipe, which has this machine to itself; all else as for `run_local`."""
+    installation = find_installation(recipe.prime_rl)
+    prepared = _prepare(recipe, {check_site_name(site): Placement()}, installation, resume, dry_run)
+    if not dry_run:
+        claim_site_folder(recipe, site, resume)
+        found_run(recipe)
+    return _run(prepared, installation, dry_run, say)
+
+
+def found_run(recipe: PrimeRecipe) -> None:
+    """See to it that the bucket holds the recipe's run, or the word of what it shall be.
+
+    Raises FingerprintMismatch or BadInput when it holds another run, StoreUnusable when it can't be used.
+    """
+    uri = run_uri(recipe)
+    if recipe.outer is None or uri is None:
+        return
+    from composer_prime.sync.founding import FoundingRecord, announce, changed_terms
+    from composer_prime.sync.run import load_run
+    from composer_prime.sync.start import terms_of
+
+    check_bucket(recipe, new_run=False)
+    terms = terms_of(recipe)
+    store = open_store(uri)
+    try:
+        try:
+            found = load_run(store)
+        except KeyMissing:
+            keys = {str(site): key for site, key in recipe.outer.keys.items()}
+            announce(store, FoundingRecord(run=recipe.run.name, terms=terms, owner=recipe.outer.owner, keys=keys))
+            return
+        change = changed_terms(found.terms, terms)
+        if change:
+            raise FingerprintMismatch(
+                f"this recipe differs from the run {found.manifest.run!r} in the bucket: {change}. Use the run's "
+                f"values, or start a new run with another run.name than {recipe.run.name!r}"
+            )
+    finally:
+        store.close()
+
+
+def _prepare(
+    recipe: PrimeRecipe, placed: Mapping[str, Placement], installation: Installation, resume: bool, dry_run: bool
+) -> list[_Prepared]:
+    """Each site's configuration. Nothing is written yet. Raises ConfigError."""
+    run = RunPaths.of(recipe)
+    if dry_run:
+        run = RunPaths(run.root.with_name(run.root.name + DRY_RUN_SUFFIX))
+    prepared = []
+    for site, placement in placed.items():
+        paths = run.site(site)
+        goes_on = resume and not dry_run and any(_checkpoints(recipe, paths).glob("step_*"))
+        files = SiteFiles(site, paths.root, goes_on, (resume or dry_run) and not goes_on, placement.ports)
+        prepared.append(_Prepared(site, paths, render(recipe, installation.version, files), placement))
+    return prepared
+
+
+def _checkpoints(recipe: PrimeRecipe, paths: SitePaths) -> Path:
+    """The folder in which PRIME-RL's checkpoints of a site are."""
+    elsewhere = recipe.upstream_value("ckpt.output_dir")
+    return (paths.root / RUN_FOLDER if elsewhere is None else Path(elsewhere)) / "checkpoints"
+
+
+def _run(prepared: Sequence[_Prepared], installation: Installation, dry_run: bool, say: Say) -> int:
+    several = len(prepared) > 1
+    locks = []
+    children: dict[str, Child] = {}
+    with catch_interrupt() as interrupt:
+        try:
+            for each in prepared:
+                locks.append(lock_site(each.paths))
+                each.file.write_text(to_toml(each.data), encoding="utf-8")
+                say(f"site {each.site}: PRIME-RL {installation.version}, {each.file}")
+            for each in prepared:
+                children[each.site] = _start(each, installation, dry_run)
+            followers = [_Follower(child, f"[{site}] " if several else "") for site, child in children.items()]
+            _watch(children, followers, interrupt, say)
+        finally:
+            stop(children.values(), GRACE_S)
+            for lock in locks:
+                lock.close()
+    return _exit_code(children, interrupt, say)
+
+
+def _start(each: _Prepared, installation: Installation, dry_run: bool) -> Child:
+    command = [*installation.command, "@", str(each.file), *(["--dry-run"] if dry_run else [])]
+    logger.info("site=%s command=%s environment=%s", each.site, command, json.dumps(each.placement.environment))
+    env = {"PYTHONUNBUFFERED": "1", **each.placement.environment}
+    return Child(f"{each.site}/{ROLE}", command, each.paths.log(ROLE), env=env, orphan=signal.SIGTERM)
+
+
+class _Follower:
+    """Passes on what a child writes to its log, by whole lines."""
+
+    def __init__(self, child: Child, prefix: str) -> None:
+        self._file = child.log.open("rb")
+        self._file.seek(child.log_start)
+        self._prefix = prefix
+        self._rest = b""
+
+    def pass_on(self, say: Say, *, at_end: bool = False) -> None:
+        """Say the lines that are new; `at_end` the last one too, if it has no end of line."""
+        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        if at_end and self._rest:
+            lines, self._rest = [*lines, self._rest], b""
+        for line in lines:
+            say(self._prefix + line.decode("utf-8", errors="replace").rstrip("\r"))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _watch(children: Mapping[str, Child], followers: Sequence[_Follower], interrupt: Interrupt, say: Say) -> None:
+    """See all sites to their end, or to an interrupt, which ends them. What they say is passed on to the last line."""
+    try:
+        while any([child.poll() is None for child in children.values()]) and not interrupt.is_set:
+            for follower in followers:
+                follower.pass_on(say)
+            time.sleep(POLL_S)
+        if interrupt.is_set:
+            say("stopping: PRIME-RL ends its processes first; interrupt again to stop at once")
+            stop(children.values(), GRACE_S)
+    finally:
+        for follower in followers:
+            follower.pass_on(say, at_end=True)
+            follower.close()
+
+
+def _exit_code(children: Mapping[str, Child], interrupt: Interrupt, say: Say) -> int:
+    if interrupt.is_set:
+        say("Stopped. The same command with --resume continues from the bucket and PRIME-RL's checkpoints.")
+        return INTERRUPTED_EXIT
+    codes = {site: child.poll() or 0 for site, child in children.items()}
+    for site, code in codes.items():
+        if code:
+            say(f"site {site}: rl ended with {describe_exit(code)}; its log is {children[site].log}")
+    return next((code if code > 0 else 128 - code for code in codes.values() if code), 0)

@@ -1,0 +1,333 @@
+"""From a recipe to the TOML that PRIME-RL's `rl` reads, in the keys of one of its versions.
+
+Recipes are written in the keys of 559b447. An older version is reached by moves: each takes what stands at one dotted
+name to another. What a version has no key for is refused, never left out.
+"""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from composer_prime.config.paths import run_uri
+from composer_prime.config.prime_rl import PrimeRecipe, with_none_words
+from composer_prime.config.settings import sampling_seed
+from composer_prime.errors import ConfigError
+from composer_prime.sites.prime_rl.placement import Ports
+
+LOSS_PATH = "composer_prime.sites.prime_rl.loss.composer_loss"
+RUN_FOLDER = "prime-rl"
+"""PRIME-RL's own run folder, inside the site's."""
+
+Data = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How one version spells a configuration.
+
+    name     the version, as `prime_rl.version` names it
+    moves    (from, to) in order; `x[]` steps into every table of a list, and both sides hold the same ones
+    lacking  keys it has no word for, and the remedy, after the moves
+    finish   what no move can say, done to the data in place at the end
+    has_runs whether a run has a name of its own beside its folder, and `resume` is a table
+    """
+
+    name: str
+    moves: tuple[tuple[str, str], ...] = ()
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    finish: Callable[[Data], None] = lambda data: None
+    has_runs: bool = False
+
+
+_MODEL_KEYS = (
+    "dtype", "max_model_len", "enforce_eager", "trust_remote_code", "chat_template", "tool_call_parser",
+    "reasoning_parser", "rope_scaling",
+)  # fmt: skip
+_SERVER_KEYS = (
+    "data_parallel_size_local", "data_parallel_rpc_port", "api_server_count", "seed", "gpu_memory_utilization",
+    "enable_prefix_caching", "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_target_modules",
+    "enable_expert_parallel", "all2all_backend", "enable_eplb", "enable_dbo", "enable_return_routed_experts",
+)  # fmt: skip
+
+_MOVES_0_8 = (
+    ("monitors.wandb", "wandb"),
+    ("monitors.file", "file_monitor"),
+    ("file_monitor.path", "file_monitor.filename"),
+    ("monitors.prime", "orchestrator.prime_monitor"),
+    ("orchestrator.monitors.prime", "orchestrator.prime_monitor"),
+    ("orchestrator.prime_monitor.name", "orchestrator.prime_monitor.run_name"),
+    *((f"{role}.monitors.wandb", f"{role}.wandb") for role in ("trainer", "orchestrator")),
+    *((f"{role}.monitors.file", f"{role}.file_monitor") for role in ("trainer", "orchestrator")),
+    *((f"{role}.file_monitor.path", f"{role}.file_monitor.filename") for role in ("trainer", "orchestrator")),
+    ("orchestrator.concurrency.max_inflight", "orchestrator.max_inflight_episodes"),
+    *((f"inference.vllm.{key}", f"inference.model.{key}") for key in _MODEL_KEYS),
+    ("inference.vllm.tensor_parallel_size", "inference.parallel.tp"),
+    ("inference.vllm.data_parallel_size", "inference.parallel.dp"),
+    *((f"inference.vllm.{key}", f"inference.{key}") for key in _SERVER_KEYS),
+)
+_LACKING_0_8 = {
+    "monitors": "drop the key",
+    "trainer.monitors": "drop the key",
+    "orchestrator.monitors": "drop the key",
+    "orchestrator.concurrency": "set orchestrator.concurrency.max_inflight alone",
+    "orchestrator.pad_to_multiple_of": "drop the key",
+    "orchestrator.train.source[].curriculum": "drop the table",
+    "trainer.model.moe_fused_kernel": "drop the key",
+}
+
+_AGENT_KEYS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "timeout", "retries")
+_SOURCE_MOVES = (
+    ("env.agent.runtime", "env.agent.harness.runtime"),
+    ("env.agent.harness", "harness"),
+    ("env.taskset", "taskset"),
+    *((f"env.agent.{key}", key) for key in _AGENT_KEYS),
+    ("serve.pool", "pool"),
+    ("serve.address", "address"),
+)
+
+_MOVES_0_7 = (
+    ("orchestrator.max_inflight_episodes", "orchestrator.max_inflight_rollouts"),
+    ("inference.backend_port", "inference.deployment.backend_port"),
+    ("inference.router", "inference.deployment.router"),
+    *(
+        (f"orchestrator.{split}.source[].{source}", f"orchestrator.{split}.source[].{target}")
+        for split in ("train", "eval")
+        for source, target in _SOURCE_MOVES
+    ),
+    ("orchestrator.train.source", "orchestrator.train.env"),
+    ("orchestrator.eval.source", "orchestrator.eval.env"),
+)
+_LACKING_0_7 = {
+    **_LACKING_0_8,
+    "file_monitor": "drop monitors.file, and read the metrics in W&B",
+    "trainer.file_monitor": "drop monitors.file, and read the metrics in W&B",
+    "orchestrator.file_monitor": "drop monitors.file, and read the metrics in W&B",
+    "orchestrator.train.env[].env": "set env.taskset and env.agent alone",
+    "orchestrator.eval.env[].env": "set env.taskset and env.agent alone",
+    "orchestrator.train.env[].serve": "set serve.pool or serve.address alone",
+    "orchestrator.eval.env[].serve": "set serve.pool or serve.address alone",
+    "weight_broadcast.host": "drop the key",
+    "weight_broadcast.session_id": 'use weight_broadcast.type "nccl" or "filesystem"',
+    "trainer.model.quantization": "drop the table",
+}
+
+_MEANT = ("trainer", "orchestrator", "inference", "ckpt")
+"""Tables that mean something even when they are empty."""
+
+_TASKSETS = (
+    "alphabet-sort", "general-agent", "gsm8k", "math-env", "math500", "r2e-gym", "reverse-text", "scaleswe",
+    "swebench-verified", "wiki-search", "wordle",
+)  # fmt: skip
+"""Tasksets that come with PRIME-RL; up to v0.8.0 their names ended in -v1."""
+
+
+def _finish_0_8(data: Data) -> None:
+    extra = _take(data, "inference.vllm")
+    if extra:
+        _put(data, "inference.vllm_extra", extra)
+    url = _get(data, "orchestrator.model.client.base_url")
+    if isinstance(url, str):
+        _put(data, "orchestrator.model.client.base_url", [url])
+    if _get(data, "orchestrator.train.filter_zero_advantages") is False:
+        raise ConfigError(
+            _lacks("0.8.0 and older", "orchestrator.train.filter_zero_advantages = false", "drop the key")
+        )
+    _take(data, "orchestrator.train.filter_zero_advantages")
+    for sources in ("train.source", "eval.source", "train.env", "eval.env"):
+        for source in _get(data, f"orchestrator.{sources}") or ():
+            taskset = source.get("taskset") or source.get("env", {}).get("taskset", {})
+            if taskset.get("id") in _TASKSETS:
+                source.setdefault("name", taskset["id"])
+                taskset["id"] += "-v1"
+
+
+def _finish_0_7(data: Data) -> None:
+    _finish_0_8(data)
+    _take(data, "orchestrator.env_server_base_port")  # it takes free ones
+    if _get(data, "inference.deployment.router") is None:
+        _take(data, "inference.deployment.router")  # a single node has none
+    transport = _take(data, "rollout_transport")
+    if transport:
+        _put(data, "trainer.rollout_transport", transport)
+        _put(data, "orchestrator.rollout_transport", deepcopy(transport))
+    if _get(data, "orchestrator.renderer.name") == "prime-qwen3":
+        _put(data, "orchestrator.renderer.name", "qwen3")  # as its own recipes name it for the same models
+
+
+DIALECTS = {
+    dialect.name: dialect
+    for dialect in (
+        Dialect("0.7.0", (*_MOVES_0_8, *_MOVES_0_7), _LACKING_0_7, _finish_0_7),
+        Dialect("0.8.0", _MOVES_0_8, _LACKING_0_8, _finish_0_8),
+        Dialect("559b447", has_runs=True),
+    )
+}
+"""By version: every one whose keys we know."""
+
+
+@dataclass(frozen=True)
+class SiteFiles:
+    """What is decided about a site when it is rendered.
+
+    site    its name
+    folder  its own folder on this machine
+    resume  go on from PRIME-RL's newest checkpoint
+    clean   delete what a run without a checkpoint left in PRIME-RL's folder
+    ports   its own, where several sites share this machine
+    """
+
+    site: str
+    folder: Path
+    resume: bool = False
+    clean: bool = False
+    ports: Ports | None = None
+
+
+def render(recipe: PrimeRecipe, version: str, files: SiteFiles) -> Data:
+    """What `rl @ file.toml` shall read for one site, in that version's keys: JSON types without null.
+
+    Raises ConfigError for a setting that the version has no key for.
+    """
+    dialect = DIALECTS[version]
+    data = deepcopy(recipe.upstream)
+    data["max_steps"] = recipe.max_steps
+    data["model"] = recipe.model.model_dump(mode="json")
+    _put(data, "trainer.loss.type", "custom")
+    _put(data, "trainer.loss.import_path", LOSS_PATH)
+    for name, value in site_environment(recipe, files.site).items():
+        _put(data, f"trainer.env_vars.{name}", value)
+    data.setdefault("orchestrator", {})
+    if recipe.outer is not None and data.get("inference") is not None:
+        _put_new(data, "inference.vllm.seed", sampling_seed(recipe, files.site) % 2**31)
+    if files.ports is not None:
+        _assign_ports(data, files.ports)
+    for source, target in dialect.moves:
+        _move(data, source.split("."), target.split("."))
+    dialect.finish(data)
+    for name, remedy in dialect.lacking.items():
+        if _present(data, name.split(".")):
+            raise ConfigError(_lacks(dialect.name, name, remedy))
+    _place(data, recipe, files, dialect)
+    return with_none_words(data)
+
+
+def site_environment(recipe: PrimeRecipe, site: str) -> dict[str, str]:
+    """What the trainer's hook reads; empty without an outer loop. Names, never credentials."""
+    uri = run_uri(recipe)
+    if uri is None:
+        return {}
+    key_file = recipe.site.key_file
+    key = {} if key_file is None else {"COMPOSER_PRIME_KEY": str(key_file.expanduser().absolute())}
+    return {"COMPOSER_PRIME_OUTER": uri, "COMPOSER_PRIME_SITE": site, **key}
+
+
+def _place(data: Data, recipe: PrimeRecipe, files: SiteFiles, dialect: Dialect) -> None:
+    """Say where the run lies, what it is called, and whether it goes on."""
+    if dialect.has_runs:
+        data["output_dir"] = str(files.folder)
+        data["run"] = {"name": f"{recipe.run.name}-{files.site}", "dir": RUN_FOLDER}
+        if files.resume:
+            data["resume"] = {}
+        if files.clean:
+            data["clean"] = True
+        return
+    data["output_dir"] = str(files.folder / RUN_FOLDER)
+    if isinstance(data.get("wandb"), dict):
+        data["wandb"].setdefault("name", f"{recipe.run.name}-{files.site}")
+    if files.resume:
+        _put(data, "ckpt.resume_step", -1)
+    if files.clean:
+        data["clean_output_dir"] = True
+
+
+def _assign_ports(data: Data, ports: Ports) -> None:
+    if data.get("inference") is not None:
+        _put(data, "inference.server.port", ports.server)
+        _put(data, "inference.backend_port", ports.backend)
+        _put(data, "inference.vllm.data_parallel_rpc_port", ports.data_parallel)
+    _put(data, "orchestrator.model.client.base_url", f"http://localhost:{ports.server}/v1")
+    _put(data, "orchestrator.env_server_base_port", ports.env_servers)
+    on_disk = data.get("inference") is None or _get(data, "trainer.model.lora") is not None
+    if (_get(data, "weight_broadcast.type") or ("filesystem" if on_disk else "nccl")) != "filesystem":
+        _put_new(data, "weight_broadcast.type", "nccl")
+        _put(data, "weight_broadcast.port", ports.weights)
+    if _get(data, "rollout_transport.type") != "filesystem":
+        _put_new(data, "rollout_transport.type", "zmq")
+        _put(data, "rollout_transport.port", ports.rollouts)
+
+
+def _lacks(version: str, name: str, remedy: str) -> str:
+    return f"PRIME-RL {version} has no {name.replace('[]', '')}: {remedy}, or install a newer one"
+
+
+# --- dotted names ----------------------------------------------------------------------------------------------------
+
+
+def _get(data: Data, name: str) -> Any:
+    node: Any = data
+    for part in name.split("."):
+        if not isinstance(node, dict):
+            return None
+        node = node.get(part)
+    return node
+
+
+def _put(data: Data, name: str, value: Any) -> None:
+    *tables, last = name.split(".")
+    for part in tables:
+        data = data.setdefault(part, {})
+    data[last] = value
+
+
+def _put_new(data: Data, name: str, value: Any) -> None:
+    if _get(data, name) is None:
+        _put(data, name, value)
+
+
+def _take(data: Data, name: str) -> Any:
+    """The value at a name, which goes; so do tables that are empty by it, unless their being there says something."""
+    *tables, last = name.split(".")
+    path = [data]
+    for part in tables:
+        inner = path[-1].get(part)
+        if not isinstance(inner, dict):
+            return None
+        path.append(inner)
+    if last not in path[-1]:
+        return None
+    value = path[-1].pop(last)
+    for depth in range(len(tables) - 1, -1, -1):
+        if not path[depth + 1] and not (depth == 0 and tables[0] in _MEANT):
+            del path[depth][tables[depth]]
+    return value
+
+
+def _move(data: Data, source: list[str], target: list[str]) -> None:
+    """Take the value at `source` to `target`, in every table of a list where a part ends in []."""
+    depth = next((place for place, part in enumerate(source) if part.endswith("[]")), None)
+    if depth is not None:
+        entries = _get(data, ".".join([*source[:depth], source[depth].removesuffix("[]")]))
+        for entry in entries if isinstance(entries, list) else ():
+            _move(entry, source[depth + 1 :], target[depth + 1 :])
+        return
+    name = ".".join(source)
+    if _present(data, source):
+        value = _take(data, name)
+        _put(data, ".".join(target), value)
+
+
+def _present(data: Any, parts: list[str]) -> bool:
+    """Whether something stands there; an empty table, and one whose every key was moved away, doesn't."""
+    for place, part in enumerate(parts):
+        if not isinstance(data, dict):
+            return False
+        if part.endswith("[]"):
+            entries = data.get(part.removesuffix("[]"))
+            rest = parts[place + 1 :]
+            return isinstance(entries, list) and any(_present(entry, rest) for entry in entries)
+        if part not in data:
+            return False
+        data = data[part]
+    return True

@@ -1,0 +1,142 @@
+"""The bucket's policies against what sites really do: everything a site writes is allowed to it, and not to another."""
+
+from collections.abc import Callable
+
+import pytest
+
+from composer_prime.store import keys, open_store
+from composer_prime.store.base import Store
+from composer_prime.store.probe import probe_store
+from tests.infra.policies import FOLDER, Request, allowed, delete, get, list_names, policy, put
+from tests.sync.harness import ThreadSite, make_terms, run_sites
+
+SHA = "0123456789abcdef" * 4
+OWN: list[tuple[Callable[[str], str], bool]] = [
+    (lambda site: keys.offer(1, 2, site), True),
+    (lambda site: keys.payload(1, 2, site, SHA), False),
+    (lambda site: keys.claim(site, 3), True),
+    (lambda site: keys.beat(site, 3), False),
+    (lambda site: keys.tape(site, 4), True),
+]
+"""Every key that holds a site's name, and whether it is create-once."""
+
+SHARED = [
+    (keys.founding(), True), (keys.manifest(), True), (keys.close(), True), (keys.close(2), True),
+    (keys.commit(1, 2), True), (keys.merged(1, 2, 0), True), (keys.merged_payload(1, 2, 0, SHA), False),
+    (keys.master(1, 2, SHA), False), (keys.probe("7-ab"), True),
+]  # fmt: skip
+OWNERS = [keys.admission(1), keys.reopening(1)]
+
+
+class Recorded:
+    """A store that notes what is asked of it, as S3 would be asked."""
+
+    def __init__(self, inner: Store) -> None:
+        self._inner = inner
+        self.requests: list[Request] = []
+
+    @property
+    def uri(self) -> str:
+        return self._inner.uri
+
+    def create(self, key: str, data: bytes) -> bool:
+        self.requests.append(put(key, if_absent=True))
+        return self._inner.create(key, data)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self.requests.append(put(key, if_absent=False))
+        self._inner.put(key, data)
+
+    def get(self, key: str) -> bytes:
+        self.requests.append(get(key))
+        return self._inner.get(key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self.requests.append(get(key))
+        return self._inner.get_range(key, start, length)
+
+    def list(self, prefix: str) -> list[str]:
+        self.requests.append(list_names(prefix))
+        return self._inner.list(prefix)
+
+    def delete(self, key: str) -> None:
+        self.requests.append(delete(key))
+        self._inner.delete(key)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@pytest.mark.parametrize("site", ["a", "a-b", "berlin-2"])
+def test_a_site_may_write_its_own_names_and_nobody_elses(site: str) -> None:
+    identity = policy("site-policy", site)
+    for key, if_absent in OWN:
+        assert allowed(put(key(site), if_absent=if_absent), identity), key(site)
+        for other in {"a", "a-b", "b", "berlin-2", "berlin"} - {site}:
+            assert not allowed(put(key(other), if_absent=if_absent), identity), key(other)
+
+
+def test_what_any_site_may_create_any_site_may() -> None:
+    for key, if_absent in SHARED:
+        assert allowed(put(key, if_absent=if_absent), policy("site-policy", "a")), key
+
+
+def test_records_are_written_once_even_by_those_who_may_create_them() -> None:
+    records = [key("a") for key, if_absent in OWN if if_absent] + [key for key, once in SHARED if once]
+    for key in set(records) - {keys.probe("7-ab")}:
+        assert not allowed(put(key, if_absent=False), policy("site-policy", "a")), key
+    for key in OWNERS:
+        assert not allowed(put(key, if_absent=False), policy("owner-policy")), key
+
+
+def test_only_the_owner_admits_and_reopens_and_it_makes_no_rounds() -> None:
+    for key in OWNERS:
+        assert allowed(put(key, if_absent=True), policy("owner-policy"))
+        assert not allowed(put(key, if_absent=True), policy("site-policy", "a"))
+    for key, if_absent in OWN:
+        assert not allowed(put(key("a"), if_absent=if_absent), policy("owner-policy"))
+    assert not allowed(put(keys.commit(0, 0), if_absent=True), policy("owner-policy"))
+
+
+def test_a_site_reads_and_lists_its_run_and_no_other() -> None:
+    identity = policy("site-policy", "a")
+    assert allowed(get(keys.beat("b", 0)), identity) and allowed(list_names(""), identity)
+    other = get(keys.manifest()).resource.replace("run-1", "run-10")
+    assert not allowed(Request("s3:GetObject", other), identity)
+    assert not allowed(list_names("", run="runs/run-10"), identity) and not allowed(list_names("", run=""), identity)
+
+
+def test_a_site_deletes_nothing_but_its_probes_unless_it_collects_garbage() -> None:
+    site, collector = policy("site-policy", "a"), policy("collector-policy")
+    assert allowed(delete(keys.probe("7-ab")), site)
+    doomed = [keys.offer(1, 2, "b"), keys.payload(1, 2, "b", SHA), keys.merged(1, 2, 0), keys.master(1, 2, SHA)]
+    assert not any(allowed(delete(key), site) for key in doomed)
+    assert all(allowed(delete(key), [*site, *collector]) for key in doomed)
+    kept = [keys.manifest(), keys.commit(1, 2), keys.claim("a", 0), keys.beat("a", 0), keys.tape("a", 0), keys.close()]
+    assert not any(allowed(delete(key), [*site, *collector]) for key in kept)
+
+
+def test_nothing_goes_without_tls() -> None:
+    plain = Request("s3:GetObject", get(keys.manifest()).resource, {"aws:SecureTransport": "false"})
+    assert not allowed(plain, policy("site-policy", "a"))
+
+
+def test_a_whole_run_stays_within_its_sites_policies(store_uri: Callable[[str], str]) -> None:
+    uri = store_uri("memory")
+    terms = make_terms(quorum=2)
+    recorded = {name: Recorded(open_store(uri)) for name in "ab"}
+    sites = [ThreadSite(store, terms, name, seed=i, data_seed=i) for i, (name, store) in enumerate(recorded.items())]
+    for store in recorded.values():
+        probe_store(store)
+    run_sites(*sites)
+    refused: set[str] = set()
+    for name, store in recorded.items():
+        assert [request for request in store.requests if not allowed(request, policy("site-policy", name))] == []
+        others = policy("site-policy", "b" if name == "a" else "a")
+        refused |= {part for each in store.requests if not allowed(each, others) for part in each.resource.split("/")}
+    assert {"offers", "payload", "sites", "tape"} <= refused
+
+
+def test_every_policy_file_is_used_here() -> None:
+    names = {"bucket-policy", "collector-policy", "owner-policy", "site-policy"}
+    assert {path.stem for path in FOLDER.glob("*.json")} == names

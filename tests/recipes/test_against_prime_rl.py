@@ -1,0 +1,94 @@
+"""Every recipe goes through PRIME-RL's own `rl --dry-run`, of the checkout that PRIME_RL_SRC names.
+
+The interpreter is PRIME_RL_PYTHON, or ours: it needs what upstream's configuration imports, and no GPU. Tasksets that
+it doesn't have are stood in for, so that what is checked is the configuration.
+"""
+
+import json
+import os
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_prime.config import RunPaths, run_uri
+from composer_prime.config.prime_rl import PrimeRlConfig
+from composer_prime.sites.prime_rl.installation import find_installation
+from composer_prime.sites.prime_rl.launch import run_local, run_site
+from composer_prime.sites.prime_rl.toml import LOSS_PATH
+from tests.architecture import REPOSITORY
+from tests.recipes.test_recipes import RECIPES, load
+
+SOURCE = os.environ.get("PRIME_RL_SRC", "")
+pytestmark = [
+    pytest.mark.prime_rl,
+    pytest.mark.skipif(not SOURCE, reason="PRIME_RL_SRC names no PRIME-RL checkout"),
+]
+
+TASKSET = """
+import verifiers.v1 as vf
+
+class Config(vf.TasksetConfig):
+    dataset_name: str = ""
+    dataset_subset: str = ""
+
+class Taskset(vf.Taskset[vf.Task, Config]):
+    pass
+
+__all__ = ["Taskset"]
+"""
+MISSING = ("math_env", "scaleswe")
+
+
+@pytest.fixture(scope="module")
+def rl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkout's `rl` as an installation has it: an entrypoint with its Python beside it."""
+    folder = tmp_path_factory.mktemp("prime-rl")
+    for name in MISSING:
+        for version in ("", "_v1"):
+            (folder / f"{name}{version}.py").write_text(TASKSET)
+    roots = [f"{SOURCE}/src", f"{SOURCE}/packages/prime-rl-configs/src", os.environ.get("PYTHONPATH", "")]
+    paths = os.pathsep.join([*filter(None, roots), str(REPOSITORY), str(folder)])
+    python = f'PYTHONPATH="{paths}" exec "{os.environ.get("PRIME_RL_PYTHON", sys.executable)}"'
+    (folder / "python").write_text(f'#!/bin/sh\n{python} "$@"\n')
+    (folder / "rl").write_text(f'#!/bin/sh\n{python} -c "from prime_rl.entrypoints.rl import main; main()" "$@"\n')
+    for name in ("python", "rl"):
+        (folder / name).chmod(0o755)
+    return folder / "rl"
+
+
+def resolved(folder: Path, role: str) -> dict[str, Any]:
+    """What `rl` made of a role's configuration: JSON, or TOML before 559b447."""
+    if (folder / f"{role}.json").exists():
+        return json.loads((folder / f"{role}.json").read_text())
+    return tomllib.loads((folder / f"{role}.toml").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_upstream_accepts_the_recipe(path: Path, rl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    recipe = load(path, "--output_dir", str(tmp_path), "--prime_rl.command", f'["{rl}"]')
+    said: list[str] = []
+    if recipe.sites.count > 1:
+        code = run_local(recipe, False, dry_run=True, say=said.append)
+    else:
+        code = run_site(recipe, "a", False, dry_run=True, say=said.append)
+    assert code == 0, "\n".join(said)
+    run = RunPaths(RunPaths.of(recipe).root.with_name(f"{recipe.run.name}.dry-run"))
+    for site in recipe.site_names:
+        configs = run.site(site).root / "prime-rl" / "configs"
+        if recipe.upstream.get("slurm") and recipe.upstream["deployment"].get("type") != "multi_node":
+            continue
+        trainer, orchestrator = resolved(configs, "trainer"), resolved(configs, "orchestrator")
+        assert trainer["loss"]["import_path"] == LOSS_PATH
+        assert trainer["env_vars"].get("COMPOSER_PRIME_OUTER") == run_uri(recipe)
+        assert trainer["env_vars"].get("COMPOSER_PRIME_SITE") == (site if recipe.outer else None)
+        assert orchestrator["max_steps"] == trainer["max_steps"] == recipe.max_steps
+        assert trainer["output_dir"] == str(run.site(site).root / "prime-rl")
+
+
+def test_the_checkout_is_a_version_we_know(rl: Path) -> None:
+    assert find_installation(PrimeRlConfig(command=(str(rl),))).version in ("0.7.0", "0.8.0", "559b447")
