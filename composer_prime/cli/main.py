@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from composer_prime.cli import bench, keygen, owner, plan, run, site, status, verify
+from composer_prime.cli import bench, export, keygen, owner, plan, run, site, status, verify
 from composer_prime.errors import ComposerPrimeError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("site", context_settings=RECIPE_ARGS)(site.site)
 app.command("plan", context_settings=RECIPE_ARGS)(plan.plan)
 app.command("status")(status.status)
 app.command("verify")(verify.verify)
+app.command("export")(export.export)
 app.command("keygen")(keygen.keygen)
 app.command("reopen")(owner.reopen)
 app.command("admit")(owner.admit)
