@@ -1,4 +1,4 @@
-"""`composer-prime export`: a run's masters as a Hugging Face folder, a repository on the hub, or deltas in its bucket."""
+"""`composer-prime export`: a run's masters as a Hugging Face folder, or a repository on the hub."""
 
 from contextlib import closing
 from pathlib import Path
@@ -52,14 +52,12 @@ def export(
         typer.echo(what + f" to {upload(folder, repository, what, private=private)}")
 
 
-def _write(
-    store: str, folder: Path, model: str, version: int | None, dtype: str, lora_alpha: float | None
-) -> str:
+def _write(store: str, folder: Path, model: str, version: int | None, dtype: str, lora_alpha: float | None) -> str:
     """Write the snapshot, and say which it is."""
     from composer_prime.config.paths import models_cache
     from composer_prime.export.bits import dtype_of
     from composer_prime.export.reading import MasterReader
-    from composer_prime.export.snapshot import fill_from_masters, open_model, write_folder
+    from composer_prime.export.snapshot import card_of, describe, fill_from_masters, open_model, write_folder
     from composer_prime.sites.embedded.model import resolve_model
     from composer_prime.store import open_store
 
@@ -68,5 +66,6 @@ def _write(
         chosen = reader.newest_version() if version is None else version
         reader.check_version(chosen)
         target = open_model(reader, resolve_model(model, 0, models_cache()), model, dtype, lora_alpha=lora_alpha)
-        record = write_folder(reader, target, fill_from_masters(reader, target, chosen), folder, model)
+        record = describe(reader, target, fill_from_masters(reader, target, chosen))
+        write_folder(target, record, folder, card_of(reader, target, record, model))
     return f"exported {record.run} version {record.version} in {record.dtype}"

@@ -100,7 +100,9 @@ def _rank(shapes: Sequence[NamedShape]) -> int:
     for name, shape in shapes:
         _, half = _parts(name)
         if len(shape) != 2:
-            raise ModelError(f"the run's adapter {name} has shape {shape}, 2 sizes are the limit: export linear layers'")
+            raise ModelError(
+                f"the run's adapter {name} has shape {shape}, 2 sizes are the limit: adapt linear layers only"
+            )
         ranks.setdefault(shape[0 if half == "lora_A" else 1], name)
     if len(ranks) != 1:
         shown = ", ".join(f"{rank} ({name})" for rank, name in sorted(ranks.items()))

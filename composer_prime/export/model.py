@@ -85,9 +85,9 @@ def copy_small_files(base: Path, folder: Path, without: Collection[str] = ()) ->
     """Everything beside the weights that `folder` hasn't got, but `without`: tokenizer, chat template, licence."""
     for file in sorted(base.iterdir()):
         target = folder / file.name
-        if file.is_file() and not file.name.startswith(".") and not file.name.endswith(_WEIGHTS):
-            if file.name not in (*_OWN, *without) and not target.exists():
-                shutil.copyfile(file, target)
+        wanted = not file.name.startswith(".") and not file.name.endswith(_WEIGHTS)
+        if wanted and file.name not in (*_OWN, *without) and file.is_file() and not target.exists():
+            shutil.copyfile(file, target)
 
 
 def _load(base: Path, dtype: torch.dtype) -> "PreTrainedModel":

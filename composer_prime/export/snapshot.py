@@ -38,24 +38,30 @@ def fill_fragment(reader: MasterReader, model: Exportable, index: int, version: 
     return FragmentWeights(version=version, master_sha256=master.sha256, bits_sha256=bits_sha256(bits))
 
 
-def write_folder(
-    reader: MasterReader, model: Exportable, fragments: Sequence[FragmentWeights], folder: Path, base_name: str
-) -> SnapshotRecord:
-    """Write the model with its card and its record; the folder is there at the end, or not at all."""
-    record = SnapshotRecord(
+def describe(reader: MasterReader, model: Exportable, fragments: Sequence[FragmentWeights]) -> SnapshotRecord:
+    """The record of what `model` holds."""
+    return SnapshotRecord(
         run=reader.run.manifest.run,
         manifest_sha256=reader.run.sha256,
         dtype=str(model.dtype).removeprefix("torch."),
         fragments=tuple(fragments),
     )
-    merged = reader.merged(record.version)
-    adapter = isinstance(model, LoraAdapter)
-    card = write_card(reader.run, reader.store.uri, record, merged, base_name, adapter=adapter)
+
+
+def write_folder(model: Exportable, record: SnapshotRecord, folder: Path, card: str | None = None) -> None:
+    """Write the model with its record, and its card if there is one; all of it is there at the end, or nothing."""
     with made_whole(folder) as making:
         model.save(making)
-        (making / CARD_FILE).write_text(card, encoding="utf-8")
+        if card is not None:
+            (making / CARD_FILE).write_text(card, encoding="utf-8")
         (making / RECORD_FILE).write_bytes(record.to_bytes())
-    return record
+
+
+def card_of(reader: MasterReader, model: Exportable, record: SnapshotRecord, base_name: str) -> str:
+    """The model card of a snapshot; reads every commit before it."""
+    merged = reader.merged(record.version)
+    is_adapter = isinstance(model, LoraAdapter)
+    return write_card(reader.run, reader.store.uri, record, merged, base_name, adapter=is_adapter)
 
 
 def check_new_folder(folder: Path) -> None:

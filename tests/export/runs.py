@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from composer_prime.store import open_store
 from composer_prime.store.base import Store
-from composer_prime.sync.owner import Owner
 from composer_prime.sync.terms import Terms
 from tests.sync.harness import ThreadSite, make_terms, run_sites
 
@@ -22,7 +21,13 @@ class PolicySite(ThreadSite):
     """A site that trains the model of a folder by AdamW on random tokens."""
 
     def __init__(
-        self, store: Store, terms: Terms, name: str, base: Path, prepare: Callable[[PreTrainedModel], object], **more: Any
+        self,
+        store: Store,
+        terms: Terms,
+        name: str,
+        base: Path,
+        prepare: Callable[[PreTrainedModel], object] = lambda model: None,
+        **more: Any,
     ) -> None:
         super().__init__(store, terms, name, **more)
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
@@ -50,21 +55,6 @@ def make_run(
     """A run that ended, of sites with names of one letter, created from the model in `base`."""
     store = open_store(str(where))
     chosen = make_terms(**{"quorum": len(names), "codec": "int8", "snapshot_rounds": 1} | terms)
-    sites = [
-        PolicySite(store, chosen, name, base, prepare, data_seed=place) for place, name in enumerate(names)
-    ]
+    sites = [PolicySite(store, chosen, name, base, prepare, data_seed=place) for place, name in enumerate(names)]
     run_sites(*sites, timeout_s=120)
     return store
-
-
-def prolong(store: Store, base: Path, rounds: int, names: str = "ab", **terms: Any) -> None:
-    """Let an ended run go on to `rounds` rounds."""
-    Owner(store, None).reopen(rounds)
-    make_run_again = make_terms(**{"quorum": len(names), "codec": "int8", "snapshot_rounds": 1} | terms)
-    run_sites(
-        *(
-            PolicySite(store, make_run_again, name, base, lambda model: None, data_seed=10 + place)
-            for place, name in enumerate(names)
-        ),
-        timeout_s=120,
-    )
