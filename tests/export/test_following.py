@@ -119,7 +119,7 @@ def test_by_deltas_it_holds_what_it_holds_by_masters_at_a_fraction_of_the_bytes(
         assert (following.folder / "newest" / file).read_bytes() == (fresh.folder / "newest" / file).read_bytes()
 
 
-@pytest.mark.parametrize(("codec", "part"), [("int8", 15), ("topk", 30)])
+@pytest.mark.parametrize(("codec", "part"), [("int8", 15), ("topk", 100)])
 def test_a_step_of_a_real_run_is_a_small_part_of_its_weights_in_bf16(base, codec, part):
     """The parts were measured on these runs and are asserted with a margin; they depend on the learning rate."""
     store = make_run(f"memory://ratio-{codec}", base, rounds=3, codec=codec)
@@ -132,10 +132,8 @@ def test_a_step_of_a_real_run_is_a_small_part_of_its_weights_in_bf16(base, codec
         growing.show(version)
         steps = publishing.tick()
         nbytes, changed = sum(step.nbytes for step in steps), sum(step.changed for step in steps)
-        print(
-            f"{codec} version {version}: {changed * 2 / whole:.2%} of weights changed, {whole / nbytes:.1f} x smaller"
-        )
-        assert 0 < changed and nbytes * part < whole
+        print(f"{codec} version {version}: {2 * changed / whole:.2%} changed, {whole / nbytes:.1f} x smaller")
+        assert changed > 0 and nbytes * part < whole
 
 
 def test_several_steps_behind_it_chains_them(growing, follow, run):
@@ -304,10 +302,8 @@ def test_old_steps_go_with_their_deltas(growing, monkeypatch):
         growing.show(version)
         publishing.tick()
     for fragment in (0, 1):
-        listed = [
-            key for key in growing.store.list(keys.exports_prefix(DTYPE)) if keys.parse_export(key)[1] == fragment
-        ]
-        assert [keys.parse_export(key)[2] for key in listed] == [3, 3, 4, 4]
+        places = [keys.parse_export(key) for key in growing.store.list(keys.exports_prefix(DTYPE))]
+        assert [place[2] for place in places if place and place[1] == fragment] == [3, 3, 4, 4]
 
 
 def test_another_run_in_its_place_ends_following(growing, follow):
@@ -325,7 +321,7 @@ def test_another_run_in_its_place_ends_following(growing, follow):
 
 def test_a_name_or_dtype_that_is_none_is_refused(growing):
     growing.show(1)
-    with pytest.raises(BadInput, match="site.name"):
+    with pytest.raises(BadInput, match=r"site\.name"):
         Publisher(MasterReader(growing.store), DTYPE, "No Name")
     with pytest.raises(BadInput, match="dtype"):
         Publisher(MasterReader(growing.store), "int8", "publisher")
