@@ -18,7 +18,8 @@ Bits: TypeAlias = NDArray[np.unsignedinteger]
 """1-D, uint16 or uint32: the bit patterns of a fragment's weights in its order."""
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_UNSIGNED = {2: (torch.int16, np.uint16), 4: (torch.int32, np.uint32)}
+_SIGNED = {2: torch.int16, 4: torch.int32}
+_UNSIGNED = {2: np.uint16, 4: np.uint32}
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -38,17 +39,15 @@ def rounded_bits(weights: Tensor, dtype: torch.dtype) -> Bits:
 
 def as_bits(values: Tensor) -> Bits:
     """The bits of a 1-D contiguous CPU tensor, sharing its memory."""
-    signed, unsigned = _UNSIGNED[values.dtype.itemsize]
-    return values.detach().view(signed).numpy().view(unsigned)
+    size = values.dtype.itemsize
+    return values.detach().view(_SIGNED[size]).numpy().view(_UNSIGNED[size])
 
 
 def as_values(bits: Bits, dtype: torch.dtype) -> Tensor:
     """The tensor that has these bits, sharing their memory."""
-    signed, _ = _UNSIGNED[dtype.itemsize]
-    return torch.from_numpy(bits.view(np.int16 if bits.itemsize == 2 else np.int32)).to(signed).view(dtype)
+    return torch.from_numpy(bits.view(np.int16 if bits.itemsize == 2 else np.int32)).view(dtype)
 
 
 def bits_sha256(bits: Bits) -> str:
     """sha256 (hex) of the bits as little-endian bytes."""
-    little = bits.astype(bits.dtype.newbyteorder("<"), copy=False)
-    return hashlib.sha256(memoryview(np.ascontiguousarray(little)).cast("B")).hexdigest()
+    return hashlib.sha256(bits.astype(bits.dtype.newbyteorder("<"), copy=False).data).hexdigest()

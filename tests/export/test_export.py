@@ -74,7 +74,7 @@ def test_an_exported_folder_holds_the_masters_rounded_bit_for_bit(cli, run, base
         assert held[name].dtype == value.dtype and torch.equal(held[name], value), name
     with safe_open(base / "model.safetensors", "pt") as opened:
         assert torch.equal(held[FROZEN], opened.get_tensor(FROZEN).to(held[FROZEN].dtype))
-    assert policy.get_output_embeddings().weight is policy.get_input_embeddings().weight
+    assert policy.lm_head.weight is policy.model.embed_tokens.weight
 
 
 def test_its_logits_are_those_of_the_base_model_with_the_masters_in_it(cli, run, base, tmp_path):

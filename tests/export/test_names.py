@@ -28,7 +28,6 @@ def save_experts(folder: Path) -> PreTrainedModel:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=8,
         num_experts=4,
         num_experts_per_tok=2,
         tie_word_embeddings=False,
@@ -77,7 +76,7 @@ def test_experts_in_prime_rls_layout_end_in_files_under_the_hubs_names(tmp_path)
     (tmp_path / "out").mkdir()
     model.save(tmp_path / "out")
     (tmp_path / "wanted").mkdir()
-    source.to(BF16).save_pretrained(tmp_path / "wanted")
+    source.bfloat16().save_pretrained(tmp_path / "wanted")
     wanted, held = (load_file(tmp_path / name / "model.safetensors") for name in ("wanted", "out"))
     assert held.keys() == wanted.keys() and "model.layers.0.mlp.experts.3.gate_proj.weight" in held
     assert all(torch.equal(held[name], wanted[name]) for name in wanted)

@@ -1,9 +1,10 @@
 """Who may publish: in a run that admits keys only who signs with one, and a follower believes nobody else."""
 
 import pytest
+import torch
 
 from composer_prime.errors import ConfigError, CorruptObject
-from composer_prime.export.bits import bits_sha256, rounded_bits
+from composer_prime.export.bits import Bits, bits_sha256, rounded_bits
 from composer_prime.export.card import FragmentWeights
 from composer_prime.export.publishing import Publisher
 from composer_prime.export.reading import MasterReader
@@ -33,15 +34,13 @@ def make_signed(name: str) -> Store:
     return store
 
 
-def weights_at(reader: MasterReader, fragment: int, version: int, dtype) -> tuple[FragmentWeights, object]:
+def weights_at(reader: MasterReader, fragment: int, version: int) -> tuple[FragmentWeights, Bits]:
     master = reader.master(fragment, version)
-    bits = rounded_bits(master.weights, dtype)
+    bits = rounded_bits(master.weights, torch.bfloat16)
     return FragmentWeights(version=version, master_sha256=master.sha256, bits_sha256=bits_sha256(bits)), bits
 
 
 def test_in_a_run_with_keys_an_admitted_publisher_is_believed_and_nobody_else(request):
-    import torch
-
     growing = Growing(make_signed(f"{request.node.name}-whole"), request.node.name)
     growing.show(1)
     for key, name in ((None, "a"), (OTHER, "a"), (SITES["a"], "publisher")):
@@ -54,8 +53,8 @@ def test_in_a_run_with_keys_an_admitted_publisher_is_believed_and_nobody_else(re
     assert len(steps) == 2
     reader = MasterReader(growing.store)
     assert published_versions(reader, "bfloat16") == [2]
-    held, bits = weights_at(reader, 0, 1, torch.bfloat16)
-    wanted, expected = weights_at(reader, 0, 2, torch.bfloat16)
+    held, bits = weights_at(reader, 0, 1)
+    wanted, expected = weights_at(reader, 0, 2)
     chain = find_chain(reader, "bfloat16", 0, held, 2)
     made = apply_chain(reader, chain, bits)
     assert (made == expected).all() and chain.steps[0].sha256 == wanted.bits_sha256

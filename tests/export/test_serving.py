@@ -153,6 +153,23 @@ def test_a_healthy_server_that_keeps_failing_ends_it_and_one_that_refuses_ends_i
         told.close()
 
 
+def test_a_server_that_names_no_version_gets_the_weights_again_after_it_was_down(growing, base, tmp_path):
+    growing.show(1)
+    with serving_fake() as fake:
+        told = WeightServer(fake.url)
+        follower = Follower(
+            MasterReader(growing.store), base, "bfloat16", tmp_path / "out", told, patience_s=0, say=lambda line: None
+        )
+        assert follower.look() and follower.look()
+        assert fake.paths().count("/update_weights") == 1
+        fake.statuses["/health"] = 503
+        assert not follower.look()
+        fake.statuses.clear()
+        assert follower.look()
+        assert fake.paths().count("/update_weights") == 1
+        told.close()
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

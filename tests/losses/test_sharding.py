@@ -20,10 +20,10 @@ OVER_DROPPED = ("masked_mismatch_kl", "masked_advantage_positive", "masked_advan
 @pytest.mark.parametrize("cuts", [(32,), (1, 63), (16, 32, 48), (0, 7, 7, 64)])
 @pytest.mark.parametrize("weighted", [True, False])
 def test_shards_of_a_sequence_add_up_to_the_whole(cuts, weighted):
-    batch = make_batch(np.random.default_rng(len(cuts)), 64, weighted=weighted)
+    batch: dict[str, Any] = make_batch(np.random.default_rng(len(cuts)), 64, weighted=weighted)
     whole, gradient = run(batch, torch.float64, **FULL)
     bounds = list(zip((0, *cuts), (*cuts, 64), strict=True))
-    shards = [
+    shards: list[dict[str, Any]] = [
         {name: None if values is None else values[start:stop] for name, values in batch.items()}
         for start, stop in bounds
     ]
@@ -98,7 +98,7 @@ def test_an_argument_of_another_loss_is_refused_with_what_to_use(name, instead):
     with pytest.raises(
         ConfigError, match=f"{name}, which composer_loss doesn't know: {instead}.*it takes dppo_mask_low"
     ):
-        run(batch, **{name: 0.5})
+        run(batch, torch.float32, composer_loss, **{name: 0.5})
     with pytest.raises(TypeError, match=name):
         inspect.signature(composer_loss).bind(None, **{name: 0.5})
 
@@ -106,4 +106,4 @@ def test_an_argument_of_another_loss_is_refused_with_what_to_use(name, instead):
 @pytest.mark.parametrize("name", ["dppo_mask_low", "dppo_mask_high", "adv_tau", "kl_tau", "replay_tau", "replay_clip"])
 def test_a_negative_setting_is_refused(name):
     with pytest.raises(ConfigError, match=r"has -0\.1, the least that composer_loss takes is 0"):
-        run(make_batch(np.random.default_rng(0), 4), **{name: -0.1})
+        run(make_batch(np.random.default_rng(0), 4), torch.float32, composer_loss, **{name: -0.1})

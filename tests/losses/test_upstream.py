@@ -44,7 +44,7 @@ def upstream() -> Upstream:
     assert {node.name for node in found} == set(FUNCTIONS), f"{root} has no loss of type default: use 0.7 or 0.8"
     names: dict[str, Any] = {"torch": torch, "Tensor": Tensor, "LossInputs": LossInputs, "LossOutputs": LossOutputs}
     names["DefaultLossConfig"] = SimpleNamespace
-    exec(compile(ast.Module(found, []), LOSS, "exec"), names)
+    exec(compile(ast.Module([*found], []), LOSS, "exec"), names)
     default = next(node for node in found if node.name == "default_loss_fn")
     (metrics,) = [
         node.value
