@@ -1,7 +1,7 @@
 """What a snapshot says of itself: a record for programs beside the weights, and a model card for people."""
 
 import math
-from collections.abc import Sequence
+from pathlib import Path
 
 from composer_prime import __version__
 from composer_prime.export.reading import Merged
@@ -36,17 +36,17 @@ class SnapshotRecord(Record):
         return min(fragment.version for fragment in self.fragments)
 
 
-def write_card(run: Run, uri: str, record: SnapshotRecord, merged: Merged, base_name: str, *, adapter: bool) -> str:
+def write_card(run: Run, record: SnapshotRecord, merged: Merged, base_name: str, *, adapter: bool) -> str:
     """The model card, in Markdown.
 
-    uri        of the run's bucket
-    base_name  the model that the run was created from, as it was named to us
+    base_name  the model that the run was created from, as it was named to us; of a folder, cards say the last part
     adapter    whether the folder holds LoRA adapters instead of a whole model
     """
     manifest, terms = run.manifest, run.terms
     num_parameters = sum(math.prod(parameter.shape) for parameter in manifest.parameters)
     settings = terms.model_dump()
     what = "LoRA adapters" if adapter else "weights"
+    base = base_name if _is_hub_id(base_name) else Path(base_name).name
     lines = [
         "---",
         "library_name: " + ("peft" if adapter else "transformers"),
@@ -56,10 +56,10 @@ def write_card(run: Run, uri: str, record: SnapshotRecord, merged: Merged, base_
         "",
         f"# {manifest.run}, version {record.version}",
         "",
-        f"The {what} of a composer-prime run after {record.version} of {terms.rounds} rounds, rounded to "
-        f"{record.dtype}: {num_parameters:,} trained parameters; everything else is that of `{base_name}`.",
+        f"The {what} of a composer-prime run after {record.version} of {terms.final_version} rounds (the last one closes "
+        f"it), rounded to {record.dtype}: {num_parameters:,} trained parameters; everything else is that of `{base}`.",
         "",
-        *_table(["run", "bucket", "manifest", "written by"], _facts(run, uri)),
+        f"Run `{manifest.run}`, manifest `{run.sha256}`, written by composer-prime {__version__}.",
         "",
         "## Masters",
         "",
@@ -82,15 +82,6 @@ def write_card(run: Run, uri: str, record: SnapshotRecord, merged: Merged, base_
         "",
     ]
     return "\n".join(lines)
-
-
-def _facts(run: Run, uri: str) -> Sequence[str]:
-    return [run.manifest.run, f"`{uri}`", f"`{run.sha256}`", f"composer-prime {__version__}"]
-
-
-def _table(names: Sequence[str], values: Sequence[str]) -> list[str]:
-    rows = [f"| {name} | {value} |" for name, value in zip(names, values, strict=True)]
-    return ["| | |", "|---|---|", *rows]
 
 
 def _merged_lines(merged: Merged) -> list[str]:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from composer_prime.errors import BadInput, CorruptObject, KeyMissing, RunGone
+from composer_prime.errors import BadInput, CorruptObject, KeyMissing, ProtocolError, RunGone, StoreError
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.history import voids_among
@@ -95,7 +95,8 @@ class MasterReader:
     def master(self, fragment: int, version: int) -> Master:
         """master(fragment, version), checked by the hash that the log names where it names one already.
 
-        Raises StoreError when the fragment hasn't come so far, ProtocolError when the log before it is gone.
+        Raises StoreError when the fragment hasn't come so far, or when garbage collection took what it is made of (a
+        newer one is there then), ProtocolError when the log names another.
         """
         sha = self.vouched(fragment, version)
         if sha is not None:
@@ -105,15 +106,24 @@ class MasterReader:
                 logger.info("master_rebuilt fragment=%d version=%d reason=no snapshot", fragment, version)
             except CorruptObject as error:
                 logger.warning("master_rebuilt fragment=%d version=%d reason=%s", fragment, version, error)
-        master = rebuild_master(
-            self.store, self.run, fragment, version, runtime=self.runtime, roster=self.roster, start=None
-        )
+        master = self._rebuilt(fragment, version)
         if sha not in (None, master.sha256):
             raise CorruptObject(
                 f"fragment {fragment} version {version}: the log makes {master.sha256[:16]} here and names "
                 f"{str(sha)[:16]}: run `composer-prime verify` on {self.store.uri}"
             )
         return master
+
+    def _rebuilt(self, fragment: int, version: int) -> Master:
+        try:
+            return rebuild_master(self.store, self.run, fragment, version, runtime=self.runtime, roster=self.roster)
+        except ProtocolError as error:
+            if self._newest_stored(fragment) <= version:
+                raise
+            raise StoreError(
+                f"{self.store.uri} no longer holds what version {version} of fragment {fragment} is made of ({error}): "
+                f"take a newer one, all have stored {self.newest_version()}"
+            ) from error
 
     def merged(self, version: int) -> Merged:
         """What the rounds before `version` merged, as their commits tell."""

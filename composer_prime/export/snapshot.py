@@ -61,7 +61,7 @@ def card_of(reader: MasterReader, model: Exportable, record: SnapshotRecord, bas
     """The model card of a snapshot; reads every commit before it."""
     merged = reader.merged(record.version)
     is_adapter = isinstance(model, LoraAdapter)
-    return write_card(reader.run, reader.store.uri, record, merged, base_name, adapter=is_adapter)
+    return write_card(reader.run, record, merged, base_name, adapter=is_adapter)
 
 
 def check_new_folder(folder: Path) -> None:

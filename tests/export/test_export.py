@@ -104,6 +104,7 @@ def test_card_and_record_say_which_masters_these_are_and_what_was_merged(cli, ru
     for site in "ab":
         tokens = sum(taken.tokens for commit in commits for taken in commit.taken if taken.site == site)
         assert tokens > 0 and f"| {site} | {tokens / 2:,.0f} |" in card
+    assert "after 4 of 4 rounds" in card and base.name in card and str(base.parent) not in card  # of no one's business
     assert all(master.sha256 in card for master in found) and "| `codec` | int8 |" in card
 
 
@@ -133,6 +134,20 @@ def test_a_snapshot_whose_bytes_changed_is_not_exported(cli, run, base, tmp_path
     answer = cli("export", copy.uri, "--to", str(tmp_path / "none"), "--model", str(base), "--version", "0")
     assert answer.code == 1 and answer.err.count("\n") == 1 and "fragment 0" in answer.err
     assert not (tmp_path / "none").exists()
+
+
+def test_a_version_that_was_collected_is_refused_with_the_one_that_can_be_had(cli, run, base, tmp_path):
+    copy = open_store(str(tmp_path / "copy"))
+    for key in run.list(""):
+        if not (keys.is_master(key) and keys.parse_master(key)[1] < 3):
+            copy.put(key, run.get(key))
+    answer = cli("export", copy.uri, "--to", str(tmp_path / "out"), "--model", str(base), "--version", "2")
+    assert answer.code == 1 and answer.err.count("\n") == 1 and "take a newer one, all have stored 4" in answer.err
+
+
+@pytest.mark.parametrize("name", ["export", "publish", "follow"])
+def test_help_names_the_command(cli, name):
+    assert f"  {name} " in cli("--help").out and cli(name, "--help").code == 0
 
 
 @pytest.mark.parametrize(
