@@ -18,6 +18,10 @@ ModelOption = Annotated[
 ]
 DtypeOption = Annotated[str, typer.Option("--dtype", help="bfloat16, float16 or float32.")]
 
+AlphaOption = Annotated[
+    float | None, typer.Option("--lora-alpha", help="alpha of a run that trains LoRA adapters.", show_default=False)
+]
+
 
 def export(
     store: StoreArgument,
@@ -28,9 +32,7 @@ def export(
         typer.Option("--version", min=0, help="Rounds of training; default: the newest stored.", show_default=False),
     ] = None,
     dtype: DtypeOption = "bfloat16",
-    lora_alpha: Annotated[
-        float | None, typer.Option("--lora-alpha", help="alpha of a run that trains LoRA adapters.", show_default=False)
-    ] = None,
+    lora_alpha: AlphaOption = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new hub repository private.")] = False,
 ) -> None:
     """Write a run's weights as transformers and vLLM load them, each checked by its hash. The bucket is only read."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from composer_prime.cli.export import DtypeOption, ModelOption
+from composer_prime.cli.export import AlphaOption, DtypeOption, ModelOption
 from composer_prime.cli.store_arg import StoreArgument
 
 PollOption = Annotated[float, typer.Option("--poll-s", min=0.05, help="Seconds between two looks at the bucket.")]
@@ -57,23 +57,37 @@ def publish(
     key: Annotated[
         Path | None, typer.Option("--key", help="Its private key file, in a run that admits keys.", show_default=False)
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="The run's base model: publish whole folders too.", show_default=False),
+    ] = None,
+    lora_alpha: AlphaOption = None,
     poll_s: PollOption = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Publish what is due and end.")] = False,
 ) -> None:
-    """Leave the deltas between a run's snapshots in its bucket, for those who follow it; ends with the run."""
+    """Leave deltas between a run's snapshots in its bucket, and whole folders if asked to; ends with the run."""
+    from composer_prime.config.paths import models_cache
     from composer_prime.errors import StoreError
     from composer_prime.export.publishing import Publisher
     from composer_prime.export.reading import MasterReader
+    from composer_prime.export.shelf import Shelf
+    from composer_prime.export.snapshot import open_model
+    from composer_prime.sites.embedded.model import resolve_model
     from composer_prime.store import open_store
     from composer_prime.sync.signatures import SigningKey
 
     signing = None if key is None else SigningKey.load(key)
     with closing(open_store(store)) as opened, closing(MasterReader(opened, signing)) as reader:
         publisher = Publisher(reader, dtype, name)
+        shelf = None
+        if model is not None:
+            base = resolve_model(model, 0, models_cache())
+            shelf = Shelf(reader, open_model(reader, base, model, dtype, lora_alpha=lora_alpha), model)
 
         def look() -> bool:
             try:
                 steps = publisher.tick()
+                shelved = None if shelf is None else shelf.tick()
             except StoreError as error:
                 if once:
                     raise
@@ -84,6 +98,8 @@ def publish(
                     f"fragment {step.fragment} version {step.base_version} to {step.version}: {step.changed:,} weights "
                     f"changed, {step.nbytes:,} bytes"
                 )
+            if shelved is not None:
+                typer.echo(f"whole folder at {opened.uri}/{shelved}")
             return once or publisher.is_final
 
         _repeat(look, poll_s)

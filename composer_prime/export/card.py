@@ -56,8 +56,9 @@ def write_card(run: Run, record: SnapshotRecord, merged: Merged, base_name: str,
         "",
         f"# {manifest.run}, version {record.version}",
         "",
-        f"The {what} of a composer-prime run after {record.version} of {terms.final_version} rounds (the last one closes "
-        f"it), rounded to {record.dtype}: {num_parameters:,} trained parameters; everything else is that of `{base}`.",
+        f"The {what} of a composer-prime run after {record.version} of {terms.final_version} rounds (the last one "
+        f"closes it), rounded to {record.dtype}: {num_parameters:,} trained parameters. "
+        f"Everything else is that of `{base}`.",
         "",
         f"Run `{manifest.run}`, manifest `{run.sha256}`, written by composer-prime {__version__}.",
         "",

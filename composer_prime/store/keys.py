@@ -208,9 +208,13 @@ def parse_master(key: str) -> tuple[int, int, str]:
 
 def exports_prefix(dtype: str) -> str:
     """Prefix of all deltas published in one dtype ("bfloat16")."""
-    if not re.fullmatch(r"[a-z0-9]{1,16}", dtype):
-        raise ProtocolError(f"dtype ({dtype!r}) must be 1 to 16 lower-case letters or digits, as torch names dtypes")
-    return f"exports/{dtype}/"
+    return f"exports/{_dtype(dtype)}/"
+
+
+def _dtype(name: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]{1,16}", name):
+        raise ProtocolError(f"dtype ({name!r}) must be 1 to 16 lower-case letters or digits, as torch names dtypes")
+    return name
 
 
 def _exported(dtype: str, fragment: int, version: int) -> str:
@@ -238,6 +242,27 @@ def parse_export(key: str) -> tuple[str, int, int] | None:
     """(dtype, fragment, version) of a delta or its record, which may be deleted one day; None for others."""
     match = _EXPORTED.fullmatch(key)
     return None if match is None else (match[1], int(match[2]), int(match[3]))
+
+
+# --- whole snapshots as Hugging Face folders, for anybody -------------------------------------------------------------
+
+_SNAPSHOT = re.compile(rf"snapshots/([a-z0-9]+)/(\d{{8}})-[0-9a-f]{{{SHA_DIGITS}}}/[^/]+")
+
+
+def snapshots_prefix(dtype: str) -> str:
+    """Prefix of all published folders of one dtype; they sort by version."""
+    return f"snapshots/{_dtype(dtype)}/"
+
+
+def snapshot_prefix(dtype: str, version: int, sha: str) -> str:
+    """Prefix of one folder's files, addressed by the sha256 (hex) of their names and hashes."""
+    return f"{snapshots_prefix(dtype)}{_number('version', version, ROUND_DIGITS)}-{_sha16(sha)}/"
+
+
+def snapshot_version(key: str) -> int | None:
+    """The version of the folder whose file is at `key`; None for any other key."""
+    match = _SNAPSHOT.fullmatch(key)
+    return None if match is None else int(match[2])
 
 
 # --- sites -----------------------------------------------------------------------------------------------------------

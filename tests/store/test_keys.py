@@ -30,6 +30,7 @@ def test_keys_are_spelled_as_the_protocol_says() -> None:
     assert keys.probe("xyz") == "probe/xyz"
     assert keys.export_step("bfloat16", 3, 12) == "exports/bfloat16/0003/00000012.json"
     assert keys.export_delta("bfloat16", 3, 12, SHA) == "exports/bfloat16/0003/00000012-0123456789abcdef"
+    assert keys.snapshot_prefix("bfloat16", 12, SHA) == "snapshots/bfloat16/00000012-0123456789abcdef/"
 
 
 @given(fragments, versions, sites, incarnations)
@@ -41,6 +42,8 @@ def test_what_was_spelled_is_read_back(fragment: int, version: int, site: str, i
     step, delta = keys.export_step("float16", fragment, version), keys.export_delta("float16", fragment, version, SHA)
     assert keys.parse_export(step) == keys.parse_export(delta) == ("float16", fragment, version)
     assert keys.is_export_step(step) and not keys.is_export_step(delta)
+    assert keys.snapshot_version(f"{keys.snapshot_prefix('float16', version, SHA)}config.json") == version
+    assert keys.snapshot_version(step) is None
 
 
 @given(fragments, versions, sites, incarnations)
