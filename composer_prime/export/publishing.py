@@ -99,13 +99,20 @@ class Publisher:
         return False
 
     def _begin(self, fragment: int, version: int) -> _Held:
-        """Where a chain goes on: at its newest step, or at `version` where there is none that can be made again."""
+        """Where a chain goes on: at its newest step, or where there is none, at the snapshot before this one.
+
+        At `version` itself, so that nothing is published yet, where that can't be made again.
+        """
         published = [
             place[2]
             for key in self._reader.store.list(keys.exports_prefix(self._dtype))
             if (place := keys.parse_export(key)) is not None and place[1] == fragment and keys.is_export_step(key)
         ]
-        start = max((one for one in published if one <= version), default=version)
+        start = max((one for one in published if one <= version), default=None)
+        if start is None:
+            start = self._reader.stored_before(fragment, version)
+        if start is None:
+            start = version
         try:
             weights = self._reader.master(fragment, start).weights
         except (StoreError, ProtocolError) as error:

@@ -70,6 +70,11 @@ class MasterReader:
         """
         return min(self._newest_stored(fragment) for fragment in range(len(self.run.fragments)))
 
+    def stored_before(self, fragment: int, version: int) -> int | None:
+        """The newest version of a fragment below `version` that has a stored snapshot; None where there is none."""
+        found = vouched_snapshots(self.store, self.run, self.roster, fragment, at_most=version - 1)
+        return next((stored for stored, _ in found), None)
+
     def check_version(self, version: int) -> None:
         """Raise BadInput unless every fragment has had `version` rounds."""
         for fragment in range(len(self.run.fragments)):

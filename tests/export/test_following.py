@@ -99,7 +99,7 @@ def publisher(store: Store, name: str = "publisher") -> Publisher:
 def test_by_deltas_it_holds_what_it_holds_by_masters_at_a_fraction_of_the_bytes(growing, follow, run):
     growing.show(1)
     publishing, following = publisher(growing.store), follow()
-    assert publishing.tick() == []
+    assert [(step.base_version, step.version) for step in publishing.tick()] == [(0, 1), (0, 1)]
     assert "whole masters" in following.look()[0]
     for version in (2, 3, 4, 5):
         growing.show(version)
@@ -268,7 +268,7 @@ def test_a_follower_that_starts_again_goes_on_by_deltas_unless_its_folder_was_to
 def test_a_second_publisher_changes_nothing_and_one_that_starts_again_goes_on_with_the_chain(growing, follow, run):
     growing.show(1)
     first, second = publisher(growing.store), publisher(growing.store, "second")
-    assert first.tick() == second.tick() == []
+    assert len(first.tick()) == 2 and second.tick() == []
     growing.show(2)
     assert len(first.tick()) == 2
     before = {key: growing.store.get(key) for key in growing.store.list("")}

@@ -52,7 +52,7 @@ def test_in_a_run_with_keys_an_admitted_publisher_is_believed_and_nobody_else(re
     steps = publishing.tick()
     assert len(steps) == 2
     reader = MasterReader(growing.store)
-    assert published_versions(reader, "bfloat16") == [2]
+    assert published_versions(reader, "bfloat16") == [1, 2]
     held, bits = weights_at(reader, 0, 1)
     wanted, expected = weights_at(reader, 0, 2)
     chain = find_chain(reader, "bfloat16", 0, held, 2)
@@ -73,14 +73,15 @@ def test_the_command_publishes_what_is_due_and_ends_with_the_run(tmp_path, capsy
     growing = Growing(store, "unused")
     growing.store = open_store(str(tmp_path / "growing"))
     growing.show(1)
-    # the chain begins where a publisher first looks, so a second one at version 3 finds nothing to start from
-    Publisher(MasterReader(growing.store), "float32", "publisher").tick()
-    growing.show(2)
-    first = call(capsys, monkeypatch, "publish", str(tmp_path / "growing"), "--dtype", "float32", "--once")
-    assert (first.code, first.err, first.out) == (0, "", "")
-    assert not growing.store.list(keys.exports_prefix("float32"))
-    refused = call(capsys, monkeypatch, "publish", str(tmp_path / "growing"), "--dtype", "int8")
+    once = call(capsys, monkeypatch, "publish", growing.store.uri, "--dtype", "float32", "--once")
+    assert (once.code, once.err) == (0, "")
+    sizes = [fragment.numel for fragment in MasterReader(store).run.fragments]
+    for line, fragment in zip(once.out.splitlines(), (0, 1), strict=True):
+        assert line.startswith(f"fragment {fragment} version 0 to 1: {sizes[fragment]} weights changed, ")
+    again = call(capsys, monkeypatch, "publish", growing.store.uri, "--dtype", "float32", "--once")
+    assert (again.code, again.out) == (0, "")
+    refused = call(capsys, monkeypatch, "publish", growing.store.uri, "--dtype", "int8")
     assert refused.code == 2 and refused.err.count("\n") == 1 and "dtype (int8)" in refused.err
     growing.show(5)
-    last = call(capsys, monkeypatch, "publish", str(tmp_path / "growing"), "--dtype", "float32")
-    assert (last.code, last.err) == (0, "")
+    last = call(capsys, monkeypatch, "publish", growing.store.uri, "--dtype", "float32")
+    assert (last.code, last.err) == (0, "") and last.out.startswith("fragment 0 version 1 to 3: ")
