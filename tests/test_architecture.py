@@ -25,7 +25,7 @@ LIGHT_ROOMS = {"cli", "config", "errors", "metrics", "store", "executors", "watc
 LIGHT_SYNC = "canonical history ledger lifetime members owner protocol reading records roster runtime signatures tape"
 LIGHT_MODULES = {f"{PACKAGE}.sync", *(f"{PACKAGE}.sync.{name}" for name in f"{LIGHT_SYNC} terms validity".split())}
 
-KEY_STARTS = ("rounds/", "masters/", "tape/", "probe/")
+KEY_STARTS = ("rounds/", "masters/", "tape/", "probe/", "exports/", "snapshots/")
 KEY_PARTS = ("manifest.json", "commit.json", "claim.json", "close.json", "/offers/", "/payload/")
 
 HELP_LIMIT_S = 0.5

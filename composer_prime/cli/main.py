@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from composer_prime.cli import bench, create, keygen, owner, plan, run, site, status, verify
+from composer_prime.cli import bench, create, export, follow, keygen, owner, plan, run, site, status, verify
 from composer_prime.errors import ComposerPrimeError
 
 app = typer.Typer(
@@ -25,6 +25,9 @@ app.command("create", context_settings=RECIPE_ARGS)(create.create)
 app.command("plan", context_settings=RECIPE_ARGS)(plan.plan)
 app.command("status")(status.status)
 app.command("verify")(verify.verify)
+app.command("export")(export.export)
+app.command("publish")(follow.publish)
+app.command("follow")(follow.follow)
 app.command("keygen")(keygen.keygen)
 app.command("reopen")(owner.reopen)
 app.command("admit")(owner.admit)

@@ -1,1 +1,1 @@
-"""Losses on tokens: pure functions of tensors that import nothing of ours but each other."""
+"""Losses on tokens: pure functions of tensors that import nothing of ours but each other and the errors."""

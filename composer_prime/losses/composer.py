@@ -1,18 +1,33 @@
 """The one loss of composer-prime: DPPO policy gradient, a KL leash, and teacher replay, on sampled tokens.
 
 PRIME-RL imports it by path (`[trainer.loss] import_path`) and so does the embedded trainer; it needs torch alone.
-At replay weight 0 it is PRIME-RL's DPPO+KL, to rounding, wherever that one is finite.
+At replay weight 0 it is PRIME-RL's DPPO+KL (`type = "default"`, 0.7 and 0.8), to rounding, wherever that one is finite:
+the same keyword arguments with the same defaults and bounds, and metrics of the same names and definitions.
 """
 
+import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from composer_prime.errors import ConfigError
 from composer_prime.losses import terms
 from composer_prime.losses.records import LossInputs, LossOutputs, outputs_record
 
 _Outputs = outputs_record()
+
+_TRUST_REGION = "dppo_mask_low and dppo_mask_high, which bound how far a probability moves"
+_REPLACED = {
+    "teacher_tau": "replay_tau",
+    **dict.fromkeys(("ipo_threshold", "ipo_mask_low", "ipo_mask_high"), _TRUST_REGION),
+    **dict.fromkeys(
+        ("ratio_type", "token_mask_low", "token_mask_high", "geo_mask_low", "geo_mask_high"), _TRUST_REGION
+    ),
+    **dict.fromkeys(("sequence_mask_low", "sequence_mask_high", "sequence_clip_high"), _TRUST_REGION),
+}
+"""What to use for the settings of PRIME-RL's other and older losses (0.4 to 0.8)."""
 
 
 def composer_loss(
@@ -24,6 +39,7 @@ def composer_loss(
     kl_tau: float = 1e-3,
     replay_tau: float = 0.0,
     replay_clip: float = 5.0,
+    **unknown: object,
 ) -> LossOutputs:
     """Sum over the tokens of one packed sequence of `weight * (policy + kl + replay)`; the caller divides.
 
@@ -43,6 +59,8 @@ def composer_loss(
     replay_tau      weight of the teacher; a token takes part where the teacher's number is finite and not 0.0
     replay_clip     nats; bound on the teacher's pull on one token
 
+    Raises ConfigError for an argument it doesn't know or a negative one, with what to use in its place.
+
     Returns the loss (0-dim, attached to the graph even when nothing is trained on) and 0-dim detached metrics, the
     same names on every call. The gradient flows to `trainer_logprobs` alone; nothing is changed in place.
 
@@ -51,8 +69,19 @@ def composer_loss(
     product with the advantage) beyond the working dtype is held at the largest finite number and gives no gradient, so
     that only the KL term, which stays finite too, pulls such a token back. NaN on a kept token stays NaN: it is a bug.
 
+    Context parallelism. The loss and the sums among the metrics (`*_loss`, `num_teacher_tokens`) of the shards of a
+    sequence add up to those of the whole, and so do gradients: no token looks at another. Means are over the tokens
+    that were passed; weight them by their denominators to combine them. PRIME-RL (0.7 and 0.8) gathers the logprobs of
+    all shards before it calls the loss, so there each rank sees whole sequences.
+
+    Not read: `trainer_mask_logprobs` and `inference_mask_logprobs` of PRIME-RL after 0.8, the logprobs of all tokens
+    that sampling could have chosen. Upstream's own loss centres its scores by them, this one doesn't.
+
     Source: DPPO arXiv:2602.04879, KL arXiv:2602.02276, `default_loss_fn` in PRIME-RL's trainer/rl/loss.py.
     """
+    if unknown:
+        raise _refusal(unknown)
+    _refuse_negative(dppo_mask_low, dppo_mask_high, adv_tau, kl_tau, replay_tau, replay_clip)
     tokens = _read_tokens(inputs)
     keep, keep_replay = _trust_region(tokens, dppo_mask_low, dppo_mask_high)
     log_ratio = tokens.trainer_logprobs - tokens.inference_logprobs
@@ -70,6 +99,28 @@ def composer_loss(
         metrics = dict(zip(("policy_loss", "kl_loss", "replay_loss"), sums, strict=True))
         metrics |= _trust_region_metrics(tokens, keep, ratio - log_ratio - 1)
     return _Outputs(loss=loss, metrics=metrics)
+
+
+composer_loss.__dict__["__signature__"] = inspect.Signature(
+    [one for name, one in inspect.signature(composer_loss).parameters.items() if name != "unknown"]
+)
+"""For those who check arguments before they call: the unknown ones are taken only to be refused with a remedy."""
+
+
+def _refusal(unknown: Iterable[str]) -> ConfigError:
+    name = next(iter(unknown))
+    takes = ", ".join(one for one in inspect.signature(composer_loss).parameters if one != "inputs")
+    instead = f"use {_REPLACED[name]}" if name in _REPLACED else "leave it out"
+    return ConfigError(
+        f"trainer.loss.kwargs has {name}, which composer_loss doesn't know: {instead} (it takes {takes})"
+    )
+
+
+def _refuse_negative(*values: float) -> None:
+    if min(values) < 0:
+        raise ConfigError(
+            f"trainer.loss.kwargs has {min(values)}, the least that composer_loss takes is 0: turn a term off with 0"
+        )
 
 
 @dataclass(frozen=True)

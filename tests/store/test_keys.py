@@ -28,6 +28,9 @@ def test_keys_are_spelled_as_the_protocol_says() -> None:
     assert keys.beat("a", 7) == "sites/a/000007/beat"
     assert keys.tape("a", 7) == "tape/a/00000007.jsonl"
     assert keys.probe("xyz") == "probe/xyz"
+    assert keys.export_step("bfloat16", 3, 12) == "exports/bfloat16/0003/00000012.json"
+    assert keys.export_delta("bfloat16", 3, 12, SHA) == "exports/bfloat16/0003/00000012-0123456789abcdef"
+    assert keys.snapshot_prefix("bfloat16", 12, SHA) == "snapshots/bfloat16/00000012-0123456789abcdef/"
 
 
 @given(fragments, versions, sites, incarnations)
@@ -36,6 +39,11 @@ def test_what_was_spelled_is_read_back(fragment: int, version: int, site: str, i
     assert keys.offer_site(keys.offer(fragment, version, site)) == site
     assert keys.parse_claim(keys.claim(site, incarnation)) == (site, incarnation)
     assert keys.parse_beat(keys.beat(site, incarnation)) == (site, incarnation)
+    step, delta = keys.export_step("float16", fragment, version), keys.export_delta("float16", fragment, version, SHA)
+    assert keys.parse_export(step) == keys.parse_export(delta) == ("float16", fragment, version)
+    assert keys.is_export_step(step) and not keys.is_export_step(delta)
+    assert keys.snapshot_version(f"{keys.snapshot_prefix('float16', version, SHA)}config.json") == version
+    assert keys.snapshot_version(step) is None
 
 
 @given(fragments, versions, sites, incarnations)
@@ -53,6 +61,10 @@ def test_every_key_is_legal_in_every_store_and_below_its_prefix(
         keys.sites_prefix(): [keys.claim(site, incarnation), keys.beat(site, incarnation)],
         keys.site_prefix(site): [keys.claim(site, incarnation), keys.beat(site, incarnation)],
         keys.tape_prefix(site): [keys.tape(site, version)],
+        keys.exports_prefix("float32"): [
+            keys.export_step("float32", fragment, version),
+            keys.export_delta("float32", fragment, version, SHA),
+        ],
     }
     for prefix, spelled in below.items():
         assert all(key.startswith(prefix) and is_key(key) and len(key) < MAX_KEY_LENGTH // 4 for key in spelled)

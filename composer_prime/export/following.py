@@ -1,0 +1,239 @@
+"""A site that only serves a run: takes each new snapshot, as deltas where it can, and has its server load it.
+
+Folders are `version_00000004` with a link `newest`; every one is a whole model, so a server can be started from it.
+"""
+
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_prime.errors import BadInput, CorruptObject, KeyMissing, ModelError, SiteError, StoreError
+from composer_prime.export.bits import Bits, bits_sha256, dtype_of
+from composer_prime.export.card import RECORD_FILE, FragmentWeights, SnapshotRecord
+from composer_prime.export.lora import is_lora
+from composer_prime.export.model import HfModel
+from composer_prime.export.reading import MasterReader
+from composer_prime.export.server import ServerDown, WeightServer
+from composer_prime.export.snapshot import describe, fill_from_masters, write_folder
+from composer_prime.export.steps import Chain, apply_chain, find_chain, published_versions
+
+KEEP_FOLDERS = 2
+"""The folder that the server holds, and the one before, which it may still be reading."""
+ATTEMPTS = 5
+"""Updates in a row that a healthy server may fail before following it ends."""
+
+_FOLDER = re.compile(r"version_(\d{8})")
+_NEWEST = "newest"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Lag:
+    """A version that masters have and steps don't yet."""
+
+    version: int
+    since: float
+
+
+class Follower:
+    """Keeps a folder, and a server if there is one, at a run's newest weights. `look` again and again."""
+
+    def __init__(
+        self,
+        reader: MasterReader,
+        base: Path,
+        dtype: str,
+        folder: Path,
+        server: WeightServer | None,
+        *,
+        patience_s: float,
+        say: Callable[[str], object],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        base        folder of the model that the run was created from
+        folder      where snapshots are kept; those of an earlier follower of this run are gone on from
+        patience_s  how long deltas that are late are waited for, in a run where deltas are published
+        say         takes a line for people
+
+        Raises ModelError when the base isn't the run's.
+        """
+        if is_lora([name for fragment in reader.run.fragments for name in fragment.names]):
+            raise BadInput(
+                "the run trains LoRA adapters, which can't be followed: `composer-prime export` its versions"
+            )
+        self._reader = reader
+        self._dtype = dtype
+        self._folder = folder
+        self._server = server
+        self._patience_s = patience_s
+        self._say = say
+        self._now = now
+        self._lag: _Lag | None = None
+        self._told: int | None = None
+        self._is_down = False
+        self._failures = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._model, self._held = self._resume(base) or (HfModel(base, dtype_of(dtype), reader.run.fragments), None)
+
+    @property
+    def version(self) -> int | None:
+        """The version that the folder holds; None before the first."""
+        return None if self._held is None else self._held.version
+
+    def look(self) -> bool:
+        """Take what is new, and see to the server. True when nothing is left to do for now.
+
+        Raises SiteError when the server refuses the weights or keeps failing, ProtocolError or BadInput when the
+        bucket can't be followed; a store or server that is down is waited for.
+        """
+        is_current = self._take_newest()
+        return self._see_to_server() and is_current and self._held is not None
+
+    # --- the bucket -------------------------------------------------------------------------------------------------
+
+    def _take_newest(self) -> bool:
+        """Whether the folder holds the newest version now."""
+        try:
+            self._reader.refresh()
+            newest = self._reader.newest_version()
+            if self._held is not None and newest <= self._held.version:
+                return True
+            made = self._fetch(newest)
+        except StoreError as error:
+            self._say(f"the bucket can't be read now, looking again soon: {error}")
+            return False
+        if made is None:
+            return False
+        self._held = describe(self._reader, self._model, made)
+        self._write(self._held)
+        self._lag = None
+        return self._held.version == newest
+
+    def _fetch(self, newest: int) -> tuple[FragmentWeights, ...] | None:
+        """The model filled with a newer version: its fragments, or None while deltas are waited for."""
+        if self._held is None:
+            return self._fetch_masters(newest, "the first snapshot")
+        published = published_versions(self._reader, self._dtype)
+        ahead = [version for version in published if self._held.version < version <= newest]
+        if ahead:
+            try:
+                return self._fetch_steps(self._held, ahead[-1])
+            except CorruptObject as error:
+                return self._fetch_masters(newest, str(error))
+        if not published:
+            return self._fetch_masters(newest, "no deltas are published")
+        if self._lag is None or self._lag.version != newest:
+            self._lag = _Lag(newest, self._now() if self._lag is None else self._lag.since)
+        if self._now() - self._lag.since < self._patience_s:
+            return None
+        return self._fetch_masters(newest, f"no deltas to it for {self._patience_s:g} s")
+
+    def _fetch_masters(self, version: int, why: str) -> tuple[FragmentWeights, ...]:
+        made = fill_from_masters(self._reader, self._model, version)
+        self._say(f"version {version}: whole masters, {self._master_nbytes():,} bytes ({why})")
+        return made
+
+    def _fetch_steps(self, held: SnapshotRecord, version: int) -> tuple[FragmentWeights, ...]:
+        """Every fragment by its chain of deltas, all checked before one is written. Raises CorruptObject."""
+        chains = [
+            find_chain(self._reader, self._dtype, index, fragment, version)
+            for index, fragment in enumerate(held.fragments)
+        ]
+        nbytes = sum(chain.nbytes for chain in chains)
+        if nbytes > self._master_nbytes():
+            raise CorruptObject(f"the deltas to it have {nbytes:,} bytes, more than the masters")
+        made = [self._stepped(index, chain) for index, chain in enumerate(chains)]
+        for index, bits in enumerate(made):
+            self._model.write(index, bits)
+        share = nbytes / self._master_nbytes()
+        self._say(f"version {version}: {sum(len(one.steps) for one in chains)} deltas, {nbytes:,} bytes ({share:.1%})")
+        last = [chain.steps[-1] for chain in chains]
+        return tuple(
+            FragmentWeights(version=version, master_sha256=step.master_sha256, bits_sha256=step.sha256) for step in last
+        )
+
+    def _stepped(self, index: int, chain: Chain) -> Bits:
+        try:
+            return apply_chain(self._reader, chain, self._model.read(index))
+        except KeyMissing as error:
+            raise CorruptObject(f"a delta is gone: {error}") from error
+
+    def _master_nbytes(self) -> int:
+        return sum(self._reader.run.master_nbytes(index) for index in range(len(self._reader.run.fragments)))
+
+    # --- the folder -------------------------------------------------------------------------------------------------
+
+    def _resume(self, base: Path) -> tuple[HfModel, SnapshotRecord] | None:
+        """What an earlier follower of this run left last, if it is whole and of our dtype."""
+        for version in reversed(self._versions()):
+            folder = self._place(version)
+            try:
+                record = SnapshotRecord.from_bytes((folder / RECORD_FILE).read_bytes(), RECORD_FILE)
+                if (record.manifest_sha256, record.dtype) != (self._reader.run.sha256, self._dtype):
+                    raise ModelError("it is of another run or dtype")
+                model = HfModel(folder, dtype_of(self._dtype), self._reader.run.fragments)
+                for index, fragment in enumerate(record.fragments):
+                    if bits_sha256(model.read(index)) != fragment.bits_sha256:
+                        raise ModelError(f"fragment {index} isn't what its record says")
+            except (OSError, CorruptObject, ModelError) as error:
+                self._say(f"{folder} isn't gone on from: {error}")
+                shutil.rmtree(folder)
+                continue
+            model.base = base
+            return model, record
+        return None
+
+    def _write(self, record: SnapshotRecord) -> None:
+        """Put the snapshot in place, let `newest` point to it, and drop old ones."""
+        folder = self._place(record.version)
+        shutil.rmtree(folder, ignore_errors=True)
+        write_folder(self._model, record, folder)
+        link = self._folder / f".{_NEWEST}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder.name)
+        os.replace(link, self._folder / _NEWEST)
+        for old in self._versions()[:-KEEP_FOLDERS]:
+            shutil.rmtree(self._place(old))
+
+    def _versions(self) -> list[int]:
+        found = (_FOLDER.fullmatch(one.name) for one in self._folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def _place(self, version: int) -> Path:
+        return self._folder / f"version_{version:08d}"
+
+    # --- the server -------------------------------------------------------------------------------------------------
+
+    def _see_to_server(self) -> bool:
+        """Whether the server holds what the folder does, as far as it can be known."""
+        if self._server is None or self._held is None:
+            return True
+        if not self._server.is_ready():
+            if not self._is_down:
+                self._say(f"the server at {self._server.url} isn't up: waiting for it")
+            self._is_down, self._told = True, None  # it starts with other weights
+            return False
+        if self._is_down:
+            self._say(f"the server at {self._server.url} is up")
+            self._is_down = False
+        version = self._held.version
+        if self._told == version and self._server.held_version() in (None, version):
+            return True
+        try:
+            self._server.update(self._place(version).absolute(), version)
+        except ServerDown as error:
+            self._failures += 1
+            if self._failures >= ATTEMPTS:
+                raise SiteError(f"{error}; {ATTEMPTS} times in a row, see the server's log") from error
+            self._say(f"{error}; trying again ({self._failures} of {ATTEMPTS})")
+            return False
+        self._failures, self._told = 0, version
+        self._say(f"version {version}: the server at {self._server.url} has it")
+        return True

@@ -1,0 +1,120 @@
+"""A Hugging Face model whose trained parameters are a run's masters; all else is as in the model it started from."""
+
+import contextlib
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from composer_prime.errors import ModelError
+from composer_prime.export.bits import Bits, as_bits, as_values
+from composer_prime.export.names import trained_tensors
+from composer_prime.outer.fragments import Fragment
+from composer_prime.outer.pseudograd import places
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MAX_SHARD = "4GB"
+"""Weights larger than this are cut into several files with an index, as transformers does it."""
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
+_OWN = ("README.md", "composer-prime.json")
+
+
+class Exportable(Protocol):
+    """What a snapshot is written from: a whole model (`HfModel`) or a LoRA adapter (`lora.LoraAdapter`)."""
+
+    dtype: torch.dtype
+
+    def read(self, index: int) -> Bits:
+        """The bits of a fragment as it is now, in new memory."""
+        ...
+
+    def write(self, index: int, bits: Bits) -> None:
+        """Set a fragment to these bits."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write all that Hugging Face's loaders need into `folder`, which is there."""
+        ...
+
+
+class HfModel:
+    """One model in memory, in one dtype, of which snapshot after snapshot can be written.
+
+    Frozen parameters and buffers keep the base model's values, rounded to the dtype; tied parameters follow.
+    """
+
+    def __init__(self, base: Path, dtype: torch.dtype, fragments: Sequence[Fragment]) -> None:
+        """
+        base       folder of the model that the run was created from: config, tokenizer, weights
+        fragments  the run's
+
+        Raises ModelError when it can't be loaded, or hasn't the parameters that the run trains.
+        """
+        self.base = base
+        self.dtype = dtype
+        self._fragments = fragments
+        self._model = _load(base, dtype)
+        shapes = [pair for fragment in fragments for pair in zip(fragment.names, fragment.shapes, strict=True)]
+        self._tensors = trained_tensors(self._model, shapes)
+
+    def read(self, index: int) -> Bits:
+        fragment = self._fragments[index]
+        flat = torch.empty(fragment.numel, dtype=self.dtype)
+        for tensor, start, stop in places(self._tensors, fragment):
+            flat[start:stop] = tensor.reshape(-1)
+        return as_bits(flat)
+
+    @torch.no_grad()
+    def write(self, index: int, bits: Bits) -> None:
+        flat = as_values(bits, self.dtype)
+        for tensor, start, stop in places(self._tensors, self._fragments[index]):
+            tensor.copy_(flat[start:stop].view(tensor.shape))
+
+    def save(self, folder: Path) -> None:
+        """Config, weights, and the base model's tokenizer and other small files."""
+        self._model.save_pretrained(folder, max_shard_size=MAX_SHARD)
+        copy_small_files(self.base, folder)
+
+
+def copy_small_files(base: Path, folder: Path, without: Collection[str] = ()) -> None:
+    """Everything beside the weights that `folder` hasn't got, but `without`: tokenizer, chat template, licence."""
+    for file in sorted(base.iterdir()):
+        target = folder / file.name
+        wanted = not file.name.startswith(".") and not file.name.endswith(_WEIGHTS)
+        if wanted and file.name not in (*_OWN, *without) and file.is_file() and not target.exists():
+            shutil.copyfile(file, target)
+
+
+def _load(base: Path, dtype: torch.dtype) -> "PreTrainedModel":
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    try:
+        return AutoModelForCausalLM.from_pretrained(base, dtype=dtype, local_files_only=True).eval()
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        cause = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+        raise ModelError(f"model folder {base} can't be loaded: {cause}; give a causal language model's") from error
+
+
+@contextlib.contextmanager
+def made_whole(folder: Path) -> Iterator[Path]:
+    """Yields a new folder beside `folder`, which takes its place at the end of the block; gone after an error.
+
+    Readers see all of it or nothing. `folder` must not be there, or be empty.
+    """
+    making = folder.parent / f".{folder.name}.making"
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True)
+    try:
+        yield making
+        making.rename(folder)
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise

@@ -1,0 +1,60 @@
+"""A stand-in for PRIME-RL's vLLM server: its routes for new weights, which remembers what it was asked in order."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+ROUTES = ("/pause", "/update_weights", "/resume", "/reset_prefix_cache", "/collective_rpc")
+
+
+class FakeServer:
+    """What was asked, and what to answer with: `statuses` by path, 200 where it names none, 404 for no route."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.statuses: dict[str, int] = {}
+        self.url = ""
+
+    def paths(self) -> list[str]:
+        """The paths asked since the last time, health left out."""
+        asked, self.asked = self.asked, []
+        return [path for path, _ in asked]
+
+
+@contextmanager
+def serving_fake() -> Iterator[FakeServer]:
+    """A fake on a loopback port of its own."""
+    fake = FakeServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(fake.statuses.get(self.path, 200 if self.path == "/health" else 404), b"")
+
+        def do_POST(self) -> None:
+            path = self.path.partition("?")[0]
+            data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            fake.asked.append((self.path, json.loads(data) if data else None))
+            self._answer(fake.statuses.get(path, 200 if path in ROUTES else 404), b'{"said": "as told"}')
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Quiet."""
+
+        def _answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    fake.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield fake
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
