@@ -1,0 +1,1 @@
+"""What runs inside a PRIME-RL site: the one room that may import `prime_rl`."""
