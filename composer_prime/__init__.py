@@ -1,6 +1,9 @@
 """composer-prime: post-train any Hugging Face model with RL on agentic tasks, across sites that share only a bucket."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_prime.sites.prime_rl.stamping_env import StampingEnv
 
 __version__ = "0.1.0"
 __all__ = ["StampingEnv"]

@@ -9,7 +9,10 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from composer_prime.errors import BadInput
 
 BLOCK_IDS = 4096
 """Token ids that are decoded by one request."""
@@ -61,6 +64,17 @@ class Questions:
     def of(cls, tokenizer: Any) -> "Questions":
         """Those that tell another tokenizer from this one, which is transformers'."""
         return cls(len(tokenizer), PROBE + "".join(tokenizer.all_special_tokens))
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    """The tokenizer in a folder or of a Hugging Face id. Raises BadInput when it can't be loaded."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        cause = " ".join(str(error).split())[:300]
+        raise BadInput(f"tokenizer ({name}) can't be loaded: {cause}; give a folder or a Hugging Face id") from error
 
 
 def own_fingerprint(tokenizer: Any, questions: Questions) -> Fingerprint:

@@ -22,6 +22,7 @@ from composer_prime.errors import BadInput, TeacherError
 from composer_prime.hints.contexts import HintedContext, hint_text, hinted_context
 from composer_prime.hints.error_sites import error_sites
 from composer_prime.replay.consensus import Weighted, usable
+from composer_prime.replay.fingerprint import load_tokenizer
 from composer_prime.replay.served import ServedModel
 from composer_prime.replay.stamp import scoring_paths, stamp
 from composer_prime.replay.teachers import TeacherPool
@@ -110,8 +111,9 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         """Set `reference_logprobs` on the trace's sampled nodes and record what came of it; in place."""
         paths = scoring_paths(trace)
         counts: Counter[str] = Counter()
-        scoring = (self._pool.score(path.token_ids) for path in paths)
-        hinted, *scores = await asyncio.gather(self._score_hints(trace, counts), *scoring)
+        hinting = asyncio.create_task(self._score_hints(trace, counts))
+        scores = await asyncio.gather(*(self._pool.score(path.token_ids) for path in paths))
+        hinted = await hinting
         report = stamp(paths, scores, hinted, ref_kl=self.config.stamp_ref_kl)
         trace.record_metrics(report.metrics([teacher.name for teacher in self.config.teachers]))
         if self.config.hints is not None:
@@ -174,14 +176,3 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
             root = client.base_url.rstrip("/").removesuffix("/v1")
             self._policies[key] = ServedModel(root, model=model, headers=headers)
         return self._policies[key]
-
-
-def load_tokenizer(name: str) -> Any:
-    """The tokenizer in a folder or of a Hugging Face id. Raises BadInput when it can't be loaded."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
-        cause = " ".join(str(error).split())[:300]
-        raise BadInput(f"tokenizer ({name}) can't be loaded: {cause}; give a folder or a Hugging Face id") from error
