@@ -1,5 +1,6 @@
 """`composer-prime replay`: servers that stand for a teacher, for runs that have none of their own."""
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,8 @@ def serve(
     with listen(port, "--port") as listener:
         library = Library(read_turns(file))
         typer.echo(f"{library.num_turns} turns for {library.num_prompts} prompts, as {model} on http://{HOST}:{port}")
-        serve_library(library, model, listener)
+        with contextlib.suppress(KeyboardInterrupt):
+            serve_library(library, model, listener)
 
 
 @app.command("teacher")
@@ -50,4 +52,5 @@ def teacher(
 
         folder = resolve_model(model, seed, models_cache())
         typer.echo(f"teacher {model} on http://{HOST}:{port}")
-        serve_teacher(folder, model, listener, max_model_len=max_model_len, weights=weights)
+        with contextlib.suppress(KeyboardInterrupt):
+            serve_teacher(folder, model, listener, max_model_len=max_model_len, weights=weights)

@@ -64,8 +64,9 @@ def find_error(text: str) -> tuple[HintKind, str] | None:
         return None
     if _TRACEBACK.search(text):
         return "traceback", lines[-1][:LINE_CHARS]
-    if (found := _find_in_object(text)) is not None:
-        return found
+    declared = _parse(text)
+    if declared is not None:
+        return _find_declared(declared)
     for line in lines:
         code = _EXIT_CODE.search(line)
         if code is not None and int(code[1]) != 0:
@@ -80,13 +81,18 @@ def text_of(content: Any) -> str:
     return "\n".join(part.text for part in content or [] if getattr(part, "type", None) == "text")
 
 
-def _find_in_object(text: str) -> tuple[HintKind, str] | None:
-    """The error that a tool's JSON object declares."""
+def _parse(text: str) -> dict[str, Any] | list[Any] | None:
+    """A tool's answer that is JSON: what it declares counts, not the words in it."""
     try:
         answer = json.loads(text)
     except ValueError:
         return None
-    if not isinstance(answer, dict):
+    return answer if isinstance(answer, dict | list) else None
+
+
+def _find_declared(answer: dict[str, Any] | list[Any]) -> tuple[HintKind, str] | None:
+    """The error that a tool's JSON object declares; a list declares none."""
+    if isinstance(answer, list):
         return None
     code = next((answer[key] for key in _EXIT_KEYS if isinstance(answer.get(key), int)), 0)
     told = next((answer[key] for key in ("error", "stderr", "message") if isinstance(answer.get(key), str)), "")

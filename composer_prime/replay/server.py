@@ -1,7 +1,7 @@
 """The replay server: answers `/inference/v1/generate` with what a teacher wrote before, so that PRIME-RL can learn it.
 
-Upstream's `sft` algorithm generates with a frozen model and trains on its tokens; here that model is a file of traces. A
-request is answered by the stored turn whose prompt has exactly the same token ids, so an environment that renders its
+Upstream's `sft` algorithm generates with a frozen model and trains on its tokens; here that model is a file of traces.
+A request is answered by the stored turn whose prompt has exactly the same token ids, so an environment that renders its
 prompts as it did then plays the whole conversation again.
 """
 
