@@ -100,9 +100,10 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
     try:
         with path.open("rb") as file:
-            source = zstandard.ZstdDecompressor().stream_reader(file) if path.suffix == ".zst" else file
-            for number, line in enumerate(io.TextIOWrapper(source, encoding="utf-8"), start=1):
+            is_packed = path.suffix == ".zst"
+            lines = io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file)) if is_packed else file
+            for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield number, line
+                    yield number, line.decode()
     except (OSError, UnicodeDecodeError, zstandard.ZstdError) as error:
         raise BadInput(f"{path} can't be read: {error}: give a .jsonl file, or a .jsonl.zst") from error
