@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import verifiers.v1 as vf
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import WireTrace
 
@@ -36,7 +35,7 @@ def node(
     )
 
 
-def trace(*nodes: MessageNode) -> vf.Trace:
+def trace(*nodes: MessageNode) -> WireTrace:
     """A finished trace of these nodes."""
     made = WireTrace.model_validate({"task": {"type": "Task", "data": {}}, "agent": {"config": {}}})
     made.nodes = list(nodes)

@@ -94,6 +94,7 @@ def test_the_policy_as_its_own_teacher_gives_its_own_logprobs(play: Play, models
         assert node.reference_logprobs == pytest.approx(node.logprobs, abs=CLOSE)
         assert node.loss_weights is None
         (branch,) = read_episode(episode).branches  # pyright: ignore[reportAttributeAccessIssue]
+        assert branch.ref_logprobs is not None
         assert branch.ref_logprobs[-len(node.logprobs) :] == node.reference_logprobs
 
 
@@ -141,7 +142,7 @@ def test_a_hint_stands_before_the_turn_after_a_tools_error_and_the_policy_is_sco
     tokenizer = tiny_tokenizer()
     trace, node = failed.traces[0], sampled_node(failed)
     hint = TEMPLATES["traceback"].format(error="KeyError: 'name'", tool="lookup")
-    before = tokenizer.decode(trace.branches[0].token_ids[: trace.branches[0].sampled_mask.index(True)])
+    before = str(tokenizer.decode(trace.branches[0].token_ids[: trace.branches[0].sampled_mask.index(True)]))
     answered = "KeyError: 'name'"
     assert before.count(answered) == 1
     hinted = tokenizer.encode(before.replace(answered, f"{answered}\n\n{hint}"), add_special_tokens=False)

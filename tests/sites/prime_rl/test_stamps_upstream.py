@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import verifiers.v1 as vf
+from verifiers.v1.trace import WireTrace
 
 from composer_prime.losses.composer import composer_loss
 from composer_prime.losses.records import LossInputs
@@ -42,7 +43,7 @@ class Upstream:
         self.loss = _module("trainer.rl.loss")
         self.configs = _module("configs.trainer")
 
-    def micro_batches(self, traces: list[vf.Trace]) -> list[Any]:
+    def micro_batches(self, traces: list[WireTrace]) -> list[Any]:
         """The traces as one trainer gets them."""
         samples = []
         for one in traces:
@@ -89,7 +90,7 @@ def upstream() -> Iterator[Upstream]:
         yield Upstream()
 
 
-def stamped(rng: random.Random, upstream: Upstream, *, ref_kl: bool = False) -> tuple[vf.Trace, dict[int, float]]:
+def stamped(rng: random.Random, upstream: Upstream, *, ref_kl: bool = False) -> tuple[WireTrace, dict[int, float]]:
     """A forked conversation with credit and stamps, and the teacher's number by the token's id (all ids differ)."""
     ids = iter(rng.sample(range(1000), 40))
     made = trace(
