@@ -39,7 +39,7 @@ class StepReport:
     loss       divided by `tokens`
     grad_norm  before clipping
     train_s    seconds of forward, backward and optimizer
-    details    of the loss's own metrics, by the names of metrics.py: means per token, and counts; without those it lacks
+    details    the loss's own metrics, by the names of metrics.py: means per token, and counts; those it lacks are absent
     """
 
     tokens: int

@@ -12,9 +12,11 @@ import os
 from collections import Counter
 from typing import Any
 
+import verifiers
 import verifiers.v1 as vf
 from pydantic import Field, model_validator
 from verifiers.v1.envs.single_agent import SingleAgentEnv
+from verifiers.v1.graph import MessageNode
 from verifiers.v1.utils.loaders import environment_class
 
 from composer_prime.config.teachers import HintsConfig, TeacherConfig, check_distinct
@@ -71,9 +73,18 @@ class StampingEnvConfig(vf.EnvConfig):
 
 
 class StampingEnv(vf.Env[StampingEnvConfig]):
-    """See the module. Raises BadInput for a taskset that brings an environment of its own, which this would replace."""
+    """See the module.
+
+    Raises BadInput for a taskset that brings an environment of its own, which this would replace, and under a
+    verifiers whose nodes have no place for a teacher's number.
+    """
 
     def __init__(self, config: StampingEnvConfig) -> None:
+        if "reference_logprobs" not in MessageNode.model_fields:
+            raise BadInput(
+                f"verifiers {verifiers.__version__} has no reference_logprobs on its message nodes, where teachers' "
+                "numbers go: use verifiers 0.3.1 or newer, with PRIME-RL 0.8.1.dev52 or newer"
+            )
         super().__init__(config)
         own = environment_class(config.taskset.id)
         if own is not SingleAgentEnv:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import verifiers.v1 as vf
 from transformers import PreTrainedModel
+from verifiers.v1.graph import MessageNode
 
 from composer_prime.errors import BadInput, TeacherRefused
 from composer_prime.hints.contexts import TEMPLATES
@@ -205,3 +206,13 @@ def test_a_taskset_with_an_environment_of_its_own_is_refused(
     data = {"id": "composer-prime", "taskset": {"id": "own-env-letters"}, "tokenizer": "x", "hints": {}}
     with pytest.raises(BadInput, match=r"taskset own-env-letters brings its own environment \(BestOfNEnv\)"):
         vf.load_environment(vf.resolve_env_config(data))
+
+
+def test_a_verifiers_that_has_no_place_for_the_numbers_is_refused(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {"id": "composer-prime", "taskset": {"id": "reverse-letters"}, "tokenizer": "x", "hints": {}}
+    config = vf.resolve_env_config(data)
+    monkeypatch.delitem(MessageNode.__pydantic_fields__, "reference_logprobs")
+    with pytest.raises(BadInput, match=r"verifiers .* has no reference_logprobs on its message nodes"):
+        vf.load_environment(config)
