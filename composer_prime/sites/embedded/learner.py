@@ -39,7 +39,7 @@ class StepReport:
     loss       divided by `tokens`
     grad_norm  before clipping
     train_s    seconds of forward, backward and optimizer
-    details    the loss's own metrics, by the names of metrics.py: means per token, and counts; those it lacks are absent
+    details    means per token and counts of the loss, by the names of metrics.py; those it doesn't give are left out
     """
 
     tokens: int

@@ -9,6 +9,8 @@ import importlib
 import math
 import os
 import random
+import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +25,7 @@ from composer_prime.losses.composer import composer_loss
 from composer_prime.losses.records import LossInputs
 from composer_prime.replay.stamp import scoring_paths, stamp
 from composer_prime.replay.teachers import Score
+from tests.architecture import REPOSITORY
 from tests.replay.traces import node, trace
 
 pytestmark = [
@@ -42,6 +45,7 @@ class Upstream:
         self.batch = _module("trainer.batch")
         self.loss = _module("trainer.rl.loss")
         self.configs = _module("configs.trainer")
+        self.orchestrator = _module("configs.orchestrator")
 
     def micro_batches(self, traces: list[WireTrace]) -> list[Any]:
         """The traces as one trainer gets them."""
@@ -158,3 +162,20 @@ def test_upstreams_own_term_runs_on_the_stamped_tokens_only_when_asked(upstream:
         token for token, is_trained in zip(micro_batch.input_ids, micro_batch.loss_mask, strict=True) if is_trained
     ]
     assert sorted(weighted) == sorted(token for token in trained if not math.isnan(told[token]))
+
+
+@pytest.mark.parametrize("holds", ['id = "composer-prime"', 'type = "sft"'])
+def test_the_tables_in_the_docs_are_read_by_upstreams_config(upstream: Upstream, holds: str) -> None:
+    text = (REPOSITORY / "docs/teachers.md").read_text()
+    (block,) = [found for found in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if holds in found]
+    env = '[orchestrator.train.source.env.taskset]\nid = "reverse-letters"\n'
+    block = block.replace('id = "my-env"', 'id = "reverse-letters"')
+    data = tomllib.loads(block if "taskset]" in block else block + env)
+    source = data["orchestrator"]["train"]["source"]
+    (table,) = source if isinstance(source, list) else [{"name": "letters", **source}]
+    read = upstream.orchestrator.TrainSourceConfig.model_validate(table)
+    if "sft" in holds:
+        assert read.algo.sampling.source.base_url == "http://127.0.0.1:8200/v1"
+    else:
+        assert type(read.env).__name__ == "StampingEnvConfig"
+        assert read.env.teachers[0].name == "big" and read.env.hints is not None
