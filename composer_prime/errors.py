@@ -7,8 +7,10 @@
      |    +-- EnvError              an environment that can't be imported
      |    +-- FingerprintMismatch   this site's recipe or model differs from the run it wants to join
      |    +-- StoreUnusable         a store that can't be reached or written, or lets two writers win
+     |    +-- TeacherRefused        a teacher that can't be used: not there, another tokenizer, no prompt logprobs
      +-- StoreError               the store failed while in use; a retry may succeed
      |    +-- KeyMissing            no object at that key
+     +-- TeacherError             a teacher gave no usable answer: it drops out of a mixture
      +-- ProtocolError            the bucket holds what no sound site writes
      |    +-- CorruptObject         an object whose bytes don't match its record
      |    +-- MasterMismatch        our masters differ from the log even after a rebuild
@@ -51,6 +53,14 @@ class FingerprintMismatch(BadInput):
 
 class StoreUnusable(BadInput):
     """The store can't be reached or written, or doesn't hold what the protocol needs of it."""
+
+
+class TeacherRefused(BadInput):
+    """A teacher can't be used: it isn't reachable, reads token ids otherwise, or gives no prompt logprobs."""
+
+
+class TeacherError(ComposerPrimeError):
+    """A served model gave no usable answer to one request."""
 
 
 class StoreError(ComposerPrimeError):

@@ -21,6 +21,8 @@ TRAIN_GRAD_NORM = "train/grad_norm"
 LOSS_POLICY = "loss/policy"
 LOSS_KL = "loss/kl"
 LOSS_REPLAY = "loss/replay"
+LOSS_NUM_TEACHER_TOKENS = "loss/num_teacher_tokens"
+"""Trained tokens of a step that carry a teacher's number."""
 LOSS_MISMATCH_KL = "loss/mismatch_kl"
 LOSS_IS_MASKED = "loss/is_masked"
 

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from composer_prime.cli import bench, create, export, follow, keygen, owner, plan, run, site, status, verify
+from composer_prime.cli import bench, create, export, follow, keygen, owner, plan, replay, run, site, status, verify
 from composer_prime.errors import ComposerPrimeError
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ app.command("admit")(owner.admit)
 app.command("revoke")(owner.revoke)
 app.command("committer")(owner.committer)
 app.add_typer(bench.app, name="bench")
+app.add_typer(replay.app, name="replay")
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from composer_prime.config.outer import OuterConfig, SiteConfig, SitesConfig
 from composer_prime.config.table import OpenTable, RunName, Table
+from composer_prime.config.teachers import HintsConfig, ReplayConfig
 
 
 class RunConfig(Table):
@@ -267,6 +268,8 @@ class Recipe(RecipeBase):
     trainer: TrainerConfig = TrainerConfig()
     inference: InferenceConfig = InferenceConfig()
     ckpt: CheckpointConfig = CheckpointConfig()
+    replay: ReplayConfig = ReplayConfig()
+    hints: HintsConfig | None = None
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -288,3 +291,26 @@ class Recipe(RecipeBase):
                 f"{names.count(twice[0])} times: rename one"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_streams(self) -> Self:
+        if not self.has_streams:
+            return self
+        temperature = self.orchestrator.train.sampling.temperature
+        if temperature != 1.0:
+            raise ValueError(
+                f"orchestrator.train.sampling.temperature ({temperature:g}) must be 1 with replay.teachers or hints, "
+                "whose logprobs are taken at temperature 1: set it to 1"
+            )
+        loss = self.trainer.loss
+        if loss.import_path.endswith(".composer_loss") and not loss.kwargs.get("replay_tau"):
+            raise ValueError(
+                "trainer.loss.kwargs.replay_tau (0) must be above 0 with replay.teachers or hints, whose numbers "
+                "nothing would use: set it, such as 0.1, or remove the teachers"
+            )
+        return self
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether rollouts are stamped with teachers' logprobs."""
+        return bool(self.replay.teachers) or self.hints is not None

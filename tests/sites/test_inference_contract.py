@@ -301,6 +301,49 @@ def test_weights_that_do_not_fit_are_refused_and_the_policy_stays(site, tmp_path
     site(test)
 
 
+def test_prompt_logprobs_are_those_of_one_plain_forward_at_temperature_one(site) -> None:
+    async def test(site: Site) -> None:
+        prompts = [prompt_of(length) for length in (1, 2, 40, 90, 40, 7)]
+        asked = {"max_tokens": 1, "temperature": 0.5, "prompt_logprobs": 1}
+        answers = await asyncio.gather(*(site.generate(prompt, **asked) for prompt in prompts))
+        for prompt, answer in zip(prompts, answers, strict=True):
+            first, *entries = answer["prompt_logprobs"]
+            assert first is None
+            given = [entry[str(token)]["logprob"] for entry, token in zip(entries, prompt[1:], strict=True)]
+            assert given == pytest.approx(score(site.policies[0], prompt[:1], prompt[1:]), abs=1e-4)
+            site.assert_scored(prompt, answer, temperature=0.5)
+        assert "prompt_logprobs" not in await site.generate(prompts[0], max_tokens=1)
+
+    site(test)
+
+
+def test_scores_are_those_of_the_weights_the_server_holds_now(site) -> None:
+    async def test(site: Site) -> None:
+        prompt = prompt_of(12)
+        for version in (0, 1):
+            await site.update(version)
+            answer = await site.generate(prompt, max_tokens=1, prompt_logprobs=1)
+            given = [next(iter(entry.values()))["logprob"] for entry in answer["prompt_logprobs"][1:]]
+            # vLLM names the prompt's own token first; ours names no other.
+            assert given == pytest.approx(score(site.policies[version], prompt[:1], prompt[1:]), abs=1e-4)
+
+    site(test)
+
+
+def test_text_and_tokens_are_those_of_the_models_own_tokenizer(site) -> None:
+    async def test(site: Site) -> None:
+        tokenizer, text = load_tokenizer(site.folders[0]), "Reverse: abcd<|im_end|>\n"
+        answer = await site.http.post("/tokenize", json={"prompt": text, "add_special_tokens": False})
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        assert (answer.json()["tokens"], answer.json()["count"]) == (tokens, len(tokens))
+        answer = await site.http.post("/detokenize", json={"tokens": tokens})
+        assert answer.json() == {"prompt": text}
+        refused = await site.http.post("/detokenize", json={"tokens": [PAST_VOCABULARY]})
+        assert refused.status_code == 400
+
+    site(test)
+
+
 def test_chat_is_the_token_route_with_text_around_it(site) -> None:
     async def test(site: Site) -> None:
         body = {

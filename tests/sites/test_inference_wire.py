@@ -46,6 +46,8 @@ def test_what_verifiers_train_client_sends_is_understood() -> None:
         ({"token_ids": [1], "stream": True}, r"stream \(True\) isn't supported"),
         ({"token_ids": [1], "cache_salt": 3}, r"cache_salt \(3\) must be a string"),
         ({"token_ids": [1], "sampling_params": 3}, "sampling_params must be an object, not int"),
+        (generate_body(prompt_logprobs=5), r"prompt_logprobs \(5\) must be 0 or 1"),
+        (generate_body(prompt_logprobs=True), r"prompt_logprobs \(True\) must be 0 or 1"),
         (generate_body(temperature=-0.1), r"temperature \(-0.1\) must be a number from 0 to 100"),
         (generate_body(temperature="hot"), r"temperature \('hot'\) must be a number"),
         (generate_body(temperature=float("nan")), r"temperature \(nan\) must be a number"),
@@ -99,6 +101,28 @@ def test_a_generate_answer_is_what_renderers_client_reads() -> None:
             }
         ],
     }
+
+
+def test_prompt_logprobs_are_asked_for_by_vllms_name_and_given_in_its_shape() -> None:
+    for asked in (0, 1):
+        assert wire.parse_generate(generate_body(prompt_logprobs=asked), "id").prompt_logprobs
+    assert not wire.parse_generate(generate_body(prompt_logprobs=None), "id").prompt_logprobs
+    scored = Completion("id", [7], [-0.5], "stop", policy_version=3, prompt_logprobs=[-2.5, -0.25])
+    answer = wire.generate_answer(scored, (4, 5, 4))
+    assert answer["prompt_logprobs"] == [None, {"5": {"logprob": -2.5}}, {"4": {"logprob": -0.25}}]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [({}, "prompt \\(None\\) must be a text"), ({"prompt": "x", "messages": []}, "body has messages")],
+)
+def test_a_text_to_tokenize_must_be_one(body: dict, reason: str) -> None:
+    with pytest.raises(BadInput, match=reason):
+        wire.parse_tokenize(body)
+    assert wire.parse_tokenize({"prompt": "x"}) == ("x", True)
+    assert wire.parse_tokenize({"prompt": "x", "add_special_tokens": False, "model": "m"}) == ("x", False)
+    with pytest.raises(BadInput, match="tokens must be a list"):
+        wire.parse_detokenize({"tokens": "x"})
 
 
 def test_chat_messages_are_rendered_as_text_with_their_options() -> None:

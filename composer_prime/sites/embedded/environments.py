@@ -22,6 +22,9 @@ from composer_prime.sites.embedded import chat
 MAX_ENDLESS_TASKS = 10_000
 """Tasks that are taken, before sharding, from a taskset that never ends."""
 
+STAMPING_ID = "composer-prime"
+"""The id of sites/prime_rl/stamping_env.py: our package's name, where verifiers looks for it."""
+
 _ROLLOUTS_PER_SERVER = 8
 """Rollouts that share one of verifiers' interception servers. Each server has a connection pool of its own, whose
 bookkeeping grows with the square of its connections: 8 take 2 ms less per rollout than verifiers' default of 32."""
@@ -102,6 +105,8 @@ def _resolve(source: SourceConfig, settings: SiteSettings) -> tuple[vf.Env, bool
         "agent": source.env.agent.model_dump(),
         "interception": {"type": "elastic", "multiplex": _ROLLOUTS_PER_SERVER},
     }
+    if settings.recipe.has_streams:
+        data |= stamping(settings)
     known = type(vf.resolve_env_config(data).taskset).model_fields.keys()
     ours: dict[str, Any] = {"seed": settings.recipe.run.seed}
     cuts_itself = {"num_shards", "shard"} <= known
@@ -109,6 +114,17 @@ def _resolve(source: SourceConfig, settings: SiteSettings) -> tuple[vf.Env, bool
         ours |= {"num_shards": settings.num_shards, "shard": settings.data_shard}
     data["taskset"] = {name: value for name, value in ours.items() if name in known} | data["taskset"]
     return vf.load_environment(vf.resolve_env_config(data)), cuts_itself
+
+
+def stamping(settings: SiteSettings) -> dict[str, Any]:
+    """The settings of the environment that stamps teachers' numbers, as the recipe's `[replay]` and `[hints]` say."""
+    hints = settings.recipe.hints
+    return {
+        "id": STAMPING_ID,
+        "tokenizer": str(settings.model_dir),
+        "teachers": [teacher.model_dump() for teacher in settings.recipe.replay.teachers],
+        "hints": None if hints is None else hints.model_dump(),
+    }
 
 
 def _describe(error: Exception) -> str:

@@ -26,6 +26,7 @@ from composer_prime.sites.embedded.packing import MicroBatch, pack, trainer_logp
 LossFn = Callable[[LossInputs], LossOutputs]
 
 _SUMS = {"policy_loss": metrics.LOSS_POLICY, "kl_loss": metrics.LOSS_KL, "replay_loss": metrics.LOSS_REPLAY}
+_COUNTS = {"num_teacher_tokens": metrics.LOSS_NUM_TEACHER_TOKENS}
 _MEANS = {"mismatch_kl": metrics.LOSS_MISMATCH_KL, "is_masked": metrics.LOSS_IS_MASKED}
 
 
@@ -38,7 +39,7 @@ class StepReport:
     loss       divided by `tokens`
     grad_norm  before clipping
     train_s    seconds of forward, backward and optimizer
-    details    per-token means of the loss's own metrics, by the names of metrics.py; those it doesn't give are left out
+    details    means per token and counts of the loss, by the names of metrics.py; those it doesn't give are left out
     """
 
     tokens: int
@@ -125,7 +126,7 @@ class _RunningSums:
     def add(self, outputs: LossOutputs, mask: Tensor) -> None:
         num_tokens = mask.sum()
         found = {"loss": outputs.loss.detach()}
-        found |= {name: outputs.metrics[name] for name in _SUMS if name in outputs.metrics}
+        found |= {name: outputs.metrics[name] for name in _SUMS | _COUNTS if name in outputs.metrics}
         found |= {name: outputs.metrics[name] * num_tokens for name in _MEANS if name in outputs.metrics}
         for name, value in found.items():
             self._values.setdefault(name, []).append(value)
@@ -136,7 +137,8 @@ class _RunningSums:
 
     def details(self, num_tokens: int) -> dict[str, float]:
         names = _SUMS | _MEANS
-        return {names[name]: self.total(name) / num_tokens for name in self._values if name in names}
+        found = {names[name]: self.total(name) / num_tokens for name in self._values if name in names}
+        return found | {_COUNTS[name]: self.total(name) for name in self._values if name in _COUNTS}
 
 
 def import_loss(config: LossConfig) -> LossFn:

@@ -23,6 +23,7 @@ from composer_prime.sites.embedded.prepare import (
     ModelResolution,
     check_backend,
     check_bucket,
+    check_streams,
     model_command,
     settle_sites,
 )
@@ -109,9 +110,12 @@ def _prepare(launch: _Launch, surroundings: Surroundings, interrupt: Interrupt) 
     model = ModelResolution(surroundings.model_command(recipe), launch.paths)
     try:
         check_bucket(recipe, new_run=launch.new_run)
-        return model.wait(lambda: interrupt.is_set)
+        folder = model.wait(lambda: interrupt.is_set)
     finally:
         model.stop()
+    if folder is not None:
+        check_streams(recipe, folder)
+    return folder
 
 
 def _watch(supervisors: Sequence[SiteSupervisor], max_steps: int, console: Console, interrupt: Interrupt) -> None:

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,6 +158,9 @@ def measure(batch: Batch, step: int) -> dict[str, float]:
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     lags = [step - group.policy_version for group in batch.groups for _ in group.rollouts]
     count = len(rollouts)
+    streams = Counter[str]()
+    for rollout in rollouts:
+        streams.update(rollout.streams)
     return {
         metrics.ROLLOUT_REWARD: sum(rollout.reward for rollout in rollouts) / count if count else float("nan"),
         metrics.ROLLOUT_PER_S: count / max(batch.ended - batch.began, 1e-9),
@@ -167,6 +171,7 @@ def measure(batch: Batch, step: int) -> dict[str, float]:
         ROLLOUT_SAMPLES: len(batch.samples),
         ROLLOUT_BEGAN: batch.began,
         ROLLOUT_ENDED: batch.ended,
+        **streams,
     }
 
 

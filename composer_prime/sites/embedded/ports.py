@@ -14,6 +14,7 @@ from composer_prime.errors import BadInput
 HOST = "127.0.0.1"
 _FIRST, _LAST = 20000, 30000
 _MAX_TRIES = 100
+_BACKLOG = 2048
 
 
 def is_free(port: int) -> bool:
@@ -44,3 +45,20 @@ def claim_port(fixed: int | None, taken: set[int]) -> int:
             "or leave the key out and a free one is taken"
         )
     raise BadInput(f"no free port on {HOST} in {_FIRST}-{_LAST} after {_MAX_TRIES} tries: set inference.server.port")
+
+
+def listen(port: int, setting: str = "inference.server.port") -> socket.socket:
+    """A socket that listens on that loopback port. Raises BadInput, naming the setting, when something else does."""
+    # With the protocol named: asyncio switches Nagle's delay off only then, and a short answer waits 40 ms otherwise.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((HOST, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise BadInput(
+            f"{setting} ({port}) can't be listened on at {HOST}: {error.strerror or error}; stop what uses it, or name "
+            "another port"
+        ) from error
+    return listener

@@ -5,20 +5,25 @@ The model is resolved by a process of its own, since that needs torch and a supe
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from composer_prime.config.paths import RunPaths, models_cache, run_uri
 from composer_prime.config.recipe import Recipe
 from composer_prime.config.settings import SiteSettings, settle_site
 from composer_prime.errors import ConfigError
+from composer_prime.replay.fingerprint import load_tokenizer
+from composer_prime.replay.teachers import TeacherPool
 from composer_prime.sites.embedded.folder import check_new_run
 from composer_prime.sites.embedded.ports import claim_port
 from composer_prime.sites.embedded.processes import QUIET_ENV, Child
 from composer_prime.sites.embedded.restarts import BAD_INPUT_EXIT
 from composer_prime.sites.embedded.supervisor import bad_input, crashed
+from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
 from composer_prime.store import open_store, probe_store
 
 _POLL_S = 0.05
@@ -60,6 +65,22 @@ def check_bucket(recipe: Recipe, *, new_run: bool) -> None:
             check_new_run(recipe, store)
     finally:
         store.close()
+
+
+def check_streams(recipe: Recipe, model_dir: Path) -> None:
+    """Compare the teachers with the model's tokenizer, where the recipe has some. Raises TeacherRefused."""
+    if not recipe.replay.teachers:
+        return
+    import_tokenizers()
+    asyncio.run(_check_teachers(recipe, load_tokenizer(model_dir)))
+
+
+async def _check_teachers(recipe: Recipe, tokenizer: Any) -> None:
+    pool = TeacherPool(recipe.replay.teachers)
+    try:
+        await pool.check(tokenizer)
+    finally:
+        await pool.close()
 
 
 class ModelResolution:

@@ -7,8 +7,9 @@ records of token streams and rewards, which know nothing of verifiers.
 import asyncio
 import contextlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 
 import verifiers.v1 as vf
@@ -21,6 +22,8 @@ from composer_prime.sites.embedded.environments import Source
 
 ROLLOUT_TIMEOUT_S = 600.0
 """A rollout that takes longer counts as failed: its server or its environment hangs."""
+
+_STREAMS = ("replay/", "hints/")
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,14 @@ class Branch:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One attempt at a task that went through: its reward, and the branches the policy is to learn from."""
+    """One attempt at a task that went through: its reward, and the branches the policy is to learn from.
+
+    streams  what came of teachers and hints, by the names under `replay/` and `hints/`; empty without them
+    """
 
     reward: float
     branches: tuple[Branch, ...]
+    streams: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,10 @@ def read_episode(episode: vf.Episode) -> Rollout | str:
     if not math.isfinite(reward):
         return f"the reward ({reward}) isn't a finite number"
     branches = (_read_branch(branch) for trace in traces for branch in trace.branches if _is_trainable(branch))
-    return Rollout(reward, tuple(branch for branch in branches if any(branch.mask)))
+    streams = Counter[str]()
+    for trace in traces:
+        streams.update({name: value for name, value in trace.metrics.items() if name.startswith(_STREAMS)})
+    return Rollout(reward, tuple(branch for branch in branches if any(branch.mask)), streams)
 
 
 def _is_trainable(branch: vf.Branch) -> bool:

@@ -9,16 +9,13 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
 from types import FrameType
 from typing import NoReturn
 
 from composer_prime.config.settings import SiteSettings
-from composer_prime.errors import BadInput, ComposerPrimeError
-from composer_prime.sites.embedded.ports import HOST
-
-_BACKLOG = 2048
+from composer_prime.errors import ComposerPrimeError
+from composer_prime.sites.embedded.ports import listen
 
 logger = logging.getLogger(__name__)
 
@@ -47,23 +44,6 @@ def main(arguments: list[str]) -> int:
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
-
-
-def listen(port: int) -> socket.socket:
-    """A socket that listens on that loopback port. Raises BadInput when something else does."""
-    # With the protocol named: asyncio switches Nagle's delay off only then, and a short answer waits 40 ms otherwise.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((HOST, port))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise BadInput(
-            f"inference.server.port ({port}) can't be listened on at {HOST}: {error.strerror or error}; stop what uses "
-            "it, name another port, or leave the key out and a free one is taken"
-        ) from error
-    return listener
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ class Server:
                 Route("/v1/models", self._answering(self._models)),
                 Route("/v1/chat/completions", self._answering(self._chat), methods=["POST"]),
                 Route("/inference/v1/generate", self._answering(self._generate), methods=["POST"]),
+                Route("/tokenize", self._answering(self._tokenize), methods=["POST"]),
+                Route("/detokenize", self._answering(self._detokenize), methods=["POST"]),
                 Route("/update_weights", self._answering(self._update_weights), methods=["POST"]),
                 Route("/pause", self._answering(self._pause), methods=["POST"]),
                 Route("/resume", self._answering(self._resume), methods=["POST"]),
@@ -82,7 +84,7 @@ class Server:
         self._check_model(body)
         asked = wire.parse_generate(body, secrets.token_hex(8))
         completion = await self._engine.generate(asked)
-        return _versioned(wire.generate_answer(completion), completion)
+        return _versioned(wire.generate_answer(completion, asked.token_ids), completion)
 
     async def _chat(self, request: Request) -> Response:
         body = await _body(request)
@@ -91,6 +93,22 @@ class Server:
         completion = await self._engine.generate(asked)
         answer = wire.chat_answer(asked, completion, self._model_name, self._decode, bool(body.get("logprobs")))
         return _versioned(answer, completion)
+
+    async def _tokenize(self, request: Request) -> Response:
+        body = await _body(request)
+        self._check_model(body)
+        text, around = wire.parse_tokenize(body)
+        token_ids = self._tokenizer.encode(text, add_special_tokens=around)
+        limit = self._engine.max_model_len
+        return JSONResponse({"count": len(token_ids), "max_model_len": limit, "tokens": token_ids})
+
+    async def _detokenize(self, request: Request) -> Response:
+        body = await _body(request)
+        self._check_model(body)
+        token_ids = wire.parse_detokenize(body)
+        if max(token_ids) >= len(self._tokenizer):
+            raise BadInput(f"tokens ({max(token_ids)}) must be below the tokenizer's size ({len(self._tokenizer)})")
+        return JSONResponse({"prompt": self._tokenizer.decode(list(token_ids))})
 
     async def _update_weights(self, request: Request) -> Response:
         folder, version = wire.parse_update(await _body(request))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import OrderedDict
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import cast
 
@@ -22,6 +23,8 @@ from composer_prime.sites.embedded.inference.sampling import draw
 
 PREFILL_TOKENS = 8192
 """Tokens, padding included, of one forward over prompts; more prompts make more forwards."""
+SCORE_TOKENS = 1024
+"""The same for prompts that are scored, all of whose logits are there at once: 600 MB at a vocabulary of 150,000."""
 PROMPT_CACHE_BYTES = 64 * 2**20
 """Keys and values of recent prompts that are kept for when they come again."""
 
@@ -38,6 +41,7 @@ class Sequence:
     randomness: random.Random
     token_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
+    prompt_logprobs: list[float] | None = None
     finish_reason: FinishReason | None = None
     is_broken: bool = False
 
@@ -57,10 +61,11 @@ class Sequence:
 
 @dataclasses.dataclass(frozen=True)
 class _Prompt:
-    """A prompt's keys and values, and the logits of the token after it, (vocabulary,)."""
+    """A prompt's keys and values, the logits of the token after it, (vocabulary,), and its own logprobs if asked."""
 
     key_values: KeyValues
     logits: Tensor
+    logprobs: list[float] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -89,6 +94,8 @@ class Decoder:
     def admit(self, sequences: SequenceOf[Sequence]) -> list[Sequence]:
         """Compute prompts and draw a first token for each; those that are over with it are returned."""
         prompts = self._prefill([sequence.request for sequence in sequences])
+        for sequence, prompt in zip(sequences, prompts, strict=True):
+            sequence.prompt_logprobs = prompt.logprobs
         finished = self._draw(sequences, torch.stack([prompt.logits for prompt in prompts]))
         going_on = [index for index, is_over in enumerate(finished) if not is_over]
         self._rows.add([prompts[index].key_values for index in going_on])
@@ -137,6 +144,12 @@ class Decoder:
         return [sequence.take(token, logprob) for sequence, token, logprob in drawn]
 
     def _prefill(self, requests: SequenceOf[GenerateRequest]) -> list[_Prompt]:
+        plain = self._compute([request for request in requests if not request.prompt_logprobs])
+        scored = self._score([request for request in requests if request.prompt_logprobs])
+        return [next(scored if request.prompt_logprobs else plain) for request in requests]
+
+    def _compute(self, requests: SequenceOf[GenerateRequest]) -> Iterator[_Prompt]:
+        """The requests' prompts in their order, each computed once, or taken from those that came before."""
         keys: list[_PromptKey] = [(request.cache_salt, request.token_ids) for request in requests]
         found: dict[_PromptKey, _Prompt] = {}
         for key in keys:
@@ -144,13 +157,22 @@ class Decoder:
                 self._prompts.move_to_end(key)
                 found[key] = self._prompts[key]
         missing = sorted({key for key in keys if key not in found}, key=lambda key: (len(key[1]), key[1]))
-        for batch in _batches(missing):
+        for batch in _batches(missing, PREFILL_TOKENS):
             for key, prompt in zip(batch, self._forward([token_ids for _, token_ids in batch]), strict=True):
                 found[key] = prompt
                 self._remember(key, prompt)
-        return [found[key] for key in keys]
+        return (found[key] for key in keys)
 
-    def _forward(self, prompts: SequenceOf[tuple[int, ...]]) -> list[_Prompt]:
+    def _score(self, requests: SequenceOf[GenerateRequest]) -> Iterator[_Prompt]:
+        """The requests' prompts in their order, with logprobs; none is kept: what is scored doesn't come again."""
+        keys: list[_PromptKey] = [(request.cache_salt, request.token_ids) for request in requests]
+        found: dict[_PromptKey, _Prompt] = {}
+        for batch in _batches(sorted(set(keys), key=lambda key: (len(key[1]), key[1])), SCORE_TOKENS):
+            prompts = self._forward([token_ids for _, token_ids in batch], is_scored=True)
+            found.update(zip(batch, prompts, strict=True))
+        return (found[key] for key in keys)
+
+    def _forward(self, prompts: SequenceOf[tuple[int, ...]], is_scored: bool = False) -> list[_Prompt]:
         """Compute prompts of possibly different lengths, padded on the left."""
         width = max(map(len, prompts))
         padding = [width - len(prompt) for prompt in prompts]
@@ -163,14 +185,15 @@ class Decoder:
             attention_mask=real,
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
+            logits_to_keep=0 if is_scored else 1,  # 0: all
+        ).logits
         layers = [(cast(Tensor, keys), cast(Tensor, values)) for keys, values, *_ in cache]
         return [
             _Prompt(
                 # Copies: a view would keep the whole batch alive.
                 [(keys[row, :, pad:].clone(), values[row, :, pad:].clone()) for keys, values in layers],
-                logits[row].clone(),
+                logits[row, -1].clone(),
+                _logprobs(logits[row, pad:-1].float(), tokens[row, pad + 1 :]) if is_scored else None,
             )
             for row, pad in enumerate(padding)
         ]
@@ -183,11 +206,16 @@ class Decoder:
             self._prompt_bytes -= dropped.nbytes
 
 
-def _batches(keys: SequenceOf[_PromptKey]) -> list[list[_PromptKey]]:
-    """Cut prompts, shortest first, into batches of at most PREFILL_TOKENS padded tokens (or one longer prompt)."""
+def _logprobs(logits: Tensor, tokens: Tensor) -> list[float]:
+    """Logprob of each of `tokens`, (n,), under its row of `logits`, fp32 (n, vocabulary)."""
+    return (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=1)).tolist()
+
+
+def _batches(keys: SequenceOf[_PromptKey], max_tokens: int) -> list[list[_PromptKey]]:
+    """Cut prompts, shortest first, into batches of at most `max_tokens` padded tokens (or one longer prompt)."""
     batches: list[list[_PromptKey]] = []
     for key in keys:
-        if not batches or (len(batches[-1]) + 1) * len(key[1]) > PREFILL_TOKENS:
+        if not batches or (len(batches[-1]) + 1) * len(key[1]) > max_tokens:
             batches.append([])
         batches[-1].append(key)
     return batches

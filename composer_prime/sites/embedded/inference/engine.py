@@ -35,12 +35,16 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class GenerateRequest:
-    """One prompt to continue. Prompts with different `cache_salt` never share cached work."""
+    """One prompt to continue. Prompts with different `cache_salt` never share cached work.
+
+    prompt_logprobs  whether the prompt's own tokens are to be scored too, as a teacher does.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     sampling: Sampling
     cache_salt: str | None = None
+    prompt_logprobs: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +54,8 @@ class Completion:
     logprobs        of the sampled token under the temperature-scaled policy, all tokens allowed: top_p changes what is
                     chosen, not these (the vllm engine gives them within the top_p set).
     policy_version  training steps behind the weights that sampled all of it.
+    prompt_logprobs where asked for: of every prompt token after the first, given those before it, at temperature 1
+                    whatever the request samples at, as vLLM has it.
     """
 
     request_id: str
@@ -57,6 +63,7 @@ class Completion:
     logprobs: list[float]
     finish_reason: FinishReason
     policy_version: int
+    prompt_logprobs: list[float] | None = None
 
 
 class Engine(Protocol):

@@ -1,4 +1,4 @@
-"""Runs the server of one site: the engine its recipe names behind uvicorn, until a signal or a failure ends both."""
+"""Runs a server: the engine that a site's recipe names, or a teacher's, behind uvicorn until a signal or failure."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from composer_prime.sites.embedded.inference.app import Server
 from composer_prime.sites.embedded.inference.engine import Engine
 
 _GRACE_S = 0.5  # for answers that are being written; requests that still run then fail
+_TEACHER_BATCH = 64
 _KEEP_ALIVE_S = 300  # longer than any client keeps a connection, so that none is closed under a request
 
 
@@ -26,10 +27,37 @@ def serve(settings: SiteSettings, listener: socket.socket) -> None:
 
     Raises ModelError for a model that can't be loaded, and whatever else ended the engine.
     """
-    asyncio.run(_serve(settings, listener))
+    model = settings.recipe.model.name
+    asyncio.run(_serve(lambda fail: make_engine(settings, fail), model, settings.model_dir, listener))
 
 
-async def _serve(settings: SiteSettings, listener: socket.socket) -> None:
+def serve_teacher(
+    folder: Path, name: str, listener: socket.socket, *, max_model_len: int, weights: Path | None
+) -> None:
+    """As `serve`, for a model that only scores what others sampled.
+
+    folder   the model's; `weights` is a folder of safetensors that take the place of its own.
+    name     under which it is served.
+
+    Raises BadInput when the weights aren't this model's.
+    """
+    from composer_prime.sites.embedded.inference.transformers_engine import TransformersEngine
+
+    def make(fail: Callable[[BaseException], None]) -> Engine:
+        return TransformersEngine(
+            folder, seed=0, max_batch_size=_TEACHER_BATCH, max_model_len=max_model_len, on_failure=fail
+        )
+
+    asyncio.run(_serve(make, name, folder, listener, weights))
+
+
+async def _serve(
+    make: Callable[[Callable[[BaseException], None]], Engine],
+    model_name: str,
+    folder: Path,
+    listener: socket.socket,
+    weights: Path | None = None,
+) -> None:
     failures: list[BaseException] = []
 
     def fail(error: BaseException) -> None:
@@ -37,12 +65,12 @@ async def _serve(settings: SiteSettings, listener: socket.socket) -> None:
         server.is_ready = False
         http.should_exit = True
 
-    engine = make_engine(settings, fail)
-    server = Server(engine, settings.recipe.model.name, load_tokenizer(settings.model_dir))
+    engine = make(fail)
+    server = Server(engine, model_name, load_tokenizer(folder))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        starting = asyncio.create_task(_start(engine, server, fail))
+        starting = asyncio.create_task(_start(engine, server, weights, fail))
         try:
             yield
         finally:
@@ -62,9 +90,11 @@ async def _serve(settings: SiteSettings, listener: socket.socket) -> None:
         raise failures[0]
 
 
-async def _start(engine: Engine, server: Server, fail: Callable[[BaseException], None]) -> None:
+async def _start(engine: Engine, server: Server, weights: Path | None, fail: Callable[[BaseException], None]) -> None:
     try:
         await engine.start()
+        if weights is not None:
+            await engine.load_weights(weights, version=0)
     except Exception as error:  # the border of a task: `serve` raises it
         fail(error)
     else:

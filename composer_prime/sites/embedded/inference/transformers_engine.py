@@ -68,7 +68,12 @@ class TransformersEngine:
                 "lower the learning rate"
             )
         return Completion(
-            request.request_id, sequence.token_ids, sequence.logprobs, sequence.finish_reason, policy_version=version
+            request.request_id,
+            sequence.token_ids,
+            sequence.logprobs,
+            sequence.finish_reason,
+            policy_version=version,
+            prompt_logprobs=sequence.prompt_logprobs,
         )
 
     async def load_weights(self, folder: Path, version: int) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import json
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ class VllmEngine:
         async with self._gate.passing():
             version = self.policy_version
             answer = await self._post("/inference/v1/generate", _body(request, room, self._server.model_name))
-        return _completion(request.request_id, answer, version)
+        return _completion(request, answer, version)
 
     async def load_weights(self, folder: Path, version: int) -> None:
         loop = asyncio.get_running_loop()
@@ -158,6 +158,8 @@ def _body(request: GenerateRequest, room: int, model_name: str) -> dict[str, Any
         "logprobs": 1,
         "skip_special_tokens": False,
     }
+    if request.prompt_logprobs:
+        asked["prompt_logprobs"] = 1
     if sampling.seed is not None:
         asked["seed"] = sampling.seed
     body: dict[str, Any] = {"model": model_name, "token_ids": list(request.token_ids), "sampling_params": asked}
@@ -166,17 +168,24 @@ def _body(request: GenerateRequest, room: int, model_name: str) -> dict[str, Any
     return body
 
 
-def _completion(request_id: str, answer: Any, version: int) -> Completion:
+def _completion(request: GenerateRequest, answer: Any, version: int) -> Completion:
     """vLLM's answer as ours. Raises SiteError when it lacks what training needs."""
     try:
         choice = answer["choices"][0]
         token_ids = [int(token) for token in choice["token_ids"]]
         logprobs = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
         finish_reason: FinishReason = choice["finish_reason"]
+        scores = _prompt_logprobs(request.token_ids, answer) if request.prompt_logprobs else None
     except (KeyError, IndexError, TypeError) as error:
         raise SiteError(f"vLLM's answer has another shape than that of 0.32: {error!r}") from error
     if finish_reason not in ("stop", "length"):
         raise SiteError(f"vLLM ended the sequence with {finish_reason!r}")
     if len(logprobs) != len(token_ids) or not all(math.isfinite(one) and one > _NO_EVIDENCE for one in logprobs):
         raise SiteError(f"vLLM gave no log-probability for some of {len(token_ids)} tokens")
-    return Completion(request_id, token_ids, logprobs, finish_reason, version)
+    return Completion(request.request_id, token_ids, logprobs, finish_reason, version, scores)
+
+
+def _prompt_logprobs(token_ids: Sequence[int], answer: Any) -> list[float]:
+    """Those of all prompt tokens but the first, for which vLLM has none."""
+    entries = answer["prompt_logprobs"]
+    return [float(entries[place][str(token)]["logprob"]) for place, token in enumerate(token_ids) if place]

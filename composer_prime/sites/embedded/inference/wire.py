@@ -7,7 +7,7 @@ samples from another policy than they think.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from composer_prime.errors import BadInput
@@ -25,7 +25,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stop": ([], ""),
     "bad_words": ([],),
     "ignore_eos": (False,),
-    "prompt_logprobs": (0,),
     "stream": (False,),
     "top_logprobs": (0,),
 }
@@ -43,6 +42,8 @@ _WITHOUT_EFFECT = frozenset(
     }
 )
 _SAMPLING = frozenset({"temperature", "top_p", "max_tokens", "stop_token_ids", "seed"})
+_PROMPT_LOGPROBS = (None, 0, 1)
+"""What may be asked of a prompt's own tokens: nothing, or their logprobs. No alternatives are given at 1 either."""
 _CHAT = frozenset(
     {"model", "messages", "tools", "max_completion_tokens", "chat_template_kwargs", "tool_choice", "user"}
 )
@@ -55,13 +56,18 @@ def parse_generate(body: Any, request_id: str) -> GenerateRequest:
     _refuse_unknown(body, _TOKEN_BODY, "body")
     _refuse_effective({"stream": body.get("stream")})
     salt = body.get("cache_salt")
+    sampling = dict(_object(body.get("sampling_params") or {}, "sampling_params"))
+    scores = sampling.pop("prompt_logprobs", None)
+    if scores not in _PROMPT_LOGPROBS or isinstance(scores, bool):
+        raise BadInput(f"prompt_logprobs ({scores!r}) must be 0 or 1: the prompt's own tokens alone are scored")
     if salt is not None and not isinstance(salt, str):
         raise BadInput(f"cache_salt ({salt!r}) must be a string")
     return GenerateRequest(
         request_id=request_id,
         token_ids=_token_ids(body.get("token_ids"), "token_ids"),
-        sampling=parse_sampling(_object(body.get("sampling_params") or {}, "sampling_params")),
+        sampling=parse_sampling(sampling),
         cache_salt=salt,
+        prompt_logprobs=scores is not None,
     )
 
 
@@ -79,8 +85,12 @@ def parse_sampling(asked: Mapping[str, Any]) -> Sampling:
     )
 
 
-def generate_answer(completion: Completion) -> dict[str, Any]:
-    """The answer of POST /inference/v1/generate, as renderers' client reads it, with the policy version."""
+def generate_answer(completion: Completion, prompt: Sequence[int] = ()) -> dict[str, Any]:
+    """The answer of POST /inference/v1/generate, as renderers' client reads it, with the policy version.
+
+    `prompt_logprobs` are in vLLM's shape, where there are some: for each token of `prompt` an object by token id, null
+    for the first.
+    """
     content = [
         {"token": f"token_id:{token}", "token_id": token, "logprob": logprob}
         for token, logprob in zip(completion.token_ids, completion.logprobs, strict=True)
@@ -91,7 +101,28 @@ def generate_answer(completion: Completion) -> dict[str, Any]:
         "token_ids": completion.token_ids,
         "logprobs": {"content": content},
     }
-    return {"request_id": completion.request_id, "policy_version": completion.policy_version, "choices": [choice]}
+    answer: dict[str, Any] = {"request_id": completion.request_id, "policy_version": completion.policy_version}
+    if completion.prompt_logprobs is not None:
+        pairs = zip(prompt[1:], completion.prompt_logprobs, strict=True)
+        answer["prompt_logprobs"] = [None, *({str(token): {"logprob": logprob}} for token, logprob in pairs)]
+    return answer | {"choices": [choice]}
+
+
+def parse_tokenize(body: Any) -> tuple[str, bool]:
+    """The body of POST /tokenize: the text, and whether the model's own tokens are put around it. Raises BadInput."""
+    body = _object(body, "body")
+    _refuse_unknown(body, frozenset({"model", "prompt", "add_special_tokens", "return_token_strs"}), "body")
+    text, around = body.get("prompt"), body.get("add_special_tokens", True)
+    if not isinstance(text, str):
+        raise BadInput(f"prompt ({text!r}) must be a text")
+    return text, bool(around)
+
+
+def parse_detokenize(body: Any) -> tuple[int, ...]:
+    """The body of POST /detokenize: the token ids. Raises BadInput."""
+    body = _object(body, "body")
+    _refuse_unknown(body, frozenset({"model", "tokens"}), "body")
+    return _token_ids(body.get("tokens"), "tokens")
 
 
 def parse_chat(

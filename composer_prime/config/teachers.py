@@ -1,0 +1,102 @@
+"""The recipe's tables for teacher streams: `[[replay.teachers]]` and `[hints]`. No torch.
+
+The stamping environment (sites/prime_rl/stamping_env.py) takes the same tables, so that a PRIME-RL site spells them
+as ours does.
+"""
+
+import re
+import string
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from composer_prime.config.table import Table
+
+HintKind = Literal["traceback", "exit_code", "error"]
+"""What an error site was known by: a Python traceback, an exit code other than 0, or an error in so many words."""
+
+HINT_FIELDS = ("error", "tool")
+"""What a hint's template may name in braces: the tool message's telling line, and the tool's name."""
+
+
+def _check_url(url: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/]+(/.*)?", url):
+        raise ValueError(f"base_url ({url}) must be http://host:port or https://host: write the server's address")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _check_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,31}", name):
+        raise ValueError(
+            f"teacher name ({name!r}) must be 1 to 32 of a-z, 0-9, '_' and '-', starting with a letter or digit: "
+            "choose another name"
+        )
+    return name
+
+
+def _check_template(template: str) -> str:
+    try:
+        fields = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
+    except ValueError as error:
+        raise ValueError(f"template ({template!r}) can't be read: {error}: double a brace that is meant") from None
+    unknown = sorted(fields - set(HINT_FIELDS))
+    if unknown:
+        raise ValueError(
+            f"template ({template!r}) names {{{unknown[0]}}}, but there are {{error}} and {{tool}}: use those"
+        )
+    return template
+
+
+class TeacherConfig(Table):
+    """`[[replay.teachers]]`: one served model that scores what the policy sampled."""
+
+    name: Annotated[str, AfterValidator(_check_name)]
+    """The teacher's name in metrics and messages."""
+
+    base_url: Annotated[str, AfterValidator(_check_url)]
+    """Root of a server that returns prompt logprobs: a vLLM server, or ours; a trailing /v1 is dropped."""
+
+    model: str | None = Field(default=None, min_length=1)
+    """The name it is served under; None: the first that the server lists."""
+
+    weight: float = Field(default=1.0, gt=0)
+    """w_k: its share of the mixture, relative to the other teachers that answered for a token."""
+
+    timeout_s: float = Field(default=30.0, gt=0)
+    """Seconds a rollout waits for it, retries included; after them it drops out of that rollout's mixture."""
+
+    api_key_var: str | None = Field(default=None, min_length=1)
+    """Environment variable that holds the server's key; None: it wants none."""
+
+
+class ReplayConfig(Table):
+    """`[replay]`"""
+
+    teachers: tuple[TeacherConfig, ...] = ()
+    """Who scores the sampled tokens; their mixture is what the loss's replay term pulls towards."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        check_distinct(self.teachers)
+        return self
+
+
+class HintsConfig(Table):
+    """`[hints]`: the policy under a context that holds a hint, as a teacher of the turn after a tool's error."""
+
+    weight: float = Field(default=1.0, gt=0)
+    """Its share of the mixture on those tokens, as a teacher's weight."""
+
+    timeout_s: float = Field(default=30.0, gt=0)
+    """Seconds a rollout waits for its hinted scores."""
+
+    templates: dict[HintKind, Annotated[str, AfterValidator(_check_template)]] = Field(default_factory=dict)
+    """The hint's text by the kind of error, {error} and {tool} filled in; a kind left out has our own."""
+
+
+def check_distinct(teachers: tuple[TeacherConfig, ...]) -> None:
+    """Raise ValueError when two teachers bear one name."""
+    names = [teacher.name for teacher in teachers]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"replay.teachers names must differ, but {twice[0]} is given twice: rename one")

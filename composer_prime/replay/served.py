@@ -1,0 +1,138 @@
+"""One served model, asked over HTTP: its name and context, the logprobs of given tokens, its tokenizer's answers.
+
+A request that meets a passing fault is tried again a bounded number of times; who waits decides how long.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from composer_prime.errors import TeacherError
+from composer_prime.replay.wire import ROUTES, Route, read_scores, score_body
+
+TRIES = 3
+"""Requests sent for one answer at most."""
+
+RETRY_WAIT_S = 0.2
+"""Before the second try; doubled before the third."""
+
+_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+_ABSENT = frozenset({404, 405, 501})
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+class ServedModel:
+    """A model at `base_url` (the server's root). `close` it in the end.
+
+    model    the name it is served under; None: the first the server lists.
+    headers  sent with every request.
+
+    Every method raises TeacherError with the cause when there is no usable answer. None has a time-out of its own.
+    """
+
+    def __init__(self, base_url: str, *, model: str | None = None, headers: Mapping[str, str] | None = None) -> None:
+        self.base_url = base_url
+        self.model = model
+        self.max_model_len: int | None = None
+        self.route: Route | None = None
+        is_local = urlsplit(base_url).hostname in _LOOPBACK
+        self._http = httpx.AsyncClient(
+            base_url=base_url,
+            headers=dict(headers or {}),
+            timeout=None,
+            limits=httpx.Limits(max_connections=None),
+            trust_env=not is_local,  # a proxy has no way to this machine's own servers
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def find(self) -> None:
+        """Learn the model's name and the tokens its context has, and by which route it gives prompt logprobs."""
+        cards = (await self._ask("GET", "/v1/models")).get("data")
+        known = {card["id"]: card for card in cards or [] if isinstance(card, dict) and "id" in card}
+        if not known:
+            raise TeacherError(f"{self.base_url} serves no model")
+        name = self.model or next(iter(known))
+        if name not in known:
+            raise TeacherError(f"{self.base_url} doesn't serve {name}, but {', '.join(sorted(known))}")
+        self.model = name
+        self.max_model_len = known[name].get("max_model_len")
+        self.route = await self._find_route()
+
+    async def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Logprobs in nats at temperature 1, one a token; NaN where there is none, always for the first."""
+        if self.route is None:
+            await self.find()
+        assert self.route is not None and self.model is not None  # find has set both
+        answer = await self._ask("POST", self.route, score_body(self.route, self.model, token_ids))
+        return read_scores(self.route, answer, token_ids)
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens shown."""
+        answer = await self._ask("POST", "/detokenize", {"model": self.model, "tokens": list(token_ids)})
+        return _field(answer, "prompt", str, "/detokenize")
+
+    async def encode(self, text: str) -> list[int]:
+        """The token ids of a text, without any that a model puts before or after."""
+        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        return _field(await self._ask("POST", "/tokenize", body), "tokens", list, "/tokenize")
+
+    async def _find_route(self) -> Route:
+        for route in ROUTES:
+            try:
+                answer = await self._ask("POST", route, score_body(route, self.model or "", [0, 0]))
+            except _Absent:
+                continue
+            if math.isnan(read_scores(route, answer, [0, 0])[1]):
+                raise TeacherError(f"the prompt_logprobs of {route} lack the prompt's own tokens")
+            return route
+        raise TeacherError(f"{self.base_url} answers neither {' nor '.join(ROUTES)}")
+
+    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """One JSON object, after at most `TRIES` requests."""
+        for attempt in range(TRIES):
+            try:
+                answer = await self._http.request(method, path, json=body)
+            except httpx.TransportError as error:
+                failure = f"{self.base_url} can't be reached: {type(error).__name__}: {error}".rstrip(": ")
+            else:
+                if answer.status_code not in _PASSING:
+                    return self._read(path, answer)
+                failure = f"{self.base_url} answered {path} with {answer.status_code}: {_excerpt(answer)}"
+            if attempt + 1 < TRIES:
+                await asyncio.sleep(RETRY_WAIT_S * 2**attempt)
+        raise TeacherError(failure)
+
+    def _read(self, path: str, answer: httpx.Response) -> dict[str, Any]:
+        if answer.status_code in _ABSENT:
+            raise _Absent(f"{self.base_url} has no {path} ({answer.status_code})")
+        if not answer.is_success:
+            raise TeacherError(f"{self.base_url} refused {path} with {answer.status_code}: {_excerpt(answer)}")
+        try:
+            found = answer.json()
+        except ValueError as error:
+            raise TeacherError(f"{self.base_url} answered {path} with something that isn't JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise TeacherError(f"{self.base_url} answered {path} with a {type(found).__name__}, not an object")
+        return found
+
+
+class _Absent(TeacherError):
+    """The server has no such route."""
+
+
+def _field(answer: dict[str, Any], name: str, kind: type, path: str) -> Any:
+    if not isinstance(answer.get(name), kind):
+        raise TeacherError(f"the answer of {path} has no {name}")
+    return answer[name]
+
+
+def _excerpt(answer: httpx.Response) -> str:
+    """The error's message on one line."""
+    return " ".join(answer.text.split())[:300] or answer.reason_phrase

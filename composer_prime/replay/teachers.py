@@ -1,0 +1,120 @@
+"""The teachers of a run: checked once before anything starts, then asked all at once about every rollout.
+
+A teacher that is late, down, or answers nonsense drops out of that one answer; the others are neither delayed beyond
+its time-out nor changed. What can't work at all, above all another tokenizer, is refused before the first rollout.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from composer_prime.config.teachers import TeacherConfig
+from composer_prime.errors import TeacherError, TeacherRefused
+from composer_prime.replay.fingerprint import Fingerprint, Questions, own_fingerprint, served_fingerprint
+from composer_prime.replay.served import ServedModel
+
+CHECK_TIMEOUT_S = 120.0
+"""Seconds a teacher's tokenizer may take to be compared: some forty requests for a vocabulary of 150,000."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one teacher said to one token sequence.
+
+    logprobs  nats, one a token, NaN where it has none; None when it gave no answer
+    failure   why not, as one line
+    """
+
+    teacher: str
+    weight: float
+    logprobs: list[float] | None
+    failure: str | None = None
+
+
+class Teacher:
+    """One served model and its place in the mixture."""
+
+    def __init__(self, config: TeacherConfig) -> None:
+        self.config = config
+        self.served = ServedModel(config.base_url, model=config.model, headers=_headers(config))
+
+    async def check(self, questions: Questions, policy: Fingerprint) -> None:
+        """Raise TeacherRefused when it can't be reached, reads token ids otherwise, or gives no prompt logprobs."""
+        who = f"teacher {self.config.name}"
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                await self.served.find()
+                theirs = await served_fingerprint(questions, self.served.decode, self.served.encode)
+        except TeacherError as error:
+            raise TeacherRefused(
+                f"{who} can't be used: {error}; serve it with vLLM's OpenAI server, prompt logprobs and /tokenize "
+                "allowed, or take it out of replay.teachers"
+            ) from error
+        except TimeoutError:
+            raise TeacherRefused(
+                f"{who} ({self.config.base_url}) didn't answer within {CHECK_TIMEOUT_S:g} s: start it first, or take "
+                "it out of replay.teachers"
+            ) from None
+        if difference := policy.difference(theirs):
+            raise TeacherRefused(
+                f"{who} has another tokenizer than the policy (fingerprint {theirs.sha256[:12]}, not "
+                f"{policy.sha256[:12]}): {difference}; serve a model of the policy's own family"
+            )
+
+    async def score(self, token_ids: Sequence[int]) -> Score:
+        """Its logprobs of a token sequence, or why there are none; never later than its time-out."""
+        try:
+            async with asyncio.timeout(self.config.timeout_s):
+                logprobs = await self.served.prompt_logprobs(token_ids)
+        except TimeoutError:
+            return self._silent(f"late: no answer within {self.config.timeout_s:g} s")
+        except TeacherError as error:
+            return self._silent(str(error))
+        return Score(self.config.name, self.config.weight, logprobs)
+
+    def _silent(self, failure: str) -> Score:
+        return Score(self.config.name, self.config.weight, None, failure)
+
+
+class TeacherPool:
+    """All teachers of a run; `close` it in the end."""
+
+    def __init__(self, configs: Sequence[TeacherConfig]) -> None:
+        self.teachers = tuple(Teacher(config) for config in configs)
+
+    async def check(self, tokenizer: Any) -> None:
+        """Raise TeacherRefused, for the first in order, when a teacher can't be used with this tokenizer's token ids.
+
+        tokenizer  the policy's, as transformers loads it.
+        """
+        if not self.teachers:
+            return
+        questions = Questions.of(tokenizer)
+        policy = own_fingerprint(tokenizer, questions)
+        checks = (teacher.check(questions, policy) for teacher in self.teachers)
+        for refusal in await asyncio.gather(*checks, return_exceptions=True):
+            if refusal is not None:
+                raise refusal
+
+    async def score(self, token_ids: Sequence[int]) -> list[Score]:
+        """What every teacher says to one token sequence, in the order of the recipe; all are asked at once."""
+        return list(await asyncio.gather(*(teacher.score(token_ids) for teacher in self.teachers)))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for teacher in self.teachers:
+            await teacher.served.close()
+
+
+def _headers(config: TeacherConfig) -> dict[str, str]:
+    if config.api_key_var is None:
+        return {}
+    key = os.environ.get(config.api_key_var)
+    if not key:
+        raise TeacherRefused(
+            f"replay.teachers.api_key_var ({config.api_key_var}) names no variable that is set: set it to the key of "
+            f"teacher {config.name}, or leave it out"
+        )
+    return {"Authorization": f"Bearer {key}"}

@@ -1,0 +1,189 @@
+"""A verifiers environment that plays any taskset with one agent and stamps teachers' numbers on what it sampled.
+
+Every verifiers program finds it under `env.id = "composer-prime"`, PRIME-RL's env server too; the embedded site uses
+it. It only adds `reference_logprobs` to finished traces: rewards, advantages and the rollout itself stay as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import Counter
+from typing import Any
+
+import verifiers
+import verifiers.v1 as vf
+from pydantic import Field, model_validator
+from verifiers.v1.envs.single_agent import SingleAgentEnv
+from verifiers.v1.graph import MessageNode
+from verifiers.v1.utils.loaders import environment_class
+
+from composer_prime.config.teachers import HintsConfig, TeacherConfig, check_distinct
+from composer_prime.errors import BadInput, TeacherError
+from composer_prime.hints.contexts import HintedContext, hint_text, hinted_context
+from composer_prime.hints.error_sites import error_sites
+from composer_prime.replay.consensus import Weighted, usable
+from composer_prime.replay.fingerprint import load_tokenizer
+from composer_prime.replay.served import ServedModel
+from composer_prime.replay.stamp import scoring_paths, stamp
+from composer_prime.replay.teachers import TeacherPool
+
+__all__ = ["StampingEnv"]
+
+HINTS_SITES = "hints/error_sites"
+"""Turns that came after a tool's error."""
+HINTS_TOKENS = "hints/tokens"
+"""Sampled tokens of such turns that the hinted policy gave a number for."""
+HINTS_NO_PLACE = "hints/no_place"
+"""Error sites left out because the renderer doesn't say which tokens are the tool message's body."""
+HINTS_TOO_LONG = "hints/too_long"
+"""Error sites left out because hint and conversation don't fit the policy's context."""
+HINTS_FAILED = "hints/failed"
+"""Error sites left out because the policy's server gave no scores, or not in time."""
+HINTS_METRICS = (HINTS_SITES, HINTS_TOKENS, HINTS_NO_PLACE, HINTS_TOO_LONG, HINTS_FAILED)
+
+logger = logging.getLogger(__name__)
+
+
+class StampingEnvConfig(vf.EnvConfig):
+    """The environment's settings, beside those of every single-agent environment."""
+
+    agent: vf.AgentConfig = vf.AgentConfig()
+    """The policy's seat."""
+
+    tokenizer: str = Field(min_length=1)
+    """The policy's tokenizer, as a folder or a Hugging Face id: teachers are compared with it, hints encoded by it."""
+
+    teachers: tuple[TeacherConfig, ...] = ()
+    """The recipe's `[[replay.teachers]]`."""
+
+    hints: HintsConfig | None = None
+    """The recipe's `[hints]`; None: no hint distillation."""
+
+    stamp_ref_kl: bool = False
+    """Set upstream's `ref_kl` loss weight on stamped tokens too, so that PRIME-RL runs its own term besides ours."""
+
+    @model_validator(mode="after")
+    def _check_streams(self) -> StampingEnvConfig:
+        check_distinct(self.teachers)
+        if not self.teachers and self.hints is None:
+            raise ValueError('env.id "composer-prime" needs env.teachers or env.hints: give one, or leave the id out')
+        return self
+
+
+class StampingEnv(vf.Env[StampingEnvConfig]):
+    """See the module.
+
+    Raises BadInput for a taskset that brings an environment of its own, which this would replace, and under a
+    verifiers whose nodes have no place for a teacher's number.
+    """
+
+    def __init__(self, config: StampingEnvConfig) -> None:
+        if "reference_logprobs" not in MessageNode.model_fields:
+            raise BadInput(
+                f"verifiers {verifiers.__version__} has no reference_logprobs on its message nodes, where teachers' "
+                "numbers go: use verifiers 0.3.1 or newer, with PRIME-RL 0.8.1.dev52 or newer"
+            )
+        super().__init__(config)
+        own = environment_class(config.taskset.id)
+        if own is not SingleAgentEnv:
+            raise BadInput(
+                f"taskset {config.taskset.id} brings its own environment ({own.__name__}), which env.id "
+                '"composer-prime" would replace: use a taskset for one agent, or leave the id out'
+            )
+        self._tokenizer: Any = None
+        self._pool = TeacherPool(())
+        self._policies: dict[tuple[str, str], ServedModel] = {}
+
+    async def start(self) -> None:
+        """Load the tokenizer and compare the teachers' with it. Raises BadInput, also TeacherRefused."""
+        self._tokenizer = load_tokenizer(self.config.tokenizer)
+        self._pool = TeacherPool(self.config.teachers)
+        await self._pool.check(self._tokenizer)
+
+    async def stop(self) -> None:
+        """Close the connections to teachers and policy."""
+        await self._pool.close()
+        for policy in self._policies.values():
+            await policy.close()
+
+    async def run(self, task: vf.Task, agents: vf.Agents) -> None:
+        """One attempt of the one agent."""
+        await agents.agent.run(task)
+
+    async def finalize(self, task: vf.Task, episode: vf.Episode) -> None:
+        """Stamp every trace that is trained on."""
+        for trace in episode.traces:
+            if not trace.errors and (trace.agent is None or trace.agent.trainable):
+                await self.stamp(trace)
+
+    async def stamp(self, trace: vf.Trace) -> None:
+        """Set `reference_logprobs` on the trace's sampled nodes and record what came of it; in place."""
+        paths = scoring_paths(trace)
+        counts: Counter[str] = Counter()
+        hinting = asyncio.create_task(self._score_hints(trace, counts))
+        scores = await asyncio.gather(*(self._pool.score(path.token_ids) for path in paths))
+        hinted = await hinting
+        report = stamp(paths, scores, hinted, ref_kl=self.config.stamp_ref_kl)
+        trace.record_metrics(report.metrics([teacher.name for teacher in self.config.teachers]))
+        if self.config.hints is not None:
+            trace.record_metrics({name: float(counts[name]) for name in HINTS_METRICS})
+
+    async def _score_hints(self, trace: vf.Trace, counts: Counter[str]) -> dict[int, Weighted]:
+        """By `id(node)`, the hinted policy's weight and logprobs on the sampled tokens of turns after an error."""
+        hints = self.config.hints
+        sites = [] if hints is None else error_sites(trace.nodes)
+        if hints is None or not sites:
+            return {}
+        counts[HINTS_SITES] = len(sites)
+        contexts = []
+        for site in sites:
+            hint_ids = self._tokenizer.encode(
+                hint_text(site, hints.templates), add_special_tokens=False, split_special_tokens=True
+            )
+            contexts.append(hinted_context(trace.nodes, site, hint_ids))
+        counts[HINTS_NO_PLACE] = contexts.count(None)
+        found = [context for context in contexts if context is not None]
+        answers = await asyncio.gather(*(self._score_hinted(trace, context, hints, counts) for context in found))
+        return {
+            id(context.node): (hints.weight, values)
+            for context, values in zip(found, answers, strict=True)
+            if values is not None
+        }
+
+    async def _score_hinted(
+        self, trace: vf.Trace, context: HintedContext, hints: HintsConfig, counts: Counter[str]
+    ) -> list[float] | None:
+        """The policy's logprobs of one turn's sampled tokens under the hinted context; None, counted, without."""
+        policy = self._policy(trace)
+        try:
+            async with asyncio.timeout(hints.timeout_s):
+                if policy.route is None:
+                    await policy.find()
+                length, limit = len(context.token_ids), policy.max_model_len
+                if limit is not None and length >= limit:
+                    counts[HINTS_TOO_LONG] += 1
+                    logger.warning("hinted=%d tokens must be below the policy's context=%d: left out", length, limit)
+                    return None
+                logprobs = await policy.prompt_logprobs(context.token_ids)
+        except (TeacherError, TimeoutError) as error:
+            counts[HINTS_FAILED] += 1
+            logger.warning("hinted=%d tokens not scored: %s", len(context.token_ids), error or "late")
+            return None
+        values = [logprobs[place] for place in context.places]
+        counts[HINTS_TOKENS] += int(usable(values).sum())
+        return values
+
+    def _policy(self, trace: vf.Trace) -> ServedModel:
+        """The server that the trace was sampled from."""
+        assert trace.agent is not None  # verifiers sets it on every trace that an agent played
+        client, model = trace.agent.config.client, trace.agent.config.model
+        assert client is not None and model is not None  # resolved before the agent ran
+        key = (client.base_url, model)
+        if key not in self._policies:
+            api_key = os.environ.get(client.api_key_var)
+            headers = {**client.headers, **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
+            root = client.base_url.rstrip("/").removesuffix("/v1")
+            self._policies[key] = ServedModel(root, model=model, headers=headers)
+        return self._policies[key]

@@ -1,0 +1,60 @@
+"""The hinted context: token for token the rollout's, with the hint at the end of the tool's body and nowhere else."""
+
+import pytest
+
+from composer_prime.hints.contexts import TEMPLATES, hint_text, hinted_context
+from composer_prime.hints.error_sites import ErrorSite, error_sites
+from tests.replay.traces import node
+
+HINT = [901, 902, 903]
+
+
+def conversation() -> list:
+    return [
+        node(None, "user", [1, 2]),
+        node(0, "assistant", [3, 4, 5], num_sampled=2),
+        node(1, "tool", [6, 7, 8, 9], content="Error: no", body=[1, 2], name="bash"),
+        node(2, "assistant", [10, 11, 12, 13], num_sampled=3),
+        node(3, "user", [14]),
+        node(4, "assistant", [15, 16], num_sampled=1),
+    ]
+
+
+def test_the_hint_ends_the_tools_body_and_the_turns_sampled_tokens_are_the_rollouts_own() -> None:
+    nodes = conversation()
+    (site,) = error_sites(nodes)
+    context = hinted_context(nodes, site, HINT)
+    assert context is not None and context.node is nodes[3]
+    assert context.token_ids == [1, 2, 3, 4, 5, 6, 7, 8, *HINT, 9, 10, 11, 12, 13]
+    assert [context.token_ids[place] for place in context.places] == [11, 12, 13]
+    plain = [token for one in nodes[:4] for token in one.token_ids]
+    assert [token for token in context.token_ids if token not in HINT] == plain
+
+
+def test_tokens_after_the_turns_last_sampled_one_and_other_branches_stay_out() -> None:
+    nodes = conversation()
+    nodes[3].token_ids += [99]
+    nodes[3].mask += [False]
+    nodes.append(node(1, "tool", [70, 71], content="fine", body=[0]))
+    (site,) = error_sites(nodes)
+    context = hinted_context(nodes, site, HINT)
+    assert context is not None
+    assert context.token_ids[-3:] == [11, 12, 13] and 70 not in context.token_ids
+
+
+def test_without_a_known_body_there_is_no_place_for_a_hint() -> None:
+    nodes = conversation()
+    nodes[2].is_content = []
+    (site,) = error_sites(nodes)
+    assert hinted_context(nodes, site, HINT) is None
+
+
+@pytest.mark.parametrize("kind", sorted(TEMPLATES))
+def test_the_hint_names_tool_and_error_and_a_recipes_template_wins(kind) -> None:
+    site = ErrorSite(2, 3, kind, "Error: {no} such thing", "bash")
+    text = hint_text(site, {})
+    assert text.startswith("\n\nHint: bash ") and "Error: {no} such thing" in text
+    assert (
+        hint_text(site, {kind: "{tool} said {error}, {{really}}"}) == "\n\nbash said Error: {no} such thing, {really}"
+    )
+    assert "the tool" in hint_text(ErrorSite(2, 3, kind, "x", None), {})

@@ -1,0 +1,47 @@
+"""A whole run that learns from a teacher served on this machine, started as a person would."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from composer_prime.config.paths import RunPaths
+from composer_prime.metrics import read_tape
+from composer_prime.sites.embedded.ports import HOST, claim_port
+from tests.integration.local_runs import REPOSITORY, started, wait_until
+from tests.sites.tiny_folder import save_random_tiny
+
+EXECUTABLE = str(Path(sys.executable).with_name("composer-prime"))
+NUM_STEPS = 3
+
+
+def answers(port: int) -> bool:
+    try:
+        return httpx.get(f"http://{HOST}:{port}/health", trust_env=False).is_success
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_run_with_a_teacher_trains_on_the_teachers_numbers(tmp_path: Path) -> None:
+    model, port, log = save_random_tiny(tmp_path / "model", seed=1), claim_port(None, set()), tmp_path / "teacher.log"
+    with started([EXECUTABLE, "replay", "teacher", str(model), "--port", str(port)], log) as teacher:
+        wait_until(lambda: answers(port), teacher, log)
+        table = f'[{{ name = "big", base_url = "http://{HOST}:{port}/v1" }}]'
+        recipe = [str(REPOSITORY / "recipes/local/one_site.toml"), "--output_dir", str(tmp_path / "out")]
+        small = ["--max_steps", str(NUM_STEPS), "--orchestrator.batch_size", "16", "--orchestrator.group_size", "16"]
+        taught = ["--replay.teachers", table, "--trainer.loss.kwargs.replay_tau", "0.1"]
+        keep = ["--orchestrator.train.filter_zero_advantages", "false"]
+        done = subprocess.run([EXECUTABLE, "run", *recipe, *small, *taught, *keep], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    paths = RunPaths(tmp_path / "out" / "one-site").site("a")
+    trained, played = read_tape(paths.tape("trainer")), read_tape(paths.tape("orchestrator"))
+    assert len(trained) == NUM_STEPS
+    for step in trained:
+        assert step["loss/num_teacher_tokens"] == step["train/tokens"] > 0
+        assert step["loss/replay"] != 0.0
+    for step in played[:NUM_STEPS]:
+        assert step["replay/tokens"] == step["rollout/tokens"]
+        assert step["replay/dropped_tokens"] == step["replay/dropped_tokens/big"] == 0

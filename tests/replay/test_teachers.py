@@ -1,0 +1,209 @@
+"""Teachers behind real HTTP servers: asked at once, dropped one by one, refused before anything starts."""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from composer_prime.config.teachers import TeacherConfig
+from composer_prime.errors import TeacherRefused
+from composer_prime.replay import served
+from composer_prime.replay.consensus import usable
+from composer_prime.replay.teachers import Score, TeacherPool
+from composer_prime.sites.embedded.ports import claim_port
+from composer_prime.sites.embedded.tiny import tiny_tokenizer
+from tests.servers.fake_teacher import FakeTeacher, meeting, serving_teacher, told_logprob
+
+TOKENS = [7, 3, 3, 250, 11]
+TOLD = [told_logprob(place, token) for place, token in enumerate(TOKENS)]
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., list[TeacherConfig]]]:
+    """`serve(teacher, ...)` starts servers and gives the tables that name them t0, t1, ..., with long time-outs."""
+    with ExitStack() as stack:
+
+        def start(*teachers: FakeTeacher, **settings: Any) -> list[TeacherConfig]:
+            urls = [stack.enter_context(serving_teacher(teacher)) for teacher in teachers]
+            defaults: dict[str, Any] = {"timeout_s": 30.0}
+            return [TeacherConfig(name=f"t{i}", base_url=url, **(defaults | settings)) for i, url in enumerate(urls)]
+
+        yield start
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "RETRY_WAIT_S", 0.0)
+
+
+def score(configs: list[TeacherConfig], token_ids: list[int] = TOKENS) -> list[Score]:
+    async def ask() -> list[Score]:
+        pool = TeacherPool(configs)
+        try:
+            return await pool.score(token_ids)
+        finally:
+            await pool.close()
+
+    return asyncio.run(ask())
+
+
+def check(configs: list[TeacherConfig]) -> None:
+    async def ask() -> None:
+        pool = TeacherPool(configs)
+        try:
+            await pool.check(tiny_tokenizer())
+        finally:
+            await pool.close()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("completions", [True, False])
+def test_every_tokens_own_logprob_is_read_by_either_route(serve, completions: bool) -> None:
+    teacher = FakeTeacher(completions=completions)
+    (answer,) = score(serve(teacher))
+    assert answer.failure is None and answer.logprobs is not None
+    assert math.isnan(answer.logprobs[0])
+    assert answer.logprobs[1:] == TOLD[1:]
+    sent = teacher.bodies[-1]
+    assert sent["prompt" if completions else "token_ids"] == TOKENS
+    assert sent["model"] == "fake"
+
+
+def test_all_teachers_are_asked_before_any_has_answered(serve) -> None:
+    teachers = [FakeTeacher() for _ in range(4)]
+    configs = serve(*teachers)
+    check(configs)
+    hold = meeting(4)
+    for teacher in teachers:
+        teacher.hold = hold
+    # One at a time, the first would wait for the others for ever: a barrier of four opens only to four requests.
+    found = asyncio.run(_score_known(configs))
+    assert [answer.failure for answer in found] == [None] * 4
+
+
+async def _score_known(configs: list[TeacherConfig]) -> list[Score]:
+    """Score with servers whose routes are known, so that each sends exactly one request."""
+    pool = TeacherPool(configs)
+    for teacher in pool.teachers:
+        teacher.served.route, teacher.served.model = "/v1/completions", "fake"
+    try:
+        return await pool.score(TOKENS)
+    finally:
+        await pool.close()
+
+
+def test_a_teacher_that_hangs_drops_out_at_its_own_time_out_and_the_others_answers_stand(serve) -> None:
+    quick, never = FakeTeacher(), FakeTeacher(hold=lambda: asyncio.sleep(30))
+    good, bad = serve(quick, never)
+    answers = score([good, bad.model_copy(update={"timeout_s": 0.2})])
+    assert answers[0].logprobs is not None and answers[0].failure is None
+    assert answers[1].logprobs is None and answers[1].failure == "late: no answer within 0.2 s"
+
+
+def test_a_teacher_that_is_down_drops_out_with_the_reason(serve) -> None:
+    down = TeacherConfig(name="gone", base_url=f"http://127.0.0.1:{claim_port(None, set())}")
+    (answer,) = score([down])
+    assert answer.logprobs is None and answer.failure is not None
+    assert "can't be reached: ConnectError" in answer.failure
+
+
+def test_a_passing_fault_is_tried_again_and_a_lasting_one_a_bounded_number_of_times(serve) -> None:
+    teacher = FakeTeacher()
+    (config,) = serve(teacher)
+    check([config])
+    teacher.requests.clear()
+
+    def sent_until(statuses: list[int]) -> tuple[Score, int]:
+        teacher.statuses, teacher.requests["/v1/completions"] = statuses, 0
+        (answer,) = asyncio.run(_score_known([config]))
+        return answer, teacher.requests["/v1/completions"]
+
+    answer, sent = sent_until([503, 500])
+    assert answer.failure is None and sent == 3
+    answer, sent = sent_until([503, 500, 502, 503])
+    assert sent == served.TRIES and "with 502: " in str(answer.failure)
+    answer, sent = sent_until([400])
+    assert sent == 1 and "refused /v1/completions with 400: " in str(answer.failure)
+
+
+def drop_prompt_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
+    return {"choices": [{"text": ""}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (drop_prompt_logprobs, "has no prompt_logprobs"),
+        (lambda answer: {"choices": [{"prompt_logprobs": [None]}]}, "has 1 prompt_logprobs for 5 tokens"),
+        (lambda answer: {"choices": []}, "another shape than vLLM's"),
+        (lambda answer: [answer], "with a list, not an object"),
+    ],
+)
+def test_an_answer_of_another_shape_drops_its_teacher(serve, change, reason: str) -> None:
+    teacher = FakeTeacher()
+    (config,) = serve(teacher)
+    teacher.change = change
+    (answer,) = asyncio.run(_score_known([config]))
+    assert answer.logprobs is None and reason in str(answer.failure)
+
+
+def test_nan_and_missing_entries_are_no_numbers_and_the_other_tokens_stand(serve) -> None:
+    def spoil(answer: dict[str, Any]) -> dict[str, Any]:
+        entries = answer["choices"][0]["prompt_logprobs"]
+        entries[1]["3"]["logprob"] = math.nan
+        entries[2] = None
+        entries[3] = {"7": {"logprob": -1.0}}
+        return answer
+
+    teacher = FakeTeacher()
+    (config,) = serve(teacher)
+    teacher.change = spoil
+    (answer,) = asyncio.run(_score_known([config]))
+    assert answer.logprobs is not None
+    assert usable(answer.logprobs).tolist() == [False, False, False, False, True]
+
+
+def test_teachers_with_the_policys_tokenizer_pass_the_check(serve) -> None:
+    check(serve(FakeTeacher(), FakeTeacher(completions=False)))
+    check([])
+
+
+@pytest.mark.parametrize(
+    ("teacher", "reason"),
+    [
+        (
+            FakeTeacher(decode=lambda text: text.replace("b", "B")),
+            r"teacher t0 has another tokenizer than the policy \(fingerprint [0-9a-f]{12}, not [0-9a-f]{12}\): "
+            "token ids 0 to 4095 mean something else; serve a model of the policy's own family",
+        ),
+        (FakeTeacher(decode=None), "teacher t0 can't be used: .* has no /detokenize .*; serve it with vLLM's"),
+        (FakeTeacher(change=drop_prompt_logprobs), "teacher t0 can't be used: .* has no prompt_logprobs; serve it"),
+        (FakeTeacher(completions=False, generate=False), "answers neither /v1/completions nor /inference/v1/generate"),
+        (FakeTeacher(key="Bearer secret"), "refused /v1/models with 401"),
+    ],
+)
+def test_a_teacher_that_can_not_work_is_refused_before_anything_starts(
+    serve, teacher: FakeTeacher, reason: str
+) -> None:
+    with pytest.raises(TeacherRefused, match=reason) as refusal:
+        check(serve(teacher))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_teacher_that_serves_another_model_or_nothing_at_all_is_refused(serve) -> None:
+    with pytest.raises(TeacherRefused, match="doesn't serve big, but fake"):
+        check(serve(FakeTeacher(), model="big"))
+    gone = TeacherConfig(name="gone", base_url=f"http://127.0.0.1:{claim_port(None, set())}")
+    with pytest.raises(TeacherRefused, match=r"teacher gone can't be used: .* can't be reached"):
+        check([gone])
+
+
+def test_a_key_is_sent_and_one_that_is_not_set_is_refused(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEACHER_KEY", "secret")
+    check(serve(FakeTeacher(key="Bearer secret"), api_key_var="TEACHER_KEY"))
+    with pytest.raises(TeacherRefused, match=r"api_key_var \(NO_SUCH_KEY\) names no variable that is set"):
+        check(serve(FakeTeacher(), api_key_var="NO_SUCH_KEY"))

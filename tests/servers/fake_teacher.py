@@ -1,0 +1,137 @@
+"""A stand-in for a teacher's server, on loopback in a thread: vLLM's routes, and whatever goes wrong with one.
+
+Its logprobs are a function of the token and its place, so that a test knows them; its tokenizer is the tiny model's,
+or another.
+"""
+
+import asyncio
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from composer_prime.sites.embedded.tiny import tiny_tokenizer
+
+
+def told_logprob(place: int, token: int) -> float:
+    """What the fake says of a token at a place."""
+    return -0.125 * (1 + (place + token) % 16)
+
+
+@dataclass
+class FakeTeacher:
+    """What the server does, and what it saw; all may be set while it serves.
+
+    logprob     what it says of (place, token)
+    hold        called on each scoring request before the answer; it may wait
+    statuses    answers to the next scoring requests instead of 200, taken from the front
+    change      changes the JSON of a scoring answer
+    completions whether it has /v1/completions; generate alike
+    decode      what it answers /detokenize with, given the true text; None: no such route
+    key         the Authorization header it wants
+    """
+
+    model: str = "fake"
+    logprob: Callable[[int, int], float] = told_logprob
+    hold: Callable[[], Any] | None = None
+    statuses: list[int] = field(default_factory=list)
+    change: Callable[[dict[str, Any]], Any] = lambda answer: answer
+    completions: bool = True
+    generate: bool = True
+    decode: Callable[[str], str] | None = lambda text: text
+    key: str | None = None
+
+    requests: Counter[str] = field(default_factory=Counter)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    """Of the scoring requests."""
+
+    def entries(self, token_ids: Sequence[int]) -> list[Any]:
+        """vLLM's prompt_logprobs: the token's own, and the likeliest one besides."""
+        scored = [
+            {str(token): {"logprob": self.logprob(place, token), "rank": 2}, "9999": {"logprob": -0.01, "rank": 1}}
+            for place, token in enumerate(token_ids)
+        ]
+        return [None, *scored[1:]]
+
+
+@contextmanager
+def serving_teacher(teacher: FakeTeacher) -> Iterator[str]:
+    """Serve it on a free loopback port; its base URL is yielded."""
+    server = uvicorn.Server(
+        uvicorn.Config(_app(teacher), host="127.0.0.1", port=0, log_level="critical", lifespan="off")
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the fake teacher did not start"
+            time.sleep(0.005)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join()
+
+
+def _app(teacher: FakeTeacher) -> Starlette:
+    tokenizer = tiny_tokenizer()
+
+    async def score(request: Request) -> Response:
+        path, body = request.url.path, await request.json()
+        teacher.requests[path] += 1
+        if not (teacher.completions if path == "/v1/completions" else teacher.generate):
+            return JSONResponse({"detail": "Not Found"}, status_code=404)
+        teacher.bodies.append(body)
+        if teacher.statuses:
+            return JSONResponse({"error": {"message": "the test said so"}}, status_code=teacher.statuses.pop(0))
+        if teacher.hold is not None:
+            await teacher.hold()
+        if path == "/v1/completions":
+            assert body["prompt_logprobs"] == 1
+            answer = {"choices": [{"text": "", "prompt_logprobs": teacher.entries(body["prompt"])}]}
+        else:
+            assert body["sampling_params"]["prompt_logprobs"] == 1
+            answer = {"choices": [{"token_ids": [0]}], "prompt_logprobs": teacher.entries(body["token_ids"])}
+        # Not Starlette's JSONResponse, which refuses the NaN that Python's json writes and reads.
+        return Response(json.dumps(teacher.change(answer)), media_type="application/json")
+
+    async def models(request: Request) -> Response:
+        teacher.requests["/v1/models"] += 1
+        if teacher.key is not None and request.headers.get("authorization") != teacher.key:
+            return JSONResponse({"error": "Unauthorized"}, status_code=401)
+        return JSONResponse({"data": [{"id": teacher.model, "max_model_len": 4096}]})
+
+    async def tokenize(request: Request) -> Response:
+        body = await request.json()
+        return JSONResponse({"tokens": tokenizer.encode(body["prompt"], add_special_tokens=False)})
+
+    async def detokenize(request: Request) -> Response:
+        if teacher.decode is None:
+            return JSONResponse({"detail": "Not Found"}, status_code=404)
+        body = await request.json()
+        return JSONResponse({"prompt": teacher.decode(str(tokenizer.decode(body["tokens"])))})
+
+    return Starlette(
+        routes=[
+            Route("/v1/completions", score, methods=["POST"]),
+            Route("/inference/v1/generate", score, methods=["POST"]),
+            Route("/v1/models", models),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/detokenize", detokenize, methods=["POST"]),
+        ]
+    )
+
+
+def meeting(parties: int) -> Callable[[], Any]:
+    """A `hold` under which nobody is answered before so many requests are there, at whichever servers."""
+    barrier = threading.Barrier(parties)
+    return lambda: asyncio.to_thread(barrier.wait, 30)

@@ -1,0 +1,218 @@
+"""Stamping through real verifiers environments, with our inference server as the policy and as its teachers."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import verifiers.v1 as vf
+from transformers import PreTrainedModel
+from verifiers.v1.graph import MessageNode
+
+from composer_prime.errors import BadInput, TeacherRefused
+from composer_prime.hints.contexts import TEMPLATES
+from composer_prime.replay.consensus import log_mixture
+from composer_prime.sites.embedded.environments import load_sources
+from composer_prime.sites.embedded.model import load_policy
+from composer_prime.sites.embedded.ports import claim_port
+from composer_prime.sites.embedded.rollouts import RolloutPlayer, read_episode
+from composer_prime.sites.embedded.tiny import tiny_tokenizer
+from tests.servers.fake_teacher import FakeTeacher, serving_teacher
+from tests.sites.letters_site import letters_site
+from tests.sites.served_policy import serving_policy
+from tests.sites.tiny_folder import save_random_tiny, score
+
+CONTEXT = 512
+CLOSE = 1e-4
+"""Nats between a decoder's logprob, token by token over a cache, and that of one forward over all tokens."""
+
+Play = Callable[..., list[vf.Episode]]
+
+
+class Models:
+    """A policy and a teacher with random weights, served, and at hand to be asked directly."""
+
+    def __init__(self, root: Path, stack: ExitStack) -> None:
+        self.policy_dir = save_random_tiny(root / "policy")
+        teacher_dir = save_random_tiny(root / "teacher", seed=1)
+        self.policy, self.teacher = load_policy(self.policy_dir), load_policy(teacher_dir)
+        self.policy_port = stack.enter_context(serving_policy(self.policy_dir, max_model_len=CONTEXT))
+        self.teacher_port = stack.enter_context(serving_policy(teacher_dir, name="teacher", max_model_len=CONTEXT))
+
+    def table(self, name: str, port: int, **settings: Any) -> dict[str, Any]:
+        return {"name": name, "base_url": f"http://127.0.0.1:{port}/v1", **settings}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    with ExitStack() as stack:
+        yield Models(tmp_path_factory.mktemp("models"), stack)
+
+
+@pytest.fixture
+def play(models: Models, tmp_path: Path, run_async: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Play:
+    """`play(taskset, replay=..., hints=...)` plays every task of a taskset, two at most, by the embedded site's way."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+
+    async def episodes(settings: Any) -> list[vf.Episode]:
+        (source,) = load_sources(settings)
+        url = f"http://127.0.0.1:{models.policy_port}"
+        async with RolloutPlayer([source], settings, base_url=url, model="policy") as player:
+            slots = [source.env.slots(task)[0] for task in source.tasks[:2]]
+            return list(await asyncio.gather(*(source.env.run_slot(slot, player._context) for slot in slots)))
+
+    def run(taskset: dict[str, Any], **tables: Any) -> list[vf.Episode]:
+        loss = {"loss": {"kwargs": {"replay_tau": 0.1}}}
+        settings = letters_site(
+            tmp_path, port=models.policy_port, model_dir=models.policy_dir, taskset=taskset, trainer=loss, **tables
+        )
+        return run_async(episodes(settings))
+
+    return run
+
+
+def sampled_node(episode: vf.Episode) -> Any:
+    (node,) = [node for node in episode.traces[0].nodes if any(node.mask)]
+    return node
+
+
+def scored(model: PreTrainedModel, episode: vf.Episode) -> list[float]:
+    """The sampled tokens' logprobs from one plain forward over the conversation."""
+    branch = episode.traces[0].branches[0]
+    first = branch.sampled_mask.index(True)
+    return score(model, branch.token_ids[:first], branch.token_ids[first:])
+
+
+def test_the_policy_as_its_own_teacher_gives_its_own_logprobs(play: Play, models: Models) -> None:
+    episodes = play({"id": "reverse-letters"}, replay={"teachers": [models.table("self", models.policy_port)]})
+    for episode in episodes:
+        assert episode.ok, episode.errors
+        node = sampled_node(episode)
+        assert len(node.reference_logprobs) == sum(node.mask) > 1
+        assert node.reference_logprobs == pytest.approx(node.logprobs, abs=CLOSE)
+        assert node.loss_weights is None
+        (branch,) = read_episode(episode).branches  # pyright: ignore[reportAttributeAccessIssue]
+        assert branch.ref_logprobs is not None
+        assert branch.ref_logprobs[-len(node.logprobs) :] == node.reference_logprobs
+
+
+def test_two_teachers_are_the_log_of_their_weighted_mixture(play: Play, models: Models) -> None:
+    tables = [models.table("a", models.policy_port, weight=3.0), models.table("b", models.teacher_port, weight=1.0)]
+    for episode in play({"id": "reverse-letters"}, replay={"teachers": tables}):
+        told = [(3.0, scored(models.policy, episode)), (1.0, scored(models.teacher, episode))]
+        expected = log_mixture(told, len(told[0][1]))
+        assert sampled_node(episode).reference_logprobs == pytest.approx(expected, abs=CLOSE)
+        assert expected != pytest.approx(told[0][1], abs=10 * CLOSE)
+        rollout = read_episode(episode)
+        assert rollout.streams == {  # pyright: ignore[reportAttributeAccessIssue]
+            "replay/tokens": len(expected),
+            "replay/unanswered_tokens": 0,
+            "replay/dropped_tokens": 0,
+            "replay/dropped_tokens/a": 0,
+            "replay/dropped_tokens/b": 0,
+        }
+
+
+def test_a_teacher_that_fails_in_the_run_drops_out_and_is_counted(
+    play: Play, models: Models, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = FakeTeacher()
+
+    def fail_after_the_check(answer: dict[str, Any]) -> dict[str, Any]:
+        return answer if len(failing.bodies) == 1 else {}
+
+    failing.change = fail_after_the_check
+    with serving_teacher(failing) as url, caplog.at_level(logging.WARNING, "composer_prime.replay"):
+        tables = [models.table("self", models.policy_port), {"name": "bad", "base_url": url}]
+        episodes = play({"id": "reverse-letters"}, replay={"teachers": tables})
+    for episode in episodes:
+        assert episode.ok
+        node = sampled_node(episode)
+        assert node.reference_logprobs == pytest.approx(node.logprobs, abs=CLOSE)
+        assert episode.traces[0].metrics["replay/dropped_tokens/bad"] == sum(node.mask)
+    assert "teacher=bad" in caplog.text and "another shape than vLLM's" in caplog.text
+
+
+def test_a_hint_stands_before_the_turn_after_a_tools_error_and_the_policy_is_scored_under_it(
+    play: Play, models: Models
+) -> None:
+    failed, fine = play({"id": "failing-tool"}, hints={})
+    tokenizer = tiny_tokenizer()
+    trace, node = failed.traces[0], sampled_node(failed)
+    hint = TEMPLATES["traceback"].format(error="KeyError: 'name'", tool="lookup")
+    before = str(tokenizer.decode(trace.branches[0].token_ids[: trace.branches[0].sampled_mask.index(True)]))
+    answered = "KeyError: 'name'"
+    assert before.count(answered) == 1
+    hinted = tokenizer.encode(before.replace(answered, f"{answered}\n\n{hint}"), add_special_tokens=False)
+    sampled = [token for token, is_sampled in zip(node.token_ids, node.mask, strict=True) if is_sampled]
+    assert node.reference_logprobs == pytest.approx(score(models.policy, hinted, sampled), abs=CLOSE)
+    assert node.reference_logprobs != pytest.approx(node.logprobs, abs=10 * CLOSE)
+    assert trace.metrics["hints/error_sites"] == 1 and trace.metrics["hints/tokens"] == len(sampled)
+    assert sampled_node(fine).reference_logprobs is None
+    assert fine.traces[0].metrics["hints/error_sites"] == 0
+
+
+def test_hints_join_the_teachers_on_their_turn_alone(play: Play, models: Models) -> None:
+    teachers = {"teachers": [models.table("b", models.teacher_port)]}
+    failed, fine = play({"id": "failing-tool"}, replay=teachers, hints={"weight": 2.0})
+    own = scored(models.teacher, fine)
+    assert sampled_node(fine).reference_logprobs == pytest.approx(own, abs=CLOSE)
+    assert sampled_node(failed).reference_logprobs != pytest.approx(scored(models.teacher, failed), abs=10 * CLOSE)
+
+
+def test_a_hint_that_does_not_fit_the_context_is_left_out_and_counted(
+    play: Play, models: Models, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "composer_prime.sites.prime_rl"):
+        failed, _ = play({"id": "failing-tool"}, hints={"templates": {"traceback": "x" * CONTEXT}})
+    assert failed.ok and sampled_node(failed).reference_logprobs is None
+    metrics = failed.traces[0].metrics
+    assert (metrics["hints/error_sites"], metrics["hints/too_long"], metrics["hints/tokens"]) == (1, 1, 0)
+    assert f"must be below the policy's context={CONTEXT}: left out" in caplog.text
+
+
+def test_what_can_not_work_is_refused_before_a_rollout(play: Play, models: Models) -> None:
+    with serving_teacher(FakeTeacher(decode=lambda text: text.upper())) as url:
+        teachers = [models.table("self", models.policy_port), {"name": "odd", "base_url": url}]
+        with pytest.raises(TeacherRefused, match="teacher odd has another tokenizer than the policy"):
+            play({"id": "reverse-letters"}, replay={"teachers": teachers})
+    gone = {"name": "gone", "base_url": f"http://127.0.0.1:{claim_port(None, set())}"}
+    with pytest.raises(TeacherRefused, match="teacher gone can't be used"):
+        play({"id": "reverse-letters"}, replay={"teachers": [gone]})
+
+
+def test_the_environment_is_found_by_its_id_and_upstreams_own_term_is_an_option(models: Models) -> None:
+    teachers = [models.table("self", models.policy_port)]
+    data = {"id": "composer-prime", "taskset": {"id": "reverse-letters"}, "tokenizer": "x", "teachers": teachers}
+    config = vf.resolve_env_config(data)
+    assert vf.resolve_env_config(config.model_dump(mode="json")) == config
+    assert type(vf.load_environment(config)).__name__ == "StampingEnv"
+    with pytest.raises(ValueError, match=r"needs env.teachers or env.hints"):
+        vf.resolve_env_config({**data, "teachers": []})
+
+
+def test_a_taskset_with_an_environment_of_its_own_is_refused(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_env_letters.py").write_text(
+        "from reverse_letters import ReverseLettersTaskset\n"
+        "from verifiers.v1.envs.best_of_n import BestOfNEnv\n"
+        '__all__ = ["ReverseLettersTaskset", "BestOfNEnv"]\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    data = {"id": "composer-prime", "taskset": {"id": "own-env-letters"}, "tokenizer": "x", "hints": {}}
+    with pytest.raises(BadInput, match=r"taskset own-env-letters brings its own environment \(BestOfNEnv\)"):
+        vf.load_environment(vf.resolve_env_config(data))
+
+
+def test_a_verifiers_that_has_no_place_for_the_numbers_is_refused(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {"id": "composer-prime", "taskset": {"id": "reverse-letters"}, "tokenizer": "x", "hints": {}}
+    config = vf.resolve_env_config(data)
+    monkeypatch.delitem(MessageNode.__pydantic_fields__, "reference_logprobs")
+    with pytest.raises(BadInput, match=r"verifiers .* has no reference_logprobs on its message nodes"):
+        vf.load_environment(config)

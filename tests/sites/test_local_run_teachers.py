@@ -1,0 +1,37 @@
+"""Teachers are looked at before any process of a site starts."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from composer_prime.config import RunPaths
+from composer_prime.errors import TeacherRefused
+from composer_prime.sites.embedded.local_run import Surroundings, run_local
+from tests.servers.fake_inference import save_tokenizer
+from tests.servers.fake_teacher import FakeTeacher, serving_teacher
+from tests.sites.fake_site import fake_roles, small_recipe
+
+LOSS = {"loss": {"kwargs": {"replay_tau": 0.1}}}
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_teacher_with_another_tokenizer_ends_a_run_before_it_starts(tmp_path: Path, is_same: bool) -> None:
+    model = save_tokenizer(tmp_path / "model")
+    surroundings = Surroundings(
+        console=Console(file=io.StringIO()),
+        role_command=fake_roles(trainer="steps=8 ending=result"),
+        model_command=lambda recipe: ["echo", str(model)],
+    )
+    with serving_teacher(FakeTeacher(decode=lambda text: text if is_same else text[::-1])) as url:
+        recipe = small_recipe(
+            tmp_path, trainer=LOSS, replay={"teachers": [{"name": "big", "base_url": url}]}, sites={"count": 1}
+        )
+        paths = RunPaths.of(recipe)
+        if is_same:
+            assert run_local(recipe, False, surroundings) == 0
+            return
+        with pytest.raises(TeacherRefused, match="teacher big has another tokenizer than the policy"):
+            run_local(recipe, False, surroundings)
+    assert not paths.sites.exists()
