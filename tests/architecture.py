@@ -1,6 +1,8 @@
 """The package's module graph, read from its source without importing it: who imports whom, and when."""
 
 import ast
+import resource
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -112,3 +114,12 @@ def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
         if node not in order:
             visit(node)
     return found
+
+
+def cpu_s_of(command: list[str]) -> tuple[float, str]:
+    """Run a program in the repository; the CPU seconds that it took, whatever else the machine does, and its output."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
