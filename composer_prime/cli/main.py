@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from composer_prime.cli import bench, keygen, owner, plan, run, site, status, verify
+from composer_prime.cli import bench, create, keygen, owner, plan, run, site, status, verify
 from composer_prime.errors import ComposerPrimeError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 RECIPE_ARGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command("run", context_settings=RECIPE_ARGS)(run.run)
 app.command("site", context_settings=RECIPE_ARGS)(site.site)
+app.command("create", context_settings=RECIPE_ARGS)(create.create)
 app.command("plan", context_settings=RECIPE_ARGS)(plan.plan)
 app.command("status")(status.status)
 app.command("verify")(verify.verify)

@@ -75,6 +75,17 @@ def _create(
     if terms.committer not in (None, site):
         _wait_for_creator(store, terms, runtime)
         return
+    won = found_run(store, terms, run, site, params, runtime, founding)
+    logger.info("run_created run=%s by_this_site=%s store=%s", run, won, store.uri)
+
+
+def found_run(
+    store: Store, terms: Terms, run: str, created_by: str, params: Parameters, runtime: Runtime, founding: Founding
+) -> bool:
+    """Write a run with these parameters as its first masters; whether it is ours, and not another creator's.
+
+    Raises ConfigError when the model can't be cut into `terms.fragments`, StoreUnusable when the store won't do.
+    """
     founding.check(store)
     fragments = plan_fragments(params.shapes(), terms.fragments)
     masters = [_first_master(params, fragment, terms) for fragment in fragments]
@@ -89,10 +100,9 @@ def _create(
         test_vector=test_vector(),
         owner=founding.owner,
         keys=dict(founding.keys),
-        created_by=site,
+        created_by=created_by,
     )
-    won = store.create(keys.manifest(), manifest.to_bytes())
-    logger.info("run_created run=%s by_this_site=%s store=%s", run, won, store.uri)
+    return store.create(keys.manifest(), manifest.to_bytes())
 
 
 def _first_master(params: Parameters, fragment: Fragment, terms: Terms) -> Master:

@@ -242,7 +242,7 @@ class OuterHook:
         if not self._counts:
             return
         for batch in batches:
-            self._tokens += int(_trained(batch).sum())
+            self._tokens += int(trained_tokens(batch).sum())
             self._samples += len(batch["sequence_lengths"])
 
     def _after_step(self) -> None:
@@ -258,7 +258,7 @@ class OuterHook:
             self._upstream.log(values, step)
 
 
-def _trained(batch: Mapping[str, Any]) -> Tensor:
+def trained_tokens(batch: Mapping[str, Any]) -> Tensor:
     """Which tokens of a micro batch any part of upstream's loss looks at: bool, as the batch's loss mask."""
     trained = batch["loss_mask"].to(torch.bool)
     for name in ("ce_weights", "ref_kl_weights"):

@@ -90,14 +90,12 @@ class Membership:
         """
         leading = _Leading(place, state_file)
         loop = RankedLoop(Ranks(timeout_s), leading.open)
-        try:
-            loop.join(named)
-            member = cls(place, loop, [parameter for _, parameter in named], leading)
-            if loop.finished:
-                member._end_joining(resumed=state_file is not None)
-        except BaseException:
-            loop.close()
-            raise
+        loop.join(named)
+        if leading.leads:
+            leading.remember_run()
+        member = cls(place, loop, [parameter for _, parameter in named], leading)
+        if loop.finished:
+            member._end_joining(resumed=state_file is not None)
         if leading.leads:
             logger.info("joined uri=%s site=%s fragments=%d", place.uri, place.site, len(loop.summary()["masters"]))
         return member
@@ -141,6 +139,7 @@ class Membership:
 
     def _end_joining(self, resumed: bool) -> None:
         if not resumed:
+            self._loop.close()
             raise ConfigError(
                 f"the run at {self._place.uri} has ended, no site can join it: reopen it with `composer-prime reopen`, "
                 "or start another from its masters with `composer-prime create RECIPE --from`"
@@ -180,6 +179,7 @@ class _Leading:
         self._place = place
         self._state_file = state_file
         self._store: Store | None = None
+        self._announced: FoundingRecord | None = None
         self._run: tuple[str, Manifest] | None = None
 
     def open(self) -> OuterLoop:
@@ -187,8 +187,8 @@ class _Leading:
         place = self._place
         key = None if place.key_file is None else SigningKey.load(place.key_file)
         self._store = store = open_store(place.uri)
-        announced = find_founding(store)
-        founding, run, terms, signed = self._asked(announced)
+        self._announced = find_founding(store)
+        founding, run, terms, signed = self._asked(self._announced)
         if signed and key is None:
             raise ConfigError(
                 f"the run at {place.uri} admits keys, and site {place.site} has none: set COMPOSER_PRIME_KEY to its "
@@ -227,12 +227,17 @@ class _Leading:
         self._run = found.sha256, manifest
         return Founding(), manifest.run, found.terms, manifest.owner is not None or bool(manifest.keys)
 
+    def remember_run(self) -> None:
+        """Which run was joined, for checkpoints; after joining, since this site may have founded it."""
+        assert self._store is not None
+        if self._run is None:
+            found = load_run(self._store)
+            check_founded(found.manifest, self._announced)
+            self._run = found.sha256, found.manifest
+
     def checkpoint(self, outer: dict[str, Any]) -> dict[str, Any]:
         """The outer state as it lies beside a checkpoint: with the run it belongs to."""
-        if self._run is None:  # this site founded the run
-            assert self._store is not None
-            found = load_run(self._store)
-            self._run = found.sha256, found.manifest
+        assert self._run is not None, "not joined"
         sha, manifest = self._run
         return {"manifest": sha, "run": manifest.run, "terms": manifest.terms.model_dump(), "outer": outer}
 
@@ -268,4 +273,4 @@ def _local(parameter: Tensor) -> Tensor:
     """The part of a parameter that lies on this rank."""
     from torch.distributed.tensor import DTensor
 
-    return parameter.detach().to_local() if isinstance(parameter, DTensor) else parameter.detach()
+    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach()

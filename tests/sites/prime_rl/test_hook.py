@@ -11,7 +11,8 @@ from torch import Tensor
 from composer_prime.store import open_store
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.verifying import Verifier
-from tests.sites.prime_rl.standin_runs import HOOKED, PLAIN, Trainer, announced, site
+from tests.sites.prime_rl.launched import HOOKED, PLAIN, announced
+from tests.sites.prime_rl.standin_runs import Trainer, site
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
 
 
 def test_sites_of_one_and_two_ranks_end_with_the_same_masters_and_weights(tmp_path: Path) -> None:
-    uri = announced(tmp_path / "bucket", fragments=2, inner_steps=4, sync_delay=1, codec="int8")
+    uri = announced(tmp_path / "bucket", fragments=2, sync_delay=1, codec="int8", quorum=2)
     first, second = site(tmp_path, "a", uri).start(), site(tmp_path, "b", uri, num_ranks=2).start()
     outputs = first.finish(), second.finish()
     assert "joined" in outputs[0] and "joined" in outputs[1]
@@ -50,9 +51,10 @@ def test_sites_of_one_and_two_ranks_end_with_the_same_masters_and_weights(tmp_pa
 
 
 def test_what_is_broadcast_after_a_round_is_the_master_at_every_site(tmp_path: Path) -> None:
-    uri = announced(tmp_path / "bucket")
+    uri = announced(tmp_path / "bucket", quorum=2)
     first, second = site(tmp_path, "a", uri).start(), site(tmp_path, "b", uri).start()
-    first.finish(), second.finish()
+    first.finish()
+    second.finish()
     for step in (0, 4, 8):
         assert_same(first.broadcast(step), second.broadcast(step))
     records = [json.loads(line) for line in (first.folder / "metrics.jsonl").read_text().splitlines()]
@@ -92,7 +94,8 @@ def test_a_late_site_starts_from_the_masters_before_its_first_broadcast(tmp_path
 def test_without_an_outer_run_nothing_is_touched(tmp_path: Path) -> None:
     stock = Trainer(tmp_path / "stock", config={"loss": PLAIN}).start()
     hooked = Trainer(tmp_path / "hooked", config={"loss": HOOKED}).start()
-    stock.finish(), hooked.finish()
+    stock.finish()
+    hooked.finish()
     for step in range(9):
         assert_same(stock.broadcast(step), hooked.broadcast(step))
     assert not (hooked.folder / "outer").exists() and not (hooked.folder / "metrics.jsonl").exists()
@@ -123,7 +126,7 @@ def test_a_run_that_has_ended_is_refused_and_goes_on_once_reopened(alone: Traine
 def test_resuming_in_a_run_with_other_settings_is_refused_in_one_line(alone: Trainer, tmp_path: Path) -> None:
     other = announced(tmp_path / "bucket", inner_steps=2)
     site(tmp_path, "x", other).start().finish()
-    moved = Trainer(alone.folder, 1, alone.env | {"COMPOSER_PRIME_OUTER": other}, alone.config)
+    moved = Trainer(alone.folder, 1, alone.env | {"COMPOSER_PRIME_OUTER": other}, config=alone.config)
     before = alone.broadcast(4)
     code, output = moved.start(resume=4).wait()
     lines = [line for line in output.splitlines() if line.startswith("composer-prime: ")]
@@ -136,6 +139,6 @@ def test_another_layout_of_the_weights_is_refused_with_the_difference(alone: Tra
     fresh = announced(tmp_path / "bucket")
     site(tmp_path, "a", fresh, max_steps=4).start().finish()
     code, output = site(tmp_path, "b", fresh, model={"width": 8}).start().wait()
-    assert code == 2
+    assert code == 2, output
     assert "parameter embed.weight: run 11x6, model 11x8" in output and "model.fusions" in output
     assert "Traceback" not in output

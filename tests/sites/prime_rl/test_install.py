@@ -6,12 +6,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from composer_prime.errors import ConfigError
 from composer_prime.sites.prime_rl import hook, versions
 from composer_prime.store import open_store
 from composer_prime.sync.founding import FoundingRecord, announce
-from tests.sites.prime_rl.standin_runs import STANDIN, announced, site
+from tests.sites.prime_rl.launched import announced
+from tests.sites.prime_rl.standin_runs import STANDIN, site
 from tests.sync.harness import make_terms
 
 OUTER = {"COMPOSER_PRIME_OUTER": "/nowhere", "COMPOSER_PRIME_SITE": "a"}
@@ -158,6 +160,13 @@ def test_without_prime_rl_the_versions_to_install_are_named(monkeypatch: pytest.
     monkeypatch.setattr(versions.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"isn't installed.*v0\.7\.0, v0\.8\.0"):
         versions.detect()
+
+
+def test_tokens_are_counted_where_any_part_of_the_loss_looks() -> None:
+    mask = torch.tensor([[True, False, False, True]])
+    batch = {"loss_mask": mask, "ce_weights": torch.tensor([[0.0, 0.5, 0.0, 1.0]]), "ref_kl_weights": None}
+    assert hook.trained_tokens(batch).tolist() == [[True, True, False, True]]
+    assert hook.trained_tokens({"loss_mask": mask}).tolist() == mask.tolist()
 
 
 @pytest.mark.slow

@@ -62,4 +62,4 @@ class CheckpointManager:
 
 def local(parameter: torch.Tensor) -> torch.Tensor:
     """This rank's part of a parameter."""
-    return parameter.detach().to_local() if isinstance(parameter, DTensor) else parameter.detach()
+    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach()
