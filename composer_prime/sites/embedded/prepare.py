@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from composer_prime.config.paths import RunPaths, models_cache, run_uri
-from composer_prime.config.recipe import Recipe
+from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.config.settings import SiteSettings, settle_site
 from composer_prime.errors import ConfigError
 from composer_prime.sites.embedded.folder import check_new_run
@@ -45,7 +45,7 @@ def check_backend(recipe: Recipe) -> None:
         )
 
 
-def check_bucket(recipe: Recipe, *, new_run: bool) -> None:
+def check_bucket(recipe: RecipeBase, *, new_run: bool) -> None:
     """Probe the bucket, where there is an outer loop.
 
     Raises StoreUnusable, or BadInput when a new run would find another of its name there.
