@@ -228,7 +228,7 @@ class RecipeBase(Table):
     clean: bool = False
     """Start over: delete the run's folder and its local bucket first."""
 
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig
     outer: OuterConfig | None = None
     site: SiteConfig = SiteConfig()
     sites: SitesConfig = SitesConfig()
@@ -261,6 +261,7 @@ class RecipeBase(Table):
 class Recipe(RecipeBase):
     """One run of embedded sites, as every site of it reads it."""
 
+    model: ModelConfig = ModelConfig()
     seq_len: int = Field(default=512, ge=8)
     """Tokens in a row of a training batch, and the most a sample may have."""
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from composer_prime.config import Recipe
+from composer_prime.config import PrimeRecipe, Recipe
 from composer_prime.errors import ProcessCrashed, StoreUnusable
 from tests.architecture import REPOSITORY
 from tests.cli.command_line import Answer, call
@@ -83,9 +83,27 @@ def test_site_starts_the_named_site_and_leaves_the_recipe_as_it_is(cli, starter:
     assert default_name == "b"
 
 
+@pytest.mark.parametrize("command", [["run"], ["site", "--name", "b"]], ids=" ".join)
+@pytest.mark.parametrize("options", [[], ["--resume"], ["--dry-run"]], ids=str)
+def test_prime_rl_recipes_go_to_their_own_room(
+    cli, monkeypatch: pytest.MonkeyPatch, command: list[str], options: list[str]
+) -> None:
+    asked: list[tuple] = []
+    room = ModuleType("composer_prime.sites.prime_rl.launch")
+    room.run_local = lambda *given, **more: asked.append((*given, more)) or 7  # type: ignore[attr-defined]
+    room.run_site = room.run_local  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, room.__name__, room)
+    assert cli(*command, str(REPOSITORY / "recipes/cluster/reverse_text.toml"), *options).code == 7
+    ((recipe, *site, resume, more),) = asked
+    assert isinstance(recipe, PrimeRecipe) and site == command[2:]
+    assert (resume, more) == ("--resume" in options, {"dry_run": "--dry-run" in options})
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
+        (["run", RECIPE, "--dry-run"], ["--dry-run checks a PRIME-RL configuration", "composer-prime plan"]),
+        (["site", RECIPE, "--dry-run"], ["--dry-run checks a PRIME-RL configuration", "composer-prime plan"]),
         (["run", RECIPE, "--outer.inner_stepz", "4"], ["outer.inner_stepz", "did you mean outer.inner_steps?"]),
         (["run", RECIPE, "--outer.inner_steps", "9"], ["outer.inner_steps (9)", "multiple of outer.fragments (2)"]),
         (["site", RECIPE, "--outer.sync_delay", "6"], ["outer.sync_delay (6)", "smaller than", "lower the delay"]),

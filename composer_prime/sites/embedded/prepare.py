@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_prime.config.paths import RunPaths, models_cache, run_uri
-from composer_prime.config.recipe import Recipe
+from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.config.settings import SiteSettings, settle_site
 from composer_prime.errors import ConfigError
 from composer_prime.replay.fingerprint import load_tokenizer
@@ -50,7 +50,7 @@ def check_backend(recipe: Recipe) -> None:
         )
 
 
-def check_bucket(recipe: Recipe, *, new_run: bool) -> None:
+def check_bucket(recipe: RecipeBase, *, new_run: bool) -> None:
     """Probe the bucket, where there is an outer loop.
 
     Raises StoreUnusable, or BadInput when a new run would find another of its name there.

@@ -11,7 +11,8 @@ from typing import Literal
 from torch import Tensor
 
 from composer_prime.config.paths import models_cache, run_uri
-from composer_prime.config.recipe import Recipe
+from composer_prime.config.prime_rl import PrimeRecipe
+from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import ConfigError
 from composer_prime.outer.fragments import trainable
 from composer_prime.store import open_store, race_store
@@ -24,7 +25,7 @@ from composer_prime.sync.start import Founding, terms_of
 FirstMasters = Literal["auto", "now", "first-site"]
 
 
-def create(recipe: Recipe, first_masters: FirstMasters = "auto", source: str | None = None) -> str:
+def create(recipe: RecipeBase, first_masters: FirstMasters = "auto", source: str | None = None) -> str:
     """Write the recipe's run into its bucket; what was done, in one line.
 
     first_masters  "now": from the model's checkpoint; "first-site": by the first site that joins
@@ -56,15 +57,14 @@ def create(recipe: Recipe, first_masters: FirstMasters = "auto", source: str | N
     return f"created run {name} in {uri} from {origin}: start its sites"
 
 
-def _has_the_models_names(recipe: Recipe) -> bool:
+def _has_the_models_names(recipe: RecipeBase) -> bool:
     """Whether the trainers' parameters have the names and shapes of the model as transformers loads it."""
-    if recipe.site.backend == "embedded":
+    if not isinstance(recipe, PrimeRecipe):
         return True
-    further = recipe.model.model_extra or {}
-    return further.get("impl") == "hf" and further.get("lora") is None
+    return recipe.upstream_value("trainer.model.impl") == "hf" and recipe.upstream_value("trainer.model.lora") is None
 
 
-def _checkpoint(recipe: Recipe) -> dict[str, Tensor]:
+def _checkpoint(recipe: RecipeBase) -> dict[str, Tensor]:
     from composer_prime.sites.embedded.model import load_policy, resolve_model
 
     folder = resolve_model(recipe.model.name, recipe.run.seed, models_cache())

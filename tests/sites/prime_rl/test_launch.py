@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Qwen3Config
 
 from composer_prime.config import PrimeRecipe, RunPaths
 from composer_prime.config.prime_rl import PrimeRlConfig
@@ -167,6 +168,23 @@ def test_the_run_is_announced_in_its_bucket_before_its_first_site_starts(tmp_pat
     store = open_store(str(tmp_path / "bucket" / "test"))
     record = FoundingRecord.model_validate_json(store.get(keys.founding()))
     assert (record.run, record.terms.inner_steps, record.terms.codec, record.terms.rounds) == ("test", 10, "int4", 2)
+
+
+def test_a_run_that_create_made_is_joined_and_written_at_once_only_where_names_are_the_models(
+    tmp_path: Path, rl: Path
+) -> None:
+    from composer_prime.sites.prime_rl.create import create
+
+    recipe = small(tmp_path, rl, outer={"inner_steps": 10, "fragments": 2, "store": str(tmp_path / "bucket")})
+    assert create(recipe).startswith("announced run test in ")
+    assert launch.run_site(recipe, "a", False, say=lambda line: None) == 0
+    Qwen3Config(
+        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=4,
+    ).save_pretrained(tmp_path / "model")  # fmt: skip
+    trainer = {"model": {"impl": "hf"}}
+    other = small(tmp_path, rl, trainer=trainer, model={"name": str(tmp_path / "model")}, run={"name": "other"})
+    refused(BadInput, lambda: create(other))  # the folder has no weights: it would have been written at once
 
 
 # --- what is refused, before anything starts -------------------------------------------------------------------------

@@ -80,8 +80,8 @@ def test_going_on_is_said_in_each_versions_words(
 ) -> None:
     words = ("resume", "clean", "clean_output_dir", "ckpt.resume_step")
 
-    def said(**how: bool) -> dict[str, Any]:
-        data = render(prime_recipe(), version, SiteFiles("b", FOLDER, **how))
+    def said(*, resume: bool = False, clean: bool = False) -> dict[str, Any]:
+        data = render(prime_recipe(), version, SiteFiles("b", FOLDER, resume, clean))
         return {name: value for name, value in {**flat(data), **data}.items() if name in words}
 
     assert (said(), said(resume=True), said(clean=True)) == (fresh, resumed, cleaned)
@@ -125,11 +125,11 @@ def test_sources_are_environments_in_the_oldest_version() -> None:
 
 
 def test_tasksets_bear_the_names_they_had() -> None:
-    def taskset(version: str, key: str) -> str:
-        return render(prime_recipe(), version, SiteFiles("b", FOLDER))["orchestrator"]["train"][key][0]
+    def taskset(version: str) -> str:
+        source = render(prime_recipe(), version, SiteFiles("b", FOLDER))["orchestrator"]["train"]["source"][0]
+        return source["env"]["taskset"]["id"]
 
-    assert taskset("0.8.0", "source")["env"]["taskset"]["id"] == "reverse-text-v1"
-    assert taskset("559b447", "source")["env"]["taskset"]["id"] == "reverse-text"
+    assert (taskset("0.8.0"), taskset("559b447")) == ("reverse-text-v1", "reverse-text")
 
 
 def test_one_number_of_rollouts_in_flight_has_three_names() -> None:
