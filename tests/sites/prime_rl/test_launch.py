@@ -26,7 +26,7 @@ from composer_prime.store import keys, open_store
 from composer_prime.sync.canonical import PROTOCOL
 from composer_prime.sync.founding import FoundingRecord
 from composer_prime.sync.records import Manifest, ParameterShape
-from composer_prime.sync.start import terms_of
+from composer_prime.sync.terms import terms_of
 from tests.architecture import REPOSITORY
 from tests.sites.fake_site import wait_until
 from tests.sites.prime_rl.recipes import prime_recipe
