@@ -29,8 +29,8 @@ from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import Runtime, ThreadRuntime
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.snapshots import Master
-from composer_prime.sync.start import Founding, create_or_join, terms_of
-from composer_prime.sync.terms import Terms
+from composer_prime.sync.start import Founding, create_or_join
+from composer_prime.sync.terms import Terms, terms_of
 
 logger = logging.getLogger(__name__)
 

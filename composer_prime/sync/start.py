@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import ConfigError, FingerprintMismatch, KeyMissing, ProtocolError
 from composer_prime.outer.arithmetic import test_vector
 from composer_prime.outer.fragments import Fragment, model_fingerprint, plan_fragments
@@ -27,15 +26,6 @@ logger = logging.getLogger(__name__)
 
 WAIT_FOR_CREATOR_S = 60.0
 """How long a site waits for the fixed committer, which alone may create the run."""
-
-
-def terms_of(recipe: RecipeBase) -> Terms:
-    """What the recipe's `[outer]` table and `max_steps` ask of a run. Raises ConfigError when it has no such table."""
-    outer = recipe.outer
-    if outer is None:
-        raise ConfigError("the recipe has no [outer] table: add one to take part in an outer loop")
-    wanted = {name: getattr(outer, name) for name in Terms.model_fields if name != "rounds"}
-    return Terms(**wanted, rounds=recipe.rounds)
 
 
 @dataclass(frozen=True)

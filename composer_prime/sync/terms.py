@@ -7,6 +7,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from composer_prime.config.recipe import RecipeBase
+from composer_prime.errors import ConfigError
 from composer_prime.sync.canonical import Record
 
 
@@ -99,3 +101,12 @@ class Terms(Record):
                 "say how long a site trains between two offers of a fragment"
             )
         return self
+
+
+def terms_of(recipe: RecipeBase) -> Terms:
+    """What the recipe's `[outer]` table and `max_steps` ask of a run. Raises ConfigError when it has no such table."""
+    outer = recipe.outer
+    if outer is None:
+        raise ConfigError("the recipe has no [outer] table: add one to take part in an outer loop")
+    wanted = {name: getattr(outer, name) for name in Terms.model_fields if name != "rounds"}
+    return Terms(**wanted, rounds=recipe.rounds)

@@ -6,6 +6,7 @@ it doesn't have are stood in for, so that what is checked is the configuration.
 
 import json
 import os
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -39,16 +40,13 @@ class Taskset(vf.Taskset[vf.Task, Config]):
 
 __all__ = ["Taskset"]
 """
-MISSING = ("math_env", "scaleswe")
+TASKSETS = [f"{name}{version}" for name in ("math_env", "reverse_text", "scaleswe") for version in ("", "_v1")]
 
 
 @pytest.fixture(scope="module")
 def rl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkout's `rl` as an installation has it: an entrypoint with its Python beside it."""
     folder = tmp_path_factory.mktemp("prime-rl")
-    for name in MISSING:
-        for version in ("", "_v1"):
-            (folder / f"{name}{version}.py").write_text(TASKSET)
     roots = [f"{SOURCE}/src", f"{SOURCE}/packages/prime-rl-configs/src", os.environ.get("PYTHONPATH", "")]
     paths = os.pathsep.join([*filter(None, roots), str(REPOSITORY), str(folder)])
     python = f'PYTHONPATH="{paths}" exec "{os.environ.get("PRIME_RL_PYTHON", sys.executable)}"'
@@ -56,6 +54,10 @@ def rl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "rl").write_text(f'#!/bin/sh\n{python} -c "from prime_rl.entrypoints.rl import main; main()" "$@"\n')
     for name in ("python", "rl"):
         (folder / name).chmod(0o755)
+    ask = "import sys; from importlib.util import find_spec; print(*[n for n in sys.argv[1:] if find_spec(n) is None])"
+    answer = subprocess.run([folder / "python", "-c", ask, *TASKSETS], capture_output=True, text=True, check=True)
+    for name in answer.stdout.split():
+        (folder / f"{name}.py").write_text(TASKSET)
     return folder / "rl"
 
 

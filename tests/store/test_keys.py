@@ -19,6 +19,7 @@ incarnations = st.integers(0, 999_999)
 
 def test_keys_are_spelled_as_the_protocol_says() -> None:
     assert keys.manifest() == "manifest.json"
+    assert keys.founding() == "founding.json"
     assert keys.close() == "close.json"
     assert keys.offer(3, 12, "a") == "rounds/0003/00000012/offers/a.json"
     assert keys.payload(3, 12, "a", SHA) == "rounds/0003/00000012/payload/a-0123456789abcdef"

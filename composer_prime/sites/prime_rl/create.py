@@ -20,7 +20,8 @@ from composer_prime.store.base import Store
 from composer_prime.sync.creating import check_unused, create_run, present_weights
 from composer_prime.sync.founding import FoundingRecord, announce
 from composer_prime.sync.runtime import ThreadRuntime
-from composer_prime.sync.start import Founding, terms_of
+from composer_prime.sync.start import Founding
+from composer_prime.sync.terms import terms_of
 
 FirstMasters = Literal["auto", "now", "first-site"]
 

@@ -9,13 +9,14 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from composer_prime.config.paths import RunPaths, SitePaths, run_uri
 from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.toml import to_toml
-from composer_prime.errors import FingerprintMismatch, KeyMissing
+from composer_prime.errors import FingerprintMismatch
 from composer_prime.sites.embedded.folder import claim_run_folder, claim_site_folder
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.sites.embedded.prepare import check_bucket
@@ -24,8 +25,10 @@ from composer_prime.sites.embedded.supervisor import lock_site
 from composer_prime.sites.prime_rl.installation import Installation, find_installation
 from composer_prime.sites.prime_rl.placement import Placement, place_sites
 from composer_prime.sites.prime_rl.toml import RUN_FOLDER, Data, SiteFiles, render
-from composer_prime.store import open_store
-from composer_prime.store.keys import check_site_name
+from composer_prime.store import keys, open_store
+from composer_prime.sync.founding import FoundingRecord, announce, changed_terms
+from composer_prime.sync.lifetime import find_manifest
+from composer_prime.sync.terms import terms_of
 
 INTERRUPTED_EXIT = 130
 GRACE_S = 60.0
@@ -73,7 +76,7 @@ def run_local(recipe: PrimeRecipe, resume: bool, *, dry_run: bool = False, say: 
 def run_site(recipe: PrimeRecipe, site: str, resume: bool, *, dry_run: bool = False, say: Say = print) -> int:
     """Run one site of a recipe, which has this machine to itself; all else as for `run_local`."""
     installation = find_installation(recipe.prime_rl)
-    prepared = _prepare(recipe, {check_site_name(site): Placement()}, installation, resume, dry_run)
+    prepared = _prepare(recipe, {keys.check_site_name(site): Placement()}, installation, resume, dry_run)
     if not dry_run:
         claim_site_folder(recipe, site, resume)
         found_run(recipe)
@@ -88,28 +91,23 @@ def found_run(recipe: PrimeRecipe) -> None:
     uri = run_uri(recipe)
     if recipe.outer is None or uri is None:
         return
-    from composer_prime.sync.founding import FoundingRecord, announce, changed_terms
-    from composer_prime.sync.run import load_run
-    from composer_prime.sync.start import terms_of
-
     check_bucket(recipe, new_run=False)
-    terms = terms_of(recipe)
-    store = open_store(uri)
-    try:
-        try:
-            found = load_run(store)
-        except KeyMissing:
-            keys = {str(site): key for site, key in recipe.outer.keys.items()}
-            announce(store, FoundingRecord(run=recipe.run.name, terms=terms, owner=recipe.outer.owner, keys=keys))
+    outer, terms = recipe.outer, terms_of(recipe)
+    with closing(open_store(uri)) as store:
+        if not store.list(keys.manifest()):
+            record = FoundingRecord(run=recipe.run.name, terms=terms, owner=outer.owner, keys=dict(outer.keys))
+            announce(store, record)
             return
-        change = changed_terms(found.terms, terms)
+        manifest, _ = find_manifest(store)
+        theirs = manifest.terms
+        if store.list(keys.reopenings_prefix()):  # what its owner said later counts, and the trainer reads it
+            theirs = theirs.model_copy(update={"rounds": terms.rounds})
+        change = changed_terms(theirs, terms)
         if change:
             raise FingerprintMismatch(
-                f"this recipe differs from the run {found.manifest.run!r} in the bucket: {change}. Use the run's "
-                f"values, or start a new run with another run.name than {recipe.run.name!r}"
+                f"this recipe differs from the run {manifest.run!r} in the bucket: {change}. Use the run's values, or "
+                f"start a new run with another run.name than {recipe.run.name!r}"
             )
-    finally:
-        store.close()
 
 
 def _prepare(

@@ -26,7 +26,7 @@ class Launched:
     folder: Path
     num_ranks: int = 1
     env: dict[str, str] = field(default_factory=dict)
-    timeout_s: float = 120
+    timeout_s: float = 280
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def launch(self, command: list[str], path: list[Path]) -> None:

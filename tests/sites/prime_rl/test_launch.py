@@ -26,7 +26,7 @@ from composer_prime.store import keys, open_store
 from composer_prime.sync.canonical import PROTOCOL
 from composer_prime.sync.founding import FoundingRecord
 from composer_prime.sync.records import Manifest, ParameterShape
-from composer_prime.sync.start import terms_of
+from composer_prime.sync.terms import terms_of
 from tests.architecture import REPOSITORY
 from tests.sites.fake_site import wait_until
 from tests.sites.prime_rl.recipes import prime_recipe
@@ -150,6 +150,16 @@ def test_resume_goes_on_from_a_checkpoint_and_cleans_what_never_had_one(tmp_path
         launch.run_local(recipe, bool(said), say=lambda line: None)
         data = tomllib.loads((site / "rl.toml").read_text())
         assert [name for name in ("clean", "resume") if name in data] == ([said] if said else [])
+
+
+def test_what_an_earlier_start_printed_is_not_said_again(tmp_path: Path, rl: Path, orders) -> None:
+    recipe, said = small(tmp_path, rl), []
+    orders(lines=["first"])
+    launch.run_local(recipe, False, say=lambda line: None)
+    orders(lines=["second"])
+    launch.run_local(recipe, True, say=said.append)
+    assert said[1:] == ["second"]
+    assert RunPaths.of(recipe).site("a").log("rl").read_text() == "first\nsecond\n"
 
 
 def test_one_site_of_a_bigger_run_leaves_ports_and_gpus_to_the_recipe(tmp_path: Path, rl: Path) -> None:

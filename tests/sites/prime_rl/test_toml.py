@@ -122,6 +122,7 @@ def test_sources_are_environments_in_the_oldest_version() -> None:
         }
     ]
     assert "source" not in orchestrator["train"]
+    assert orchestrator["renderer"]["name"] == "qwen3"
 
 
 def test_tasksets_bear_the_names_they_had() -> None:
