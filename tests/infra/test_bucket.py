@@ -25,6 +25,10 @@ SHARED = [
     (keys.commit(1, 2), True), (keys.merged(1, 2, 0), True), (keys.merged_payload(1, 2, 0, SHA), False),
     (keys.master(1, 2, SHA), False), (keys.probe("7-ab"), True),
 ]  # fmt: skip
+PUBLISHED = [
+    (keys.export_step("bfloat16", 1, 2), True), (keys.export_delta("bfloat16", 1, 2, SHA), False),
+    (keys.snapshot_prefix("bfloat16", 2, SHA) + "config.json", False),
+]  # fmt: skip
 OWNERS = [keys.admission(1), keys.reopening(1)]
 
 
@@ -98,6 +102,16 @@ def test_only_the_owner_admits_and_reopens_and_it_makes_no_rounds() -> None:
     assert not allowed(put(keys.commit(0, 0), if_absent=True), policy("owner-policy"))
 
 
+def test_a_publisher_writes_and_drops_what_it_publishes_and_nothing_else() -> None:
+    publisher = policy("publisher-policy")
+    for key, if_absent in PUBLISHED:
+        assert allowed(put(key, if_absent=if_absent), publisher) and allowed(delete(key), publisher), key
+        assert not allowed(put(key, if_absent=if_absent), policy("site-policy", "a"))
+    assert not allowed(put(PUBLISHED[0][0], if_absent=False), publisher)
+    for key, if_absent in [(key("a"), once) for key, once in OWN] + SHARED:
+        assert not allowed(put(key, if_absent=if_absent), publisher) and not allowed(delete(key), publisher), key
+
+
 def test_a_site_reads_and_lists_its_run_and_no_other() -> None:
     identity = policy("site-policy", "a")
     assert allowed(get(keys.beat("b", 0)), identity) and allowed(list_names(""), identity)
@@ -138,5 +152,5 @@ def test_a_whole_run_stays_within_its_sites_policies(store_uri: Callable[[str], 
 
 
 def test_every_policy_file_is_used_here() -> None:
-    names = {"bucket-policy", "collector-policy", "owner-policy", "site-policy"}
+    names = {"bucket-policy", "collector-policy", "owner-policy", "publisher-policy", "site-policy"}
     assert {path.stem for path in FOLDER.glob("*.json")} == names
