@@ -14,7 +14,7 @@ from composer_prime.sync.verifying import Verifier
 from tests.sites.prime_rl.launched import HOOKED, PLAIN, announced
 from tests.sites.prime_rl.standin_runs import Trainer, site
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
