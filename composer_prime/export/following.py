@@ -9,7 +9,6 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from composer_prime.errors import BadInput, CorruptObject, KeyMissing, ModelError, SiteError, StoreError
@@ -31,14 +30,6 @@ _FOLDER = re.compile(r"version_(\d{8})")
 _NEWEST = "newest"
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class _Lag:
-    """A version that masters have and steps don't yet."""
-
-    version: int
-    since: float
 
 
 class Follower:
@@ -75,7 +66,8 @@ class Follower:
         self._patience_s = patience_s
         self._say = say
         self._now = now
-        self._lag: _Lag | None = None
+        self._waiting_since: float | None = None
+        self._fault: str | None = None
         self._told: int | None = None
         self._is_down = False
         self._failures = 0
@@ -107,14 +99,17 @@ class Follower:
                 return True
             made = self._fetch(newest)
         except StoreError as error:
-            self._say(f"the bucket can't be read now, looking again soon: {error}")
+            if str(error) != self._fault:
+                self._say(f"the bucket can't be read now, looking again until it can: {error}")
+            self._fault = str(error)
             return False
+        self._fault = None
         if made is None:
             return False
-        self._held = describe(self._reader, self._model, made)
-        self._write(self._held)
-        self._lag = None
-        return self._held.version == newest
+        held = describe(self._reader, self._model, made)
+        self._write(held)
+        self._held, self._waiting_since = held, None
+        return held.version == newest
 
     def _fetch(self, newest: int) -> tuple[FragmentWeights, ...] | None:
         """The model filled with a newer version: its fragments, or None while deltas are waited for."""
@@ -129,9 +124,9 @@ class Follower:
                 return self._fetch_masters(newest, str(error))
         if not published:
             return self._fetch_masters(newest, "no deltas are published")
-        if self._lag is None or self._lag.version != newest:
-            self._lag = _Lag(newest, self._now() if self._lag is None else self._lag.since)
-        if self._now() - self._lag.since < self._patience_s:
+        if self._waiting_since is None:
+            self._waiting_since = self._now()
+        if self._now() - self._waiting_since < self._patience_s:
             return None
         return self._fetch_masters(newest, f"no deltas to it for {self._patience_s:g} s")
 
@@ -191,16 +186,19 @@ class Follower:
         return None
 
     def _write(self, record: SnapshotRecord) -> None:
-        """Put the snapshot in place, let `newest` point to it, and drop old ones."""
+        """Put the snapshot in place, let `newest` point to it, and drop old ones. Raises SiteError."""
         folder = self._place(record.version)
-        shutil.rmtree(folder, ignore_errors=True)
-        write_folder(self._model, record, folder)
-        link = self._folder / f".{_NEWEST}"
-        link.unlink(missing_ok=True)
-        link.symlink_to(folder.name)
-        os.replace(link, self._folder / _NEWEST)
-        for old in self._versions()[:-KEEP_FOLDERS]:
-            shutil.rmtree(self._place(old))
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            write_folder(self._model, record, folder)
+            link = self._folder / f".{_NEWEST}"
+            link.unlink(missing_ok=True)
+            link.symlink_to(folder.name)
+            os.replace(link, self._folder / _NEWEST)
+            for old in self._versions()[:-KEEP_FOLDERS]:
+                shutil.rmtree(self._place(old))
+        except OSError as error:
+            raise SiteError(f"{folder} can't be written ({error}): make room for {KEEP_FOLDERS + 1} models") from error
 
     def _versions(self) -> list[int]:
         found = (_FOLDER.fullmatch(one.name) for one in self._folder.iterdir())

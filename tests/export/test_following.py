@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from composer_prime.errors import BadInput, RunGone
+from composer_prime.errors import BadInput, RunGone, SiteError, StoreError
 from composer_prime.export.following import Follower
 from composer_prime.export.publishing import KEEP_STEPS, Publisher
 from composer_prime.export.reading import MasterReader
@@ -304,6 +304,36 @@ def test_old_steps_go_with_their_deltas(growing, monkeypatch):
     for fragment in (0, 1):
         places = [keys.parse_export(key) for key in growing.store.list(keys.exports_prefix(DTYPE))]
         assert [place[2] for place in places if place and place[1] == fragment] == [3, 3, 4, 4]
+
+
+def test_a_bucket_that_cannot_be_read_is_said_once_and_waited_for(growing, follow, run, monkeypatch):
+    growing.show(1)
+    following = follow()
+    following.look()
+    growing.show(2)
+
+    def cut(prefix: str) -> list[str]:
+        raise StoreError("cut off")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(growing.store, "list", cut)
+        assert following.look() == ["the bucket can't be read now, looking again until it can: cut off"]
+        assert following.look() == []
+    following.look()
+    following.assert_holds(run, 2)
+
+
+def test_a_folder_that_cannot_be_written_ends_it_in_one_line(growing, follow, monkeypatch):
+    growing.show(1)
+    following = follow()
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("composer_prime.export.following.write_folder", full)
+    with pytest.raises(SiteError, match="No space left on device"):
+        following.look()
+    assert following.follower.version is None
 
 
 def test_another_run_in_its_place_ends_following(growing, follow):
