@@ -1,6 +1,8 @@
 """Fixtures that several rooms' tests share: real S3 servers, and fresh stores of every kind."""
 
+import asyncio
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,6 +10,14 @@ import pytest
 
 from tests.servers import S3Server, moto_server
 from tests.servers import seaweed as seaweed_server
+
+
+@pytest.fixture(autouse=True)
+def an_event_loop_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """renderers has one asyncio lock a process, and a lock that was waited for stays with that event loop for good."""
+    client = sys.modules.get("renderers.client")
+    if client is not None:
+        monkeypatch.setattr(client, "_max_prompt_len_lock", asyncio.Lock())
 
 
 @pytest.fixture(scope="session")

@@ -88,8 +88,8 @@ def test_the_command_puts_folders_there_too(run, base, tmp_path, capsys, monkeyp
     growing.show(2)
     answer = call(capsys, monkeypatch, "publish", str(tmp_path / "run"), "--model", str(base), "--once")
     assert (answer.code, answer.err) == (0, "")
-    (line,) = answer.out.splitlines()
-    assert line.startswith(f"whole folder at {growing.store.uri}/snapshots/{DTYPE}/00000002-")
+    *steps, line = answer.out.splitlines()
+    assert len(steps) == 2 and line.startswith(f"whole folder at {growing.store.uri}/snapshots/{DTYPE}/00000002-")
     folder = tmp_path / "run" / "snapshots" / DTYPE
     (made,) = folder.iterdir()
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= {file.name for file in made.iterdir()}
