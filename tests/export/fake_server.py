@@ -1,11 +1,12 @@
 """A stand-in for PRIME-RL's vLLM server: its routes for new weights, which remembers what it was asked in order."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.servers.in_thread import serving_handler
 
 ROUTES = ("/pause", "/update_weights", "/resume", "/reset_prefix_cache", "/collective_rpc")
 
@@ -48,13 +49,5 @@ def serving_fake() -> Iterator[FakeServer]:
             self.end_headers()
             self.wfile.write(body)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    fake.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with serving_handler(Handler) as fake.url:
         yield fake
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

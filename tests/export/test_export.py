@@ -28,11 +28,6 @@ def freeze(model: PreTrainedModel) -> None:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_random_tiny(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Store:
     return make_run(tmp_path_factory.mktemp("bucket") / "run", base, prepare=freeze)
 

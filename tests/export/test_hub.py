@@ -13,7 +13,6 @@ from composer_prime.export import hub as hub_module
 from tests.architecture import REPOSITORY
 from tests.export.fake_hub import FakeHub, serving_hub
 from tests.export.runs import make_run
-from tests.sites.tiny_folder import save_random_tiny
 
 pytestmark = pytest.mark.slow
 
@@ -22,11 +21,6 @@ pytestmark = pytest.mark.slow
 def hub() -> Iterator[FakeHub]:
     with serving_hub() as hub:
         yield hub
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_random_tiny(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")

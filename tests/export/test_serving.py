@@ -20,15 +20,10 @@ from tests.export.runs import make_run
 from tests.export.test_export import expected
 from tests.export.test_following import Growing
 from tests.sites.test_inference_process import Process, start
-from tests.sites.tiny_folder import save_random_tiny, score
+from tests.sites.tiny_folder import score
 
 pytestmark = pytest.mark.slow
 PROMPT = [10, 20, 30, 40]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_random_tiny(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")

@@ -16,14 +16,8 @@ from tests.cli.command_line import call
 from tests.export.runs import make_run
 from tests.export.test_export import expected
 from tests.export.test_following import Growing
-from tests.sites.tiny_folder import save_random_tiny
 
 DTYPE = "bfloat16"
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_random_tiny(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")

@@ -7,21 +7,19 @@ Weights mean nothing to it, but `/update_weights` moves the version that its lat
 import asyncio
 import random
 import re
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from composer_prime.sites.embedded.tiny import tiny_config, tiny_tokenizer
+from tests.servers.in_thread import serving_app
 
 END_OF_TURN = 258
 LOGPROB = -0.25
@@ -79,19 +77,8 @@ def save_tokenizer(folder: Path) -> Path:
 @contextmanager
 def serving(policy: FakePolicy) -> Iterator[int]:
     """Serve the policy on a free loopback port, which is yielded."""
-    server = uvicorn.Server(
-        uvicorn.Config(_app(policy), host="127.0.0.1", port=0, log_level="critical", lifespan="off")
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive(), "the fake inference server did not start"
-            time.sleep(0.005)
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = server.force_exit = True
-        thread.join()
+    with serving_app(_app(policy)) as port:
+        yield port
 
 
 def _error(status: int, message: str) -> JSONResponse:

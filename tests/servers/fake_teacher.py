@@ -7,20 +7,19 @@ or another.
 import asyncio
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from composer_prime.sites.embedded.tiny import tiny_tokenizer
+from tests.servers.in_thread import serving_app
 
 
 def told_logprob(place: int, token: int) -> float:
@@ -67,19 +66,8 @@ class FakeTeacher:
 @contextmanager
 def serving_teacher(teacher: FakeTeacher) -> Iterator[str]:
     """Serve it on a free loopback port; its base URL is yielded."""
-    server = uvicorn.Server(
-        uvicorn.Config(_app(teacher), host="127.0.0.1", port=0, log_level="critical", lifespan="off")
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive(), "the fake teacher did not start"
-            time.sleep(0.005)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = server.force_exit = True
-        thread.join()
+    with serving_app(_app(teacher)) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def _app(teacher: FakeTeacher) -> Starlette:

@@ -1,18 +1,16 @@
 """The embedded inference server with a real model, on a loopback port in a thread."""
 
 import contextlib
-import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import uvicorn
 from starlette.applications import Starlette
 
 from composer_prime.sites.embedded.inference.app import Server
 from composer_prime.sites.embedded.inference.serve import load_tokenizer
 from composer_prime.sites.embedded.inference.transformers_engine import TransformersEngine
+from tests.servers.in_thread import serving_app
 
 
 @contextmanager
@@ -33,15 +31,6 @@ def serving_policy(folder: Path, *, name: str = "policy", max_model_len: int = 5
         finally:
             await engine.close()
 
-    http = uvicorn.Server(uvicorn.Config(server.app(lifespan), host="127.0.0.1", port=0, log_level="critical"))
-    thread = threading.Thread(target=http.run)
-    thread.start()
-    try:
-        while not http.started:
-            assert thread.is_alive(), "the policy's server did not start"
-            time.sleep(0.01)
-        yield http.servers[0].sockets[0].getsockname()[1]
-    finally:
-        http.should_exit = http.force_exit = True
-        thread.join()
+    with serving_app(server.app(lifespan), lifespan="on") as port:
+        yield port
     assert not failures

@@ -129,6 +129,7 @@ def test_sites_that_start_at_once_share_a_new_run_folder(tmp_path: Path, monkeyp
 
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(claim, "abcdefgh"))
+        assert sorted(site.name for site in RunPaths.of(recipe).sites.iterdir()) == list("abcdefgh")
 
 
 def test_resuming_another_recipe_is_refused_with_the_difference(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import logging
 import os
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from composer_prime.errors import BadInput, ConfigError, CorruptObject, KeyMissing
+from composer_prime.sites.embedded.result import write_whole
 from composer_prime.store import open_store, race_store
 from composer_prime.store.base import Store
 from composer_prime.sync.entering import SiteIdentity
@@ -166,9 +167,7 @@ class Membership:
         }
         path = self._place.result
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        os.replace(part, path)
+        write_whole(path, json.dumps(result, indent=1) + "\n")
 
 
 class _Leading:
@@ -219,8 +218,9 @@ class _Leading:
                     f"{self._place.uri} holds no run: write it there with `composer-prime create RECIPE`, or correct "
                     "COMPOSER_PRIME_OUTER, which names the run's own folder in the bucket"
                 ) from None
-            check = race_store if announced.terms.committer is None else _nothing
-            founding = Founding(announced.owner, announced.keys, check)
+            founding = Founding(announced.owner, announced.keys)
+            if announced.terms.committer is None:
+                founding = replace(founding, check=race_store)
             return founding, announced.run, announced.terms, announced.owner is not None or bool(announced.keys)
         manifest = found.manifest
         check_founded(manifest, announced)
@@ -263,10 +263,6 @@ class _Leading:
                 "A run's settings never change; `composer-prime create RECIPE --from` starts a new one from its masters"
             )
         return state["outer"]
-
-
-def _nothing(store: Store) -> None:
-    del store
 
 
 def _local(parameter: Tensor) -> Tensor:

@@ -361,6 +361,7 @@ def test_a_launcher_that_is_killed_leaves_no_rl_behind(tmp_path: Path, rl: Path)
     wait_until((site / "terminated").exists, "rl was asked to end")
     pid = json.loads((site / "seen.json").read_text())["pid"]
     wait_until(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), "rl is gone")
+    assert (site / "terminated").exists()
 
 
 def _is_zombie(pid: int) -> bool:
