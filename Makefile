@@ -22,6 +22,8 @@ ENVS := $(patsubst %/pyproject.toml,%,$(wildcard envs/*/pyproject.toml))
 RECIPE ?= recipes/local/two_sites.toml
 PIP_ARGS ?=
 TEST_ARGS ?=
+# 0: one test after another. 3 takes half the time on two cores, and may be too much for tests that wait for processes.
+TEST_JOBS ?= 0
 
 # The first interpreter that runs and is 3.11, 3.12 or 3.13.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
@@ -37,11 +39,11 @@ demo-vllm: $(STAMP) $(VLLM_STAMP)
 	$(BIN)/composer-prime run $(RECIPE) --clean --inference.engine vllm --inference.python $(VLLM_VENV)/bin/python
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
 
 test-prime-rl: prime-rl-source $(PRIME_RL_STAMP)
 	PRIME_RL_SRC=$(abspath $(PRIME_RL_SRC)) OMP_NUM_THREADS=1 $(PRIME_RL_VENV)/bin/python -m pytest -m prime_rl \
-		tests/sites/prime_rl $(TEST_ARGS)
+		tests/infra tests/losses tests/recipes tests/sites/prime_rl $(TEST_ARGS)
 
 prime-rl-source:
 	$(if $(wildcard $(PRIME_RL_SRC)/src/prime_rl),,$(error PRIME_RL_SRC ($(PRIME_RL_SRC)) must be a checkout of PrimeIntellect-ai/prime-rl: make test-prime-rl PRIME_RL_SRC=<folder>))
@@ -79,6 +81,7 @@ $(PRIME_RL_STAMP): $(PRIME_RL_REQUIREMENTS)
 	test -x $(PRIME_RL_VENV)/bin/python || $(PYTHON312) -m venv $(PRIME_RL_VENV)
 	$(PRIME_RL_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) --requirement $(PRIME_RL_REQUIREMENTS)
 	$(PRIME_RL_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps \
-		torchtitan==0.2.0 flash-linear-attention==0.6.0 fla-core==0.6.0 verifiers==$(PRIME_RL_VERIFIERS)
+		torchtitan==0.2.0 flash-linear-attention==0.6.0 fla-core==0.6.0 verifiers==$(PRIME_RL_VERIFIERS) \
+		$(addprefix --editable ,$(ENVS))
 	rm -f $(PRIME_RL_VENV)/.installed-*
 	touch $@

@@ -8,6 +8,8 @@
      |    +-- FingerprintMismatch   this site's recipe or model differs from the run it wants to join
      |    +-- StoreUnusable         a store that can't be reached or written, or lets two writers win
      |    +-- TeacherRefused        a teacher that can't be used: not there, another tokenizer, no prompt logprobs
+     |    +-- InvitationRefused     an invitation that is forged, expired, revoked, or of another run
+     |    +-- MachineUnfit          this machine can't do what the recipe needs
      +-- StoreError               the store failed while in use; a retry may succeed
      |    +-- KeyMissing            no object at that key
      +-- TeacherError             a teacher gave no usable answer: it drops out of a mixture
@@ -17,7 +19,9 @@
      |    +-- Superseded            another process of our name has a higher incarnation
      |    +-- RunGone               the bucket no longer holds the run we are in
      +-- SiteError                a process of a site failed
-          +-- ProcessCrashed        carries the last lines of the process's log
+     |    +-- ProcessCrashed        carries the last lines of the process's log
+     +-- ExecutorError            a platform that runs sites failed, after retries
+          +-- JobUnknown            the platform has no such job
 
 A message states the value, the limit and the remedy.
 """
@@ -59,6 +63,14 @@ class TeacherRefused(BadInput):
     """A teacher can't be used: it isn't reachable, reads token ids otherwise, or gives no prompt logprobs."""
 
 
+class InvitationRefused(BadInput):
+    """An invitation to a run doesn't hold: it is no invitation, forged, expired, revoked, or of another run."""
+
+
+class MachineUnfit(BadInput):
+    """This machine can't do what the recipe needs; the message has the numbers."""
+
+
 class TeacherError(ComposerPrimeError):
     """A served model gave no usable answer to one request."""
 
@@ -97,3 +109,11 @@ class SiteError(ComposerPrimeError):
 
 class ProcessCrashed(SiteError):
     """A process ended that should not have; the message carries the last lines of its log."""
+
+
+class ExecutorError(ComposerPrimeError):
+    """A platform that runs sites failed, after retries; the message says what may still be running there."""
+
+
+class JobUnknown(ExecutorError):
+    """The platform has no such job (any more)."""

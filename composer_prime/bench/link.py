@@ -8,24 +8,23 @@ import contextlib
 import itertools
 import json
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from composer_prime.bench.link_network import HUB_ADDRESS, Network, network
-from composer_prime.bench.link_site import SiteTask, write_task
+from composer_prime.bench.link_process import SiteProcess, ending_tidily, started
+from composer_prime.bench.link_site import SiteTask
 from composer_prime.bench.seaweed import BUCKET, Seaweed, seaweed
-from composer_prime.errors import BadInput, SiteError
+from composer_prime.errors import BadInput
 from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.forecast import Forecast, Pace, forecast, payloads_of
 
@@ -120,7 +119,7 @@ def main(cells: Sequence[Cell], json_path: Path | None = None) -> None:
     """Measure the cells one after another and print a table that grows. Raises BadInput where that can't be."""
     console = Console(width=None if sys.stdout.isatty() else 180)
     results: list[tuple[Cell, Measured]] = []
-    with _ending_tidily():
+    with ending_tidily():
         for cell in cells:
             results.append((cell, measure(cell)))
             console.print(draw(results[-1:]), end="")
@@ -170,7 +169,7 @@ def _run_sites(
 ) -> list[dict[str, Any]]:
     """Start the sites, shape their links once all have joined, and hear what they measured."""
     with contextlib.ExitStack() as stack:
-        sites: list[_Site] = []
+        sites: list[SiteProcess] = []
         for name in names:
             task = SiteTask(
                 site=name,
@@ -183,7 +182,8 @@ def _run_sites(
                 steps=cell.rounds * cell.inner_steps,
                 finish=finish,
             )
-            sites.append(stack.enter_context(_site(task, net, server, folder)))
+            module = "composer_prime.bench.link_site"
+            sites.append(stack.enter_context(started(module, task, net, server, folder)))
             if name == names[0]:
                 sites[0].hear()  # it creates the run; the others would upload the same masters
         for site in sites[1:]:
@@ -195,69 +195,6 @@ def _run_sites(
         for site in sites:
             site.tell()
         return reports
-
-
-@dataclass(frozen=True)
-class _Site:
-    name: str
-    process: subprocess.Popen[str]
-    log: Path
-
-    def hear(self) -> dict[str, Any]:
-        """The next line that it says."""
-        line = _stdout(self.process).readline()
-        if not line:
-            said = "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
-            raise SiteError(f"site {self.name} ended before it had measured:\n{said}")
-        return json.loads(line)
-
-    def tell(self) -> None:
-        """Let it go on."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("on\n")
-        self.process.stdin.flush()
-
-
-def _stdout(process: subprocess.Popen[str]) -> IO[str]:
-    assert process.stdout is not None
-    return process.stdout
-
-
-@contextlib.contextmanager
-def _site(task: SiteTask, net: Network, server: Seaweed, folder: Path) -> Iterator[_Site]:
-    log = folder / f"{task.site}.log"
-    command = [*net.at_site(task.site), sys.executable, "-m", "composer_prime.bench.link_site"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, str(write_task(task, folder))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=output,
-            text=True,
-            env={**os.environ, **server.environment(), "OMP_NUM_THREADS": "1"},
-        )
-    try:
-        yield _Site(task.site, process, log)
-        assert process.stdin is not None
-        process.stdin.close()
-    finally:
-        process.kill()  # its work is done, and what it would still say to the bucket nobody reads
-        process.wait()
-        _stdout(process).close()
-
-
-@contextlib.contextmanager
-def _ending_tidily() -> Iterator[None]:
-    """Turn SIGTERM into an exit that runs every `finally`, as SIGINT does."""
-
-    def leave(*_: object) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _summed(cell: Cell, reports: Sequence[dict[str, Any]], finish: bool) -> Measured:
@@ -277,12 +214,12 @@ def _summed(cell: Cell, reports: Sequence[dict[str, Any]], finish: bool) -> Meas
         other_s=median("other_s"),
         late_s=median("late_s"),
         cpu_s=median("cpu_s"),
-        masters_equal=_masters_equal([report["masters"] for report in reports], finish),
+        masters_equal=masters_equal([report["masters"] for report in reports], finish),
         load=os.getloadavg()[0],
     )
 
 
-def _masters_equal(masters: Sequence[Sequence[Sequence[Any]]], finish: bool) -> bool:
+def masters_equal(masters: Sequence[Sequence[Sequence[Any]]], finish: bool) -> bool:
     """Whether sites that hold the same version of a fragment hold the same bytes; with `finish`, all do."""
     for of_fragment in zip(*masters, strict=True):
         shas: dict[int, set[str]] = {}

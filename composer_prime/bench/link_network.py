@@ -42,11 +42,13 @@ class Network:
         """The command that runs what follows at a site."""
         return ["ip", "netns", "exec", f"{self.name}-{site}"]
 
-    def shape(self, rate_mbit: float) -> None:
-        """Limit every cable to `rate_mbit`, each way."""
+    def shape(self, rate_mbit: float, only: Sequence[str] = ()) -> None:
+        """Limit every cable, or those of the sites named in `only`, to `rate_mbit` each way."""
         burst = max(LEAST_BURST_BYTES, int(rate_mbit * 1e6 / 8 * BURST_S))
         shaper = ["root", "tbf", "rate", f"{rate_mbit}mbit", "burst", f"{burst}b", "latency", f"{LATENCY_MS}ms"]
         for number, site in enumerate(self.sites):
+            if only and site not in only:
+                continue
             _run("tc", "-n", f"{self.name}-{site}", "qdisc", "replace", "dev", "eth0", *shaper)
             _run("tc", "-n", f"{self.name}-hub", "qdisc", "replace", "dev", f"port{number}", *shaper)
 

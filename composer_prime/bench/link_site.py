@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +111,9 @@ def main(path: Path) -> None:
     )
     try:
         loop.join(list(model.named_parameters().items()))  # type: ignore[arg-type]
-        _say({"joined": True})
+        say({"joined": True})
         if sys.stdin.readline():
-            _say(measure(loop, model, task, terms.steps_per_turn, terms.sync_delay))
+            say(measure(loop, model, task, terms.steps_per_turn, terms.sync_delay))
             sys.stdin.readline()  # the others may still need this site's offers and its commits
     finally:
         loop.close()
@@ -125,7 +125,7 @@ def measure(loop: OuterLoop, model: Model, task: SiteTask, steps_per_turn: int, 
     lost = {"turn_s": 0.0, "wait_s": 0.0, "other_s": 0.0, "late_s": 0.0}
     first = Moment.of(loop)
     for step in range(1, last + 1):
-        late_s = _inner_step(model, task.step_s, steps_per_turn)
+        late_s = inner_step(model, task.step_s, steps_per_turn)
         report = loop.after_inner_step(1, 1)
         if step > task.warmup_steps:
             place = step % steps_per_turn
@@ -140,23 +140,17 @@ def measure(loop: OuterLoop, model: Model, task: SiteTask, steps_per_turn: int, 
     return {**passed, **lost, "masters": [(each["version"], each["sha256"]) for each in summary["masters"]]}
 
 
-def _inner_step(model: Model, step_s: float, steps_per_turn: int) -> float:
-    """One inner step; seconds that it took too long."""
+def inner_step(model: Model, step_s: float, steps_per_turn: int) -> float:
+    """One inner step, a timed wait of `step_s` seconds; seconds that it took too long."""
     until = time.monotonic() + step_s
     model.drift(steps_per_turn)
     time.sleep(max(until - time.monotonic(), 0.0))
     return time.monotonic() - until
 
 
-def _say(record: dict[str, Any]) -> None:
+def say(record: dict[str, Any]) -> None:
+    """Tell the bench one line."""
     print(json.dumps(record), flush=True)
-
-
-def write_task(task: SiteTask, folder: Path) -> Path:
-    """The task's file in `folder`."""
-    path = folder / f"{task.site}.json"
-    path.write_text(json.dumps(asdict(task)))
-    return path
 
 
 if __name__ == "__main__":

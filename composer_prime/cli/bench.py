@@ -113,6 +113,24 @@ def link(
     main(grid(rate, codec, inner_steps, sync_delay, **same), json)
 
 
+@app.command("join")
+def join(
+    after: Annotated[list[int], typer.Option(min=0, help="Rounds that have closed before; repeat it.")] = [3, 10, 30],  # noqa: B006
+    weights: Annotated[
+        list[str], typer.Option(help="own: the site has the model the run started from; bucket: it hasn't. Repeat it.")
+    ] = ["own", "bucket"],  # noqa: B006
+    codec: Annotated[list[str], typer.Option(help="How pseudo-gradients travel; repeat it.")] = ["topk"],  # noqa: B006
+    rate: Annotated[float, typer.Option(min=0.1, help="Mbit/s of the joining site's link, each way.")] = 10,
+    params: Annotated[int, typer.Option(min=1, help="Parameters, first in bf16, masters in fp32.")] = 30_800_000,
+    step_s: Annotated[float, typer.Option(min=0, help="Seconds of an inner step, a timed wait.")] = 0.03,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Where the numbers go as JSON.")] = None,
+) -> None:
+    """How soon a site that comes late contributes, over a real slow link. Needs root and iproute2."""
+    from composer_prime.bench.join import cells_of, main
+
+    main(cells_of(after, weights, codec, rate_mbit=rate, params=params, step_s=step_s), json_path)
+
+
 @app.command("storm")
 def storm(
     sites: Annotated[int, typer.Option(min=2, help="Sites, each a process of its own.")] = 16,

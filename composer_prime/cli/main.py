@@ -7,7 +7,24 @@ import sys
 
 import typer
 
-from composer_prime.cli import bench, create, export, follow, keygen, owner, plan, replay, run, site, status, verify
+from composer_prime.cli import (
+    bench,
+    create,
+    export,
+    follow,
+    gateway,
+    keygen,
+    launch,
+    owner,
+    plan,
+    replay,
+    replica,
+    run,
+    site,
+    status,
+    verify,
+    volunteers,
+)
 from composer_prime.errors import ComposerPrimeError
 
 app = typer.Typer(
@@ -23,16 +40,26 @@ app.command("run", context_settings=RECIPE_ARGS)(run.run)
 app.command("site", context_settings=RECIPE_ARGS)(site.site)
 app.command("create", context_settings=RECIPE_ARGS)(create.create)
 app.command("plan", context_settings=RECIPE_ARGS)(plan.plan)
+app.command("launch", context_settings=RECIPE_ARGS)(launch.launch)
+app.command("ps")(launch.ps)
+app.command("logs")(launch.logs)
+app.command("cancel")(launch.cancel)
+app.command("replica", hidden=True)(replica.replica)
 app.command("status")(status.status)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)
 app.command("publish")(follow.publish)
 app.command("follow")(follow.follow)
 app.command("keygen")(keygen.keygen)
+app.command("gateway")(gateway.gateway)
 app.command("reopen")(owner.reopen)
 app.command("admit")(owner.admit)
 app.command("revoke")(owner.revoke)
 app.command("committer")(owner.committer)
+app.command("invite")(volunteers.invite)
+app.command("join")(volunteers.join)
+app.command("doctor", context_settings=RECIPE_ARGS)(volunteers.doctor)
+app.command("contribution")(volunteers.contribution)
 app.add_typer(bench.app, name="bench")
 app.add_typer(replay.app, name="replay")
 

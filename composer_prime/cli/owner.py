@@ -50,12 +50,16 @@ def admit(
     public: Annotated[
         str, typer.Option("--public", help="The line `composer-prime keygen` printed for it.", show_default=False)
     ],
+    guest: Annotated[
+        bool, typer.Option("--guest", help="It may offer, and never commit, merge a part or close the run.")
+    ] = False,
     key: KeyOption = None,
 ) -> None:
     """Let a site take part in a run that admits keys, from now on."""
     with _owner(store, key) as owner:
-        record = owner.admit(site, public)
-    typer.echo(f"admission {record.number}: site {site} may take part; admitted now: {_names(record.keys)}")
+        record = owner.admit(site, public, guest=guest)
+    role = "take part as a guest" if guest else "take part"
+    typer.echo(f"admission {record.number}: site {site} may {role}; admitted now: {_names(record.keys)}")
 
 
 def revoke(store: StoreArgument, site: SiteOption, key: KeyOption = None) -> None:

@@ -78,6 +78,22 @@ def _traffic_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]", step_s
         payloads = payloads_of([fragment.numel for fragment in fragments], name, outer.merged_codec, outer.slices)
         up, down = (sum(way) for way in zip(*(turn_bytes(payload, pace) for payload in payloads), strict=True))
         yield f"{name:>8}  {_size(up):>12}  {_size(down):>12}{_mark(recipe, name)}"
+    yield _join_line(recipe, fragments, pace)
+
+
+def _join_line(recipe: "RecipeBase", fragments: "Sequence[Fragment]", pace: "Pace") -> str:
+    """What a site that comes late fetches before it trains."""
+    from composer_prime.outer.forecast import join_bytes, payloads_of
+
+    outer = recipe.outer
+    assert outer is not None
+    numels = [fragment.numel for fragment in fragments]
+    payloads = payloads_of(numels, outer.codec, outer.merged_codec, outer.slices)
+    found = join_bytes(payloads, pace, momentum=outer.momentum > 0)
+    return (
+        f"a site that joins fetches {_size(found.newest_bytes)} of masters, or {_size(found.first_bytes)} of the first "
+        f"ones (none if it has the model) and {_size(found.round_bytes)} for each round since, as is quicker"
+    )
 
 
 def _link_lines(

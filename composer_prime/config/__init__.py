@@ -1,5 +1,6 @@
 """What a run is told: the recipe, how it is read and checked, and where its files lie. No torch here."""
 
+from composer_prime.config.launch import LaunchConfig
 from composer_prime.config.load import any_from_data, load_any, load_recipe, recipe_from_data
 from composer_prime.config.outer import OuterConfig, SiteConfig, SiteOverrides, SitesConfig
 from composer_prime.config.paths import RunPaths, SitePaths, models_cache, run_uri, store_uri
@@ -8,6 +9,7 @@ from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.config.settings import SiteSettings, settle_site
 
 __all__ = [
+    "LaunchConfig",
     "OuterConfig",
     "PrimeRecipe",
     "Recipe",

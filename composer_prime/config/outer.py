@@ -15,7 +15,8 @@ class OuterConfig(Table):
     """`[outer]`: how sites meet in the bucket. Without this table a site trains alone."""
 
     store: str | None = None
-    """Where the bucket is: s3://bucket/prefix, file:///folder or a folder. None: a folder beside the run's sites."""
+    """Where the bucket is: s3://bucket/prefix, file:///folder or a folder, or the gateway in front of it,
+    gateway+https://host. None: a folder beside the run's sites."""
 
     inner_steps: int = Field(default=8, ge=1)
     """H: inner (training) steps between two offers of the same fragment."""
@@ -139,6 +140,18 @@ class SiteConfig(Table):
 
     same_name: Literal["replace", "refuse"] = "replace"
     """What happens when a process of this site's name is still alive: it is taken over, or this one stops."""
+
+    threads: int = Field(default=1, ge=1, le=256)
+    """Threads of the trainer, and of the inference server, of an embedded site; one each where sites share cores."""
+
+    micro_batch_tokens: int = Field(default=1536, ge=128)
+    """Tokens of one forward pass of an embedded site's trainer, about: what its memory is made of, beside the model."""
+
+    max_mbit_up: float | None = Field(default=None, gt=0)
+    """Mbit/s that an embedded site sends to the bucket, on average; None: what the link gives."""
+
+    max_mbit_down: float | None = Field(default=None, gt=0)
+    """Mbit/s that it fetches from the bucket."""
 
 
 class SiteOverrides(Table):

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from composer_prime.config.launch import LaunchConfig
 from composer_prime.config.outer import OuterConfig, SiteConfig, SitesConfig
 from composer_prime.config.table import OpenTable, RunName, Table
 from composer_prime.config.teachers import HintsConfig, ReplayConfig
@@ -232,6 +233,7 @@ class RecipeBase(Table):
     outer: OuterConfig | None = None
     site: SiteConfig = SiteConfig()
     sites: SitesConfig = SitesConfig()
+    launch: LaunchConfig = LaunchConfig()
 
     @property
     def rounds(self) -> int:

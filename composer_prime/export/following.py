@@ -132,7 +132,7 @@ class Follower:
 
     def _fetch_masters(self, version: int, why: str) -> tuple[FragmentWeights, ...]:
         made = fill_from_masters(self._reader, self._model, version)
-        self._say(f"version {version}: whole masters, {self._master_nbytes():,} bytes ({why})")
+        self._say(f"version {version}: whole masters, {self._reader.nbytes(version):,} bytes ({why})")
         return made
 
     def _fetch_steps(self, held: SnapshotRecord, version: int) -> tuple[FragmentWeights, ...]:
@@ -141,14 +141,14 @@ class Follower:
             find_chain(self._reader, self._dtype, index, fragment, version)
             for index, fragment in enumerate(held.fragments)
         ]
-        nbytes = sum(chain.nbytes for chain in chains)
-        if nbytes > self._master_nbytes():
+        nbytes, whole = sum(chain.nbytes for chain in chains), self._reader.nbytes(version)
+        if nbytes > whole:
             raise CorruptObject(f"the deltas to it have {nbytes:,} bytes, more than the masters")
         made = [self._stepped(index, chain) for index, chain in enumerate(chains)]
         for index, bits in enumerate(made):
             self._model.write(index, bits)
-        share = nbytes / self._master_nbytes()
-        self._say(f"version {version}: {sum(len(one.steps) for one in chains)} deltas, {nbytes:,} bytes ({share:.1%})")
+        num_steps = sum(len(chain.steps) for chain in chains)
+        self._say(f"version {version}: {num_steps} deltas, {nbytes:,} bytes ({nbytes / whole:.1%} of the masters)")
         last = [chain.steps[-1] for chain in chains]
         return tuple(
             FragmentWeights(version=version, master_sha256=step.master_sha256, bits_sha256=step.sha256) for step in last
@@ -159,9 +159,6 @@ class Follower:
             return apply_chain(self._reader, chain, self._model.read(index))
         except KeyMissing as error:
             raise CorruptObject(f"a delta is gone: {error}") from error
-
-    def _master_nbytes(self) -> int:
-        return sum(self._reader.run.master_nbytes(index) for index in range(len(self._reader.run.fragments)))
 
     # --- the folder -------------------------------------------------------------------------------------------------
 

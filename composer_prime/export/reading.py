@@ -5,6 +5,7 @@ A master comes from its snapshot or, where none is stored, from an older one and
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from composer_prime.errors import BadInput, CorruptObject, KeyMissing, ProtocolError, RunGone, StoreError
@@ -19,7 +20,7 @@ from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import load_run
 from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.signatures import SigningKey
-from composer_prime.sync.snapshots import Master, load_master, vouched_sha, vouched_snapshots
+from composer_prime.sync.snapshots import Master, load_master, stored_nbytes, vouched_sha, vouched_snapshots
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +88,18 @@ class MasterReader:
                     f"version ({version}) isn't there yet: fragment {fragment} of run {self.run.manifest.run} hasn't "
                     f"had so many rounds, the newest that all have stored is {self.newest_version()}: name one up to it"
                 ) from None
+
+    def nbytes(self, version: int) -> int:
+        """What all fragments' masters after `version` rounds take to fetch; as plain fp32 where no snapshot says so."""
+
+        def of(fragment: int) -> int:
+            sha = self.vouched(fragment, version)
+            if sha is not None:
+                with suppress(KeyMissing, CorruptObject):
+                    return stored_nbytes(self.store, self.run, fragment, version, sha)
+            return self.run.master_nbytes(fragment)
+
+        return sum(self.runtime.map(of, range(len(self.run.fragments))))
 
     def is_closed(self) -> bool:
         """Whether the run has ended, as far as it was prolonged."""

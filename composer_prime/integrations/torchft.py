@@ -31,7 +31,7 @@ from composer_prime.integrations.torchft_rounds import (
     unpack,
     who_takes_part,
 )
-from composer_prime.store import Store, keys, open_store, probe_store
+from composer_prime.store import Store, keys, open_store, probe_store, torchft_keys
 from composer_prime.sync.canonical import sha256_hex
 
 logger = logging.getLogger(__name__)
@@ -310,12 +310,12 @@ class BucketManager:
         """Payload before record, so that a record's payload is always there."""
         data = pack(current.copies)
         sha = sha256_hex(data)
-        payload = keys.torchft_payload(current.number, self._replica, sha)
+        payload = torchft_keys.payload(current.number, self._replica, sha)
         self._patiently(self._store.put, payload, data)
         self._sign(current.number, Contribution(replica=self._replica, base=base, payload=payload, sha256=sha))
 
     def _sign(self, number: int, contribution: Contribution) -> None:
-        key = keys.torchft_contribution(number, self._replica)
+        key = torchft_keys.contribution(number, self._replica)
         if not self._patiently(self._store.create, key, contribution.to_bytes()):
             logger.warning("contributed_before round=%d replica=%s: the first one stands", number, self._replica)
 
@@ -332,7 +332,7 @@ class BucketManager:
             names = who_takes_part(ready, known, awaited, time_is_up, self._terms)
             if names is not None:
                 record = Decision(base=base, taken=tuple(known[name] for name in names), closer=self._replica)
-                self._patiently(self._store.create, keys.torchft_decision(number), record.to_bytes())
+                self._patiently(self._store.create, torchft_keys.decision(number), record.to_bytes())
                 continue
             if self._stopped.wait(pause_s):
                 raise SiteError(f"replica {self._replica} was shut down while round {number} was open")
@@ -340,7 +340,7 @@ class BucketManager:
         return decision
 
     def _read_decision(self, number: int) -> Decision | None:
-        key = keys.torchft_decision(number)
+        key = torchft_keys.decision(number)
         try:
             return Decision.from_bytes(self._store.get(key), key)
         except KeyMissing:
@@ -348,15 +348,15 @@ class BucketManager:
 
     def _read_contributions(self, number: int, known: dict[str, Contribution]) -> None:
         """Add the contributions of a round that aren't known yet; they never change."""
-        for key in self._store.list(keys.torchft_contributions_prefix(number)):
-            replica = keys.torchft_replica(key)
+        for key in self._store.list(torchft_keys.contributions_prefix(number)):
+            replica = torchft_keys.replica(key)
             if replica not in known:
                 known[replica] = Contribution.from_bytes(self._store.get(key), key)
 
     def _signs_of_life(self, number: int) -> frozenset[str]:
         """Replicas that contributed to a round, in time or too late."""
-        listed = self._store.list(keys.torchft_contributions_prefix(number))
-        return frozenset(keys.torchft_replica(key) for key in listed)
+        listed = self._store.list(torchft_keys.contributions_prefix(number))
+        return frozenset(torchft_keys.replica(key) for key in listed)
 
     def _means(self, decision: Decision, current: _Round) -> list[Tensor]:
         """The mean of each tensor over the replicas that take part, added in the order of their names."""
@@ -382,7 +382,7 @@ class BucketManager:
     def _collect_garbage(self, number: int) -> None:
         """Remove this replica's payloads of an old round."""
         if number >= 0:
-            for key in self._store.list(keys.torchft_payload_prefix(number, self._replica)):
+            for key in self._store.list(torchft_keys.payload_prefix(number, self._replica)):
                 self._store.delete(key)
 
     def _patiently(self, call: Callable[..., T], *arguments: Any) -> T:
@@ -409,8 +409,8 @@ def _open_run(uri: str, terms: RunTerms) -> Store:
     """The store of a run, probed, with what the replicas agree on. ConfigError when this replica doesn't."""
     store = open_store(uri)
     probe_store(store)
-    store.create(keys.torchft_run(), terms.to_bytes())
-    agreed = RunTerms.from_bytes(store.get(keys.torchft_run()), keys.torchft_run())
+    store.create(torchft_keys.run(), terms.to_bytes())
+    agreed = RunTerms.from_bytes(store.get(torchft_keys.run()), torchft_keys.run())
     if agreed != terms:
         store.close()
         raise ConfigError(

@@ -10,7 +10,7 @@ import torch
 
 from composer_prime.outer.aggregate import weighted_mean
 from composer_prime.outer.codecs import get_codec
-from composer_prime.outer.masters import pack_master
+from composer_prime.outer.masters import plain_bytes
 from composer_prime.outer.outer_optimizer import nesterov_step
 from composer_prime.outer.shares import multipliers
 
@@ -37,7 +37,8 @@ def test_vector() -> str:
             digest.update(payload)
             parts.append((share, codec.decode(payload, NUM_VALUES)))
         nesterov_step(weights, weighted_mean(parts), momentum, lr=LR, mu=MU)
-        digest.update(pack_master(weights, momentum))
+        for values in plain_bytes(weights, momentum):
+            digest.update(values)
     return digest.hexdigest()
 
 

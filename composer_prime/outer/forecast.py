@@ -15,6 +15,11 @@ SITE_BYTES = 3_000
 """Bytes each way that a turn's records and looks at the bucket take: so many, and so many for each site."""
 TURN_S = 0.05
 """Seconds of a turn between one site's writing and the others' reading: offers and the commit are found by looking."""
+UNHURRIED_S = 0.12
+"""Seconds more while the training thread isn't waiting yet: the bucket is looked at less often then."""
+HURRY_FROM, HURRY_TO = 0.4, 0.8
+"""Where the training thread's wait begins, as shares of a turn: with the first no look comes before it, with the second
+all of them do."""
 SYNC_NS = 8.0
 """CPU nanoseconds of a turn for each parameter of the fragment, off the training thread: error feedback, the journal,
 the mean and the outer step."""
@@ -35,6 +40,9 @@ TRAINER_NS = 1.25
 """Nanoseconds for each parameter of the fragment that a turn takes from the training thread: capture and adoption."""
 STEP_S = 0.00023
 """Seconds by which an inner step ends later, since the outer loop's threads take turns with the training thread."""
+
+FIRST_BYTES, TRAINED_BYTES = 1.35, 3.35
+"""Bytes a parameter of a stored master: one that came from bf16, and one whose low bytes training has filled."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,27 @@ def turn_bytes(payload: Payload, pace: Pace) -> tuple[int, int]:
     return payload.nbytes + own, others * math.ceil(payload.nbytes / parts) + payload.merged_nbytes
 
 
+@dataclass(frozen=True)
+class JoinBytes:
+    """What a site that joins fetches, of all fragments: of the first masters or of the newest, and of each round since.
+
+    first_bytes is for a model that comes in bf16, and 0 for a site that has it.
+    """
+
+    first_bytes: int
+    newest_bytes: int
+    round_bytes: int
+
+
+def join_bytes(payloads: Sequence[Payload], pace: Pace, *, momentum: bool) -> JoinBytes:
+    """What a joiner chooses from (`sync.beginning`). momentum: whether masters hold any; at first it is all zeros."""
+    numel = sum(payload.numel for payload in payloads)
+    rounds = [
+        payload.merged_nbytes if num_parts(payload, pace) else pace.sites * payload.nbytes for payload in payloads
+    ]
+    return JoinBytes(round(FIRST_BYTES * numel), round((1 + momentum) * TRAINED_BYTES * numel), sum(rounds))
+
+
 def forecast(payloads: Sequence[Payload], pace: Pace, codec: str, link_mbit: float) -> Forecast:
     """A round of these fragments, over a link of `link_mbit` each way."""
     byte_s = 8 / (link_mbit * 1e6)
@@ -157,7 +186,10 @@ def beside_s(payload: Payload, pace: Pace, codec: str, transfer_s: float) -> flo
     work_ns = payload.numel * (SYNC_NS + code_ns + decodes * decode_ns) + sum(turn_bytes(payload, pace)) * MOVE_NS
     work_s = work_ns * 1e-9 * pace.crowding
     waiting_s = work_s * (1 - 1 / pace.crowding)  # for cores that other sites use
-    return TURN_S + work_s + transfer_s - OVERLAP * min(transfer_s, waiting_s)
+    hurried_s = TURN_S + work_s + transfer_s - OVERLAP * min(transfer_s, waiting_s)
+    waits_from = pace.sync_delay * pace.step_s / hurried_s
+    unhurried = (waits_from - HURRY_FROM) / (HURRY_TO - HURRY_FROM)
+    return hurried_s + UNHURRIED_S * min(1.0, max(0.0, unhurried))
 
 
 def payloads_of(numels: Sequence[int], codec: str, merged_codec: str = "int8", slices: int = 128) -> list[Payload]:

@@ -1,24 +1,54 @@
 """A master as bytes: a fragment's global weights and outer momentum after v rounds, and the hash that names them.
 
-Layout: all weights, then all momentum where the run has any, as little-endian fp32; no header, since the manifest
-fixes the sizes. The hash is that of these bytes, so it names the value in commits and authenticates the snapshot alike.
+The hash is that of all weights, then all momentum where the run has any, as little-endian fp32: it names the value,
+however it is stored. Stored, the same values take fewer bytes: a header, a table of sizes, and `planes` of each vector.
 """
 
 import hashlib
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from composer_prime.errors import CorruptObject
 from composer_prime.outer.chunks import first_nonfinite
+from composer_prime.outer.master_header import (
+    HEADER_BYTES,
+    SIZE_BYTES,
+    VALUE_BYTES,
+    num_blocks,
+    num_vectors,
+    read_header,
+    table_bytes,
+    write_header,
+)
+from composer_prime.outer.planes import LITTLE_FP32, decode_planes, encode_planes
 
-LITTLE_FP32 = np.dtype("<f4")
+_SIZE = np.dtype(f"<u{SIZE_BYTES}")
+
+
+def plain_bytes(weights: Tensor, momentum: Tensor | None) -> list[memoryview]:
+    """What is hashed: little-endian fp32. weights, momentum: fp32 [n], contiguous, CPU; None without momentum."""
+    vectors = [weights] if momentum is None else [weights, momentum]
+    return [values.detach().numpy().astype(LITTLE_FP32, copy=False).data for values in vectors]
+
+
+def master_sha256(weights: Tensor, momentum: Tensor | None) -> str:
+    """sha256 (hex) of `plain_bytes`: the name of a master, however it is stored."""
+    digest = hashlib.sha256()
+    for values in plain_bytes(weights, momentum):
+        digest.update(values)
+    return digest.hexdigest()
 
 
 def pack_master(weights: Tensor, momentum: Tensor | None) -> bytes:
-    """The bytes of a master. weights, momentum: fp32 [n], contiguous, CPU; None in a run without momentum."""
-    return b"".join(_planes(weights, momentum))
+    """A master as it is stored. weights, momentum: as for `plain_bytes`."""
+    vectors = [weights] if momentum is None else [weights, momentum]
+    pieces = [piece for values in vectors for piece in encode_planes(values)]
+    sizes = np.array([len(piece) for piece in pieces], _SIZE).tobytes()
+    nbytes = HEADER_BYTES + len(sizes) + sum(map(len, pieces))
+    return b"".join((write_header(weights.numel(), nbytes, momentum=momentum is not None), sizes, *pieces))
 
 
 def unpack_master(data: bytes | bytearray | memoryview, numel: int, *, momentum: bool) -> tuple[Tensor, Tensor | None]:
@@ -26,34 +56,30 @@ def unpack_master(data: bytes | bytearray | memoryview, numel: int, *, momentum:
 
     momentum   whether the master has any
 
-    Raises CorruptObject when `data` has another size or holds a value that isn't finite.
+    Raises CorruptObject when `data` is no such master, has another size than it says, or holds a value that isn't
+    finite. Sizes are checked against `numel` before anything is decompressed.
     """
-    size = (2 if momentum else 1) * LITTLE_FP32.itemsize * numel
-    if len(data) != size:
-        raise CorruptObject(
-            f"a master of {numel} parameters has {size} bytes, this one has {len(data)}: "
-            "fetch it again, or rebuild it from the log"
-        )
-    stored = np.frombuffer(data, dtype=LITTLE_FP32)
-    cut = [stored[:numel], stored[numel:]] if momentum else [stored]
-    planes = [torch.from_numpy(plane.astype(np.float32)) for plane in cut]
-    for name, plane in zip(("weight", "momentum"), planes, strict=False):
-        bad = first_nonfinite(plane)
+    stated = read_header(data, numel, momentum=momentum)
+    if len(data) != stated:
+        raise CorruptObject(f"a stored master says {stated} bytes and has {len(data)}: fetch it again")
+    pieces, each = _cut(memoryview(data), numel, momentum), VALUE_BYTES * num_blocks(numel)
+    vectors = [
+        decode_planes(pieces[at * each : (at + 1) * each], numel) for at in range(num_vectors(momentum=momentum))
+    ]
+    for name, values in zip(("weight", "momentum"), vectors, strict=False):
+        bad = first_nonfinite(values)
         if bad is not None:
             raise CorruptObject(
-                f"{name} {bad} of a master is {float(plane[bad])}, all must be finite: rebuild the master from the log"
+                f"{name} {bad} of a master is {float(values[bad])}, all must be finite: rebuild the master from the log"
             )
-    return planes[0], planes[1] if momentum else None
+    return vectors[0], vectors[1] if momentum else None
 
 
-def master_sha256(weights: Tensor, momentum: Tensor | None) -> str:
-    """sha256 (hex) of `pack_master(weights, momentum)`, without making the copy."""
-    digest = hashlib.sha256()
-    for plane in _planes(weights, momentum):
-        digest.update(plane)
-    return digest.hexdigest()
-
-
-def _planes(weights: Tensor, momentum: Tensor | None) -> list[memoryview]:
-    planes = [weights] if momentum is None else [weights, momentum]
-    return [values.detach().numpy().astype(LITTLE_FP32, copy=False).data for values in planes]
+def _cut(data: memoryview, numel: int, momentum: bool) -> Sequence[memoryview]:
+    """The pieces of a master by its table of sizes, which must fill it exactly."""
+    start = HEADER_BYTES + table_bytes(numel, momentum=momentum)
+    sizes = np.frombuffer(data[HEADER_BYTES:start], _SIZE).tolist()
+    ends = list(accumulate(sizes, initial=start))
+    if ends[-1] != len(data):
+        raise CorruptObject(f"the planes of a stored master end at byte {ends[-1]} of {len(data)}: fetch it again")
+    return [data[first:last] for first, last in pairwise(ends)]

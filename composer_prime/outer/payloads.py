@@ -14,7 +14,7 @@ from torch import Tensor
 
 from composer_prime.errors import CorruptObject
 from composer_prime.outer.chunks import empty
-from composer_prime.outer.codecs import Codec, SparseCodec
+from composer_prime.outer.codecs import Codec, is_sparse
 from composer_prime.outer.slices import SlicePlan, root_sha256, slice_digest
 from composer_prime.outer.sparse import Vector, dense
 
@@ -59,7 +59,7 @@ def plan_slices(numel: int, num_slices: int, codecs: Sequence[Codec]) -> SlicePl
 
 def code(codec: Codec, x: Tensor, plan: SlicePlan) -> Coded:
     """Code x, fp32 [plan.numel] contiguous on the CPU. Raises SiteError on a value that isn't finite."""
-    if isinstance(codec, SparseCodec):
+    if is_sparse(codec):
         piece = codec.encode(x)
         few = codec.decode_sparse(piece, plan.numel)
         return Coded(piece, (slice_digest(piece),), (norm_of(torch.from_numpy(few.values)),), few)
@@ -85,7 +85,7 @@ def decode_whole(
     codec: Codec, data: bytes | memoryview, digests: Sequence[bytes], norms: Sequence[float], plan: SlicePlan
 ) -> Vector:
     """All that a payload holds. As `decode` otherwise."""
-    if not isinstance(codec, SparseCodec):
+    if not is_sparse(codec):
         return decode(codec, data, digests, norms, plan, 0, plan.num_slices)
     _check_digest(data, digests, 0)
     few = codec.decode_sparse(data, plan.numel)
@@ -108,7 +108,7 @@ def decode(
 
     Raises CorruptObject when the bytes have another length, hash or norm than declared, or don't decode.
     """
-    if isinstance(codec, SparseCodec):
+    if is_sparse(codec):
         return dense(decode_whole(codec, data, digests, norms, plan))
     sizes = [codec.nbytes(plan.size(index)) for index in range(first, last)]
     if len(data) != sum(sizes):

@@ -4,20 +4,16 @@ A site may hold bf16 parameters while masters are fp32; what it adopted is what 
 so `write_back` returns that, and pseudo-gradients are taken against it (otherwise rounding would be sent as work).
 """
 
-import functools
 import math
-from collections import deque
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from composer_prime.errors import SiteError
-from composer_prime.outer.chunks import empty, spans
+from composer_prime.outer.chunks import empty
+from composer_prime.outer.device_copy import copy_off, cuda_side
 from composer_prime.outer.fragments import Fragment
-
-STAGES = 2
-"""Pinned buffers of a copy off a device: one fills while the other is emptied."""
 
 
 def flatten(params: Mapping[str, Tensor], fragment: Fragment) -> Tensor:
@@ -92,39 +88,6 @@ def copy_to_host(values: Tensor, target: Tensor) -> None:
     """
     with torch.no_grad():
         if values.device.type == "cuda":
-            _copy_from_cuda(values, target)
+            copy_off(values, target, cuda_side(values.device))
         else:
             target.copy_(values.reshape(-1))
-
-
-def _copy_from_cuda(values: Tensor, target: Tensor) -> None:
-    """By spans through pinned memory on a stream of its own, so that only these copies are waited for.
-
-    They stay in the dtype of `values` up to the CPU: half the traffic for bf16, and the CPU's own conversion.
-    """
-    side = _side_stream(values.device)
-    side.wait_stream(torch.cuda.current_stream(values.device))  # what the optimizer has queued comes first
-    landing: deque[tuple[torch.cuda.Event, Tensor, Tensor]] = deque()
-    with torch.cuda.stream(side):
-        flat = values.reshape(-1)  # new memory when not contiguous, and then the side stream's
-        flat.record_stream(side)
-        for start, stop in spans(flat.numel()):
-            if len(landing) == STAGES:
-                _land(*landing.popleft())
-            stage = torch.empty(stop - start, dtype=flat.dtype, pin_memory=True)
-            stage.copy_(flat[start:stop], non_blocking=True)
-            copied = torch.cuda.Event()
-            copied.record(side)
-            landing.append((copied, stage, target[start:stop]))
-    for landed in landing:
-        _land(*landed)
-
-
-def _land(copied: torch.cuda.Event, stage: Tensor, target: Tensor) -> None:
-    copied.synchronize()
-    target.copy_(stage)
-
-
-@functools.cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)

@@ -5,7 +5,7 @@ Every backend keeps this protocol and passes tests/contracts/test_store_contract
 """
 
 import re
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from composer_prime.errors import StoreError
 
@@ -72,6 +72,15 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Let go of connections and threads; may be called twice. The bytes stay."""
+        ...
+
+
+@runtime_checkable
+class Guarded(Protocol):
+    """A store behind somebody who decides what we may do there, so that writing to it is no way to try it."""
+
+    def introduce(self) -> None:
+        """Ask whether we are let in; StoreUnusable when not, or when nobody answers."""
         ...
 
 

@@ -6,6 +6,7 @@ and every function here is pure; DESIGN.md section 4 and docs/protocol.md say wh
 
 import re
 from functools import lru_cache
+from typing import NamedTuple
 
 from composer_prime.config.table import SITE_NAME
 from composer_prime.errors import ConfigError, ProtocolError
@@ -44,19 +45,22 @@ def check_site_name(site: str) -> str:
     return site
 
 
-def _number(what: str, value: int, digits: int) -> str:
+def fixed_number(what: str, value: int, digits: int) -> str:
+    """A number as keys hold it. Raises ProtocolError, saying what it counts, when it has more digits."""
     if not 0 <= value < 10**digits:
         raise ProtocolError(f"{what} ({value}) must be from 0 to {10**digits - 1}, or names would no longer sort")
     return f"{value:0{digits}d}"
 
 
-def _sha16(sha: str) -> str:
+def short_sha(sha: str) -> str:
+    """The digits of a hash that keys hold."""
     if not _SHA.fullmatch(sha):
         raise ProtocolError(f"sha256 ({sha!r}) must be {SHA_DIGITS} to 64 lower-case hex digits")
     return sha[:SHA_DIGITS]
 
 
-def _parsed(pattern: re.Pattern[str], what: str, key: str) -> re.Match[str]:
+def parsed(pattern: re.Pattern[str], what: str, key: str) -> re.Match[str]:
+    """The match of a whole key. Raises ProtocolError when it doesn't name that."""
     match = pattern.fullmatch(key)
     if match is None:
         raise ProtocolError(f"key ({key!r}) does not name {what}: pass a key that this module spelled")
@@ -78,7 +82,7 @@ def founding() -> str:
 
 def close(number: int = 0) -> str:
     """The create-once record of the run's final versions; `number` counts how often the run was reopened before."""
-    return f"close-{_number('closing', number, ORDER_DIGITS)}.json" if number else "close.json"
+    return f"close-{fixed_number('closing', number, ORDER_DIGITS)}.json" if number else "close.json"
 
 
 def reopenings_prefix() -> str:
@@ -88,7 +92,7 @@ def reopenings_prefix() -> str:
 
 def reopening(number: int) -> str:
     """The create-once record of the `number`-th time, from 1, that the run's owner prolonged it."""
-    return f"{reopenings_prefix()}{_number('reopening', number, ORDER_DIGITS)}.json"
+    return f"{reopenings_prefix()}{fixed_number('reopening', number, ORDER_DIGITS)}.json"
 
 
 def admissions_prefix() -> str:
@@ -98,7 +102,7 @@ def admissions_prefix() -> str:
 
 def admission(number: int) -> str:
     """The create-once, owner-signed record of the `number`-th change, from 1, of who may take part."""
-    return f"{admissions_prefix()}{_number('admission', number, ORDER_DIGITS)}.json"
+    return f"{admissions_prefix()}{fixed_number('admission', number, ORDER_DIGITS)}.json"
 
 
 def probe(nonce: str) -> str:
@@ -112,7 +116,7 @@ def probe(nonce: str) -> str:
 @_remembered
 def round_prefix(fragment: int, version: int) -> str:
     """Prefix of everything that belongs to the round which makes `version` + 1 out of `version`."""
-    return f"rounds/{_number('fragment', fragment, FRAGMENT_DIGITS)}/{_number('version', version, ROUND_DIGITS)}/"
+    return f"{rounds_prefix(fragment)}{fixed_number('version', version, ROUND_DIGITS)}/"
 
 
 def offers_prefix(fragment: int, version: int) -> str:
@@ -135,18 +139,18 @@ def is_offer(key: str) -> bool:
 @_remembered
 def offer_site(key: str) -> str:
     """The site that made the offer record at `key`; ProtocolError when it is no such key."""
-    return _parsed(_OFFER, "an offer", key)[3]
+    return parsed(_OFFER, "an offer", key)[3]
 
 
 def payload(fragment: int, version: int, site: str, sha: str) -> str:
     """The coded pseudo-gradient an offer names, addressed by the sha256 (hex) of its bytes."""
-    return f"{round_prefix(fragment, version)}payload/{check_site_name(site)}-{_sha16(sha)}"
+    return f"{round_prefix(fragment, version)}payload/{check_site_name(site)}-{short_sha(sha)}"
 
 
 @_remembered
 def parse_payload(key: str) -> tuple[int, int, str]:
     """(fragment, version it was captured on, site) of a payload's key; ProtocolError for any other key."""
-    match = _parsed(_PAYLOAD, "a payload", key)
+    match = parsed(_PAYLOAD, "a payload", key)
     return int(match[1]), int(match[2]), match[3]
 
 
@@ -163,17 +167,17 @@ def commit(fragment: int, version: int) -> str:
 
 def merged(fragment: int, version: int, part: int) -> str:
     """The create-once record of one part of a sliced round, as its reducer merged it."""
-    return f"{round_prefix(fragment, version)}merged/{_number('part', part, PART_DIGITS)}.json"
+    return f"{round_prefix(fragment, version)}merged/{fixed_number('part', part, PART_DIGITS)}.json"
 
 
 def merged_payload(fragment: int, version: int, part: int, sha: str) -> str:
     """The coded mean of one part of a sliced round, addressed by the sha256 (hex) of its bytes."""
-    return f"{round_prefix(fragment, version)}merged/{_number('part', part, PART_DIGITS)}-{_sha16(sha)}"
+    return f"{round_prefix(fragment, version)}merged/{fixed_number('part', part, PART_DIGITS)}-{short_sha(sha)}"
 
 
 def rounds_prefix(fragment: int) -> str:
     """Prefix of all rounds of one fragment; they sort by version."""
-    return f"rounds/{_number('fragment', fragment, FRAGMENT_DIGITS)}/"
+    return f"rounds/{fixed_number('fragment', fragment, FRAGMENT_DIGITS)}/"
 
 
 def parse_collectable(key: str) -> tuple[int, int] | None:
@@ -189,12 +193,12 @@ def parse_collectable(key: str) -> tuple[int, int] | None:
 
 def masters_prefix(fragment: int) -> str:
     """Prefix of all snapshots of one fragment; they sort by version."""
-    return f"masters/{_number('fragment', fragment, FRAGMENT_DIGITS)}/"
+    return f"masters/{fixed_number('fragment', fragment, FRAGMENT_DIGITS)}/"
 
 
 def master(fragment: int, version: int, sha: str) -> str:
     """A snapshot of a fragment's master, addressed by the sha256 (hex) of its bytes."""
-    return f"{masters_prefix(fragment)}{_number('version', version, ROUND_DIGITS)}-{_sha16(sha)}"
+    return f"{masters_prefix(fragment)}{fixed_number('version', version, ROUND_DIGITS)}-{short_sha(sha)}"
 
 
 def is_master(key: str) -> bool:
@@ -204,7 +208,7 @@ def is_master(key: str) -> bool:
 
 def parse_master(key: str) -> tuple[int, int, str]:
     """(fragment, version, first 16 hex digits of the sha256) of a snapshot's key; ProtocolError for any other key."""
-    match = _parsed(_MASTER, "a master", key)
+    match = parsed(_MASTER, "a master", key)
     return int(match[1]), int(match[2]), match[3]
 
 
@@ -223,7 +227,7 @@ def _dtype(name: str) -> str:
 
 
 def _exported(dtype: str, fragment: int, version: int) -> str:
-    place = f"{_number('fragment', fragment, FRAGMENT_DIGITS)}/{_number('version', version, ROUND_DIGITS)}"
+    place = f"{fixed_number('fragment', fragment, FRAGMENT_DIGITS)}/{fixed_number('version', version, ROUND_DIGITS)}"
     return f"{exports_prefix(dtype)}{place}"
 
 
@@ -234,7 +238,7 @@ def export_step(dtype: str, fragment: int, version: int) -> str:
 
 def export_delta(dtype: str, fragment: int, version: int, sha: str) -> str:
     """The delta that such a record names, addressed by the sha256 (hex) of its bytes."""
-    return f"{_exported(dtype, fragment, version)}-{_sha16(sha)}"
+    return f"{_exported(dtype, fragment, version)}-{short_sha(sha)}"
 
 
 def is_export_step(key: str) -> bool:
@@ -261,7 +265,7 @@ def snapshots_prefix(dtype: str) -> str:
 
 def snapshot_prefix(dtype: str, version: int, sha: str) -> str:
     """Prefix of one folder's files, addressed by the sha256 (hex) of their names and hashes."""
-    return f"{snapshots_prefix(dtype)}{_number('version', version, ROUND_DIGITS)}-{_sha16(sha)}/"
+    return f"{snapshots_prefix(dtype)}{fixed_number('version', version, ROUND_DIGITS)}-{short_sha(sha)}/"
 
 
 def snapshot_version(key: str) -> int | None:
@@ -287,13 +291,13 @@ def site_prefix(site: str) -> str:
 @_remembered
 def claim(site: str, incarnation: int) -> str:
     """The create-once record by which a process takes a site's name."""
-    return f"{site_prefix(site)}{_number('incarnation', incarnation, INCARNATION_DIGITS)}/claim.json"
+    return f"{site_prefix(site)}{fixed_number('incarnation', incarnation, INCARNATION_DIGITS)}/claim.json"
 
 
 @_remembered
 def beat(site: str, incarnation: int) -> str:
     """The one object of a site that is overwritten: its sign of life."""
-    return f"{site_prefix(site)}{_number('incarnation', incarnation, INCARNATION_DIGITS)}/beat"
+    return f"{site_prefix(site)}{fixed_number('incarnation', incarnation, INCARNATION_DIGITS)}/beat"
 
 
 @_remembered
@@ -310,13 +314,13 @@ def is_beat(key: str) -> bool:
 @_remembered
 def parse_claim(key: str) -> tuple[str, int]:
     """(site, incarnation) of a claim's key; ProtocolError for any other key."""
-    match = _parsed(_CLAIM, "a claim", key)
+    match = parsed(_CLAIM, "a claim", key)
     return match[1], int(match[2])
 
 
 def parse_beat(key: str) -> tuple[str, int]:
     """(site, incarnation) of a beat's key; ProtocolError for any other key."""
-    match = _parsed(_BEAT, "a beat", key)
+    match = parsed(_BEAT, "a beat", key)
     return match[1], int(match[2])
 
 
@@ -330,49 +334,151 @@ def tape_prefix(site: str) -> str:
 
 def tape(site: str, number: int) -> str:
     """The `number`-th piece of a site's tape of metrics and events (JSON lines)."""
-    return f"{tape_prefix(site)}{_number('tape number', number, TAPE_DIGITS)}.jsonl"
+    return f"{tape_prefix(site)}{fixed_number('tape number', number, TAPE_DIGITS)}.jsonl"
 
 
-# --- torchft: rounds of composer_prime.integrations.torchft, in a run of their own -----------------------------------
+# --- launches: what `composer-prime launch` started on which platform -------------------------------------------------
 
-_TORCHFT_CONTRIBUTION = re.compile(rf"torchft/rounds/(\d{{8}})/contributions/({SITE_NAME})\.json")
-
-
-def torchft_run() -> str:
-    """The create-once record of what the replicas agree on."""
-    return "torchft/run.json"
+LAUNCH_DIGITS = 4
+_LAUNCH = re.compile(r"launches/(\d{4})/launch\.json")
+_LAUNCHED = re.compile(rf"launches/(\d{{4}})/sites/({SITE_NAME})/(\d{{4}})/(intent|job|end)\.json")
 
 
-def torchft_round_prefix(number: int) -> str:
-    """Prefix of everything that belongs to one round; rounds are counted over all fragments."""
-    return f"torchft/rounds/{_number('round', number, ROUND_DIGITS)}/"
+def launches_prefix() -> str:
+    """Prefix of everything about launches; they sort by number."""
+    return "launches/"
 
 
-def torchft_contributions_prefix(number: int) -> str:
-    """Prefix of a round's contribution records, and of nothing else."""
-    return f"{torchft_round_prefix(number)}contributions/"
+def launch_prefix(number: int) -> str:
+    """Prefix of all records of the `number`-th launch, from 1."""
+    return f"{launches_prefix()}{fixed_number('launch', number, LAUNCH_DIGITS)}/"
 
 
-def torchft_contribution(number: int, replica: str) -> str:
-    """One replica's create-once record for one round."""
-    return f"{torchft_contributions_prefix(number)}{check_site_name(replica)}.json"
+def launch(number: int) -> str:
+    """The create-once record that names the `number`-th launch on its platforms."""
+    return f"{launch_prefix(number)}launch.json"
 
 
-def torchft_replica(key: str) -> str:
-    """The replica that made the contribution record at `key`; ProtocolError when it is no such key."""
-    return _parsed(_TORCHFT_CONTRIBUTION, "a contribution", key)[2]
+def launch_stop(number: int) -> str:
+    """The create-once record by which somebody ended a launch: nothing of it is started any more."""
+    return f"{launch_prefix(number)}stop.json"
 
 
-def torchft_payload_prefix(number: int, replica: str) -> str:
-    """Prefix of one replica's payloads of one round."""
-    return f"{torchft_round_prefix(number)}payload/{check_site_name(replica)}-"
+def launch_recipe(sha: str) -> str:
+    """The recipe that a launch's sites run, addressed by the sha256 (64 hex digits) of its text."""
+    return f"{launches_prefix()}recipes/{short_sha(sha)}.toml"
 
 
-def torchft_payload(number: int, replica: str, sha: str) -> str:
-    """The tensors a contribution names, addressed by the sha256 (hex) of their bytes."""
-    return f"{torchft_payload_prefix(number, replica)}{_sha16(sha)}"
+def _attempt(number: int, site: str, attempt: int) -> str:
+    place = f"sites/{check_site_name(site)}/{fixed_number('attempt', attempt, LAUNCH_DIGITS)}"
+    return f"{launch_prefix(number)}{place}"
 
 
-def torchft_decision(number: int) -> str:
-    """The create-once record that decides whose contributions make the round."""
-    return f"{torchft_round_prefix(number)}decision.json"
+def launch_intent(number: int, site: str, attempt: int) -> str:
+    """The create-once record that an attempt to run a site is to be started: written before money is spent."""
+    return f"{_attempt(number, site, attempt)}/intent.json"
+
+
+def launch_job(number: int, site: str, attempt: int) -> str:
+    """The create-once record of the platform's name for that attempt's job."""
+    return f"{_attempt(number, site, attempt)}/job.json"
+
+
+def launch_end(number: int, site: str, attempt: int) -> str:
+    """The create-once record of how that attempt ended, and what it cost."""
+    return f"{_attempt(number, site, attempt)}/end.json"
+
+
+def parse_launch(key: str) -> int | None:
+    """The number of the launch whose record is at `key`; None for any other key."""
+    match = _LAUNCH.fullmatch(key)
+    return None if match is None else int(match[1])
+
+
+def parse_launched(key: str) -> tuple[int, str, int, str] | None:
+    """(launch, site, attempt, "intent", "job" or "end") of a record of an attempt; None for any other key."""
+    match = _LAUNCHED.fullmatch(key)
+    return None if match is None else (int(match[1]), match[2], int(match[3]), match[4])
+
+
+# --- invitations: what the owner promised to whom --------------------------------------------------------------------
+
+_INVITATION = re.compile(rf"invitations/({SITE_NAME})/(\d{{4}})\.json")
+
+
+def invitations_prefix() -> str:
+    """Prefix of all records of invitations; they sort by site and number."""
+    return "invitations/"
+
+
+def invitations_of(site: str) -> str:
+    """Prefix of the records of one site's invitations; they sort by number."""
+    return f"{invitations_prefix()}{check_site_name(site)}/"
+
+
+def invitation(site: str, number: int) -> str:
+    """The create-once, owner-signed record of the `number`-th time, from 1, that a site was invited."""
+    return f"{invitations_of(site)}{fixed_number('invitation', number, ORDER_DIGITS)}.json"
+
+
+def is_invitation(key: str) -> bool:
+    """True when `key` is that of an invitation's record."""
+    return _INVITATION.fullmatch(key) is not None
+
+
+# --- any key ---------------------------------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """What stands at a key: its kind, and the names and numbers in it where the kind has them."""
+
+    kind: str
+    site: str = ""
+    fragment: int = 0
+    number: int = 0
+    """Version, incarnation, or the number of a tape's piece, an admission or a reopening."""
+    sha: str = ""
+
+
+_F, _SHA16 = rf"(?P<fragment>\d{{{FRAGMENT_DIGITS}}})", rf"(?P<sha>[0-9a-f]{{{SHA_DIGITS}}})"
+_NAME, _ROUND = rf"(?P<site>{SITE_NAME})", rf"rounds/{_F}/(?P<number>\d{{{ROUND_DIGITS}}})"
+_INCARNATION = rf"sites/{_NAME}/(?P<number>\d{{{INCARNATION_DIGITS}}})"
+_PLACES = {
+    kind: re.compile(pattern)
+    for kind, pattern in {
+        "manifest": r"manifest\.json",
+        "founding": r"founding\.json",
+        "close": rf"close(?:-(?P<number>\d{{{ORDER_DIGITS}}}))?\.json",
+        "reopening": rf"reopen/(?P<number>\d{{{ORDER_DIGITS}}})\.json",
+        "admission": rf"admissions/(?P<number>\d{{{ORDER_DIGITS}}})\.json",
+        "probe": r"probe/[^/]+",
+        "offer": rf"{_ROUND}/offers/{_NAME}\.json",
+        "payload": rf"{_ROUND}/payload/{_NAME}-{_SHA16}",
+        "commit": rf"{_ROUND}/commit\.json",
+        "part": rf"{_ROUND}/merged/\d{{{PART_DIGITS}}}\.json",
+        "merged payload": rf"{_ROUND}/merged/\d{{{PART_DIGITS}}}-{_SHA16}",
+        "master": rf"masters/{_F}/(?P<number>\d{{{ROUND_DIGITS}}})-{_SHA16}",
+        "export step": rf"exports/[a-z0-9]+/{_F}/(?P<number>\d{{{ROUND_DIGITS}}})\.json",
+        "export delta": rf"exports/[a-z0-9]+/{_F}/(?P<number>\d{{{ROUND_DIGITS}}})-{_SHA16}",
+        "snapshot": rf"snapshots/[a-z0-9]+/(?P<number>\d{{{ROUND_DIGITS}}})-{_SHA16}/[^/]+",
+        "claim": rf"{_INCARNATION}/claim\.json",
+        "beat": rf"{_INCARNATION}/beat",
+        "tape": rf"tape/{_NAME}/(?P<number>\d{{{TAPE_DIGITS}}})\.jsonl",
+    }.items()
+}
+
+
+@_remembered
+def place(key: str) -> Place | None:
+    """What stands at `key`, for whoever must judge keys that others name; None for a key that no run of sites has."""
+    for kind, pattern in _PLACES.items():
+        if match := pattern.fullmatch(key):
+            found = match.groupdict()
+            numbers = {name: int(found.get(name) or 0) for name in ("fragment", "number")}
+            return Place(kind, found.get("site") or "", **numbers, sha=found.get("sha") or "")
+    return None
+
+
+def payloads_prefix(fragment: int, version: int, site: str) -> str:
+    """Prefix of one site's payloads of one round, and of those of sites whose names go on behind a hyphen."""
+    return f"{round_prefix(fragment, version)}payload/{check_site_name(site)}-"

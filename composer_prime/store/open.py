@@ -11,11 +11,11 @@ from composer_prime.store.base import Store
 
 SCHEMES = (
     "file:///absolute/folder (or a plain path), s3://bucket/prefix, gs://bucket/prefix, "
-    "hf://buckets/namespace/bucket/prefix, memory://name"
+    "hf://buckets/namespace/bucket/prefix, gateway+https://host/run, memory://name"
 )
 
 
-def open_store(uri: str) -> Store:
+def open_store(uri: str, key_file: Path | None = None) -> Store:
     """The store `uri` names. Does no I/O: `probe_store` or the first use finds out whether it can be reached.
 
     uri    a plain path (relative to the working directory, '~' is expanded), or file:///folder, both taken literally;
@@ -23,7 +23,9 @@ def open_store(uri: str) -> Store:
            AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_DEFAULT_REGION, profiles);
            gs://bucket/prefix, with Google's application default credentials;
            hf://buckets/namespace/bucket/prefix, with S3 keys of that account where the AWS tools take them;
+           gateway+https://host/run (or gateway+http://), as the site whose key file is given;
            or memory://name, which lives and dies with this process.
+    key_file   of the site that a gateway shall know us as; None: the file that COMPOSER_PRIME_KEY names.
 
     ConfigError for an unknown scheme, a URI that names no place, or a backend that isn't installed.
     """
@@ -40,6 +42,10 @@ def open_store(uri: str) -> Store:
         from composer_prime.store.hf import open_hf
 
         return open_hf(rest)
+    if scheme in ("gateway+https", "gateway+http"):
+        from composer_prime.store.gateway import open_gateway
+
+        return open_gateway(scheme.removeprefix("gateway+"), rest, key_file)
     if scheme in ("memory", "s3", "gs"):
         bucket, _, prefix = rest.partition("/")
         return _open_bucket(scheme, bucket, prefix.strip("/"))

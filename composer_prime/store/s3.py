@@ -4,6 +4,7 @@ The one atomic act is a single-part PUT with `If-None-Match: *`. Endpoint, regio
 AWS tools take them, unless `S3Settings` say otherwise.
 """
 
+import base64
 import logging
 import os
 import re
@@ -159,6 +160,36 @@ class S3Store(RemoteStore):
             self._run("delete", key, lambda client, left_s: client.delete(self._folder + key))
         except KeyMissing:
             log.debug("store=%s delete of absent key=%s", self.uri, key)
+
+    def presign_get(self, key: str, expires_s: int) -> str:
+        """A URL that reads one object until `expires_s` seconds from now, whoever holds it."""
+        check_key(key)
+
+        def attempt(client: S3Client, left_s: float) -> str:
+            return client.presign("get_object", self._folder + key, expires_s)
+
+        return self._run("presign", key, attempt)
+
+    def presign_put(
+        self, key: str, expires_s: int, *, nbytes: int, sha256: bytes, if_absent: bool
+    ) -> tuple[str, dict[str, str]]:
+        """A URL that writes these very bytes at one key, and the headers that the request must have.
+
+        nbytes, sha256   of the bytes: their length is part of what is signed, and their hash, which a store that knows
+                         S3's checksums compares with what it got
+        if_absent        only where nothing stands
+        """
+        check_key(key)
+        condition = {"IfNoneMatch": "*"} if if_absent else {}
+        checksum = base64.b64encode(sha256).decode()
+
+        def attempt(client: S3Client, left_s: float) -> str:
+            signed = {"ContentLength": nbytes, "ChecksumSHA256": checksum, **condition}
+            return client.presign("put_object", self._folder + key, expires_s, **signed)
+
+        headers = {"content-length": str(nbytes), "x-amz-checksum-sha256": checksum}
+        headers |= {"if-none-match": "*"} if if_absent else {}
+        return self._run("presign", key, attempt), headers
 
     def _connect(self) -> Client:
         settings = self._settings

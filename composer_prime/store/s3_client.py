@@ -71,6 +71,23 @@ class S3Client:
         with self._connecting:
             return self._made
 
+    @cached_property
+    def _presigning(self) -> Any:
+        """A client that only signs: URLs want version 4 named, without which botocore falls back to version 2."""
+        config = self.config.merge(Config(signature_version="s3v4"))
+        return get_session().create_client("s3", endpoint_url=self._endpoint, config=config)
+
+    def presign(self, operation: str, name: str, expires_s: int, **more: Any) -> str:
+        """A URL with which whoever holds it may do one operation ("get_object", "put_object") on one object.
+
+        more   the operation's further parameters. Those that travel as headers are signed: the request must have them,
+               with these values.
+        """
+        with self._connecting:
+            client = self._presigning
+        place = {"Bucket": self._bucket, "Key": name}
+        return client.generate_presigned_url(operation, Params={**place, **more}, ExpiresIn=expires_s)
+
     @property
     def endpoint_url(self) -> str:
         """Where requests go, the bucket's name apart."""
@@ -78,8 +95,9 @@ class S3Client:
 
     def close(self) -> None:
         """Close all connections."""
-        if "_made" in self.__dict__:
-            self._made.close()
+        for name in ("_made", "_presigning"):
+            if name in self.__dict__:
+                self.__dict__[name].close()
 
     def look(self, prefix: str, within_s: float) -> None:
         """Ask for one name; TimeoutError after `within_s`, even where looking up a name or credentials hangs."""

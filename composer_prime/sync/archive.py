@@ -9,7 +9,7 @@ from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.garbage import collect_garbage
 from composer_prime.sync.members import Members
-from composer_prime.sync.protocol import may_commit, run_is_over, wants_snapshot
+from composer_prime.sync.protocol import run_is_over, wants_snapshot
 from composer_prime.sync.records import Close
 from composer_prime.sync.replica import Replica
 from composer_prime.sync.roster import Roster
@@ -92,7 +92,7 @@ class Archive:
     def _close_run(self) -> None:
         """Rule 11: once every fragment is final, make sure that the final masters and the close record stand."""
         masters = [replica.master for replica in self._replicas]
-        if may_commit(self._site, self._roster.committer(self._roster.newest)):
+        if self._roster.authority().allows(self._site):
             self._runtime.map(self._store_if_absent, masters)
             record = Close(
                 number=self._run.closing,

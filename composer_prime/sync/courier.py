@@ -22,7 +22,6 @@ from composer_prime.sync.journal import Journal
 from composer_prime.sync.members import Members, Pulse
 from composer_prime.sync.protocol import (
     due_fragment,
-    may_commit,
     reducer_rank,
     run_is_over,
     takeover_s,
@@ -32,7 +31,7 @@ from composer_prime.sync.replica import Replica, Round
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.rounds import RoundCloser
 from composer_prime.sync.run import Run
-from composer_prime.sync.runtime import Runtime
+from composer_prime.sync.runtime import Runtime, side_by_side
 from composer_prime.sync.snapshots import Master
 from composer_prime.sync.tape import Tape
 
@@ -227,10 +226,18 @@ class Courier:
                 self.follow([due])
 
     def catch_up(self) -> None:
-        """Read the log up to now, on entering. What it says of this site's name is for `Returning` to judge."""
+        """Read the log up to now, on entering. What it says of this site's name is for `Returning` to judge.
+
+        Fragments side by side: while one waits for the bucket, another computes.
+        """
+        side_by_side(self._runtime, "outer-catch-up", [partial(self._read_on, replica) for replica in self._replicas])
         self.follow()
         with self.changed:
             self._overtaken.clear()
+
+    def _read_on(self, replica: Replica) -> None:
+        while self._advance(replica):
+            pass
 
     def follow(self, fragments: list[int] | None = None) -> None:
         """Apply every commit there is, to these or all fragments, and settle the captures they decide."""
@@ -401,8 +408,7 @@ class Courier:
     def _served(self) -> list[int]:
         """Fragments whose open round this site may close: where it has an offer; a fixed committer also the due one."""
         served = {f for f, errand in self._errands.items() if errand.offered_at == self._replicas[f].version}
-        committer = self._roster.committer(self._roster.newest)
-        if committer is not None and may_commit(self._site, committer) and not self.is_over():
+        if self._roster.authority().committer == self._site and not self.is_over():
             served.add(due_fragment(self.versions()))
         return sorted(f for f in served if self._replicas[f].closing is None)
 
@@ -415,10 +421,10 @@ class Courier:
             now = self._runtime.now()
             commit, live = closing.commit, self._members.live(now) | {self._site}
             taken = [entry.site for entry in commit.taken]
-            committer = self._roster.committer(commit.admissions)
+            authority = self._roster.authority(commit.admissions)
             for index in closing.missing_parts():
                 place = (commit.fragment, commit.version, index)
-                rank = reducer_rank(self._site, live, taken, *place, committer)
+                rank = reducer_rank(self._site, live, taken, *place, authority)
                 if rank is not None and now - closing.seen_at >= rank * takeover_s(self._closer.grace_s):
                     replica.reduce(index)
             self.follow([replica.fragment])

@@ -1,8 +1,13 @@
 """How a process enters a run: it takes its site's name, says what it needs, and reads the newest masters (rule 11)."""
 
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from composer_prime.errors import StoreError, Superseded
 from composer_prime.store.base import Store
+from composer_prime.sync.beginning import OwnValues, begin
 from composer_prime.sync.courier import Courier
 from composer_prime.sync.journal import Journal
 from composer_prime.sync.members import Members, Pulse, check_name_is_free, claim_incarnation
@@ -12,6 +17,11 @@ from composer_prime.sync.run import Run
 from composer_prime.sync.runtime import Runtime
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.tape import Tape
+
+logger = logging.getLogger(__name__)
+
+BEATS_PER_LIVENESS = 5
+"""Beats within the time after which a silent site is given up."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +51,21 @@ class Entered:
 
 
 def enter(
-    store: Store, run: Run, identity: SiteIdentity, *, runtime: Runtime, journal: Journal | None, inner_step: int = 0
+    store: Store,
+    run: Run,
+    identity: SiteIdentity,
+    *,
+    runtime: Runtime,
+    journal: Journal | None,
+    inner_step: int = 0,
+    own: OwnValues | None = None,
 ) -> Entered:
-    """Enter a run and read its log up to now. Raises ConfigError when the name or the key won't do, StoreError."""
+    """Enter a run and read its log up to now.
+
+    own   what this process holds that may be masters of the run; they aren't fetched then
+
+    Raises ConfigError when the name or the key won't do, StoreError, Superseded.
+    """
     site, terms = identity.site, run.terms
     roster = Roster(store, run.manifest, run.sha256, identity.key)
     roster.check_admitted(site)
@@ -56,20 +78,60 @@ def enter(
     nothing = (0,) * len(run.fragments)
     pulse.beat("joining", nothing, nothing, inner_step, 0)
     tape = Tape(store, site, incarnation)
-    courier = Courier(
-        store,
-        run,
-        runtime=runtime,
-        roster=roster,
-        members=Members(store, runtime, roster, terms.liveness_s),
-        pulse=pulse,
-        replicas=[
-            Replica(store, run, fragment.index, runtime=runtime, roster=roster, site=site) for fragment in run.fragments
-        ],
-        tape=tape,
-        journal=journal,
-        site=site,
-        incarnation=incarnation,
-    )
-    courier.catch_up()
+    with _beating(runtime, terms.liveness_s, lambda: pulse.beat("joining", nothing, nothing, inner_step, 0)):
+        courier = Courier(
+            store,
+            run,
+            runtime=runtime,
+            roster=roster,
+            members=Members(store, runtime, roster, terms.liveness_s),
+            pulse=pulse,
+            replicas=[
+                Replica(store, run, fragment.index, runtime=runtime, roster=roster, site=site, start=start)
+                for fragment, start in zip(run.fragments, begin(store, run, roster, runtime, own), strict=True)
+            ],
+            tape=tape,
+            journal=journal,
+            site=site,
+            incarnation=incarnation,
+        )
+        courier.catch_up()
     return Entered(run, roster, incarnation, pulse, tape, courier)
+
+
+JOINING_TASK = "outer-joining"
+"""Name of the task that beats while a site joins, and does nothing before time has passed."""
+
+
+@contextmanager
+def _beating(runtime: Runtime, liveness_s: float, beat: Callable[[], None]) -> Iterator[None]:
+    """Beat beside the block: over a slow link it outlasts `liveness_s`, after which nobody honours pins.
+
+    Raises Superseded at the block's end when another process took the name meanwhile.
+    """
+    waiting, entered = runtime.condition(), False
+    superseded: list[Superseded] = []
+
+    def go_on() -> None:
+        while not entered and not superseded:
+            with waiting:
+                if not entered:
+                    waiting.wait(timeout=liveness_s / BEATS_PER_LIVENESS)
+            try:
+                if not entered:
+                    beat()
+            except Superseded as error:
+                superseded.append(error)
+            except StoreError as error:
+                logger.warning("beat_failed error=%s", error)
+
+    task = runtime.spawn(JOINING_TASK, go_on)
+    try:
+        yield
+    finally:
+        with waiting:
+            entered = True
+            waiting.notify_all()
+        task.join()
+    if superseded:
+        raise superseded[0]

@@ -65,5 +65,8 @@ def close_fault(roster: Roster, close: Close) -> str | None:
 
     It names no admission record, and its site may have been revoked since: any list that admits it will do.
     """
-    faults = [roster.fault(close, close.closed_by, number) for number in range(roster.refresh() + 1)]
+    faults = [
+        roster.fault(close, close.closed_by, number) or roster.authority(number).fault(close.closed_by, "made")
+        for number in range(roster.refresh() + 1)
+    ]
     return None if None in faults else faults[-1]

@@ -148,7 +148,7 @@ class Merger:
             commit_sha=closing.commit_sha,
             index=index,
             bounds=self._coding.merged_codec.size_bounds(stop - start),
-            committer=self._roster.committer(commit.admissions),
+            authority=self._roster.authority(commit.admissions),
         )
         return fault or self._roster.fault(part, part.reducer, commit.admissions)
 

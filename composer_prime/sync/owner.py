@@ -8,6 +8,7 @@ from composer_prime.errors import BadInput, CorruptObject, KeyMissing
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.lifetime import find_manifest, prolonged
+from composer_prime.sync.protocol import Authority
 from composer_prime.sync.reading import find_record, read_record
 from composer_prime.sync.records import Admission, Close, Manifest, Reopening
 from composer_prime.sync.roster import Roster
@@ -47,27 +48,35 @@ class Owner:
         self._create(keys.reopening(record.number), record.to_bytes())
         return record
 
-    def admit(self, site: str, public: str) -> Admission:
-        """Let `site` take part with the key `public` from now on; an earlier key of that name no longer counts."""
+    def admit(self, site: str, public: str, *, guest: bool = False) -> Admission:
+        """Let `site` take part with the key `public` from now on; an earlier key of that name no longer counts.
+
+        guest   it may offer, and never commit, merge a part or close the run
+        """
         keys.check_site_name(site)
-        admitted = self._admitted()
-        if admitted.get(site) == check_public(public):
+        admitted, authority = self._admitted(), self._authority
+        if admitted.get(site) == check_public(public) and (site in authority.guests) == guest:
             raise BadInput(f"site {site} is admitted with that key already: nothing is to be done")
-        return self._change(admitted | {site: public}, self._committer())
+        if guest and site == authority.committer:
+            raise BadInput(f"site {site} is the only one that commits: hand that over first, then make it a guest")
+        guests = authority.guests | {site} if guest else authority.guests - {site}
+        return self._change(admitted | {site: public}, Authority(authority.committer, guests))
 
     def revoke(self, site: str) -> Admission:
         """From now on nothing that `site` signs counts; what commits took of it before stays merged."""
         admitted = self._admitted()
         if site not in admitted:
             raise BadInput(f"site {site} is not admitted; those that are: {', '.join(sorted(admitted)) or 'none'}")
-        if site == self._committer():
+        authority = self._authority
+        if site == authority.committer:
             raise BadInput(f"site {site} is the only one that commits: hand that over first, then revoke its key")
-        return self._change({name: key for name, key in admitted.items() if name != site}, self._committer())
+        left = {name: key for name, key in admitted.items() if name != site}
+        return self._change(left, Authority(authority.committer, authority.guests - {site}))
 
     def hand_over(self, site: str) -> Admission:
         """From now on `site` alone creates commits. The site that did must have stopped: both would, for a moment."""
         keys.check_site_name(site)
-        present = self._committer()
+        present = self._authority.committer
         if present is None:
             raise BadInput(
                 f"every site of run {self._manifest.run} may commit: only a run created with outer.committer, "
@@ -78,10 +87,13 @@ class Owner:
         admitted = self._admitted() if self._roster.signed else {}
         if self._roster.signed and site not in admitted:
             raise BadInput(f"site {site} has no admitted key: admit it first")
-        return self._change(admitted, site)
+        if site in self._authority.guests:
+            raise BadInput(f"site {site} is a guest, which may only offer: admit it again, not as a guest, first")
+        return self._change(admitted, Authority(site, self._authority.guests))
 
-    def _committer(self) -> str | None:
-        return self._roster.committer(self._roster.newest)
+    @property
+    def _authority(self) -> Authority:
+        return self._roster.authority()
 
     def _admitted(self) -> dict[str, str]:
         """Public key by site, as the last sound admission record leaves it."""
@@ -97,10 +109,16 @@ class Owner:
                 return dict(record.keys)
         return dict(self._manifest.keys)
 
-    def _change(self, admitted: dict[str, str], committer: str | None) -> Admission:
-        number = self._roster.newest + 1
-        record = self._roster.sign(Admission(number=number, keys=admitted, committer=committer))
-        self._create(keys.admission(number), record.to_bytes())
+    def _change(self, admitted: dict[str, str], authority: Authority) -> Admission:
+        record = self._roster.sign(
+            Admission(
+                number=self._roster.newest + 1,
+                keys=admitted,
+                committer=authority.committer,
+                guests=tuple(sorted(authority.guests)),
+            )
+        )
+        self._create(keys.admission(record.number), record.to_bytes())
         return record
 
     def _create(self, key: str, data: bytes) -> None:

@@ -62,9 +62,28 @@ def commit_rank(site: str, live: Collection[str], fragment: int, version: int) -
     return sum(_draw(fragment, version, name) < mine for name in live if name != site)
 
 
-def may_commit(site: str, committer: str | None) -> bool:
-    """Rule 15: whether this site creates commits at all."""
-    return committer is None or committer == site
+@dataclass(frozen=True)
+class Authority:
+    """Who may create commits, merge parts and close the run, under one admission record.
+
+    committer   the only site that may (rule 15); None: every site that is no guest
+    guests      sites that may offer, and nothing else (rule 14): volunteers behind a gateway
+    """
+
+    committer: str | None = None
+    guests: frozenset[str] = frozenset()
+
+    def allows(self, site: str) -> bool:
+        """Whether this site may."""
+        return site == self.committer if self.committer is not None else site not in self.guests
+
+    def fault(self, site: str, act: str) -> str | None:
+        """Why what this site did ("made", "merged") doesn't count; None when it does."""
+        if self.allows(site):
+            return None
+        if self.committer is not None:
+            return f"was {act} by {site}, only {self.committer} may"
+        return f"was {act} by {site}, a guest, which may only offer"
 
 
 def adaptive_grace(intervals: Sequence[float], terms: Terms) -> float:
@@ -154,19 +173,24 @@ def reducer_rank(
     fragment: int,
     version: int,
     part: int,
-    committer: str | None,
+    authority: Authority,
 ) -> int | None:
     """Rule 10: after how many time-outs this site merges a part: 0 at once, None never.
 
     Each part has a first choice among the sites taken, dealt so that nobody has two parts before everybody has one;
-    after it the live sites in an order drawn per part. Sites that aren't live are passed over.
+    after it the live sites in an order drawn per part. Sites that aren't live are passed over, and so are guests.
     """
-    if committer is not None:
-        return 0 if site == committer else None
-    dealt = sorted(taken, key=lambda name: _draw(fragment, version, "deal", name))
-    first = dealt[part % len(dealt)]
-    others = sorted((name for name in live if name != first), key=lambda name: _draw(fragment, version, part, name))
-    order = [name for name in (first, *others) if name in live or name == site]
+    if not authority.allows(site):
+        return None
+    if authority.committer is not None:
+        return 0
+    dealt = sorted(filter(authority.allows, taken), key=lambda name: _draw(fragment, version, "deal", name))
+    first = [dealt[part % len(dealt)]] if dealt else []
+    others = sorted(
+        (name for name in live if name not in first and authority.allows(name)),
+        key=lambda name: _draw(fragment, version, part, name),
+    )
+    order = [name for name in (*first, *others) if name in live or name == site]
     return order.index(site) if site in order else None
 
 

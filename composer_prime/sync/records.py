@@ -195,9 +195,12 @@ class Reopening(Signed):
 
 
 class Admission(Signed):
-    """Create-once, owner-signed: the keys admitted, by site, from now on, and the committer where one is fixed."""
+    """Create-once, owner-signed: the keys admitted, by site, from now on, the guests, and a fixed committer."""
 
     number: int = Field(ge=1)
     keys: dict[str, str]
     """Public key by site name; the whole list, so that a site left out is revoked."""
     committer: str | None = None
+    """The only site that commits, where the run has a fixed one."""
+    guests: tuple[str, ...] = ()
+    """Sites admitted that may offer and never commit, merge a part or close the run; sorted."""

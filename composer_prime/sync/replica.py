@@ -146,7 +146,7 @@ class Replica:
             taken=self.history.taken,
             voids=self.history.voids,
             terms=self._terms,
-            committer=self._roster.committer(commit.admissions),
+            authority=self._roster.authority(commit.admissions),
         )
         if fault is None and commit.base_sha != self.master.sha256:
             fault = self._heal(commit)
@@ -271,10 +271,10 @@ class Replica:
         return [record.base_sha for record in records if record is not None and record.site != self._site]
 
     def _waits_in_vain(self, closing: Closing) -> bool:
-        """Whether parts are missing since they were collected. Who may merge them finds that out by trying; where a
-        fixed committer alone may, the others must ask."""
-        committer, now = self._roster.committer(closing.commit.admissions), self._runtime.now()
-        if committer in (None, self._site) or now - closing.asked_at < takeover_s(self._terms.grace_s):
+        """Whether parts are missing since they were collected. Who may merge them finds that out by trying; the others
+        must ask."""
+        authority, now = self._roster.authority(closing.commit.admissions), self._runtime.now()
+        if authority.allows(self._site) or now - closing.asked_at < takeover_s(self._terms.grace_s):
             return False
         closing.asked_at = now
         return self._is_collected()

@@ -5,12 +5,14 @@ keys, whenever they read it.
 """
 
 import logging
+from collections.abc import Mapping
 from typing import TypeVar
 
 from composer_prime.errors import ConfigError, KeyMissing
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import Signed
+from composer_prime.sync.protocol import Authority
 from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Admission, Manifest
 from composer_prime.sync.signatures import SigningKey, verify
@@ -29,6 +31,7 @@ class Roster:
         self._owner = manifest.owner
         self._key = key
         self._lists = [Admission(number=1, keys=manifest.keys, committer=manifest.terms.committer)]
+        self._authorities = [_authority_of(self._lists[0])]
         self.signed = manifest.owner is not None or bool(manifest.keys)
         """Whether records need signatures in this run."""
 
@@ -55,15 +58,20 @@ class Roster:
         """Read admission records that are new, and return the number of the last one; 0: the manifest's own list."""
         while (admission := self._read(len(self._lists))) is not None:
             self._lists.append(admission)
+            self._authorities.append(_authority_of(admission))
         return self.newest
+
+    def admitted(self) -> Mapping[str, str]:
+        """Public key by site, as the last admission record read so far has it."""
+        return self._lists[-1].keys
 
     def knows(self, number: int) -> bool:
         """Whether the admission record of that number is there; 0 always is."""
         return number < len(self._lists) or number <= self.refresh()
 
-    def committer(self, number: int) -> str | None:
-        """The only site that may commit under that admission record; None: every site may."""
-        return self._lists[number].committer
+    def authority(self, number: int | None = None) -> Authority:
+        """Who may commit, merge and close under that admission record (None: the last one known)."""
+        return self._authorities[-1 if number is None else number]
 
     def sign(self, record: S) -> S:
         """The record with this process's signature, where the run asks for one."""
@@ -106,3 +114,7 @@ class Roster:
             return record
         logger.error("admission_void number=%d fault=%s", number, fault)
         return self._lists[-1]
+
+
+def _authority_of(admission: Admission) -> Authority:
+    return Authority(admission.committer, frozenset(admission.guests))

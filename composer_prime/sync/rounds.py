@@ -19,7 +19,6 @@ from composer_prime.sync.protocol import (
     adaptive_grace,
     commit_rank,
     decide_round,
-    may_commit,
     num_parts,
 )
 from composer_prime.sync.reading import read_record
@@ -96,12 +95,14 @@ class RoundCloser:
         live = self._members.live(now) | {self._site}
         if self._expects_gather(current, live, replica):
             self._check_payloads(current, replica, current.offers)
-        if not self._decide(current, live, now).close or not may_commit(self._site, self._committer()):
+        authority = self._roster.authority()
+        if not authority.allows(self._site) or not self._decide(current, live, now).close:
             current.closable_at = None
             return False
         if current.closable_at is None:
             current.closable_at = now
-        rank = 0 if self._committer() else commit_rank(self._site, live & current.verdicts.keys(), *_place(replica))
+        others = filter(authority.allows, live & current.verdicts.keys())
+        rank = commit_rank(self._site, frozenset(others), *_place(replica))
         if now - current.closable_at < rank * STAGGER_S:
             return False
         self._members.notice_newcomers()  # a site that joined a moment ago is waited for
@@ -110,9 +111,6 @@ class RoundCloser:
             current.closable_at = None
             return False
         return self._commit(current, replica, decision.take)
-
-    def _committer(self) -> str | None:
-        return self._roster.committer(self._roster.newest)
 
     def _decide(self, current: OpenRound, live: frozenset[str], now: float) -> RoundDecision:
         num_valid = sum(verdict == "valid" for verdict in current.verdicts.values())

@@ -69,7 +69,7 @@ class Run:
         return tuple(coding.fragment for coding in self.codings)
 
     def master_nbytes(self, fragment: int) -> int:
-        """Bytes of a fragment's masters in the bucket."""
+        """Bytes of a fragment's masters in memory; in the bucket they are fewer (`outer.masters`)."""
         return self.terms.master_nbytes(self.codings[fragment].fragment.numel)
 
 

@@ -18,6 +18,9 @@ B = TypeVar("B")
 PARALLEL_TRANSFERS = 16
 """Requests of one site that are under way at once, at most."""
 
+PARALLEL_BODIES = 8
+"""Longer works that are under way at once, at most: they need memory, too."""
+
 
 class Condition(Protocol):
     """A lock with a waiting room, as `threading.Condition`; the lock may be taken again by its holder."""
@@ -75,6 +78,31 @@ class Runtime(Protocol):
     def close(self) -> None:
         """Let go of idle threads."""
         ...
+
+
+def side_by_side(runtime: Runtime, name: str, bodies: Iterable[Callable[[], None]]) -> None:
+    """Run bodies that use `runtime.map` themselves, several at once. Raises the first error, once all have ended.
+
+    They run on tasks of their own, at most `PARALLEL_BODIES`: inside of `map` they would wait for its threads for ever.
+    """
+    waiting, lock = list(bodies)[::-1], runtime.lock()
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while not errors:
+                with lock:
+                    if not waiting:
+                        return
+                    body = waiting.pop()
+                body()
+        except BaseException as error:
+            errors.append(error)
+
+    for task in [runtime.spawn(name, work) for _ in range(min(len(waiting), PARALLEL_BODIES))]:
+        task.join()
+    if errors:
+        raise errors[0]
 
 
 class ThreadRuntime:

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ConfigError, CorruptObject
-from composer_prime.outer.fragments import trainable
+from composer_prime.outer.fragments import Fragment, trainable
 from composer_prime.outer.merge import Change, blending, carry, carrying, settling
 from composer_prime.store import open_store, race_store
 from composer_prime.store.base import Store
 from composer_prime.store.metered import MeteredStore
+from composer_prime.store.throttled import throttle
 from composer_prime.sync.driver import Driver
-from composer_prime.sync.entering import SiteIdentity, enter
+from composer_prime.sync.entering import BEATS_PER_LIVENESS, SiteIdentity, enter
 from composer_prime.sync.errands import Capture, Settled
 from composer_prime.sync.journal import FileJournal, Journal
 from composer_prime.sync.parameters import LocalParameters, Parameters
@@ -33,9 +34,6 @@ from composer_prime.sync.start import Founding, create_or_join
 from composer_prime.sync.terms import Terms, terms_of
 
 logger = logging.getLogger(__name__)
-
-BEATS_PER_LIVENESS = 5
-"""Beats within the time after which a silent site is given up."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ class OuterLoop:
             raise ConfigError("the recipe has no [outer] table: add one to take part in an outer loop")
         key = None if site.key_file is None else SigningKey.load(site.key_file)
         return cls(
-            open_store(settings.run_uri),
+            throttle(open_store(settings.run_uri, site.key_file), site.max_mbit_up, site.max_mbit_down),
             terms_of(settings.recipe),
             run=settings.recipe.run.name,
             site=SiteIdentity(settings.site, key, site.same_name == "replace"),
@@ -137,8 +135,15 @@ class OuterLoop:
         store, runtime = self._store, self._runtime
         run = create_or_join(store, self._terms, self._run_name, self._site, self._params, runtime, self._founding)
         self._run, self._terms, self._fragments = run, run.terms, run.fragments
+        self._check_restored()
         entered = enter(
-            store, run, self._identity, runtime=runtime, journal=self._journal, inner_step=self._restored_step()
+            store,
+            run,
+            self._identity,
+            runtime=runtime,
+            journal=self._journal,
+            inner_step=self._restored_step(),
+            own=self._own_values,
         )
         self._courier, self._tape = entered.courier, entered.tape
         self._courier.returning = self._restored is not None
@@ -157,11 +162,21 @@ class OuterLoop:
     def _restored_step(self) -> int:
         return 0 if self._restored is None else int(self._restored["step"])
 
+    def _check_restored(self) -> None:
+        saved = None if self._restored is None else self._restored["fragments"]
+        if saved is not None and len(saved) != len(self._fragments):
+            raise CorruptObject(f"the checkpoint holds {len(saved)} fragments, the run has {len(self._fragments)}")
+
+    def _own_values(self, fragment: Fragment) -> tuple[int, Tensor]:
+        """What may be a master already: the checkpoint's bases, or without one the weights as training starts."""
+        if self._restored is None:
+            return 0, self._params.read(fragment)
+        saved = self._restored["fragments"][fragment.index]
+        return int(saved["version"]), saved["base"]
+
     def _stand(self, roster: Roster) -> None:
         """Put every fragment on the newest master: plainly when this site is new, by rule 12 when it comes back."""
         saved = self._restored["fragments"] if self._restored is not None else [None] * len(self._fragments)
-        if len(saved) != len(self._fragments):
-            raise CorruptObject(f"the checkpoint holds {len(saved)} fragments, the run has {len(self._fragments)}")
         returning = Returning(
             self._store,
             runtime=self._runtime,
@@ -289,7 +304,7 @@ class OuterLoop:
         assert stand.captured is not None
         captured, stand.captured = stand.captured, None
         stand.residual = settled.residual
-        tokens = stand.ledger.settle_taken()
+        tokens, traffic = stand.ledger.settle_taken(), self._store.traffic()
         self._tape.write(
             "merged",
             fragment=master.fragment,
@@ -297,6 +312,8 @@ class OuterLoop:
             tokens=tokens,
             carried=stand.ledger.carried,
             approximate=self._terms.merge_alpha > 0,
+            bytes_up=traffic.bytes_up,
+            bytes_down=traffic.bytes_down,
         )
         if self._terms.merge_alpha > 0:
             return blending(new_base, self._terms.merge_alpha)

@@ -12,6 +12,7 @@ from functools import cached_property
 from torch import Tensor
 
 from composer_prime.errors import CorruptObject
+from composer_prime.outer.master_header import HEADER_BYTES, most_nbytes, read_header
 from composer_prime.outer.masters import master_sha256, pack_master, unpack_master
 from composer_prime.store import keys
 from composer_prime.store.base import Store
@@ -49,21 +50,36 @@ class Master:
 
 
 def store_master(store: Store, master: Master) -> str:
-    """Put a snapshot at its content-addressed key, which is returned. Storing it again changes nothing."""
+    """Put a snapshot at its key, which is returned. Storing it again changes nothing that a reader could notice.
+
+    The key names the values. Another release of zstd may code them in other bytes; either decode to that hash.
+    """
     key = keys.master(master.fragment, master.version, master.sha256)
     store.put(key, pack_master(master.weights, master.momentum))
     return key
 
 
 def load_master(store: Store, run: Run, fragment: int, version: int, sha256: str) -> Master:
-    """The snapshot of that hash. Raises KeyMissing, or CorruptObject when its bytes don't have the hash."""
-    key, numel = keys.master(fragment, version, sha256), run.fragments[fragment].numel
-    data = store.get_range(key, 0, run.master_nbytes(fragment) + 1)
-    weights, momentum = unpack_master(data, numel, momentum=run.terms.has_momentum)
-    master = Master(fragment, version, weights, momentum)
+    """The snapshot of that hash. Raises KeyMissing, or CorruptObject when its bytes don't decode to it."""
+    key = keys.master(fragment, version, sha256)
+    master = read_master(store, run, key)
     if master.sha256 != sha256:
         raise CorruptObject(f"{key} in {store.uri} has sha256 {master.sha256}, the log says {sha256}")
     return master
+
+
+def read_master(store: Store, run: Run, key: str) -> Master:
+    """What a snapshot's bytes decode to, whatever its key says of the hash. Raises KeyMissing, CorruptObject."""
+    fragment, version, _ = keys.parse_master(key)
+    numel, momentum = run.fragments[fragment].numel, run.terms.has_momentum
+    data = store.get_range(key, 0, most_nbytes(numel, momentum=momentum) + 1)
+    return Master(fragment, version, *unpack_master(data, numel, momentum=momentum))
+
+
+def stored_nbytes(store: Store, run: Run, fragment: int, version: int, sha256: str) -> int:
+    """What a snapshot takes to fetch, as its header says. Raises KeyMissing, CorruptObject."""
+    head = store.get_range(keys.master(fragment, version, sha256), 0, HEADER_BYTES)
+    return read_header(head, run.fragments[fragment].numel, momentum=run.terms.has_momentum)
 
 
 def vouched_sha(store: Store, run: Run, roster: Roster, fragment: int, version: int) -> str | None:
@@ -72,8 +88,11 @@ def vouched_sha(store: Store, run: Run, roster: Roster, fragment: int, version: 
         return run.manifest.masters[fragment]
     commit = find_record(store, Commit, keys.commit(fragment, version))
     if commit is not None:
-        known = roster.knows(commit.admissions)
-        if not known or roster.fault(commit, commit.committer, commit.admissions) is not None:
+        if not roster.knows(commit.admissions):
+            return None
+        if roster.fault(commit, commit.committer, commit.admissions) is not None:
+            return None
+        if not roster.authority(commit.admissions).allows(commit.committer):
             return None
         after = find_record(store, Commit, keys.commit(fragment, version + 1))
         return None if after is not None and version in after.voids else commit.base_sha
@@ -116,5 +135,8 @@ def newest_master(
 
 def is_whole(store: Store, run: Run, fragment: int, version: int, sha256: str) -> bool:
     """Whether a snapshot has all its bytes, without reading them: puts are whole or not at all, so that is enough."""
-    key = keys.master(fragment, version, sha256)
-    return len(store.get_range(key, run.master_nbytes(fragment) - 1, 2)) == 1
+    try:
+        nbytes = stored_nbytes(store, run, fragment, version, sha256)
+    except CorruptObject:
+        return False
+    return len(store.get_range(keys.master(fragment, version, sha256), nbytes - 1, 2)) == 1

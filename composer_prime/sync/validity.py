@@ -14,7 +14,7 @@ from composer_prime.errors import ProtocolError
 from composer_prime.outer.shares import Weighed, shares
 from composer_prime.outer.slices import DIGEST_BYTES, root_sha256
 from composer_prime.store import keys
-from composer_prime.sync.protocol import num_parts
+from composer_prime.sync.protocol import Authority, num_parts
 from composer_prime.sync.records import Commit, Offer, Part, Refused, Taken
 from composer_prime.sync.terms import Terms
 
@@ -182,12 +182,12 @@ def commit_fault(
     taken: TakenBefore,
     voids: tuple[int, ...],
     terms: Terms,
-    committer: str | None,
+    authority: Authority,
 ) -> str | None:
     """Why this commit doesn't follow from the log and its offers; None when it does. A faulty commit is a void round.
 
     voids       which of the last `max_stale_rounds` commits were void
-    committer   the only site that may commit; None: every site may
+    authority   who may commit, under the admission record that the commit honours
 
     Signatures, and whether the base hash is ours, are judged by the caller.
     """
@@ -197,8 +197,8 @@ def commit_fault(
         return f"names {commit.previous[:16]} as the commit before, that one is {previous[:16]}"
     if commit.voids != voids:
         return f"says that commits {commit.voids} were void, those were {voids}"
-    if committer is not None and commit.committer != committer:
-        return f"was made by {commit.committer}, only {committer} may commit"
+    if (fault := authority.fault(commit.committer, "made")) is not None:
+        return fault
     sites = [entry.site for entry in commit.taken]
     if sites != sorted(set(sites)):
         return "its offers are not sorted by site, or a site stands twice"
@@ -232,7 +232,7 @@ def commit_fault(
 
 
 def part_fault(
-    part: Part, *, commit: Commit, commit_sha: str, index: int, bounds: tuple[int, int], committer: str | None
+    part: Part, *, commit: Commit, commit_sha: str, index: int, bounds: tuple[int, int], authority: Authority
 ) -> str | None:
     """Why this record can't be part `index` of the round; None when it can. A faulty part counts as a part of zeros.
 
@@ -242,8 +242,8 @@ def part_fault(
         return f"record says {part.fragment}/{part.version}/{part.part}, its key another place"
     if part.commit_sha != commit_sha:
         return f"stands on commit {part.commit_sha[:16]}, the round on {commit_sha[:16]}"
-    if committer is not None and part.reducer != committer:
-        return f"was merged by {part.reducer}, only {committer} may"
+    if (fault := authority.fault(part.reducer, "merged")) is not None:
+        return fault
     sites = [entry.site for entry in commit.taken]
     excluded = [entry.site for entry in part.excluded]
     if excluded != sorted(set(excluded)) or not set(excluded) <= set(sites):

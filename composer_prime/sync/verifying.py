@@ -22,7 +22,7 @@ from composer_prime.sync.replica import Replica, Round
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import FragmentCoding, Run, load_run
 from composer_prime.sync.runtime import Runtime, ThreadRuntime
-from composer_prime.sync.snapshots import Master, load_master, newest_master, vouched_sha
+from composer_prime.sync.snapshots import Master, load_master, newest_master, read_master, vouched_sha
 from composer_prime.sync.start import check_arithmetic
 from composer_prime.sync.terms import Terms
 
@@ -165,15 +165,18 @@ class Verifier:
             raise _fault(fragment, start.version - 1, before, "is gone, though a snapshot made by it stands") from None
 
     def _read_snapshots(self, fragment: int) -> dict[int, dict[str, str]]:
-        """sha256 by key, by version, of every stored snapshot. Raises CorruptObject on bytes that aren't the key's."""
+        """sha256 of the master by key, by version, of every stored snapshot; CorruptObject where it isn't the key's."""
         found: dict[int, dict[str, str]] = {}
         for key in self._store.list(keys.masters_prefix(fragment)):
             if not keys.is_master(key):
                 continue
             _, version, named = keys.parse_master(key)
-            sha = sha256_hex(self._store.get_range(key, 0, self.run.master_nbytes(fragment) + 1))
+            try:
+                sha = read_master(self._store, self.run, key).sha256
+            except CorruptObject as error:
+                raise _fault(fragment, version, key, f"holds no master ({error}): it was changed or cut") from error
             if not sha.startswith(named):
-                raise _fault(fragment, version, key, f"has bytes of sha256 {sha}: it was changed or cut")
+                raise _fault(fragment, version, key, f"holds a master of sha256 {sha}: it was changed or cut")
             found.setdefault(version, {})[key] = sha
         return found
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from composer_prime.errors import CorruptObject, KeyMissing
+from composer_prime.outer.master_header import HEADER_BYTES, read_header
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import Record
@@ -36,6 +37,7 @@ class FragmentRounds:
     faulty: set[int] = field(default_factory=set)
     offers: dict[int, set[str]] = field(default_factory=dict)
     snapshots: list[int] = field(default_factory=list)
+    snapshot_bytes: int = 0
     merged_bytes: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -53,8 +55,11 @@ def reason(why: str) -> str:
     return _DETAIL.sub("..", why)
 
 
-def read_rounds(store: Store, fragment: int, runtime: Runtime) -> FragmentRounds:
-    """Read one fragment's log."""
+def read_rounds(store: Store, fragment: int, runtime: Runtime, numel: int, *, momentum: bool) -> FragmentRounds:
+    """Read one fragment's log.
+
+    numel, momentum   of its masters
+    """
     found = FragmentRounds(fragment)
     listed = set(store.list(keys.rounds_prefix(fragment)))
     for key in listed:
@@ -76,6 +81,9 @@ def read_rounds(store: Store, fragment: int, runtime: Runtime) -> FragmentRounds
     found.faulty = _faulty(found)
     found.void = found.faulty | {version for version, commit in found.commits.items() if not commit.taken}
     found.merged_bytes = _merged_bytes(store, found, listed, runtime)
+    sizes = runtime.map(lambda key: _snapshot_bytes(store, key, numel, momentum), stored)
+    found.snapshot_bytes = sum(size for size in sizes if isinstance(size, int))
+    found.problems += [size for size in sizes if isinstance(size, str)]
     return found
 
 
@@ -125,6 +133,16 @@ def _merged_bytes(store: Store, found: FragmentRounds, listed: set[str], runtime
         else:
             found.problems.append(str(part))
     return total
+
+
+def _snapshot_bytes(store: Store, key: str, numel: int, momentum: bool) -> int | str:
+    """Bytes of a stored master as its header states them, or what is wrong with it."""
+    try:
+        return read_header(store.get_range(key, 0, HEADER_BYTES), numel, momentum=momentum)
+    except KeyMissing:
+        return 0  # collected meanwhile
+    except CorruptObject as error:
+        return f"{key}: {error}"
 
 
 def offered_bytes(

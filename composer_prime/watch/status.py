@@ -77,8 +77,10 @@ class _Look:
         self._terms, self._reopened = prolonged(store, roster, manifest.terms)
         shapes = [(parameter.name, parameter.shape) for parameter in manifest.parameters]
         self._fragments = plan_fragments(shapes, manifest.terms.fragments)
-        indices = range(len(self._fragments))
-        self._rounds: list[FragmentRounds] = [read_rounds(store, index, runtime) for index in indices]
+        momentum = self._terms.has_momentum
+        self._rounds: list[FragmentRounds] = [
+            read_rounds(store, each.index, runtime, each.numel, momentum=momentum) for each in self._fragments
+        ]
         self._claimed = _claims(store, roster, runtime)
         self._tapes = {claimed.site: _tape(store, claimed.site, runtime) for claimed in self._claimed}
         self._offered, unread = self._read_offers(runtime)
@@ -106,7 +108,7 @@ class _Look:
             reopened=self._reopened,
             signed=self._roster.signed,
             owner=self._manifest.owner,
-            committer=self._roster.committer(self._roster.newest),
+            committer=self._roster.authority().committer,
             liveness_s=terms.liveness_s,
             watched_s=self._watch_s,
             sites=tuple(self._site(claimed) for claimed in self._claimed),
@@ -210,10 +212,7 @@ class _Look:
         )
 
     def _bytes(self) -> Bytes:
-        masters = sum(
-            self._terms.master_nbytes(fragment.numel) * len(rounds.snapshots)
-            for fragment, rounds in zip(self._fragments, self._rounds, strict=True)
-        )
+        masters = sum(rounds.snapshot_bytes for rounds in self._rounds)
         return Bytes(sum(self._offered.values()), sum(rounds.merged_bytes for rounds in self._rounds), masters)
 
 

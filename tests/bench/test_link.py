@@ -73,20 +73,6 @@ def test_without_root_one_line_says_what_is_missing(monkeypatch: pytest.MonkeyPa
         link.main([Cell(50, "int8", 8, 1)])
 
 
-@pytest.fixture
-def links() -> None:
-    """Skips with the reason where this machine can't shape links."""
-    reason = link_network.why_not()
-    if reason is None:
-        try:
-            with link_network.network(["a"]) as made:
-                made.shape(50)
-        except BadInput as error:
-            reason = str(error)
-    if reason is not None:
-        pytest.skip(reason)
-
-
 @pytest.mark.slow
 @pytest.mark.s3
 @pytest.mark.usefixtures("links")

@@ -94,3 +94,13 @@ def test_the_link_is_an_option_beside_the_overrides(capfd: pytest.CaptureFixture
     subprocess.run([*command, *arguments], check=True)
     printed = capfd.readouterr().out
     assert 'codec = "topk"' in printed and "over 50 Mbit/s each way, inner steps of 0.5 s" in printed
+
+
+def test_the_plan_says_what_a_site_fetches_that_joins() -> None:
+    def line(*overrides: str) -> str:
+        (found,) = [each for each in plan_lines(load_recipe(TWO_SITES, list(overrides))) if "a site that joins" in each]
+        return found
+
+    assert "fetches 1.43 MB of masters, or 577.67 kB of the first ones" in line()
+    assert "869.18 kB for each round since" in line()  # two payloads of int8
+    assert "fetches 2.87 MB of masters" in line("--outer.momentum", "0.9")

@@ -1,6 +1,7 @@
 """What every store promises, run against each of them: memory, a folder, moto, a real SeaweedFS, a fake of Google's.
 
-"hf" is SeaweedFS opened with the settings for Hugging Face, "faulty" the memory store behind a plan without faults.
+"hf" is SeaweedFS opened with the settings for Hugging Face; "faulty" is the memory store behind a plan without faults,
+"throttled" the same behind a limit.
 """
 
 import random
@@ -19,6 +20,7 @@ from composer_prime.store import Store, open_store, probe_store, race_store
 from composer_prime.store.base import MAX_CREATE_BYTES
 from composer_prime.store.faulty import FaultPlan, FaultyStore
 from composer_prime.store.memory import MemoryStore
+from composer_prime.store.throttled import throttle
 from tests.servers import fixtures
 
 gcs, rclone, store_uri = fixtures.gcs, fixtures.rclone, fixtures.store_uri
@@ -32,6 +34,7 @@ KINDS = [
     pytest.param("hf", marks=pytest.mark.s3),
     pytest.param("gcs", marks=pytest.mark.s3),
     "faulty",
+    "throttled",
 ]
 ACROSS_PROCESSES = [
     "file",
@@ -44,8 +47,9 @@ ILLEGAL_KEYS = ["", "/a", "a/", "a//b", "..", "a/../b", "a/.b", ".a", "-a", "ä"
 @pytest.fixture(params=KINDS)
 def store(request: pytest.FixtureRequest, store_uri: Callable[[str], str]) -> Iterator[Store]:
     kind = request.param
-    with closing(open_store(store_uri("memory" if kind == "faulty" else kind))) as opened:
-        yield FaultyStore(opened, FaultPlan()) if kind == "faulty" else opened
+    with closing(open_store(store_uri("memory" if kind in ("faulty", "throttled") else kind))) as opened:
+        around = {"faulty": lambda: FaultyStore(opened, FaultPlan()), "throttled": lambda: throttle(opened, 8e3, 8e3)}
+        yield around[kind]() if kind in around else opened
 
 
 def test_first_writer_wins_and_its_bytes_stay(store: Store) -> None:

@@ -29,7 +29,7 @@ PUBLISHED = [
     (keys.export_step("bfloat16", 1, 2), True), (keys.export_delta("bfloat16", 1, 2, SHA), False),
     (keys.snapshot_prefix("bfloat16", 2, SHA) + "config.json", False),
 ]  # fmt: skip
-OWNERS = [keys.admission(1), keys.reopening(1)]
+OWNERS = [keys.admission(1), keys.reopening(1), keys.invitation("alice", 1)]
 
 
 class Recorded:
@@ -102,6 +102,17 @@ def test_only_the_owner_admits_and_reopens_and_it_makes_no_rounds() -> None:
     assert not allowed(put(keys.commit(0, 0), if_absent=True), policy("owner-policy"))
 
 
+def test_a_gateway_writes_what_guests_do_and_nothing_that_decides() -> None:
+    gateway = policy("gateway-policy")
+    for site in ("a", "berlin-2"):
+        for key, if_absent in OWN:
+            assert allowed(put(key(site), if_absent=if_absent), gateway), key(site)
+    for key, if_absent in SHARED + PUBLISHED + [(owners, True) for owners in OWNERS]:
+        assert not allowed(put(key, if_absent=if_absent), gateway), key
+    assert allowed(get(keys.beat("b", 0)), gateway) and allowed(list_names(""), gateway)
+    assert not any(allowed(delete(key("a")), gateway) for key, _ in OWN)
+
+
 def test_a_publisher_writes_and_drops_what_it_publishes_and_nothing_else() -> None:
     publisher = policy("publisher-policy")
     for key, if_absent in PUBLISHED:
@@ -152,5 +163,5 @@ def test_a_whole_run_stays_within_its_sites_policies(store_uri: Callable[[str], 
 
 
 def test_every_policy_file_is_used_here() -> None:
-    names = {"bucket-policy", "collector-policy", "owner-policy", "publisher-policy", "site-policy"}
+    names = {f"{who}-policy" for who in ("bucket", "collector", "gateway", "owner", "publisher", "site")}
     assert {path.stem for path in FOLDER.glob("*.json")} == names

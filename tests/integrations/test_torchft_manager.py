@@ -13,7 +13,7 @@ from composer_prime.errors import ConfigError, ProtocolError, SiteError, StoreEr
 from composer_prime.integrations import torchft as ours
 from composer_prime.integrations.torchft import BucketManager
 from composer_prime.integrations.torchft_rounds import RunTerms, common_base, who_takes_part
-from composer_prime.store import keys, open_store
+from composer_prime.store import open_store, torchft_keys
 from tests.integrations.replicas import (
     in_lockstep,
     masters,
@@ -216,7 +216,7 @@ def test_payloads_of_old_rounds_go_and_who_needs_them_is_told(manager: Callable[
     for _ in range(ours.KEPT_ROUNDS + 2):
         assert one_round(alone, 1.0)[1]
     store = open_store(alone._store.uri)
-    held = [number for number in range(ours.KEPT_ROUNDS + 2) if store.list(keys.torchft_payload_prefix(number, "a"))]
+    held = [number for number in range(ours.KEPT_ROUNDS + 2) if store.list(torchft_keys.payload_prefix(number, "a"))]
     assert held == list(range(2, ours.KEPT_ROUNDS + 2))
     with pytest.raises(SiteError, match="too far behind"):
         one_round(manager("b", min_replicas=1), 1.0)

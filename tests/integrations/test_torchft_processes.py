@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from composer_prime.integrations.torchft_rounds import Decision
-from composer_prime.store import keys, open_store
+from composer_prime.store import open_store, torchft_keys
 from tests.architecture import REPOSITORY
 from tests.integrations.replicas import in_lockstep
 
@@ -76,7 +76,7 @@ def test_the_others_finish_when_a_replica_is_killed(tmp_path: Path) -> None:
     assert (first["step"], first["part"]) == (second["step"], second["part"]) == (10, 2)
     assert torch.equal(first["masters"], second["masters"])
     store = open_store(f"file://{tmp_path / 'bucket' / 'run'}")
-    decisions = [Decision.from_bytes(store.get(keys.torchft_decision(number)), "") for number in range(10)]
+    decisions = [Decision.from_bytes(store.get(torchft_keys.decision(number)), "") for number in range(10)]
     assert [len(decision.taken) for decision in decisions] == [3] * 4 + [2] * 6
 
 

@@ -40,6 +40,22 @@ class Taskset(vf.Taskset[vf.Task, Config]):
 
 __all__ = ["Taskset"]
 """
+EVAL = """
+[orchestrator.eval]
+interval = 8                    # H: each evaluation scores masters
+
+[[orchestrator.eval.source]]
+name = "held-out"
+
+[orchestrator.eval.source.env.taskset]
+id = "reverse-text"
+
+[orchestrator.eval.source.env.agent.harness]
+id = "null"
+
+[orchestrator.eval.source.env.agent.runtime]
+type = "subprocess"
+"""
 TASKSETS = [f"{name}{version}" for name in ("math_env", "reverse_text", "scaleswe") for version in ("", "_v1")]
 
 
@@ -90,6 +106,18 @@ def test_upstream_accepts_the_recipe(path: Path, rl: Path, tmp_path: Path, monke
         assert trainer["env_vars"].get("COMPOSER_PRIME_SITE") == (site if recipe.outer else None)
         assert orchestrator["max_steps"] == trainer["max_steps"] == recipe.max_steps
         assert trainer["output_dir"] == str(run.site(site).root / "prime-rl")
+
+
+def test_upstream_evaluates_beside_an_outer_run(rl: Path, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text((REPOSITORY / "recipes/multi_site/reverse_text_2.toml").read_text() + EVAL)
+    recipe = load(path, "--output_dir", str(tmp_path), "--prime_rl.command", f'["{rl}"]')
+    said: list[str] = []
+    assert run_site(recipe, "a", False, dry_run=True, say=said.append) == 0, "\n".join(said)
+    configs = next(tmp_path.glob("*.dry-run")) / "sites" / "a" / "prime-rl" / "configs"
+    (source,) = [value for key, value in resolved(configs, "orchestrator")["eval"].items() if key in ("source", "env")]
+    assert [(one["name"], one["interval"]) for one in source] == [("held-out", 8)]
+    assert resolved(configs, "trainer")["env_vars"]["COMPOSER_PRIME_OUTER"] == run_uri(recipe)
 
 
 def test_the_checkout_is_a_version_we_know(rl: Path) -> None:

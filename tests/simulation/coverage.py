@@ -42,6 +42,8 @@ class Coverage(logging.Handler):
         event = str(record.msg).split(" ", 1)[0]
         if event == "master_differs" and not self.may_differ():
             self.forbidden.append(record.getMessage())
+        if event == "begins" and isinstance(record.args, tuple):
+            self.branches[f"join: begins at the {record.args[1]} master"] += 1
         if event in WATCHED:
             self.branches[WATCHED[event]] += 1
         elif event in FORBIDDEN:

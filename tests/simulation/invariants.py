@@ -12,9 +12,10 @@ import numpy as np
 
 from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.fragments import plan_fragments
+from composer_prime.outer.masters import unpack_master
 from composer_prime.outer.payloads import decode
 from composer_prime.store import keys
-from composer_prime.sync.protocol import reducer_rank
+from composer_prime.sync.protocol import Authority, reducer_rank
 from composer_prime.sync.records import Commit, Manifest, Offer, Part
 from composer_prime.sync.run import FragmentCoding
 from composer_prime.sync.snapshots import Master
@@ -99,7 +100,8 @@ class Invariants:
     def _part(self, part: Part) -> None:
         taken = self.commits[part.fragment, part.version]
         place = (part.fragment, part.version, part.part)
-        rank = reducer_rank(part.reducer, self._world.sites, taken, *place, self._world.terms.committer)
+        self._by_host("part", part.reducer, 1)
+        rank = reducer_rank(part.reducer, self._world.sites, taken, *place, self._authority)
         self._world.coverage.branch("part: taken over" if rank else "part: merged by its first choice")
         if part.excluded:
             self._world.coverage.branch("part: an offer excluded")
@@ -107,6 +109,7 @@ class Invariants:
     def _commit(self, key: str, data: bytes) -> None:
         commit = Commit.from_bytes(data, key)
         place = (commit.fragment, commit.version)
+        self._by_host("commit", commit.committer, commit.admissions)
         for payload in [payload for payload, taken_at in self._payloads.items() if taken_at == place]:
             del self._payloads[payload]
         took: dict[str, Took] = {}
@@ -126,6 +129,18 @@ class Invariants:
         )
         for refused in commit.refused:
             self._world.coverage.branch("refused: " + _kind(refused.why))
+
+    @property
+    def _authority(self) -> Authority:
+        return Authority(self._world.terms.committer, frozenset(self._world.guests))
+
+    def _by_host(self, what: str, site: str, admissions: int) -> None:
+        """A record that honours the owner's word must not be of a guest; one made before it came may be."""
+        if not self._world.guests or not admissions:
+            return
+        if site in self._world.guests:
+            self.violate(f"a {what} of {site}, which is a guest")
+        self._world.coverage.branch(f"guests: a {what} by a host")
 
     def _own_movement(self, offer: Offer) -> float:
         data = self._world.bucket.history[offer.payload or ""][-1]
@@ -325,9 +340,10 @@ class Invariants:
         first = [key for key in history if key.startswith(keys.masters_prefix(fragment)) and "/00000000-" in key]
         manifest_sha = world.first_master_sha(fragment)
         key = next(key for key in first if keys.parse_master(key)[2] == manifest_sha[: keys.SHA_DIGITS])
-        stored = np.frombuffer(history[key][-1], dtype="<f4").astype(np.float32)
-        numel, lr, mu = coding.fragment.numel, np.float32(terms.lr), np.float32(terms.momentum)
-        weights, momentum = stored[:numel].copy(), stored[numel:].copy()  # no momentum where mu is 0
+        lr, mu = np.float32(terms.lr), np.float32(terms.momentum)
+        stored = unpack_master(history[key][-1], coding.fragment.numel, momentum=terms.has_momentum)
+        weights = stored[0].numpy()
+        momentum = np.zeros(0, np.float32) if stored[1] is None else stored[1].numpy()
         version = 0
         while (place := keys.commit(fragment, version)) in history:
             commit = Commit.from_bytes(history[place][-1], place)

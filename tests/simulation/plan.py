@@ -48,6 +48,8 @@ class Plan:
     racy: bool
     signed: bool
     faults: tuple[Fault, ...]
+    guests: tuple[int, ...] = ()
+    """Sites that the owner lets offer and nothing else; in a signed run."""
 
     def keep(self, places: list[int]) -> "Plan":
         """The plan with only those of its faults."""
@@ -57,7 +59,9 @@ class Plan:
         """The plan with the first `num_sites` sites only."""
         terms = self.terms.model_copy(update={"quorum": min(self.terms.quorum, num_sites)})
         faults = tuple(fault for fault in self.faults if fault.site < num_sites)
-        return replace(self, num_sites=num_sites, terms=terms, faults=faults)
+        guests = tuple(site for site in self.guests if site < num_sites)
+        guests = guests if len(guests) < num_sites else ()
+        return replace(self, num_sites=num_sites, terms=terms, faults=faults, guests=guests)
 
     @property
     def turn_s(self) -> float:
@@ -93,7 +97,18 @@ def draw_plan(seed: int) -> Plan:
     plan = replace(plan, layers=plan.terms.fragments + rng.choice((0, 1)), racy=racy)
     if plan.terms.codec != "fp32":
         plan = replace(plan, noise=16.0)
-    return replace(plan, faults=tuple(_faults(rng, plan)))
+    plan = replace(plan, faults=tuple(_faults(rng, plan)))
+    return replace(plan, guests=_guests(random.Random(seed + 2), plan)) if plan.signed else plan
+
+
+def _guests(rng: random.Random, plan: Plan) -> tuple[int, ...]:
+    """Some sites, but not all that stay to the end: a round waits for one that is no guest."""
+    gone = {fault.site for fault in plan.faults if fault.kind in ("leave", "lost", "late", "absent")}
+    staying = [site for site in range(plan.num_sites) if site not in gone]
+    if plan.terms.committer or not staying or rng.random() < 0.3:
+        return ()
+    host = rng.choice(staying)
+    return tuple(site for site in range(plan.num_sites) if site != host and rng.random() < 0.6)
 
 
 def _num_sites(rng: random.Random) -> int:

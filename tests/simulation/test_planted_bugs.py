@@ -13,6 +13,7 @@ from composer_prime.outer.merge import blending
 from composer_prime.sync import courier, garbage, replica, returning, site_clock
 from composer_prime.sync.courier import Courier
 from composer_prime.sync.merging import Merger
+from composer_prime.sync.protocol import Authority
 from composer_prime.sync.replica import Replica
 from composer_prime.sync.rounds import RoundCloser
 from composer_prime.sync.site_clock import OuterLoop
@@ -264,3 +265,10 @@ def test_own_work_taken_for_overtaken_after_a_return(monkeypatch: pytest.MonkeyP
         lambda: monkeypatch.setattr(Courier, "catch_up", Courier.follow),
         _has_crash,
     )
+
+
+def test_a_guest_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plant() -> None:
+        monkeypatch.setattr(Authority, "allows", lambda self, site: True)
+
+    check(monkeypatch, "which is a guest", plant, lambda plan: len(plan.guests) > 1)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer_prime.store import keys
-from composer_prime.sync.records import Manifest
+from composer_prime.sync.canonical import sha256_hex
+from composer_prime.sync.records import Admission, Manifest
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
 from tests.simulation.coverage import Coverage
@@ -21,6 +22,7 @@ from tests.simulation.runtime import Process, Scheduler
 from tests.simulation.site import Checkpoint, Site, SiteProcess
 from tests.simulation.store import Bucket, Link
 
+OWNER = SigningKey.from_bytes(bytes(range(32)))
 MOST_EVENTS = 400_000
 """No sound run needs more."""
 PATIENCE_S = 240.0
@@ -63,9 +65,11 @@ class World:
         self.sites = {f"s{index:02d}": self._site(index, rng) for index in range(plan.num_sites)}
         signing = self.sites.values() if plan.signed else ()
         self.keys = {site.name: SigningKey.from_bytes(bytes([7, site.index]) * 16) for site in signing}
-        self.founding = Founding(None, {name: key.public for name, key in self.keys.items()})
+        self.guests = tuple(f"s{index:02d}" for index in plan.guests)
+        owner = OWNER.public if self.guests else None
+        self.founding = Founding(owner, {name: key.public for name, key in self.keys.items()})
         self.invariants = Invariants(self)
-        self.bucket.on_write = self.invariants.wrote
+        self.bucket.on_write = self._wrote
         self.bucket.on_delete = self.invariants.deleted
         self.bucket.on_second_win = lambda key: self.coverage.branch(f"racy store: two won {_kind_of(key)}")
         self._pending = 0
@@ -113,6 +117,14 @@ class World:
     def _note(self, *what: Any) -> None:
         if self.log is not None:
             self.log.append((self.scheduler.time, "--", *what))
+
+    def _wrote(self, key: str, data: bytes) -> None:
+        self.invariants.wrote(key, data)
+        if key == keys.manifest() and self.guests:  # the owner's first act, at once
+            record = Admission(number=1, keys=dict(self.founding.keys), guests=self.guests)
+            signature = OWNER.sign(record.message(sha256_hex(data)))
+            signed = record.model_copy(update={"signature": signature})
+            self.bucket.create(keys.admission(1), signed.to_bytes(), self.scheduler.time, self.scheduler.time)
 
     # --- faults -----------------------------------------------------------------------------------------------------
 

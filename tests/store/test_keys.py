@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_prime.errors import ConfigError, ProtocolError
-from composer_prime.store import keys
+from composer_prime.store import keys, torchft_keys
 from composer_prime.store.base import MAX_KEY_LENGTH, is_key
 
 SHA = "0123456789abcdef" * 4
@@ -29,6 +29,7 @@ def test_keys_are_spelled_as_the_protocol_says() -> None:
     assert keys.beat("a", 7) == "sites/a/000007/beat"
     assert keys.tape("a", 7) == "tape/a/00000007.jsonl"
     assert keys.probe("xyz") == "probe/xyz"
+    assert keys.invitation("alice", 2) == "invitations/alice/0002.json"
     assert keys.export_step("bfloat16", 3, 12) == "exports/bfloat16/0003/00000012.json"
     assert keys.export_delta("bfloat16", 3, 12, SHA) == "exports/bfloat16/0003/00000012-0123456789abcdef"
     assert keys.snapshot_prefix("bfloat16", 12, SHA) == "snapshots/bfloat16/00000012-0123456789abcdef/"
@@ -130,3 +131,45 @@ def test_sha_that_is_none_is_refused(sha: str) -> None:
     for act in (lambda: keys.master(0, 0, sha), lambda: keys.payload(0, 0, "a", sha)):
         with pytest.raises(ProtocolError, match="sha256"):
             act()
+
+
+@given(fragments, versions, sites, incarnations)
+def test_any_key_says_what_it_is(fragment: int, version: int, site: str, incarnation: int) -> None:
+    place, sha = keys.Place, SHA[:16]
+    assert keys.place(keys.offer(fragment, version, site)) == place("offer", site, fragment, version)
+    assert keys.place(keys.payload(fragment, version, site, SHA)) == place("payload", site, fragment, version, sha)
+    assert keys.payload(fragment, version, site, SHA).startswith(keys.payloads_prefix(fragment, version, site))
+    assert keys.place(keys.commit(fragment, version)) == place("commit", "", fragment, version)
+    assert keys.place(keys.merged(fragment, version, 3)) == place("part", "", fragment, version)
+    assert keys.place(keys.merged_payload(fragment, version, 3, SHA)) == place(
+        "merged payload", "", fragment, version, sha
+    )
+    assert keys.place(keys.master(fragment, version, SHA)) == place("master", "", fragment, version, sha)
+    assert keys.place(keys.export_step("float16", fragment, version)) == place("export step", "", fragment, version)
+    assert keys.place(keys.export_delta("float16", fragment, version, SHA)) == place(
+        "export delta", "", fragment, version, sha
+    )
+    assert keys.place(f"{keys.snapshot_prefix('float16', version, SHA)}config.json") == place(
+        "snapshot", "", 0, version, sha
+    )
+    assert keys.place(keys.claim(site, incarnation)) == place("claim", site, 0, incarnation)
+    assert keys.place(keys.beat(site, incarnation)) == place("beat", site, 0, incarnation)
+    assert keys.place(keys.tape(site, version)) == place("tape", site, 0, version)
+
+
+def test_the_run_s_own_records_say_what_they_are() -> None:
+    assert keys.place(keys.manifest()) == keys.Place("manifest")
+    assert keys.place(keys.founding()) == keys.Place("founding")
+    assert keys.place(keys.close()) == keys.Place("close")
+    assert keys.place(keys.close(2)) == keys.Place("close", number=2)
+    assert keys.place(keys.reopening(2)) == keys.Place("reopening", number=2)
+    assert keys.place(keys.admission(2)) == keys.Place("admission", number=2)
+    assert keys.place(keys.probe("7-ab")) == keys.Place("probe")
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "a", "manifest.json/x", "xmanifest.json", "rounds/0/0/offers/a.json", torchft_keys.run(), "tape/a/1.jsonl"],
+)
+def test_what_no_run_of_sites_holds_is_no_place(key: str) -> None:
+    assert keys.place(key) is None

@@ -234,6 +234,68 @@ def test_a_number_that_someone_else_took_meanwhile_is_told_and_stays(store):
     assert sorted(Admission.from_bytes(store.get(keys.admission(1)), "admission").keys) == ["a", "b"]
 
 
+# --- guests ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_guest_offers_and_only_hosts_commit_and_close(store):
+    make = {"rounds": 6}
+    host = make_site(store, "b", "b", terms=make)
+    host.after_join = lambda: (early.wait(30), None)[1]
+    early = threading.Event()
+    host.start()
+    wait_for(host, lambda: store.list(keys.manifest()))
+    record = Owner(store, OWNER).admit("a", SITES["a"].public, guest=True)
+    assert record.guests == ("a",)
+    guest = make_site(store, "a", "b", terms=make)
+    early.set()
+    guest.start()
+    for site in (host, guest):
+        site.join(60)
+        assert not site.is_alive() and site.error is None
+    assert host.summary["masters"] == guest.summary["masters"]
+    assert sum(ledger["merged"] for ledger in guest.summary["tokens"]) > 0
+    commits = [Commit.from_bytes(store.get(keys.commit(f, v)), "commit") for f in range(2) for v in range(7)]
+    assert {commit.committer for commit in commits} == {"b"} and read_close(store, 0).closed_by == "b"
+
+
+def test_a_round_waits_while_only_guests_are_there(store):
+    clock, terms = [0.0], make_terms(fragments=1, rounds=3, liveness_s=10.0, grace_s=1.0)
+    host, guest = (HandSite(store, terms, n, clock, key=SITES[n], founding=founding("a", "b")) for n in "ab")
+    Owner(store, OWNER).admit("b", SITES["c"].public, guest=True)
+    Owner(store, OWNER).admit("b", SITES["b"].public, guest=True)
+    guest.hand_over(0, 1.0)
+    for _ in range(8):
+        clock[0] += terms.liveness_s
+        guest.beat()
+        guest.tick()
+    assert not store.list(keys.commit(0, 0))
+    host.beat()
+    host.hand_over(0, 2.0)
+    for _ in range(4):
+        clock[0] += 2.0
+        host.beat()
+        guest.beat()
+        host.tick()
+    commit = Commit.from_bytes(store.get(keys.commit(0, 0)), "commit")
+    assert commit.committer == "a" and [entry.site for entry in commit.taken] == ["a", "b"]
+
+
+def test_guests_stay_guests_through_other_acts_until_they_are_admitted_otherwise(store):
+    HandSite(store, make_terms(committer="a"), "a", [0.0], key=SITES["a"], founding=founding("a"))
+    owner = Owner(store, OWNER)
+    owner.admit("b", SITES["b"].public, guest=True)
+    assert Owner(store, OWNER).admit("c", SITES["c"].public, guest=True).guests == ("b", "c")
+    assert Owner(store, OWNER).revoke("c").guests == ("b",)
+    with pytest.raises(BadInput, match="site b is a guest, which may only offer"):
+        Owner(store, OWNER).hand_over("b")
+    with pytest.raises(BadInput, match="site a is the only one that commits"):
+        Owner(store, OWNER).admit("a", SITES["c"].public, guest=True)
+    with pytest.raises(BadInput, match="admitted with that key already"):
+        Owner(store, OWNER).admit("b", SITES["b"].public, guest=True)
+    assert Owner(store, OWNER).admit("b", SITES["b"].public).guests == ()
+    assert Owner(store, OWNER).hand_over("b").committer == "b"
+
+
 # --- the committer ---------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import pytest
 from composer_prime.outer.slices import root_sha256, slice_digest
 from composer_prime.store import keys
 from composer_prime.sync.history import voids_among
+from composer_prime.sync.protocol import Authority
 from composer_prime.sync.records import Commit, Offer, Part, Refused
 from composer_prime.sync.validity import (
     FragmentFacts,
@@ -124,7 +125,10 @@ def commit(take=("a", "b"), terms=TERMS, **changes):
     return record.model_copy(update=changes)
 
 
-def judge(record: Commit, *, version=3, previous="d" * 64, taken=None, voids=(1,), terms=TERMS, committer=None):
+ANYONE = Authority()
+
+
+def judge(record: Commit, *, version=3, previous="d" * 64, taken=None, voids=(1,), terms=TERMS, authority=ANYONE):
     return commit_fault(
         record,
         facts=FACTS,
@@ -133,7 +137,7 @@ def judge(record: Commit, *, version=3, previous="d" * 64, taken=None, voids=(1,
         taken=taken or {},
         voids=voids,
         terms=terms,
-        committer=committer,
+        authority=authority,
     )
 
 
@@ -183,8 +187,8 @@ def test_a_commit_that_does_not_follow_from_manifest_and_offers_is_refused(chang
 
 
 def test_only_the_fixed_committer_may_commit_where_there_is_one():
-    assert judge(commit(), committer="a") is None
-    assert "only z may commit" in (judge(commit(), committer="z") or "")
+    assert judge(commit(), authority=Authority("a")) is None
+    assert "only z may" in (judge(commit(), authority=Authority("z")) or "")
 
 
 def test_a_commit_that_takes_a_copy_or_a_taken_payload_is_refused():
@@ -226,8 +230,8 @@ def part(**changes):
     return Part(**(values | changes))
 
 
-def judge_part(record: Part, committer=None):
-    return part_fault(record, commit=commit(), commit_sha="c" * 64, index=1, bounds=(40, 40), committer=committer)
+def judge_part(record: Part, authority=ANYONE):
+    return part_fault(record, commit=commit(), commit_sha="c" * 64, index=1, bounds=(40, 40), authority=authority)
 
 
 BOTH = (Refused(site="a", why=""), Refused(site="b", why=""))
@@ -254,8 +258,17 @@ def test_a_part_may_be_empty_only_when_every_offer_is_unsound_in_it():
     assert judge_part(part(excluded=BOTH, payload=None, sha256=None, nbytes=0)) is None
 
 
+def test_what_a_guest_commits_or_merges_does_not_count():
+    guests = Authority(guests=frozenset("a"))
+    assert judge(commit(), authority=guests) == "was made by a, a guest, which may only offer"
+    assert judge_part(part(), authority=guests) == "was merged by a, a guest, which may only offer"
+    others = Authority(guests=frozenset("b"))
+    assert judge(commit(), authority=others) is None and judge_part(part(), authority=others) is None
+
+
 def test_with_a_fixed_committer_only_it_merges_parts():
-    assert judge_part(part(), committer="a") is None and "only z may" in (judge_part(part(), committer="z") or "")
+    assert judge_part(part(), authority=Authority("a")) is None
+    assert "only z may" in (judge_part(part(), authority=Authority("z")) or "")
 
 
 def test_shares_are_drawn_anew_over_the_offers_that_are_sound_in_a_part():

@@ -4,7 +4,7 @@ A codec is a pure function of the vector: what must be remembered between rounds
 """
 
 from composer_prime.errors import ConfigError
-from composer_prime.outer.codecs.base import Codec, SparseCodec
+from composer_prime.outer.codecs.base import Codec, SparseCodec, is_sparse
 from composer_prime.outer.codecs.e3m0 import E3m0Codec
 from composer_prime.outer.codecs.int4 import Int4Codec
 from composer_prime.outer.codecs.int8 import Int8Codec
@@ -23,4 +23,4 @@ def get_codec(name: str) -> Codec:
     return CODECS[name]
 
 
-__all__ = ["CODECS", "Codec", "SparseCodec", "get_codec"]
+__all__ = ["CODECS", "Codec", "SparseCodec", "get_codec", "is_sparse"]

@@ -19,12 +19,12 @@ from composer_prime.sites.embedded.result import write_whole
 from composer_prime.sites.embedded.supervisor import lock_site
 from composer_prime.store import Store, keys
 
-MAY_DIFFER = ("output_dir", "clean", "site", "sites", "ckpt", "inference.server", "inference.max_batch_size")
+MAY_DIFFER = ("output_dir", "clean", "site", "sites", "launch", "ckpt", "inference.server", "inference.max_batch_size")
 """Settings that a resumed run or a joining site may change: they move files, ports, batching, not what is learned."""
 
 PRIME_RL_MAY_DIFFER = (
     "output_dir", "clean", "site.key_file", "site.name", "site.same_name", "sites", "ckpt", "prime_rl", "inference",
-    "deployment", "slurm", "env_vars", "log", "monitors", "weight_broadcast", "rollout_transport",
+    "launch", "deployment", "slurm", "env_vars", "log", "monitors", "weight_broadcast", "rollout_transport",
     "orchestrator.concurrency", "orchestrator.model.client", "orchestrator.env_server_base_port", "orchestrator.log",
     "trainer.log", "trainer.env_vars", "orchestrator.env_vars", "trainer.metrics_server",
     "trainer.dist_timeout_seconds",

@@ -21,7 +21,7 @@ from composer_prime.config.recipe import LossConfig, OptimConfig
 from composer_prime.errors import ConfigError, SiteError
 from composer_prime.losses.records import LossInputs, LossOutputs
 from composer_prime.sites.embedded.batches import TrainingSample
-from composer_prime.sites.embedded.packing import MicroBatch, pack, trainer_logprobs
+from composer_prime.sites.embedded.packing import MICRO_BATCH_TOKENS, MicroBatch, pack, trainer_logprobs
 
 LossFn = Callable[[LossInputs], LossOutputs]
 
@@ -53,7 +53,14 @@ class StepReport:
 class Learner:
     """A model, its optimizer and a loss. Owns the optimizer's state; moves the model's parameters in place."""
 
-    def __init__(self, model: PreTrainedModel, optim: OptimConfig, loss: LossFn, seq_len: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        optim: OptimConfig,
+        loss: LossFn,
+        seq_len: int,
+        micro_tokens: int = MICRO_BATCH_TOKENS,
+    ) -> None:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
@@ -65,6 +72,7 @@ class Learner:
         )
         self._loss = loss
         self._seq_len = seq_len
+        self._micro_tokens = micro_tokens
         self._max_norm = math.inf if optim.max_norm is None else optim.max_norm
 
     def step(self, samples: Sequence[TrainingSample]) -> StepReport:
@@ -73,7 +81,7 @@ class Learner:
         Raises SiteError when the gradient isn't finite; the parameters are as before then.
         """
         started = time.perf_counter()
-        batches = pack(samples, self._seq_len)
+        batches = pack(samples, self._seq_len, self._micro_tokens)
         num_tokens = sum(int(batch.loss_mask.sum()) for batch in batches)
         sums = _RunningSums()
         grad_norm = 0.0

@@ -58,7 +58,7 @@ def check_bucket(recipe: RecipeBase, *, new_run: bool) -> None:
     uri = run_uri(recipe)
     if uri is None:
         return
-    store = open_store(uri)
+    store = open_store(uri, recipe.site.key_file)
     try:
         probe_store(store, may_overwrite=recipe.outer is not None and recipe.outer.committer is not None)
         if new_run:

@@ -77,7 +77,13 @@ class Trainer:
         self.paths = settings.paths
         self.model = model
         self.outer = outer
-        self.learner = Learner(model, recipe.trainer.optim, import_loss(recipe.trainer.loss), recipe.seq_len)
+        self.learner = Learner(
+            model,
+            recipe.trainer.optim,
+            import_loss(recipe.trainer.loss),
+            recipe.seq_len,
+            recipe.site.micro_batch_tokens,
+        )
         self.step = 0
         self._totals = Totals()
         self._tape = MetricsTape(self.paths.tape("trainer"))
@@ -241,9 +247,10 @@ def build(settings: SiteSettings) -> Trainer:
 def main(site_dir: Path) -> int:
     """Run a site's trainer in this process; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    torch.set_num_threads(1)
     try:
-        trainer = build(SiteSettings.load(site_dir))
+        settings = SiteSettings.load(site_dir)
+        torch.set_num_threads(settings.recipe.site.threads)
+        trainer = build(settings)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: trainer.interrupt())
         try:

@@ -24,6 +24,7 @@ from composer_prime.errors import ComposerPrimeError, ConfigError, FingerprintMi
 from composer_prime.outer.fragments import trainable
 from composer_prime.sites.prime_rl import versions
 from composer_prime.sites.prime_rl.membership import Membership, Place, outer_state_file
+from composer_prime.sites.prime_rl.result import FOLDER
 from composer_prime.sync.ranks import TIMEOUT_S
 
 logger = logging.getLogger(__name__)
@@ -66,21 +67,27 @@ def install(environ: Mapping[str, str] = os.environ) -> None:
 
     Ends the trainer with one line and exit code 2 when it can't be one. Raises ConfigError outside a trainer.
     """
-    settings = HookSettings.read(environ)
-    if settings is None:
-        return
     frame = versions.running_trainer()
     if frame is None:
-        raise ConfigError(
-            f"{OUTER} is set, and this process isn't PRIME-RL's trainer: set it under [trainer.env_vars] alone"
-        )
+        if HookSettings.read(environ) is not None:
+            raise ConfigError(
+                f"{OUTER} is set, and this process isn't PRIME-RL's trainer: set it under [trainer.env_vars] alone"
+            )
+        return
     with ending_in_one_line():
-        config = frame.f_locals["config"]
-        upstream = versions.detect()
-        versions.check_trainer(frame.f_globals)
-        versions.check_config(config)
-        _show_our_log()
-        OuterHook(_place(settings, upstream, config), upstream, config).wrap(frame.f_globals)
+        settings = HookSettings.read(environ)
+        if settings is not None:
+            _install(settings, frame)
+
+
+def _install(settings: HookSettings, frame: FrameType) -> None:
+    """Wrap the names of the trainer that runs in `frame`. Raises ConfigError."""
+    config = frame.f_locals["config"]
+    upstream = versions.detect()
+    versions.check_trainer(frame.f_globals)
+    versions.check_config(config)
+    _show_our_log()
+    OuterHook(_place(settings, upstream, config), upstream, config).wrap(frame.f_globals)
 
 
 def _place(settings: HookSettings, upstream: versions.Upstream, config: Any) -> Place:
@@ -95,7 +102,7 @@ def _place(settings: HookSettings, upstream: versions.Upstream, config: Any) -> 
         check_site_name(name)
     except ConfigError as error:
         raise ConfigError(f"{SITE}: {error}") from None
-    return Place(settings.uri, name, settings.key_file, folder / "outer")
+    return Place(settings.uri, name, settings.key_file, folder / FOLDER)
 
 
 def _show_our_log() -> None:

@@ -1,7 +1,7 @@
 """`composer-prime run` and `composer-prime site` where the sites are PRIME-RLs: render, start `rl`, watch it end.
 
 One `rl` for each site; everything that can be refused is refused before the first one starts. What it prints is passed
-on, and so are its exit code and the signal that ends us.
+on, and so are its exit code and the signal that ends us. Where the outer run ends before `max_steps`, we end `rl`.
 """
 
 import json
@@ -24,6 +24,7 @@ from composer_prime.sites.embedded.processes import Child, describe_exit, stop
 from composer_prime.sites.embedded.supervisor import lock_site
 from composer_prime.sites.prime_rl.installation import Installation, find_installation
 from composer_prime.sites.prime_rl.placement import Placement, place_sites
+from composer_prime.sites.prime_rl.result import RunEnd
 from composer_prime.sites.prime_rl.toml import RUN_FOLDER, Data, SiteFiles, render
 from composer_prime.store import keys, open_store
 from composer_prime.sync.founding import FoundingRecord, announce, changed_terms
@@ -60,7 +61,8 @@ class _Prepared:
 def run_local(recipe: PrimeRecipe, resume: bool, *, dry_run: bool = False, say: Say = print) -> int:
     """Run all sites of a recipe on this machine until they are done; the exit code.
 
-    0 when every site's `rl` ended so, 130 when interrupted, else that of the first site that failed.
+    0 when every site's `rl` ended so, or was stopped since its outer run had ended; 130 when interrupted; else that of
+    the first site that failed.
     dry_run  let PRIME-RL check and resolve what is rendered, and start nothing.
 
     Raises BadInput for what a person can fix, before anything starts.
@@ -93,7 +95,7 @@ def found_run(recipe: PrimeRecipe) -> None:
         return
     check_bucket(recipe, new_run=False)
     outer, terms = recipe.outer, terms_of(recipe)
-    with closing(open_store(uri)) as store:
+    with closing(open_store(uri, recipe.site.key_file)) as store:
         if not store.list(keys.manifest()):
             record = FoundingRecord(run=recipe.run.name, terms=terms, owner=outer.owner, keys=dict(outer.keys))
             announce(store, record)
@@ -135,7 +137,7 @@ def _checkpoints(recipe: PrimeRecipe, paths: SitePaths) -> Path:
 def _run(prepared: Sequence[_Prepared], installation: Installation, dry_run: bool, say: Say) -> int:
     several = len(prepared) > 1
     locks = []
-    children: dict[str, Child] = {}
+    running: list[_Running] = []
     with catch_interrupt() as interrupt:
         try:
             for each in prepared:
@@ -143,14 +145,17 @@ def _run(prepared: Sequence[_Prepared], installation: Installation, dry_run: boo
                 each.file.write_text(to_toml(each.data), encoding="utf-8")
                 say(f"site {each.site}: PRIME-RL {installation.version}, {each.file}")
             for each in prepared:
-                children[each.site] = _start(each, installation, dry_run)
-            followers = [_Follower(child, f"[{site}] " if several else "") for site, child in children.items()]
-            _watch(children, followers, interrupt, say)
+                end = RunEnd(each.paths.root / RUN_FOLDER)
+                child = _start(each, installation, dry_run)
+                running.append(_Running(each.site, child, end, f"[{each.site}] " if several else ""))
+            _watch(running, interrupt, say)
         finally:
-            stop(children.values(), GRACE_S)
+            stop([one.child for one in running], GRACE_S)
+            for one in running:
+                one.close()
             for lock in locks:
                 lock.close()
-    return _exit_code(children, interrupt, say)
+    return _exit_code(running, interrupt, say)
 
 
 def _start(each: _Prepared, installation: Installation, dry_run: bool) -> Child:
@@ -160,10 +165,15 @@ def _start(each: _Prepared, installation: Installation, dry_run: bool) -> Child:
     return Child(f"{each.site}/{ROLE}", command, each.paths.log(ROLE), env=env, orphan=signal.SIGTERM)
 
 
-class _Follower:
-    """Passes on what a child writes to its log, by whole lines."""
+class _Running:
+    """One site's `rl`: passes on what it writes to its log, by whole lines, and ends it once its run has ended."""
 
-    def __init__(self, child: Child, prefix: str) -> None:
+    def __init__(self, site: str, child: Child, end: RunEnd, prefix: str) -> None:
+        self.site = site
+        self.child = child
+        self.stopped = False
+        self._end = end
+        self._kill_at = 0.0
         self._file = child.log.open("rb")
         self._file.seek(child.log_start)
         self._prefix = prefix
@@ -177,32 +187,43 @@ class _Follower:
         for line in lines:
             say(self._prefix + line.decode("utf-8", errors="replace").rstrip("\r"))
 
+    def end_with_its_run(self, say: Say) -> None:
+        """Once the run has ended, ask `rl` to end, and see to it after a grace."""
+        if self.child.poll() is not None:
+            return
+        if not self.stopped and self._end.has_come():
+            say(f"site {self.site}: the outer run has ended, and steps are left that would change nothing: stopping rl")
+            self.stopped, self._kill_at = True, time.monotonic() + GRACE_S
+            self.child.terminate()
+        elif self.stopped and time.monotonic() > self._kill_at:
+            self.child.kill()
+
     def close(self) -> None:
         self._file.close()
 
 
-def _watch(children: Mapping[str, Child], followers: Sequence[_Follower], interrupt: Interrupt, say: Say) -> None:
+def _watch(running: Sequence[_Running], interrupt: Interrupt, say: Say) -> None:
     """See all sites to their end, or to an interrupt, which ends them. What they say is passed on to the last line."""
     try:
-        while any([child.poll() is None for child in children.values()]) and not interrupt.is_set:
-            for follower in followers:
-                follower.pass_on(say)
+        while any([one.child.poll() is None for one in running]) and not interrupt.is_set:
+            for one in running:
+                one.pass_on(say)
+                one.end_with_its_run(say)
             time.sleep(POLL_S)
         if interrupt.is_set:
             say("stopping: PRIME-RL ends its processes first; interrupt again to stop at once")
-            stop(children.values(), GRACE_S)
+            stop([one.child for one in running], GRACE_S)
     finally:
-        for follower in followers:
-            follower.pass_on(say, at_end=True)
-            follower.close()
+        for one in running:
+            one.pass_on(say, at_end=True)
 
 
-def _exit_code(children: Mapping[str, Child], interrupt: Interrupt, say: Say) -> int:
+def _exit_code(running: Sequence[_Running], interrupt: Interrupt, say: Say) -> int:
     if interrupt.is_set:
         say("Stopped. The same command with --resume continues from the bucket and PRIME-RL's checkpoints.")
         return INTERRUPTED_EXIT
-    codes = {site: child.poll() or 0 for site, child in children.items()}
-    for site, code in codes.items():
+    codes = [0 if one.stopped else one.child.poll() or 0 for one in running]
+    for one, code in zip(running, codes, strict=True):
         if code:
-            say(f"site {site}: rl ended with {describe_exit(code)}; its log is {children[site].log}")
-    return next((code if code > 0 else 128 - code for code in codes.values() if code), 0)
+            say(f"site {one.site}: rl ended with {describe_exit(code)}; its log is {one.child.log}")
+    return next((code if code > 0 else 128 - code for code in codes if code), 0)

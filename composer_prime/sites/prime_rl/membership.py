@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from composer_prime.errors import BadInput, ConfigError, CorruptObject, KeyMissing
 from composer_prime.sites.embedded.result import write_whole
+from composer_prime.sites.prime_rl.result import RESULT, STEPS_LEFT
 from composer_prime.store import open_store, race_store
 from composer_prime.store.base import Store
 from composer_prime.sync.entering import SiteIdentity
@@ -58,8 +59,8 @@ class Place:
 
     @property
     def result(self) -> Path:
-        """Written when the run has ended: its rounds, and the masters that the parameters hold."""
-        return self.folder / "result.json"
+        """Written when the run has ended: its rounds, the masters that the parameters hold, whether steps are left."""
+        return self.folder / RESULT
 
 
 def outer_state_file(trainer_checkpoint: Path) -> Path:
@@ -112,7 +113,7 @@ class Membership:
             return None
         report = self._loop.after_inner_step(tokens, samples)
         if report.stop:
-            self._end()
+            self._end(steps_left=not is_last)
             if self._leading.leads and not is_last:
                 logger.warning(
                     "run_ended uri=%s: its masters are final, and this trainer holds them. The steps up to its "
@@ -145,13 +146,14 @@ class Membership:
                 f"the run at {self._place.uri} has ended, no site can join it: reopen it with `composer-prime reopen`, "
                 "or start another from its masters with `composer-prime create RECIPE --from`"
             )
-        self._end()
+        self._end(steps_left=True)
 
-    def _end(self) -> None:
+    def _end(self, *, steps_left: bool) -> None:
         """Leave the run that has ended, and remember its masters as they lie here, shard by shard."""
-        if self._leading.leads:
-            self._write_result()
+        summary = self._loop.summary()
         self._loop.close()
+        if self._leading.leads:
+            self._write_result(summary, steps_left)
         self._final = [_local(parameter).to("cpu", copy=True) for parameter in self._parameters]
 
     def _restore(self) -> None:
@@ -160,9 +162,9 @@ class Membership:
             for parameter, final in zip(self._parameters, self._final, strict=True):
                 _local(parameter).copy_(final)
 
-    def _write_result(self) -> None:
-        summary = self._loop.summary()
-        result = {"uri": self._place.uri, "site": self._place.site} | {
+    def _write_result(self, summary: dict[str, Any], steps_left: bool) -> None:
+        """Last of all: whoever reads it may end this trainer."""
+        result = {"uri": self._place.uri, "site": self._place.site, STEPS_LEFT: steps_left} | {
             name: summary[name] for name in ("outer_rounds", "masters", "bytes_up", "bytes_down", "stall_s", "tokens")
         }
         path = self._place.result
@@ -185,7 +187,7 @@ class _Leading:
         """This site's outer loop, with the state of its checkpoint. Raises BadInput, StoreError."""
         place = self._place
         key = None if place.key_file is None else SigningKey.load(place.key_file)
-        self._store = store = open_store(place.uri)
+        self._store = store = open_store(place.uri, place.key_file)
         self._announced = find_founding(store)
         founding, run, terms, signed = self._asked(self._announced)
         if signed and key is None:

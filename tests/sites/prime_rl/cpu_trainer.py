@@ -1,7 +1,7 @@
 """Upstream's unmodified trainer on a CPU, a process a rank: `python -m tests.sites.prime_rl.cpu_trainer @ FILE.json`.
 
-What it imports for GPUs alone is replaced by empty modules, "cuda" means "cpu", and NCCL means gloo; nothing else of
-upstream is touched. Its module runs as `__main__`, as under torchrun.
+What it imports for GPUs alone is replaced by empty modules, "cuda" means "cpu", NCCL means gloo, and flash attention's
+one kernel is torch's; nothing else of upstream is touched. Its module runs as `__main__`, as under torchrun.
 """
 
 import importlib.abc
@@ -11,6 +11,7 @@ import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,8 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling would take longer
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 ABSENT = (
@@ -34,6 +37,14 @@ ABSENT = (
     "deep_ep",
 )
 """Packages for GPUs or the web. `flash_attn` isn't among them: whoever looks for it must not find it."""
+
+
+def _itself(function: Any) -> Any:
+    return function
+
+
+STAND_INS = {("torchtitan.distributed.expert_parallel", "expert_parallel"): _itself}
+"""What such a package holds and is used without expert parallelism too: a decorator that then does nothing."""
 
 
 class _Kind(type):
@@ -69,10 +80,10 @@ class _Empty(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        def attribute(name: str) -> type[_Anything]:
+        def attribute(name: str) -> Any:
             if name.startswith("__"):
                 raise AttributeError(name)
-            return _Anything
+            return STAND_INS.get((module.__name__, name), _Anything)
 
         vars(module)["__getattr__"] = attribute
 
@@ -84,11 +95,13 @@ def _on_cpu(value: Any) -> Any:
 
 
 class CudaIsCpu(TorchFunctionMode):
-    """Every call that names a CUDA device gets the CPU."""
+    """Every call that names a CUDA device gets the CPU, and `histc` takes integers, as it does on CUDA alone."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.cuda:
             return args[0]
+        if func is torch.histc and not args[0].is_floating_point():
+            return func(args[0].float(), *args[1:], **kwargs or {}).to(args[0].dtype)
         kwargs = {name: _on_cpu(value) for name, value in (kwargs or {}).items()}
         return func(*map(_on_cpu, args), **kwargs)
 
@@ -119,16 +132,41 @@ def pretend_cuda() -> None:
     dist.init_process_group = _gloo(dist.init_process_group)
 
 
+def varlen_attention(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, *rest: Any, causal: bool, **windows: Any
+) -> Tensor:
+    """flash_attn_varlen_func by torch's own attention, packed sequence by sequence.
+
+    query, key, value   [tokens, heads, head_dim]; a head of keys may serve several of queries
+    cu_seqlens          where each sequence begins, and the last ends
+    """
+    assert causal and not windows, "only plain causal attention is stood in for"
+    answers = []
+    for start, end in pairwise(cu_seqlens.tolist()):
+        q, k, v = (one[None, start:end].transpose(1, 2) for one in (query, key, value))
+        answers.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1))
+    return torch.cat(answers)
+
+
 def plain_attention() -> None:
-    """Models are made with torch's own attention, whatever kernel the configuration names."""
+    """Models are made with attention that needs no kernel, whatever the configuration names."""
     from transformers import AutoConfig
 
     from_pretrained = AutoConfig.from_pretrained
 
-    def with_sdpa(*args: Any, **kwargs: Any) -> Any:
-        return from_pretrained(*args, **kwargs | {"attn_implementation": "sdpa"})
+    def with_eager(*args: Any, **kwargs: Any) -> Any:
+        # The one name that transformers takes for upstream's model classes, too, where flash_attn isn't installed.
+        return from_pretrained(*args, **kwargs | {"attn_implementation": "eager"})
 
-    AutoConfig.from_pretrained = with_sdpa
+    AutoConfig.from_pretrained = with_eager
+
+
+def stand_in_for_flash_attention() -> None:
+    """Upstream's own model classes call its kernel: ours takes its place, under the name that models are made with."""
+    import prime_rl.trainer.models.layers.attn as attn  # pyright: ignore[reportMissingImports]
+
+    attn.FlashAttention._funcs[2] = varlen_attention
+    attn.ATTN_IMPL2CLASS["eager"] = attn.ATTN_IMPL2CLASS["flash_attention_2"]
 
 
 def leave_out_gpu_packages() -> None:
@@ -147,6 +185,7 @@ def main() -> None:
     from prime_rl.trainer.perf import PerfCounter  # pyright: ignore[reportMissingImports]
 
     parallel_dims.device_type = "cpu"
+    stand_in_for_flash_attention()
     PerfCounter.__init__ = _with_a_speed(PerfCounter.__init__)
     with CudaIsCpu():
         runpy.run_module("prime_rl.trainer.rl.train", run_name="__main__", alter_sys=True)

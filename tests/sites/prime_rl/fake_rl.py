@@ -1,7 +1,8 @@
 """Stands for PRIME-RL's `rl`: notes what it was started with beside its TOML, prints, and ends as it was told to.
 
-FAKE_RL holds a JSON object: `lines` to print, `exit` code to end with, `signal` to end itself with, and `wait`: until
-SIGTERM, which it notes in `terminated` before it ends with code 1.
+FAKE_RL holds a JSON object: the outer run's `result` to write as the trainer does, `lines` to print, `exit` code to end
+with, `signal` to end itself with, and `wait`: until a file `go` is beside the TOML, or SIGTERM, which it notes in
+`terminated` before it ends with code 1.
 """
 
 import json
@@ -25,9 +26,14 @@ def main() -> None:
     seen = {"arguments": sys.argv[1:], "environment": environment, "pid": os.getpid()}
     (file.parent / "seen.json.new").write_text(json.dumps(seen))
     (file.parent / "seen.json.new").rename(file.parent / "seen.json")
+    if "result" in orders:
+        result = file.parent / "prime-rl" / "outer" / "result.json"
+        result.parent.mkdir(parents=True, exist_ok=True)
+        result.with_suffix(".new").write_text(json.dumps(orders["result"]))
+        result.with_suffix(".new").rename(result)
     for line in orders.get("lines", []):
         print(line, flush=True)
-    while orders.get("wait"):
+    while orders.get("wait") and not (file.parent / "go").exists():
         time.sleep(0.05)
     if "signal" in orders:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
@@ -18,8 +18,21 @@ from composer_prime.sites.prime_rl import versions
 from tests.sites.prime_rl.feed import SEQUENCE, VOCABULARY
 from tests.sites.prime_rl.launched import HOOKED, REPOSITORY, Launched, outer_env
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 TIMEOUT_S = 800
 POLL_S = 0.1
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "tie_word_embeddings": False,
+}
 
 
 def source_path() -> list[Path]:
@@ -39,34 +52,42 @@ def save_model(folder: Path) -> Path:
     """A Qwen3 of two layers with random weights, and a tokenizer for the versions that load one."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
+    torch.manual_seed(0)
+    return _save(folder, Qwen3ForCausalLM(Qwen3Config(**SHAPE)))
+
+
+def save_experts_model(folder: Path) -> Path:
+    """As `save_model`, a Qwen3 of four experts, two of which see each token."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
+    return _save(folder, Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **experts)))
+
+
+def _save(folder: Path, model: "PreTrainedModel") -> Path:
     from tests.servers.fake_inference import save_tokenizer
 
     save_tokenizer(folder)
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        tie_word_embeddings=False,
-    )
-    Qwen3ForCausalLM(config).float().save_pretrained(folder)
+    model.float().save_pretrained(folder)
     return folder
 
 
 @dataclass
 class RealTrainer(Launched):
-    """Upstream's trainer of one site. `fed`: by rollouts that `feed` wrote; otherwise on upstream's fake data."""
+    """Upstream's trainer of one site.
+
+    fed   by rollouts that `feed` wrote; otherwise on upstream's fake data
+    path  folders to import from before the checkout
+    """
 
     model: Path = Path()
     fed: bool = True
     config: dict[str, Any] = field(default_factory=dict)
+    path: tuple[Path, ...] = ()
 
     def start(self, *, resume: int | None = None, **changes: Any) -> "RealTrainer":
-        """Start every rank, with these changes to the configuration."""
+        """Start every rank, with these changes to the configuration, table by table."""
         config: dict[str, Any] = {
             "model": {"name": str(self.model), "impl": "hf", "attn": "flash_attention_2", "seq_len": SEQUENCE}
             | {"optim_cpu_offload": False, "ac": None, "ac_offloading": None, "compile": None},
@@ -84,11 +105,13 @@ class RealTrainer(Launched):
             config["resume"] = {"step": resume}
         elif resume is not None:
             config["ckpt"]["resume_step"] = resume
+        for key, value in (self.config | changes).items():
+            config[key] = config[key] | value if isinstance(value, dict) and key in config else value
         file = self.folder / "trainer.json"
         self.folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(config | self.config | changes))
+        file.write_text(json.dumps(config))
         command = [sys.executable, "-m", "tests.sites.prime_rl.cpu_trainer", "@", str(file)]
-        self.launch(command, source_path())
+        self.launch(command, [*self.path, *source_path()])
         return self
 
     def wait_for(self, place: str) -> None:
@@ -112,16 +135,20 @@ class RealTrainer(Launched):
         dcp_to_torch_save(self.folder / "checkpoints" / f"step_{step}" / "trainer", whole)
         return torch.load(whole, weights_only=False)["app"]["model"]
 
+    def metrics(self) -> list[dict[str, Any]]:
+        """The records of upstream's file monitor."""
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
     def masters(self) -> list[dict[str, Any]]:
         """Version and hash of each master that the trainer ended with."""
         return json.loads((self.folder / "outer" / "result.json").read_text())["masters"]
 
 
-def real_site(folder: Path, name: str, model: Path, uri: str | None, num_ranks: int = 1, **config: Any) -> RealTrainer:
-    """Upstream's trainer, as a site of the run at `uri` if there is one."""
+def real_site(folder: Path, name: str, model: Path, uri: str | None, ranks: int = 1, /, **config: Any) -> RealTrainer:
+    """Upstream's trainer on so many ranks, as a site of the run at `uri` if there is one."""
     env = {} if uri is None else outer_env(uri, name)
     fed = upstream() is versions.MAIN
-    return RealTrainer(folder / name, num_ranks, env, TIMEOUT_S, model=model, fed=fed, config=config)
+    return RealTrainer(folder / name, ranks, env, TIMEOUT_S, model=model, fed=fed, config=config)
 
 
 def feed(*trainers: RealTrainer, first: int = 1, last: int = 4) -> None:
@@ -143,3 +170,11 @@ def feed(*trainers: RealTrainer, first: int = 1, last: int = 4) -> None:
     command = [sys.executable, "-m", "tests.sites.prime_rl.feed", json.dumps(jobs)]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def exported(uri: str, model: Path, folder: Path, **options: Any) -> dict[str, Tensor]:
+    """The newest masters as `composer-prime export` writes them for inference, in bf16."""
+    from composer_prime.cli.export import export
+
+    export(uri, to=str(folder), model=str(model), **options)
+    return {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}

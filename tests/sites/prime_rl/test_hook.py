@@ -5,25 +5,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from composer_prime.store import open_store
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.verifying import Verifier
+from tests.sites.prime_rl.comparing import assert_same
 from tests.sites.prime_rl.launched import HOOKED, PLAIN, announced
 from tests.sites.prime_rl.standin_runs import Trainer, site
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    assert ours.keys() == theirs.keys()
-    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+def result(trainer: Trainer) -> dict[str, Any]:
+    return json.loads((trainer.folder / "outer" / "result.json").read_text())
 
 
 def masters(trainer: Trainer) -> list[dict[str, Any]]:
-    return json.loads((trainer.folder / "outer" / "result.json").read_text())["masters"]
+    return result(trainer)["masters"]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +77,7 @@ def test_a_checkpoint_resumes_at_another_number_of_ranks(tmp_path: Path) -> None
     assert [one["version"] for one in masters(trainer)] == [4]
 
 
-def test_a_late_site_starts_from_the_masters_before_its_first_broadcast(tmp_path: Path) -> None:
+def test_a_late_site_starts_from_the_masters_before_its_first_broadcast(alone: Trainer, tmp_path: Path) -> None:
     uri = announced(tmp_path / "bucket", rounds=3)
     first = site(tmp_path, "a", uri).start()
     first.finish()
@@ -89,6 +87,7 @@ def test_a_late_site_starts_from_the_masters_before_its_first_broadcast(tmp_path
     assert "run_ended" in output
     assert_same(late.broadcast(8), late.broadcast(4))
     assert [one["version"] for one in masters(late)] == [4]
+    assert [result(one)["steps_left"] for one in (alone, late)] == [False, True]
 
 
 def test_without_an_outer_run_nothing_is_touched(tmp_path: Path) -> None:

@@ -90,6 +90,12 @@ def test_a_site_or_key_without_a_store_is_refused() -> None:
             hook.install({name: "x"})
 
 
+def test_in_a_trainer_that_is_said_in_one_line(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        trainer({"COMPOSER_PRIME_SITE": "x"})
+    assert ended.value.code == 2 and "COMPOSER_PRIME_SITE is set (x)" in line(capsys)
+
+
 def test_outside_a_trainer_an_outer_run_is_refused() -> None:
     with pytest.raises(ConfigError, match="isn't PRIME-RL's trainer"):
         hook.install(OUTER)

@@ -22,6 +22,7 @@ from composer_prime.sites.embedded.ports import HOST
 from composer_prime.sites.prime_rl import launch
 from composer_prime.sites.prime_rl.installation import find_installation
 from composer_prime.sites.prime_rl.placement import Ports, place_sites
+from composer_prime.sites.prime_rl.result import RunEnd
 from composer_prime.store import keys, open_store
 from composer_prime.sync.canonical import PROTOCOL
 from composer_prime.sync.founding import FoundingRecord
@@ -88,6 +89,40 @@ def test_the_exit_code_is_rls(tmp_path: Path, rl: Path, orders, how: dict[str, i
     orders(**how)
     assert launch.run_local(small(tmp_path, rl), False, say=said.append) == code
     assert said[-1].startswith("site a: rl ended with ") and said[-1].endswith("rl.log")
+
+
+def test_rl_is_stopped_when_its_outer_run_has_ended_with_steps_left(tmp_path: Path, rl: Path, orders) -> None:
+    recipe, said = small(tmp_path, rl), []
+    orders(result={"steps_left": True}, lines=["step 7"], wait=True)
+    assert launch.run_local(recipe, False, say=said.append) == 0
+    assert (RunPaths.of(recipe).site("a").root / "terminated").exists()
+    assert "step 7" in said and any("the outer run has ended" in line for line in said)
+
+
+def test_rl_makes_its_last_step_and_ends_by_itself_when_the_outer_run_ends_with_it(
+    tmp_path: Path, rl: Path, orders
+) -> None:
+    recipe = small(tmp_path, rl)
+    site = RunPaths.of(recipe).site("a").root
+
+    def say(line: str) -> None:
+        if line == "last checkpoint":
+            (site / "go").touch()
+
+    orders(result={"steps_left": False}, lines=["last checkpoint"], wait=True, exit=3)
+    assert launch.run_local(recipe, False, say=say) == 3
+    assert not (site / "terminated").exists()
+
+
+def test_what_an_earlier_trainer_left_stops_nothing(tmp_path: Path) -> None:
+    result = tmp_path / "outer" / "result.json"
+    result.parent.mkdir()
+    end = RunEnd(tmp_path)
+    assert not end.has_come()
+    result.write_text('{"steps_left": true}')
+    assert end.has_come() and not RunEnd(tmp_path).has_come()
+    result.write_text('{"steps_left": false}')
+    assert not end.has_come()
 
 
 def test_a_dry_run_lets_prime_rl_check_and_leaves_the_runs_own_folder_and_bucket_alone(

@@ -4,16 +4,14 @@ Commit 559b447 is fed by upstream's own rollout sender; older versions pack in t
 """
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
 
 from composer_prime.sites.prime_rl import versions
+from tests.sites.prime_rl.comparing import assert_same, differs
 from tests.sites.prime_rl.launched import HOOKED, PLAIN, announced
-from tests.sites.prime_rl.real_runs import RealTrainer, feed, real_site, save_model, upstream
+from tests.sites.prime_rl.real_runs import RealTrainer, exported, feed, real_site, save_model, upstream
 
 pytestmark = [
     pytest.mark.prime_rl,
@@ -27,15 +25,6 @@ needs_fed = "PRIME-RL before 559b447 packs rollouts in its trainer; only 559b447
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model"))
-
-
-def assert_same(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
-    assert ours.keys() == theirs.keys()
-    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
-
-
-def differs(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
-    return any(not torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 1)], ids=str)
@@ -59,6 +48,7 @@ def test_two_real_sites_hold_the_same_masters_and_broadcast_the_same(
         for step in (0, 2, 4):
             assert_same(first.broadcast(step), second.broadcast(step))
         assert differs(first.broadcast(3), second.broadcast(3))
+        assert_same(first.broadcast(4), exported(uri, model, tmp_path / "export"))
 
 
 def test_a_killed_real_trainer_resumes_and_loses_no_round(model: Path, tmp_path: Path) -> None:
@@ -117,12 +107,6 @@ def test_without_an_outer_run_the_real_trainer_is_stock(model: Path, tmp_path: P
     if stock.fed:
         assert_same(stock.broadcast(4), hooked.broadcast(4))
     assert not (hooked.folder / "outer").exists()
-
-
-def test_a_real_trainer_says_in_one_line_why_it_cannot_join(model: Path, tmp_path: Path) -> None:
-    trainer = real_site(tmp_path, "a", model, str(tmp_path / "bucket"))
-    code, output = trainer.start().wait()
-    assert code == 2 and "holds no run" in output and "Traceback" not in output
 
 
 def test_the_checkouts_version_is_one_that_was_tested() -> None:

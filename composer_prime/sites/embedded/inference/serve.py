@@ -124,6 +124,7 @@ def make_engine(settings: SiteSettings, on_failure: Callable[[BaseException], No
         max_batch_size=inference.max_batch_size,
         max_model_len=settings.recipe.seq_len,
         on_failure=on_failure,
+        num_threads=settings.recipe.site.threads,
     )
 
 

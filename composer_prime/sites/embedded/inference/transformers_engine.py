@@ -27,6 +27,7 @@ class TransformersEngine:
     seed           of the requests that bring none: the same requests in the same order give the same tokens.
     max_model_len  upper bound; the model's own is taken when it is lower.
     on_failure     called on the event loop when the engine can't go on; all requests fail from then on.
+    num_threads    torch's, for decoding.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class TransformersEngine:
         max_batch_size: int,
         max_model_len: int,
         on_failure: Callable[[BaseException], None],
+        num_threads: int = 1,
     ) -> None:
         self.max_model_len = max_model_len
         self.policy_version = 0
@@ -44,12 +46,15 @@ class TransformersEngine:
         self._seeds = random.Random(seed)
         self._max_batch_size = max_batch_size
         self._on_failure = on_failure
+        self._num_threads = num_threads
         self._gate = Gate()
         self._is_started = False
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._worker = Worker(lambda: _load(self._folder), self._max_batch_size, loop, self._on_failure)
+        self._worker = Worker(
+            lambda: _load(self._folder), self._max_batch_size, loop, self._on_failure, self._num_threads
+        )
         self._is_started = True
         model = await self._worker.start()
         self.max_model_len = min(self.max_model_len, _num_positions(model, self.max_model_len))

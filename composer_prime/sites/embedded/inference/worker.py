@@ -26,6 +26,7 @@ class Worker:
 
     load        gives the model; called on the thread, first thing.
     on_failure  called on the event loop when an exception has ended the thread after its start; what waits fails too.
+    num_threads torch's threads for a decoding step.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class Worker:
         max_batch_size: int,
         loop: asyncio.AbstractEventLoop,
         on_failure: Callable[[BaseException], None],
+        num_threads: int = 1,
     ) -> None:
         self._load = load
+        self._num_threads = num_threads
         self._max_batch_size = max_batch_size
         self._loop = loop
         self._on_failure = on_failure
@@ -89,7 +92,7 @@ class Worker:
             raise SiteError(f"inference engine takes no requests: {self._end}")
 
     def _run(self) -> None:
-        torch.set_num_threads(1)
+        torch.set_num_threads(self._num_threads)
         try:
             model = self._load()
             self._decoder = Decoder(model)

@@ -1,0 +1,190 @@
+"""`composer-prime launch | ps | logs | cancel`: sites on platforms, found again from anywhere by the run's bucket."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from composer_prime.cli.recipe_args import RecipeArgument, read_recipe
+from composer_prime.cli.store_arg import StoreArgument
+
+if TYPE_CHECKING:
+    from composer_prime.executors.fleet import Fleet
+    from composer_prime.executors.launching import LaunchPlan
+    from composer_prime.executors.records import LaunchBook
+
+POLL_S = 5.0
+SiteOption = Annotated[str | None, typer.Option("--site", help="One site; default: all.")]
+
+
+def launch(
+    context: typer.Context,
+    recipe: RecipeArgument,
+    on: Annotated[
+        str,
+        typer.Option("--on", metavar="PLATFORM", help="local, modal, hf-jobs, ssh:hosts.toml.", show_default=False),
+    ],
+    replicas: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Sites to start, named r0, r1, ...; default: the recipe's.")
+    ] = None,
+    sites: Annotated[str | None, typer.Option(help="Names of the sites, with commas: start these.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="A GPU as the platform names it; over launch.gpu.")] = None,
+    gpu_count: Annotated[int | None, typer.Option(min=1, help="GPUs of a site; over launch.gpu_count.")] = None,
+    image: Annotated[str | None, typer.Option(help="Container image; over launch.image.")] = None,
+    timeout_hours: Annotated[
+        float | None, typer.Option(min=0.001, help="Hours of a job; over launch.timeout_hours.")
+    ] = None,
+    secret: Annotated[
+        list[str] | None, typer.Option("--secret", help="Environment variable to hand over as a secret, by name.")
+    ] = None,
+    max_restarts: Annotated[int, typer.Option(min=0, help="Further attempts of each site.")] = 3,
+    max_cost: Annotated[float | None, typer.Option(min=0.01, help="US dollars of all jobs together.")] = None,
+    max_hours: Annotated[float | None, typer.Option(min=0.001, help="Hours from the first job on.")] = None,
+    usd_per_hour: Annotated[
+        float | None, typer.Option(min=0, help="Price of a job, where the platform's is unknown.")
+    ] = None,
+    hang_after: Annotated[
+        float, typer.Option(min=0, help="Seconds without a beat before a replica is restarted; 0: never.")
+    ] = 900.0,
+    poll_s: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks at the jobs.")] = POLL_S,
+    detach: Annotated[bool, typer.Option("--detach", help="Start, and return: nobody restarts what dies.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started and its price.")] = False,
+) -> None:
+    """Start a recipe's sites on a platform and watch them. The same command again finds them, and starts none twice."""
+    from composer_prime.executors.budget import Limits
+    from composer_prime.executors.launching import LaunchOptions, plan_launch
+
+    options = LaunchOptions(
+        replicas=replicas,
+        sites=tuple(name.strip() for name in sites.split(",")) if sites else (),
+        gpu=gpu,
+        gpu_count=gpu_count,
+        image=image,
+        timeout_hours=timeout_hours,
+        usd_per_hour=usd_per_hour,
+        secrets=tuple(secret or ()),
+    )
+    plan = plan_launch(read_recipe(recipe, context.args), on, options)
+    limits = Limits(max_restarts, max_cost, max_hours, hang_after or None)
+    if dry_run:
+        from composer_prime.executors.dry_run import dry_run_lines
+
+        print("\n".join([*dry_run_lines(plan, limits), *_bucket_lines(plan)]))
+        return
+    raise typer.Exit(_launch(plan, limits, poll_s, detach))
+
+
+def _launch(plan: "LaunchPlan", limits, poll_s: float, detach: bool) -> int:
+    """Start what isn't there, and watch it to its end; the exit code: 0 when all sites ended rightly."""
+    import threading
+
+    from composer_prime.executors.fleet import Fleet
+    from composer_prime.executors.records import begin_launch
+    from composer_prime.executors.supervisor import Supervisor
+    from composer_prime.sites.embedded.interrupt import catch_interrupt
+    from composer_prime.store import open_store, probe_store
+
+    store = open_store(plan.run_uri)
+    try:
+        probe_store(store)
+        fleet = Fleet(begin_launch(store, plan.recipe.run.name))
+        supervisor = Supervisor(fleet, plan, limits, say=typer.echo)
+        for line in _bucket_lines(plan):
+            typer.echo(line)
+        try:
+            supervisor.check()
+            supervisor.turn()
+            if detach:
+                typer.echo(_detached(plan))
+                return 0
+            pause = threading.Event()
+            with catch_interrupt() as interrupt:
+                ok = supervisor.run(lambda: pause.wait(poll_s), until=lambda: interrupt.is_set)
+            if ok is None:
+                typer.echo(_detached(plan))
+                return 130
+            return 0 if ok else 1
+        finally:
+            fleet.close()
+    finally:
+        store.close()
+
+
+def _bucket_lines(plan: "LaunchPlan") -> Iterator[str]:
+    """What the bucket's provider will charge for the run's traffic, and whether it is far away."""
+    from composer_prime.executors.egress import egress_lines, region_lines
+    from composer_prime.sites.embedded.shapes import named_shapes
+
+    yield from region_lines(plan)
+    yield from egress_lines(plan, named_shapes)
+
+
+def _detached(plan: "LaunchPlan") -> str:
+    return (
+        f"The jobs go on. See them with `composer-prime ps {plan.run_uri}`, end them with `composer-prime cancel "
+        f"{plan.run_uri}`; the same launch command watches them again and restarts what dies."
+    )
+
+
+@contextmanager
+def _fleet(uri: str) -> "Iterator[tuple[Fleet, LaunchBook]]":
+    """The newest launch of the run at `uri`."""
+    from composer_prime.executors.fleet import Fleet
+    from composer_prime.executors.records import open_launch
+    from composer_prime.store import open_store
+
+    store = open_store(uri)
+    try:
+        book = open_launch(store)
+        fleet = Fleet(book)
+        try:
+            yield fleet, book
+        finally:
+            fleet.close()
+    finally:
+        store.close()
+
+
+def ps(
+    store: StoreArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """List a launch's jobs: their state, as their platforms say it now, what they cost, and why they ended."""
+    from composer_prime.executors.listing import draw, rows
+
+    with _fleet(store) as (fleet, book):
+        found = rows(book, fleet.look())
+    draw(found, book, as_json=as_json)
+
+
+def logs(
+    store: StoreArgument,
+    site: SiteOption = None,
+    attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Which; default: the newest.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the jobs end.")] = False,
+) -> None:
+    """Print what a launch's jobs wrote, by lines, without secrets; also after they ended."""
+    from composer_prime.executors.listing import chosen, merged_logs
+
+    with _fleet(store) as (fleet, book):
+        for line in merged_logs(fleet, chosen(book, site, attempt), follow=follow):
+            typer.echo(line)
+
+
+def cancel(store: StoreArgument, site: SiteOption = None) -> None:
+    """End a launch's jobs, or one site's, and say when their platforms confirm that nothing runs any more."""
+    from composer_prime.errors import ExecutorError
+
+    failed = []
+    with _fleet(store) as (fleet, book):
+        for seen, problem in fleet.cancel(None if site is None else [site]):
+            name = f"{seen.attempt.site} attempt {seen.attempt.number}"
+            typer.echo(f"{name}: {problem or seen.state}")
+            failed += [name] if problem else []
+    if failed:
+        raise ExecutorError(
+            f"{', '.join(failed)} may still run and be billed: try `composer-prime cancel {store}` again, or end "
+            "them in the platform's own console"
+        )
+    typer.echo(f"nothing of {book.name} runs any more" if site is None else f"{site} runs no more")

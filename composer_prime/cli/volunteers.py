@@ -1,0 +1,202 @@
+"""`composer-prime invite`, `join`, `doctor` and `contribution`: volunteers, from both sides."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from composer_prime.cli.store_arg import StoreArgument
+from composer_prime.errors import BadInput
+
+if TYPE_CHECKING:
+    from composer_prime.volunteers.doctor import Diagnosis
+    from composer_prime.volunteers.wishes import Wishes
+
+InvitationArgument = Annotated[
+    str, typer.Argument(metavar="INVITATION", help="Its file, the line itself, or - to read it.", show_default=False)
+]
+FolderOption = Annotated[
+    Path | None, typer.Option("--folder", help="Where all files go; default: ~/composer-prime/RUN.", show_default=False)
+]
+OwnKeyOption = Annotated[
+    Path | None, typer.Option("--key", help="Your key file, where you made the key yourself.", show_default=False)
+]
+DiskOption = Annotated[
+    float | None, typer.Option("--max-disk-gib", min=0.1, help="Disk that the site may use.", show_default=False)
+]
+
+
+def invite(
+    store: StoreArgument,
+    name: Annotated[str | None, typer.Option("--name", help="The volunteer's site name.", show_default=False)] = None,
+    recipe: Annotated[
+        Path | None, typer.Option("--recipe", help="The run's recipe; it travels along.", show_default=False)
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="The owner's private key file.", show_default=False)] = None,
+    expires: Annotated[str, typer.Option("--expires", help="Until when it may be used: 12h, 7d, 2w.")] = "7d",
+    out: Annotated[Path | None, typer.Option("--out", help="Default: NAME.invitation.", show_default=False)] = None,
+    public: Annotated[
+        str | None,
+        typer.Option("--public", help="The volunteer's own key, from their `keygen`; default: one is made."),
+    ] = None,
+    gateway: Annotated[
+        str | None, typer.Option("--gateway", help="gateway+https://host/RUN, where the bucket's keys stay with you.")
+    ] = None,
+    credentials: Annotated[
+        Path | None,
+        typer.Option("--credentials", help="A file of NAME=VALUE lines: scoped AWS_* keys that travel along."),
+    ] = None,
+    credentials_env: Annotated[
+        str | None, typer.Option("--credentials-env", help="Names of variables that travel along, with commas.")
+    ] = None,
+    guest: Annotated[
+        bool | None,
+        typer.Option(
+            "--guest/--member",
+            help="A guest offers, and never closes a round; default: a guest behind a gateway, else a member.",
+            show_default=False,
+        ),
+    ] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="Show who was invited, and invite nobody.")] = False,
+) -> None:
+    """Invite a volunteer to a run that you own: admit a key for them, and write the invitation that they join with."""
+    if list_all:
+        _list(store)
+        return
+    missing = [f"--{what}" for what, given in (("name", name), ("recipe", recipe), ("key", key)) if given is None]
+    if name is None or recipe is None or key is None:
+        raise BadInput(f"invite needs {', '.join(missing)}: say who is invited, to what, and sign it")
+    import time
+    from contextlib import closing
+
+    from composer_prime.config import load_any
+    from composer_prime.store import open_store
+    from composer_prime.sync.signatures import SigningKey
+    from composer_prime.volunteers.credentials import read_credentials
+    from composer_prime.volunteers.entrance import utc
+    from composer_prime.volunteers.host import Invitee, invite, parse_expiry
+
+    environment = read_credentials(credentials, credentials_env, gateway)
+    is_guest = gateway is not None if guest is None else guest
+    invitee = Invitee(name, parse_expiry(expires, time.time()), public, is_guest, gateway, environment)
+    path = Path(f"{name}.invitation") if out is None else out
+    with closing(open_store(store)) as opened:
+        made = invite(opened, SigningKey.load(key), invitee, load_any(recipe), path)
+    typer.echo(f"{path}: site {name} may join run {made.run} until {utc(made.expires_at)}")
+    if made.seed or made.environment:
+        held = " and ".join(
+            what for what, there in (("a private key", made.seed), ("credentials", made.environment)) if there
+        )
+        typer.echo(f"It holds {held}: send it by a way that others don't read, and to {name} alone.", err=True)
+
+
+def _list(store: str) -> None:
+    import time
+    from contextlib import closing
+
+    from composer_prime.store import open_store
+    from composer_prime.volunteers.entrance import utc
+    from composer_prime.volunteers.host import standings
+
+    with closing(open_store(store)) as opened:
+        found = standings(opened, time.time())
+    for each in found:
+        guest = ", guest" if each.guest else ""
+        starts = "never came" if not each.starts else f"started {each.starts} times"
+        typer.echo(f"{each.site} ({each.number}): {each.state}, until {utc(each.expires_at)}{guest}; {starts}")
+    if not found:
+        typer.echo("nobody was invited yet")
+
+
+def join(
+    invitation: InvitationArgument,
+    folder: FolderOption = None,
+    key: OwnKeyOption = None,
+    max_mbit_up: Annotated[
+        float | None, typer.Option("--max-mbit-up", min=0.05, help="Mbit/s to send, on average.", show_default=False)
+    ] = None,
+    max_mbit_down: Annotated[
+        float | None, typer.Option("--max-mbit-down", min=0.05, help="Mbit/s to fetch.", show_default=False)
+    ] = None,
+    max_disk_gib: DiskOption = None,
+    hours: Annotated[
+        float | None, typer.Option("--hours", min=0.001, help="Leave after so many hours.", show_default=False)
+    ] = None,
+    nice: Annotated[int, typer.Option("--nice", min=0, max=19, help="Step back for other programs.")] = 0,
+    pause: Annotated[bool, typer.Option("--pause", help="Ask the site that runs here to step out for now.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Take the pause back.")] = False,
+) -> None:
+    """Take part in a run: check this machine, fit the recipe to it, and train, until Ctrl-C or the run's end."""
+    from composer_prime.volunteers.invitation import read_invitation
+    from composer_prime.volunteers.join import folder_of
+    from composer_prime.volunteers.join import join as take_part
+    from composer_prime.volunteers.wishes import Wishes
+
+    found = read_invitation(invitation, sys.stdin.read() if invitation == "-" else None)
+    if pause and resume:
+        raise BadInput("--pause and --resume say opposite things: give one of them")
+    if pause or resume:
+        place = folder_of(found, folder)
+        runs = place.is_held()
+        place.pause() if pause else place.go_on()
+        now = "paused" if pause else "not paused any more"
+        typer.echo(f"site {found.site} is {now}" + ("" if runs else "; no process of it runs here"))
+        return
+    wishes = Wishes(folder, key, max_mbit_up, max_mbit_down, max_disk_gib, hours, nice)
+    raise typer.Exit(take_part(found, wishes, typer.echo))
+
+
+def doctor(
+    context: typer.Context,
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[INVITATION | RECIPE]",
+            help="What the machine shall be able to do; default: only look.",
+            show_default=False,
+        ),
+    ] = None,
+    folder: FolderOption = None,
+    key: OwnKeyOption = None,
+    max_disk_gib: DiskOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> None:
+    """Check this machine: torch, memory, disk, link and clock, and what a run needs of them. Exit code 1: it can't."""
+    from composer_prime.volunteers.doctor import lines, to_json
+    from composer_prime.volunteers.wishes import Wishes
+
+    diagnosis = _diagnose(source, Wishes(folder, key, max_disk_gib=max_disk_gib), context.args)
+    typer.echo(to_json(diagnosis) if as_json else "\n".join(lines(diagnosis)))
+    raise typer.Exit(0 if diagnosis.is_able else 1)
+
+
+def _diagnose(source: str | None, wishes: "Wishes", overrides: list[str]) -> "Diagnosis":
+    from composer_prime.cli.recipe_args import read_recipe
+    from composer_prime.volunteers.examination import examine_for_invitation, examine_for_recipe, examine_machine
+    from composer_prime.volunteers.invitation import is_invitation, read_invitation
+
+    if source is None:
+        return examine_machine(wishes)
+    if is_invitation(source):
+        return examine_for_invitation(read_invitation(source, sys.stdin.read() if source == "-" else None), wishes)
+    return examine_for_recipe(read_recipe(source, overrides), wishes)
+
+
+def contribution(
+    store: StoreArgument,
+    site: Annotated[str, typer.Option("--site", help="The site's name.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> None:
+    """What a site has given to a run, from the bucket alone."""
+    import json
+    from contextlib import closing
+    from dataclasses import asdict
+
+    from composer_prime.store import open_store
+    from composer_prime.volunteers.contribution import contribution as look
+    from composer_prime.volunteers.contribution import lines
+
+    with closing(open_store(store)) as opened:
+        found = look(opened, site)
+    typer.echo(json.dumps(asdict(found), indent=2) if as_json else "\n".join(lines(found)))

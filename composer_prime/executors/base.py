@@ -1,0 +1,225 @@
+"""What a platform that runs sites must do: start a job, look at it, read its log, end it, and find it again.
+
+A job is one attempt to run one site of a run. Platforms know single jobs only; what makes them a fleet (records in the
+bucket, restarts, budgets) is fleet.py's. Every platform passes tests/contracts/test_executor_contract.py.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from composer_prime.errors import BadInput
+from composer_prime.executors.secrets import Secrets
+
+LABEL_RUN, LABEL_SITE, LABEL_ATTEMPT = "composer-prime-run", "composer-prime-site", "composer-prime-attempt"
+"""Labels by which a platform's own list tells whose job it is."""
+
+
+class JobState(StrEnum):
+    """Where a job stands. The platform's own word is in `JobStatus.message`."""
+
+    PENDING = "pending"
+    """Accepted, not started: waiting for a machine, pulling its image."""
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    """Ended by itself with exit code 0."""
+    FAILED = "failed"
+    """Ended by itself with another exit code, or by a signal that nobody here sent."""
+    PREEMPTED = "preempted"
+    """The platform took the machine back."""
+    TIMED_OUT = "timed-out"
+    """Ran past its `timeout_s`, and was ended by the platform."""
+    CANCELLED = "cancelled"
+    """Ended because somebody asked for it."""
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing of the job runs, and nothing is billed, any more."""
+        return self not in (JobState.PENDING, JobState.RUNNING)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a job asks of a machine.
+
+    gpu        a kind as the platform names it ("H100", "a100-large"); None: no GPU
+    gpu_count  of that kind
+    cpus, memory_gib, disk_gib   None: the platform's default
+    """
+
+    gpu: str | None = None
+    gpu_count: int = 0
+    cpus: float | None = None
+    memory_gib: float | None = None
+    disk_gib: float | None = None
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One attempt to run one site.
+
+    run, site, attempt   name the job: a platform never has two of the same three. attempt counts from 1
+    command      argv, run without a shell; the command line is seen by everyone and holds no secret
+    env          plain environment variables
+    secrets      handed over by the platform's secret mechanism only, seen by the job as environment variables
+    timeout_s    after which the platform ends the job; always set, since platforms' own defaults are minutes
+    image        container image; None: the platform's default. Ignored where there are no containers
+    caches       name -> absolute path in the job: folders that outlive it where the platform can keep them (weights,
+                 compiled kernels)
+    """
+
+    run: str
+    site: str
+    attempt: int
+    command: tuple[str, ...]
+    timeout_s: int
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Secrets = field(default_factory=Secrets)
+    resources: Resources = Resources()
+    image: str | None = None
+    caches: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The job's name on a platform; `parse_name` of it gives the three back."""
+        return f"{self.run}--{self.site}--{self.attempt}"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What marks the job on a platform that has labels."""
+        return {LABEL_RUN: self.run, LABEL_SITE: self.site, LABEL_ATTEMPT: str(self.attempt)}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that a platform has.
+
+    id     the platform's name for it: enough, with the platform's own credentials, to reach it from any machine
+    """
+
+    platform: str
+    id: str
+    run: str
+    site: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """What a platform says of a job.
+
+    exit_code    of the command, once it has ended by itself; -N for signal N; None where the platform doesn't tell
+    message      the platform's own word, for people; secrets are redacted
+    started_at, ended_at   Unix seconds on the platform's clock, which the bill goes by; None: not yet, or unknown
+    """
+
+    state: JobState
+    exit_code: int | None = None
+    message: str = ""
+    started_at: float | None = None
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a job costs an hour.
+
+    usd_per_hour   None: unknown; 0 for one's own machines
+    source         where the figure is from, with its date
+    """
+
+    usd_per_hour: float | None
+    source: str
+
+
+class Executor(Protocol):
+    """One platform. Synchronous; one instance may be used by several threads at once.
+
+    Methods raise BadInput for what the person can fix (no token, an unknown GPU: nearest names are shown), JobUnknown
+    for a job that the platform doesn't have, and ExecutorError when the platform failed after retries. Requests that a
+    busy platform refused (429, 5xx, a lost connection) are repeated with growing pauses before that.
+    """
+
+    @property
+    def platform(self) -> str:
+        """One of "local", "modal", "hf-jobs" and "ssh"."""
+        ...
+
+    def check(self, spec: JobSpec) -> None:
+        """Refuse, with BadInput, what could not run: before anything is started or billed."""
+        ...
+
+    def describe(self, spec: JobSpec) -> str:
+        """What `submit` would start, in the platform's own terms, for a dry run. Secrets appear by name only."""
+        ...
+
+    def price(self, spec: JobSpec) -> Price:
+        """What it costs."""
+        ...
+
+    def submit(self, spec: JobSpec) -> Job:
+        """Start the job unless the platform has one of this run, site and attempt: then that one is returned.
+
+        Returns once the platform has accepted it. A caller killed in between finds the job by `find` or by calling
+        again; of two that raced, all callers keep the same one and the other is cancelled.
+        """
+        ...
+
+    def find(self, run: str) -> list[Job]:
+        """All jobs of a run that the platform still knows, ended ones too, by site and attempt."""
+        ...
+
+    def poll(self, job: Job) -> JobStatus:
+        """How the job is now."""
+        ...
+
+    def logs(self, job: Job, *, follow: bool = False) -> Iterator[str]:
+        """The job's output from its start, by lines without their ends, redacted by the caller; `follow` until its end.
+
+        Also after the end, and after a disconnect, for as long as the platform keeps them.
+        """
+        ...
+
+    def cancel(self, job: Job) -> JobStatus:
+        """End the job, pending or running, with all its processes, and return its final status.
+
+        Returns only when the platform confirms that it has ended; a job that had ended stays as it is. Raises
+        ExecutorError, saying that it may still be billed, when there is no confirmation.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of connections; jobs go on."""
+        ...
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def check_names(spec: JobSpec) -> None:
+    """Raise BadInput for names, an attempt, a time-out or a command that no job can have, wherever it runs."""
+    check_name("run", spec.run)
+    check_name("site", spec.site)
+    if spec.attempt < 1:
+        raise BadInput(f"attempt ({spec.attempt}) must be 1 or more: attempts count from 1")
+    if spec.timeout_s < 1:
+        raise BadInput(f"time-out ({spec.timeout_s} s) must be 1 s or more: a job without time can't run")
+    if not spec.command:
+        raise BadInput("command is empty: give a program to run")
+
+
+def check_name(what: str, name: str) -> str:
+    """Return a run's or a site's name when a job's folder and labels can hold it, else raise BadInput."""
+    if not _NAME.fullmatch(name):
+        raise BadInput(f"{what} ({name!r}) must be 1 to 128 of letters, digits, '.', '_' and '-': choose another name")
+    return name
+
+
+def parse_name(name: str) -> tuple[str, str, int] | None:
+    """(run, site, attempt) of a job's name; None for a name that `JobSpec.name` doesn't make."""
+    parts = name.rsplit("--", 2)
+    if len(parts) != 3 or not parts[2].isascii() or not parts[2].isdigit():
+        return None
+    return parts[0], parts[1], int(parts[2])

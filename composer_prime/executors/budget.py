@@ -1,0 +1,93 @@
+"""What a launch may cost and how long it may last, and so how long its next job may run: pure arithmetic.
+
+A job's time-out is its own largest cost. A new job gets no more time than the budget has left after what was spent and
+after what all running jobs can still spend, so the sum never passes the limit, whatever happens to the supervisor.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from composer_prime.errors import BadInput
+
+HOUR_S = 3600.0
+MIN_JOB_S = 60
+"""Below so many seconds a site would only load its model and end: no job is started for that."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a person allows.
+
+    max_restarts   further attempts of each site, after its first
+    max_usd        of all jobs of the launch together; None: no limit
+    max_hours      from the launch's first job on; None: no limit
+    hang_after_s   without a change of a replica's beat, while its platform says that it runs; None: no watchdog
+    """
+
+    max_restarts: int = 3
+    max_usd: float | None = None
+    max_hours: float | None = None
+    hang_after_s: float | None = 900.0
+
+
+@dataclass(frozen=True)
+class Expense:
+    """One attempt, as far as money goes. Times are Unix seconds.
+
+    started_at   None: not yet, or unknown; then `asked_at` counts, so that nothing runs for free
+    ended_at     None: not yet
+    usd_per_hour None: unknown
+    """
+
+    asked_at: float
+    started_at: float | None
+    ended_at: float | None
+    timeout_s: float
+    usd_per_hour: float | None
+
+    def seconds(self, now: float) -> float:
+        """That it has run."""
+        if self.started_at is None:
+            return 0.0
+        return max(0.0, (now if self.ended_at is None else self.ended_at) - self.started_at)
+
+    def usd(self, now: float) -> float | None:
+        """That it has cost; None where the price is unknown."""
+        return None if self.usd_per_hour is None else self.seconds(now) / HOUR_S * self.usd_per_hour
+
+    def most_usd(self, now: float) -> float:
+        """That it can have cost when it ends; nothing where the price is unknown."""
+        if self.ended_at is not None:
+            return self.usd(now) or 0.0
+        return max(self.timeout_s, self.seconds(now)) / HOUR_S * (self.usd_per_hour or 0.0)
+
+
+def allowed_s(
+    limits: Limits,
+    expenses: Iterable[Expense],
+    *,
+    wanted_s: int,
+    usd_per_hour: float | None,
+    waiting: int,
+    now: float,
+) -> int:
+    """Seconds that a new job may run: at most `wanted_s`, 0 when the budget has not a minute's worth left.
+
+    waiting   jobs, this one too, that want to start now and share what is left
+
+    Raises BadInput when money is limited and the price is unknown.
+    """
+    expenses, seconds = list(expenses), float(wanted_s)
+    if limits.max_usd is not None:
+        if usd_per_hour is None:
+            raise BadInput(
+                f"--max-cost ({limits.max_usd:g}) can't be kept, since this machine's price is unknown: "
+                "say --usd-per-hour, or leave --max-cost out and limit --max-hours"
+            )
+        if usd_per_hour > 0:
+            left_usd = limits.max_usd - sum(each.most_usd(now) for each in expenses)
+            seconds = min(seconds, left_usd / max(1, waiting) / usd_per_hour * HOUR_S)
+    if limits.max_hours is not None:
+        began = min((each.started_at or each.asked_at for each in expenses), default=now)
+        seconds = min(seconds, began + limits.max_hours * HOUR_S - now)
+    return int(seconds) if seconds >= min(MIN_JOB_S, wanted_s) else 0

@@ -1,0 +1,49 @@
+"""What a launch would start and what that costs an hour, said without starting, or writing, anything."""
+
+from collections.abc import Iterator
+
+from composer_prime.executors.budget import Limits, allowed_s
+from composer_prime.executors.fleet import Fleet
+from composer_prime.executors.launching import LaunchPlan, spec_of
+from composer_prime.executors.records import Launch, LaunchBook
+from composer_prime.store.memory import MemoryStore
+
+_DRY = Launch(number=1, name="dry-run", created_at=0.0, created_by="")
+
+
+def dry_run_lines(plan: LaunchPlan, limits: Limits) -> Iterator[str]:
+    """Line by line. Raises BadInput for what the platform would refuse."""
+    launch = _DRY.model_copy(update={"name": f"{plan.recipe.run.name}-XXXXXXXX"})
+    fleet = Fleet(LaunchBook(MemoryStore("dry-run"), launch))
+    try:
+        total: float | None = 0.0
+        for site in plan.sites:
+            intent = fleet.intent(plan, site, 1, plan.timeout_s, "0" * 64)
+            price = intent.usd_per_hour
+            seconds = allowed_s(
+                limits, [], wanted_s=plan.timeout_s, usd_per_hour=price, waiting=len(plan.sites), now=0.0
+            )
+            intent = intent.model_copy(update={"timeout_s": max(1, seconds)})
+            spec = spec_of(intent, launch.name, plan.secrets)
+            executor = fleet.executor(plan.on)
+            executor.check(spec)
+            yield f"site {site} on {plan.on}"
+            yield from (f"  {line}" for line in executor.describe(spec).splitlines())
+            source = executor.price(spec).source if plan.usd_per_hour is None else "--usd-per-hour"
+            yield f"  price {_usd(price)} an hour ({source}); ends by itself after {seconds / 3600:.2f} h"
+            total = None if price is None or total is None else total + price
+        yield f"all {len(plan.sites)} sites: {_usd(total)} an hour; {_limits(limits)}"
+        yield f"run {plan.run_uri}; secrets from this environment: {', '.join(plan.secrets) or 'none'}"
+        yield "nothing was started"
+    finally:
+        fleet.close()
+
+
+def _usd(price: float | None) -> str:
+    return "unknown" if price is None else f"${price:.2f}"
+
+
+def _limits(limits: Limits) -> str:
+    cost = "no limit on cost" if limits.max_usd is None else f"at most ${limits.max_usd:.2f}"
+    hours = "no limit on hours" if limits.max_hours is None else f"at most {limits.max_hours:g} h"
+    return f"{cost}, {hours}, {limits.max_restarts} restarts a site"

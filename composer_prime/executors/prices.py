@@ -1,0 +1,48 @@
+"""What platforms list as their prices: prices.toml, one dated file, for platforms that don't tell it themselves."""
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from composer_prime.executors.base import Price, Resources
+
+_FILE = Path(__file__).with_name("prices.toml")
+
+
+@cache
+def table() -> dict[str, Any]:
+    """The file as it stands."""
+    return tomllib.loads(_FILE.read_text(encoding="utf-8"))
+
+
+def modal_price(resources: Resources, *, cpus: float = 0.125, memory_gib: float = 0.125) -> Price:
+    """A Modal container's price. cpus, memory_gib: the platform's defaults, where `resources` say nothing."""
+    listed = table()["modal"]
+    source = f"{listed['source']} ({listed['date']})"
+    per_gpu = 0.0
+    if resources.gpu is not None:
+        known = {name.upper(): price for name, price in listed["usd_per_gpu_hour"].items()}
+        found = known.get(resources.gpu.upper())
+        if found is None:
+            return Price(None, f"{resources.gpu} is not in {source}")
+        per_gpu = found
+    asked_cpus = cpus if resources.cpus is None else resources.cpus
+    asked_gib = memory_gib if resources.memory_gib is None else resources.memory_gib
+    rest = asked_cpus * listed["usd_per_cpu_hour"] + asked_gib * listed["usd_per_gib_hour"]
+    return Price(per_gpu * max(1, resources.gpu_count) + rest, source)
+
+
+def flavor_price(flavor: str) -> Price:
+    """The price of one of HF Jobs' flavors."""
+    listed = table()["hf-jobs"]
+    return Price(listed["usd_per_hour"].get(flavor), f"{listed['source']} ({listed['date']})")
+
+
+def egress_usd_per_gb(store_uri: str) -> tuple[float | None, str]:
+    """US dollars for 10^9 bytes that leave a bucket for the internet, None where unknown; and the figure's source."""
+    listed = table()["egress"]
+    scheme, separator, _ = store_uri.partition("://")
+    if not separator or scheme in ("file", "memory"):
+        return 0.0, "a folder of this machine"
+    return listed["usd_per_gb"].get(scheme), f"{listed['source']} ({listed['date']})"

@@ -1,0 +1,244 @@
+"""What a launch leaves in the run's bucket, so that its jobs are found, watched and ended from any machine.
+
+Every record is create-once. The intent of an attempt stands before its job is submitted: a launcher killed in between
+leaves an intent without a job, and whoever looks next asks the platform. No secret is in any of them, only their names.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from pydantic import Field
+
+from composer_prime.errors import BadInput, CorruptObject
+from composer_prime.executors.base import Job, JobState, Resources
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.sync.canonical import Record, sha256_hex
+from composer_prime.sync.reading import find_record, read_record
+
+EndState = Literal["succeeded", "failed", "preempted", "timed-out", "cancelled", "hung", "lost"]
+"""A job's final state; "hung": ended by the watchdog; "lost": the platform has no job, or doesn't know it any more."""
+
+R = TypeVar("R", bound=Record)
+
+
+class Launch(Record):
+    """A run on platforms, from the first job until somebody stops it."""
+
+    number: int = Field(ge=1)
+    name: str
+    """The run's name on platforms: never used for another launch, whatever its run is called."""
+    created_at: float
+    created_by: str
+
+
+class Intent(Record):
+    """That one attempt to run a site is to be started, and with what. Times are Unix seconds of the writer."""
+
+    site: str
+    attempt: int = Field(ge=1)
+    on: str
+    """The platform as `launch --on` names it."""
+    recipe: str
+    """sha256 of the recipe's text."""
+    command: tuple[str, ...]
+    timeout_s: int = Field(ge=1)
+    usd_per_hour: float | None
+    resources: dict[str, str | float | int | None]
+    image: str | None
+    caches: dict[str, str]
+    env: dict[str, str]
+    secrets: tuple[str, ...]
+    """Names of the environment variables that are given as secrets."""
+    created_at: float
+    created_by: str
+
+    def asks_for(self) -> Resources:
+        """The machine."""
+        return Resources(**self.resources)  # type: ignore[arg-type]
+
+
+class Started(Record):
+    """The platform's name for an attempt's job."""
+
+    site: str
+    attempt: int = Field(ge=1)
+    platform: str
+    id: str
+
+
+class Ended(Record):
+    """How an attempt ended. seconds: that it ran; usd: what these cost, None where the price is unknown."""
+
+    site: str
+    attempt: int = Field(ge=1)
+    state: EndState
+    exit_code: int | None
+    seconds: float
+    usd: float | None
+    message: str
+    ended_at: float
+
+
+class Stop(Record):
+    """That nothing of a launch is to run any more."""
+
+    at: float
+    by: str
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What the bucket holds of one attempt."""
+
+    intent: Intent
+    started: Started | None
+    ended: Ended | None
+
+    @property
+    def site(self) -> str:
+        return self.intent.site
+
+    @property
+    def number(self) -> int:
+        return self.intent.attempt
+
+    def job(self, run: str) -> Job | None:
+        """Its job, as its platform's executor knows it; None when no id was written down."""
+        if self.started is None:
+            return None
+        return Job(self.started.platform, self.started.id, run, self.site, self.number)
+
+
+class LaunchBook:
+    """One launch's records. What was read once is not read again: records never change."""
+
+    def __init__(self, store: Store, launch: Launch) -> None:
+        self.store = store
+        self.launch = launch
+        self._read: dict[str, Record] = {}
+
+    @property
+    def name(self) -> str:
+        """The run's name on platforms."""
+        return self.launch.name
+
+    def attempts(self) -> list[Attempt]:
+        """All attempts there are, by site and number."""
+        places: dict[tuple[str, int], set[str]] = {}
+        for key in self.store.list(keys.launch_prefix(self.launch.number)):
+            parsed = keys.parse_launched(key)
+            if parsed is not None:
+                places.setdefault(parsed[1:3], set()).add(parsed[3])
+        found = []
+        for (site, attempt), kinds in sorted(places.items()):
+            place = (self.launch.number, site, attempt)
+            intent = self._record(Intent, keys.launch_intent(*place))
+            started = self._record(Started, keys.launch_job(*place)) if "job" in kinds else None
+            ended = self._record(Ended, keys.launch_end(*place)) if "end" in kinds else None
+            found.append(Attempt(intent, started, ended))
+        return found
+
+    def attempt(self, site: str, number: int) -> Attempt:
+        """One attempt. Raises BadInput when there is no intent for it."""
+        for found in self.attempts():
+            if (found.site, found.number) == (site, number):
+                return found
+        raise BadInput(f"launch {self.name} has no attempt {number} of site {site}: see `composer-prime ps`")
+
+    def intend(self, intent: Intent) -> Intent:
+        """Write an intent; the one that stands, which may be another launcher's."""
+        key = keys.launch_intent(self.launch.number, intent.site, intent.attempt)
+        self.store.create(key, intent.to_bytes())
+        return self._record(Intent, key)
+
+    def start(self, job: Job) -> None:
+        """Write down a job's id."""
+        record = Started(site=job.site, attempt=job.attempt, platform=job.platform, id=job.id)
+        self.store.create(keys.launch_job(self.launch.number, job.site, job.attempt), record.to_bytes())
+
+    def end(self, ended: Ended) -> None:
+        """Write down how an attempt ended, unless that stands already."""
+        self.store.create(keys.launch_end(self.launch.number, ended.site, ended.attempt), ended.to_bytes())
+
+    def stop(self) -> None:
+        """Say that nothing of this launch is to run any more."""
+        self.store.create(keys.launch_stop(self.launch.number), Stop(at=time.time(), by=who()).to_bytes())
+
+    def stopped(self) -> Stop | None:
+        """Who stopped this launch, if somebody did."""
+        return find_record(self.store, Stop, keys.launch_stop(self.launch.number))
+
+    def keep_recipe(self, text: str) -> str:
+        """Store a recipe; its sha256."""
+        data = text.encode()
+        sha = sha256_hex(data)
+        self.store.create(keys.launch_recipe(sha), data)
+        return sha
+
+    def recipe(self, sha: str) -> str:
+        """The recipe of that sha256. Raises CorruptObject when other bytes stand there."""
+        data = self.store.get(keys.launch_recipe(sha))
+        if sha256_hex(data) != sha:
+            raise CorruptObject(f"{keys.launch_recipe(sha)} is not the recipe that was launched: its sha256 differs")
+        return data.decode()
+
+    def _record(self, kind: type[R], key: str) -> R:
+        found = self._read.get(key)
+        if not isinstance(found, kind):
+            found = self._read[key] = read_record(self.store, kind, key)
+        return found
+
+
+def newest_launch(store: Store) -> LaunchBook | None:
+    """The run's newest launch; None when there was none."""
+    numbers = [number for key in store.list(keys.launches_prefix()) if (number := keys.parse_launch(key)) is not None]
+    if not numbers:
+        return None
+    return LaunchBook(store, read_record(store, Launch, keys.launch(max(numbers))))
+
+
+def open_launch(store: Store) -> LaunchBook:
+    """The run's newest launch. Raises BadInput when nothing was launched."""
+    book = newest_launch(store)
+    if book is None:
+        raise BadInput(
+            f"{store.uri} holds no launch: start one with `composer-prime launch RECIPE --on ...`, or give the folder "
+            "of a run that was launched"
+        )
+    return book
+
+
+def begin_launch(store: Store, run: str) -> LaunchBook:
+    """The run's newest launch that nobody stopped, or a new one: of several who begin, all get the same."""
+    while True:
+        book = newest_launch(store)
+        if book is not None and book.stopped() is None:
+            return book
+        number = 1 if book is None else book.launch.number + 1
+        name = f"{run}-{os.urandom(4).hex()}"
+        launch = Launch(number=number, name=name, created_at=time.time(), created_by=who())
+        store.create(keys.launch(number), launch.to_bytes())
+
+
+def who() -> str:
+    """This machine, for people who read records."""
+    return socket.gethostname()
+
+
+def end_state(state: JobState) -> EndState:
+    """A final state as an end record says it."""
+    assert state.final, state
+    return state.value  # type: ignore[return-value]
+
+
+def by_site(attempts: Sequence[Attempt]) -> dict[str, list[Attempt]]:
+    """Attempts by site, in order."""
+    found: dict[str, list[Attempt]] = {}
+    for attempt in attempts:
+        found.setdefault(attempt.site, []).append(attempt)
+    return found

@@ -1,0 +1,47 @@
+"""Values that must be seen by a job alone: they have no text form, and are cut out of what others print."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from composer_prime.executors import shim
+
+HIDDEN = shim.HIDDEN.decode()
+MIN_REDACTED_LENGTH = shim.MIN_SECRET_LENGTH
+
+
+@dataclass(frozen=True, repr=False)
+class Secrets:
+    """Environment variables whose values are secret. Text forms and iteration give names only."""
+
+    _values: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Secrets({', '.join(sorted(self._values))})"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._values))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def reveal(self) -> dict[str, str]:
+        """The values, to be handed to a platform's secret mechanism and to nothing else."""
+        return dict(self._values)
+
+    def redact(self, text: str) -> str:
+        """`text` with every value replaced, also where it stands as JSON or in a URL, or a long line of it alone."""
+        redactor = shim.Redactor(list(self._values.values()))
+        shown = redactor.feed(text.encode("utf-8", "surrogateescape")) + redactor.flush()
+        return shown.decode("utf-8", "surrogateescape")
+
+    def redact_lines(self, lines: Iterable[str]) -> Iterator[str]:
+        """As `redact`, of lines as they come; a value that spans lines becomes one word, so lines may get fewer."""
+        redactor = shim.Redactor(list(self._values.values()))
+        rest = b""
+        for line in lines:
+            shown = rest + redactor.feed(f"{line}\n".encode("utf-8", "surrogateescape"))
+            *whole, rest = shown.split(b"\n")
+            yield from (each.decode("utf-8", "surrogateescape") for each in whole)
+        rest += redactor.flush()
+        if rest:
+            yield from rest.removesuffix(b"\n").decode("utf-8", "surrogateescape").split("\n")

@@ -1,0 +1,148 @@
+"""The rules by which a gateway answers: those for members judge names and sizes, then what the bucket and bytes say.
+
+Members are the sites that come through a gateway, all of them as guests of the run, whatever else they might be.
+"""
+
+import threading
+from typing import Protocol
+
+from composer_prime.errors import KeyMissing
+from composer_prime.gateway import contents, policy
+from composer_prime.gateway.policy import Operation, RunFacts
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.store.keys import Place
+from composer_prime.sync.reading import read_bytes
+from composer_prime.sync.records import Offer
+from composer_prime.sync.roster import Roster
+
+SOUND_KEPT = 10_000
+"""Payloads that are remembered as looked at: nobody behind a gateway can change one."""
+
+
+class Rules(Protocol):
+    """What a gateway asks before it acts. Thread-safe; methods that look at the bucket raise StoreError."""
+
+    def read_refusal(self, key: str) -> str | None:
+        """Why `key` may not be read, nor be listed."""
+        ...
+
+    def write_refusal(self, site: str, operation: Operation, key: str, nbytes: int) -> str | None:
+        """Why `site` may not write so many bytes there, whatever they are."""
+        ...
+
+    def content_fault(self, site: str, key: str, data: bytes) -> str | None:
+        """Why these bytes may not stand there."""
+        ...
+
+    def is_bulk(self, key: str) -> bool:
+        """Whether the bytes go by ticket, where the bucket knows such."""
+        ...
+
+    def is_written_once(self, key: str) -> bool:
+        """Whether a put may not overwrite."""
+        ...
+
+
+class MemberRules:
+    """For the sites of one run, all of them as guests: see `policy`."""
+
+    def __init__(self, store: Store, facts: RunFacts, roster: Roster) -> None:
+        self._store = store
+        self._facts = facts
+        self._roster = roster
+        self._lock = threading.Lock()
+        self._open: dict[int, int] = {}
+        """By fragment: the highest round that was seen to be open or closed."""
+        self._sound: dict[str, None] = {}
+
+    def read_refusal(self, key: str) -> str | None:
+        return policy.read_refusal(key)
+
+    def write_refusal(self, site: str, operation: Operation, key: str, nbytes: int) -> str | None:
+        refusal = policy.write_refusal(site, operation, key, nbytes, self._facts)
+        place = keys.place(key)
+        if refusal is not None or place is None or place.kind not in ("offer", "payload"):
+            return refusal
+        if not self._has_come(place.fragment, place.number):
+            return f"{key} is of a round that hasn't come: the one before has no commit"
+        return self._room_refusal(key, place) if place.kind == "payload" else None
+
+    def content_fault(self, site: str, key: str, data: bytes) -> str | None:
+        place = keys.place(key)
+        assert place is not None and place.site == site  # as `write_refusal` has found
+        if place.kind == "offer":
+            offer = contents.parse_offer(key, place, data, self._facts, self._roster)
+            return offer if isinstance(offer, str) else self._payload_fault(key, offer)
+        if place.kind == "claim":
+            return contents.claim_fault(key, place, data, self._roster)
+        if place.kind == "beat":
+            return contents.beat_fault(key, place, data, self._standing(key), self._facts, self._roster)
+        if place.kind == "tape":
+            return contents.tape_fault(key, place, data)
+        return contents.payload_fault(
+            key, place, len(data), lambda start, length: data[start : start + length], self._facts
+        )
+
+    def is_bulk(self, key: str) -> bool:
+        return policy.is_bulk(key)
+
+    def is_written_once(self, key: str) -> bool:
+        return policy.is_written_once(key)
+
+    def _has_come(self, fragment: int, version: int) -> bool:
+        """Whether that round is open or closed: the one before has a commit."""
+        if version <= self._open.get(fragment, 0):
+            return True
+        try:
+            self._store.get_range(keys.commit(fragment, version - 1), 0, 1)
+        except KeyMissing:
+            return False
+        with self._lock:
+            self._open[fragment] = max(version, self._open.get(fragment, 0))
+        return True
+
+    def _room_refusal(self, key: str, place: Place) -> str | None:
+        prefix = keys.payloads_prefix(place.fragment, place.number, place.site)
+        stored = {name for name in self._store.list(prefix) if _site(name) == place.site}
+        if key in stored or len(stored) < policy.PAYLOADS_A_ROUND:
+            return None
+        return f"{key} is one payload too many: a site stores at most {policy.PAYLOADS_A_ROUND} for one round"
+
+    def _standing(self, key: str) -> bytes | None:
+        try:
+            return read_bytes(self._store, key)
+        except KeyMissing:
+            return None
+
+    def _payload_fault(self, key: str, offer: Offer) -> str | None:
+        """Why the payload that an offer names isn't there, whole, with the hash in its name; None when it is."""
+        payload = offer.payload
+        if payload is None or payload in self._sound:
+            return None
+        place = keys.place(payload)
+        assert place is not None  # `parse_offer` has looked
+        try:
+            last = self._store.get_range(payload, offer.nbytes - 1, 2)
+        except KeyMissing:
+            return f"{key} names {payload}, which isn't there: payloads come before the offers that name them"
+        if len(last) != 1:
+            return f"{key} says that {payload} has {offer.nbytes} bytes, it has {'more' if last else 'fewer'}"
+        fault = contents.payload_fault(
+            payload,
+            place,
+            offer.nbytes,
+            lambda start, length: self._store.get_range(payload, start, length),
+            self._facts,
+        )
+        if fault is None:
+            with self._lock:
+                self._sound[payload] = None
+                while len(self._sound) > SOUND_KEPT:
+                    del self._sound[next(iter(self._sound))]
+        return fault
+
+
+def _site(key: str) -> str:
+    place = keys.place(key)
+    return "" if place is None else place.site

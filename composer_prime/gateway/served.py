@@ -1,0 +1,53 @@
+"""The run that a gateway serves, as its bucket states it, and whether a gateway can serve it at all."""
+
+from dataclasses import dataclass
+
+from composer_prime.errors import BadInput
+from composer_prime.gateway.policy import Fragment, RunFacts
+from composer_prime.store.base import Store
+from composer_prime.sync.lifetime import find_manifest
+from composer_prime.sync.roster import Roster
+
+
+@dataclass(frozen=True)
+class Served:
+    """One run behind a gateway."""
+
+    store: Store
+    facts: RunFacts
+    roster: Roster
+
+
+def serve_run(store: Store, max_object_bytes: int) -> Served:
+    """The run whose root `store` is, for objects of at most so many bytes.
+
+    Raises BadInput when there is none, when it admits no keys by which its sites could be told apart, or when its
+    payloads are larger than that.
+    """
+    manifest, sha = find_manifest(store)
+    if manifest.owner is None and not manifest.keys:
+        raise BadInput(
+            f"run {manifest.run} asks for no keys, and a gateway knows sites by their keys: create a run with "
+            "outer.owner or outer.keys"
+        )
+
+    from composer_prime.sync.run import load_run  # its codecs bring torch, which nothing else here needs
+
+    run = load_run(store)
+    fragments = tuple(
+        Fragment(
+            coding.facts,
+            tuple(coding.codec.nbytes(coding.plan.size(index)) for index in range(coding.plan.num_slices))
+            if coding.plan.num_slices > 1
+            else (),
+        )
+        for coding in run.codings
+    )
+    largest = max(fragment.facts.bounds[1] for fragment in fragments)
+    if largest > max_object_bytes:
+        raise BadInput(
+            f"payloads of run {manifest.run} have up to {largest} bytes, this gateway takes {max_object_bytes} "
+            "(--max-object-mib): raise it, or create the run with more outer.fragments"
+        )
+    facts = RunFacts(manifest.run, run.terms, fragments, max_object_bytes)
+    return Served(store, facts, Roster(store, manifest, sha))

@@ -1,0 +1,88 @@
+"""Copies off a device by spans through pinned memory, on a stream of their own: only these copies are waited for.
+
+They stay in the dtype of the values up to the CPU: half the traffic for bf16, and the CPU's own conversion.
+"""
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from composer_prime.outer.chunks import spans
+
+STAGES = 2
+"""Buffers of a copy: one fills while the other is emptied."""
+
+
+class SideStream(Protocol):
+    """A queue of copies beside the device's own work."""
+
+    def enter(self, values: Tensor) -> Tensor:
+        """`values`, flat [n], as they are once everything queued on the device before has been done."""
+        ...
+
+    def stage(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """A buffer [numel] on the CPU. No more than STAGES are in use at a time."""
+        ...
+
+    def copy(self, source: Tensor, stage: Tensor) -> Callable[[], None]:
+        """Queue a copy, and return what waits for it."""
+        ...
+
+
+def copy_off(values: Tensor, target: Tensor, side: SideStream) -> None:
+    """Copy a device's tensor to the CPU; done when this returns, so `values` may be overwritten at once.
+
+    values  any shape and float dtype
+    target  fp32 [values.numel()] on the CPU. Written, in the logical order of `values`.
+    """
+    landing: deque[tuple[Callable[[], None], Tensor, Tensor]] = deque()
+    flat = side.enter(values)
+    for start, stop in spans(flat.numel()):
+        if len(landing) == STAGES:
+            _land(*landing.popleft())
+        stage = side.stage(stop - start, flat.dtype)
+        landing.append((side.copy(flat[start:stop], stage), stage, target[start:stop]))
+    for landed in landing:
+        _land(*landed)
+
+
+def _land(wait: Callable[[], None], stage: Tensor, target: Tensor) -> None:
+    wait()
+    target.copy_(stage)
+
+
+class CudaSide:
+    """A side stream of one CUDA device."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+
+    def enter(self, values: Tensor) -> Tensor:
+        """See `SideStream.enter`."""
+        self._stream.wait_stream(torch.cuda.current_stream(values.device))
+        with torch.cuda.stream(self._stream):
+            flat = values.reshape(-1)  # new memory when not contiguous, and then the side stream's
+        flat.record_stream(self._stream)
+        return flat
+
+    def stage(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """See `SideStream.stage`; torch keeps pinned memory for the next time."""
+        return torch.empty(numel, dtype=dtype, pin_memory=True)
+
+    def copy(self, source: Tensor, stage: Tensor) -> Callable[[], None]:
+        """See `SideStream.copy`."""
+        copied = torch.cuda.Event()
+        with torch.cuda.stream(self._stream):
+            stage.copy_(source, non_blocking=True)
+            copied.record(self._stream)
+        return copied.synchronize
+
+
+@functools.cache
+def cuda_side(device: torch.device) -> CudaSide:
+    """The side stream of a CUDA device, made once."""
+    return CudaSide(torch.cuda.Stream(device))

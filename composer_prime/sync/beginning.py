@@ -1,0 +1,234 @@
+"""Rule 11: the master from which a process that comes in follows the log, chosen so that it stands there soonest.
+
+A trained master hardly compresses, while the first one may lie on this machine already, or came from bf16; with sparse
+payloads, dozens of rounds on it are fewer bytes than the newest snapshot. Bytes and rounds are weighed by the link.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from composer_prime.errors import CorruptObject, KeyMissing
+from composer_prime.outer.fragments import Fragment
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.sync.reading import read_bytes
+from composer_prime.sync.records import Commit
+from composer_prime.sync.roster import Roster
+from composer_prime.sync.run import FragmentCoding, Run
+from composer_prime.sync.runtime import Runtime
+from composer_prime.sync.snapshots import Master, load_master, stored_nbytes, vouched_sha, vouched_snapshots
+
+logger = logging.getLogger(__name__)
+
+OwnValues = Callable[[Fragment], tuple[int, Tensor]]
+"""A version, and the values of a fragment, fp32 [n], that this process takes for its master: by the hash it is found
+out. Nobody writes to them afterwards."""
+
+REPLAY_NS = 10.0
+"""CPU nanoseconds to apply a round, for each parameter of the fragment: the mean, the outer step, the master's hash."""
+WINDOW = 32
+"""Commits that are read at once."""
+FIRST_PIECE, PIECE_GROWTH, PROBE_S = 256 * 1024, 4, 0.2
+"""The link is measured by pieces of a snapshot, each so many times longer, until one takes that long."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A master to begin from.
+
+    nbytes   that it takes to fetch; 0 for one that is held
+    held     whether this process has its values
+    """
+
+    version: int
+    sha256: str
+    nbytes: int
+    held: bool = False
+
+
+def seconds_to(newest: int, beginning: Beginning, log: Mapping[int, int], *, byte_s: float, replay_s: float) -> float:
+    """Seconds until a process that begins there stands on master `newest`; infinite where the log isn't known whole.
+
+    log        bytes of each round that is there, by version
+    byte_s     seconds to fetch a byte
+    replay_s   seconds of CPU to apply a round
+    """
+    rounds = range(beginning.version, newest)
+    if any(version not in log for version in rounds):
+        return float("inf")
+    return (beginning.nbytes + sum(log[version] for version in rounds)) * byte_s + len(rounds) * replay_s
+
+
+def quickest(
+    newest: Beginning, others: Sequence[Beginning], log: Mapping[int, int], *, byte_s: float, replay_s: float
+) -> Beginning:
+    """The beginning from which the present is reached soonest; of equal ones the newest. Rounds after `newest`, the
+    newest snapshot, are everybody's and don't count; nothing to fetch beats it from any version at or above."""
+    ahead = [other for other in others if other.version >= newest.version and other.held]
+    if ahead:
+        return max(ahead, key=lambda other: other.version)
+    ranked = sorted((newest, *others), key=lambda each: -each.version)
+    return min(
+        ranked, key=lambda each: seconds_to(newest.version, each, log, byte_s=byte_s, replay_s=replay_s)
+    )  # the first of equal ones
+
+
+def begin(store: Store, run: Run, roster: Roster, runtime: Runtime, own: OwnValues | None) -> list[Master | None]:
+    """For each fragment the master to follow the log from; None: nothing was found to choose from, look as ever.
+
+    Call after this process's first beat, which pins everything. Raises StoreError.
+    """
+    stored = runtime.map(lambda fragment: _stored(store, run, roster, fragment.index), run.fragments)
+    held = {} if own is None else _held(store, run, roster, own)
+    link = _Link(store, runtime)
+    chosen = [
+        None if newest is None else _choose(store, run, runtime, link, coding, newest, first, held)
+        for coding, (newest, first) in zip(run.codings, stored, strict=True)
+    ]
+    return runtime.map(lambda place: _fetch(store, run, *place, held), list(enumerate(chosen)))
+
+
+class _Link:
+    """How fast the link is, measured when it is first asked for."""
+
+    def __init__(self, store: Store, runtime: Runtime) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._byte_s: float | None = None
+
+    def byte_s(self, key: str, nbytes: int) -> float:
+        """Seconds that a byte takes; `key` has `nbytes`, of which as many are read as it takes to tell."""
+        if self._byte_s is None:
+            self._byte_s = self._measure(key, nbytes)
+        return self._byte_s
+
+    def _measure(self, key: str, nbytes: int) -> float:
+        at, length = 0, FIRST_PIECE
+        while True:
+            started = self._runtime.now()
+            got = len(self._store.get_range(key, at, min(length, nbytes - at)))
+            took_s = self._runtime.now() - started
+            at += got
+            if took_s >= PROBE_S or at >= nbytes or not got:
+                return took_s / max(got, 1)
+            length *= PIECE_GROWTH
+
+
+def _choose(
+    store: Store,
+    run: Run,
+    runtime: Runtime,
+    link: _Link,
+    coding: FragmentCoding,
+    newest: Beginning,
+    first: Beginning | None,
+    held: Mapping[int, Master],
+) -> Beginning:
+    """The quickest beginning of one fragment: its newest snapshot, its first master, or what this process holds."""
+    fragment = coding.fragment
+    others = [] if first is None else [first]
+    mine = held.get(fragment.index)
+    if mine is not None and _log_is_whole(store, run, fragment.index, mine.version):
+        others.append(Beginning(mine.version, mine.sha256, 0, held=True))
+    log = _log_bytes(store, runtime, coding, others, newest)
+    byte_s = 0.0
+    if any(other.version in log for other in others):
+        byte_s = link.byte_s(keys.master(fragment.index, newest.version, newest.sha256), newest.nbytes)
+    best = quickest(newest, others, log, byte_s=byte_s, replay_s=fragment.numel * REPLAY_NS * 1e-9)
+    at = "held" if best.held else "newest" if best.version == newest.version else "first"
+    logger.info(
+        "begins fragment=%d at=%s version=%d snapshot=%d bytes=%d snapshot_bytes=%d byte_s=%.3g",
+        *(fragment.index, at, best.version, newest.version, best.nbytes, newest.nbytes, byte_s),
+    )
+    return best
+
+
+def _stored(store: Store, run: Run, roster: Roster, fragment: int) -> tuple[Beginning | None, Beginning | None]:
+    """The newest snapshot that the log vouches for, and the first master of all where it is another one."""
+    vouched = next(vouched_snapshots(store, run, roster, fragment), None)
+    newest = None if vouched is None else _sized(store, run, fragment, *vouched)
+    if newest is None or newest.version == 0:
+        return newest, None
+    return newest, _sized(store, run, fragment, 0, run.manifest.masters[fragment])
+
+
+def _sized(store: Store, run: Run, fragment: int, version: int, sha256: str) -> Beginning | None:
+    try:
+        return Beginning(version, sha256, stored_nbytes(store, run, fragment, version, sha256))
+    except (KeyMissing, CorruptObject):
+        return None
+
+
+def _held(store: Store, run: Run, roster: Roster, own: OwnValues) -> dict[int, Master]:
+    """The fragments of which this process holds a master, by its hash: all, or after the smallest none is looked at."""
+    found: dict[int, Master] = {}
+    for fragment in sorted(run.fragments, key=lambda each: each.numel):
+        version, values = own(fragment)
+        if version > 0 and run.terms.has_momentum:
+            break  # a site doesn't keep outer momentum
+        momentum = torch.zeros_like(values) if run.terms.has_momentum else None
+        sha = vouched_sha(store, run, roster, fragment.index, version)
+        if sha is None:
+            continue  # no round that starts from it has closed
+        master = Master(fragment.index, version, values, momentum)
+        if sha != master.sha256:
+            break
+        found[fragment.index] = master
+    return found
+
+
+def _log_is_whole(store: Store, run: Run, fragment: int, version: int) -> bool:
+    """Whether what rounds from `version` on are made of is kept: a snapshot goes with the log behind it (rule 13)."""
+    if run.terms.keep_log:
+        return True
+    stored = (key for key in store.list(keys.masters_prefix(fragment)) if keys.is_master(key))
+    return any(keys.parse_master(key)[1] <= version for key in stored)
+
+
+def _log_bytes(
+    store: Store, runtime: Runtime, coding: FragmentCoding, others: Sequence[Beginning], newest: Beginning
+) -> dict[int, int]:
+    """Bytes of the rounds before the newest snapshot, back to the oldest beginning, or until they outweigh it."""
+    log: dict[int, int] = {}
+    first = min((other.version for other in others), default=newest.version)
+    fragment = coding.fragment.index
+    for stop in range(newest.version, first, -WINDOW):
+        versions = range(max(first, stop - WINDOW), stop)
+        sizes = runtime.map(lambda version: _round_bytes(store, coding, keys.commit(fragment, version)), versions)
+        log.update((version, size) for version, size in zip(versions, sizes, strict=True) if size is not None)
+        if sum(log.values()) > newest.nbytes:
+            break
+    return log
+
+
+def _round_bytes(store: Store, coding: FragmentCoding, key: str) -> int | None:
+    """What a round takes to fetch; None when its commit is gone. One that can't be read took nothing."""
+    try:
+        data = read_bytes(store, key)
+    except KeyMissing:
+        return None
+    try:
+        commit = Commit.from_bytes(data, key)
+    except CorruptObject:
+        return len(data)
+    if commit.num_parts:
+        return len(data) + coding.merged_codec.nbytes(coding.fragment.numel)
+    return len(data) + sum(entry.offer.nbytes for entry in commit.taken)
+
+
+def _fetch(
+    store: Store, run: Run, fragment: int, beginning: Beginning | None, held: Mapping[int, Master]
+) -> Master | None:
+    if beginning is None:
+        return None
+    if beginning.held:
+        return held[fragment]
+    try:
+        return load_master(store, run, fragment, beginning.version, beginning.sha256)
+    except (KeyMissing, CorruptObject) as error:
+        logger.warning("snapshot_refused fragment=%d version=%d error=%s", fragment, beginning.version, error)
+        return None

@@ -1,0 +1,102 @@
+"""What one site has given to a run, from the run's bucket alone."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from composer_prime.errors import BadInput
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.sync.lifetime import find_manifest
+from composer_prime.sync.reading import find_record
+from composer_prime.sync.records import Beat
+from composer_prime.watch.status import BEATS_PER_LIVENESS, look
+from composer_prime.watch.tables import size
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One site's part.
+
+    share          of all tokens that the run has merged
+    bytes_up, bytes_down   that the site moved, up to its last merged offer
+    hours          it was there, by its beats
+    starts         processes of its name
+    """
+
+    run: str
+    site: str
+    state: str
+    trained_tokens: int
+    merged_tokens: int
+    carried_tokens: int
+    dropped_tokens: int
+    share: float
+    rounds_taken: int
+    rounds_missed: int
+    bytes_up: int
+    bytes_down: int
+    hours: float
+    starts: int
+
+
+def contribution(store: Store, site: str) -> Contribution:
+    """What `site` has given to the run in `store`. Raises BadInput when it never came, or when no run is there."""
+    keys.check_site_name(site)
+    status = look(store)
+    found = next((each for each in status.sites if each.site == site), None)
+    if found is None:
+        came = ", ".join(each.site for each in status.sites) or "nobody"
+        raise BadInput(f"site {site} never came to run {status.run}; {came} did: correct the name")
+    merged = sum(each.merged_tokens for each in status.sites)
+    up, down = _traffic(store, site)
+    return Contribution(
+        run=status.run,
+        site=site,
+        state=found.state,
+        trained_tokens=found.trained_tokens,
+        merged_tokens=found.merged_tokens,
+        carried_tokens=found.carried_tokens,
+        dropped_tokens=found.dropped_tokens,
+        share=found.merged_tokens / merged if merged else 0.0,
+        rounds_taken=found.rounds_taken,
+        rounds_missed=found.rounds_missed,
+        bytes_up=up,
+        bytes_down=down,
+        hours=_hours(store, site),
+        starts=found.incarnations,
+    )
+
+
+def lines(found: Contribution) -> Iterator[str]:
+    """The contribution as a person reads it."""
+    yield f"site {found.site} in run {found.run}: {found.state}, {found.hours:.1f} h in {found.starts} starts"
+    yield (
+        f"{found.trained_tokens:,} tokens trained: {found.merged_tokens:,} merged ({found.share:.1%} of the run's), "
+        f"{found.carried_tokens:,} carried, {found.dropped_tokens:,} dropped"
+    )
+    yield f"rounds: {found.rounds_taken} taken, {found.rounds_missed} missed"
+    yield f"{size(found.bytes_up)} sent, {size(found.bytes_down)} fetched"
+
+
+def _traffic(store: Store, site: str) -> tuple[int, int]:
+    """(up, down) bytes, as the site's tape says: each of its processes counts from its own start."""
+    by_process: dict[int, tuple[int, int]] = {}
+    for key in store.list(keys.tape_prefix(site)):
+        for line in store.get(key).splitlines():
+            try:
+                event = json.loads(line)
+                process, up, down = event["incarnation"], event["bytes_up"], event["bytes_down"]
+            except (ValueError, KeyError, TypeError):
+                continue  # another event, or a line that `status` calls a problem
+            before = by_process.get(process, (0, 0))
+            by_process[process] = (max(before[0], up), max(before[1], down))
+    return sum(up for up, _ in by_process.values()), sum(down for _, down in by_process.values())
+
+
+def _hours(store: Store, site: str) -> float:
+    """Its beats come at a fixed pace, each process counts its own."""
+    manifest, _ = find_manifest(store)
+    beats = [find_record(store, Beat, key) for key in store.list(keys.site_prefix(site)) if keys.is_beat(key)]
+    counted = sum(beat.counter for beat in beats if beat is not None)
+    return counted * manifest.terms.liveness_s / BEATS_PER_LIVENESS / 3600

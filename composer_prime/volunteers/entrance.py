@@ -1,0 +1,114 @@
+"""An invitation held against the run in its bucket: who signed it, whether it still holds, whether the name is free.
+
+Everything is looked up before anything starts, and each refusal is one line.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from composer_prime.errors import ConfigError, InvitationRefused
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.sync.lifetime import find_manifest, prolonged
+from composer_prime.sync.members import check_name_is_free
+from composer_prime.sync.records import Manifest
+from composer_prime.sync.roster import Roster
+from composer_prime.sync.runtime import ThreadRuntime
+from composer_prime.sync.signatures import SigningKey
+from composer_prime.sync.terms import Terms
+from composer_prime.volunteers.invitation import Invitation
+
+BEATS_WATCHED = 2.5 / 5
+"""Share of the liveness time in which a site that lives beats twice."""
+
+
+@dataclass(frozen=True)
+class Entrance:
+    """A run that lets this site in.
+
+    terms       with the rounds that the run goes on to
+    num_sites   that ever came, this one counted
+    """
+
+    manifest: Manifest
+    terms: Terms
+    num_sites: int
+
+
+def check_date(invitation: Invitation, now: float) -> None:
+    """Raise InvitationRefused when the invitation's time is over, by this machine's clock."""
+    if now >= invitation.expires_at:
+        raise InvitationRefused(
+            f"the invitation of {invitation.site} to run {invitation.run} expired at {utc(invitation.expires_at)}: ask "
+            "the run's owner for another one"
+        )
+
+
+def own_key(invitation: Invitation, key_file: Path | None) -> SigningKey:
+    """The site's key: the invitation's, or the file of a volunteer who made it. Raises InvitationRefused."""
+    key = invitation.key()
+    if key is None and key_file is None:
+        raise InvitationRefused(
+            f"the invitation of {invitation.site} is for a key that you made ({invitation.public}): name its file "
+            "with --key"
+        )
+    if key is None:
+        assert key_file is not None
+        key = SigningKey.load(key_file)
+        if key.public != invitation.public:
+            raise InvitationRefused(
+                f"{key_file} holds the key {key.public}, and {invitation.public} is invited: name that key's file"
+            )
+    return key
+
+
+def enter(invitation: Invitation, store: Store, key: SigningKey, *, starting: bool = True) -> Entrance:
+    """Hold the invitation against its run.
+
+    starting   whether the site shall start now, so that its name must be free
+
+    Raises InvitationRefused when it is forged, revoked, or of another run; when the name is taken, after watching the
+    beat of its last process for a moment; and BadInput when there is no run, or no store.
+    """
+    manifest, sha = find_manifest(store)
+    if sha != invitation.manifest_sha256 or manifest.run != invitation.run:
+        raise InvitationRefused(
+            f"the invitation is to another run than the one at {store.uri}, which is {manifest.run} with the manifest "
+            f"{sha[:16]}, and not {invitation.run} with {invitation.manifest_sha256[:16]}: ask for another invitation"
+        )
+    roster = Roster(store, manifest, sha, key)
+    fault = "can't be judged: the run has no owner" if manifest.owner is None else roster.owner_fault(invitation)
+    if fault is not None:
+        raise InvitationRefused(
+            f"the invitation is forged or was changed: it {fault}. Use it for nothing, and ask the run's owner"
+        )
+    roster.refresh()
+    if roster.admitted().get(invitation.site) != key.public:
+        raise InvitationRefused(
+            f"the invitation of {invitation.site} to run {manifest.run} was revoked: its key is no longer admitted; "
+            "ask the run's owner"
+        )
+    terms, _ = prolonged(store, roster, manifest.terms)
+    if starting:
+        _check_name(invitation, store, roster, terms)
+    claimed = {keys.parse_claim(key)[0] for key in store.list(keys.sites_prefix()) if keys.is_claim(key)}
+    return Entrance(manifest, terms, len(claimed | {invitation.site}))
+
+
+def _check_name(invitation: Invitation, store: Store, roster: Roster, terms: Terms) -> None:
+    runtime = ThreadRuntime()
+    try:
+        check_name_is_free(store, runtime, invitation.site, roster, BEATS_WATCHED * terms.liveness_s)
+    except ConfigError:
+        raise InvitationRefused(
+            f"site {invitation.site} runs already, here or elsewhere: stop that process first, or ask the run's owner "
+            "for an invitation of another name"
+        ) from None
+    finally:
+        runtime.close()
+
+
+def utc(unix_s: float) -> str:
+    """A moment for people."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")

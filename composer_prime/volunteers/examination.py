@@ -1,0 +1,76 @@
+"""The doctor at work: looks at this machine and its way to the bucket, for a run, for a recipe, or for nothing.
+
+The looking is done here, the judging in `doctor`.
+"""
+
+import os
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+
+from composer_prime.config.paths import run_uri
+from composer_prime.config.recipe import RecipeBase
+from composer_prime.store import open_store
+from composer_prime.store.base import Store
+from composer_prime.sync.terms import terms_of
+from composer_prime.volunteers.doctor import Diagnosis, Task, diagnose
+from composer_prime.volunteers.entrance import Entrance, check_date, enter, own_key
+from composer_prime.volunteers.folder import VolunteerFolder
+from composer_prime.volunteers.invitation import Invitation, adopt_environment
+from composer_prime.volunteers.link import clock_ahead_s, endpoint_of, measure
+from composer_prime.volunteers.machine import look
+from composer_prime.volunteers.shared_recipe import read_shared
+from composer_prime.volunteers.wishes import KEY_VARIABLE, Wishes
+
+
+def examine(
+    recipe: RecipeBase, entrance: Entrance, store: Store, wishes: Wishes, folder: Path, *, keep_batch: bool = False
+) -> Diagnosis:
+    """What this machine can do for a run. keep_batch: the recipe's batch is the one that the site has had until now."""
+    endpoint = endpoint_of(store.uri)
+    task = Task(
+        recipe=recipe,
+        terms=entrance.terms,
+        shapes=[(parameter.name, parameter.shape) for parameter in entrance.manifest.parameters],
+        num_sites=entrance.num_sites,
+        test_vector=entrance.manifest.test_vector,
+        max_disk_bytes=wishes.max_disk_bytes,
+        keep_batch=keep_batch,
+    )
+    link = measure(store)
+    return diagnose(look(folder), task, link, None if endpoint is None else clock_ahead_s(endpoint))
+
+
+def examine_machine(wishes: Wishes) -> Diagnosis:
+    """What this machine has."""
+    return diagnose(look(wishes.folder or Path.cwd()), None, None, None)
+
+
+def examine_for_invitation(invitation: Invitation, wishes: Wishes) -> Diagnosis:
+    """What this machine can do for the run of an invitation, which is checked, too. Nothing is left behind."""
+    check_date(invitation, time.time())
+    key = own_key(invitation, wishes.key_file)
+    adopt_environment(invitation)
+    folder = VolunteerFolder.default(invitation.run) if wishes.folder is None else wishes.folder
+    with tempfile.TemporaryDirectory(prefix="composer-prime-doctor-") as scratch:
+        key_file = Path(scratch) / "site.key"
+        key.save(key_file)
+        os.environ[KEY_VARIABLE] = str(key_file)
+        with closing(open_store(invitation.uri)) as store:
+            entrance = enter(invitation, store, key, starting=False)
+            return examine(read_shared(invitation.recipe), entrance, store, wishes, folder.expanduser())
+
+
+def examine_for_recipe(recipe: RecipeBase, wishes: Wishes) -> Diagnosis:
+    """What this machine can do for a site of a recipe, whose run need not be there yet."""
+    from composer_prime.sites.embedded.shapes import named_shapes
+
+    shapes = named_shapes(recipe.model.name)
+    task = Task(recipe, terms_of(recipe), shapes, recipe.sites.count + 1, max_disk_bytes=wishes.max_disk_bytes)
+    machine, uri = look(wishes.folder or recipe.output_dir), run_uri(recipe)
+    if uri is None or recipe.outer is None or recipe.outer.store is None:
+        return diagnose(machine, task, None, None)
+    endpoint = endpoint_of(uri)
+    with closing(open_store(uri)) as store:
+        return diagnose(machine, task, measure(store), None if endpoint is None else clock_ahead_s(endpoint))

@@ -1,0 +1,180 @@
+"""The host's side: the run's owner invites a volunteer, and sees who was invited.
+
+Inviting is three acts: a key is admitted, a record of it is left in the bucket, and the invitation is written. The file
+comes first and goes again if the bucket refuses, so that no key is admitted that nobody holds.
+"""
+
+import base64
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_prime.config.recipe import RecipeBase
+from composer_prime.errors import BadInput, ConfigError
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.sync.founding import changed_terms
+from composer_prime.sync.lifetime import find_manifest
+from composer_prime.sync.owner import Owner
+from composer_prime.sync.reading import find_record
+from composer_prime.sync.records import Manifest
+from composer_prime.sync.roster import Roster
+from composer_prime.sync.signatures import SigningKey, check_public
+from composer_prime.sync.terms import terms_of
+from composer_prime.volunteers.invitation import (
+    SEED_BYTES,
+    Invitation,
+    Invited,
+    check_environment,
+    write_invitation,
+)
+from composer_prime.volunteers.shared_recipe import shared_toml
+
+UNITS_S = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+LONGEST_S = 366 * UNITS_S["d"]
+
+
+@dataclass(frozen=True)
+class Invitee:
+    """Who is invited, and how.
+
+    public       the volunteer's own key; None: one is made, and travels in the invitation
+    guest        whether the site neither commits nor merges for others
+    uri          where the volunteer finds the run, where that isn't where the owner does: a gateway
+    environment  variables that reach the store: scoped credentials, endpoint, region
+    """
+
+    site: str
+    expires_at: int
+    public: str | None = None
+    guest: bool = False
+    uri: str | None = None
+    environment: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An invitation as the bucket tells of it.
+
+    state   "holds", "expired" (and what was admitted still is), "replaced" by a later one, or "revoked"
+    starts  processes that its site's name ever had
+    """
+
+    site: str
+    number: int
+    expires_at: int
+    guest: bool
+    state: str
+    starts: int
+
+
+def parse_expiry(text: str, now: float) -> int:
+    """Unix seconds at which "30m", "12h", "7d" or "2w" from now have passed. Raises BadInput."""
+    match = re.fullmatch(r"(\d{1,6})([mhdw])", text)
+    length_s = 0 if match is None else int(match[1]) * UNITS_S[match[2]]
+    if not 0 < length_s <= LONGEST_S:
+        raise BadInput(f"--expires ({text}) must be from 1m to 366d: write 12h, 7d or 2w")
+    return int(now) + length_s
+
+
+def invite(store: Store, key: SigningKey, invitee: Invitee, recipe: RecipeBase, out: Path) -> Invitation:
+    """Admit a site, write its invitation into the new file `out`, and return it. `key` is the owner's.
+
+    Raises BadInput when the run has no owner or another one, when the name is taken, or when the recipe isn't the
+    run's; nothing is changed then.
+    """
+    keys.check_site_name(invitee.site)
+    environment = dict(invitee.environment or {})
+    check_environment(environment)
+    manifest, sha = find_manifest(store)
+    if manifest.owner is None:
+        raise BadInput(
+            f"run {manifest.run} has no owner, so nobody can sign an invitation: create a run with outer.owner "
+            "(`composer-prime keygen owner.key` prints the key), or give volunteers the recipe and the bucket"
+        )
+    owner = Owner(store, key)
+    roster = Roster(store, manifest, sha, key)
+    roster.refresh()
+    _check_name(roster, store, invitee)
+    _check_recipe(recipe, manifest)
+    uri = invitee.uri or store.uri
+    if uri.rstrip("/").rpartition("/")[2] != manifest.run:
+        raise BadInput(f"{uri} must end with the run's name, /{manifest.run}: give the run's own folder, or gateway")
+    seed, public = _site_key(invitee)
+    number = len(store.list(keys.invitations_of(invitee.site))) + 1
+    record = Invited(
+        site=invitee.site, number=number, public=public, guest=invitee.guest, expires_at=invitee.expires_at
+    )
+    invitation = Invitation(
+        run=manifest.run,
+        manifest_sha256=sha,
+        uri=uri.rstrip("/"),
+        site=invitee.site,
+        number=number,
+        public=public,
+        seed=None if seed is None else base64.b64encode(seed).decode("ascii"),
+        guest=invitee.guest,
+        expires_at=invitee.expires_at,
+        recipe=shared_toml(recipe),
+        environment=environment,
+    )
+    invitation = roster.sign(invitation)
+    write_invitation(invitation, out)
+    try:
+        owner.admit(invitee.site, public, guest=invitee.guest)
+    except BaseException:
+        out.unlink()
+        raise
+    store.create(keys.invitation(invitee.site, number), roster.sign(record).to_bytes())
+    return invitation
+
+
+def standings(store: Store, now: float) -> list[Standing]:
+    """All invitations of the run in `store`, by site and number. Raises BadInput when no run is there."""
+    manifest, sha = find_manifest(store)
+    roster = Roster(store, manifest, sha)
+    roster.refresh()
+    records: list[Invited] = []
+    for key in store.list(keys.invitations_prefix()):
+        record = find_record(store, Invited, key) if keys.is_invitation(key) else None
+        if record is not None and roster.owner_fault(record) is None:
+            records.append(record)
+    newest = {record.site: record.number for record in records}  # keys sort by number
+    found = []
+    for record in records:
+        claims = [key for key in store.list(keys.site_prefix(record.site)) if keys.is_claim(key)]
+        if record.number < newest[record.site]:
+            state = "replaced"
+        elif roster.admitted().get(record.site) != record.public:
+            state = "revoked"
+        else:
+            state = "holds" if now < record.expires_at else "expired"
+        found.append(Standing(record.site, record.number, record.expires_at, record.guest, state, len(claims)))
+    return found
+
+
+def _site_key(invitee: Invitee) -> tuple[bytes | None, str]:
+    """(private half, public key) of the site; no private half where the volunteer has it."""
+    if invitee.public is not None:
+        return None, check_public(invitee.public)
+    seed = os.urandom(SEED_BYTES)
+    return seed, SigningKey.from_bytes(seed).public
+
+
+def _check_name(roster: Roster, store: Store, invitee: Invitee) -> None:
+    if invitee.site in roster.admitted():
+        raise BadInput(
+            f"site {invitee.site} is admitted already: invite another name, or revoke that one first "
+            f"(`composer-prime revoke {store.uri} --site {invitee.site} --key OWNER.KEY`)"
+        )
+
+
+def _check_recipe(recipe: RecipeBase, manifest: Manifest) -> None:
+    """Raise ConfigError when the recipe's sites would not fit the run."""
+    if recipe.run.name != manifest.run:
+        raise ConfigError(f"run.name ({recipe.run.name}) isn't the run's ({manifest.run}): give the run's own recipe")
+    differences = changed_terms(manifest.terms, terms_of(recipe))
+    if differences:
+        raise ConfigError(f"this recipe differs from run {manifest.run}: {differences}; give the run's own recipe")

@@ -1,0 +1,210 @@
+"""`composer-prime join`: from an invitation to a site that trains, comes, goes, and comes back.
+
+Checks first, all of them; then the machine, then what is fitted to it and who will see what; only then does anything
+start. The site itself is the same as any other's.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from composer_prime.config.paths import RunPaths
+from composer_prime.config.prime_rl import PrimeRecipe
+from composer_prime.config.recipe import Recipe, RecipeBase
+from composer_prime.errors import BadInput, ConfigError, MachineUnfit
+from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
+from composer_prime.store import open_store
+from composer_prime.volunteers.doctor import lines
+from composer_prime.volunteers.entrance import Entrance, check_date, enter, own_key
+from composer_prime.volunteers.examination import examine
+from composer_prime.volunteers.folder import VolunteerFolder
+from composer_prime.volunteers.invitation import Invitation, adopt_environment
+from composer_prime.volunteers.shared_recipe import read_shared
+from composer_prime.volunteers.warden import Reason, Warden
+from composer_prime.volunteers.wishes import GIB, KEY_VARIABLE, Wishes
+
+INTERRUPTED_EXIT = 130
+PAUSED_LOOK_S = 0.5
+
+Say = Callable[[str], None]
+RunSite = Callable[[Any, str, bool], int]
+AnyRecipe = TypeVar("AnyRecipe", bound=RecipeBase)
+
+
+def folder_of(invitation: Invitation, folder: Path | None) -> VolunteerFolder:
+    """Where the invited site lives on this machine."""
+    root = VolunteerFolder.default(invitation.run) if folder is None else folder.expanduser()
+    return VolunteerFolder(root.absolute(), invitation.site)
+
+
+def join(
+    invitation: Invitation,
+    wishes: Wishes,
+    say: Say = print,
+    run_site: RunSite | None = None,
+) -> int:
+    """Take part until the run ends, the volunteer leaves, or the hours are over; the exit code.
+
+    run_site   what trains a site; None: `site_runner`'s
+
+    Raises BadInput in one line where the invitation doesn't hold or the machine can't do it; nothing has started then.
+    """
+    folder = folder_of(invitation, wishes.folder)
+    with folder.held():
+        recipe = prepare(invitation, wishes, folder, say)
+        os.nice(wishes.niceness)
+        return _take_part(recipe, invitation.site, folder, wishes, say, run_site or site_runner(recipe))
+
+
+def prepare(invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, say: Say) -> RecipeBase:
+    """All that comes before the start; the recipe as this machine runs it."""
+    check_date(invitation, time.time())
+    key = own_key(invitation, wishes.key_file)
+    adopt_environment(invitation)
+    os.environ[KEY_VARIABLE] = str(folder.keep_key(key))
+    with closing(open_store(invitation.uri)) as store:
+        entrance = enter(invitation, store, key)
+        recipe = localized(invitation, wishes, folder, entrance)
+        say(f"run {invitation.run} at {invitation.uri}: checking this machine")
+        keep_batch = folder.batch_size is not None
+        diagnosis = examine(recipe, entrance, store, wishes, folder.root, keep_batch=keep_batch)
+    for line in lines(diagnosis):
+        say(line)
+    if not diagnosis.is_able:
+        raise diagnosis.refusal()
+    for line in disclosure(invitation, entrance, recipe, folder):
+        say(line)
+    if diagnosis.fit is None:
+        return recipe
+    folder.keep_batch_size(diagnosis.fit.recipe.orchestrator.batch_size)
+    return diagnosis.fit.recipe
+
+
+def localized(invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, entrance: Entrance) -> RecipeBase:
+    """The recipe with what is this machine's: its folder, its site's name and key, its limits."""
+    recipe = read_shared(invitation.recipe)
+    if recipe.outer is None:
+        raise ConfigError("the invitation's recipe has no [outer] table, so there is no run to join: ask for another")
+    if isinstance(recipe, PrimeRecipe) and (wishes.mbit_up or wishes.mbit_down):
+        raise BadInput(
+            '--max-mbit-up and --max-mbit-down limit embedded sites, and this recipe\'s site.backend is "prime-rl": '
+            "leave them out, or limit the machine's link itself"
+        )
+    store = invitation.uri.removesuffix(f"/{invitation.run}")
+    outer = recipe.outer.model_copy(update={"store": store, "owner": entrance.manifest.owner})
+    site = recipe.site.model_copy(
+        update={
+            "name": invitation.site,
+            "key_file": folder.key_file,
+            "max_mbit_up": wishes.mbit_up,
+            "max_mbit_down": wishes.mbit_down,
+        }
+    )
+    recipe = recipe.model_copy(update={"output_dir": folder.root, "outer": outer, "site": site})
+    return _with_batch(recipe, folder.batch_size)
+
+
+def _with_batch(recipe: AnyRecipe, batch_size: int | None) -> AnyRecipe:
+    if batch_size is None or not isinstance(recipe, Recipe):
+        return recipe
+    orchestrator = recipe.orchestrator.model_copy(update={"batch_size": batch_size})
+    return recipe.model_copy(update={"orchestrator": orchestrator})
+
+
+def disclosure(
+    invitation: Invitation, entrance: Entrance, recipe: RecipeBase, folder: VolunteerFolder
+) -> Iterator[str]:
+    """Who sees what, and what runs here, for the volunteer to know before it starts."""
+    numel = sum(_product(parameter.shape) for parameter in entrance.manifest.parameters)
+    yield f"You take part as site {invitation.site} in run {invitation.run}, whose owner is {entrance.manifest.owner}."
+    if invitation.guest:
+        yield "You are a guest: your work counts as anybody's, and the rounds are closed by the owner's sites."
+    yield f"Weights: all {numel:,} parameters come to this machine, into {folder.root}, which is yours to delete."
+    yield (
+        "Prompts and answers stay on this machine. Whoever reads the bucket sees what your training changed in the "
+        "weights, how many tokens it took, your site's name, this machine's host name, and when you were there."
+    )
+    if isinstance(recipe, Recipe):
+        for teacher in recipe.replay.teachers:
+            yield f"But a teacher is asked about them, so whoever runs {teacher.base_url} sees prompts and answers."
+        environments = ", ".join(source.env.taskset.id for source in recipe.orchestrator.train.source)
+        yield f"Code that runs here: environments {environments}; loss {recipe.trainer.loss.import_path}."
+    yield "Ctrl-C leaves; the same command comes back in. --pause and --resume, from another terminal, do so too."
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+def site_runner(recipe: RecipeBase) -> RunSite:
+    """What trains a site of this recipe, given recipe, name, and whether to go on from its folder; imported now."""
+    if isinstance(recipe, PrimeRecipe):
+        from composer_prime.sites.prime_rl.launch import run_site as run_prime_rl
+
+        return run_prime_rl
+    from composer_prime.sites.embedded.local_run import run_site
+
+    return run_site
+
+
+def _take_part(
+    recipe: RecipeBase,
+    site: str,
+    folder: VolunteerFolder,
+    wishes: Wishes,
+    say: Say,
+    run_site: RunSite,
+) -> int:
+    with (
+        catch_interrupt() as interrupt,
+        Warden(folder, hours=wishes.hours, max_disk_bytes=wishes.max_disk_bytes) as warden,
+    ):
+        while True:
+            _wait_while_paused(folder, warden, interrupt, say)
+            if interrupt.is_set:
+                say("left; the same command comes back in")
+                return INTERRUPTED_EXIT
+            if warden.is_over:
+                say(f"left: {Reason.TIME.value}")
+                return 0
+            code, reason = _run_watched(recipe, site, warden, run_site)
+            if code != INTERRUPTED_EXIT:
+                return code
+            if reason is Reason.DISK:
+                raise MachineUnfit(
+                    f"left: {folder.root} holds {folder.used_bytes() / GIB:.1f} GiB, more than the "
+                    f"{wishes.max_disk_gib:g} of --max-disk-gib: lend more, or delete logs there"
+                )
+            if reason is None:
+                say("left; the same command comes back in")
+                return code
+
+
+def _run_watched(
+    recipe: RecipeBase,
+    site: str,
+    warden: Warden,
+    run_site: RunSite,
+) -> tuple[int, Reason | None]:
+    resume = RunPaths.of(recipe).site(site).root.exists()
+    warden.watch()
+    try:
+        code = run_site(recipe, site, resume)
+    finally:
+        warden.rest()
+    return code, warden.reason
+
+
+def _wait_while_paused(folder: VolunteerFolder, warden: Warden, interrupt: Interrupt, say: Say) -> None:
+    """Return when the pause is over, somebody stops us, or the hours are over. No process of the site runs."""
+    if not folder.is_paused:
+        return
+    say("paused: nothing runs, and nobody waits for this site; --resume goes on")
+    while folder.is_paused and not interrupt.is_set and not warden.is_over:
+        time.sleep(PAUSED_LOOK_S)

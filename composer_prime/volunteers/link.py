@@ -1,0 +1,118 @@
+"""How fast this machine's way to the bucket is, and how far its clock is off.
+
+Bytes are random, their number is bounded, and the object they make is deleted again. Proxies named by the environment
+are used, as they will be when training.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+
+import httpx
+
+from composer_prime.errors import StoreError
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.store.throttled import BYTES_PER_MBIT
+
+FIRST_BYTES = 2**16
+GROWTH = 4
+MOST_BYTES = 2**22
+"""The largest object that is sent: all tries together move a third more, each way."""
+LONG_ENOUGH_S = 0.5
+"""A transfer that takes so long tells the rate; shorter ones tell the delay."""
+CLOCK_TIMEOUT_S = 5.0
+GATEWAY = "gateway+"
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way to the bucket.
+
+    up_mbit, down_mbit   Mbit/s; None: not measured, and `problem` says why
+    delay_s              of a small request
+    """
+
+    up_mbit: float | None
+    down_mbit: float | None
+    delay_s: float
+    problem: str = ""
+
+
+def measure(store: Store, *, clock: Callable[[], float] = time.perf_counter) -> Link:
+    """Send and fetch objects of growing size, below the store's place for trials.
+
+    Raises StoreUnusable when the store can't be reached. One that takes no trials is only read from.
+    """
+    store.list(keys.manifest())  # connects
+    began = clock()
+    store.list(keys.manifest())
+    delay_s = clock() - began
+    key = keys.probe(f"doctor-{os.urandom(8).hex()}")
+    try:
+        return _send_and_fetch(store, key, delay_s, clock)
+    except StoreError as error:
+        return Link(None, _fetch_only(store, clock), delay_s, f"sending was not tried: {error}")
+
+
+def _send_and_fetch(store: Store, key: str, delay_s: float, clock: Callable[[], float]) -> Link:
+    size = FIRST_BYTES
+    try:
+        while True:
+            data = os.urandom(size)
+            up_s = _seconds(lambda: store.put(key, data), clock)  # noqa: B023 (called at once)
+            if up_s >= LONG_ENOUGH_S or size >= MOST_BYTES:
+                break
+            size *= GROWTH
+        down_s = _seconds(lambda: store.get(key), clock)
+    finally:
+        store.delete(key)
+    return Link(_mbit(size, up_s), _mbit(size, down_s), delay_s)
+
+
+def _fetch_only(store: Store, clock: Callable[[], float]) -> float | None:
+    """Mbit/s of reading the beginning of a stored master; None where none can be read."""
+    masters = [key for key in store.list(keys.masters_prefix(0)) if keys.is_master(key)]
+    if not masters:
+        return None
+    read = b""
+
+    def fetch() -> None:
+        nonlocal read
+        read = store.get_range(masters[-1], 0, MOST_BYTES)
+
+    seconds = _seconds(fetch, clock)
+    return _mbit(len(read), seconds) if len(read) >= FIRST_BYTES else None
+
+
+def _seconds(act: Callable[[], object], clock: Callable[[], float]) -> float:
+    began = clock()
+    act()
+    return max(clock() - began, 1e-6)
+
+
+def _mbit(num_bytes: int, seconds: float) -> float:
+    return num_bytes / seconds / BYTES_PER_MBIT
+
+
+def endpoint_of(uri: str) -> str | None:
+    """The URL of the server behind a store; None for one that has none."""
+    scheme, _, rest = uri.partition("://")
+    if scheme.startswith(GATEWAY):
+        return f"{scheme.removeprefix(GATEWAY)}://{rest.partition('/')[0]}"
+    if scheme == "s3":
+        named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        return named or "https://s3.amazonaws.com"
+    return {"gs": "https://storage.googleapis.com", "hf": "https://s3.hf.co"}.get(scheme)
+
+
+def clock_ahead_s(endpoint: str) -> float | None:
+    """Seconds by which this machine's clock is ahead of that server's, to a second; None when it doesn't say."""
+    try:
+        answer = httpx.head(endpoint, timeout=CLOCK_TIMEOUT_S)
+        told = parsedate_to_datetime(answer.headers["date"]).timestamp()
+    except (httpx.HTTPError, KeyError, ValueError):
+        return None
+    return time.time() - told

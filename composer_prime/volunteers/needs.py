@@ -1,0 +1,127 @@
+"""What a recipe needs of a machine: memory, disk, and bytes over the link, from the model's shapes alone.
+
+Estimates, on the safe side: how much a process takes beyond its tensors was measured with the tiny model.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from composer_prime.config.prime_rl import PrimeRecipe
+from composer_prime.config.recipe import Recipe, RecipeBase
+from composer_prime.outer.forecast import Pace, join_bytes, payloads_of, turn_bytes
+from composer_prime.outer.fragments import NamedShape, plan_fragments
+from composer_prime.sync.terms import Terms
+
+FP32 = 4
+PROCESS_BYTES = 500 * 2**20
+"""Of a process that has loaded torch or the environments, before any model."""
+NUM_PROCESSES = 3
+STEP_FACTOR = 4
+"""Copies of a layer's output that a training step holds: forward, its gradient, what lies between."""
+TRAINED_SHARE = 0.5
+"""Share of a row's tokens that are trained, and so meet the vocabulary: the rest is prompts."""
+CHECKPOINTS = 3
+"""The two that are kept, and the one that is being written."""
+BROADCASTS = 4
+"""Weights on their way from the trainer to the inference server."""
+LOGS_BYTES = 2**30
+GPU_BYTES = 20
+"""A parameter's bytes on the GPUs of a PRIME-RL site: weights, gradient, optimizer, and the inference server's."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as its shapes tell of it.
+
+    numel          trainable parameters
+    width          values that one token makes in all layers together, the vocabulary's apart
+    vocabulary     tokens it knows
+    cache_bytes    of one token in the inference server's cache
+    """
+
+    numel: int
+    width: int
+    vocabulary: int
+    cache_bytes: int
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one site of a run needs; bytes.
+
+    gpu_bytes            on all GPUs together; 0: none is needed
+    join_bytes           fetched before the first step, at most, by a site that has nothing: the newest masters
+    up_bytes, down_bytes in a round of all fragments
+    """
+
+    memory_bytes: int
+    gpu_bytes: int
+    disk_bytes: int
+    join_bytes: int
+    up_bytes: int
+    down_bytes: int
+
+
+def model_of(shapes: Sequence[NamedShape]) -> Model:
+    """What the parameters' names and shapes tell."""
+    embedded = [shape for name, shape in shapes if len(shape) == 2 and ("embed" in name or "lm_head" in name)]
+    layers = [shape for name, shape in shapes if len(shape) == 2 and "embed" not in name and "lm_head" not in name]
+    keys = sum(shape[0] for name, shape in shapes if len(shape) == 2 and name.endswith("k_proj.weight"))
+    return Model(
+        numel=sum(math.prod(shape) for _, shape in shapes),
+        width=sum(shape[0] for shape in layers),
+        vocabulary=max((shape[0] for shape in embedded), default=0),
+        cache_bytes=2 * FP32 * (keys or sum(shape[0] for shape in layers) // 4),
+    )
+
+
+def needs_of(recipe: RecipeBase, terms: Terms, shapes: Sequence[NamedShape], num_sites: int) -> Needs:
+    """What a site of this recipe needs, in a run of so many sites."""
+    model = model_of(shapes)
+    fragments = plan_fragments(list(shapes), terms.fragments)
+    sizes = [fragment.numel for fragment in fragments]
+    payloads = payloads_of(sizes, terms.codec, terms.merged_codec, terms.slices)
+    pace = Pace(terms.inner_steps, terms.fragments, terms.sync_delay, 0.0, max(2, num_sites), terms.gather_sites)
+    up, down = (sum(way) for way in zip(*(turn_bytes(payload, pace) for payload in payloads), strict=True))
+    return Needs(
+        memory_bytes=memory_bytes(recipe, terms, model),
+        gpu_bytes=GPU_BYTES * model.numel if isinstance(recipe, PrimeRecipe) else 0,
+        disk_bytes=disk_bytes(model),
+        join_bytes=join_bytes(payloads, pace, momentum=terms.has_momentum).newest_bytes,
+        up_bytes=up,
+        down_bytes=down,
+    )
+
+
+def outer_bytes(terms: Terms, model: Model) -> int:
+    """Memory of the outer loop: masters, what was adopted, what is captured, what coding left, and one on its way."""
+    return terms.master_nbytes(model.numel) + 3 * FP32 * model.numel + 2 * FP32 * model.numel // terms.fragments
+
+
+def memory_bytes(recipe: RecipeBase, terms: Terms, model: Model) -> int:
+    """Memory of a site's processes together."""
+    fixed = NUM_PROCESSES * PROCESS_BYTES + outer_bytes(terms, model)
+    if not isinstance(recipe, Recipe):
+        return fixed
+    trainer = 4 * FP32 * model.numel  # weights, gradient, two moments
+    inference = 2 * FP32 * model.numel  # the weights, and new ones on their way in
+    return fixed + trainer + inference + step_bytes(recipe, model) + cache_bytes(recipe, model)
+
+
+def step_bytes(recipe: Recipe, model: Model) -> int:
+    """Memory of one forward and backward pass."""
+    tokens = max(recipe.site.micro_batch_tokens, recipe.seq_len)
+    per_token = FP32 * STEP_FACTOR * (model.width + TRAINED_SHARE * model.vocabulary)
+    return int(tokens * per_token)
+
+
+def cache_bytes(recipe: Recipe, model: Model) -> int:
+    """Memory of the inference server's cache when it is full."""
+    return recipe.inference.max_batch_size * recipe.seq_len * model.cache_bytes
+
+
+def disk_bytes(model: Model) -> int:
+    """Disk of a site: the model, checkpoints with optimizer and outer state, weights on their way, journal, logs."""
+    checkpoint = 6 * FP32 * model.numel
+    return FP32 * model.numel * (1 + BROADCASTS + 2) + CHECKPOINTS * checkpoint + LOGS_BYTES

@@ -1,0 +1,166 @@
+"""`launch`, `ps`, `logs` and `cancel`: what they print and refuse, from the bucket's URI alone."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from composer_prime.executors.base import Job
+from composer_prime.executors.fleet import Fleet
+from composer_prime.executors.local import STATE_VARIABLE
+from composer_prime.executors.records import Intent, LaunchBook, begin_launch, who
+from composer_prime.executors.secrets import Secrets
+from composer_prime.store import open_store
+from tests.cli.command_line import Answer, call
+from tests.executors.jobs import Stage
+from tests.executors.loopback_local import LocalPlatform
+
+RECIPE = str(Path(__file__).parents[2] / "recipes/local/two_sites.toml")
+TOKEN = "hf_very-secret-0123456789"
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    return lambda *arguments: call(capsys, monkeypatch, *arguments)
+
+
+@pytest.fixture
+def platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalPlatform]:
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
+    with closing(LocalPlatform(tmp_path / "state")) as opened:
+        yield opened
+
+
+class LaunchedByHand:
+    """A launch of tiny jobs, as `launch` would have recorded it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.uri = str(folder / "bucket" / "run")
+        self.stage = Stage(folder / "stage", "cli")
+
+    def start(self, site: str, code: str) -> Job:
+        spec = self.stage.spec(code, site)
+        with closing(open_store(self.uri)) as store:
+            book = begin_launch(store, "run")
+            intent = Intent(
+                site=site,
+                attempt=1,
+                on="local",
+                recipe="0" * 64,
+                command=spec.command,
+                timeout_s=600,
+                usd_per_hour=0.0,
+                resources={},
+                image=None,
+                caches={},
+                env={},
+                secrets=("HF_TOKEN",),
+                created_at=time.time(),
+                created_by=who(),
+            )
+            with closing(Fleet(book)) as fleet:
+                return fleet.submit(book.intend(intent), Secrets({"HF_TOKEN": TOKEN}))
+
+    def book(self) -> LaunchBook:
+        return begin_launch(open_store(self.uri), "run")
+
+
+@pytest.fixture
+def launched(tmp_path: Path, platform: LocalPlatform) -> LaunchedByHand:
+    return LaunchedByHand(tmp_path)
+
+
+def assert_refused(answer: Answer, *parts: str) -> None:
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1), answer
+    assert answer.err.startswith("composer-prime: ") and all(part in answer.err for part in parts), answer.err
+
+
+def test_ps_logs_and_cancel_need_the_buckets_uri_alone(cli, launched: LaunchedByHand) -> None:
+    launched.start("a", "say(os.environ['HF_TOKEN']); mark('up'); wait('never')")
+    job = launched.start("b", "say('b is here'); sys.exit(3)")
+    launched.stage.await_mark("up")
+    with closing(LocalPlatform(Path(launched.stage.folder).parent / "state").executor()) as executor:
+        assert list(executor.logs(job, follow=True)) == ["b is here"]
+        while not executor.poll(job).state.final:
+            time.sleep(0.01)
+    rows = [json.loads(line) for line in cli("ps", launched.uri, "--json").out.splitlines()]
+    assert [(row["site"], row["state"], row["exit_code"]) for row in rows] == [
+        ("a", "running", None),
+        ("b", "failed", 3),
+    ]
+    table = cli("ps", launched.uri).out
+    assert "running" in table and "failed" in table and launched.book().name in table
+    assert cli("logs", launched.uri).out.splitlines() == ["a | [redacted]", "b | b is here"]
+    assert cli("logs", launched.uri, "--site", "b", "--follow").out.splitlines() == ["b is here"]
+    ended = cli("cancel", launched.uri)
+    assert ended.code == 0 and "a attempt 1: cancelled" in ended.out and "runs any more" in ended.out
+    assert "stopped on" in cli("ps", launched.uri).out
+    again = cli("cancel", launched.uri)
+    assert again.code == 0 and "attempt" not in again.out
+
+
+def test_cancel_of_one_site_leaves_the_other(cli, launched: LaunchedByHand, platform: LocalPlatform) -> None:
+    for site in "ab":
+        launched.start(site, f"mark('{site}'); wait('never')")
+        launched.stage.await_mark(site)
+    assert cli("cancel", launched.uri, "--site", "a").out.splitlines() == ["a attempt 1: cancelled", "a runs no more"]
+    rows = [json.loads(line) for line in cli("ps", launched.uri, "--json").out.splitlines()]
+    assert [row["state"] for row in rows] == ["cancelled", "running"]
+
+
+def test_a_cancel_that_nobody_confirms_says_what_may_be_billed(
+    cli, launched: LaunchedByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched.start("a", "mark('up'); wait('never')")
+    launched.stage.await_mark("up")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("composer_prime.executors.local.socket.gethostname", lambda: "another-machine")
+        answer = cli("cancel", launched.uri)
+    assert answer.code == 1 and "may still run and be billed" in answer.err
+    assert cli("cancel", launched.uri).code == 0
+
+
+def test_a_folder_without_a_launch_is_refused(cli, tmp_path: Path) -> None:
+    for command in ("ps", "logs", "cancel"):
+        assert_refused(cli(command, str(tmp_path / "nothing")), "holds no launch", "composer-prime launch")
+
+
+def test_a_dry_run_starts_and_writes_nothing(cli, tmp_path: Path, platform: LocalPlatform) -> None:
+    answer = cli(
+        "launch", RECIPE, "--on", "local", "--dry-run", "--replicas", "3", "--output_dir", str(tmp_path / "out")
+    )
+    assert answer.code == 0 and "site r2 on local" in answer.out and "$0.00 an hour" in answer.out
+    assert not (tmp_path / "out").exists() and not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--on", "moon"), "names no platform"),
+        (("--on", "modal"), "s3://"),
+        (("--on", "local", "--secret", "NOT_SET_ANYWHERE"), "export NOT_SET_ANYWHERE"),
+        (("--on", "local", "--sites", "a,a"), "must differ"),
+    ],
+    ids=["platform", "bucket", "secret", "sites"],
+)
+def test_what_can_not_be_launched_is_refused_in_one_line(
+    cli, tmp_path: Path, platform: LocalPlatform, arguments: tuple[str, ...], said: str
+) -> None:
+    assert_refused(cli("launch", RECIPE, *arguments, "--output_dir", str(tmp_path / "out")), said)
+    assert not (tmp_path / "out").exists() and not (tmp_path / "state").exists()
+
+
+def test_a_replica_that_nobody_launched_is_refused(cli, launched: LaunchedByHand) -> None:
+    launched.start("a", "pass")
+    assert_refused(cli("replica", launched.uri, "--site", "b", "--attempt", "1"), "no attempt 1 of site b")
+    with closing(open_store(launched.uri)) as store:
+        begin_launch(store, "run").stop()
+    assert_refused(cli("replica", launched.uri, "--site", "a", "--attempt", "1"), "was stopped")
+
+
+def test_replica_is_not_in_the_list_of_commands(cli) -> None:
+    listed = cli("--help").out
+    assert "launch" in listed and "cancel" in listed and "replica" not in listed.replace("replicas", "")

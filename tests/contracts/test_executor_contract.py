@@ -1,0 +1,367 @@
+"""What every platform promises of its jobs: states, exit codes, ends, finding them again, and secrets.
+
+Run against each loopback of tests/executors/registry.py through the vendor's own client. Logs, racing submitters and
+platforms in trouble have files of their own beside this one.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from composer_prime.errors import BadInput, JobUnknown
+from composer_prime.executors.base import Executor, Job, JobSpec, JobState
+from composer_prime.executors.secrets import Secrets
+from tests.executors import fixtures
+from tests.executors.jobs import FOREVER, Stage, await_end, await_running, fresh_process, run_to_end, wait_until
+from tests.executors.platforms import LoopbackPlatform
+
+platform, executor, stage = fixtures.platform, fixtures.executor, fixtures.stage
+
+ODD = "a b\tc 'd' \"e\" $HOME `f` \\ * é 漢 🙂 --x=1;#%{}\n second line"
+SECRET = "s3cr3t-Wert/+=$'\"-0123456789"
+
+
+# --- states and exit codes -------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_ends_with_zero_has_succeeded(executor: Executor, stage: Stage) -> None:
+    _, status = run_to_end(executor, stage.spec("pass"))
+    assert (status.state, status.exit_code) == (JobState.SUCCEEDED, 0)
+
+
+@pytest.mark.parametrize("code", [1, 2, 77, 255])
+def test_another_exit_code_is_a_failure_and_comes_through(executor: Executor, stage: Stage, code: int) -> None:
+    _, status = run_to_end(executor, stage.spec(f"sys.exit({code})"))
+    assert (status.state, status.exit_code) == (JobState.FAILED, code)
+
+
+def test_an_exception_in_the_command_is_seen_as_failure(executor: Executor, stage: Stage) -> None:
+    _, status = run_to_end(executor, stage.spec("raise RuntimeError('broken')"))
+    assert (status.state, status.exit_code) == (JobState.FAILED, 1)
+
+
+def test_an_end_by_a_signal_that_nobody_here_sent_is_a_failure(executor: Executor, stage: Stage) -> None:
+    _, status = run_to_end(executor, stage.spec("os.kill(os.getpid(), signal.SIGSEGV)"))
+    assert status.state is JobState.FAILED
+    assert status.exit_code in (-signal.SIGSEGV, None)
+
+
+def test_a_program_that_is_not_there_is_refused_or_fails(executor: Executor, stage: Stage) -> None:
+    spec = JobSpec(stage.run, "a", 1, ("/nowhere/no-such-program",), timeout_s=60)
+    try:
+        _, status = run_to_end(executor, spec)
+    except BadInput as refused:
+        assert "no-such-program" in str(refused)
+    else:
+        assert status.state is JobState.FAILED and status.exit_code != 0
+
+
+def test_states_never_go_back_and_the_last_one_stays(executor: Executor, stage: Stage) -> None:
+    job = executor.submit(stage.spec("mark('up'); wait('go')"))
+    seen = [await_running(executor, job).state]
+    stage.await_mark("up")
+    stage.mark("go")
+    seen += [await_end(executor, job).state, executor.poll(job).state]
+    assert seen == [JobState.RUNNING, JobState.SUCCEEDED, JobState.SUCCEEDED]
+
+
+def test_times_are_unix_seconds_in_order(executor: Executor, stage: Stage) -> None:
+    before = time.time()
+    _, status = run_to_end(executor, stage.spec("pass"))
+    assert status.started_at is not None and status.ended_at is not None
+    assert before - 5 <= status.started_at <= status.ended_at <= time.time() + 5
+
+
+def test_a_running_job_has_a_start_and_no_end(executor: Executor, stage: Stage) -> None:
+    job = executor.submit(stage.spec("wait('go')"))
+    status = await_running(executor, job)
+    assert status.started_at is not None and status.ended_at is None and status.exit_code is None
+    stage.mark("go")
+    await_end(executor, job)
+
+
+def test_several_sites_run_at_the_same_time(executor: Executor, stage: Stage) -> None:
+    code = "mark(sys.argv[2]); [wait(name) for name in ('r0', 'r1', 'r2')]"
+    jobs = [executor.submit(stage.spec(code, site, arguments=(site,))) for site in ("r0", "r1", "r2")]
+    assert [await_end(executor, job).state for job in jobs] == [JobState.SUCCEEDED] * 3
+
+
+# --- what a job is given ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["plain", "", ODD], ids=["plain", "empty", "odd"])
+def test_environment_variables_arrive_as_they_are(executor: Executor, stage: Stage, value: str) -> None:
+    _, status = run_to_end(executor, stage.spec("mark('got', os.environ['GIVEN'])", env={"GIVEN": value}))
+    assert status.state is JobState.SUCCEEDED
+    assert stage.await_mark("got") == value
+
+
+def test_arguments_arrive_as_they_are_and_no_shell_reads_them(executor: Executor, stage: Stage) -> None:
+    arguments = (ODD, "", "$(touch pwned)", "a;b", "-", "--")
+    run_to_end(executor, stage.spec("import json; mark('got', json.dumps(sys.argv[2:]))", arguments=arguments))
+    assert tuple(json.loads(stage.await_mark("got"))) == arguments
+
+
+@pytest.mark.parametrize("value", [SECRET, "two\nlines-of-it-0123456789\n"], ids=["one line", "lines"])
+def test_secrets_are_seen_by_the_job_as_environment_variables(executor: Executor, stage: Stage, value: str) -> None:
+    run_to_end(executor, stage.spec("mark('got', os.environ['TOKEN'])", secrets={"TOKEN": value}))
+    assert stage.await_mark("got") == value
+
+
+def test_a_cache_outlives_the_job_where_the_platform_can_keep_it(
+    platform: LoopbackPlatform, executor: Executor, stage: Stage
+) -> None:
+    if not getattr(platform, "keeps_caches", False):
+        pytest.skip(f"the loopback of {platform.name} keeps no folders")
+    caches = {"weights": str(stage.folder / "cache")}
+    code = "p = pathlib.Path(sys.argv[2]) / 'w'; mark('found', str(p.exists())); p.write_text('w')"
+    for attempt, found in ((1, "False"), (2, "True")):
+        run_to_end(executor, stage.spec(code, attempt=attempt, caches=caches, arguments=(caches["weights"],)))
+        assert stage.await_mark("found") == found
+
+
+# --- idempotence and finding again -----------------------------------------------------------------------------------
+
+
+def test_a_second_submit_finds_the_running_job(executor: Executor, stage: Stage) -> None:
+    spec = stage.spec("count('starts'); mark('up'); wait('go')")
+    first = executor.submit(spec)
+    stage.await_mark("up")
+    assert executor.submit(spec) == first
+    stage.mark("go")
+    await_end(executor, first)
+    assert stage.counted() == 1
+
+
+def test_a_submit_after_the_end_finds_the_ended_job(executor: Executor, stage: Stage) -> None:
+    spec = stage.spec("count('starts')")
+    first, _ = run_to_end(executor, spec)
+    assert executor.submit(spec) == first
+    assert executor.poll(first).state is JobState.SUCCEEDED and stage.counted() == 1
+
+
+def test_another_attempt_is_another_job(executor: Executor, stage: Stage) -> None:
+    jobs = [run_to_end(executor, stage.spec("count('starts')", attempt=attempt))[0] for attempt in (1, 2)]
+    assert jobs[0].id != jobs[1].id and [job.attempt for job in jobs] == [1, 2]
+    assert stage.counted() == 2
+
+
+def test_find_lists_a_runs_jobs_by_site_and_attempt_ended_ones_too(executor: Executor, stage: Stage) -> None:
+    made = {(s, a): executor.submit(stage.spec("pass", s, a)) for s, a in (("b", 1), ("a", 2), ("a", 1))}
+    for job in made.values():
+        await_end(executor, job)
+    assert executor.find(stage.run) == [made[place] for place in (("a", 1), ("a", 2), ("b", 1))]
+
+
+def test_find_of_a_run_that_nobody_started_is_empty(executor: Executor) -> None:
+    assert executor.find("nobody-started-this") == []
+
+
+def test_runs_of_like_names_do_not_mix(executor: Executor, stage: Stage) -> None:
+    runs = [stage.run, f"{stage.run}--x", f"{stage.run}-x", f"{stage.run}.x"]
+    jobs = {run: run_to_end(executor, stage.spec("pass", run=run))[0] for run in runs}
+    assert len({job.id for job in jobs.values()}) == len(runs)
+    assert {run: executor.find(run) for run in runs} == {run: [job] for run, job in jobs.items()}
+
+
+def test_another_client_sees_the_same_job(platform: LoopbackPlatform, executor: Executor, stage: Stage) -> None:
+    job = executor.submit(stage.spec("print('said'); sys.exit(3)"))
+    with closing(platform.executor()) as other:
+        assert other.find(stage.run) == [job]
+        assert await_end(other, job).exit_code == 3
+        assert list(other.logs(job)) == ["said"]
+
+
+def test_a_fresh_process_finds_reads_and_cancels_a_job(
+    platform: LoopbackPlatform, executor: Executor, stage: Stage
+) -> None:
+    job = executor.submit(stage.spec(f"say('hello'); mark('up'); {FOREVER}"))
+    stage.await_mark("up")
+    code = """
+job, = executor.find(sys.argv[2])
+print(executor.poll(job).state)
+print(next(iter(executor.logs(job, follow=True))))
+print(executor.cancel(job).state)
+executor.close()
+"""
+    with fresh_process(platform.launch_option(), platform.environment(), code, stage.run) as process:
+        out, err = process.communicate(timeout=60)
+    assert (out.split(), process.returncode) == (["running", "hello", "cancelled"], 0), err
+    assert executor.poll(job).state is JobState.CANCELLED and platform.pids(job) == []
+
+
+@pytest.mark.parametrize("act", ["poll", "cancel", "logs"])
+def test_a_job_that_the_platform_does_not_have_is_unknown(executor: Executor, stage: Stage, act: str) -> None:
+    ended, _ = run_to_end(executor, stage.spec("pass"))
+    gone = Job(ended.platform, ended.id[::-1], ended.run, ended.site, 77)
+    with pytest.raises(JobUnknown):
+        list(executor.logs(gone)) if act == "logs" else getattr(executor, act)(gone)
+
+
+# --- ends that come from outside -------------------------------------------------------------------------------------
+
+
+def test_cancel_ends_a_running_job_and_confirms_it(
+    platform: LoopbackPlatform, executor: Executor, stage: Stage
+) -> None:
+    job = executor.submit(stage.spec(f"mark('up'); {FOREVER}"))
+    stage.await_mark("up")
+    assert len(platform.pids(job)) >= 1
+    assert executor.cancel(job).state is JobState.CANCELLED
+    assert platform.pids(job) == []
+    assert executor.poll(job).state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize("session", [False, True], ids=["same session", "own session"])
+def test_cancel_ends_the_commands_children_too(
+    platform: LoopbackPlatform, executor: Executor, stage: Stage, session: bool
+) -> None:
+    child = f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session={session})"
+    job = executor.submit(stage.spec(f"child = {child}; mark('child', str(child.pid)); {FOREVER}"))
+    stage.await_mark("child")
+    wait_until(lambda: len(platform.pids(job)) >= 2, "two processes")
+    assert executor.cancel(job).state is JobState.CANCELLED
+    assert platform.pids(job) == []
+
+
+def test_cancel_ends_a_command_that_does_not_listen(
+    platform: LoopbackPlatform, executor: Executor, stage: Stage
+) -> None:
+    job = executor.submit(stage.spec(f"signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('up'); {FOREVER}"))
+    stage.await_mark("up")
+    assert executor.cancel(job).state is JobState.CANCELLED
+    assert platform.pids(job) == []
+
+
+def test_cancel_of_an_ended_job_leaves_it_as_it_is(executor: Executor, stage: Stage) -> None:
+    job, ended = run_to_end(executor, stage.spec("sys.exit(4)"))
+    assert executor.cancel(job) == ended == executor.poll(job)
+
+
+def test_cancel_twice_is_as_cancel_once(executor: Executor, stage: Stage) -> None:
+    job = executor.submit(stage.spec(FOREVER))
+    await_running(executor, job)
+    assert executor.cancel(job).state is executor.cancel(job).state is JobState.CANCELLED
+
+
+def test_two_who_cancel_at_once_both_get_their_confirmation(executor: Executor, stage: Stage) -> None:
+    job = executor.submit(stage.spec(FOREVER))
+    await_running(executor, job)
+    with ThreadPoolExecutor(2) as pool:
+        assert [status.state for status in pool.map(executor.cancel, [job, job])] == [JobState.CANCELLED] * 2
+
+
+def test_a_cancelled_job_stays_cancelled_for_its_next_submit(executor: Executor, stage: Stage) -> None:
+    spec = stage.spec(f"count('starts'); mark('up'); {FOREVER}")
+    job = executor.submit(spec)
+    stage.await_mark("up")
+    executor.cancel(job)
+    assert executor.submit(spec) == job and executor.poll(job).state is JobState.CANCELLED
+    assert stage.counted() == 1
+
+
+def test_the_other_sites_jobs_survive_a_cancel(executor: Executor, stage: Stage) -> None:
+    gone, stays = (executor.submit(stage.spec("wait('go')", site)) for site in ("a", "ab"))
+    await_running(executor, gone)
+    await_running(executor, stays)
+    executor.cancel(gone)
+    assert executor.poll(stays).state is JobState.RUNNING
+    stage.mark("go")
+    assert await_end(executor, stays).state is JobState.SUCCEEDED
+
+
+def test_a_machine_taken_back_is_seen_as_preemption(
+    platform: LoopbackPlatform, executor: Executor, stage: Stage
+) -> None:
+    job = executor.submit(stage.spec(f"mark('up'); {FOREVER}"))
+    stage.await_mark("up")
+    platform.preempt(job)
+    assert await_end(executor, job).state is JobState.PREEMPTED
+    assert platform.pids(job) == []
+
+
+def test_the_next_attempt_goes_on_after_a_preemption(
+    platform: LoopbackPlatform, executor: Executor, stage: Stage
+) -> None:
+    code = "mark('up' + sys.argv[2]); wait('go')"
+    first = executor.submit(stage.spec(code, attempt=1, arguments=("1",)))
+    stage.await_mark("up1")
+    platform.preempt(first)
+    second = executor.submit(stage.spec(code, attempt=2, arguments=("2",)))
+    stage.await_mark("up2")
+    stage.mark("go")
+    assert await_end(executor, second).state is JobState.SUCCEEDED
+    assert [executor.poll(job).state for job in executor.find(stage.run)] == [JobState.PREEMPTED, JobState.SUCCEEDED]
+
+
+def test_a_job_past_its_time_is_ended_and_says_so(platform: LoopbackPlatform, executor: Executor, stage: Stage) -> None:
+    job, status = run_to_end(executor, stage.spec(f"say('before'); {FOREVER}", timeout_s=1))
+    assert status.state is JobState.TIMED_OUT
+    assert platform.pids(job) == []
+    assert list(executor.logs(job)) == ["before"]
+
+
+# --- secrets and money -----------------------------------------------------------------------------------------------
+
+
+def test_secrets_are_in_no_text_of_ours(executor: Executor, stage: Stage) -> None:
+    spec = stage.spec("sys.exit(os.environ['TOKEN'])", secrets={"TOKEN": SECRET})
+    job, status = run_to_end(executor, spec)
+    texts = [repr(spec), str(spec), repr(spec.secrets), executor.describe(spec), repr(job), repr(status)]
+    assert all(SECRET not in text for text in texts)
+    assert "TOKEN" in executor.describe(spec)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_secrets_are_in_no_command_line(platform: LoopbackPlatform, executor: Executor, stage: Stage) -> None:
+    job = executor.submit(stage.spec("mark('up'); wait('go')", secrets={"TOKEN": SECRET}))
+    stage.await_mark("up")
+    lines = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines[int(path.parent.name)] = path.read_bytes()
+        except OSError:
+            continue
+    assert set(platform.pids(job)) & lines.keys()
+    assert all(SECRET.encode() not in line for pid, line in lines.items() if pid != os.getpid())
+    stage.mark("go")
+    await_end(executor, job)
+
+
+def test_a_description_names_what_runs_and_how_long(executor: Executor, stage: Stage) -> None:
+    described = executor.describe(stage.spec("pass", timeout_s=4321, env={"SHOWN": "so"}))
+    assert "4321" in described and "SHOWN" in described and sys.executable in described
+
+
+def test_a_price_says_where_it_is_from(executor: Executor, stage: Stage) -> None:
+    price = executor.price(stage.spec("pass"))
+    assert price.source and (price.usd_per_hour is None or price.usd_per_hour >= 0)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        JobSpec("run/../x", "a", 1, ("true",), 60),
+        JobSpec("run", "a b", 1, ("true",), 60),
+        JobSpec("run", "a", 0, ("true",), 60),
+        JobSpec("run", "a", 1, ("true",), 0),
+        JobSpec("run", "a", 1, (), 60),
+    ],
+    ids=["run", "site", "attempt", "time-out", "command"],
+)
+def test_what_no_job_can_have_is_refused_before_it_starts(executor: Executor, spec: JobSpec) -> None:
+    with pytest.raises(BadInput):
+        executor.check(spec)
+
+
+def test_secrets_have_no_text_form() -> None:
+    secrets = Secrets({"TOKEN": SECRET})
+    assert repr(secrets) == str(secrets) == f"{secrets}" == "Secrets(TOKEN)"
+    assert SECRET not in f"{secrets!r} {list(secrets)} {JobSpec('r', 's', 1, ('x',), 1, secrets=secrets)}"

@@ -1,0 +1,220 @@
+"""What every platform promises of a job's output: whole, in order, live, after the end; and that no secret is shown."""
+
+from contextlib import closing
+
+import pytest
+
+from composer_prime.executors.base import Executor, JobState
+from composer_prime.executors.secrets import HIDDEN, Secrets
+from tests.executors import fixtures
+from tests.executors.jobs import FOREVER, Stage, await_end, run_to_end
+from tests.executors.platforms import LoopbackPlatform
+
+platform, executor, stage = fixtures.platform, fixtures.executor, fixtures.stage
+
+KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQ\nEFAASCBKcwggSjAgEAAoIBAQ\n-----END PRIVATE KEY-----"
+TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz"
+
+
+def test_both_outputs_are_in_the_log_in_their_order(executor: Executor, stage: Stage) -> None:
+    code = "[print(f'{n}', file=(sys.stdout, sys.stderr)[n % 2], flush=True) for n in range(20)]"
+    job, _ = run_to_end(executor, stage.spec(code))
+    assert sorted(executor.logs(job), key=int) == [str(n) for n in range(20)]
+    evens = [line for line in executor.logs(job) if int(line) % 2 == 0]
+    assert evens == [str(n) for n in range(0, 20, 2)]
+
+
+def test_lines_are_seen_while_the_job_runs(executor: Executor, stage: Stage) -> None:
+    job = executor.submit(stage.spec("say('one'); wait('go'); say('two')"))
+    lines = executor.logs(job, follow=True)
+    assert next(lines) == "one"
+    assert executor.poll(job).state is JobState.RUNNING
+    stage.mark("go")
+    assert list(lines) == ["two"]
+
+
+def test_a_running_jobs_log_can_be_read_without_following(executor: Executor, stage: Stage) -> None:
+    job = executor.submit(stage.spec("say('one'); mark('up'); wait('go')"))
+    stage.await_mark("up")
+    following = executor.logs(job, follow=True)
+    assert next(following) == "one"  # now it has arrived where the platform keeps logs
+    assert list(executor.logs(job)) == ["one"]
+    stage.mark("go")
+    assert list(following) == []
+
+
+def test_ten_thousand_lines_come_whole_and_in_order(executor: Executor, stage: Stage) -> None:
+    job, _ = run_to_end(executor, stage.spec("[print(f'line {n}') for n in range(10_000)]"))
+    assert list(executor.logs(job)) == [f"line {n}" for n in range(10_000)]
+
+
+def test_follow_ends_with_the_job_and_misses_nothing(executor: Executor, stage: Stage) -> None:
+    job = executor.submit(stage.spec("wait('go'); [say(n) for n in range(200)]; sys.exit(9)"))
+    lines = executor.logs(job, follow=True)
+    stage.mark("go")
+    assert list(lines) == [str(n) for n in range(200)]
+    assert await_end(executor, job).exit_code == 9
+
+
+def test_follow_of_an_ended_job_gives_everything_and_ends(executor: Executor, stage: Stage) -> None:
+    job, _ = run_to_end(executor, stage.spec("say('one'); say('two')"))
+    assert list(executor.logs(job, follow=True)) == ["one", "two"]
+
+
+def test_a_reader_that_went_away_reads_again_from_the_start(executor: Executor, stage: Stage) -> None:
+    job = executor.submit(stage.spec("say('one'); say('two'); wait('go'); say('three')"))
+    lines = executor.logs(job, follow=True)
+    assert next(lines) == "one"
+    lines.close()  # type: ignore[attr-defined]
+    stage.mark("go")
+    await_end(executor, job)
+    assert list(executor.logs(job)) == ["one", "two", "three"]
+
+
+def test_two_readers_both_get_everything(platform: LoopbackPlatform, executor: Executor, stage: Stage) -> None:
+    job = executor.submit(stage.spec("say('one'); wait('go'); say('two')"))
+    with closing(platform.executor()) as other:
+        readers = [executor.logs(job, follow=True), other.logs(job, follow=True)]
+        assert [next(reader) for reader in readers] == ["one", "one"]
+        stage.mark("go")
+        assert [list(reader) for reader in readers] == [["two"], ["two"]]
+
+
+def test_a_job_that_said_nothing_has_no_lines(executor: Executor, stage: Stage) -> None:
+    job, _ = run_to_end(executor, stage.spec("pass"))
+    assert list(executor.logs(job)) == []
+
+
+def test_a_last_line_without_an_end_is_there(executor: Executor, stage: Stage) -> None:
+    job, _ = run_to_end(executor, stage.spec("sys.stdout.write('one\\ntwo')"))
+    assert list(executor.logs(job)) == ["one", "two"]
+
+
+def test_empty_lines_stay(executor: Executor, stage: Stage) -> None:
+    job, _ = run_to_end(executor, stage.spec("sys.stdout.write('\\n\\none\\n\\ntwo\\n')"))
+    assert list(executor.logs(job)) == ["", "", "one", "", "two"]
+
+
+def test_text_of_every_language_comes_through(executor: Executor, stage: Stage) -> None:
+    text = "é ß 漢字 العربية 🙂\u2028\x85 end"
+    code = "sys.stdout.buffer.write((sys.argv[2] + '\\n').encode())"
+    job, _ = run_to_end(executor, stage.spec(code, arguments=(text,)))
+    assert list(executor.logs(job)) == [text]
+
+
+def test_bytes_that_are_no_text_do_not_break_the_log(executor: Executor, stage: Stage) -> None:
+    job, status = run_to_end(executor, stage.spec("sys.stdout.buffer.write(b'a\\xff\\xfeb\\nnext\\n')"))
+    first, second = executor.logs(job)
+    assert status.state is JobState.SUCCEEDED
+    assert (first[0], first[-1], second) == ("a", "b", "next")
+
+
+def test_a_line_of_a_mebibyte_stays_one_line(executor: Executor, stage: Stage) -> None:
+    job, _ = run_to_end(executor, stage.spec("print('x' * 2**20); print('next')"))
+    first, second = executor.logs(job)
+    assert (len(first), set(first), second) == (2**20, {"x"}, "next")
+
+
+def test_the_log_of_a_cancelled_job_can_be_read(executor: Executor, stage: Stage) -> None:
+    job = executor.submit(stage.spec(f"say('one'); {FOREVER}"))
+    lines = executor.logs(job, follow=True)
+    assert next(lines) == "one"
+    executor.cancel(job)
+    assert list(lines) == [] and list(executor.logs(job)) == ["one"]
+
+
+def test_follow_ends_when_the_machine_is_taken_back(
+    platform: LoopbackPlatform, executor: Executor, stage: Stage
+) -> None:
+    job = executor.submit(stage.spec(f"say('one'); {FOREVER}"))
+    lines = executor.logs(job, follow=True)
+    assert next(lines) == "one"
+    platform.preempt(job)
+    assert list(lines) == [] and list(executor.logs(job)) == ["one"]
+
+
+def test_logs_of_attempts_do_not_mix(executor: Executor, stage: Stage) -> None:
+    jobs = [
+        run_to_end(executor, stage.spec("say(sys.argv[2])", attempt=n, arguments=(f"attempt {n}",)))[0] for n in (1, 2)
+    ]
+    assert [list(executor.logs(job)) for job in jobs] == [["attempt 1"], ["attempt 2"]]
+
+
+def test_no_secret_is_left_in_ten_thousand_lines(executor: Executor, stage: Stage) -> None:
+    secrets = {"TOKEN": TOKEN, "KEY": KEY}
+    code = """
+token, key = os.environ["TOKEN"], os.environ["KEY"]
+for n in range(10_000):
+    print(f"{n} {token} {token[:8]}", "https://u:" + token + "@host" if n % 3 else repr([token]), sep="|")
+print(key)
+print("\\n".join("INFO " + line for line in key.splitlines()))
+"""
+    spec = stage.spec(code, secrets=secrets)
+    job, _ = run_to_end(executor, spec)
+    shown = list(spec.secrets.redact_lines(executor.logs(job)))
+    text = "\n".join(shown)
+    assert TOKEN not in text and KEY not in text
+    assert not [line for line in KEY.splitlines() if line in text]
+    numbers = [line.split()[0] for line in shown if HIDDEN in line and line[0].isdigit()]
+    assert numbers == [str(n) for n in range(10_000)]
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1, 1, 9), (3, 4), (60, 5), (4096,)], ids=str)
+def test_a_secret_is_cut_out_wherever_writes_tear_it(executor: Executor, stage: Stage, sizes: tuple[int, ...]) -> None:
+    code = """
+text, sizes, place = ("." * 50 + os.environ["TOKEN"] + "\\n") * 3, eval(sys.argv[2]), 0
+while place < len(text):
+    for size in sizes:
+        os.write(1, text[place : place + size].encode())
+        place += size
+"""
+    spec = stage.spec(code, secrets={"TOKEN": TOKEN}, arguments=(str(sizes),))
+    job, _ = run_to_end(executor, spec)
+    assert list(spec.secrets.redact_lines(executor.logs(job))) == ["." * 50 + HIDDEN] * 3
+
+
+# --- what cuts them out, alone ---------------------------------------------------------------------------------------
+
+
+def test_a_value_is_cut_out_wherever_chunks_end() -> None:
+    from composer_prime.executors.shim import Redactor
+
+    text = f"a {TOKEN} b {KEY} c {TOKEN}{TOKEN} hf_AbC".encode()
+    whole = Redactor([TOKEN, KEY])
+    expected = whole.feed(text) + whole.flush()
+    assert expected == f"a {HIDDEN} b {HIDDEN} c {HIDDEN}{HIDDEN} hf_AbC".encode()
+    for size in range(1, 80):
+        redactor = Redactor([TOKEN, KEY])
+        pieces = [redactor.feed(text[start : start + size]) for start in range(0, len(text), size)]
+        assert b"".join([*pieces, redactor.flush()]) == expected, f"chunks of {size}"
+
+
+@pytest.mark.parametrize("values", [["abcdef", "abcdefghij"], ["xabcde", "abcdefgh"], ["aaaaaa", "aaaaaaab"]], ids=str)
+def test_values_that_overlap_leave_nothing_of_each_other(values: list[str]) -> None:
+    from composer_prime.executors.shim import Redactor
+
+    text = f"-{values[1]}-{values[0]}-{values[0]}{values[1][-2:]}".encode()
+    whole = Redactor(values)
+    expected = whole.feed(text) + whole.flush()
+    for size in range(1, len(text)):
+        redactor = Redactor(values)
+        pieces = [redactor.feed(text[start : start + size]) for start in range(0, len(text), size)]
+        shown = b"".join([*pieces, redactor.flush()])
+        assert shown == expected and not any(value.encode() in shown for value in values), f"chunks of {size}"
+
+
+def test_a_short_value_is_a_word_like_any_other() -> None:
+    assert Secrets({"FLAG": "1", "LEVEL": "debug"}).redact("1 debug") == "1 debug"
+
+
+@pytest.mark.parametrize("shown", ['{"k": "a\\"b\\\\c/+="}', "https://h/?k=a%22b%5Cc%2F%2B%3D", 'k=a"b\\c/+='])
+def test_a_value_is_known_as_json_and_in_a_url(shown: str) -> None:
+    redacted = Secrets({"KEY": 'a"b\\c/+='}).redact(shown)
+    assert HIDDEN in redacted and "b" not in redacted.replace(HIDDEN, "")
+
+
+def test_lines_come_out_as_they_come_in() -> None:
+    source = iter(["one", f"with {TOKEN}", "hf_Ab", "last"])
+    lines = Secrets({"TOKEN": TOKEN}).redact_lines(source)
+    assert next(lines) == "one"
+    assert list(source) == [f"with {TOKEN}", "hf_Ab", "last"], "a line was held back though it held no beginning"

@@ -1,0 +1,61 @@
+"""Launches of tests: a small recipe, a plan for it, and a fleet on a scripted platform over a store in memory."""
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from composer_prime.config import RecipeBase, recipe_from_data
+from composer_prime.executors.budget import Limits
+from composer_prime.executors.fleet import Fleet
+from composer_prime.executors.launching import LaunchOptions, LaunchPlan, plan_launch
+from composer_prime.executors.records import LaunchBook, begin_launch
+from composer_prime.executors.supervisor import Supervisor
+from composer_prime.store.base import Store
+from composer_prime.store.memory import MemoryStore
+from tests.executors.scripted import ScriptedPlatform
+
+SECRET = "very-secret-value-0123456789"
+ENVIRONMENT = {"HF_TOKEN": SECRET, "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "UNRELATED": "x"}
+
+
+def small_recipe(**tables: Any) -> RecipeBase:
+    """A recipe of embedded sites whose bucket is s3://bucket/runs, with further tables."""
+    source = {"name": "x", "env": {"taskset": {"id": "x"}}}
+    data = {
+        "run": {"name": "small"},
+        "max_steps": 16,
+        "model": {"name": "tiny"},
+        "orchestrator": {"train": {"source": [source]}},
+        "outer": {"store": "s3://bucket/runs"},
+        "sites": {"count": 2},
+    }
+    return recipe_from_data({**data, **tables})
+
+
+def small_plan(on: str = "local", **options: Any) -> LaunchPlan:
+    return plan_launch(small_recipe(), on, LaunchOptions(environment=ENVIRONMENT, **options))
+
+
+@dataclass
+class Scene:
+    """One launch with its supervisor, on a platform that a test scripts."""
+
+    limits: Limits = field(default_factory=lambda: Limits(max_restarts=2))
+    store: Store = field(default_factory=lambda: MemoryStore(secrets.token_hex(8)))
+    platform: ScriptedPlatform = field(default_factory=ScriptedPlatform)
+    plan: LaunchPlan = field(default_factory=small_plan)
+    said: list[str] = field(default_factory=list)
+    ticks: float = 0.0
+
+    def book(self) -> LaunchBook:
+        return begin_launch(self.store, self.plan.recipe.run.name)
+
+    def fleet(self) -> Fleet:
+        """A client on a machine that knows nothing but the bucket and the platform."""
+        return Fleet(self.book(), opener=lambda on: self.platform)
+
+    def supervisor(self) -> Supervisor:
+        return Supervisor(self.fleet(), self.plan, self.limits, say=self.said.append, ticks=lambda: self.ticks)
+
+    def job_id(self, site: str, attempt: int) -> str:
+        return f"{self.book().name}--{site}--{attempt}"

@@ -1,0 +1,349 @@
+"""Machines behind ssh on this one: asyncssh's own server on loopback ports, each command a real process.
+
+Host and client keys are made here. Trouble is what an sshd gives: sessions refused (MaxSessions), connections closed
+before the first word (MaxStartups), connections that are lost with the answer, answers that come late.
+"""
+
+import asyncio
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import asyncssh
+
+from composer_prime.config.toml import to_toml
+from composer_prime.executors import shim
+from composer_prime.executors.base import Job
+from composer_prime.executors.ssh import SshExecutor
+from tests.architecture import REPOSITORY
+from tests.executors.platforms import Trouble
+
+GRACE_S = 2.0
+SLOW_S = 2.0
+LOST_ANSWER_S = 1.0
+"""How long a call whose answer will be lost may work; one that lasts is cut off then."""
+RESOURCE_SHORTAGE = 4
+"""RFC 4254's word for it."""
+USER = "tester"
+Result = TypeVar("Result")
+
+
+class Troubles:
+    """What shall go wrong with the next requests. Shared by threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kind: Trouble | None = None
+        self._count = 0
+        self._skipped = 0
+        self.taken = 0
+
+    def set(self, kind: Trouble, count: int, after: int = 0) -> None:
+        """From now on, or `after` so many requests of the kind that can have this trouble."""
+        with self._lock:
+            self._kind, self._count, self._skipped, self.taken = kind, count, after, 0
+
+    def take(self, *kinds: Trouble) -> Trouble | None:
+        """The trouble that this request has, if it is one of `kinds`."""
+        with self._lock:
+            if self._count == 0 or self._kind not in kinds:
+                return None
+            if self._skipped:
+                self._skipped -= 1
+                return None
+            self._count -= 1
+            self.taken += 1
+            return self._kind
+
+
+class _Server(asyncssh.SSHServer):
+    """One connection to a machine."""
+
+    def __init__(self, machine: "Machine") -> None:
+        self._machine = machine
+        self._connection: asyncssh.SSHServerConnection | None = None
+
+    def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
+        self._connection = conn
+        self._machine.connections.add(conn)
+        if self._machine.troubles.take("503"):
+            conn.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._connection is not None:
+            self._machine.connections.discard(self._connection)
+
+    def session_requested(self) -> Any:
+        if self._machine.troubles.take("429"):
+            raise asyncssh.ChannelOpenError(RESOURCE_SHORTAGE, "too many sessions")
+        return asyncssh.SSHServerProcess(self._machine.serve, None, 3, False)
+
+    def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> bool:
+        self._machine.forwarded.append(dest_port)
+        return True
+
+
+@dataclass
+class Machine:
+    """A host: its home, its keys, its port once it listens."""
+
+    name: str
+    home: Path
+    key: asyncssh.SSHKey
+    client_keys: Path
+    troubles: Troubles
+    port: int = 0
+    connections: set[asyncssh.SSHServerConnection] = field(default_factory=set)
+    forwarded: list[int] = field(default_factory=list)
+    """Ports that others were reached at through this machine."""
+    commands: list[str] = field(default_factory=list)
+    """Every command line that was run."""
+    num_answers: int = 0
+    """Pieces of output that were sent."""
+    _listener: asyncssh.SSHAcceptor | None = None
+    _commands: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    async def listen(self) -> None:
+        """Take connections, at the port it had if it had one."""
+        self._listener = await asyncssh.listen(
+            "127.0.0.1",
+            self.port,
+            server_factory=lambda: _Server(self),
+            server_host_keys=[self.key],
+            authorized_client_keys=str(self.client_keys),
+            encoding=None,
+        )
+        self.port = self._listener.get_port()
+
+    async def stop(self) -> None:
+        """Take no connections any more, and lose those there are; jobs go on."""
+        if self._listener is not None:
+            self._listener.close()
+            await self._listener.wait_closed()
+            self._listener = None
+        self.cut()
+
+    def cut(self) -> None:
+        """Lose every connection."""
+        for connection in list(self.connections):
+            connection.abort()
+
+    async def end_commands(self) -> None:
+        """End what connections left running, which jobs aren't."""
+        for command in self._commands:
+            command.cancel()
+        await asyncio.gather(*self._commands, return_exceptions=True)
+
+    async def serve(self, process: "asyncssh.SSHServerProcess[bytes]") -> None:
+        """Run one command, as sshd's child would."""
+        assert process.command is not None, "no login shells here"
+        self.commands.append(process.command)
+        command = asyncio.create_task(self._run(process, process.command))
+        self._commands.add(command)
+        command.add_done_callback(self._commands.discard)
+
+    async def _run(self, process: "asyncssh.SSHServerProcess[bytes]", command: str) -> None:
+        trouble = self.troubles.take("slow", "reset")
+        if trouble == "slow":
+            await asyncio.sleep(SLOW_S)
+        child = await asyncio.create_subprocess_exec(
+            *("/bin/sh", "-c", command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={"HOME": str(self.home), "USER": USER, "PATH": os.defpath, "LANG": "C.UTF-8"},
+            cwd=self.home,
+            start_new_session=True,
+        )
+        assert child.stdin is not None and child.stdout is not None and child.stderr is not None
+        feeding = asyncio.create_task(_pump(process.stdin, child.stdin))
+        answering = trouble != "reset"
+        outputs = [
+            asyncio.create_task(_pump(child.stdout, process.stdout if answering else None, self._count_answer)),
+            asyncio.create_task(_pump(child.stderr, process.stderr if answering else None)),
+        ]
+        try:
+            if not answering:
+                await asyncio.wait(outputs, timeout=LOST_ANSWER_S)
+                process.channel.get_connection().abort()
+            await asyncio.gather(*outputs)
+            process.exit(await child.wait())
+        finally:
+            if child.returncode is None:
+                child.kill()
+            for task in (feeding, *outputs):
+                task.cancel()
+            await asyncio.gather(feeding, *outputs, return_exceptions=True)
+            await child.wait()
+
+    def _count_answer(self) -> None:
+        self.num_answers += 1
+
+
+async def _pump(source: Any, sink: Any, sent: Callable[[], None] = lambda: None) -> None:
+    """Copy until the end of `source`, then end `sink`; what a sink that is gone doesn't take is dropped."""
+    with suppress(asyncssh.Error):  # the connection is lost: there is no more to read
+        while data := await source.read(1 << 16):
+            with suppress(OSError):
+                if sink is not None:
+                    sink.write(data)
+                    await sink.drain()
+                    sent()
+    with suppress(OSError):
+        if sink is not None:
+            sink.write_eof()
+
+
+class SshPlatform:
+    """Machines of one person, and the file that describes them."""
+
+    name = "ssh"
+    has_requests = True
+    keeps_caches = True
+
+    def __init__(self, folder: Path, machines: Sequence[str] = ("left", "right"), slots: int = 16) -> None:
+        self.folder = folder
+        self.hosts_file = folder / "hosts.toml"
+        self._slots = slots
+        self.troubles = Troubles()
+        self._executors: list[SshExecutor] = []
+        self._client_key = asyncssh.generate_private_key("ssh-ed25519")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._client_key.write_private_key(folder / "id_ed25519")
+        self._client_key.write_public_key(folder / "authorized_keys")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="loopback-ssh", daemon=True)
+        self._thread.start()
+        self.machines = {name: self._machine(name) for name in machines}
+        self._settings = {name: {"address": "127.0.0.1", "port": each.port} for name, each in self.machines.items()}
+        self._write_files()
+
+    def executor(self) -> SshExecutor:
+        """A new client, which knows nothing of the others."""
+        executor = SshExecutor(self.hosts_file, grace_s=GRACE_S)
+        self._executors.append(executor)
+        return executor
+
+    def environment(self) -> dict[str, str]:
+        """Keys of whoever runs the tests stay out."""
+        return {"SSH_AUTH_SOCK": ""}
+
+    def launch_option(self) -> str:
+        return f"ssh:{self.hosts_file}"
+
+    def trouble(self, kind: Trouble, count: int) -> None:
+        self.troubles.set(kind, count)
+        if kind == "503":
+            for machine in self.machines.values():
+                self._loop.call_soon_threadsafe(machine.cut)
+
+    def set_host(self, name: str, **settings: Any) -> None:
+        """Change what the hosts file says of a host; None takes a setting out."""
+        self._settings[name] |= settings
+        self._settings[name] = {key: value for key, value in self._settings[name].items() if value is not None}
+        self._write_files()
+
+    def drop_host(self, name: str) -> None:
+        """Take a host out of the file; the machine stays."""
+        del self._settings[name]
+        self._write_files()
+
+    def cut(self, name: str) -> None:
+        """Lose every connection to a machine."""
+        self._loop.call_soon_threadsafe(self.machines[name].cut)
+
+    def lose_answer_after(self, answered: int | None) -> None:
+        """After so many more commands one does its work and its answer is lost; None: no more."""
+        self.troubles.set("reset", 0 if answered is None else 1, answered or 0)
+
+    def stop(self, name: str) -> None:
+        """A machine can't be reached; its jobs go on."""
+        self._run(self.machines[name].stop())
+
+    def start(self, name: str) -> None:
+        """The machine is there again, at the same address."""
+        self._run(self.machines[name].listen())
+
+    def pids(self, job: Job) -> list[int]:
+        """The command's processes and its keeper."""
+        folder = self.folder_of(job)
+        state = shim.read_state(str(folder))
+        found = set(shim.job_processes(str(folder)))
+        if state is not None and shim.process_start(state["keeper"]) == state["keeper_start"]:
+            found.add(state["keeper"])
+        return sorted(found)
+
+    def preempt(self, job: Job) -> None:
+        """The machine loses power: no process of the job gets a word, its keeper neither."""
+        while pids := self.pids(job):
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.005)
+
+    @contextmanager
+    def hold_pending(self) -> Iterator[None]:
+        """Somebody else has every slot that is free."""
+        with ExitStack() as held:
+            for machine in self.machines.values():
+                folder = machine.home / ".composer-prime" / "slots"
+                folder.mkdir(parents=True, exist_ok=True)
+                for number in range(self._slots):
+                    handle = held.enter_context((folder / str(number)).open("w"))
+                    with suppress(BlockingIOError):
+                        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+
+    def folder_of(self, job: Job) -> Path:
+        """The job's folder, on the machine that its id names."""
+        place, _, machine = job.id.rpartition("@")
+        return self.machines[machine].home / ".composer-prime" / "jobs" / place
+
+    def close(self) -> None:
+        """End every job, the machines, and the clients."""
+        for executor in self._executors:
+            executor.close()
+        for machine in self.machines.values():
+            jobs = machine.home / ".composer-prime" / "jobs"
+            for state in shim.list_jobs(str(jobs)):
+                run, site, attempt = Path(state["folder"]).relative_to(jobs).parts
+                self.preempt(Job(self.name, f"{run}/{site}/{attempt}@{machine.name}", run, site, int(attempt)))
+            self._run(machine.stop())
+            self._run(machine.end_commands())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _machine(self, name: str) -> Machine:
+        home = self.folder / name
+        home.mkdir()
+        key = asyncssh.generate_private_key("ssh-ed25519")
+        machine = Machine(name, home, key, self.folder / "authorized_keys", self.troubles)
+        self._run(machine.listen())
+        return machine
+
+    def _write_files(self) -> None:
+        """What a person writes: the hosts, and whose keys they showed."""
+        defaults = {
+            "user": USER, "key": str(self.folder / "id_ed25519"), "known_hosts": str(self.folder / "known_hosts"),
+            "ssh_config": "", "python": sys.executable, "slots": self._slots,
+            "env": {"PYTHONPATH": str(REPOSITORY)},
+        }  # fmt: skip
+        self.hosts_file.write_text(to_toml({"defaults": defaults, "hosts": self._settings}))
+        lines = [
+            f"[127.0.0.1]:{each.port} {each.key.export_public_key().decode().strip()}\n"
+            for each in self.machines.values()
+        ]
+        (self.folder / "known_hosts").write_text("".join(lines))
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)

@@ -1,0 +1,467 @@
+"""Hugging Face Jobs through the real client, against the loopback: what the contract of executors doesn't ask."""
+
+import json
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from huggingface_hub import JobInfo
+
+from composer_prime.errors import BadInput, ExecutorError, JobUnknown
+from composer_prime.executors import hf_jobs, hf_jobs_api
+from composer_prime.executors.base import JobSpec, JobState, Resources
+from composer_prime.executors.hf_jobs import HfJobsExecutor
+from composer_prime.executors.hf_jobs_status import status_of
+from composer_prime.executors.secrets import Secrets
+from tests.executors.jobs import await_running
+from tests.executors.loopback_hf_jobs import HfJobsPlatform
+from tests.executors.loopback_hf_jobs_routes import BROKE_TOKEN, READING_TOKEN, TOKEN, USER, Refused
+
+SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
+SECRET = "s3cr3t-value-of-a-key"
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[HfJobsPlatform]:
+    loopback = HfJobsPlatform(tmp_path / "service")
+    yield loopback
+    loopback.close()
+
+
+@pytest.fixture
+def executor(service: HfJobsPlatform) -> HfJobsExecutor:
+    return service.executor()
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Our pauses before repeats, which are not waited for; nor are the client's."""
+    waited: list[float] = []
+    monkeypatch.setattr(hf_jobs_api, "time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=lambda pause_s: None))
+    return waited
+
+
+def spec(*command: str, site: str = "a", **more: Any) -> JobSpec:
+    plain = JobSpec("demo.v1", site, 1, command or SLEEP, timeout_s=60, image="python:3.12")
+    return replace(plain, **more)
+
+
+def stages(service: HfJobsPlatform) -> list[str]:
+    return [hosted.container.stage for hosted in service.hosted.values()]
+
+
+def posts(service: HfJobsPlatform) -> list[str]:
+    return [path for method, path in service.requests if method == "POST"]
+
+
+def test_the_request_holds_what_the_spec_says(service: HfJobsPlatform, executor: HfJobsExecutor) -> None:
+    executor.submit(spec(env={"A": "1"}, secrets=Secrets({"KEY": SECRET}), timeout_s=7200))
+    (hosted,) = service.hosted.values()
+    assert hosted.request["timeoutSeconds"] == 7200
+    assert hosted.request["flavor"] == "cpu-basic"
+    assert hosted.request["dockerImage"] == "python:3.12"
+    assert hosted.request["environment"] == {"A": "1"}
+    assert hosted.request["secrets"] == {"KEY": SECRET}
+    assert hosted.request["labels"] == {
+        "composer-prime-run": "demoDOTv1",
+        "composer-prime-site": "a",
+        "composer-prime-attempt": "1",
+        "name": "demoDOTv1--a--1",
+    }
+
+
+def test_whose_jobs_they_are_is_asked_once_and_not_at_all_when_it_is_given(service: HfJobsPlatform) -> None:
+    for executor, namespace in (
+        (service.executor(), USER),
+        (HfJobsExecutor("an-org", endpoint=service.url, token=TOKEN), "an-org"),
+    ):
+        service.requests.clear()
+        job = executor.submit(spec())
+        executor.poll(job)
+        assert job.id.startswith(f"{namespace}/")
+        assert [path for _, path in service.requests].count("/api/whoami-v2") == (namespace == USER)
+
+
+def test_a_secret_is_seen_by_the_job_alone(service: HfJobsPlatform, executor: HfJobsExecutor) -> None:
+    job = executor.submit(
+        spec(sys.executable, "-c", "import os; print(os.environ['KEY'][::-1])", secrets=Secrets({"KEY": SECRET}))
+    )
+    assert list(executor.logs(job, follow=True)) == [SECRET[::-1]]
+    answer = httpx.get(f"{service.url}/api/jobs/{job.id}", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert answer.json()["secrets"] == ["KEY"]
+    assert SECRET not in answer.text
+
+
+def test_a_run_with_dots_is_found_by_its_name(executor: HfJobsExecutor) -> None:
+    started = [executor.submit(spec(site=site)) for site in ("b", "a")]
+    assert executor.find("demo.v1") == started[::-1]
+    assert executor.find("demo") == []
+
+
+def test_jobs_of_others_are_not_taken_for_ours_by_a_service_that_ignores_labels(
+    service: HfJobsPlatform, executor: HfJobsExecutor
+) -> None:
+    service.ignores_labels = True
+    service.start(USER, _foreign())
+    mine = executor.submit(spec())
+    assert executor.find("demo.v1") == [mine]
+
+
+def _foreign() -> dict[str, object]:
+    return {"dockerImage": "x", "command": [*SLEEP], "arguments": [], "environment": {}, "flavor": "cpu-basic"}
+
+
+def test_more_jobs_than_a_page_are_found(service: HfJobsPlatform, executor: HfJobsExecutor) -> None:
+    with service.hold_pending():
+        started = [executor.submit(spec(site=f"s{number:02}")) for number in range(12)]
+        assert executor.find("demo.v1") == started
+        for job in started:
+            executor.cancel(job)
+
+
+def test_of_two_that_did_not_see_each_other_the_older_stays_for_both(service: HfJobsPlatform) -> None:
+    service.blind_listings = 2  # each looks before the other's job shows
+    first = service.executor().submit(spec())
+    service.blind_listings = 1
+    second = service.executor().submit(spec())
+    assert second == first
+    assert len(posts(service)) == 3  # two jobs, and the end of one
+    assert stages(service) == ["RUNNING", "CANCELED"]
+
+
+def test_of_eight_at_once_all_keep_the_same_one(service: HfJobsPlatform) -> None:
+    start = threading.Barrier(8)
+    kept = []
+
+    def submit() -> None:
+        executor = service.executor()
+        executor.check(spec())
+        start.wait()
+        kept.append(executor.submit(spec()))
+
+    threads = [threading.Thread(target=submit) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(kept)) == 1 and len(kept) == 8
+    assert sorted(set(stages(service))) in (["RUNNING"], ["CANCELED", "RUNNING"])
+    assert stages(service).count("RUNNING") == 1
+
+
+def test_doubles_that_killed_submitters_left_are_ended_by_the_next_submit(
+    service: HfJobsPlatform, executor: HfJobsExecutor
+) -> None:
+    job = executor.submit(spec())
+    service.start(USER, dict(service.hosted[job.id.partition("/")[2]].request))
+    assert executor.find("demo.v1") == [job]
+    assert service.executor().submit(spec()) == job
+    assert stages(service) == ["RUNNING", "CANCELED"]
+
+
+def test_cancel_ends_doubles_too(service: HfJobsPlatform, executor: HfJobsExecutor) -> None:
+    job = executor.submit(spec())
+    service.start(USER, dict(service.hosted[job.id.partition("/")[2]].request))
+    assert executor.cancel(job).state is JobState.CANCELLED
+    assert stages(service) == ["CANCELED", "CANCELED"]
+
+
+def test_a_submission_whose_answer_is_lost_is_found_and_not_made_again(
+    service: HfJobsPlatform, executor: HfJobsExecutor, waits: list[float]
+) -> None:
+    executor.check(spec())  # so that the next requests are a listing and the submission
+    service.troubles.extend([None, "reset"])
+    job = executor.submit(spec())
+    assert executor.find("demo.v1") == [job]
+    assert len(posts(service)) == 1 and len(service.hosted) == 1
+    assert waits
+
+
+def test_what_the_service_asks_to_wait_is_waited(
+    service: HfJobsPlatform, executor: HfJobsExecutor, waits: list[float]
+) -> None:
+    job = executor.submit(spec())
+    await_running(executor, job)
+    service.retry_after = "7"
+    service.trouble("429", 2)
+    assert executor.poll(job).state is JobState.RUNNING
+    assert waits == [7.0, 7.0]
+
+
+def test_a_wait_of_an_hour_is_an_error_that_says_so(
+    service: HfJobsPlatform, executor: HfJobsExecutor, waits: list[float]
+) -> None:
+    job = executor.submit(spec())
+    service.retry_after = "3600"
+    service.trouble("429", 1)
+    with pytest.raises(ExecutorError, match=r"429 \(Too many requests\).*3600 s"):
+        executor.poll(job)
+    assert waits == []
+
+
+def test_a_service_that_stays_broken_is_an_error_after_growing_pauses(
+    service: HfJobsPlatform, executor: HfJobsExecutor, waits: list[float]
+) -> None:
+    job = executor.submit(spec())
+    service.trouble("503", 100)
+    with pytest.raises(ExecutorError, match=r"answered 503 \(Service Unavailable\)"):
+        executor.poll(job)
+    assert waits == list(hf_jobs_api.PAUSES_S)
+
+
+def test_a_service_that_breaks_while_a_job_is_submitted_leaves_a_hint(
+    service: HfJobsPlatform, executor: HfJobsExecutor, waits: list[float]
+) -> None:
+    executor.check(spec())
+    service.trouble("503", 1000)
+    with pytest.raises(ExecutorError, match="may have been started: launch again, which finds it"):
+        executor.submit(spec())
+
+
+@pytest.mark.parametrize(
+    ("token", "cause"),
+    [
+        ("hf_wrong", r"401.*token is not valid: set HF_TOKEN, or sign in with `hf auth login`"),
+        (BROKE_TOKEN, r"402 \(Pre-paid credit balance is insufficient\).*huggingface.co/settings/billing"),
+        (READING_TOKEN, r"403.*may not start and manage jobs.*huggingface.co/settings/tokens"),
+    ],
+)
+def test_a_token_that_will_not_do_is_refused_with_the_remedy(service: HfJobsPlatform, token: str, cause: str) -> None:
+    with pytest.raises(BadInput, match=cause) as refused:
+        HfJobsExecutor(endpoint=service.url, token=token).submit(spec())
+    assert "\n" not in str(refused.value)
+    assert service.hosted == {}
+
+
+def test_no_token_at_all_is_refused_before_anything_is_asked(
+    service: HfJobsPlatform, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    with pytest.raises(BadInput, match="needs a token, and there is none: set HF_TOKEN"):
+        HfJobsExecutor("an-org", endpoint=service.url).check(spec())
+    assert service.requests == []
+
+
+def test_a_job_without_an_image_is_refused_unless_one_is_set_for_all(
+    service: HfJobsPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(hf_jobs.IMAGE_VARIABLE, raising=False)
+    with pytest.raises(BadInput, match=f"site a has no image.*set {hf_jobs.IMAGE_VARIABLE}"):
+        HfJobsExecutor(endpoint=service.url, token=TOKEN).check(spec(image=None))
+    monkeypatch.setenv(hf_jobs.IMAGE_VARIABLE, "an/image")
+    HfJobsExecutor(endpoint=service.url, token=TOKEN).submit(spec(site="a", image=None))
+    HfJobsExecutor(endpoint=service.url, token=TOKEN).submit(spec(site="b", image="its/own"))
+    assert [hosted.request["dockerImage"] for hosted in service.hosted.values()] == ["an/image", "its/own"]
+
+
+def test_an_unknown_namespace_is_refused(service: HfJobsPlatform) -> None:
+    with pytest.raises(BadInput, match="no namespace nobody"):
+        HfJobsExecutor("nobody", endpoint=service.url, token=TOKEN).submit(spec())
+
+
+def test_offline_mode_is_named(executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(BadInput, match=r"HF_HUB_OFFLINE is set.*unset it"):
+        executor.check(spec())
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"timeout_s": 0}, r"time-out \(0 s\) must be 1 s or more"),
+        ({"run": "a run"}, r"run \('a run'\) must be .* letters"),
+        ({"run": "aDOTb"}, r"run \(aDOTb\) must not hold 'DOT', which stands for a dot in labels"),
+        ({"caches": {"hf": "relative"}}, r"cache hf \(relative\) must be an absolute path"),
+        ({"resources": Resources(gpu="H100", gpu_count=1)}, r"no GPU or flavor 'H100': nearest are .*H200"),
+    ],
+)
+def test_what_could_not_run_is_refused_before_anything_is_started(
+    service: HfJobsPlatform, executor: HfJobsExecutor, change: dict[str, Any], cause: str
+) -> None:
+    for refused in (executor.check, executor.describe, executor.submit):
+        with pytest.raises(BadInput, match=cause):
+            refused(spec(**change))
+    assert posts(service) == []
+
+
+def test_secrets_are_refused_while_the_client_would_print_them(
+    executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_DEBUG", True)
+    executor.check(spec())
+    with pytest.raises(BadInput, match="HF_DEBUG is set"):
+        executor.check(spec(secrets=Secrets({"KEY": SECRET})))
+
+
+def test_a_secret_that_the_service_repeats_is_not_in_the_error(
+    service: HfJobsPlatform, executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise Refused(400, f'"secrets.KEY" with value "{SECRET}" is too long')
+
+    monkeypatch.setattr(service, "start", refuse)
+    with pytest.raises(BadInput, match=r"value \"\[redacted\]\" is too long") as refused:
+        executor.submit(spec(secrets=Secrets({"KEY": SECRET})))
+    assert SECRET not in str(refused.value) and refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize("name", ["tester/0123", "no-such-job", f"{USER}/{'0' * 24}", f"{USER}/../{'0' * 24}"])
+def test_a_job_that_is_not_there_is_unknown(executor: HfJobsExecutor, name: str) -> None:
+    job = replace(executor.submit(spec()), id=name)
+    asked: list[Callable[[], object]] = [
+        lambda: executor.poll(job),
+        lambda: executor.cancel(job),
+        lambda: list(executor.logs(job)),
+        lambda: list(executor.logs(job, follow=True)),
+    ]
+    for ask in asked:
+        with pytest.raises(JobUnknown):
+            ask()
+
+
+def test_a_job_that_ends_just_before_it_is_cancelled_stays_as_it_ended(
+    service: HfJobsPlatform, executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    wait = f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)"
+    job = executor.submit(spec(sys.executable, "-c", wait))
+    cancel = hf_jobs_api.JobsApi.cancel
+
+    def ends_before(api: hf_jobs_api.JobsApi, name: str) -> None:
+        go.touch()
+        service.hosted[job.id.partition("/")[2]].container.wait()
+        cancel(api, name)
+
+    monkeypatch.setattr(hf_jobs_api.JobsApi, "cancel", ends_before)
+    assert executor.cancel(job).state is JobState.SUCCEEDED
+
+
+def test_a_job_that_does_not_end_may_be_billed_and_the_error_says_so(
+    service: HfJobsPlatform, executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.stage_lag_s = 0.5
+    monkeypatch.setattr(hf_jobs, "CONFIRM_S", 0.1)
+    job = executor.submit(spec())
+    with pytest.raises(
+        ExecutorError, match=r"still RUNNING 0.1 s after it was cancelled, and may be billed: end it at"
+    ):
+        executor.cancel(job)
+
+
+def test_a_job_that_can_not_be_cancelled_may_be_billed_and_the_error_says_so(
+    service: HfJobsPlatform, executor: HfJobsExecutor, waits: list[float]
+) -> None:
+    job = executor.submit(spec())
+    service.trouble("503", 20)
+    service.troubles.appendleft(None)
+    with pytest.raises(ExecutorError, match=f"503.*job {job.id} may still run, and be billed: see http"):
+        executor.cancel(job)
+    service.troubles.clear()
+
+
+def test_caches_outlive_the_job_that_filled_them(
+    service: HfJobsPlatform, executor: HfJobsExecutor, tmp_path: Path
+) -> None:
+    path = tmp_path / "caches" / "weights"
+    fill = f"open({str(path / 'model')!r}, 'a').write('w')"
+    for site in ("a", "b"):
+        job = executor.submit(spec(sys.executable, "-c", fill, site=site, caches={"weights": str(path)}))
+        list(executor.logs(job, follow=True))
+        assert executor.poll(job).state is JobState.SUCCEEDED
+    assert (path / "model").read_text() == "ww"
+    assert service.buckets == {f"{USER}/{hf_jobs.CACHE_BUCKET}"}
+
+
+def test_the_dry_run_is_a_command_that_the_vendors_own_program_takes(service: HfJobsPlatform) -> None:
+    executor = HfJobsExecutor("an-org", endpoint=service.url, token=TOKEN)
+    full = spec(
+        *("composer-prime", "site", "--site", "a b"),
+        env={"A": "1 2"},
+        secrets=Secrets({"HF_TOKEN": SECRET}),
+        resources=Resources(gpu="A100", gpu_count=4),
+        caches={"weights": "/cache/weights"},
+    )
+    described = executor.describe(full)
+    assert described.endswith("# on a100x4 (4 x A100, 48 CPUs, 568 GB memory, 4000 GB disk)")
+    assert SECRET not in described
+    words = shlex.split(described, comments=True)
+    run = [sys.executable, "-m", "huggingface_hub.cli.hf", *words[1:3], "--dry-run", *words[3:]]
+    done = subprocess.run(run, env=service.environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert posts(service) == []
+    resolved = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    for line in (
+        "image python:3.12",
+        "command composer-prime site --site 'a b'",
+        "flavor a100x4",
+        "timeout 60s",
+        "env A=1 2",
+        "secrets HF_TOKEN=***",
+        f"volumes hf://buckets/an-org/{hf_jobs.CACHE_BUCKET}/weights:/cache/weights",
+        "labels composer-prime-run=demoDOTv1",
+        "composer-prime-site=a",
+        "composer-prime-attempt=1",
+        "name=demoDOTv1--a--1",
+        "namespace an-org",
+    ):
+        assert line in resolved, done.stdout
+
+
+def test_the_price_is_the_services_own_and_else_the_tables(service: HfJobsPlatform, executor: HfJobsExecutor) -> None:
+    wanted = spec(resources=Resources(gpu="H200", gpu_count=2))
+    price = executor.price(wanted)
+    assert price.usd_per_hour == 10.0 and f"{service.url}/api/jobs/hardware" in price.source
+    service.trouble("503", 1)
+    unreached = service.executor().price(wanted)
+    assert unreached.usd_per_hour == 10.0 and "docs/hub/jobs-pricing" in unreached.source
+
+
+@pytest.mark.parametrize(
+    ("stage", "said", "state", "exit_code"),
+    [
+        ("SCHEDULING", None, JobState.PENDING, None),
+        ("RUNNING", None, JobState.RUNNING, None),
+        ("UPDATING", None, JobState.RUNNING, None),
+        ("COMPLETED", None, JobState.SUCCEEDED, 0),
+        ("CANCELED", None, JobState.CANCELLED, None),
+        ("DELETED", None, JobState.CANCELLED, None),
+        ("ERROR", "Job timeout", JobState.TIMED_OUT, None),
+        ("ERROR", "Job failed with exit code: 1. Reason: Error", JobState.FAILED, 1),
+        ("ERROR", "Job failed with exit code: 128. Reason: StartError", JobState.FAILED, 128),
+        ("ERROR", "Job failed with exit code: 137. Reason: OOMKilled", JobState.FAILED, -9),
+        ("ERROR", "Job failed with exit code: 137. Reason: Evicted", JobState.PREEMPTED, None),
+        ("ERROR", "something that nobody has seen", JobState.FAILED, None),
+        ("ERROR", None, JobState.FAILED, None),
+    ],
+)
+def test_a_stage_and_its_message_mean(stage: str, said: str | None, state: JobState, exit_code: int | None) -> None:
+    info = JobInfo(
+        id="0" * 24,
+        status={"stage": stage, "message": said},
+        owner={"id": "1", "name": USER, "type": "user"},
+        createdAt="2026-11-22T04:00:00.000Z",
+        startedAt="2026-11-22T04:00:10.500Z",
+    )
+    status = status_of(info)
+    assert (status.state, status.exit_code) == (state, exit_code)
+    assert json.dumps(status.message).count(stage) == 1 and (said or "") in status.message
+    assert status.started_at == 1795320010.5 and status.ended_at is None
+
+
+def test_a_missing_client_is_named_with_the_extra_that_brings_it(
+    service: HfJobsPlatform, executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(BadInput, match=r"isn't installed \(huggingface_hub\): pip install 'composer-prime\[hf\]'"):
+        executor.check(spec())
+    assert "--flavor a100-large" in executor.describe(spec(resources=Resources(gpu="A100")))

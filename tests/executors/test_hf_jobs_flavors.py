@@ -1,0 +1,49 @@
+"""Which flavor is chosen for what is asked."""
+
+import pytest
+
+from composer_prime.errors import BadInput
+from composer_prime.executors.base import Resources
+from composer_prime.executors.hf_jobs_flavors import TABLE, choose
+
+
+@pytest.mark.parametrize(
+    ("wanted", "flavor"),
+    [
+        (Resources(), "cpu-basic"),
+        (Resources(cpus=4), "cpu-upgrade"),
+        (Resources(memory_gib=64), "cpu-xl"),
+        (Resources(disk_gib=1010), "cpu-performance"),
+        (Resources(gpu="T4", gpu_count=1), "t4-small"),
+        (Resources(gpu="t4", gpu_count=1, cpus=8), "t4-medium"),
+        (Resources(gpu="A100"), "a100-large"),
+        (Resources(gpu="A100", gpu_count=8), "a100x8"),
+        (Resources(gpu="h200", gpu_count=2), "h200x2"),
+        (Resources(gpu="RTX-PRO-6000", gpu_count=4), "rtx-pro-6000x4"),
+        (Resources(gpu="a10g-large"), "a10g-large"),
+        (Resources(gpu="a10g-largex2", gpu_count=2), "a10g-largex2"),
+        (Resources(gpu="a10g-largex2", gpu_count=1), "a10g-largex2"),
+    ],
+)
+def test_the_cheapest_that_has_what_is_asked_for(wanted: Resources, flavor: str) -> None:
+    assert choose(TABLE, wanted).name == flavor
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cause"),
+    [
+        (Resources(gpu="H100", gpu_count=1), r"no GPU or flavor 'H100': nearest are .*H200"),
+        (Resources(gpu="a100-larg"), r"no GPU or flavor 'a100-larg': nearest are a100-large"),
+        (
+            Resources(gpu="Trainium"),
+            r"no GPU or flavor 'Trainium': it has A100, A10G, H200, L4, L40S, RTX PRO 6000, T4",
+        ),
+        (Resources(gpu="A100", gpu_count=2), r"2 x A100: Hugging Face Jobs has machines with 1, 4, 8 of them"),
+        (Resources(gpu="a10g-largex2", gpu_count=4), r"this flavor has 2 GPUs: leave the count out"),
+        (Resources(cpus=64), r"64 CPUs is more than any flavor has, of cpu-basic .*; cpu-performance"),
+        (Resources(gpu="T4", memory_gib=64), r"1 x T4 with 64 GiB of memory is more than any flavor has"),
+    ],
+)
+def test_what_no_machine_has_is_refused_with_what_there_is(wanted: Resources, cause: str) -> None:
+    with pytest.raises(BadInput, match=cause):
+        choose(TABLE, wanted)

@@ -1,0 +1,154 @@
+"""From a recipe and options to a launch: names, shards, secrets, and what is refused before anything starts."""
+
+from typing import Any
+
+import pytest
+
+from composer_prime.config.settings import data_shard
+from composer_prime.errors import BadInput, ConfigError
+from composer_prime.executors import prices
+from composer_prime.executors.base import Resources
+from composer_prime.executors.budget import Limits
+from composer_prime.executors.dry_run import dry_run_lines
+from composer_prime.executors.egress import egress_lines, region_lines
+from composer_prime.executors.launching import LaunchOptions, plan_launch
+from composer_prime.executors.open import open_executor
+from tests.executors.launches import ENVIRONMENT, SECRET, small_plan, small_recipe
+
+
+def planned(recipe_tables: dict[str, Any] | None = None, on: str = "local", **options: Any):
+    return plan_launch(small_recipe(**(recipe_tables or {})), on, LaunchOptions(environment=ENVIRONMENT, **options))
+
+
+def test_sites_have_the_recipes_names_or_count_or_those_given() -> None:
+    assert planned().sites == ("a", "b")
+    assert planned(replicas=3).sites == ("r0", "r1", "r2")
+    assert planned(sites=("left", "right")).sites == ("left", "right")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sites": ("a", "a")}, "must differ"),
+        ({"sites": ("a",), "replicas": 2}, "--replicas"),
+        ({"sites": ("A",)}, "lower-case"),
+        ({"sites": ("a--b",)}, "'--'"),
+        ({"secrets": ("NOT_SET",)}, "export NOT_SET"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_can_not_be_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        planned(**options)
+
+
+def test_every_replica_trains_on_a_shard_of_its_own() -> None:
+    recipe = planned(replicas=3).recipe
+    assert [data_shard(recipe, site) for site in ("r0", "r1", "r2")] == [0, 1, 2]  # type: ignore[arg-type]
+
+
+def test_secrets_are_taken_by_name_and_options_win_over_the_table() -> None:
+    table = {
+        "launch": {"gpu": "A100", "gpu_count": 2, "image": "theirs", "timeout_hours": 2.0, "secrets": ["UNRELATED"]}
+    }
+    plan = planned(table, on="modal", gpu="H100", image="mine")
+    assert list(plan.secrets) == ["HF_TOKEN", "UNRELATED"]
+    assert plan.resources == Resources("H100", 2) and plan.image == "mine" and plan.timeout_s == 7200
+    assert SECRET not in repr(plan) and SECRET not in plan.recipe_text
+
+
+def test_without_a_gpu_none_is_asked_for() -> None:
+    assert planned().resources == Resources()
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"outer": {"store": "/tmp/folder"}}, "s3://"),
+        ({"outer": {}}, "s3://"),
+        ({"site": {"key_file": "/tmp/key"}}, "key_file"),
+        ({"model": {"name": "/tmp"}}, "Hugging Face model"),
+    ],
+    ids=["folder", "unnamed", "key", "model"],
+)
+def test_what_only_this_machine_has_is_refused_elsewhere(tables: dict[str, Any], said: str) -> None:
+    assert planned(tables).sites
+    with pytest.raises(BadInput, match=said):
+        planned(tables, on="modal")
+
+
+def test_a_recipe_whose_sites_could_not_meet_is_refused() -> None:
+    recipe = small_recipe().model_copy(update={"outer": None})
+    with pytest.raises(BadInput, match=r"\[outer\]"):
+        plan_launch(recipe, "local", LaunchOptions(environment=ENVIRONMENT))
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"secrets": ["HF_TOKEN=hf_abc"]}, "names of environment variables"),
+        ({"caches": {"weights": "relative"}}, "absolute path"),
+        ({"timeout_hours": 0}, "timeout_hours"),
+        ({"gpus": 1}, "gpu"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_a_launch_table_is_checked_as_every_table(table: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        small_recipe(launch=table)
+
+
+def test_a_dry_run_says_what_it_would_start_and_cost_and_no_secret() -> None:
+    text = "\n".join(dry_run_lines(small_plan(replicas=2, usd_per_hour=1.5), Limits(max_usd=6.0)))
+    assert "replica s3://bucket/runs/small --site r0 --attempt 1" in text and "--site r1" in text
+    assert "$3.00 an hour" in text and "ends by itself after 2.00 h" in text and "nothing was started" in text
+    assert "HF_TOKEN" in text and SECRET not in text
+
+
+# --- platforms and prices --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("moon", "names no platform"), ("ssh", "ssh:hosts.toml"), ("local:x", "local alone"), ("ssh:", "ssh:hosts.toml")],
+)
+def test_a_platform_that_is_not_there_is_refused(option: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        open_executor(option)
+
+
+def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'modal'", name="modal")
+
+    monkeypatch.setattr("composer_prime.executors.open.importlib.import_module", missing)
+    with pytest.raises(BadInput, match=r"composer-prime\[modal\]"):
+        open_executor("modal")
+
+
+def test_a_gpus_price_is_per_gpu_and_an_unknown_one_has_none() -> None:
+    one, two = (prices.modal_price(Resources("h100", count), cpus=0, memory_gib=0) for count in (1, 2))
+    assert one.usd_per_hour == pytest.approx(3.9492) and two.usd_per_hour == pytest.approx(2 * 3.9492)
+    assert prices.modal_price(Resources("H1000", 1)).usd_per_hour is None
+    assert prices.flavor_price("h200").usd_per_hour == 5.0 and prices.flavor_price("h2000").usd_per_hour is None
+
+
+def test_every_price_list_has_a_source_and_a_date() -> None:
+    assert all(table["source"] and len(table["date"]) == len("2026-01-01") for table in prices.table().values())
+
+
+def test_a_bucket_in_another_region_is_warned_about() -> None:
+    plan = planned({"launch": {"region": "eu-west-1"}})
+    (line,) = region_lines(plan, {"AWS_DEFAULT_REGION": "us-east-1"})
+    assert line.startswith("warning") and "us-east-1" in line and "eu-west-1" in line
+    assert list(region_lines(plan, {"AWS_DEFAULT_REGION": "eu-west-1"})) == list(region_lines(plan, {})) == []
+
+
+def test_the_buckets_traffic_is_known_beforehand() -> None:
+    (line,) = egress_lines(planned({"outer": {"store": "s3://b/r", "codec": "fp32", "fragments": 1}}), shapes)
+    assert "0.08 GB in 2 rounds" in line and "$0.01" in line
+
+
+def shapes(model: str) -> list[tuple[str, tuple[int, ...]]]:
+    assert model == "tiny"
+    return [("layers.0.weight", (1000, 5000))]

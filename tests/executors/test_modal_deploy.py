@@ -1,0 +1,196 @@
+"""What the Modal executor deploys, where secrets and files go, and how a call's output is read."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_prime.errors import BadInput
+from composer_prime.executors.base import Job, JobSpec, JobState
+from composer_prime.executors.secrets import Secrets
+
+pytest.importorskip("modal")
+from composer_prime.executors.modal_jobs import ModalExecutor
+from tests.executors import loopback_modal_fixtures as fixtures
+from tests.executors.loopback_modal import LoopbackModal
+from tests.executors.loopback_modal_fixtures import SLEEP, wait_for
+from tests.executors.loopback_modal_servicer import BAD_IMAGE
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the loopback finds a container's processes in /proc")
+platform, executor, spec = fixtures.platform, fixtures.executor, fixtures.spec
+
+
+# What is deployed
+
+
+def test_jobs_of_the_same_settings_share_an_app_and_others_do_not(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    specs = [
+        spec,
+        replace(spec, site="b", env={"X": "1"}),
+        replace(spec, site="c", timeout_s=90),
+        replace(spec, site="d", secrets=Secrets({"TOKEN": "first-value"})),
+        replace(spec, site="e", secrets=Secrets({"TOKEN": "other-value"})),
+    ]
+    jobs = [executor.submit(each) for each in specs]
+    functions = [platform.calls(job)[0].function_id for job in jobs]
+    assert functions[0] == functions[1]
+    assert len(set(functions)) == 4
+    for job in jobs:
+        assert wait_for(executor, job).state is JobState.SUCCEEDED
+
+
+def test_the_container_gets_our_one_file_and_not_our_package(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    (call,) = platform.calls(executor.submit(spec))
+    function = platform.servicer.functions[call.function_id]
+    assert list(function.files) == ["/root/modal_job_body.py"]
+    assert function.definition.module_name == "modal_job_body"
+    assert not function.definition.function_serialized
+
+
+def test_the_function_ends_with_its_job_and_is_never_retried(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    resources = replace(spec.resources, gpu="h100", gpu_count=2, cpus=4, memory_gib=16, disk_gib=1000)
+    (call,) = platform.calls(executor.submit(replace(spec, resources=resources, timeout_s=7200)))
+    definition = platform.servicer.functions[call.function_id].definition
+    assert definition.timeout_secs == 7260
+    assert definition.startup_timeout_secs == 1800
+    assert definition.single_use_containers
+    assert definition.retry_policy.retries == 0
+    assert (definition.resources.gpu_config.gpu_type, definition.resources.gpu_config.count) == ("H100", 2)
+    assert definition.resources.milli_cpu == 4000
+    assert (definition.resources.memory_mb, definition.resources.ephemeral_disk_mb) == (16 * 1024, 1000 * 1024)
+
+
+def test_secrets_are_in_modals_secret_and_nowhere_else(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    value = "correct-horse-battery"
+    program = "import os; print(os.environ['TOKEN'][:7])"
+    spec = replace(spec, command=(sys.executable, "-c", program), secrets=Secrets({"TOKEN": value}))
+    with caplog.at_level("DEBUG"):
+        assert value not in executor.describe(spec)
+        job = executor.submit(spec)
+        status = wait_for(executor, job)
+    assert list(executor.logs(job)) == ["correct"]
+    (call,) = platform.calls(job)
+    entries = [piece for entries in platform.servicer._dicts.values() for pair in entries.items() for piece in pair]
+    seen = [call.input.SerializeToString(), *entries]
+    seen.append(platform.servicer.functions[call.function_id].definition.SerializeToString())
+    assert not [text for text in seen if value.encode() in text]
+    assert value not in caplog.text + repr(job) + repr(status) + "".join(platform.servicer._apps)
+
+
+def test_a_cache_is_a_volume_that_outlives_its_job(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, tmp_path: Path
+) -> None:
+    place = str(tmp_path / "weights")
+    write = f"open({place!r} + '/model', 'w').write('weights')"
+    read = f"print(open({place!r} + '/model').read())"
+    jobs = [
+        executor.submit(replace(spec, site=site, command=(sys.executable, "-c", program), caches={"hf": place}))
+        for site, program in (("a", write), ("b", read))
+        if site == "a" or wait_for(executor, Job("modal", replace(spec, site="a").name, spec.run, "a", 1))
+    ]
+    assert wait_for(executor, jobs[1]).state is JobState.SUCCEEDED
+    assert list(executor.logs(jobs[1])) == ["weights"]
+    assert ("vo", "composer-prime-cache-hf") in platform.servicer._named
+
+
+def test_an_image_that_can_not_be_built_is_refused_and_leaves_no_job(executor: ModalExecutor, spec: JobSpec) -> None:
+    with pytest.raises(BadInput, match=r"can't build the image .*no such image.*: check its name"):
+        executor.submit(replace(spec, image=f"{BAD_IMAGE}/nothing:1"))
+    assert executor.find(spec.run) == []
+
+
+def test_what_describe_prints_is_what_is_deployed(executor: ModalExecutor, spec: JobSpec) -> None:
+    spec = replace(
+        spec,
+        image="ghcr.io/example/site:1",
+        env={"COLOUR": "green"},
+        secrets=Secrets({"TOKEN": "hush-hush"}),
+        resources=replace(spec.resources, gpu="A100-80GB", gpu_count=2, cpus=8),
+        caches={"hf": "/caches/hf"},
+    )
+    text = executor.describe(spec)
+    for part in (
+        f"app composer-prime-{spec.run}-",
+        "ghcr.io/example/site:1",
+        "A100-80GB:2",
+        "8 cores",
+        "60 s",
+        "secrets   TOKEN",
+        "composer-prime-cache-hf at /caches/hf",
+        "COLOUR=green",
+        spec.name,
+    ):
+        assert part in text
+
+
+def test_a_refused_token_is_one_clear_line(
+    platform: LoopbackModal, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODAL_TOKEN_SECRET", "as-wrong")
+    executor = platform.executor()
+    with pytest.raises(BadInput, match=r"Modal refuses the token .*: run `modal token set`, or set MODAL_TOKEN_ID"):
+        executor.submit(spec)
+
+
+# Logs
+
+
+def test_a_line_that_comes_in_pieces_is_one_line(executor: ModalExecutor, spec: JobSpec) -> None:
+    program = (
+        "import sys, time\n"
+        "for piece in ('one', ' li', 'ne\\ntwo', '\\n', 'no end'):\n"
+        "    sys.stdout.write(piece); sys.stdout.flush(); time.sleep(0.2)"
+    )
+    job = executor.submit(replace(spec, command=(sys.executable, "-c", program)))
+    assert list(executor.logs(job, follow=True)) == ["one line", "two", "no end"]
+
+
+def test_the_same_line_twice_is_two_lines_and_errors_are_among_them(executor: ModalExecutor, spec: JobSpec) -> None:
+    program = (
+        "import sys, time\n"
+        "for n in range(3):\n"
+        "    print('same', flush=True); print('wrong', file=sys.stderr, flush=True); time.sleep(0.7)"
+    )
+    job = executor.submit(replace(spec, command=(sys.executable, "-c", program)))
+    assert list(executor.logs(job, follow=True)) == ["same", "wrong"] * 3
+
+
+def test_an_entry_that_arrives_late_is_not_missed(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    job = executor.submit(replace(spec, command=SLEEP))
+    lines = executor.logs(job, follow=True)
+    assert next(lines) == "up"
+    (call,) = platform.calls(job)
+    late = type(call.log[0])()
+    late.CopyFrom(call.log[0])
+    late.data = "late\n"
+    call.log.append(late)
+    assert next(lines) == "late"
+    executor.cancel(job)
+    assert list(lines) == []
+
+
+def test_a_call_whose_log_modal_does_not_know_yet_has_said_nothing(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import modal
+
+    def fetch(self: Any, **_: Any) -> Any:
+        raise modal.exception.NotFoundError("no such call")
+
+    job = executor.submit(replace(spec, command=SLEEP))
+    with monkeypatch.context() as patched:
+        patched.setattr(type(modal.FunctionCall.from_id("fc-1").logs), "fetch", fetch)
+        assert list(executor.logs(job)) == []
+    executor.cancel(job)

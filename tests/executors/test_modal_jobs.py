@@ -1,0 +1,339 @@
+"""What only Modal can do to a job: a call that nobody recorded, a container that comes twice, an end from elsewhere."""
+
+import os
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_prime.errors import ExecutorError, JobUnknown
+from composer_prime.executors import modal_job_body, modal_jobs
+from composer_prime.executors.base import Job, JobSpec, JobState
+
+pytest.importorskip("modal")
+from composer_prime.executors.modal_job_body import TIMEOUT_GRACE_S
+from composer_prime.executors.modal_jobs import ModalExecutor
+from composer_prime.executors.modal_records import Records
+from tests.executors import loopback_modal_fixtures as fixtures
+from tests.executors.loopback_modal import LoopbackModal
+from tests.executors.loopback_modal_fixtures import SLEEP, wait_for, wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the loopback finds a container's processes in /proc")
+platform, executor, spec = fixtures.platform, fixtures.executor, fixtures.spec
+
+
+class Killed(BaseException):
+    """The caller's process ends here."""
+
+
+def counting(folder: Path, spec: JobSpec) -> tuple[JobSpec, Path]:
+    """The spec with a command that writes down each of its runs, and where."""
+    runs = folder / "runs"
+    program = f"import os; os.write(os.open({str(runs)!r}, os.O_CREAT | os.O_APPEND | os.O_WRONLY), b'x')"
+    return replace(spec, command=(sys.executable, "-c", program)), runs
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, executor: ModalExecutor, spec: JobSpec, entry: str) -> None:
+    """Submit in a caller that is killed when it would write this entry."""
+
+    def first(self: Records, job: str, name: str, value: Any) -> Any:
+        if name == entry:
+            raise Killed
+        return original(self, job, name, value)
+
+    original = Records.first
+    with monkeypatch.context() as patched:
+        patched.setattr(Records, "first", first)
+        with pytest.raises(Killed):
+            executor.submit(spec)
+
+
+def killed_at_spawn(monkeypatch: pytest.MonkeyPatch, executor: ModalExecutor, spec: JobSpec) -> None:
+    """Submit in a caller that is killed with its claim written and nothing started."""
+
+    class Function:
+        def spawn(self, argument: Any) -> Any:
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(modal_jobs, "deployed_function", lambda *_: Function())
+        with pytest.raises(Killed):
+            executor.submit(spec)
+
+
+# Finding what a killed caller left
+
+
+def test_a_caller_killed_before_its_claim_leaves_no_job(
+    executor: ModalExecutor, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_at(monkeypatch, executor, spec, "claim")
+    assert executor.find(spec.run) == []
+
+
+def test_a_claim_without_a_call_is_found_and_finished_by_the_next_caller(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_at_spawn(monkeypatch, executor, spec)
+    fresh = platform.executor()
+    (job,) = fresh.find(spec.run)
+    assert (job.site, job.attempt, fresh.poll(job).state) == ("a", 1, JobState.PENDING)
+    assert fresh.submit(spec) == job
+    assert wait_for(fresh, job).state is JobState.SUCCEEDED
+    assert len(platform.calls(job)) == 1
+
+
+def test_a_claim_without_a_call_can_be_cancelled_and_stays_so(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_at_spawn(monkeypatch, executor, spec)
+    (job,) = executor.find(spec.run)
+    assert executor.cancel(job).state is JobState.CANCELLED
+    assert executor.submit(spec) == job
+    assert executor.poll(job).state is JobState.CANCELLED
+    assert platform.calls(job) == []
+
+
+def test_a_call_that_was_never_recorded_records_itself(
+    executor: ModalExecutor, spec: JobSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spec, runs = counting(tmp_path, spec)
+    killed_at(monkeypatch, executor, spec, "call")
+    (job,) = executor.find(spec.run)
+    assert wait_for(executor, job).state is JobState.SUCCEEDED
+    assert runs.read_text() == "x"
+
+
+def test_a_second_call_for_a_job_whose_first_was_not_recorded_does_not_double_it(
+    platform: LoopbackModal,
+    executor: ModalExecutor,
+    spec: JobSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    spec, runs = counting(tmp_path, spec)
+    with platform.hold_pending():
+        killed_at(monkeypatch, executor, spec, "call")
+        job = executor.submit(spec)
+        assert len(platform.calls(job)) == 2
+    assert wait_for(executor, job).state is JobState.SUCCEEDED
+    wait_until(lambda: all(call.output for call in platform.calls(job)))
+    assert runs.read_text() == "x"
+
+
+def test_a_call_that_was_never_recorded_does_not_start_after_a_cancel(
+    platform: LoopbackModal,
+    executor: ModalExecutor,
+    spec: JobSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    spec, runs = counting(tmp_path, spec)
+    with platform.hold_pending():
+        killed_at(monkeypatch, executor, spec, "call")
+        (job,) = executor.find(spec.run)
+        assert executor.cancel(job).state is JobState.CANCELLED
+    wait_until(lambda: all(call.output for call in platform.calls(job)))
+    assert not runs.exists()
+    assert executor.poll(job).state is JobState.CANCELLED
+
+
+def test_a_start_whose_answer_was_lost_starts_one_job(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, tmp_path: Path
+) -> None:
+    spec, runs = counting(tmp_path, spec)
+    platform.servicer.lose_answer("FunctionMap")
+    job = executor.submit(spec)
+    assert wait_for(executor, job).state is JobState.SUCCEEDED
+    wait_until(lambda: len(platform.calls(job)) == 2 and all(call.output for call in platform.calls(job)))
+    assert runs.read_text() == "x"
+
+
+def test_an_entry_whose_answer_was_lost_is_still_ours(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    job = executor.submit(spec)
+    records = Records(executor._connection, spec.run)
+    platform.servicer.lose_answer("DictUpdate")
+    assert records.first(job.id, "test", "mine") == "mine"
+    assert records.first(job.id, "test", "theirs") == "mine"
+
+
+# How a job ends
+
+
+def test_a_preempted_job_gets_its_warning_and_is_not_started_again(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    program = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "print('up', flush=True)\n"
+        "time.sleep(600)"
+    )
+    job = executor.submit(replace(spec, command=(sys.executable, "-c", program)))
+    assert next(executor.logs(job, follow=True)) == "up"
+    platform.preempt(job)
+    status = wait_for(executor, job)
+    assert status.state is JobState.PREEMPTED
+    assert status.started_at and status.ended_at and status.started_at < status.ended_at
+    assert Records(executor._connection, spec.run).get(job.id, "end")["ended_at"] == status.ended_at
+    assert list(executor.logs(job)) == ["up", "saved"]
+    (call,) = platform.calls(job)
+    wait_until(lambda: call.runner and call.runner.done())
+    assert platform.pids(job) == []
+    assert executor.poll(job).state is JobState.PREEMPTED
+
+
+def test_a_job_whose_machine_vanished_is_not_run_by_the_next_container(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    job = executor.submit(replace(spec, command=SLEEP))
+    assert next(executor.logs(job, follow=True)) == "up"
+    platform.preempt(job, warn=False)
+    status = wait_for(executor, job)
+    assert status.state is JobState.PREEMPTED
+    assert "was taken back" in status.message
+    (call,) = platform.calls(job)
+    assert len(call.containers) == 2
+    assert list(executor.logs(job)) == ["up"]
+
+
+def test_a_command_past_its_time_is_asked_to_end_first(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    program = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "time.sleep(600)"
+    )
+    job = executor.submit(replace(spec, command=(sys.executable, "-c", program), timeout_s=3))
+    status = wait_for(executor, job)
+    assert status.state is JobState.TIMED_OUT
+    assert status.started_at and status.ended_at and 3 <= status.ended_at - status.started_at < 3 + TIMEOUT_GRACE_S / 4
+    assert list(executor.logs(job)) == ["saved"]
+    assert platform.pids(job) == []
+
+
+def test_a_container_that_ignores_its_time_is_ended_by_modal(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    with platform.hold_pending():
+        job = executor.submit(replace(spec, command=SLEEP, timeout_s=601))
+        (call,) = platform.calls(job)
+        platform.servicer.functions[call.function_id].definition.timeout_secs = 3
+    status = wait_for(executor, job)
+    assert status.state is JobState.TIMED_OUT
+    assert "timeout of 3s" in status.message
+    assert platform.pids(job) == []
+
+
+def test_a_command_that_dies_by_a_signal_failed_by_that_signal(executor: ModalExecutor, spec: JobSpec) -> None:
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    status = wait_for(executor, executor.submit(replace(spec, command=(sys.executable, "-c", program))))
+    assert (status.state, status.exit_code) == (JobState.FAILED, -9)
+
+
+def test_a_command_that_is_not_in_the_image_fails_with_its_name(executor: ModalExecutor, spec: JobSpec) -> None:
+    job = executor.submit(replace(spec, command=("no-such-program", "--flag")))
+    status = wait_for(executor, job)
+    assert (status.state, status.exit_code) == (JobState.FAILED, 127)
+    assert "no-such-program: No such file or directory" in status.message
+    assert list(executor.logs(job)) == ["no-such-program: No such file or directory"]
+
+
+def test_what_a_command_leaves_behind_ends_before_the_container(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = tmp_path / "pid"
+    program = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"open({str(written)!r}, 'w').write(str(child.pid))\n"
+        "print('done')"
+    )
+    # Not in a container, which would take everything with it.
+    answer = modal_job_body._run([sys.executable, "-c", program], {}, 60)
+    assert (answer, capsys.readouterr().out) == ({"outcome": "exited", "exit_code": 0}, "done\n")
+    child = Path(f"/proc/{written.read_text()}/stat")
+    # A zombie waits for a parent that isn't ours.
+    wait_until(lambda: not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+def test_a_call_that_was_stopped_elsewhere_is_cancelled(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    job = executor.submit(replace(spec, command=SLEEP))
+    wait_for(executor, job, JobState.RUNNING)
+    (call,) = platform.calls(job)
+    platform._do(platform.servicer.calls.cancel(call))
+    assert executor.poll(job).state is JobState.CANCELLED
+
+
+def test_a_container_that_can_not_start_is_a_failure_that_says_so(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    with platform.hold_pending():
+        job = executor.submit(replace(spec, timeout_s=61))
+        (call,) = platform.calls(job)
+        files = platform.servicer.functions[call.function_id].files
+        for name in files:
+            files[name] = b"raise RuntimeError('no such interpreter')"
+    status = wait_for(executor, job)
+    assert status.state is JobState.FAILED
+    assert "no such interpreter" in status.message
+
+
+def test_a_cancel_that_modal_does_not_confirm_says_that_it_may_be_billed(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = executor.submit(replace(spec, command=SLEEP))
+    wait_for(executor, job, JobState.RUNNING)
+    with monkeypatch.context() as patched:
+
+        async def ignore(call: Any) -> None:
+            pass
+
+        patched.setattr(platform.servicer.calls, "cancel", ignore)
+        patched.setattr(modal_jobs, "CONFIRM_S", 0.0)
+        with pytest.raises(ExecutorError, match=r"hasn't confirmed its end .* may still be billed: cancel again"):
+            executor.cancel(job)
+    assert executor.cancel(job).state is JobState.CANCELLED
+    assert platform.pids(job) == []
+
+
+def test_a_job_that_modal_forgot_is_unknown(executor: ModalExecutor, spec: JobSpec) -> None:
+    nobody = Job("modal", spec.name, spec.run, "a", 1)
+    for ask in (executor.poll, executor.cancel, executor.logs):
+        with pytest.raises(JobUnknown):
+            ask(nobody)
+    job = executor.submit(spec)
+    other = replace(job, id=replace(spec, attempt=2).name, attempt=2)
+    with pytest.raises(JobUnknown, match="unused for 7 days"):
+        executor.poll(other)
+
+
+def test_threads_share_one_executor(platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec) -> None:
+    found: list[Job] = []
+    threads = [threading.Thread(target=lambda: found.append(executor.submit(spec))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1 and len(found) == 3
+    assert wait_for(executor, found[0]).state is JobState.SUCCEEDED
+    wait_until(lambda: all(call.output for call in platform.calls(found[0])))
+    assert list(executor.logs(found[0])) == ["hello"]
+
+
+def test_close_leaves_the_environment_and_the_job_as_they_are(platform: LoopbackModal, spec: JobSpec) -> None:
+    executor = platform.executor()
+    job = executor.submit(replace(spec, command=SLEEP))
+    wait_for(executor, job, JobState.RUNNING)
+    executor.close()
+    assert platform.pids(job)
+    assert os.environ["MODAL_SERVER_URL"] == platform.environment()["MODAL_SERVER_URL"]
+    assert platform.executor().cancel(job).state is JobState.CANCELLED

@@ -1,0 +1,101 @@
+"""What Modal would refuse, or bill otherwise than meant, is refused before anything is asked of it."""
+
+from dataclasses import replace
+
+import pytest
+
+from composer_prime.errors import BadInput
+from composer_prime.executors.base import JobSpec, Resources
+from composer_prime.executors.modal_limits import GPUS, check_spec, gpu_option
+from composer_prime.executors.modal_records import NAME_LIMIT, object_name
+from composer_prime.executors.prices import modal_price
+from composer_prime.executors.secrets import Secrets
+
+SPEC = JobSpec(run="demo", site="a", attempt=1, command=("true",), timeout_s=60)
+
+
+def test_the_gpu_is_spelled_as_modal_spells_it() -> None:
+    assert gpu_option(Resources()) is None
+    assert gpu_option(Resources(gpu="H100", gpu_count=1)) == "H100"
+    assert gpu_option(Resources(gpu="h100", gpu_count=2)) == "H100:2"
+    assert gpu_option(Resources(gpu="A100-80GB", gpu_count=8)) == "A100-80GB:8"
+
+
+def test_every_gpu_of_the_table_passes_the_clients_own_parser() -> None:
+    parse = pytest.importorskip("modal._utils.function_utils").parse_gpu_config
+    for kind, most in GPUS.items():
+        option = gpu_option(Resources(gpu=kind, gpu_count=most))
+        assert (parse(option).gpu_type, parse(option).count) == (kind, most)
+
+
+def test_our_own_program_needs_an_image_that_has_it() -> None:
+    spec = replace(SPEC, command=("composer-prime", "replica"))
+    with pytest.raises(BadInput, match=r"image is not set.*by --image or launch\.image"):
+        check_spec(spec)
+    check_spec(replace(spec, image="ghcr.io/example/site:1"))
+
+
+def test_an_unknown_gpu_is_refused_with_the_nearest_names() -> None:
+    with pytest.raises(BadInput, match=r"'H1000' is none of Modal's: nearest H100, H100!, .*as of 20\d\d-\d\d-\d\d"):
+        gpu_option(Resources(gpu="H1000", gpu_count=1))
+
+
+@pytest.mark.parametrize(
+    ("resources", "message"),
+    [
+        (Resources(gpu="H100", gpu_count=9), r"gpu_count \(9\) must be 1 to 8 for H100"),
+        (Resources(gpu="A10", gpu_count=8), r"gpu_count \(8\) must be 1 to 4 for A10"),
+        (Resources(gpu="T4", gpu_count=0), r"gpu_count \(0\) must be 1 to 8"),
+        (Resources(gpu_count=2), r"gpu_count \(2\) without a GPU kind"),
+        (Resources(memory_gib=0), r"memory_gib \(0\) must be above 0"),
+        (Resources(disk_gib=4000), r"disk_gib \(4000\) must be above 0 and at most 3072"),
+    ],
+)
+def test_sizes_that_modal_does_not_have_are_refused(resources: Resources, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        check_spec(replace(SPEC, resources=resources))
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, 24 * 3600 + 1])
+def test_a_timeout_outside_modals_is_refused(timeout_s: int) -> None:
+    with pytest.raises(BadInput, match=rf"timeout \({timeout_s} s\) must be 1 s to 86400 s \(24 h\)"):
+        check_spec(replace(SPEC, timeout_s=timeout_s))
+
+
+def test_the_shortest_and_the_longest_timeout_pass() -> None:
+    check_spec(replace(SPEC, timeout_s=1))
+    check_spec(replace(SPEC, timeout_s=24 * 3600))
+
+
+@pytest.mark.parametrize(
+    ("caches", "message"),
+    [({"a/b": "/caches"}, "cache name"), ({"hf": "caches"}, "can't be a volume's place"), ({"hf": "/root"}, "place")],
+)
+def test_a_cache_that_can_be_no_volume_is_refused(caches: dict[str, str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        check_spec(replace(SPEC, caches=caches))
+
+
+def test_a_variable_that_is_also_a_secret_is_refused_without_its_value() -> None:
+    spec = replace(SPEC, env={"TOKEN": "visible"}, secrets=Secrets({"TOKEN": "hush-hush"}))
+    with pytest.raises(BadInput, match="TOKEN is given as a variable and as a secret") as caught:
+        check_spec(spec)
+    assert "hush-hush" not in str(caught.value)
+
+
+def test_variables_by_which_containers_find_modal_are_refused() -> None:
+    with pytest.raises(BadInput, match="'MODAL_TOKEN_ID' can't be an environment variable"):
+        check_spec(replace(SPEC, secrets=Secrets({"MODAL_TOKEN_ID": "ak-1"})))
+
+
+def test_every_gpu_has_a_price() -> None:
+    unknown = [kind for kind in GPUS if modal_price(Resources(gpu=kind, gpu_count=1)).usd_per_hour is None]
+    assert unknown == []
+
+
+def test_names_of_long_runs_fit_and_stay_apart() -> None:
+    long = "r" * 63
+    names = {object_name(run, "0123456789ab") for run in (long + "1", long + "2", "r" * 36, "short")}
+    assert len(names) == 4
+    assert all(len(name) <= NAME_LIMIT for name in names)
+    assert object_name("short") == "composer-prime-short"

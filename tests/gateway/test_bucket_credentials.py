@@ -1,0 +1,136 @@
+"""The same malicious site with credentials of the bucket itself, under infra/bucket/site-policy.json, on moto with IAM.
+
+moto enforces actions and resources of a user's policies, deletes included. It evaluates no conditions (ListBucket's
+prefix, If-None-Match) and no bucket policy: those parts are judged by tests/infra/test_bucket.py alone. SeaweedFS'
+`mini` server gives every key all rights, so nothing of this can be tried there.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import httpx
+import pytest
+from botocore.exceptions import ClientError
+from botocore.session import Session
+
+from composer_prime.store import keys
+from composer_prime.store.s3_client import S3Client
+from tests.gateway.test_policy import OTHERS, OWN
+from tests.infra.policies import FOLDER
+from tests.servers import S3Server, moto_server
+
+pytestmark = pytest.mark.s3
+RUN = "runs/run-1"
+SHARED = {"manifest", "founding", "close", "a later close", "commit", "part", "merged payload", "master"}
+"""Kinds that any site with credentials may create: a guest's credentials are a gateway's key, which may not."""
+
+
+@contextmanager
+def enforcing(folder: Path) -> Iterator[tuple[S3Server, S3Server]]:
+    """(as an administrator, as site alice) a moto server that checks who asks for what."""
+    with moto_server.running(folder) as server:
+        iam = Session().create_client(
+            "iam",
+            endpoint_url=server.endpoint,
+            region_name="us-east-1",
+            aws_access_key_id="admin",
+            aws_secret_access_key="admin",
+        )
+        users = {}
+        for name, policy in (("admin", EVERYTHING), ("alice", site_policy("alice"))):
+            iam.create_user(UserName=name)
+            iam.put_user_policy(UserName=name, PolicyName="rights", PolicyDocument=json.dumps(policy))
+            key = iam.create_access_key(UserName=name)["AccessKey"]
+            users[name] = replace(server, access_key=key["AccessKeyId"], secret_key=key["SecretAccessKey"])
+        iam.close()
+        httpx.post(f"{server.endpoint}/moto-api/reset-auth", content=b"0", trust_env=False).raise_for_status()
+        yield users["admin"], users["alice"]
+
+
+EVERYTHING = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
+
+
+def site_policy(name: str) -> Any:
+    """The policy for one site. moto knows only one wildcard, so '?' becomes its regular expression's own."""
+    text = (FOLDER / "site-policy.json").read_text()
+    return json.loads(Template(text).substitute(BUCKET=moto_server.BUCKET, RUN=RUN, SITE=name).replace("?", "."))
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[S3Server, S3Server]]:
+    with enforcing(tmp_path_factory.mktemp("moto-iam")) as users:
+        yield users
+
+
+def client(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Client:
+    for variable, value in server.environment().items():
+        monkeypatch.setenv(variable, value)
+    made = S3Client(moto_server.BUCKET, endpoint=server.endpoint, part_bytes=2**24, read_timeout_s=10, config={})
+    made.endpoint_url  # noqa: B018 (connects, and so reads the credentials, while they are these)
+    return made
+
+
+def status(act: Callable[[], object]) -> int:
+    """200, or the status with which the server refuses."""
+    try:
+        act()
+    except ClientError as error:
+        return int(error.response["ResponseMetadata"]["HTTPStatusCode"])
+    return 200
+
+
+def tried(alice: S3Client, key: str) -> dict[str, int]:
+    """What becomes of each write at a key of the run."""
+    name = f"{RUN}/{key}"
+    return {
+        "create": status(lambda: alice.put(name, b"{}", 10, if_absent=True)),
+        "put": status(lambda: alice.put(name, b"{}", 10)),
+        "delete": status(lambda: alice.delete(name)),
+    }
+
+
+def test_a_site_s_credentials_write_its_own_names_and_delete_nothing(
+    servers: tuple[S3Server, S3Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin, alice = (client(server, monkeypatch) for server in servers)
+    for kind, (make, _) in OWN.items():
+        assert tried(alice, make("alice")) == {"create": 200, "put": 200, "delete": 403}, kind
+    admin.put(f"{RUN}/{keys.manifest()}", b"{}", 10)
+    assert status(lambda: alice.get(f"{RUN}/{keys.manifest()}", 10)) == 200
+    for each in (admin, alice):
+        each.close()
+
+
+def test_a_site_s_credentials_write_nothing_under_another_s_name(
+    servers: tuple[S3Server, S3Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin, alice = (client(server, monkeypatch) for server in servers)
+    for kind, (make, _) in OWN.items():
+        for other in ("a", "bob", "alice-2"):
+            assert tried(alice, make(other)) == {"create": 403, "put": 403, "delete": 403}, (kind, other)
+    for each in (admin, alice):
+        each.close()
+
+
+def test_a_site_s_credentials_admit_nobody_and_touch_no_other_run(
+    servers: tuple[S3Server, S3Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin, alice = (client(server, monkeypatch) for server in servers)
+    for kind, key in OTHERS.items():
+        found = tried(alice, key)
+        if kind == "probe":
+            assert found == {"create": 200, "put": 200, "delete": 200}
+        elif kind in SHARED:
+            assert found["delete"] == 403, kind
+        else:
+            assert found == {"create": 403, "put": 403, "delete": 403}, kind
+    for name in ("runs/run-10/manifest.json", "runs/run-1x", "manifest.json", "runs/run-2/sites/alice/000000/beat"):
+        assert status(lambda name=name: alice.put(name, b"x", 10)) == 403, name
+        assert status(lambda name=name: alice.get(name, 10)) == 403, name
+    for each in (admin, alice):
+        each.close()

@@ -1,0 +1,189 @@
+"""Presigned URLs on a real S3 server: good for one object, one way, these very bytes, once, and a short time."""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+import pytest
+
+from composer_prime.errors import StoreError
+from composer_prime.gateway import tickets
+from composer_prime.store import gateway_wire as wire
+from composer_prime.store import keys, open_store
+from composer_prime.store.base import Store
+from composer_prime.store.gateway_wire import Ticket
+from tests.gateway.guarded import PATIENCE_S, Guarded, coded, guarding, make_run, offer_of, refusal, signed
+from tests.sync.harness import HandSite
+
+pytestmark = pytest.mark.s3
+
+
+@dataclass(frozen=True)
+class Scene:
+    bucket: Store
+    owner: HandSite
+    gateway: Guarded
+    alice: Store
+    data: bytes
+    key: str
+
+    def order(self, name: str = "alice", **changes: object) -> httpx.Response:
+        """Ask for a ticket to put the payload."""
+        order = {
+            "operation": "put",
+            "nbytes": len(self.data),
+            "sha256": hashlib.sha256(self.data).hexdigest(),
+        } | changes
+        return self.gateway.ask(name, "POST", wire.TICKETS + self.key, json.dumps(order).encode())
+
+    def ticket(self) -> Ticket:
+        answer = self.order()
+        assert answer.status_code == 200, answer.text
+        found = Ticket.from_bytes(answer.content)
+        assert found.url is not None
+        return found
+
+
+@pytest.fixture
+def scene(store_uri: Callable[[str], str]) -> Iterator[Scene]:
+    with closing(open_store(store_uri("seaweed"))) as bucket:
+        owner = make_run(bucket)
+        payload = coded(owner)
+        with guarding(bucket) as gateway, closing(gateway.store("alice", inline_bytes=0)) as alice:
+            yield Scene(bucket, owner, gateway, alice, bytes(payload.data), keys.payload(0, 0, "alice", payload.sha256))
+
+
+def put(ticket: Ticket, data: bytes, *, url: str | None = None, **headers: str | None) -> int:
+    """The status of a PUT by a ticket; headers by name with '_' for '-', None leaves one out."""
+    changed = {name.replace("_", "-"): value for name, value in headers.items()}
+    sent = {name: value for name, value in (dict(ticket.headers) | changed).items() if value is not None}
+    return httpx.put(
+        url or str(ticket.url), content=data, headers=sent, trust_env=False, timeout=PATIENCE_S
+    ).status_code
+
+
+def test_a_payload_goes_straight_to_the_bucket_and_comes_straight_from_it(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    scene.alice.put(scene.key, scene.data)
+    assert scene.bucket.get(scene.key) == scene.alice.get(scene.key) == scene.data
+    assert scene.alice.get_range(scene.key, 3, 5) == scene.data[3:8]
+    moved = [line for line in scene.gateway.lines() if line["key"] == scene.key]
+    assert [line["operation"] for line in moved] == ["put", "GET", "GET"]
+    assert "X-Amz" not in scene.gateway.log.getvalue() and "X-Amz-Signature" not in caplog.text
+
+
+def test_a_ticket_writes_its_bytes_once(scene: Scene) -> None:
+    ticket = scene.ticket()
+    assert put(ticket, scene.data) == 200
+    assert put(ticket, scene.data) == 412
+    assert put(scene.ticket(), scene.data) == 412
+    assert scene.bucket.get(scene.key) == scene.data
+    scene.alice.put(scene.key, scene.data)  # the same bytes again, as after an answer that was lost
+
+
+def test_a_ticket_without_its_condition_is_refused(scene: Scene) -> None:
+    scene.alice.put(scene.key, scene.data)
+    assert put(scene.ticket(), scene.data, if_none_match=None) == 403
+    assert put(scene.ticket(), scene.data, if_none_match="x") == 403
+
+
+def test_a_ticket_is_for_no_other_size(scene: Scene) -> None:
+    for data in (scene.data[:-1], scene.data + b"x", b""):
+        assert put(scene.ticket(), data, content_length=str(len(data))) == 403
+    assert not scene.bucket.list(scene.key)
+
+
+def test_a_ticket_is_for_no_other_bytes(scene: Scene) -> None:
+    wrong = bytes(len(scene.data))
+    assert put(scene.ticket(), wrong) >= 400
+    assert put(scene.ticket(), wrong, x_amz_checksum_sha256=None) == 403
+    assert not scene.bucket.list(scene.key)
+
+
+@pytest.mark.parametrize("other", [keys.manifest(), keys.commit(0, 0), keys.beat("bob", 0), "x"])
+def test_a_ticket_is_for_no_other_key(scene: Scene, other: str) -> None:
+    before = {key: scene.bucket.get(key) for key in scene.bucket.list("")}
+    ticket = scene.ticket()
+    url = str(ticket.url).replace(scene.key, other)
+    assert url != ticket.url and put(ticket, scene.data, url=url) == 403
+    escaped = str(ticket.url).replace(scene.key, f"{scene.key}/%2e%2e/{other}")
+    assert put(ticket, scene.data, url=escaped) >= 400
+    assert {key: scene.bucket.get(key) for key in scene.bucket.list("")} == before
+
+
+def test_a_ticket_is_for_no_other_method(scene: Scene) -> None:
+    scene.alice.put(scene.key, scene.data)
+    url = str(scene.ticket().url)
+    for method in ("GET", "DELETE", "POST"):
+        answer = httpx.request(
+            method, url, headers=dict(scene.ticket().headers), content=scene.data, trust_env=False, timeout=PATIENCE_S
+        )
+        assert answer.status_code >= 400, method
+    reading = scene.gateway.ask("alice", "GET", wire.OBJECTS + scene.key)
+    url = str(Ticket.from_bytes(reading.content).url)
+    assert httpx.put(url, content=b"x", trust_env=False, timeout=PATIENCE_S).status_code == 403
+    assert httpx.delete(url, trust_env=False, timeout=PATIENCE_S).status_code == 403
+    assert scene.bucket.get(scene.key) == scene.data
+
+
+def test_a_ticket_is_for_no_other_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tickets, "EXPIRES_S", 1)
+    ticket = scene.ticket()
+    until = time.monotonic() + 10
+    parts = urlsplit(str(ticket.url))
+    stretched = urlunsplit(parts._replace(query=parts.query.replace("X-Amz-Expires=1", "X-Amz-Expires=9999")))
+    assert put(ticket, scene.data, url=stretched) == 403
+    while time.monotonic() < until and not put_late(ticket, scene):
+        time.sleep(0.5)  # a ticket ends by the server's own clock
+    assert put(ticket, scene.data) == 403 and not scene.bucket.list(scene.key)
+
+
+def put_late(ticket: Ticket, scene: Scene) -> bool:
+    """Whether the ticket has expired, asked with a size that it isn't for."""
+    answer = httpx.put(
+        str(ticket.url),
+        content=b"",
+        headers=dict(ticket.headers) | {"content-length": "0"},
+        trust_env=False,
+        timeout=PATIENCE_S,
+    )
+    return "xpired" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"nbytes": 2**40}, "bytes"), ({"nbytes": 0}, "bytes"), ({"operation": "delete"}, "must be create or put")],
+)
+def test_no_ticket_is_given_for_what_may_not_be_written(scene: Scene, changes: dict[str, Any], words: str) -> None:
+    answer = scene.order(**changes)
+    assert answer.status_code in (400, 403) and words in answer.json()["error"]
+    assert scene.order("bob").status_code == 403
+    for key in (keys.commit(0, 0), keys.manifest(), keys.master(0, 0, "0" * 16), keys.beat("alice", 0)):
+        assert "(403)" in refusal(lambda key=key: scene.alice.put(key, b"x" * 20)) or "(413)" in refusal(
+            lambda key=key: scene.alice.put(key, b"x" * 20)
+        )
+
+
+def test_a_payload_that_isn_t_what_its_name_says_is_never_offered(scene: Scene) -> None:
+    """The checksum in a ticket is what alice says; what the bytes are is looked at before an offer may name them."""
+    offer = offer_of(scene.owner, "alice", coded(scene.owner))
+    wrong = bytes(len(scene.data))
+    scene.alice.put(scene.key, wrong)
+    with closing(scene.gateway.store("alice")) as alice:
+        words = refusal(lambda: alice.create(keys.offer(0, 0, "alice"), signed(scene.gateway.served, "alice", offer)))
+    assert "holds bytes whose hash is" in words and not scene.bucket.list(keys.offers_prefix(0, 0))
+
+
+def test_the_bucket_s_own_refusal_comes_through(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tickets.S3Tickets, "to_read", lambda self, key: Ticket(str(scene.ticket().url)))
+    with pytest.raises(StoreError, match=r"the bucket says: SignatureDoesNotMatch: The .* \(403\)$"):
+        scene.alice.get(scene.key)

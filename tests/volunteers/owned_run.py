@@ -1,0 +1,62 @@
+"""A run with an owner and one site, in a folder, and invitations to it: what tests of volunteers start from."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from composer_prime.config import Recipe
+from composer_prime.store import open_store
+from composer_prime.sync.signatures import SigningKey
+from composer_prime.sync.start import Founding
+from composer_prime.sync.terms import terms_of
+from composer_prime.volunteers.host import Invitee, invite
+from composer_prime.volunteers.invitation import Invitation
+from composer_prime.volunteers.machine import Gpu, Machine, Torch
+from tests.config.recipes import recipe
+from tests.sync.harness import HandSite
+
+OWNER = SigningKey.from_bytes(bytes(range(32)))
+FIRST = SigningKey.from_bytes(b"a" * 32)
+HOUR_S = 3600
+GIB = 2**30
+
+
+def run_recipe(**outer: Any) -> Recipe:
+    """The recipe of the run."""
+    values = {"inner_steps": 4, "fragments": 2, "sync_delay": 0, "codec": "fp32", "liveness_s": 0.4, **outer}
+    return recipe(run={"name": "run"}, outer=values)
+
+
+class OwnedRun:
+    """A run at `uri` that OWNER owns and site a has founded."""
+
+    def __init__(self, folder: Path, owner: SigningKey | None = OWNER, **outer: Any) -> None:
+        self.folder = folder
+        self.uri = str(folder / "bucket" / "run")
+        self.recipe = run_recipe(**outer)
+        self.store = open_store(self.uri)
+        founding = Founding(owner.public, {"a": FIRST.public}) if owner else Founding()
+        terms, key = terms_of(self.recipe), FIRST if owner else None
+        self.site = HandSite(self.store, terms, "a", [0.0], key=key, founding=founding)
+
+    def invite(self, site: str = "alice", **changes: Any) -> Invitation:
+        """An invitation that holds for an hour; its file is SITE.invitation in the folder."""
+        invitee = replace(Invitee(site, int(time.time()) + HOUR_S), **changes)
+        return invite(self.store, OWNER, invitee, self.recipe, self.file(site))
+
+    def file(self, site: str = "alice") -> Path:
+        return self.folder / f"{site}.invitation"
+
+
+def machine(**changes: Any) -> Machine:
+    """A machine that can do anything a tiny run needs; name what a test cares about."""
+    found = Machine(
+        python="3.11.9",
+        cores=8,
+        memory_bytes=32 * GIB,
+        free_memory_bytes=16 * GIB,
+        free_disk_bytes=100 * GIB,
+        torch=Torch("2.13.0", 5e10, "vector", (Gpu("card", 24 * GIB),)),
+    )
+    return replace(found, **changes)

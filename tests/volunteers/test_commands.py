@@ -1,0 +1,116 @@
+"""The commands as a person types them: what they print, and how a mistake is answered."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from composer_prime.store import open_store
+from composer_prime.volunteers import examination
+from composer_prime.volunteers.folder import VolunteerFolder
+from composer_prime.volunteers.invitation import encode, read_invitation
+from composer_prime.volunteers.machine import Torch
+from tests.cli.command_line import Answer, call
+from tests.sync.harness import ThreadSite, make_terms, run_sites
+from tests.volunteers.owned_run import GIB, OWNER, OwnedRun, machine
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    return lambda *arguments: call(capsys, monkeypatch, *map(str, arguments))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnedRun:
+    made = OwnedRun(tmp_path)
+    OWNER.save(tmp_path / "owner.key")
+    from composer_prime.config.toml import to_toml
+
+    (tmp_path / "recipe.toml").write_text(to_toml(made.recipe.to_data()))
+    able = machine(torch=Torch("2.13.0", 5e10, made.site.run.manifest.test_vector))
+    monkeypatch.setattr(examination, "look", lambda folder: able)
+    return made
+
+
+def refused(answer: Answer, *parts: str) -> None:
+    assert (answer.code, answer.err.count("\n")) == (2, 1), answer
+    assert answer.err.startswith("composer-prime: ") and all(part in answer.err for part in parts), answer.err
+
+
+def invite(cli, run: OwnedRun, *more: object) -> Answer:
+    files = ("--recipe", run.folder / "recipe.toml", "--key", run.folder / "owner.key", "--out", run.file())
+    return cli("invite", run.uri, "--name", "alice", *files, *more)
+
+
+def test_inviting_says_what_was_written_and_that_it_is_secret(cli, run: OwnedRun) -> None:
+    answer = invite(cli, run, "--expires", "12h")
+    assert answer.code == 0 and "site alice may join run run until" in answer.out
+    assert "holds a private key" in answer.err
+    assert run.file().stat().st_mode & 0o777 == 0o600
+    listed = cli("invite", run.uri, "--list")
+    assert listed.code == 0 and listed.out.startswith("alice (1): holds, until 20") and "never came" in listed.out
+
+
+def test_what_is_missing_is_named(cli, run: OwnedRun) -> None:
+    refused(cli("invite", run.uri, "--name", "alice"), "invite needs --recipe, --key")
+    assert cli("invite", run.uri, "--list").out == "nobody was invited yet\n"
+    refused(invite(cli, run, "--expires", "soon"), "--expires (soon)")
+    refused(invite(cli, run, "--credentials-env", "NOT_SET_ANYWHERE"), "which isn't set here")
+
+
+@pytest.mark.parametrize(
+    ("more", "guest"), [((), False), (("--guest",), True), (("--gateway",), True), (("--gateway", "--member"), False)]
+)
+def test_who_is_behind_a_gateway_is_a_guest_unless_the_owner_says_otherwise(cli, run: OwnedRun, more, guest) -> None:
+    given = " ".join(more).replace("--gateway", "--gateway gateway+https://h/run").split()
+    assert invite(cli, run, *given).code == 0
+    assert read_invitation(str(run.file())).guest is guest
+
+
+def test_doctor_judges_for_an_invitation(cli, run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    invite(cli, run)
+    answer = cli("doctor", run.file())
+    assert answer.code == 0 and "ok    arithmetic" in answer.out and "ok    link" in answer.out
+    assert not (Path.home() / "composer-prime" / "run").exists()
+    monkeypatch.setattr(examination, "look", lambda folder: machine(free_memory_bytes=GIB))
+    told = cli("doctor", run.file(), "--json")
+    found = json.loads(told.out)
+    assert told.code == 1 and found["able"] is False
+    assert {check["name"] for check in found["checks"] if check["verdict"] == "fail"} == {"memory", "arithmetic"}
+
+
+def test_doctor_judges_for_a_recipe_and_for_nothing(cli, run: OwnedRun) -> None:
+    answer = cli("doctor", run.folder / "recipe.toml", "--model.name", "tiny", "--outer.codec", "topk")
+    assert answer.code == 0 and "ok    memory" in answer.out and "link" not in answer.out
+    bare = cli("doctor")
+    assert bare.code == 0 and "memory" not in bare.out and "ok    torch" in bare.out
+    refused(cli("doctor", run.folder / "none.toml"), "doesn't exist")
+
+
+def test_join_refuses_in_one_line(cli, run: OwnedRun) -> None:
+    refused(cli("join", "hello"), "invitation hello doesn't exist")
+    refused(cli("join", "cpinv1.AAAA"), "damaged")
+    invite(cli, run)
+    cli("revoke", run.uri, "--site", "alice", "--key", run.folder / "owner.key")
+    refused(cli("join", run.file(), "--folder", run.folder / "alice"), "was revoked")
+    refused(cli("join", run.file(), "--pause", "--resume"), "opposite")
+
+
+def test_pause_and_resume_need_no_process(cli, run: OwnedRun) -> None:
+    invite(cli, run)
+    line, place = encode(read_invitation(str(run.file()))), run.folder / "alice"
+    paused = cli("join", line, "--folder", place, "--pause")
+    assert paused.out == "site alice is paused; no process of it runs here\n"
+    assert VolunteerFolder(place, "alice").is_paused
+    with VolunteerFolder(place, "alice").held():
+        assert cli("join", line, "--folder", place, "--resume").out == "site alice is not paused any more\n"
+    assert not VolunteerFolder(place, "alice").is_paused
+
+
+def test_contribution_is_told(cli, tmp_path: Path) -> None:
+    uri = str(tmp_path / "run")
+    run_sites(ThreadSite(open_store(uri), make_terms(), "a"))
+    answer = cli("contribution", uri, "--site", "a")
+    assert answer.code == 0 and "site a in run run: done" in answer.out and "rounds: " in answer.out
+    assert json.loads(cli("contribution", uri, "--site", "a", "--json").out)["starts"] == 1
+    refused(cli("contribution", uri, "--site", "b"), "never came")

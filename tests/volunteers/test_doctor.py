@@ -1,0 +1,148 @@
+"""The doctor's verdicts: each number against its limit, with a remedy where there is something to do."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from composer_prime.config.prime_rl import PrimeRecipe
+from composer_prime.outer.forecast import TRAINED_BYTES
+from composer_prime.outer.fragments import plan_fragments
+from composer_prime.sync.terms import terms_of
+from composer_prime.volunteers import machine as machines
+from composer_prime.volunteers.doctor import Check, Diagnosis, Task, diagnose, lines, to_json
+from composer_prime.volunteers.link import Link
+from composer_prime.volunteers.machine import Torch
+from composer_prime.volunteers.needs import model_of, needs_of
+from tests.volunteers.owned_run import GIB, machine, run_recipe
+
+SHAPES = [
+    ("model.embed_tokens.weight", (1000, 64)),
+    ("model.layers.0.self_attn.q_proj.weight", (64, 64)),
+    ("model.layers.0.self_attn.k_proj.weight", (32, 64)),
+    ("model.layers.0.mlp.up_proj.weight", (128, 64)),
+    ("model.layers.0.input_layernorm.weight", (64,)),
+    ("model.norm.weight", (64,)),
+]
+NUMEL = sum(math.prod(shape) for _, shape in SHAPES)
+JOIN_BYTES = round(TRAINED_BYTES * NUMEL)
+"""The newest masters as they are stored, without momentum: what `plan` says too."""
+LINK = Link(up_mbit=20.0, down_mbit=80.0, delay_s=0.03)
+
+
+def task(**changes) -> Task:
+    recipe = run_recipe()
+    return Task(**({"recipe": recipe, "terms": terms_of(recipe), "shapes": SHAPES, "test_vector": "vector"} | changes))
+
+
+def check(diagnosis: Diagnosis, name: str) -> Check:
+    return next(each for each in diagnosis.checks if each.name == name)
+
+
+def test_an_able_machine_passes_every_check() -> None:
+    found = diagnose(machine(), task(), LINK, 0.4)
+    assert found.is_able and {each.verdict for each in found.checks} == {"ok"}
+    names = [each.name for each in found.checks]
+    assert len(names) == len(set(names)) and {"python", "torch", "memory", "disk", "link", "clock"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "said"),
+    [
+        ({"torch": None, "torch_problem": "No module named 'torch'"}, "torch", "No module named"),
+        ({"free_memory_bytes": GIB}, "memory", "1.0 GiB of memory free"),
+        ({"free_disk_bytes": GIB // 2}, "disk", "0.5 GiB free"),
+        ({"torch": Torch("2.13", 5e10, "another")}, "arithmetic", "differs from the run's in its last bits"),
+    ],
+    ids=["torch", "memory", "disk", "arithmetic"],
+)
+def test_what_is_missing_fails_with_its_number_and_a_remedy(changes, name: str, said: str) -> None:
+    found = diagnose(machine(**changes), task(), LINK, 0.0)
+    assert not found.is_able
+    failed = check(found, name)
+    assert failed.verdict == "fail" and said in failed.found
+    refusal = str(found.refusal())
+    assert said in refusal and "\n" not in refusal and "can't take part, thank you" in refusal
+
+
+def test_less_disk_than_needed_is_lent() -> None:
+    found = check(diagnose(machine(), task(max_disk_bytes=GIB // 2), LINK, 0.0), "disk")
+    assert found.verdict == "fail" and "0.5 GiB lent" in found.found and "--max-disk-gib" in found.remedy
+
+
+def test_an_environment_that_is_not_installed_fails() -> None:
+    data = run_recipe().to_data()
+    data["orchestrator"]["train"]["source"][0]["env"]["taskset"]["id"] = "not-there-at-all"
+    recipe = type(run_recipe()).model_validate(data)
+    found = check(diagnose(machine(), task(recipe=recipe), LINK, 0.0), "environment")
+    assert found.verdict == "fail" and "not_there_at_all can't be imported" in found.found
+
+
+def test_a_model_folder_that_only_the_host_has_fails(tmp_path: Path) -> None:
+    recipe = run_recipe()
+    model = recipe.model.model_copy(update={"name": str(tmp_path / "none")})
+    found = check(diagnose(machine(), task(recipe=recipe.model_copy(update={"model": model})), LINK, 0.0), "model")
+    assert found.verdict == "fail" and "a folder that isn't here" in found.found
+
+
+def test_a_clock_that_is_off_is_only_warned_of() -> None:
+    for ahead_s, way in ((3600.0, "ahead of"), (-3600.0, "behind")):
+        found = diagnose(machine(), task(), LINK, ahead_s)
+        assert found.is_able and check(found, "clock").verdict == "warn"
+        assert f"3600 s {way} the bucket's" in check(found, "clock").found
+
+
+def test_the_link_tells_how_long_joining_takes() -> None:
+    found = diagnose(machine(), task(), Link(1.0, 0.001, 0.5), 0.0)
+    joining = check(found, "joining")
+    said = f"{JOIN_BYTES / 1e6:.1f} MB in about {8 * JOIN_BYTES / 1000:.0f} s"
+    assert joining.verdict == "warn" and said in joining.found
+    unmeasured = diagnose(machine(), task(), Link(None, None, 0.5, "sending was not tried"), 0.0)
+    assert "not measured" in check(unmeasured, "link").found and unmeasured.is_able
+
+
+def test_a_prime_rl_site_needs_gpus() -> None:
+    recipe = PrimeRecipe.model_validate(
+        {"run": {"name": "r"}, "max_steps": 40, "model": {"name": "org/model"}, "site": {"backend": "prime-rl"},
+         "outer": {"inner_steps": 4}}
+    )  # fmt: skip
+    able = diagnose(machine(), task(recipe=recipe, terms=terms_of(recipe)), LINK, 0.0)
+    assert able.is_able and check(able, "gpu memory").verdict == "ok" and able.fit is None
+    without = diagnose(machine(torch=Torch("2.13", 5e10, "vector")), task(recipe=recipe), LINK, 0.0)
+    assert check(without, "gpu memory").verdict == "fail"
+
+
+def test_needs_follow_from_the_shapes() -> None:
+    recipe = run_recipe()
+    needs = needs_of(recipe, terms_of(recipe), SHAPES, 3)
+    assert needs.join_bytes == JOIN_BYTES
+    assert needs.up_bytes >= 4 * NUMEL and needs.down_bytes >= 2 * 4 * NUMEL, "fp32, two others"
+    model = model_of(SHAPES)
+    assert model.numel == sum(fragment.numel for fragment in plan_fragments(SHAPES, 2)) == NUMEL
+    assert (model.vocabulary, model.width, model.cache_bytes) == (1000, 64 + 32 + 128, 2 * 4 * 32)
+
+
+def test_the_diagnosis_is_there_for_people_and_for_programs() -> None:
+    found = diagnose(machine(free_disk_bytes=0), task(), LINK, 0.0)
+    printed = list(lines(found))
+    assert any(line.startswith("fail  disk") and "-> free some space" in line for line in printed)
+    told = json.loads(to_json(found))
+    assert told["able"] is False and {each["name"] for each in told["checks"]} == {each.name for each in found.checks}
+    assert told["needs"]["join_bytes"] == JOIN_BYTES
+
+
+def test_this_very_machine_is_seen(tmp_path: Path) -> None:
+    found = machines.look(tmp_path / "not" / "there")
+    assert found.torch is not None, found.torch_problem
+    assert found.torch.flops > 1e8 and len(found.torch.test_vector) == 64
+    assert 0 < found.free_memory_bytes <= found.memory_bytes and found.cores >= 1 and found.free_disk_bytes > 0
+    assert not (tmp_path / "not").exists()
+    assert diagnose(found, None, None, None).is_able
+
+
+def test_a_broken_torch_is_a_line_and_not_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    torch, problem = machines.ask_torch()
+    assert torch is None and "libcudart.so.12" in problem

@@ -1,0 +1,256 @@
+"""Taking part: everything is checked before anything starts, and the volunteer's word ends it, pauses it, goes on."""
+
+import os
+import signal
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from composer_prime.config import Recipe
+from composer_prime.config.paths import run_uri
+from composer_prime.config.recipe import RecipeBase
+from composer_prime.config.toml import to_toml
+from composer_prime.errors import BadInput, InvitationRefused, MachineUnfit
+from composer_prime.sites.embedded.interrupt import catch_interrupt
+from composer_prime.sync.owner import Owner
+from composer_prime.volunteers import examination, folder
+from composer_prime.volunteers import join as joining
+from composer_prime.volunteers.folder import VolunteerFolder
+from composer_prime.volunteers.join import folder_of, join
+from composer_prime.volunteers.machine import Torch
+from composer_prime.volunteers.warden import Reason, Warden
+from composer_prime.volunteers.wishes import Wishes
+from tests.volunteers.owned_run import GIB, OWNER, OwnedRun, machine
+
+WAIT_S = 20
+
+
+class FakeSite:
+    """Runs as a real site does: until a signal comes, or `steps` calls are made; what it was given is noted."""
+
+    def __init__(self, ends_with: int | None = None, then: Callable[[], object] = lambda: None) -> None:
+        self.recipes: list[Recipe] = []
+        self.resumed: list[bool] = []
+        self.started = threading.Semaphore(0)
+        self._ends_with, self._then = ends_with, then
+
+    def __call__(self, recipe: RecipeBase, site: str, resume: bool) -> int:
+        assert isinstance(recipe, Recipe) and site == "alice"
+        self.recipes.append(recipe)
+        self.resumed.append(resume)
+        (recipe.output_dir / "run" / "sites" / site).mkdir(parents=True, exist_ok=True)
+        with catch_interrupt() as interrupt:
+            self.started.release()
+            self._then()
+            if self._ends_with is not None:
+                return self._ends_with
+            deadline = time.monotonic() + WAIT_S
+            while not interrupt.is_set:
+                assert time.monotonic() < deadline, "nobody ended the site"
+                time.sleep(0.01)
+        return 130
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> OwnedRun:
+    return OwnedRun(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def an_able_machine(run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    able = machine(torch=Torch("2.13.0", 5e10, run.site.run.manifest.test_vector))
+    monkeypatch.setattr(examination, "look", lambda folder: able)
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def wishes(run: OwnedRun, **changes) -> Wishes:
+    return Wishes(folder=run.folder / "alice", **changes)
+
+
+def beside(act: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_the_site_gets_the_runs_recipe_with_what_is_this_machines(run: OwnedRun) -> None:
+    site, invitation, said = FakeSite(ends_with=0), run.invite(), []
+    assert join(invitation, wishes(run, mbit_up=2.0, mbit_down=8.0), said.append, site) == 0
+    (recipe,) = site.recipes
+    assert run_uri(recipe) == run.store.uri and recipe.site.name == "alice"
+    assert (recipe.site.max_mbit_up, recipe.site.max_mbit_down) == (2.0, 8.0)
+    key_file = recipe.site.key_file
+    assert key_file is not None and key_file.stat().st_mode & 0o777 == 0o600
+    assert os.environ["COMPOSER_PRIME_KEY"] == str(key_file)
+    text = "\n".join(said)
+    assert "as site alice in run run" in text and "host name" in text and "reverse-letters" in text
+    assert OWNER.public in text and "ok    memory" in text
+
+
+@pytest.mark.parametrize("what", ["expired", "revoked", "forged", "unfit", "disk"])
+def test_nothing_starts_where_something_is_wrong(run: OwnedRun, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    invitation = run.invite(expires_at=1) if what == "expired" else run.invite()
+    asked = wishes(run, max_disk_gib=0.1) if what == "disk" else wishes(run)
+    if what == "revoked":
+        Owner(run.store, OWNER).revoke("alice")
+    elif what == "forged":
+        invitation = invitation.model_copy(update={"recipe": invitation.recipe + "\n"})
+    elif what == "unfit":
+        monkeypatch.setattr(examination, "look", lambda folder: machine(free_memory_bytes=GIB))
+    site = FakeSite(ends_with=0)
+    with pytest.raises(MachineUnfit if what in ("unfit", "disk") else InvitationRefused) as refusal:
+        join(invitation, asked, lambda line: None, site)
+    assert "\n" not in str(refusal.value) and refusal.value.exit_code == 2
+    assert site.recipes == []
+
+
+def test_who_comes_back_goes_on_with_the_batch_it_had(run: OwnedRun) -> None:
+    invitation = run.invite()
+    first = FakeSite(ends_with=0)
+    join(invitation, wishes(run), lambda line: None, first)
+    folder_of(invitation, run.folder / "alice").keep_batch_size(8)
+    again = FakeSite(ends_with=0)
+    join(invitation, wishes(run), lambda line: None, again)
+    assert first.resumed == [False] and again.resumed == [True]
+    assert again.recipes[0].orchestrator.batch_size == 8
+
+
+def test_ctrl_c_leaves(run: OwnedRun) -> None:
+    site, said = FakeSite(), []
+
+    def interrupt() -> None:
+        assert site.started.acquire(timeout=WAIT_S)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    helper = beside(interrupt)
+    assert join(run.invite(), wishes(run), said.append, site) == 130
+    helper.join()
+    assert said[-1] == "left; the same command comes back in" and len(site.recipes) == 1
+
+
+def test_a_pause_ends_the_site_and_its_end_starts_it_again(run: OwnedRun) -> None:
+    invitation = run.invite()
+    site, said = FakeSite(), []
+    place = folder_of(invitation, run.folder / "alice")
+
+    def pause_and_go_on() -> None:
+        assert site.started.acquire(timeout=WAIT_S)
+        place.pause()
+        while not any(line.startswith("paused") for line in said):
+            time.sleep(0.01)
+        assert len(site.recipes) == 1, "nothing runs while it is paused"
+        place.go_on()
+        assert site.started.acquire(timeout=WAIT_S)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    helper = beside(pause_and_go_on)
+    assert join(invitation, wishes(run), said.append, site) == 130
+    helper.join()
+    assert site.resumed == [False, True]
+
+
+def test_ctrl_c_right_after_a_pause_began_is_not_lost(run: OwnedRun) -> None:
+    invitation, said, paused = run.invite(), [], FakeSite()
+
+    def end_late(recipe: RecipeBase, site: str, resume: bool) -> int:
+        code = paused(recipe, site, resume)
+        os.kill(os.getpid(), signal.SIGINT)  # while the site sums up, its own handler gone
+        place.go_on()
+        return code
+
+    place = folder_of(invitation, run.folder / "alice")
+    helper = beside(lambda: (paused.started.acquire(timeout=WAIT_S), place.pause()))
+    assert join(invitation, wishes(run), said.append, end_late) == 130
+    helper.join()
+    assert len(paused.recipes) == 1 and said[-1].startswith("left")
+
+
+def test_a_paused_site_can_be_left(run: OwnedRun) -> None:
+    invitation, site, said = run.invite(), FakeSite(), []
+    folder_of(invitation, run.folder / "alice").pause()
+
+    def interrupt() -> None:
+        while not any(line.startswith("paused") for line in said):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    helper = beside(interrupt)
+    assert join(invitation, wishes(run), said.append, site) == 130
+    helper.join()
+    assert site.recipes == []
+
+
+def test_the_hours_end_it_and_that_is_no_failure(run: OwnedRun) -> None:
+    said: list[str] = []
+    assert join(run.invite(), wishes(run, hours=1.5 / 3600), said.append, FakeSite()) == 0
+    assert said[-1] == "left: the hours you gave are over"
+
+
+def test_a_full_disk_ends_it_with_the_numbers(run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "examine", lambda *args, **more: _able(run))
+    asked = wishes(run, max_disk_gib=0.001)
+    site = FakeSite(then=lambda: (run.folder / "alice" / "log").write_bytes(bytes(2 * 2**20)))
+    with pytest.raises(MachineUnfit, match=r"holds 0\.0 GiB, more than the 0\.001 of --max-disk-gib"):
+        join(run.invite(), asked, lambda line: None, site)
+    assert len(site.recipes) == 1
+
+
+def _able(run: OwnedRun):
+    from composer_prime.volunteers.doctor import Diagnosis
+    from composer_prime.volunteers.fit import Fit
+
+    return Diagnosis((), None, Fit(joining.read_shared(run.invite("bob").recipe), (), 0, None))  # pyright: ignore
+
+
+def test_a_failed_sites_code_is_passed_on(run: OwnedRun) -> None:
+    assert join(run.invite(), wishes(run), lambda line: None, FakeSite(ends_with=1)) == 1
+
+
+def test_one_folder_holds_one_process_of_a_site(run: OwnedRun) -> None:
+    invitation = run.invite()
+    place = folder_of(invitation, run.folder / "alice")
+    with place.held():
+        assert place.is_held()
+        with pytest.raises(BadInput, match=rf"runs from .* already \(process {os.getpid()}\)"):
+            join(invitation, wishes(run), lambda line: None, FakeSite())
+    assert not place.is_held()
+
+
+def test_limits_of_the_link_are_for_embedded_sites(run: OwnedRun) -> None:
+    invitation = run.invite()
+    data = tomllib.loads(invitation.recipe)
+    data = {name: data[name] for name in ("run", "max_steps", "outer")} | {"model": {"name": "m"}}
+    recipe = to_toml(data | {"site": {"backend": "prime-rl"}})
+    changed = invitation.model_copy(update={"recipe": recipe, "signature": None})
+    signed = changed.model_copy(update={"signature": OWNER.sign(changed.message(run.site.run.sha256))})
+    with pytest.raises(BadInput, match="limit embedded sites"):
+        join(signed, wishes(run, mbit_up=1.0), lambda line: None, FakeSite())
+
+
+def test_the_warden_ends_nothing_that_it_does_not_watch(tmp_path: Path) -> None:
+    place, ended = VolunteerFolder(tmp_path, "alice"), threading.Event()
+    place.pause()
+    with Warden(place, end=ended.set) as warden:
+        assert not ended.wait(1.5)
+        warden.watch()
+        assert not ended.wait(1.5), "no site is there yet to hear it"
+        with catch_interrupt():
+            assert ended.wait(WAIT_S) and warden.reason is Reason.PAUSED
+            ended.clear()
+            assert not ended.wait(1.0), "once for each start"
+
+
+def test_the_folder_is_counted(tmp_path: Path) -> None:
+    place = folder.VolunteerFolder(tmp_path / "alice", "alice")
+    place.make()
+    (place.root / "sub").mkdir()
+    (place.root / "sub" / "one").write_bytes(bytes(1000))
+    (place.root / "two").write_bytes(bytes(24))
+    assert place.used_bytes() == 1024
