@@ -50,13 +50,14 @@ def test_it_imports_nothing_but_the_standard_library_and_reads_as_python_39() ->
 
 
 def test_started_from_its_file_alone_it_runs_a_job_to_its_end(tmp_path: Path) -> None:
-    answer = json.loads(call("start", str(tmp_path), request=request("print('hi'); raise SystemExit(5)")).stdout)
+    folder = tmp_path / "job"
+    answer = json.loads(call("start", str(folder), request=request("print('hi'); raise SystemExit(5)")).stdout)
     assert answer["new"] is True
-    state = ended(tmp_path)
+    state = ended(folder)
     assert (state["reason"], state["exit_code"]) == ("exited", 5)
-    assert call("log", str(tmp_path), "--follow").stdout == "hi\n"
-    assert json.loads(call("status", str(tmp_path)).stdout)["exit_code"] == 5
-    assert [each["folder"] for each in json.loads(call("list", str(tmp_path.parent)).stdout)] == [str(tmp_path)]
+    assert call("log", str(folder), "--follow").stdout == "hi\n"
+    assert json.loads(call("status", str(folder)).stdout)["exit_code"] == 5
+    assert [each["folder"] for each in json.loads(call("list", str(tmp_path)).stdout)] == [str(folder)]
 
 
 def test_a_folder_without_a_job_is_said_so(tmp_path: Path) -> None:
