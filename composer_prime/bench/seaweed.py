@@ -99,7 +99,7 @@ def _seaweed_once(folder: Path, host: str, inside: Sequence[str]) -> Iterator[Se
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment(endpoint)},
+            env={**os.environ, **environment(endpoint), "TMPDIR": str(folder)},  # where its own logs go
             cwd=folder,
             start_new_session=True,
         )

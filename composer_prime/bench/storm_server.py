@@ -38,7 +38,8 @@ class StormServer:
         """Start it, with the data it had; returns before it answers."""
         (self._folder / "data").mkdir(parents=True, exist_ok=True)
         command = [str(self._program), "mini", *(f"-{name}={value}" for name, value in self._flags.items())]
-        self._child = Child("store", command, self._folder / "seaweed.log", env=self.environment)
+        variables = {**self.environment, "TMPDIR": str(self._folder)}  # where its own logs go
+        self._child = Child("store", command, self._folder / "seaweed.log", env=variables)
 
     def wait_ready(self) -> None:
         """Block until it takes objects. Raises SiteError when it ends or doesn't within READY_S."""

@@ -78,7 +78,7 @@ def _running_once(folder: Path, port: int) -> Iterator[S3Server]:
             [program(), "mini", *(f"-{name}={value}" for name, value in flags.items())],
             log=folder / "seaweed.log",
             is_ready=lambda: server.takes_objects(BUCKET),
-            environment=server.environment(),
+            environment={**server.environment(), "TMPDIR": str(folder)},  # where its own logs go
             folder=folder,
         ) as pid:
             yield replace(server, pid=pid)
