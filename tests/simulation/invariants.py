@@ -247,7 +247,6 @@ class Invariants:
             if entry is not None:
                 book.tokens += entry.tokens
                 book.movement += entry.movement
-                book.missed = 0
                 book.foreign |= self._is_foreign(process, entry)
             book.version += 1
 
@@ -284,6 +283,8 @@ class Invariants:
         book = process.books[fields["fragment"]] if "fragment" in fields else None
         if event == "carried" and book is not None:
             book.missed += 1
+        if event == "merged" and book is not None:
+            book.missed = 0
         if event == "dropped" and book is not None:
             why = fields["why"]
             coverage.branch(f"dropped: {why}")
@@ -293,6 +294,7 @@ class Invariants:
                 self.violate(
                     f"{process.site.name} dropped {fields['tokens']} tokens, and no other process had any merged"
                 )
+            book.missed = 0
             book.moved_on |= self._lossy or why != "stale"
         else:
             coverage.branch(f"site: {event}")

@@ -54,6 +54,25 @@ class Fiber:
                 scheduler.wake_at(scheduler.time, joiner, token, True)
 
 
+_IDLE: dict[Any, list[Any]] = {}
+"""By the greenlet that they return to: those whose fiber has ended. A new one costs a mapping of memory, most fibers
+are short, and one that is dropped before its end keeps the whole world that it last served."""
+
+
+def _work(fiber: Fiber | None) -> None:
+    """What a greenlet does: one fiber after another, of any scheduler."""
+    here = getcurrent()
+    hub = here.parent
+    assert hub is not None
+    idle = _IDLE[hub]
+    while True:
+        assert fiber is not None
+        fiber.run()
+        fiber.greenlet = fiber = None
+        idle.append(here)
+        fiber = hub.switch()
+
+
 class Scheduler:
     """The heap of wake-ups. `run` is called outside of all fibers.
 
@@ -68,8 +87,6 @@ class Scheduler:
         self._heap: list[tuple[float, int, Fiber | None, int, Any]] = []
         self._number = 0
         self._hub = getcurrent()
-        self._idle: list[Any] = []
-        """Greenlets whose fiber has ended: a new one costs a mapping of memory, and most fibers are short."""
 
     def call_at(self, at: float, function: Callable[[], Any]) -> None:
         """Call a function, outside of all fibers, at a virtual time."""
@@ -97,6 +114,7 @@ class Scheduler:
         """Go on until nothing is left to do, `is_stopped` is set, or a time or a number of events is reached."""
         heap = self._heap
         self._hub = getcurrent()
+        idle = _IDLE.setdefault(self._hub, [])
         while heap and not self.is_stopped and heap[0][0] <= until and self.num_events < most_events:
             self.time, _, fiber, token, value = heappop(heap)
             if fiber is None:
@@ -113,19 +131,11 @@ class Scheduler:
                 self.num_events += 1
             self.current = fiber
             if fiber.greenlet is None:
-                fiber.greenlet = self._idle.pop() if self._idle else greenlet(self._work, self._hub)
+                fiber.greenlet = idle.pop() if idle else greenlet(_work, self._hub)
                 fiber.greenlet.switch(fiber)
             else:
                 fiber.greenlet.switch(value)
             self.current = None
-
-    def _work(self, fiber: Fiber) -> None:
-        """What a greenlet does: one fiber after another."""
-        here = getcurrent()
-        while True:
-            fiber.run()
-            self._idle.append(here)
-            fiber = self._hub.switch()
 
 
 class Process:
