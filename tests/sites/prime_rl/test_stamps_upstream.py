@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import verifiers.v1 as vf
+from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import WireTrace
 
 from composer_prime.losses.composer import composer_loss
@@ -31,6 +32,10 @@ from tests.replay.traces import node, trace
 pytestmark = [
     pytest.mark.prime_rl,
     pytest.mark.skipif(not os.environ.get("PRIME_RL_SRC"), reason="PRIME_RL_SRC names no PRIME-RL checkout"),
+    pytest.mark.skipif(
+        "reference_logprobs" not in MessageNode.model_fields,
+        reason="this verifiers has no reference_logprobs: teacher streams need PRIME-RL 0.8.1.dev52 or newer",
+    ),
     pytest.mark.filterwarnings("default"),  # upstream's imports warn
 ]
 REPLAY_TAU = 0.3
