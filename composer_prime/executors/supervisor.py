@@ -147,7 +147,7 @@ class Supervisor:
             if error is not None:
                 self._refuse(site, error)
         elif isinstance(action, Kill):
-            self._say_once(site, f"{site} attempt {action.attempt}: is ended: {action.why}")
+            self._say_once(f"{site}--{action.attempt}--end", f"{site} attempt {action.attempt}: is ended: {action.why}")
             _, problem = self._fleet.condemn(seen[site, action.attempt], "hung", action.why)
             if problem:
                 self._trouble(site, f"attempt {action.attempt} may still run and be billed: {problem}")

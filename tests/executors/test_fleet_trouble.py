@@ -354,3 +354,18 @@ def test_a_job_that_was_only_half_submitted_is_submitted_again() -> None:
     scene.platform.on_submit.append(lambda: submitted.append("again"))
     scene.supervisor().turn()
     assert submitted == ["again"] and list(scene.platform.jobs) == [job_id]
+
+
+def test_a_job_that_waits_long_for_a_machine_is_mentioned_once_and_not_ended() -> None:
+    scene = Scene(plan=small_plan(sites=("a",)))
+    supervisor = scene.supervisor()
+    supervisor.turn()
+    job_id = scene.job_id("a", 1)
+    scene.platform.jobs[job_id] = (scene.platform.jobs[job_id][0], JobStatus(JobState.PENDING))
+    for later_s in (0.0, 601.0, 1200.0, 90_000.0):
+        scene.later_s = later_s
+        assert supervisor.turn() is False
+    assert [line for line in scene.said if "waits for a machine" in line] == [
+        "a: attempt 1 still waits for a machine after 10 minutes"
+    ]
+    assert scene.platform.cancelled == [] and list(scene.platform.jobs) == [job_id]
