@@ -181,10 +181,9 @@ def test_a_verdict_whose_end_nobody_confirmed_is_carried_out_again() -> None:
 
 
 def test_a_stopped_site_is_watched_to_its_end_and_never_started() -> None:
-    stopped = {"stopped": {"a"}}
-    assert decided([attempt()], RUNNING, **stopped) == Wait("a")
-    assert decided([attempt(end="preempted")], **stopped) == Leave("a", False, "cancelled")
-    assert decided([attempt(end="succeeded", code=0)], **stopped) == Leave("a", True, "done")
+    assert decided([attempt()], RUNNING, stopped={"a"}) == Wait("a")
+    assert decided([attempt(end="preempted")], stopped={"a"}) == Leave("a", False, "cancelled")
+    assert decided([attempt(end="succeeded", code=0)], stopped={"a"}) == Leave("a", True, "done")
     standing = Standing({}, stopped={"a"})
     assert decide(["a"], [], standing, {}, LIMITS, wanted_s=9, usd_per_hour=0.0, now=NOW, ticks=TICKS) == [
         Leave("a", False, "cancelled")
