@@ -168,7 +168,7 @@ class Fleet:
         stop = self.book.stopped()
         if stop is not None:
             raise Stopped(f"launch {self.book.name} was stopped on {stop.by}: launch again to begin a new one")
-        stop = self.book.site_stopped(site)
+        stop = self.book.stopped(site)
         if stop is not None:
             raise SiteStopped(
                 f"site {site} of launch {self.book.name} was stopped on {stop.by}: it isn't started again"

@@ -212,17 +212,12 @@ class LaunchBook:
 
     def stop(self, site: str | None = None) -> None:
         """Say that nothing of this launch, or of one site, is to run any more."""
-        number = self.launch.number
-        key = keys.launch_stop(number) if site is None else keys.launch_site_stop(number, site)
-        self.store.create(key, Stop(at=time.time(), by=who()).to_bytes())
+        record = Stop(at=time.time(), by=who())
+        self.store.create(keys.launch_stop(self.launch.number, site), record.to_bytes())
 
-    def stopped(self) -> Stop | None:
-        """Who stopped this launch, if somebody did."""
-        return find_record(self.store, Stop, keys.launch_stop(self.launch.number))
-
-    def site_stopped(self, site: str) -> Stop | None:
-        """Who stopped that one site, if somebody did."""
-        return find_record(self.store, Stop, keys.launch_site_stop(self.launch.number, site))
+    def stopped(self, site: str | None = None) -> Stop | None:
+        """Who stopped this launch, or that one site, if somebody did."""
+        return find_record(self.store, Stop, keys.launch_stop(self.launch.number, site))
 
     def stopped_sites(self) -> frozenset[str]:
         """The sites that were stopped one by one."""

@@ -17,7 +17,7 @@ def read_order(uri: str, launch: int, site: str, attempt: int) -> Recipe | Prime
     """
     with closing(open_store(uri)) as store:
         book = open_launch(store, launch)
-        stop = book.stopped() or book.site_stopped(site)
+        stop = book.stopped() or book.stopped(site)
         if stop is not None:
             raise BadInput(
                 f"launch {book.name}, or its site {site}, was stopped on {stop.by}: this replica doesn't start"

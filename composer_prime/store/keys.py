@@ -360,14 +360,10 @@ def launch(number: int) -> str:
     return f"{launch_prefix(number)}launch.json"
 
 
-def launch_stop(number: int) -> str:
-    """The create-once record by which somebody ended a launch: nothing of it is started any more."""
-    return f"{launch_prefix(number)}stop.json"
-
-
-def launch_site_stop(number: int, site: str) -> str:
-    """The create-once record by which somebody ended one site of a launch: no attempt of it is started any more."""
-    return f"{launch_prefix(number)}sites/{check_site_name(site)}/stop.json"
+def launch_stop(number: int, site: str | None = None) -> str:
+    """The create-once record by which somebody ended a launch, or one site of it: nothing of it is started any more."""
+    place = "" if site is None else f"sites/{check_site_name(site)}/"
+    return f"{launch_prefix(number)}{place}stop.json"
 
 
 def launch_recipe(sha: str) -> str:
