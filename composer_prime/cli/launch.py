@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from composer_prime.executors.fleet import Fleet
     from composer_prime.executors.launching import LaunchPlan
     from composer_prime.executors.records import LaunchBook
+    from composer_prime.executors.supervisor import Supervisor
 
 POLL_S = 5.0
 SiteOption = Annotated[str | None, typer.Option("--site", help="One site; default: all.")]
@@ -79,8 +80,7 @@ def _launch(plan: "LaunchPlan", limits, poll_s: float, detach: bool) -> int:
     """Start what isn't there, and watch it to its end; the exit code: 0 when all sites ended rightly."""
     import threading
 
-    from composer_prime.executors.fleet import Fleet
-    from composer_prime.executors.records import begin_launch
+    from composer_prime.executors.fleet import begin_fleet
     from composer_prime.executors.supervisor import Supervisor
     from composer_prime.sites.embedded.interrupt import catch_interrupt
     from composer_prime.store import open_store, probe_store
@@ -88,14 +88,15 @@ def _launch(plan: "LaunchPlan", limits, poll_s: float, detach: bool) -> int:
     store = open_store(plan.run_uri)
     try:
         probe_store(store)
-        fleet = Fleet(begin_launch(store, plan.recipe.run.name))
+        fleet = begin_fleet(store, plan.recipe.run.name)
         supervisor = Supervisor(fleet, plan, limits, say=typer.echo)
         for line in _bucket_lines(plan):
             typer.echo(line)
         try:
             supervisor.check()
-            supervisor.turn()
+            _first_turn(fleet, supervisor)
             if detach:
+                _refuse_half_a_launch(supervisor)
                 typer.echo(_detached(plan))
                 return 0
             pause = threading.Event()
@@ -109,6 +110,30 @@ def _launch(plan: "LaunchPlan", limits, poll_s: float, detach: bool) -> int:
             fleet.close()
     finally:
         store.close()
+
+
+def _first_turn(fleet: "Fleet", supervisor: "Supervisor") -> None:
+    """Start what isn't there; when that can't be, end what was started, and say so."""
+    from composer_prime.errors import ComposerPrimeError
+
+    try:
+        supervisor.turn()
+    except ComposerPrimeError:
+        for seen, problem in fleet.withdraw():
+            state = (
+                f"may still run and be billed: {problem}" if problem else "ended again, since not all could be started"
+            )
+            typer.echo(f"{seen.attempt.site} attempt {seen.attempt.number}: {state}")
+        raise
+
+
+def _refuse_half_a_launch(supervisor: "Supervisor") -> None:
+    """Raise ExecutorError where sites weren't started that nobody will try again."""
+    from composer_prime.errors import ExecutorError
+
+    if supervisor.troubled:
+        said = "; ".join(f"{site} ({problem})" for site, problem in supervisor.troubled.items())
+        raise ExecutorError(f"not started: {said}. The other jobs go on; the same command again starts what is missing")
 
 
 def _bucket_lines(plan: "LaunchPlan") -> Iterator[str]:
@@ -178,7 +203,7 @@ def cancel(store: StoreArgument, site: SiteOption = None) -> None:
 
     failed = []
     with _fleet(store) as (fleet, book):
-        for seen, problem in fleet.cancel(None if site is None else [site]):
+        for seen, problem in fleet.cancel(site):
             name = f"{seen.attempt.site} attempt {seen.attempt.number}"
             typer.echo(f"{name}: {problem or seen.state}")
             failed += [name] if problem else []

@@ -9,6 +9,7 @@ from composer_prime.cli.store_arg import StoreArgument
 
 def replica(
     store: StoreArgument,
+    launch: Annotated[int, typer.Option("--launch", min=1, help="The launch's number.", show_default=False)],
     site: Annotated[str, typer.Option("--site", help="The replica's name.", show_default=False)],
     attempt: Annotated[int, typer.Option("--attempt", min=1, help="How often it was started.", show_default=False)],
 ) -> None:
@@ -18,7 +19,7 @@ def replica(
     from composer_prime.executors.replica import read_order
 
     with redacted_output():
-        recipe = read_order(store, site, attempt)
+        recipe = read_order(store, launch, site, attempt)
         root = RunPaths.of(recipe).site(site).root
         resume = root.exists() and any(root.iterdir())
         if isinstance(recipe, PrimeRecipe):

@@ -113,6 +113,7 @@ class JobStatus:
     exit_code    of the command, once it has ended by itself; -N for signal N; None where the platform doesn't tell
     message      the platform's own word, for people; secrets are redacted
     started_at, ended_at   Unix seconds on the platform's clock, which the bill goes by; None: not yet, or unknown
+    half_submitted   who submitted it ended before the platform was told to run it: `submit` does that
     """
 
     state: JobState
@@ -120,6 +121,7 @@ class JobStatus:
     message: str = ""
     started_at: float | None = None
     ended_at: float | None = None
+    half_submitted: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,14 @@ class Price:
 
     usd_per_hour   None: unknown; 0 for one's own machines
     source         where the figure is from, with its date
+    overrun_s      seconds beyond its time-out for which a job may be billed: the time to end, and rounding
+    unbounded      what to set before `usd_per_hour` is the most that an hour can cost; "": it is
     """
 
     usd_per_hour: float | None
     source: str
+    overrun_s: int = 0
+    unbounded: str = ""
 
 
 class Executor(Protocol):

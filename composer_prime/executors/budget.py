@@ -1,13 +1,15 @@
 """What a launch may cost and how long it may last, and so how long its next job may run: pure arithmetic.
 
-A job's time-out is its own largest cost. A new job gets no more time than the budget has left after what was spent and
-after what all running jobs can still spend, so the sum never passes the limit, whatever happens to the supervisor.
+A job's time-out, with what its platform may bill beyond it, is its own largest cost. A new job gets no more time than
+the budget has left after what was spent and after what all running jobs can still spend, so the sum never passes the
+limit, whatever happens to the supervisor.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from composer_prime.errors import BadInput
+from composer_prime.executors.base import JobState, JobStatus, Price
 
 HOUR_S = 3600.0
 MIN_JOB_S = 60
@@ -34,8 +36,11 @@ class Limits:
 class Expense:
     """One attempt, as far as money goes. Times are Unix seconds.
 
-    started_at   None: not yet, or unknown; then `asked_at` counts, so that nothing runs for free
-    ended_at     None: not yet
+    asked_at     before anything was started
+    started_at   None: not yet; nothing is billed for the wait
+    ended_at     None: not yet, as far as its platform has confirmed
+    timeout_s    after which it ends by itself
+    overrun_s    that may be billed beyond what it ran
     usd_per_hour None: unknown
     """
 
@@ -44,6 +49,7 @@ class Expense:
     ended_at: float | None
     timeout_s: float
     usd_per_hour: float | None
+    overrun_s: float = 0.0
 
     def seconds(self, now: float) -> float:
         """That it has run."""
@@ -57,9 +63,16 @@ class Expense:
 
     def most_usd(self, now: float) -> float:
         """That it can have cost when it ends; nothing where the price is unknown."""
-        if self.ended_at is not None:
-            return self.usd(now) or 0.0
-        return max(self.timeout_s, self.seconds(now)) / HOUR_S * (self.usd_per_hour or 0.0)
+        seconds = self.seconds(now) if self.ended_at is not None else max(self.timeout_s, self.seconds(now))
+        return (seconds + self.overrun_s if seconds else 0.0) / HOUR_S * (self.usd_per_hour or 0.0)
+
+
+def ran_from(status: JobStatus, asked_at: float) -> float | None:
+    """When a job began to run; None: it hasn't. Where its platform doesn't tell, `asked_at`, lest it run for free."""
+    if status.started_at is not None:
+        return status.started_at
+    waited = status.state in (JobState.PENDING, JobState.CANCELLED, JobState.FAILED) and status.exit_code is None
+    return None if waited else asked_at
 
 
 def allowed_s(
@@ -68,12 +81,14 @@ def allowed_s(
     *,
     wanted_s: int,
     usd_per_hour: float | None,
+    overrun_s: int = 0,
     waiting: int,
     now: float,
 ) -> int:
     """Seconds that a new job may run: at most `wanted_s`, 0 when the budget has not a minute's worth left.
 
-    waiting   jobs, this one too, that want to start now and share what is left
+    overrun_s   seconds beyond those that may be billed
+    waiting     jobs, this one too, that want to start now and share what is left
 
     Raises BadInput when money is limited and the price is unknown.
     """
@@ -86,8 +101,17 @@ def allowed_s(
             )
         if usd_per_hour > 0:
             left_usd = limits.max_usd - sum(each.most_usd(now) for each in expenses)
-            seconds = min(seconds, left_usd / max(1, waiting) / usd_per_hour * HOUR_S)
+            seconds = min(seconds, left_usd / max(1, waiting) / usd_per_hour * HOUR_S - overrun_s)
     if limits.max_hours is not None:
         began = min((each.started_at or each.asked_at for each in expenses), default=now)
         seconds = min(seconds, began + limits.max_hours * HOUR_S - now)
     return int(seconds) if seconds >= min(MIN_JOB_S, wanted_s) else 0
+
+
+def check_bounded(limits: Limits, price: Price, on: str) -> None:
+    """Raise BadInput for a limit on cost where an hour's price isn't the most that an hour can cost."""
+    if limits.max_usd is not None and price.unbounded:
+        raise BadInput(
+            f"--max-cost ({limits.max_usd:g}) can't be kept on {on}, which bills what a job uses beyond what it "
+            f"asks for: {price.unbounded}, or leave --max-cost out and limit --max-hours"
+        )

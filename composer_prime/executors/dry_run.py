@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from composer_prime.executors.budget import Limits, allowed_s
+from composer_prime.executors.budget import Limits, allowed_s, check_bounded
 from composer_prime.executors.fleet import Fleet
 from composer_prime.executors.launching import LaunchPlan, spec_of
 from composer_prime.executors.records import Launch, LaunchBook
@@ -21,12 +21,19 @@ def dry_run_lines(plan: LaunchPlan, limits: Limits) -> Iterator[str]:
             intent = fleet.intent(plan, site, 1, plan.timeout_s, "0" * 64)
             price = intent.usd_per_hour
             seconds = allowed_s(
-                limits, [], wanted_s=plan.timeout_s, usd_per_hour=price, waiting=len(plan.sites), now=0.0
+                limits,
+                [],
+                wanted_s=plan.timeout_s,
+                usd_per_hour=price,
+                overrun_s=intent.overrun_s,
+                waiting=len(plan.sites),
+                now=0.0,
             )
             intent = intent.model_copy(update={"timeout_s": max(1, seconds)})
             spec = spec_of(intent, launch.name, plan.secrets)
             executor = fleet.executor(plan.on)
             executor.check(spec)
+            check_bounded(limits, executor.price(spec), plan.on)
             yield f"site {site} on {plan.on}"
             yield from (f"  {line}" for line in executor.describe(spec).splitlines())
             source = executor.price(spec).source if plan.usd_per_hour is None else "--usd-per-hour"

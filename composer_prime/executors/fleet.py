@@ -5,13 +5,14 @@ next is supervising.py's to say.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors.base import Executor, Job, JobState, JobStatus
-from composer_prime.executors.budget import HOUR_S
+from composer_prime.executors.budget import HOUR_S, ran_from
 from composer_prime.executors.launching import LaunchPlan, replica_command, spec_of
 from composer_prime.executors.open import open_executor
 from composer_prime.executors.records import (
@@ -21,11 +22,14 @@ from composer_prime.executors.records import (
     Intent,
     LaunchBook,
     Started,
+    Verdicted,
+    begin_launch,
     by_site,
     end_state,
     who,
 )
 from composer_prime.executors.secrets import Secrets
+from composer_prime.store.base import Store
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,18 @@ class Seen:
 
     status    as its platform says; None where it has an end already, was never submitted, or gave no answer
     problem   why there is no answer
+    unknown   that the platform has no such job for this machine's login, though it gave the job a name once
     """
 
     attempt: Attempt
     status: JobStatus | None = None
     problem: str = ""
+    unknown: bool = False
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """(site, attempt)."""
+        return self.attempt.site, self.attempt.number
 
     @property
     def state(self) -> str:
@@ -57,13 +68,28 @@ class Stopped(BadInput):
     """Somebody stopped the launch: nothing of it is started any more."""
 
 
-class Fleet:
-    """One launch. Executors are opened when a record names their platform, and closed with the fleet."""
+class SiteStopped(BadInput):
+    """Somebody stopped this one site of the launch: no attempt of it is started any more."""
 
-    def __init__(self, book: LaunchBook, *, opener: Callable[[str], Executor] = open_executor) -> None:
+
+class Fleet:
+    """One launch. Executors are opened when a record names their platform, and closed with the fleet.
+
+    clock   Unix seconds
+    """
+
+    def __init__(
+        self,
+        book: LaunchBook,
+        *,
+        opener: Callable[[str], Executor] = open_executor,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.book = book
+        self.clock = clock
         self._opener = opener
         self._executors: dict[str, Executor] = {}
+        self._begun: list[tuple[str, int]] = []
 
     def executor(self, on: str) -> Executor:
         """The executor of a platform, as `--on` names it."""
@@ -81,64 +107,91 @@ class Fleet:
 
     def intent(self, plan: LaunchPlan, site: str, attempt: int, timeout_s: int, recipe: str) -> Intent:
         """What an attempt would be, not yet written down. Asks the platform for the price."""
-        resources = plan.resources
         intent = Intent(
             site=site,
             attempt=attempt,
             on=plan.on,
             recipe=recipe,
-            command=replica_command(plan, site, attempt),
+            command=replica_command(plan, self.book.launch.number, site, attempt),
             timeout_s=timeout_s,
             usd_per_hour=plan.usd_per_hour,
-            resources=vars(resources),
+            resources=vars(plan.resources),
             image=plan.image,
             caches=dict(plan.caches),
             env=dict(plan.env),
             secrets=tuple(plan.secrets),
-            created_at=time.time(),
+            created_at=self.clock(),
             created_by=who(),
         )
-        if plan.usd_per_hour is not None:
-            return intent
         price = self.executor(plan.on).price(spec_of(intent, self.book.name, plan.secrets))
-        return intent.model_copy(update={"usd_per_hour": price.usd_per_hour})
+        usd_per_hour = price.usd_per_hour if plan.usd_per_hour is None else plan.usd_per_hour
+        return intent.model_copy(update={"usd_per_hour": usd_per_hour, "overrun_s": price.overrun_s})
 
     def start(self, plan: LaunchPlan, site: str, attempt: int, timeout_s: int) -> Job:
-        """Write the intent of an attempt, and submit its job. The attempt before it is ended first, whatever it does.
+        """Write the intent of an attempt, and submit its job. Attempts before it that may run are ended first.
 
-        Raises Stopped when somebody stopped the launch; BadInput for what the platform would refuse: then nothing was
-        written and nothing started.
+        Raises Stopped and SiteStopped; BadInput for what the platform would refuse: then nothing was started, and what
+        was written says so.
         """
         intent = self.intent(plan, site, attempt, timeout_s, self.book.keep_recipe(plan.recipe_text))
         self.executor(plan.on).check(spec_of(intent, self.book.name, plan.secrets))
+        self._refuse_stopped(site)
         for earlier in by_site(self.book.attempts()).get(site, ()):
-            if earlier.number < attempt and _may_run(earlier):
-                self.confirm_killed(earlier)
-        return self.submit(self.book.intend(intent), plan.secrets)
+            job = earlier.job(self.book.name)
+            if earlier.number < attempt and earlier.may_run and job is not None:
+                with suppress(JobUnknown):
+                    self.executor(earlier.intent.on).cancel(job)
+        standing = self.book.intend(intent)
+        if standing == intent:
+            self._begun.append((site, attempt))
+        return self.submit(standing, plan.secrets)
 
     def submit(self, intent: Intent, secrets: Secrets) -> Job:
         """Have an intent's job: the one that the platform has, or a new one."""
-        self._refuse_stopped()
+        self._refuse_stopped(intent.site)
         executor = self.executor(intent.on)
-        job = executor.submit(spec_of(intent, self.book.name, secrets))
+        spec = spec_of(intent, self.book.name, secrets)
+        try:
+            job = executor.submit(spec)
+        except BadInput as error:
+            self._note_refusal(executor, intent, error)
+            raise
         self.book.start(job)
         try:
-            self._refuse_stopped()  # between our look and our job somebody may have listed the jobs to end
-        except Stopped:
+            self._refuse_stopped(intent.site)  # between our look and our job somebody may have listed the jobs to end
+        except (Stopped, SiteStopped):
             executor.cancel(job)
             raise
         return job
 
-    def _refuse_stopped(self) -> None:
+    def _refuse_stopped(self, site: str) -> None:
         stop = self.book.stopped()
         if stop is not None:
             raise Stopped(f"launch {self.book.name} was stopped on {stop.by}: launch again to begin a new one")
+        stop = self.book.stopped(site)
+        if stop is not None:
+            raise SiteStopped(
+                f"site {site} of launch {self.book.name} was stopped on {stop.by}: it isn't started again"
+            )
+
+    def _note_refusal(self, executor: Executor, intent: Intent, error: BadInput) -> None:
+        """Write down that the platform took no job of an intent, unless it has one or can't be asked."""
+        attempt = Attempt(intent, None, None)
+        try:
+            job = self._found(executor, attempt)
+            if job is not None and not executor.poll(job).half_submitted:
+                return
+            if job is not None:
+                executor.cancel(job)
+        except (BadInput, ExecutorError):
+            return
+        self.book.end(_unsubmitted(attempt, "refused", str(error), self.clock()))
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
-    def look(self, sites: Sequence[str] | None = None) -> list[Seen]:
-        """Every attempt, of these sites alone where given: asked of its platform where it has no end yet."""
-        return [self._see(each) for each in self.book.attempts() if sites is None or each.site in sites]
+    def look(self) -> list[Seen]:
+        """Every attempt: asked of its platform where it has no end yet. Nothing is written down."""
+        return [self._see(each) for each in self.book.attempts()]
 
     def _see(self, attempt: Attempt) -> Seen:
         if attempt.ended is not None:
@@ -149,9 +202,9 @@ class Fleet:
             if job is None:
                 return Seen(attempt, problem=NOT_SUBMITTED)
             started = Started(site=job.site, attempt=job.attempt, platform=job.platform, id=job.id)
-            return Seen(Attempt(attempt.intent, started, None), executor.poll(job))
+            return Seen(replace(attempt, started=started), executor.poll(job))
         except JobUnknown as error:
-            return Seen(attempt, _lost(attempt, error) if attempt.started else None, str(error))
+            return Seen(attempt, problem=str(error), unknown=attempt.started is not None)
         except (BadInput, ExecutorError) as error:
             return Seen(attempt, problem=str(error))
 
@@ -159,57 +212,91 @@ class Fleet:
         """The job of an intent whose launcher didn't come to write the id down."""
         for job in executor.find(self.book.name):
             if (job.site, job.attempt) == (attempt.site, attempt.number):
-                self.book.start(job)
                 return job
         return None
 
     def settle(self, seen: Seen) -> Seen:
-        """Write down the end of an attempt that has ended."""
-        if seen.attempt.ended is not None or seen.status is None or not seen.status.state.final:
+        """Write down the end of an attempt that has ended, or whose time has passed where nobody knows its job."""
+        attempt, status = seen.attempt, seen.status
+        if attempt.ended is not None:
             return seen
-        lost = bool(seen.problem)
-        ended = _ended(seen.attempt, seen.status, "lost" if lost else end_state(seen.status.state))
+        if seen.unknown and attempt.due < self.clock():
+            ended = _lost(attempt, seen.problem, self.clock())
+        elif status is not None and status.state.final:
+            condemned = attempt.verdict is not None and status.state is not JobState.SUCCEEDED
+            state = attempt.verdict.state if attempt.verdict and condemned else end_state(status.state)
+            why = attempt.verdict.why if attempt.verdict and condemned else status.message
+            ended = _ended(attempt, status, state, why, self.clock())
+        else:
+            return seen
         self.book.end(ended)
-        return Seen(Attempt(seen.attempt.intent, seen.attempt.started, ended))
+        return Seen(replace(attempt, ended=ended))
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
-    def kill(self, attempt: Attempt, status: JobStatus, why: str) -> None:
-        """End an attempt that hangs. The end is written first, so that no other supervisor takes it for somebody's
-        cancel; `start` of the next attempt makes sure that the job is gone."""
-        self.book.end(_ended(attempt, status, "hung", why))
-        self.confirm_killed(attempt)
+    def condemn(self, seen: Seen, state: Verdicted, why: str) -> tuple[Seen, str]:
+        """End an attempt as `state`; "" where that is confirmed, else why it isn't.
 
-    def confirm_killed(self, attempt: Attempt) -> None:
-        """Make sure that the job of an attempt that hung is gone; raises ExecutorError where it isn't."""
-        job = attempt.job(self.book.name)
-        if job is not None:
-            with suppress(JobUnknown):
-                self.executor(attempt.intent.on).cancel(job)
-
-    def cancel(self, sites: Sequence[str] | None = None) -> Iterator[tuple[Seen, str]]:
-        """End the launch, or these sites of it; each attempt with what came of it: "" where its end is confirmed.
-
-        Without sites the stop record is written first, which supervisors honour before and after they start anything.
+        The verdict is written first, so that no other supervisor takes the end for somebody's cancel.
         """
-        if sites is None:
-            self.book.stop()
-        for seen in self.look(sites):
-            attempt = seen.attempt
-            if not _may_run(attempt):
-                continue
-            job = attempt.job(self.book.name)
-            if job is None:
-                yield seen, "" if seen.problem == NOT_SUBMITTED else seen.problem
-                continue
-            try:
-                status = self.executor(attempt.intent.on).cancel(job)
-            except JobUnknown:
-                yield self.settle(seen), ""
-            except (BadInput, ExecutorError) as error:
-                yield seen, str(error)
-            else:
-                yield self.settle(Seen(attempt, status)), ""
+        return self._end(replace(seen, attempt=self.book.condemn(seen.attempt, state, why)))
+
+    def withdraw(self) -> Iterator[tuple[Seen, str]]:
+        """End all that was started through this fleet; each attempt with "" where its end is confirmed."""
+        for seen in self.look():
+            if seen.place in self._begun and seen.attempt.ended is None:
+                yield self.condemn(seen, "withdrawn", "its launch couldn't start all its sites")
+
+    def cancel(self, site: str | None = None) -> Iterator[tuple[Seen, str]]:
+        """End the launch, or one site of it; each attempt with what came of it: "" where its end is confirmed.
+
+        The stop record is written first, which supervisors honour before and after they start anything. Raises BadInput
+        for a site that the launch doesn't have.
+        """
+        if site is not None:
+            names = by_site(self.book.attempts())
+            if site not in names:
+                there = ", ".join(names) or "none yet"
+                raise BadInput(f"launch {self.book.name} has no site {site} that could be ended: it has {there}")
+        self.book.stop(site)
+        for seen in self.look():
+            if site in (None, seen.attempt.site) and seen.attempt.may_run:
+                if seen.attempt.ended is None:
+                    yield self._end(seen)
+                else:
+                    yield from self._end_lost(seen)
+
+    def _end(self, seen: Seen) -> tuple[Seen, str]:
+        attempt = seen.attempt
+        job = attempt.job(self.book.name)
+        if job is None and seen.problem == NOT_SUBMITTED:
+            state, why = (attempt.verdict.state, attempt.verdict.why) if attempt.verdict else ("cancelled", "")
+            ended = _unsubmitted(attempt, state, why, self.clock())
+            self.book.end(ended)
+            return Seen(replace(attempt, ended=ended)), ""
+        if job is None:
+            return seen, seen.problem
+        try:
+            return self.settle(replace(seen, status=self.executor(attempt.intent.on).cancel(job))), ""
+        except JobUnknown as error:
+            settled = self.settle(Seen(attempt, problem=str(error), unknown=True))
+            return (settled, "") if settled.attempt.ended else (seen, _not_found(attempt, error))
+        except (BadInput, ExecutorError) as error:
+            return seen, str(error)
+
+    def _end_lost(self, seen: Seen) -> Iterator[tuple[Seen, str]]:
+        """End the job of an attempt that was given up for lost, should it be there after all."""
+        job = seen.attempt.job(self.book.name)
+        if job is None:
+            return
+        try:
+            self.executor(seen.attempt.intent.on).cancel(job)
+        except JobUnknown:
+            return
+        except (BadInput, ExecutorError) as error:
+            yield seen, str(error)
+        else:
+            yield seen, ""
 
     # --- logs ---------------------------------------------------------------------------------------------------------
 
@@ -224,18 +311,51 @@ class Fleet:
         return Secrets(known).redact_lines(executor.logs(job, follow=follow))
 
 
-def _may_run(attempt: Attempt) -> bool:
-    """Whether the platform may still run it: a watchdog's verdict stands before the job is gone."""
-    return attempt.ended is None or attempt.ended.state == "hung"
+def begin_fleet(store: Store, run: str, *, opener: Callable[[str], Executor] = open_executor) -> Fleet:
+    """The fleet of the run's newest launch that nobody stopped, or of a new one.
+
+    Raises BadInput while jobs of a stopped launch may run: nobody would find them behind the new one.
+    """
+
+    def clear(stopped: LaunchBook) -> None:
+        old = Fleet(stopped, opener=opener)
+        try:
+            left = [f"{seen.attempt.site} attempt {seen.attempt.number} ({why})" for seen, why in old.cancel() if why]
+        finally:
+            old.close()
+        if left:
+            raise BadInput(
+                f"of the stopped launch {stopped.name} may still run: {'; '.join(left)}. End it first, by "
+                f"`composer-prime cancel {store.uri}` where it was launched or in the platform's own console"
+            )
+
+    return Fleet(begin_launch(store, run, clear), opener=opener)
 
 
-def _lost(attempt: Attempt, error: JobUnknown) -> JobStatus:
-    return JobStatus(JobState.FAILED, None, str(error), attempt.intent.created_at, attempt.intent.created_at)
+def _not_found(attempt: Attempt, error: JobUnknown) -> str:
+    until = datetime.fromtimestamp(attempt.due, UTC)
+    return (
+        f"{error}: not found with this login, so its end isn't confirmed: cancel where it was launched, or when its "
+        f"time has passed ({until:%Y-%m-%d %H:%M} UTC)"
+    )
 
 
-def _ended(attempt: Attempt, status: JobStatus, state: EndState, message: str = "") -> Ended:
-    ended_at = time.time() if status.ended_at is None else status.ended_at
-    seconds = 0.0 if status.started_at is None else max(0.0, ended_at - status.started_at)
+def _lost(attempt: Attempt, message: str, now: float) -> Ended:
+    """It may have run for all its time."""
+    started_at = attempt.intent.created_at
+    status = JobStatus(JobState.FAILED, None, message, started_at, min(now, started_at + attempt.intent.timeout_s))
+    return _ended(attempt, status, "lost", message, now)
+
+
+def _unsubmitted(attempt: Attempt, state: EndState, message: str, now: float) -> Ended:
+    """The end of an attempt that no platform ever had."""
+    return _ended(attempt, JobStatus(JobState.CANCELLED, None, message, None, now), state, message, now)
+
+
+def _ended(attempt: Attempt, status: JobStatus, state: EndState, message: str, now: float) -> Ended:
+    ended_at = now if status.ended_at is None else status.ended_at
+    began = ran_from(status, attempt.intent.created_at)
+    seconds = 0.0 if began is None else max(0.0, ended_at - began)
     price = attempt.intent.usd_per_hour
     return Ended(
         site=attempt.site,
@@ -244,6 +364,6 @@ def _ended(attempt: Attempt, status: JobStatus, state: EndState, message: str = 
         exit_code=status.exit_code,
         seconds=seconds,
         usd=None if price is None else seconds / HOUR_S * price,
-        message=message or status.message,
+        message=message,
         ended_at=ended_at,
     )

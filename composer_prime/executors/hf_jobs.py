@@ -9,6 +9,7 @@ import shlex
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ PLATFORM = "hf-jobs"
 NAMESPACE_VARIABLE, IMAGE_VARIABLE = "COMPOSER_PRIME_HF_NAMESPACE", "COMPOSER_PRIME_HF_IMAGE"
 CACHE_BUCKET = "composer-prime-caches"
 """The private bucket of the namespace whose folders are the jobs' caches."""
+OVERRUN_S = 60 + 30
+"""What is billed beyond a job's time: the minute that was begun, and the seconds that containers get to end."""
 CONFIRM_S = 120.0
 """For so long a cancelled job may go on before that is an error."""
 
@@ -98,8 +101,9 @@ class HfJobsExecutor:
         listed = self._hardware()
         flavor = flavors.choose(listed, spec.resources)
         if listed is flavors.TABLE:
-            return flavor_price(flavor.name)
-        return Price(flavor.usd_per_hour, f"{self._api.client.endpoint}/api/jobs/hardware ({date.today()})")
+            return replace(flavor_price(flavor.name), overrun_s=OVERRUN_S)
+        source = f"{self._api.client.endpoint}/api/jobs/hardware ({date.today()})"
+        return Price(flavor.usd_per_hour, source, OVERRUN_S)
 
     def submit(self, spec: JobSpec) -> Job:
         """Start the job, or return the one that carries its labels."""

@@ -135,10 +135,10 @@ def gather_secrets(asked: Sequence[str], environment: Mapping[str, str]) -> Secr
     return Secrets({name: environment[name] for name in names})
 
 
-def replica_command(plan: LaunchPlan, site: str, attempt: int) -> tuple[str, ...]:
-    """What a job runs: a replica needs nothing but the run's place in the bucket, its name and its attempt."""
+def replica_command(plan: LaunchPlan, launch: int, site: str, attempt: int) -> tuple[str, ...]:
+    """What a job runs: a replica needs nothing but the run's place in the bucket, its launch, its name, its attempt."""
     program = (sys.executable, "-m", "composer_prime.cli.main") if plan.is_local else ("composer-prime",)
-    return (*program, "replica", plan.run_uri, "--site", site, "--attempt", str(attempt))
+    return (*program, "replica", plan.run_uri, "--launch", str(launch), "--site", site, "--attempt", str(attempt))
 
 
 def spec_of(intent: Intent, run: str, secrets: Secrets) -> JobSpec:

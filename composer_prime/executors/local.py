@@ -58,7 +58,7 @@ class LocalExecutor:
 
     def price(self, spec: JobSpec) -> Price:
         """Nothing."""
-        return Price(0.0, "this machine")
+        return Price(0.0, "this machine", round(self._grace_s))
 
     def submit(self, spec: JobSpec) -> Job:
         """Start the job's keeper; the folder's lock decides between submitters that race."""

@@ -34,11 +34,13 @@ DEFAULT_IMAGE = "Modal's Debian slim (no composer-prime in it)"
 def settings(spec: JobSpec) -> dict[str, Any]:
     """What the function of this job is made of, in Modal's terms; secrets by name."""
     wanted = spec.resources
+    memory_mib = None if wanted.memory_gib is None else int(wanted.memory_gib * 1024)
     found: dict[str, Any] = {
         "image": spec.image or f"{DEFAULT_IMAGE}, Python {sys.version_info.major}.{sys.version_info.minor}",
         "gpu": gpu_option(wanted),
-        "cpu": wanted.cpus,
-        "memory": None if wanted.memory_gib is None else int(wanted.memory_gib * 1024),
+        # As much reserved as allowed: Modal bills what is used beyond a reservation.
+        "cpu": None if wanted.cpus is None else (wanted.cpus, wanted.cpus),
+        "memory": None if memory_mib is None else (memory_mib, memory_mib),
         "ephemeral_disk": None,
         "timeout": min(spec.timeout_s + TIMEOUT_MARGIN_S, MAX_TIMEOUT_S),
         "startup_timeout": STARTUP_TIMEOUT_S,

@@ -8,14 +8,14 @@ the job is PREEMPTED, so that restarts, and what they cost, stay the fleet's.
 import shlex
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from composer_prime.errors import ExecutorError, JobUnknown
 from composer_prime.executors.base import Job, JobSpec, JobState, JobStatus, Price, check_names
 from composer_prime.executors.modal_client import Connection, modal_package, require_token
 from composer_prime.executors.modal_deploy import FUNCTION, TIMEOUT_MARGIN_S, deployed_function, settings
-from composer_prime.executors.modal_limits import MAX_TIMEOUT_S, check_spec
+from composer_prime.executors.modal_limits import MAX_TIMEOUT_S, check_spec, unbounded
 from composer_prime.executors.modal_logs import LogReader
 from composer_prime.executors.modal_records import NO_CALL, Records, object_name
 from composer_prime.executors.prices import modal_price
@@ -24,6 +24,9 @@ PLATFORM = "modal"
 CONFIRM_S = 60.0
 """How long the end of a cancelled call is waited for."""
 CONFIRM_PAUSE_S, LOG_PAUSE_S, DRAIN_S = 0.5, 1.5, 1.0
+OVERRUN_S = TIMEOUT_MARGIN_S + 40
+"""A command past its time gets 40 s to end; where the container's program has lost its senses, Modal ends it after the
+margin and takes a while."""
 RECENT_S = 30.0
 """So long after its end a job's last lines may still be on their way."""
 
@@ -59,12 +62,17 @@ class ModalExecutor:
         check_spec(spec)
         made_of = settings(spec)
         volumes = ", ".join(f"{name} at {path}" for path, name in made_of["volumes"].items())
-        sizes = {"cpu": "cores", "memory": "MiB", "ephemeral_disk": "MiB"}
+        cores, memory, disk = made_of["cpu"], made_of["memory"], made_of["ephemeral_disk"]
+        sizes = {
+            "cpu": cores and f"{cores[1]} cores",
+            "memory": memory and f"{memory[1]} MiB",
+            "disk": disk and f"{disk} MiB",
+        }
         lines = [
             f"Modal app {object_name(spec.run)}-<hash of these settings>, function {FUNCTION}",
             f"  image     {made_of['image']}",
             f"  gpu       {made_of['gpu'] or 'none'}",
-            *(f"  {name:<9} {made_of[name]} {unit}" for name, unit in sizes.items() if made_of[name] is not None),
+            *(f"  {name:<9} {size}, no more" for name, size in sizes.items() if size),
             f"  timeout   {spec.timeout_s} s, enforced by Modal at {made_of['timeout']} s; to start "
             f"{made_of['startup_timeout']} s; no retries; one job a container",
             f"  secrets   {', '.join(made_of['secrets']) or 'none'}",
@@ -76,7 +84,9 @@ class ModalExecutor:
         return spec.secrets.redact("\n".join(lines))
 
     def price(self, spec: JobSpec) -> Price:
-        return modal_price(spec.resources)
+        """By the second; `modal_limits.unbounded` says what an hour's price leaves open."""
+        price = modal_price(spec.resources)
+        return replace(price, overrun_s=OVERRUN_S, unbounded=unbounded(spec.resources))
 
     def submit(self, spec: JobSpec) -> Job:
         self.check(spec)
@@ -113,7 +123,7 @@ class ModalExecutor:
         records = self._records(job.run)
         call_id = self._call_id(job)
         if call_id is None:
-            return JobStatus(JobState.PENDING, message="claimed; no call is recorded yet")
+            return JobStatus(JobState.PENDING, message="claimed; no call is recorded yet", half_submitted=True)
         if call_id == NO_CALL:
             return JobStatus(JobState.CANCELLED, message="cancelled before it had a call")
         call = self._call(call_id)

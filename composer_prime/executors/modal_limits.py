@@ -79,6 +79,18 @@ def gpu_option(resources: Resources) -> str | None:
     return kind if resources.gpu_count == 1 else f"{kind}:{resources.gpu_count}"
 
 
+def unbounded(resources: Resources) -> str:
+    """What to set before an hour's price is the most that an hour can cost; "": it is."""
+    unset = [f"launch.{name}" for name in ("cpus", "memory_gib") if getattr(resources, name) is None]
+    if unset:
+        return f"set {' and '.join(unset)}, which are limits then"
+    if resources.disk_gib is not None and resources.disk_gib > FREE_DISK_GIB:
+        return (
+            f"set launch.disk_gib ({resources.disk_gib:g}) to {FREE_DISK_GIB} at most, since more is billed as memory"
+        )
+    return ""
+
+
 def nearest(name: str, known: Iterable[str]) -> list[str]:
     """Up to three names of `known` that are most like `name`."""
     return difflib.get_close_matches(name, list(known), n=3, cutoff=0.0)

@@ -1,14 +1,21 @@
 """What a launch leaves in the run's bucket, so that its jobs are found, watched and ended from any machine.
 
-Every record is create-once. The intent of an attempt stands before its job is submitted: a launcher killed in between
-leaves an intent without a job, and whoever looks next asks the platform. No secret is in any of them, only their names.
+Every record is create-once. A launch has a number, and its sites have attempts, each with up to four records:
+
+    intent    before its job is submitted; a launcher killed in between leaves it alone, and the next one submits it
+    job       the platform's name for its job
+    verdict   before the launcher ends it, and why
+    end       once nothing of it runs any more, as its platform confirms
+
+A stop record, of the whole launch or of one site, stands before what it stops is ended; launchers read it before and
+after they submit, replicas when they start. No secret is in any record, only their names.
 """
 
 import os
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from pydantic import Field
@@ -20,8 +27,14 @@ from composer_prime.store.base import Store
 from composer_prime.sync.canonical import Record, sha256_hex
 from composer_prime.sync.reading import find_record, read_record
 
-EndState = Literal["succeeded", "failed", "preempted", "timed-out", "cancelled", "hung", "lost"]
-"""A job's final state; "hung": ended by the watchdog; "lost": the platform has no job, or doesn't know it any more."""
+Verdicted = Literal["hung", "withdrawn"]
+"""Why a launcher ends an attempt: its beat stands still; its launch command couldn't start all that it was to start."""
+EndState = Literal["succeeded", "failed", "preempted", "timed-out", "cancelled", "hung", "withdrawn", "refused", "lost"]
+"""A job's final state, or a verdict's. "refused": the platform took no job. "lost": it knows none any more, and the
+time that the job had has passed; that alone isn't confirmed."""
+NOT_RUN = frozenset({"withdrawn", "refused"})
+"""Ends of attempts that were no run of their site: a launch command that comes later starts the next, and no restart is
+counted."""
 
 R = TypeVar("R", bound=Record)
 
@@ -47,6 +60,8 @@ class Intent(Record):
     """sha256 of the recipe's text."""
     command: tuple[str, ...]
     timeout_s: int = Field(ge=1)
+    overrun_s: int = Field(default=0, ge=0)
+    """Seconds beyond `timeout_s` for which the platform may bill."""
     usd_per_hour: float | None
     resources: dict[str, str | float | int | None]
     image: str | None
@@ -71,6 +86,17 @@ class Started(Record):
     id: str
 
 
+class Verdict(Record):
+    """That the launcher is ending an attempt, as which end it is to be written down, and why."""
+
+    site: str
+    attempt: int = Field(ge=1)
+    state: Verdicted
+    why: str
+    at: float
+    by: str
+
+
 class Ended(Record):
     """How an attempt ended. seconds: that it ran; usd: what these cost, None where the price is unknown."""
 
@@ -85,7 +111,7 @@ class Ended(Record):
 
 
 class Stop(Record):
-    """That nothing of a launch is to run any more."""
+    """That nothing of a launch, or of one of its sites, is to run any more."""
 
     at: float
     by: str
@@ -98,6 +124,7 @@ class Attempt:
     intent: Intent
     started: Started | None
     ended: Ended | None
+    verdict: Verdict | None = None
 
     @property
     def site(self) -> str:
@@ -106,6 +133,16 @@ class Attempt:
     @property
     def number(self) -> int:
         return self.intent.attempt
+
+    @property
+    def may_run(self) -> bool:
+        """Whether its platform may still run it, as far as the records tell."""
+        return self.ended is None or self.ended.state == "lost"
+
+    @property
+    def due(self) -> float:
+        """Unix seconds by which its platform has ended it, if it started it at once."""
+        return self.intent.created_at + self.intent.timeout_s + self.intent.overrun_s
 
     def job(self, run: str) -> Job | None:
         """Its job, as its platform's executor knows it; None when no id was written down."""
@@ -139,8 +176,9 @@ class LaunchBook:
             place = (self.launch.number, site, attempt)
             intent = self._record(Intent, keys.launch_intent(*place))
             started = self._record(Started, keys.launch_job(*place)) if "job" in kinds else None
+            verdict = self._record(Verdict, keys.launch_verdict(*place)) if "verdict" in kinds else None
             ended = self._record(Ended, keys.launch_end(*place)) if "end" in kinds else None
-            found.append(Attempt(intent, started, ended))
+            found.append(Attempt(intent, started, ended, verdict))
         return found
 
     def attempt(self, site: str, number: int) -> Attempt:
@@ -161,17 +199,30 @@ class LaunchBook:
         record = Started(site=job.site, attempt=job.attempt, platform=job.platform, id=job.id)
         self.store.create(keys.launch_job(self.launch.number, job.site, job.attempt), record.to_bytes())
 
+    def condemn(self, attempt: Attempt, state: Verdicted, why: str) -> Attempt:
+        """Write down that an attempt is being ended, and why; the attempt with the verdict that stands."""
+        key = keys.launch_verdict(self.launch.number, attempt.site, attempt.number)
+        verdict = Verdict(site=attempt.site, attempt=attempt.number, state=state, why=why, at=time.time(), by=who())
+        self.store.create(key, verdict.to_bytes())
+        return replace(attempt, verdict=self._record(Verdict, key))
+
     def end(self, ended: Ended) -> None:
         """Write down how an attempt ended, unless that stands already."""
         self.store.create(keys.launch_end(self.launch.number, ended.site, ended.attempt), ended.to_bytes())
 
-    def stop(self) -> None:
-        """Say that nothing of this launch is to run any more."""
-        self.store.create(keys.launch_stop(self.launch.number), Stop(at=time.time(), by=who()).to_bytes())
+    def stop(self, site: str | None = None) -> None:
+        """Say that nothing of this launch, or of one site, is to run any more."""
+        record = Stop(at=time.time(), by=who())
+        self.store.create(keys.launch_stop(self.launch.number, site), record.to_bytes())
 
-    def stopped(self) -> Stop | None:
-        """Who stopped this launch, if somebody did."""
-        return find_record(self.store, Stop, keys.launch_stop(self.launch.number))
+    def stopped(self, site: str | None = None) -> Stop | None:
+        """Who stopped this launch, or that one site, if somebody did."""
+        return find_record(self.store, Stop, keys.launch_stop(self.launch.number, site))
+
+    def stopped_sites(self) -> frozenset[str]:
+        """The sites that were stopped one by one."""
+        found = map(keys.parse_site_stop, self.store.list(keys.launch_prefix(self.launch.number)))
+        return frozenset(place[1] for place in found if place is not None)
 
     def keep_recipe(self, text: str) -> str:
         """Store a recipe; its sha256."""
@@ -202,8 +253,13 @@ def newest_launch(store: Store) -> LaunchBook | None:
     return LaunchBook(store, read_record(store, Launch, keys.launch(max(numbers))))
 
 
-def open_launch(store: Store) -> LaunchBook:
-    """The run's newest launch. Raises BadInput when nothing was launched."""
+def open_launch(store: Store, number: int | None = None) -> LaunchBook:
+    """The run's newest launch, or the one of that number. Raises BadInput when there is none."""
+    if number is not None:
+        launch = find_record(store, Launch, keys.launch(number))
+        if launch is None:
+            raise BadInput(f"{store.uri} holds no launch {number}: see `composer-prime ps`")
+        return LaunchBook(store, launch)
     book = newest_launch(store)
     if book is None:
         raise BadInput(
@@ -213,12 +269,17 @@ def open_launch(store: Store) -> LaunchBook:
     return book
 
 
-def begin_launch(store: Store, run: str) -> LaunchBook:
-    """The run's newest launch that nobody stopped, or a new one: of several who begin, all get the same."""
+def begin_launch(store: Store, run: str, clear: Callable[[LaunchBook], None] = lambda stopped: None) -> LaunchBook:
+    """The run's newest launch that nobody stopped, or a new one: of several who begin, all get the same.
+
+    clear   raises unless nothing of the stopped launch that comes before a new one runs any more
+    """
     while True:
         book = newest_launch(store)
         if book is not None and book.stopped() is None:
             return book
+        if book is not None:
+            clear(book)
         number = 1 if book is None else book.launch.number + 1
         name = f"{run}-{os.urandom(4).hex()}"
         launch = Launch(number=number, name=name, created_at=time.time(), created_by=who())

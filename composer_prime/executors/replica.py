@@ -9,18 +9,23 @@ from composer_prime.executors.records import open_launch
 from composer_prime.store import open_store
 
 
-def read_order(uri: str, site: str, attempt: int) -> Recipe | PrimeRecipe:
-    """The recipe of one attempt of the newest launch of the run at `uri`.
+def read_order(uri: str, launch: int, site: str, attempt: int) -> Recipe | PrimeRecipe:
+    """The recipe of one attempt of one launch of the run at `uri`.
 
-    Raises BadInput when that launch was stopped or has no such attempt, or the recipe is another run's; CorruptObject
-    when the recipe's bytes aren't those that were launched.
+    Raises BadInput when that launch, the site or the attempt was ended, when there is no such attempt, and when the
+    recipe is another run's; CorruptObject when the recipe's bytes aren't those that were launched.
     """
     with closing(open_store(uri)) as store:
-        book = open_launch(store)
-        stop = book.stopped()
+        book = open_launch(store, launch)
+        stop = book.stopped() or book.stopped(site)
         if stop is not None:
-            raise BadInput(f"launch {book.name} was stopped on {stop.by}: this replica doesn't start")
-        text = book.recipe(book.attempt(site, attempt).intent.recipe)
+            raise BadInput(
+                f"launch {book.name}, or its site {site}, was stopped on {stop.by}: this replica doesn't start"
+            )
+        mine = book.attempt(site, attempt)
+        if mine.ended is not None or mine.verdict is not None:
+            raise BadInput(f"attempt {attempt} of site {site} was ended before its start: this replica doesn't start")
+        text = book.recipe(mine.intent.recipe)
     recipe = any_from_data(tomllib.loads(text))
     if run_uri(recipe) != uri:
         raise BadInput(

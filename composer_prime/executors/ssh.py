@@ -57,7 +57,7 @@ class SshExecutor:
 
     def price(self, spec: JobSpec) -> Price:
         """Nothing beyond what the machines cost anyway."""
-        return Price(0.0, f"one's own hosts ({self._file})")
+        return Price(0.0, f"one's own hosts ({self._file})", round(self._grace_s))
 
     def submit(self, spec: JobSpec) -> Job:
         """Start the job on its host, where it waits while all slots are taken."""

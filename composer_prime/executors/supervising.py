@@ -3,17 +3,20 @@
 The I/O is fleet.py's. Several supervisors of one launch may decide at once: what they start is create-once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from composer_prime.executors.base import JobState, JobStatus
-from composer_prime.executors.budget import Expense, Limits, allowed_s
-from composer_prime.executors.records import Attempt, by_site
+from composer_prime.executors.budget import Expense, Limits, allowed_s, ran_from
+from composer_prime.executors.records import NOT_RUN, Attempt, by_site
 
 BAD_INPUT_EXIT = 2
 """A site's exit code for what only a person can mend: the next attempt would end so too."""
 STARTUP_PATIENCE = 4
 """Times `hang_after_s` that a replica may take to its first beat, and from its last one: it loads, and it ends."""
+PENDING_PATIENCE_S = 600.0
+"""After that it is said that a job still waits for a machine. Nothing ends it: queues are long."""
 ENDING_STATES = frozenset({"done", "leaving"})
 
 
@@ -43,7 +46,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Kill:
-    """End an attempt that hangs; its end is recorded as "hung"."""
+    """End an attempt that hangs, or on which a verdict stands whose end nobody has confirmed."""
 
     site: str
     attempt: int
@@ -61,41 +64,71 @@ class Leave:
 
 @dataclass(frozen=True)
 class Wait:
-    """The site's newest attempt is pending or running."""
+    """The site's newest attempt is pending or running, or may be. why: what a person should know of it."""
 
     site: str
+    why: str = ""
 
 
 Action = Start | Kill | Leave | Wait
-Statuses = Mapping[tuple[str, int], JobStatus]
-"""What platforms say, by (site, attempt)."""
+Place = tuple[str, int]
+"""(site, attempt)."""
+Statuses = Mapping[Place, JobStatus]
+"""What platforms say."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What was found out at one look, beside the records of attempts.
+
+    statuses   what platforms say
+    unknown    attempts whose jobs their platforms don't know, asked with this machine's login
+    stopped    sites that somebody ended
+    mended     ends in NOT_RUN that are older than this launch command, which was given to mend them
+    """
+
+    statuses: Statuses
+    unknown: Set[Place] = frozenset()
+    stopped: Set[str] = frozenset()
+    mended: Set[Place] = frozenset()
 
 
 def decide(
     sites: Sequence[str],
     attempts: Sequence[Attempt],
-    statuses: Statuses,
+    standing: Standing,
     pulses: Mapping[str, Pulse],
     limits: Limits,
     *,
     wanted_s: int,
     usd_per_hour: float | None,
+    overrun_s: int = 0,
     now: float,
     ticks: float,
 ) -> list[Action]:
     """What to do about each site.
 
+    attempts       of all the launch's sites, since all of them spend its money
     wanted_s       time-out of a job where the budget doesn't make it shorter
-    usd_per_hour   of a job that would be started
+    usd_per_hour, overrun_s   of a job that would be started
     now, ticks     Unix seconds, for money; this process's monotonic seconds, for pulses
     """
     mine = by_site(attempts)
-    verdicts = {site: _judge(site, mine.get(site, ()), statuses, pulses.get(site), limits, ticks) for site in sites}
+    verdicts = {
+        site: _judge(site, mine.get(site, ()), standing, pulses.get(site), limits, now, ticks) for site in sites
+    }
     wanting = [verdict for verdict in verdicts.values() if isinstance(verdict, Start)]
     if not wanting:
         return list(verdicts.values())
-    expenses = expenses_of(attempts, statuses)
-    seconds = allowed_s(limits, expenses, wanted_s=wanted_s, usd_per_hour=usd_per_hour, waiting=len(wanting), now=now)
+    seconds = allowed_s(
+        limits,
+        expenses_of(attempts, standing.statuses),
+        wanted_s=wanted_s,
+        usd_per_hour=usd_per_hour,
+        overrun_s=overrun_s,
+        waiting=len(wanting),
+        now=now,
+    )
     return [_within(verdict, seconds) for verdict in verdicts.values()]
 
 
@@ -109,48 +142,72 @@ def _expense(attempt: Attempt, status: JobStatus | None) -> Expense:
     if ended is not None:
         times = (ended.ended_at - ended.seconds, ended.ended_at)
     elif status is not None:
-        times = (status.started_at, status.ended_at)
+        times = (ran_from(status, intent.created_at), status.ended_at)
     else:
         times = (None, None)
-    return Expense(intent.created_at, *times, intent.timeout_s, intent.usd_per_hour)
+    return Expense(intent.created_at, *times, intent.timeout_s, intent.usd_per_hour, intent.overrun_s)
 
 
 def _judge(
     site: str,
     attempts: Sequence[Attempt],
-    statuses: Statuses,
+    standing: Standing,
     pulse: Pulse | None,
     limits: Limits,
+    now: float,
     ticks: float,
 ) -> Action:
     if not attempts:
-        return Start(site, 1, 0, "first start")
+        return Leave(site, False, "cancelled") if site in standing.stopped else Start(site, 1, 0, "first start")
     last = attempts[-1]
-    status = statuses.get((site, last.number))
+    place = (site, last.number)
+    status = standing.statuses.get(place)
     if last.ended is not None:
-        state, exit_code = last.ended.state, last.ended.exit_code
-    elif status is None:
+        return _after(site, attempts, last.ended.state, last.ended.exit_code, standing, limits)
+    if place in standing.unknown:
+        until = datetime.fromtimestamp(last.due, UTC)
+        return Wait(
+            site,
+            f"attempt {last.number} is unknown to its platform with this login, and may run where it was launched: "
+            f"the next one starts when its time has passed ({until:%Y-%m-%d %H:%M} UTC)",
+        )
+    if status is not None and status.state.final:
+        return _after(site, attempts, status.state.value, status.exit_code, standing, limits)
+    if last.verdict is not None:
+        return Kill(site, last.number, last.verdict.why)
+    if status is None:
         return Wait(site)  # its platform gave no answer this time
-    elif not status.state.final:
-        hangs = _hangs(status, pulse, limits, ticks)
-        return Wait(site) if hangs is None else Kill(site, last.number, hangs)
-    else:
-        state, exit_code = status.state.value, status.exit_code
-    return _after(site, last.number, state, exit_code, limits)
+    if status.state is JobState.PENDING and now - last.intent.created_at > PENDING_PATIENCE_S:
+        return Wait(
+            site, f"attempt {last.number} still waits for a machine after {PENDING_PATIENCE_S / 60:.0f} minutes"
+        )
+    hangs = _hangs(status, pulse, limits, ticks)
+    return Wait(site) if hangs is None else Kill(site, last.number, hangs)
 
 
-def _after(site: str, number: int, state: str, exit_code: int | None, limits: Limits) -> Action:
-    """What follows from an attempt's end."""
+def _after(
+    site: str,
+    attempts: Sequence[Attempt],
+    state: str,
+    exit_code: int | None,
+    standing: Standing,
+    limits: Limits,
+) -> Action:
+    """What follows from the end of a site's newest attempt."""
+    last = attempts[-1]
     if state == "succeeded":
         return Leave(site, True, "done")
-    if state == "cancelled":
+    if state == "cancelled" or site in standing.stopped:
         return Leave(site, False, "cancelled")
+    if state in NOT_RUN and (site, last.number) not in standing.mended:
+        return Leave(site, False, f"{state}: {last.ended.message if last.ended else ''}")
     if state == "failed" and exit_code == BAD_INPUT_EXIT:
         return Leave(site, False, f"exit code {BAD_INPUT_EXIT}: its log says what to mend")
     why = f"{state}, exit code {exit_code}" if state == "failed" and exit_code is not None else state
-    if number > limits.max_restarts:
+    runs = sum(each.ended is None or each.ended.state not in NOT_RUN for each in attempts)
+    if runs > limits.max_restarts:
         return Leave(site, False, f"{why}, and --max-restarts ({limits.max_restarts}) is used up")
-    return Start(site, number + 1, 0, why)
+    return Start(site, last.number + 1, 0, why)
 
 
 def _within(action: Action, seconds: int) -> Action:

@@ -7,13 +7,13 @@ holds nothing that isn't in the bucket; it may be killed, and started again anyw
 import time
 from collections.abc import Callable
 
-from composer_prime.errors import ExecutorError, StoreError
+from composer_prime.errors import BadInput, ExecutorError, StoreError
 from composer_prime.executors.base import JobState
-from composer_prime.executors.budget import Limits
-from composer_prime.executors.fleet import NOT_SUBMITTED, Fleet, Seen, Stopped
+from composer_prime.executors.budget import Limits, check_bounded
+from composer_prime.executors.fleet import NOT_SUBMITTED, Fleet, Seen, SiteStopped, Stopped
 from composer_prime.executors.launching import LaunchPlan, spec_of
-from composer_prime.executors.records import Attempt
-from composer_prime.executors.supervising import Action, Kill, Leave, Pulse, Start, decide
+from composer_prime.executors.records import NOT_RUN, Attempt
+from composer_prime.executors.supervising import Action, Kill, Leave, Place, Pulse, Standing, Start, Wait, decide
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
@@ -40,24 +40,31 @@ class Supervisor:
         self._ticks = ticks
         self._pulses = Pulses(fleet.book.store)
         self._left: dict[str, Leave] = {}
-        self._gone: list[Attempt] = []
-        self._said: dict[tuple[str, int], str] = {}
+        self._refused: dict[str, Leave] = {}
+        self._mended: frozenset[Place] | None = None
+        self._said: dict[str, str] = {}
         self._usd_per_hour = plan.usd_per_hour
+        self._overrun_s = 0
+        self.troubled: dict[str, str] = {}
+        """Sites for which the last turn couldn't do what it had to, and why."""
 
     def check(self) -> None:
         """Raise BadInput for what the platform would refuse, and learn the price: before anything is written."""
         site = self._plan.sites[0]
         intent = self._fleet.intent(self._plan, site, 1, self._plan.timeout_s, "")
-        self._fleet.executor(self._plan.on).check(spec_of(intent, self._fleet.book.name, self._plan.secrets))
-        self._usd_per_hour = intent.usd_per_hour
+        spec = spec_of(intent, self._fleet.book.name, self._plan.secrets)
+        executor = self._fleet.executor(self._plan.on)
+        executor.check(spec)
+        check_bounded(self._limits, executor.price(spec), self._plan.on)
+        self._usd_per_hour, self._overrun_s = intent.usd_per_hour, intent.overrun_s
 
     def run(self, wait: Callable[[], object], until: Callable[[], bool] = lambda: False) -> bool | None:
         """Turn after turn, with `wait()` between them, until nothing is left to do; whether all sites ended rightly.
 
         None when `until()` held before: the jobs go on.
 
-        A platform or a bucket that fails is tried again at the next turn. Raises Stopped when somebody stopped the
-        launch, and BadInput for what a person must mend; jobs that run go on then.
+        A bucket that fails is tried again at the next turn. Raises Stopped when somebody stopped the launch, and
+        BadInput as `turn` does; jobs that run go on then.
         """
         while True:
             try:
@@ -70,64 +77,126 @@ class Supervisor:
             wait()
 
     def turn(self) -> bool:
-        """Look, decide and act once; True when nothing is left to do."""
+        """Look, decide and act once; True when nothing is left to do.
+
+        A site whose platform fails waits for the next turn, and no other waits for it. What a person must mend is
+        raised by the first turn, as BadInput; later on only the site that it concerns is given up.
+        """
         stop = self._fleet.book.stopped()
         if stop is not None:
             raise Stopped(f"launch {self._fleet.book.name} was stopped on {stop.by}: nothing of it is started any more")
-        seen = {(each.attempt.site, each.attempt.number): self._tell(each) for each in self._look()}
+        self.troubled.clear()
+        self._submit_what_was_only_meant()
+        seen = {each.place: self._tell(self._fleet.settle(each)) for each in self._fleet.look()}
+        mended = self._mended
+        if mended is None:
+            mended = frozenset(place for place, each in seen.items() if each.state in NOT_RUN)
+        actions = [self._unless_refused(action, seen) for action in self._decide(seen, mended)]
+        for action in actions:
+            self._act(action, seen)
+        self._mended = mended
+        return not self.troubled and all(isinstance(action, Leave) for action in actions)
+
+    def _submit_what_was_only_meant(self) -> None:
+        """The jobs of intents whose launcher was killed before it wrote down that its platform has them."""
+        for attempt in self._fleet.book.attempts():
+            if attempt.started is None and attempt.ended is None and attempt.verdict is None:
+                self._submit(attempt)
+
+    def _submit(self, attempt: Attempt) -> None:
+        if attempt.site not in self._plan.sites or attempt.site in self._refused:
+            return
+        error = self._attempted(attempt.site, lambda: self._fleet.submit(attempt.intent, self._plan.secrets))
+        # An end says that the platform refused it, for every launcher: the next attempt may be another.
+        if error is not None and self._fleet.book.attempt(attempt.site, attempt.number).ended is None:
+            self._refuse(attempt.site, error)
+
+    def _decide(self, seen: dict[Place, Seen], mended: frozenset[Place]) -> list[Action]:
         statuses = {place: each.status for place, each in seen.items() if each.status is not None}
         ticks = self._ticks()
         for (site, number), status in statuses.items():
-            if status.state is JobState.RUNNING:
+            if status.half_submitted:
+                self._submit(seen[site, number].attempt)
+            if status.state is JobState.RUNNING and site in self._plan.sites:
                 self._pulses.observe(site, number, ticks)
-        actions = decide(
+        unknown = frozenset(place for place, each in seen.items() if each.unknown)
+        return decide(
             self._plan.sites,
             [each.attempt for each in seen.values()],
-            statuses,
+            Standing(statuses, unknown, self._fleet.book.stopped_sites(), mended),
             self._pulses.known,
             self._limits,
             wanted_s=self._plan.timeout_s,
             usd_per_hour=self._usd_per_hour,
-            now=time.time(),
+            overrun_s=self._overrun_s,
+            now=self._fleet.clock(),
             ticks=ticks,
         )
-        for action in actions:
-            self._act(action, seen)
-        return all(isinstance(action, Leave) for action in actions)
 
-    def _look(self) -> list[Seen]:
-        """Every attempt of our sites; what ended is written down, what was never submitted is submitted."""
-        found = []
-        for seen in self._fleet.look(self._plan.sites):
-            if seen.problem == NOT_SUBMITTED:
-                self._fleet.submit(seen.attempt.intent, self._plan.secrets)
-            elif _was_killed(seen.attempt) and seen.attempt not in self._gone:
-                self._fleet.confirm_killed(seen.attempt)
-                self._gone.append(seen.attempt)
-            found.append(self._fleet.settle(seen))
-        return found
+    def _unless_refused(self, action: Action, seen: dict[Place, Seen]) -> Action:
+        """What is decided, unless it needs a start that was refused here; another launcher's start is watched."""
+        refused = self._refused.get(action.site)
+        newest = max((each for each in seen.values() if each.attempt.site == action.site), key=_number, default=None)
+        waits = isinstance(action, Wait) and newest is not None and newest.problem == NOT_SUBMITTED
+        return refused if refused is not None and (waits or isinstance(action, Start)) else action
+
+    def _act(self, action: Action, seen: dict[Place, Seen]) -> None:
+        site = action.site
+        if isinstance(action, Start):
+            error = self._attempted(site, lambda: self._start(action))
+            if error is not None:
+                self._refuse(site, error)
+        elif isinstance(action, Kill):
+            self._say_once(f"{site}--{action.attempt}--end", f"{site} attempt {action.attempt}: is ended: {action.why}")
+            _, problem = self._fleet.condemn(seen[site, action.attempt], "hung", action.why)
+            if problem:
+                self._trouble(site, f"attempt {action.attempt} may still run and be billed: {problem}")
+        elif isinstance(action, Wait) and action.why:
+            self._say_once(site, f"{site}: {action.why}")
+        elif isinstance(action, Leave) and self._left.get(site) != action:
+            self._left[site] = action
+            if not action.ok:
+                self._say(f"{site}: given up: {action.why}")
+
+    def _start(self, action: Start) -> None:
+        job = self._fleet.start(self._plan, action.site, action.attempt, action.timeout_s)
+        self._say(f"{action.site} attempt {action.attempt}: started as {job.id} ({action.why})")
+
+    def _attempted(self, site: str, act: Callable[[], object]) -> BadInput | None:
+        """Do something for one site; what a person must mend of it. What its platform couldn't do is trouble."""
+        try:
+            act()
+        except Stopped:
+            raise
+        except SiteStopped:
+            return None  # the next look finds that
+        except BadInput as error:
+            return error
+        except ExecutorError as error:
+            self._trouble(site, str(error))
+        return None
+
+    def _trouble(self, site: str, problem: str) -> None:
+        self.troubled[site] = problem
+        self._say_once(site, f"{site}: no answer, trying again: {problem}")
+
+    def _refuse(self, site: str, error: BadInput) -> None:
+        if self._mended is None:
+            raise error
+        self._refused[site] = Leave(site, False, f"refused: {error}")
+        self._act(self._refused[site], {})
 
     def _tell(self, seen: Seen) -> Seen:
         attempt = seen.attempt
         line = seen.state if attempt.ended is None else _end_words(seen)
-        if self._said.get((attempt.site, attempt.number)) != line and not (seen.problem and seen.status is None):
-            self._said[attempt.site, attempt.number] = line
-            self._say(f"{attempt.site} attempt {attempt.number}: {line}")
+        if attempt.site in self._plan.sites and (attempt.ended is not None or seen.status is not None):
+            self._say_once(f"{attempt.site}--{attempt.number}", f"{attempt.site} attempt {attempt.number}: {line}")
         return seen
 
-    def _act(self, action: Action, seen: dict[tuple[str, int], Seen]) -> None:
-        if isinstance(action, Start):
-            job = self._fleet.start(self._plan, action.site, action.attempt, action.timeout_s)
-            self._say(f"{action.site} attempt {action.attempt}: started as {job.id} ({action.why})")
-        elif isinstance(action, Kill):
-            hanging = seen[action.site, action.attempt]
-            assert hanging.status is not None
-            self._say(f"{action.site} attempt {action.attempt}: hangs: {action.why}")
-            self._fleet.kill(hanging.attempt, hanging.status, action.why)
-        elif isinstance(action, Leave) and self._left.get(action.site) != action:
-            self._left[action.site] = action
-            if not action.ok:
-                self._say(f"{action.site}: given up: {action.why}")
+    def _say_once(self, about: str, line: str) -> None:
+        if self._said.get(about) != line:
+            self._said[about] = line
+            self._say(line)
 
 
 class Pulses:
@@ -157,8 +226,8 @@ class Pulses:
         return ("", "") if beat is None else (sha256_hex(beat.to_bytes()), beat.state)
 
 
-def _was_killed(attempt: Attempt) -> bool:
-    return attempt.ended is not None and attempt.ended.state == "hung"
+def _number(seen: Seen) -> int:
+    return seen.attempt.number
 
 
 def _end_words(seen: Seen) -> str:

@@ -341,7 +341,8 @@ def tape(site: str, number: int) -> str:
 
 LAUNCH_DIGITS = 4
 _LAUNCH = re.compile(r"launches/(\d{4})/launch\.json")
-_LAUNCHED = re.compile(rf"launches/(\d{{4}})/sites/({SITE_NAME})/(\d{{4}})/(intent|job|end)\.json")
+_LAUNCHED = re.compile(rf"launches/(\d{{4}})/sites/({SITE_NAME})/(\d{{4}})/(intent|job|verdict|end)\.json")
+_SITE_STOP = re.compile(rf"launches/(\d{{4}})/sites/({SITE_NAME})/stop\.json")
 
 
 def launches_prefix() -> str:
@@ -359,9 +360,10 @@ def launch(number: int) -> str:
     return f"{launch_prefix(number)}launch.json"
 
 
-def launch_stop(number: int) -> str:
-    """The create-once record by which somebody ended a launch: nothing of it is started any more."""
-    return f"{launch_prefix(number)}stop.json"
+def launch_stop(number: int, site: str | None = None) -> str:
+    """The create-once record by which somebody ended a launch, or one site of it: nothing of it is started any more."""
+    place = "" if site is None else f"sites/{check_site_name(site)}/"
+    return f"{launch_prefix(number)}{place}stop.json"
 
 
 def launch_recipe(sha: str) -> str:
@@ -384,6 +386,11 @@ def launch_job(number: int, site: str, attempt: int) -> str:
     return f"{_attempt(number, site, attempt)}/job.json"
 
 
+def launch_verdict(number: int, site: str, attempt: int) -> str:
+    """The create-once record that the launcher is ending that attempt, and why: written before its platform is told."""
+    return f"{_attempt(number, site, attempt)}/verdict.json"
+
+
 def launch_end(number: int, site: str, attempt: int) -> str:
     """The create-once record of how that attempt ended, and what it cost."""
     return f"{_attempt(number, site, attempt)}/end.json"
@@ -396,9 +403,15 @@ def parse_launch(key: str) -> int | None:
 
 
 def parse_launched(key: str) -> tuple[int, str, int, str] | None:
-    """(launch, site, attempt, "intent", "job" or "end") of a record of an attempt; None for any other key."""
+    """(launch, site, attempt, "intent", "job", "verdict" or "end") of an attempt's record; None for any other key."""
     match = _LAUNCHED.fullmatch(key)
     return None if match is None else (int(match[1]), match[2], int(match[3]), match[4])
+
+
+def parse_site_stop(key: str) -> tuple[int, str] | None:
+    """(launch, site) of the record that ended a site; None for any other key."""
+    match = _SITE_STOP.fullmatch(key)
+    return None if match is None else (int(match[1]), match[2])
 
 
 # --- invitations: what the owner promised to whom --------------------------------------------------------------------

@@ -4,14 +4,16 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from composer_prime.executors.base import Job
+from composer_prime.errors import BadInput, ExecutorError
+from composer_prime.executors.base import Job, JobSpec
 from composer_prime.executors.fleet import Fleet
-from composer_prime.executors.local import STATE_VARIABLE
-from composer_prime.executors.records import Intent, LaunchBook, begin_launch, who
+from composer_prime.executors.local import STATE_VARIABLE, LocalExecutor
+from composer_prime.executors.records import Intent, LaunchBook, begin_launch, open_launch, who
 from composer_prime.executors.secrets import Secrets
 from composer_prime.store import open_store
 from tests.cli.command_line import Answer, call
@@ -123,6 +125,60 @@ def test_a_cancel_that_nobody_confirms_says_what_may_be_billed(
     assert cli("cancel", launched.uri).code == 0
 
 
+def test_a_cancel_that_looks_in_the_wrong_place_confirms_nothing_and_nothing_begins_behind_it(
+    cli, launched: LaunchedByHand, platform: LocalPlatform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = launched.start("a", "mark('up'); wait('never')")
+    launched.stage.await_mark("up")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv(STATE_VARIABLE, str(tmp_path / "elsewhere"))
+        answer = cli("cancel", launched.uri)
+        assert answer.code == 1 and "not found with this login" in answer.out and "may still run" in answer.err
+        assert "any more" not in answer.out
+    assert len(platform.pids(job)) >= 1
+    answer = cli("cancel", launched.uri)
+    assert answer.code == 0 and "a attempt 1: cancelled" in answer.out and platform.pids(job) == []
+
+
+def test_cancel_of_a_site_that_is_not_there_is_refused(cli, launched: LaunchedByHand) -> None:
+    launched.start("a", "pass")
+    assert_refused(cli("cancel", launched.uri, "--site", "typo"), "no site typo", "it has a")
+
+
+def test_a_launch_whose_second_site_is_refused_leaves_nothing_running(
+    cli, tmp_path: Path, platform: LocalPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = LocalExecutor.submit
+
+    def refuse_right(self: LocalExecutor, spec: JobSpec) -> Job:
+        if spec.site == "right":
+            raise BadInput("402: no credit")
+        return submit(self, replace(spec, command=("sleep", "600")))
+
+    monkeypatch.setattr(LocalExecutor, "submit", refuse_right)
+    answer = cli("launch", RECIPE, "--on", "local", "--sites", "left,right", "--output_dir", str(tmp_path / "out"))
+    assert answer.code == 2 and answer.err.splitlines() == ["composer-prime: 402: no credit"], answer
+    assert "left attempt 1: ended again" in answer.out
+    with closing(open_store(str(tmp_path / "out/buckets/two-sites"))) as store:
+        book = open_launch(store)
+    states = {each.site: each.ended.state for each in book.attempts() if each.ended is not None}
+    assert states == {"left": "withdrawn", "right": "refused"}
+    jobs = platform.executor().find(book.name)
+    assert [job.site for job in jobs] == ["left"] and platform.pids(jobs[0]) == []
+
+
+def test_a_detached_launch_that_could_not_start_a_site_says_so(
+    cli, tmp_path: Path, platform: LocalPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: LocalExecutor, spec: JobSpec) -> Job:
+        raise ExecutorError("the disk is full")
+
+    monkeypatch.setattr(LocalExecutor, "submit", fail)
+    arguments = ("launch", RECIPE, "--on", "local", "--detach", "--output_dir", str(tmp_path / "out"))
+    answer = cli(*arguments, "--sites", "left")
+    assert answer.code == 1 and "not started: left (the disk is full)" in answer.err
+
+
 def test_a_folder_without_a_launch_is_refused(cli, tmp_path: Path) -> None:
     for command in ("ps", "logs", "cancel"):
         assert_refused(cli(command, str(tmp_path / "nothing")), "holds no launch", "composer-prime launch")
@@ -155,10 +211,12 @@ def test_what_can_not_be_launched_is_refused_in_one_line(
 
 def test_a_replica_that_nobody_launched_is_refused(cli, launched: LaunchedByHand) -> None:
     launched.start("a", "pass")
-    assert_refused(cli("replica", launched.uri, "--site", "b", "--attempt", "1"), "no attempt 1 of site b")
+    assert_refused(
+        cli("replica", launched.uri, "--launch", "1", "--site", "b", "--attempt", "1"), "no attempt 1 of site b"
+    )
     with closing(open_store(launched.uri)) as store:
         begin_launch(store, "run").stop()
-    assert_refused(cli("replica", launched.uri, "--site", "a", "--attempt", "1"), "was stopped")
+    assert_refused(cli("replica", launched.uri, "--launch", "1", "--site", "a", "--attempt", "1"), "was stopped")
 
 
 def test_replica_is_not_in_the_list_of_commands(cli) -> None:

@@ -1,14 +1,15 @@
 """Launches of tests: a small recipe, a plan for it, and a fleet on a scripted platform over a store in memory."""
 
 import secrets
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from composer_prime.config import RecipeBase, recipe_from_data
 from composer_prime.executors.budget import Limits
-from composer_prime.executors.fleet import Fleet
+from composer_prime.executors.fleet import Fleet, begin_fleet
 from composer_prime.executors.launching import LaunchOptions, LaunchPlan, plan_launch
-from composer_prime.executors.records import LaunchBook, begin_launch
+from composer_prime.executors.records import LaunchBook, begin_launch, open_launch
 from composer_prime.executors.supervisor import Supervisor
 from composer_prime.store.base import Store
 from composer_prime.store.memory import MemoryStore
@@ -46,16 +47,29 @@ class Scene:
     plan: LaunchPlan = field(default_factory=small_plan)
     said: list[str] = field(default_factory=list)
     ticks: float = 0.0
+    later_s: float = 0.0
+    """Seconds by which fleets' clocks are ahead."""
 
     def book(self) -> LaunchBook:
         return begin_launch(self.store, self.plan.recipe.run.name)
 
     def fleet(self) -> Fleet:
         """A client on a machine that knows nothing but the bucket and the platform."""
-        return Fleet(self.book(), opener=lambda on: self.platform)
+        return self._fleet(self.book())
 
-    def supervisor(self) -> Supervisor:
-        return Supervisor(self.fleet(), self.plan, self.limits, say=self.said.append, ticks=lambda: self.ticks)
+    def stopped_fleet(self) -> Fleet:
+        """The same, of the newest launch, stopped or not."""
+        return self._fleet(open_launch(self.store))
+
+    def begin(self) -> Fleet:
+        """What `launch` opens."""
+        return begin_fleet(self.store, self.plan.recipe.run.name, opener=lambda on: self.platform)
+
+    def _fleet(self, book: LaunchBook) -> Fleet:
+        return Fleet(book, opener=lambda on: self.platform, clock=lambda: time.time() + self.later_s)
+
+    def supervisor(self, fleet: Fleet | None = None) -> Supervisor:
+        return Supervisor(fleet or self.fleet(), self.plan, self.limits, say=self.said.append, ticks=lambda: self.ticks)
 
     def job_id(self, site: str, attempt: int) -> str:
         return f"{self.book().name}--{site}--{attempt}"

@@ -16,6 +16,8 @@ class ScriptedPlatform:
 
     platform: str = "local"
     usd_per_hour: float | None = 0.0
+    overrun_s: int = 0
+    unbounded: str = ""
     jobs: dict[str, tuple[JobSpec, JobStatus]] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -29,7 +31,7 @@ class ScriptedPlatform:
         return f"would run {' '.join(spec.command)}"
 
     def price(self, spec: JobSpec) -> Price:
-        return Price(self.usd_per_hour, "the test")
+        return Price(self.usd_per_hour, "the test", self.overrun_s, self.unbounded)
 
     def submit(self, spec: JobSpec) -> Job:
         self._answer()

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from composer_prime.errors import BadInput
-from composer_prime.executors.budget import HOUR_S, Expense, Limits, allowed_s
+from composer_prime.executors.base import JobState, JobStatus
+from composer_prime.executors.budget import HOUR_S, Expense, Limits, allowed_s, ran_from
 
 NOW = 1_000_000.0
 DAY_S = 24 * 3600
@@ -59,20 +60,54 @@ def test_what_is_not_known_to_have_started_costs_nothing_yet_but_is_kept() -> No
     assert asked.usd(NOW + 60) == 0.0 and asked.most_usd(NOW + 60) == 3.0
 
 
+def test_what_is_billed_beyond_a_time_out_is_kept_back_and_a_job_that_never_ran_costs_nothing() -> None:
+    asked = Expense(NOW, None, None, HOUR_S, 3600.0, 100.0)
+    assert asked.most_usd(NOW) == pytest.approx(HOUR_S + 100)
+    assert Expense(NOW, NOW, NOW + 10, HOUR_S, 3600.0, 100.0).most_usd(NOW + 20) == pytest.approx(110)
+    assert Expense(NOW, None, NOW + 10, HOUR_S, 3600.0, 100.0).most_usd(NOW + 20) == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "began"),
+    [
+        (JobStatus(JobState.RUNNING, started_at=NOW + 5), NOW + 5),
+        (JobStatus(JobState.RUNNING), NOW),
+        (JobStatus(JobState.PREEMPTED), NOW),
+        (JobStatus(JobState.FAILED, 1), NOW),
+        (JobStatus(JobState.PENDING), None),
+        (JobStatus(JobState.CANCELLED), None),
+        (JobStatus(JobState.FAILED), None),
+    ],
+)
+def test_a_job_that_ran_since_nobody_knows_when_ran_since_it_was_asked_for(
+    status: JobStatus, began: float | None
+) -> None:
+    assert ran_from(status, NOW) == began
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_the_sum_never_passes_the_limit_whatever_ends_when(seed: int) -> None:
     draw = random.Random(seed)
     limits, price, now = Limits(max_usd=draw.uniform(1, 50)), draw.uniform(0.1, 9), NOW
     expenses: list[Expense] = []
+    overrun_s = draw.choice((0, 100))
     for _ in range(60):
-        seconds = allowed_s(limits, expenses, wanted_s=DAY_S, usd_per_hour=price, waiting=draw.randint(1, 3), now=now)
+        seconds = allowed_s(
+            limits,
+            expenses,
+            wanted_s=DAY_S,
+            usd_per_hour=price,
+            overrun_s=overrun_s,
+            waiting=draw.randint(1, 3),
+            now=now,
+        )
         if seconds:
-            expenses.append(Expense(now, now, None, seconds, price))
+            expenses.append(Expense(now, now, None, seconds, price, overrun_s))
         now += draw.uniform(0, 2 * HOUR_S)
         for place, each in enumerate(expenses):
             if each.ended_at is None and each.started_at is not None:
                 due = each.started_at + each.timeout_s
                 if now >= due or draw.random() < 0.3:
-                    expenses[place] = Expense(now, each.started_at, min(now, due), each.timeout_s, price)
+                    expenses[place] = Expense(now, each.started_at, min(now, due), each.timeout_s, price, overrun_s)
     assert limits.max_usd is not None
     assert sum(each.most_usd(now) for each in expenses) <= limits.max_usd + 1e-9, f"seed {seed}"

@@ -8,7 +8,7 @@ import pytest
 from composer_prime.errors import BadInput, CorruptObject, ExecutorError, StoreError
 from composer_prime.executors.base import JobState
 from composer_prime.executors.budget import Limits
-from composer_prime.executors.fleet import Fleet, Stopped
+from composer_prime.executors.fleet import Stopped
 from composer_prime.executors.listing import chosen, merged_logs, rows
 from composer_prime.executors.records import LaunchBook, begin_launch, newest_launch, open_launch
 from composer_prime.store import keys
@@ -75,18 +75,21 @@ def test_racing_supervisors_start_each_site_once() -> None:
 def test_a_launcher_killed_after_its_intent_is_made_good_by_the_next() -> None:
     scene = Scene()
     scene.platform.fail = 1  # the submit of a: the intent is written, the job isn't
+    fleet = scene.fleet()
     with pytest.raises(ExecutorError):
-        scene.supervisor().turn()
+        fleet.start(scene.plan, "a", 1, 600)
     assert states(scene) == {("a", 1): "not started"}
     scene.supervisor().turn()
     assert states(scene) == {("a", 1): "running", ("b", 1): "running"}
 
 
-def test_a_launcher_killed_before_it_wrote_the_jobs_id_is_made_good_by_any_look() -> None:
+def test_a_launcher_killed_before_it_wrote_the_jobs_id_is_made_good_by_the_next() -> None:
     scene = Scene()
     scene.supervisor().turn()
     scene.store.delete(keys.launch_job(1, "b", 1))
     assert states(scene)["b", 1] == "running"
+    assert not scene.store.list(keys.launch_job(1, "b", 1)), "a look wrote"
+    scene.supervisor().turn()
     assert scene.store.list(keys.launch_job(1, "b", 1)), "the id was not written down"
     assert len(scene.platform.jobs) == 2
 
@@ -178,11 +181,16 @@ def test_a_person_who_leaves_leaves_the_jobs_running() -> None:
     assert set(states(scene).values()) == {"running"}
 
 
-def test_a_job_that_the_platform_forgot_is_lost_and_started_again() -> None:
+def test_a_job_that_the_platform_forgot_is_lost_and_started_again_once_its_time_has_passed() -> None:
     scene = Scene()
     supervisor = scene.supervisor()
     supervisor.turn()
     del scene.platform.jobs[scene.job_id("a", 1)]
+    for _ in range(3):
+        supervisor.turn()
+    assert states(scene) == {("a", 1): "unknown", ("b", 1): "running"}
+    assert len([line for line in scene.said if "unknown to its platform" in line]) == 1
+    scene.later_s = scene.plan.timeout_s + 1
     supervisor.turn()
     assert states(scene)["a", 1] == "lost" and states(scene)["a", 2] == "running"
 
@@ -215,11 +223,10 @@ def test_a_hanging_job_whose_end_was_not_confirmed_is_ended_by_the_next_supervis
     (seen, _) = fleet.look()
     assert seen.status is not None
     scene.platform.fail = 1
-    with pytest.raises(ExecutorError):
-        fleet.kill(seen.attempt, seen.status, "no beat")
-    assert scene.platform.cancelled == []
+    assert fleet.condemn(seen, "hung", "no beat")[1] == "the platform is down"
+    assert scene.platform.cancelled == [] and states(scene)["a", 1] == "running"
     scene.supervisor().turn()
-    assert scene.platform.cancelled == [scene.job_id("a", 1)]
+    assert scene.platform.cancelled == [scene.job_id("a", 1)] and states(scene)["a", 1] == "hung"
 
 
 # --- ending and looking ----------------------------------------------------------------------------------------------
@@ -233,12 +240,7 @@ def test_cancel_from_anywhere_ends_every_job_and_stays() -> None:
     assert len(scene.platform.cancelled) == 2
     with pytest.raises(Stopped, match="was stopped"):
         supervisor.turn()
-    assert list(scene_fleet(scene).cancel()) == []
-
-
-def scene_fleet(scene: Scene) -> Fleet:
-    """A fleet of the launch there is, stopped or not."""
-    return Fleet(open_launch(scene.store), opener=lambda on: scene.platform)
+    assert list(scene.stopped_fleet().cancel()) == []
 
 
 def test_a_job_started_while_somebody_cancels_is_ended_by_who_started_it() -> None:
@@ -265,7 +267,7 @@ def test_cancel_of_one_site_leaves_the_others_and_nobody_starts_it_again() -> No
     scene = Scene()
     supervisor = scene.supervisor()
     supervisor.turn()
-    assert len(list(scene.fleet().cancel(["a"]))) == 1
+    assert len(list(scene.fleet().cancel("a"))) == 1
     supervisor.turn()
     assert states(scene) == {("a", 1): "cancelled", ("b", 1): "running"}
 
@@ -275,7 +277,7 @@ def test_a_launch_after_a_cancel_is_a_new_one_with_jobs_of_its_own() -> None:
     scene.supervisor().turn()
     first = scene.book().name
     list(scene.fleet().cancel())
-    scene.supervisor().turn()
+    scene.supervisor(scene.begin()).turn()
     assert scene.book().name != first and scene.book().launch.number == 2
     assert len(scene.platform.jobs) == 4
 

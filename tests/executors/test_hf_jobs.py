@@ -420,6 +420,7 @@ def test_the_dry_run_is_a_command_that_the_vendors_own_program_takes(service: Hf
 def test_the_price_is_the_services_own_and_else_the_tables(service: HfJobsPlatform, executor: HfJobsExecutor) -> None:
     wanted = spec(resources=Resources(gpu="H200", gpu_count=2))
     price = executor.price(wanted)
+    assert price.overrun_s >= 60, "billed by the minute"
     assert price.usd_per_hour == 10.0 and f"{service.url}/api/jobs/hardware" in price.source
     service.trouble("503", 1)
     unreached = service.executor().price(wanted)

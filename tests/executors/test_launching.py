@@ -100,8 +100,8 @@ def test_a_launch_table_is_checked_as_every_table(table: dict[str, Any], said: s
 
 def test_a_dry_run_says_what_it_would_start_and_cost_and_no_secret() -> None:
     text = "\n".join(dry_run_lines(small_plan(replicas=2, usd_per_hour=1.5), Limits(max_usd=6.0)))
-    assert "replica s3://bucket/runs/small --site r0 --attempt 1" in text and "--site r1" in text
-    assert "$3.00 an hour" in text and "ends by itself after 2.00 h" in text and "nothing was started" in text
+    assert "replica s3://bucket/runs/small --launch 1 --site r0 --attempt 1" in text and "--site r1" in text
+    assert "$3.00 an hour" in text and "ends by itself after 1.99 h" in text and "nothing was started" in text
     assert "HF_TOKEN" in text and SECRET not in text
 
 

@@ -64,8 +64,17 @@ def test_the_function_ends_with_its_job_and_is_never_retried(
     assert definition.single_use_containers
     assert definition.retry_policy.retries == 0
     assert (definition.resources.gpu_config.gpu_type, definition.resources.gpu_config.count) == ("H100", 2)
-    assert definition.resources.milli_cpu == 4000
-    assert (definition.resources.memory_mb, definition.resources.ephemeral_disk_mb) == (16 * 1024, 1000 * 1024)
+    assert (definition.resources.milli_cpu, definition.resources.memory_mb) == (4000, 16 * 1024)
+    assert definition.resources.ephemeral_disk_mb == 1000 * 1024
+
+
+def test_what_is_reserved_is_the_limit_too_so_that_nothing_beyond_it_is_billed(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    resources = replace(spec.resources, cpus=0.5, memory_gib=0.5)
+    (call,) = platform.calls(executor.submit(replace(spec, resources=resources)))
+    given = platform.servicer.functions[call.function_id].definition.resources
+    assert (given.milli_cpu_max, given.memory_mb_max) == (500, 512)
 
 
 def test_secrets_are_in_modals_secret_and_nowhere_else(

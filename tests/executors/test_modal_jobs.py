@@ -1,6 +1,7 @@
 """What only Modal can do to a job: a call that nobody recorded, a container that comes twice, an end from elsewhere."""
 
 import os
+import secrets
 import sys
 import threading
 from dataclasses import replace
@@ -12,12 +13,19 @@ import pytest
 from composer_prime.errors import ExecutorError, JobUnknown
 from composer_prime.executors import modal_job_body, modal_jobs
 from composer_prime.executors.base import Job, JobSpec, JobState
+from composer_prime.executors.budget import Limits
+from composer_prime.executors.fleet import Fleet
+from composer_prime.executors.launching import spec_of
+from composer_prime.executors.records import begin_launch
+from composer_prime.executors.supervisor import Supervisor
+from composer_prime.store.memory import MemoryStore
 
 pytest.importorskip("modal")
 from composer_prime.executors.modal_job_body import TIMEOUT_GRACE_S
 from composer_prime.executors.modal_jobs import ModalExecutor
 from composer_prime.executors.modal_records import Records
 from tests.executors import loopback_modal_fixtures as fixtures
+from tests.executors.launches import small_plan
 from tests.executors.loopback_modal import LoopbackModal
 from tests.executors.loopback_modal_fixtures import SLEEP, wait_for, wait_until
 
@@ -81,9 +89,28 @@ def test_a_claim_without_a_call_is_found_and_finished_by_the_next_caller(
     fresh = platform.executor()
     (job,) = fresh.find(spec.run)
     assert (job.site, job.attempt, fresh.poll(job).state) == ("a", 1, JobState.PENDING)
+    assert fresh.poll(job).half_submitted
     assert fresh.submit(spec) == job
     assert wait_for(fresh, job).state is JobState.SUCCEEDED
     assert len(platform.calls(job)) == 1
+
+
+@pytest.mark.parametrize("written_down", [False, True], ids=["intent alone", "job written down"])
+def test_a_launcher_killed_before_its_call_is_made_good_by_the_next_supervisor(
+    platform: LoopbackModal,
+    executor: ModalExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    written_down: bool,
+) -> None:
+    plan = small_plan("modal", sites=("a",), image="any")
+    fleet = Fleet(begin_launch(MemoryStore(secrets.token_hex(8)), "small"), opener=lambda on: executor)
+    intent = fleet.book.intend(fleet.intent(plan, "a", 1, 600, fleet.book.keep_recipe("x")))
+    killed_at_spawn(monkeypatch, executor, spec_of(intent, fleet.book.name, plan.secrets))
+    if written_down:
+        fleet.book.start(*executor.find(fleet.book.name))
+    Supervisor(fleet, plan, Limits(), say=print).turn()
+    (job,) = executor.find(fleet.book.name)
+    assert len(platform.calls(job)) == 1 and not executor.poll(job).half_submitted
 
 
 def test_a_claim_without_a_call_can_be_cancelled_and_stays_so(

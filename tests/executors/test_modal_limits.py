@@ -6,6 +6,10 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobSpec, Resources
+from composer_prime.executors.budget import Limits, check_bounded
+from composer_prime.executors.modal_deploy import TIMEOUT_MARGIN_S
+from composer_prime.executors.modal_job_body import TIMEOUT_GRACE_S
+from composer_prime.executors.modal_jobs import ModalExecutor
 from composer_prime.executors.modal_limits import GPUS, check_spec, gpu_option
 from composer_prime.executors.modal_records import NAME_LIMIT, object_name
 from composer_prime.executors.prices import modal_price
@@ -99,3 +103,26 @@ def test_names_of_long_runs_fit_and_stay_apart() -> None:
     assert len(names) == 4
     assert all(len(name) <= NAME_LIMIT for name in names)
     assert object_name("short") == "composer-prime-short"
+
+
+@pytest.mark.parametrize(
+    ("resources", "said"),
+    [
+        (Resources(), "launch.cpus and launch.memory_gib"),
+        (Resources(cpus=4), "launch.memory_gib"),
+        (Resources(cpus=4, memory_gib=16, disk_gib=1000), r"launch.disk_gib \(1000\) to 512 at most"),
+    ],
+)
+def test_a_limit_on_cost_is_refused_where_use_beyond_the_reservation_is_billed(resources: Resources, said: str) -> None:
+    price = ModalExecutor().price(JobSpec("r", "a", 1, ("x",), 60, resources=resources))
+    assert price.overrun_s >= TIMEOUT_GRACE_S + TIMEOUT_MARGIN_S
+    with pytest.raises(BadInput, match=f"--max-cost .* can't be kept on modal.*{said}.*or leave --max-cost out"):
+        check_bounded(Limits(max_usd=5.0), price, "modal")
+    check_bounded(Limits(max_hours=5.0), price, "modal")
+
+
+def test_a_machine_whose_limits_are_its_reservation_has_a_price_that_holds() -> None:
+    resources = Resources("H100", 1, cpus=4, memory_gib=16, disk_gib=512)
+    check_bounded(
+        Limits(max_usd=5.0), ModalExecutor().price(JobSpec("r", "a", 1, ("x",), 60, resources=resources)), "modal"
+    )

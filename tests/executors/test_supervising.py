@@ -1,11 +1,25 @@
 """What a supervisor decides about each site, from records, statuses and the time alone."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from composer_prime.executors.base import JobState, JobStatus
 from composer_prime.executors.budget import Limits
-from composer_prime.executors.records import Attempt, Ended, EndState, Intent, Started
-from composer_prime.executors.supervising import STARTUP_PATIENCE, Action, Kill, Leave, Pulse, Start, Wait, decide
+from composer_prime.executors.records import Attempt, Ended, EndState, Intent, Started, Verdict
+from composer_prime.executors.supervising import (
+    PENDING_PATIENCE_S,
+    STARTUP_PATIENCE,
+    Action,
+    Kill,
+    Leave,
+    Pulse,
+    Standing,
+    Start,
+    Wait,
+    decide,
+)
 
 NOW, TICKS = 1_000_000.0, 5_000.0
 LIMITS = Limits(max_restarts=2, hang_after_s=100.0)
@@ -50,17 +64,19 @@ def decided(
     status: JobStatus | None = None,
     pulse: Pulse | None = None,
     limits: Limits = LIMITS,
+    later_s: float = 0.0,
+    **found: Any,
 ) -> Action:
     statuses = {} if status is None else {("a", attempts[-1].number): status}
     (action,) = decide(
         ["a"],
         attempts,
-        statuses,
+        Standing(statuses, **found),
         {} if pulse is None else {"a": pulse},
         limits,
         wanted_s=3600,
         usd_per_hour=1.0,
-        now=NOW,
+        now=NOW + later_s,
         ticks=TICKS,
     )
     return action
@@ -119,7 +135,8 @@ def test_the_budget_shortens_a_restart_and_then_refuses_it() -> None:
 
 
 def test_a_site_that_waits_for_its_turn_shares_what_is_left() -> None:
-    actions = decide(["a", "b"], [], {}, {}, Limits(max_usd=1.0), wanted_s=7200, usd_per_hour=1.0, now=NOW, ticks=TICKS)
+    limits = Limits(max_usd=1.0)
+    actions = decide(["a", "b"], [], Standing({}), {}, limits, wanted_s=7200, usd_per_hour=1.0, now=NOW, ticks=TICKS)
     assert [action.timeout_s for action in actions if isinstance(action, Start)] == [1800, 1800]
 
 
@@ -145,3 +162,54 @@ def test_a_pending_job_does_not_hang() -> None:
 
 def test_without_a_watchdog_nothing_hangs() -> None:
     assert decided([attempt()], RUNNING, Pulse(0.0), Limits(hang_after_s=None)) == Wait("a")
+
+
+# --- what isn't known, and what was stopped --------------------------------------------------------------------------
+
+
+def test_a_job_unknown_to_its_platform_is_waited_for_and_never_doubled() -> None:
+    action = decided([attempt()], unknown={("a", 1)})
+    assert isinstance(action, Wait) and "unknown to its platform with this login" in action.why
+    assert isinstance(decided([attempt(end="lost")]), Start)
+
+
+def test_a_verdict_whose_end_nobody_confirmed_is_carried_out_again() -> None:
+    verdict = Verdict(site="a", attempt=1, state="hung", why="no beat", at=NOW, by="there")
+    condemned = replace(attempt(), verdict=verdict)
+    assert decided([condemned], RUNNING) == Kill("a", 1, "no beat") == decided([condemned])
+    assert isinstance(decided([replace(attempt(end="hung"), verdict=verdict)]), Start)
+
+
+def test_a_stopped_site_is_watched_to_its_end_and_never_started() -> None:
+    assert decided([attempt()], RUNNING, stopped={"a"}) == Wait("a")
+    assert decided([attempt(end="preempted")], stopped={"a"}) == Leave("a", False, "cancelled")
+    assert decided([attempt(end="succeeded", code=0)], stopped={"a"}) == Leave("a", True, "done")
+    standing = Standing({}, stopped={"a"})
+    assert decide(["a"], [], standing, {}, LIMITS, wanted_s=9, usd_per_hour=0.0, now=NOW, ticks=TICKS) == [
+        Leave("a", False, "cancelled")
+    ]
+
+
+@pytest.mark.parametrize("end", ["refused", "withdrawn"])
+def test_an_attempt_that_was_no_run_is_followed_when_it_was_mended_and_is_no_restart(end: EndState) -> None:
+    attempts = [attempt(number=number, end=end) for number in (1, 2, 3)]
+    action = decided(attempts)
+    assert isinstance(action, Leave) and not action.ok and action.why.startswith(end)
+    action = decided(attempts, mended={("a", 3)}, limits=Limits(max_restarts=0))
+    assert isinstance(action, Start) and action.attempt == 4
+
+
+def test_a_job_that_waits_long_for_a_machine_is_said_once_and_left_alone() -> None:
+    pending = JobStatus(JobState.PENDING)
+    assert decided([attempt()], pending, later_s=PENDING_PATIENCE_S - 600) == Wait("a")
+    late, later = (decided([attempt()], pending, later_s=PENDING_PATIENCE_S + more) for more in (1, 5000))
+    assert isinstance(late, Wait) and "waits for a machine" in late.why and late == later
+
+
+def test_other_sites_of_the_launch_spend_its_money_and_its_hours() -> None:
+    others = [attempt("b"), attempt("c", end="preempted")]
+    assert decided(others, limits=Limits(2, max_usd=1.0)) == Leave(
+        "a", False, "first start, and the budget has no time left for another job"
+    )
+    action = decided(others, limits=Limits(2, max_hours=0.5))
+    assert isinstance(action, Start) and action.timeout_s == 1200

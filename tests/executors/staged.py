@@ -1,0 +1,52 @@
+"""A launch on a loopback platform whose sites run a test's program: the real fleet and supervisor, no training."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from composer_prime.executors.base import Executor, Resources
+from composer_prime.executors.budget import Limits
+from composer_prime.executors.fleet import Fleet
+from composer_prime.executors.launching import LaunchPlan
+from composer_prime.executors.records import Intent, LaunchBook, begin_launch
+from composer_prime.executors.supervisor import Supervisor
+from composer_prime.store import open_store
+from tests.executors.jobs import PREAMBLE
+from tests.executors.launches import small_plan
+
+LIMITS = Limits(max_restarts=99, hang_after_s=None)
+
+
+class StagedFleet(Fleet):
+    """Its jobs run `program` with the site's name and the attempt's number as arguments 2 and 3."""
+
+    def __init__(self, folder: Path, program: str, opener: Callable[[str], Executor]) -> None:
+        super().__init__(staged_book(folder), opener=opener)
+        self._folder, self._program = folder, program
+
+    def intent(self, plan: LaunchPlan, site: str, attempt: int, timeout_s: int, recipe: str) -> Intent:
+        intent = super().intent(plan, site, attempt, timeout_s, recipe)
+        command = (sys.executable, "-c", PREAMBLE + self._program, str(self._folder), site, str(attempt))
+        return intent.model_copy(update={"command": command})
+
+
+def staged_book(folder: Path) -> LaunchBook:
+    """The newest launch that was recorded in a stage's folder, or a new one."""
+    return begin_launch(open_store(str(folder / "bucket")), folder.parent.name.replace("_", "-"))
+
+
+def staged_plan(option: str, *sites: str, timeout_s: int = 600, usd_per_hour: float | None = None) -> LaunchPlan:
+    """A plan for small machines of the platform that `--on option` names."""
+    plan = small_plan(option, sites=sites, image="any", usd_per_hour=usd_per_hour)
+    return replace(plan, timeout_s=timeout_s, resources=Resources(cpus=1, memory_gib=1))
+
+
+def supervise_forever(executor: Executor, option: str, folder: str, program: str, *sites: str) -> None:
+    """What a launcher does that a test kills: says ready, waits for a line, and looks again and again."""
+    fleet = StagedFleet(Path(folder), program, lambda on: executor)
+    supervisor = Supervisor(fleet, staged_plan(option, *sites), LIMITS, say=lambda line: None)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    while True:
+        supervisor.turn()
