@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from composer_prime.errors import StoreError
-from composer_prime.gateway.refusal import Refusal, malformed, unknown
+from composer_prime.gateway.refusal import Refusal, forbidden, malformed, unknown
 from composer_prime.store import gateway_wire as wire
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.signatures import verify
@@ -68,10 +68,11 @@ class Identities:
         return site
 
     def _admitted(self, public: str) -> str:
-        """The one site with this key."""
+        """The one site with this key; a site that may close rounds isn't let in, since the others would wait for it."""
         with self._lock:
             self._refresh()
             sites = sorted(site for site, key in self._roster.admitted().items() if key == public)
+            closers = [site for site in sites if self._roster.authority().allows(site)]
         if not sites:
             raise unknown(
                 f"run {self._run} admits no site with the key {public[:64]}: ask its owner to admit it; a key that was "
@@ -79,6 +80,11 @@ class Identities:
             )
         if len(sites) > 1:
             raise unknown(f"sites {' and '.join(sites)} have the same key: the run's owner must give each its own")
+        if closers:
+            raise forbidden(
+                f"site {sites[0]} may close rounds, and behind a gateway nobody does: the run's owner must admit it as "
+                f"a guest (composer-prime admit STORE --site {sites[0]} --public {public} --guest)"
+            )
         return sites[0]
 
     def _refresh(self) -> None:

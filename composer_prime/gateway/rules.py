@@ -1,6 +1,6 @@
 """The rules by which a gateway answers: those for members judge names and sizes, then what the bucket and bytes say.
 
-Members are the sites that come through a gateway, all of them as guests of the run, whatever else they might be.
+Members are the sites that come through a gateway: none of them may close rounds (`identity`).
 """
 
 import threading
@@ -45,7 +45,7 @@ class Rules(Protocol):
 
 
 class MemberRules:
-    """For the sites of one run, all of them as guests: see `policy`."""
+    """For the sites of one run that may not close its rounds: see `policy`."""
 
     def __init__(self, store: Store, facts: RunFacts, roster: Roster) -> None:
         self._store = store
