@@ -18,7 +18,7 @@ from composer_prime.errors import BadInput, ConfigError, MachineUnfit
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.store import open_store
 from composer_prime.volunteers.doctor import lines
-from composer_prime.volunteers.entrance import Entrance, check_date, enter, own_key
+from composer_prime.volunteers.entrance import Entrance, check_date, enter, lent_key, own_key
 from composer_prime.volunteers.examination import examine
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
@@ -64,8 +64,7 @@ def prepare(invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, say
     check_date(invitation, time.time())
     key = own_key(invitation, wishes.key_file)
     adopt_environment(invitation)
-    os.environ[KEY_VARIABLE] = str(folder.keep_key(key))
-    with closing(open_store(invitation.uri)) as store:
+    with lent_key(key), closing(open_store(invitation.uri)) as store:
         entrance = enter(invitation, store, key)
         recipe = localized(invitation, wishes, folder, entrance)
         say(f"run {invitation.run} at {invitation.uri}: checking this machine")
@@ -75,6 +74,7 @@ def prepare(invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, say
         say(line)
     if not diagnosis.is_able:
         raise diagnosis.refusal()
+    os.environ[KEY_VARIABLE] = str(folder.keep_key(key))
     for line in disclosure(invitation, entrance, recipe, folder):
         say(line)
     if diagnosis.fit is None:

@@ -109,7 +109,7 @@ def test_a_place_that_is_not_the_runs_is_refused(run: OwnedRun) -> None:
 
 
 def test_a_member_is_not_invited_to_a_gateway_unless_one_site_commits_for_all(tmp_path: Path, run: OwnedRun) -> None:
-    with pytest.raises(BadInput, match="site alice would close rounds .* invite a guest"):
+    with pytest.raises(BadInput, match=r"site alice would close rounds .* invite a guest"):
         run.invite(uri="gateway+https://host/run")
     assert admitted(run) == {} and not run.file().exists()
     fixed = OwnedRun(tmp_path / "fixed", committer="a")
