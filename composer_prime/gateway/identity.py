@@ -53,8 +53,11 @@ class Identities:
         self._failure = ""
         self._seen: dict[str, float] = {}
 
-    def site_of(self, request: Signed) -> str:
-        """The site that made this request. Raises Refusal; StoreError when the admissions can't be read now."""
+    def site_of(self, request: Signed, charge: Callable[[str], None] = lambda site: None) -> str:
+        """The site that made this request. Raises Refusal; StoreError when the admissions can't be read now.
+
+        charge   is told the site before anything of the request is remembered, and may raise Refusal
+        """
         if missing := [name for name in _HEADERS if not request.headers.get(name)]:
             raise unknown(f"the request isn't signed, it has no {missing[0]}: use composer-prime with a gateway+ store")
         public, time_s, nonce, body, signature = (request.headers[name] for name in _HEADERS)
@@ -63,6 +66,7 @@ class Identities:
         signed = wire.message(request.method, self._run, request.target, body, time_s, nonce)
         if not verify(public, signed, signature):
             raise unknown(f"the signature isn't one of {public} over this request to run {self._run}")
+        charge(site)
         if request.changes:
             self._check_once(signature)
         return site

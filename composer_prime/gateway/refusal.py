@@ -1,5 +1,7 @@
 """What a gateway answers when it doesn't do what was asked: an HTTP status, a word for programs, a line for people."""
 
+from composer_prime.store.gateway_wire import LARGE
+
 
 class Refusal(Exception):
     """Ends the handling of one request."""
@@ -23,7 +25,7 @@ def unknown(text: str) -> Refusal:
 
 def too_large(text: str) -> Refusal:
     """More bytes than are taken."""
-    return Refusal(413, "large", text)
+    return Refusal(413, LARGE, text)
 
 
 def malformed(text: str) -> Refusal:

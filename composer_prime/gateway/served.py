@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from composer_prime.errors import BadInput
 from composer_prime.gateway.policy import Fragment, RunFacts
-from composer_prime.store.base import Store
+from composer_prime.gateway.tickets import tickets_of
+from composer_prime.store.base import MAX_CREATE_BYTES, Store
 from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.roster import Roster
 
@@ -22,7 +23,7 @@ def serve_run(store: Store, max_object_bytes: int) -> Served:
     """The run whose root `store` is, for objects of at most so many bytes.
 
     Raises BadInput when there is none, when it admits no keys by which its sites could be told apart, or when its
-    payloads are larger than that.
+    payloads are larger than that, or than what a store without presigned URLs takes.
     """
     manifest, sha = find_manifest(store)
     if manifest.owner is None and not manifest.keys:
@@ -48,6 +49,12 @@ def serve_run(store: Store, max_object_bytes: int) -> Served:
         raise BadInput(
             f"payloads of run {manifest.run} have up to {largest} bytes, this gateway takes {max_object_bytes} "
             "(--max-object-mib): raise it, or create the run with more outer.fragments"
+        )
+    if tickets_of(store) is None and largest > MAX_CREATE_BYTES:
+        raise BadInput(
+            f"payloads of run {manifest.run} have up to {largest} bytes, and {store.uri} gives no presigned URLs, so "
+            f"that they would go through this gateway, which takes {MAX_CREATE_BYTES}: use an S3 bucket, or create the "
+            "run with more outer.fragments"
         )
     facts = RunFacts(manifest.run, run.terms, fragments, max_object_bytes)
     return Served(store, facts, Roster(store, manifest, sha))

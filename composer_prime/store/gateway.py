@@ -8,13 +8,25 @@ import hashlib
 import json
 import os
 import re
+import time
 from pathlib import Path
 
 from composer_prime.config.table import RUN_NAME
 from composer_prime.errors import ConfigError, KeyMissing, StoreError
 from composer_prime.store.base import check_create, check_key, check_prefix, check_range, is_key
 from composer_prime.store.gateway_client import Answered, GatewayClient, Place, Unanswered
-from composer_prime.store.gateway_wire import INLINE_BYTES, KEYS, MISSING, OBJECTS, SITE, TICKETS, Signer, Ticket
+from composer_prime.store.gateway_wire import (
+    INLINE_BYTES,
+    KEYS,
+    LARGE,
+    MISSING,
+    OBJECTS,
+    SITE,
+    SPAN_BYTES,
+    TICKETS,
+    Signer,
+    Ticket,
+)
 from composer_prime.store.remote import Client, RemoteStore, Verdict
 
 KEY_VARIABLE = "COMPOSER_PRIME_KEY"
@@ -180,7 +192,12 @@ class GatewayStore(RemoteStore):
 def _read(client: GatewayClient, key: str, left_s: float, span: tuple[int, int] | None = None) -> bytes:
     """An object's bytes, or those of (start, length), from wherever the gateway says."""
     query = "" if span is None else f"?start={span[0]}&length={span[1]}"
-    answer, is_ticket = client.ask("GET", OBJECTS + key + query, left_s)
+    try:
+        answer, is_ticket = client.ask("GET", OBJECTS + key + query, left_s)
+    except Answered as error:
+        if error.code != LARGE:
+            raise
+        return _read_in_spans(client, key, left_s, span or (0, None))
     if not is_ticket:
         return answer
     ticket = Ticket.from_bytes(answer)
@@ -193,6 +210,21 @@ def _read(client: GatewayClient, key: str, left_s: float, span: tuple[int, int] 
         if error.status == 416:
             return b""
         raise
+
+
+def _read_in_spans(client: GatewayClient, key: str, left_s: float, span: tuple[int, int | None]) -> bytes:
+    """An object's bytes from an offset, so many or all (None), where they are too many for one answer."""
+    start, length = span
+    pieces, read, deadline = [], 0, time.monotonic() + left_s
+    while length is None or read < length:
+        wanted = SPAN_BYTES if length is None else min(SPAN_BYTES, length - read)
+        query = f"?start={start + read}&length={wanted}"
+        piece, _ = client.ask("GET", OBJECTS + key + query, max(0.0, deadline - time.monotonic()))
+        pieces.append(piece)
+        read += len(piece)
+        if len(piece) < wanted:
+            break
+    return b"".join(pieces)
 
 
 def _send(client: GatewayClient, key: str, ticket: Ticket, data: bytes | memoryview, left_s: float) -> bool:
