@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from composer_prime.errors import StoreError
-from composer_prime.gateway.refusal import Refusal, forbidden, malformed, unknown
+from composer_prime.gateway.refusal import Refusal, malformed, not_admitted, unknown
 from composer_prime.store import gateway_wire as wire
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.signatures import verify
@@ -78,16 +78,20 @@ class Identities:
             sites = sorted(site for site, key in self._roster.admitted().items() if key == public)
             closers = [site for site in sites if self._roster.authority().allows(site)]
         if not sites:
-            raise unknown(
+            raise not_admitted(
+                401,
                 f"run {self._run} admits no site with the key {public[:64]}: ask its owner to admit it; a key that was "
-                "admitted before has been revoked"
+                "admitted before has been revoked",
             )
         if len(sites) > 1:
-            raise unknown(f"sites {' and '.join(sites)} have the same key: the run's owner must give each its own")
+            raise not_admitted(
+                401, f"sites {' and '.join(sites)} have the same key: the run's owner must give each its own"
+            )
         if closers:
-            raise forbidden(
+            raise not_admitted(
+                403,
                 f"site {sites[0]} may close rounds, and behind a gateway nobody does: the run's owner must admit it as "
-                f"a guest (composer-prime admit STORE --site {sites[0]} --public {public} --guest)"
+                f"a guest (composer-prime admit STORE --site {sites[0]} --public {public} --guest)",
             )
         return sites[0]
 

@@ -1,6 +1,6 @@
 """What a gateway answers when it doesn't do what was asked: an HTTP status, a word for programs, a line for people."""
 
-from composer_prime.store.gateway_wire import LARGE
+from composer_prime.store.gateway_wire import LARGE, NOT_ADMITTED
 
 
 class Refusal(Exception):
@@ -21,6 +21,11 @@ def forbidden(text: str) -> Refusal:
 def unknown(text: str) -> Refusal:
     """Who asks isn't a site of this run, or can't show it."""
     return Refusal(401, "unknown", text)
+
+
+def not_admitted(status: int, text: str) -> Refusal:
+    """The run doesn't let this key in."""
+    return Refusal(status, NOT_ADMITTED, text)
 
 
 def too_large(text: str) -> Refusal:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from composer_prime.config.table import RUN_NAME
-from composer_prime.errors import ConfigError, KeyMissing, StoreError
+from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
 from composer_prime.store.base import check_create, check_key, check_prefix, check_range, is_key
 from composer_prime.store.gateway_client import Answered, GatewayClient, Place, Unanswered
 from composer_prime.store.gateway_wire import (
@@ -20,6 +20,7 @@ from composer_prime.store.gateway_wire import (
     KEYS,
     LARGE,
     MISSING,
+    NOT_ADMITTED,
     OBJECTS,
     SITE,
     SPAN_BYTES,
@@ -87,7 +88,8 @@ def load_signer(path: Path) -> Signer:
 class GatewayStore(RemoteStore):
     """Store over a gateway; see `composer_prime.store.base.Store` for what the methods promise.
 
-    What the gateway doesn't let this site do is StoreError, with the gateway's reason.
+    What the gateway doesn't let this site do is StoreError, with the gateway's reason; where the run doesn't admit its
+    key, or not any more, StoreUnusable.
     """
 
     _failures = _FAILURES
@@ -182,7 +184,8 @@ class GatewayStore(RemoteStore):
             if error.status == 404 and key and (error.by_bucket or error.code == MISSING):
                 return KeyMissing(f"no object at {key} in {self.uri}")
             who = "the bucket" if error.by_bucket else "the gateway"
-            return StoreError(f"{what} failed: {who} says: {error} ({error.status})")
+            kind = StoreUnusable if error.code == NOT_ADMITTED else StoreError
+            return kind(f"{what} failed: {who} says: {error} ({error.status})")
         return StoreError(
             f"{what} failed: no sound answer from {self._place.root} ({error or type(error).__name__}): check the "
             "network and the proxy settings, and ask the run's owner whether the gateway runs"

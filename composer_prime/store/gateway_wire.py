@@ -20,6 +20,8 @@ SPAN_BYTES = 2**24
 """The most that one answer of a gateway holds; larger objects, where no ticket leads to them, are read in spans."""
 LARGE = "large"
 """The code of the answer that says: more bytes than that."""
+NOT_ADMITTED = "not admitted"
+"""The code of the answer that says: the run doesn't let this key in, or not any more. Another try won't help."""
 NONCE_BYTES = 12
 
 OBJECTS, TICKETS, KEYS, SITE = "objects/", "tickets/", "keys", "site"

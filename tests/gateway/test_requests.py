@@ -206,6 +206,16 @@ def test_where_one_site_commits_the_others_come_in_guests_or_not() -> None:
         assert gateway.ask("a", "GET", "site").status_code == 403
 
 
+def test_a_site_that_was_let_in_hears_at_once_that_its_key_is_revoked(gateway: Guarded, store: Store) -> None:
+    with closing(gateway.store("bob")) as bob:
+        assert keys.manifest() in bob.list("")
+        Owner(store, OWNER).revoke("bob")
+        deadline = time.monotonic() + PATIENCE_S
+        with pytest.raises(StoreUnusable, match=r"has been revoked \(401\)$"):
+            while time.monotonic() < deadline:
+                bob.list(keys.manifest())
+
+
 def test_nobody_is_let_in_while_the_admissions_can_t_be_read(gateway: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway.served.roster, "refresh", broken(""))
     for _ in range(2):

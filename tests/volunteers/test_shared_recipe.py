@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, ConfigError, InvitationRefused
 from composer_prime.volunteers import upstream
+from composer_prime.volunteers.entrance import enter, own_key
+from composer_prime.volunteers.folder import VolunteerFolder
+from composer_prime.volunteers.join import disclosure
 from composer_prime.volunteers.shared_recipe import read_shared, shared_toml
 from tests.architecture import REPOSITORY
 from tests.config.recipes import minimal
-from tests.volunteers.owned_run import run_recipe
+from tests.volunteers.owned_run import OwnedRun, run_recipe
 
 DANGEROUS = {
     "inference": {"python": "/tmp/evil"},
@@ -97,7 +101,7 @@ def test_every_recipe_of_prime_rl_s_can_be_shared_or_says_why_not() -> None:
             read_shared(shared_toml(recipe))
 
 
-def test_a_volunteer_is_told_what_prime_rl_will_run_and_ask() -> None:
+def test_a_volunteer_is_told_what_prime_rl_will_run_and_ask(tmp_path: Path) -> None:
     orchestrator = {
         "env": [{"id": "evil/env"}],
         "train": {"source": [{"env": {"taskset": {"id": "reverse-text"}, "agent": {"harness": {"id": "null"}}}}]},
@@ -114,6 +118,12 @@ def test_a_volunteer_is_told_what_prime_rl_will_run_and_ask() -> None:
         "https://two.example",
     ]
     assert upstream.monitors(recipe) == ["wandb"]
+    run = OwnedRun(tmp_path)
+    invitation = run.invite()
+    entrance, folder = enter(invitation, run.store, own_key(invitation, None)), VolunteerFolder(tmp_path, "alice")
+    said = "\n".join(disclosure(invitation, entrance, recipe, folder))
+    assert "PRIME-RL; environments evil/env, null, reverse-text; model m." in said
+    assert "names https://judge.example/v1, so whoever runs it may see prompts" in said and "names wandb, so" in said
 
 
 @pytest.mark.parametrize("text", ["not = [toml", "nothing = 1\n", ""])
