@@ -22,14 +22,19 @@ class Served:
 def serve_run(store: Store, max_object_bytes: int) -> Served:
     """The run whose root `store` is, for objects of at most so many bytes.
 
-    Raises BadInput when there is none, when it admits no keys by which its sites could be told apart, or when its
-    payloads are larger than that, or than what a store without presigned URLs takes.
+    Raises BadInput when there is none, when it admits no keys by which its sites could be told apart, when none of
+    them could be a guest, or when its payloads are larger than that, or than what a store without presigned URLs takes.
     """
     manifest, sha = find_manifest(store)
     if manifest.owner is None and not manifest.keys:
         raise BadInput(
             f"run {manifest.run} asks for no keys, and a gateway knows sites by their keys: create a run with "
-            "outer.owner or outer.keys"
+            "outer.owner"
+        )
+    if manifest.owner is None and manifest.terms.committer is None:
+        raise BadInput(
+            f"run {manifest.run} has no owner who could admit guests, and all its sites close rounds, which behind a "
+            "gateway nobody does: create a run with outer.owner"
         )
 
     from composer_prime.sync.run import load_run  # its codecs bring torch, which nothing else here needs
