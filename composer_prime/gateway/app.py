@@ -8,6 +8,7 @@ import hmac
 import json
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 from urllib.parse import parse_qsl
@@ -15,7 +16,7 @@ from urllib.parse import parse_qsl
 import anyio
 import anyio.to_thread
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -32,6 +33,12 @@ log = logging.getLogger(__name__)
 
 AT_ONCE, UNDER_WAY = 64, 512
 """Requests that are worked on at once, and those that wait for that among them; more are told to come again."""
+SITE_UNDER_WAY = 64
+"""Of one site's requests, those that are under way at once."""
+BODY_PATIENCE_S, BODY_BYTES_PER_S = 30.0, 32 * 2**10
+"""How long a body may take: so long, and as long as it takes at this rate."""
+GONE = 499
+"""The status in the audit log of a request whose sender hung up."""
 MAX_ORDER_BYTES = 1024
 """Of a request for a ticket."""
 METHODS = ["GET", "PUT", "POST", "DELETE", "PATCH"]
@@ -48,6 +55,7 @@ class Gateway:
         self._audit = audit
         self._threads = anyio.CapacityLimiter(AT_ONCE)
         self._num_under_way = 0
+        self._num_of_site: Counter[str] = Counter()
 
     def app(self) -> Starlette:
         """Two routes: whether it lives, and everything else."""
@@ -61,16 +69,22 @@ class Gateway:
         self._num_under_way += 1
         try:
             answer = await self._answer(request, entry)
-        finally:
+            entry.status = answer.status_code
+        finally:  # also of a request at which the gateway itself failed
             self._num_under_way -= 1
-        entry.status = answer.status_code
-        try:
-            self._audit.write(entry)
-        except OSError as error:  # what isn't written down isn't confirmed to anybody
-            log.error("audit_failed error=%s", error)
+            is_logged = self._log(entry)
+        if not is_logged:  # what isn't written down isn't confirmed to anybody
             answer = _refused(503, "failed", "the gateway can't write its audit log: ask the run's owner", 30)
         answer.headers["x-request-id"] = entry.request
         return answer
+
+    def _log(self, entry: Entry) -> bool:
+        try:
+            self._audit.write(entry)
+        except OSError as error:
+            log.error("audit_failed error=%s", error)
+            return False
+        return True
 
     async def _answer(self, request: Request, entry: Entry) -> Response:
         try:
@@ -81,6 +95,9 @@ class Gateway:
         except KeyMissing as error:
             entry.verdict = "missing"
             return _refused(404, wire.MISSING, str(error))
+        except ClientDisconnect:
+            entry.why = "the sender hung up before the end of its request"
+            return Response(status_code=GONE)
         except (StoreError, StoreUnusable, ProtocolError) as error:
             log.warning("request=%s bucket_failed error=%s", entry.request, error)
             entry.verdict, entry.why = "failed", str(error)
@@ -99,12 +116,25 @@ class Gateway:
         if self._num_under_way > UNDER_WAY:
             raise busy("the gateway is busy with others", 1)
         signed = Signed(request.method, target, request.headers)
-        entry.site = site = await self._in_thread(lambda: self._identities.site_of(signed))
+        site = await self._in_thread(lambda: self._identities.site_of(signed, lambda site: self._charge(site, entry)))
+        if self._num_of_site[site] >= SITE_UNDER_WAY:
+            raise busy(f"site {site} has {SITE_UNDER_WAY} requests under way", 1)
+        self._num_of_site[site] += 1
+        try:
+            if request.method == "PUT" and kind == wire.OBJECTS:
+                named, nbytes = query.get("operation", ""), _stated_bytes(request)
+                await self._in_thread(lambda: self._operations.check_write(site, named, key, nbytes))
+            body = await self._body(request)
+            entry.nbytes = len(body)
+            return await self._in_thread(lambda: self._act(site, request.method, kind, key, query, body, entry))
+        finally:
+            self._num_of_site[site] -= 1
+
+    def _charge(self, site: str, entry: Entry) -> None:
+        """Count a request of a site that is known now. Raises Refusal when it makes too many."""
+        entry.site = site
         if wait_s := self._limits.request(site):
             raise busy(f"site {site} asks oftener than this gateway answers", wait_s)
-        body = await self._body(request)
-        entry.nbytes = len(body)
-        return await self._in_thread(lambda: self._act(site, request.method, kind, key, query, body, entry))
 
     def _target(self, request: Request) -> str:
         """What follows the run's name, as it was sent."""
@@ -120,15 +150,19 @@ class Gateway:
     async def _body(self, request: Request) -> bytes:
         """The body, which is the one that was signed for. It is read only once its sender is known."""
         at_most = MAX_ORDER_BYTES if request.method == "POST" else self._operations.max_body_bytes
-        stated = request.headers.get("content-length", "0")
+        stated = _stated_bytes(request) if "content-length" in request.headers else None
+        if stated is not None and stated > at_most:
+            raise too_large(f"the request brings {stated} bytes, at most {at_most} are taken")
+        patience_s = BODY_PATIENCE_S + (at_most if stated is None else stated) / BODY_BYTES_PER_S
         pieces, size = [], 0
-        if stated.isdigit() and int(stated) > at_most:
-            raise too_large(f"the request brings {int(stated)} bytes, at most {at_most} are taken")
-        async for piece in request.stream():
-            pieces.append(piece)
-            size += len(piece)
-            if size > at_most:
-                raise too_large(f"the request brings more than {at_most} bytes")
+        with anyio.move_on_after(patience_s) as waiting:
+            async for piece in request.stream():
+                pieces.append(piece)
+                size += len(piece)
+                if size > at_most:
+                    raise too_large(f"the request brings more than {at_most} bytes")
+        if waiting.cancelled_caught:
+            raise Refusal(408, "slow", f"the request's body has not come within {patience_s:.0f} s")
         body = b"".join(pieces)
         if not hmac.compare_digest(hashlib.sha256(body).hexdigest(), request.headers[wire.BODY_HEADER]):
             raise unknown("the request's body isn't the one that was signed")
@@ -141,7 +175,7 @@ class Gateway:
             case "GET", wire.SITE:
                 return {"site": site, "run": self._run}
             case "GET", wire.KEYS:
-                return self._operations.list(query.get("prefix", ""))
+                return self._operations.list(site, query.get("prefix", ""))
             case "GET", wire.OBJECTS:
                 return self._operations.read(key, _span(query), entry)
             case "PUT", wire.OBJECTS:
@@ -163,6 +197,13 @@ def _parse(target: str) -> tuple[str, str, dict[str, str]]:
         if path.startswith(kind):
             return kind, path.removeprefix(kind), dict(parse_qsl(query, keep_blank_values=True))
     return path, "", dict(parse_qsl(query, keep_blank_values=True))
+
+
+def _stated_bytes(request: Request) -> int:
+    stated = request.headers.get("content-length", "")
+    if not (stated.isascii() and stated.isdigit() and len(stated) <= 18):
+        raise Refusal(411, "length", "a request that brings an object states its length in content-length")
+    return int(stated)
 
 
 def _span(query: dict[str, str]) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ from typing import Literal, TextIO
 
 Verdict = Literal["allowed", "missing", "refused", "failed"]
 MAX_TEXT = 512
-"""Characters kept of a key or a reason: what a stranger sends doesn't fill the disk."""
+"""Characters kept of an operation, a key or a reason: what a stranger sends doesn't fill the disk."""
 
 
 @dataclass
@@ -28,6 +28,7 @@ class Entry:
     """Of the object written, or read through the gateway."""
     verdict: Verdict = "failed"
     status: int = 500
+    """499: the sender hung up."""
     why: str = ""
 
 
@@ -41,7 +42,7 @@ class Audit:
     def write(self, entry: Entry) -> None:
         """Write one line, to its end. Raises OSError when the stream doesn't take it."""
         values = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **asdict(entry)}
-        values |= {name: values[name][:MAX_TEXT] for name in ("key", "why")}
+        values |= {name: values[name][:MAX_TEXT] for name in ("operation", "key", "why")}
         with self._lock:
             self._stream.write(json.dumps(values) + "\n")
             self._stream.flush()

@@ -76,7 +76,7 @@ def tape_fault(key: str, place: Place, data: bytes) -> str | None:
     try:
         events = [json.loads(line) for line in data.decode().splitlines()]
         sites = {event["site"] for event in events}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         return f"{key} is no tape, which is events as JSON lines: {error!r}"
     return None if sites == {place.site} else f"{key} holds events of {sorted(map(str, sites)) or 'nobody'}"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from composer_prime.errors import StoreError
-from composer_prime.gateway.refusal import Refusal, malformed, unknown
+from composer_prime.gateway.refusal import Refusal, malformed, not_admitted, unknown
 from composer_prime.store import gateway_wire as wire
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.signatures import verify
@@ -53,8 +53,11 @@ class Identities:
         self._failure = ""
         self._seen: dict[str, float] = {}
 
-    def site_of(self, request: Signed) -> str:
-        """The site that made this request. Raises Refusal; StoreError when the admissions can't be read now."""
+    def site_of(self, request: Signed, charge: Callable[[str], None] = lambda site: None) -> str:
+        """The site that made this request. Raises Refusal; StoreError when the admissions can't be read now.
+
+        charge   is told the site before anything of the request is remembered, and may raise Refusal
+        """
         if missing := [name for name in _HEADERS if not request.headers.get(name)]:
             raise unknown(f"the request isn't signed, it has no {missing[0]}: use composer-prime with a gateway+ store")
         public, time_s, nonce, body, signature = (request.headers[name] for name in _HEADERS)
@@ -63,22 +66,33 @@ class Identities:
         signed = wire.message(request.method, self._run, request.target, body, time_s, nonce)
         if not verify(public, signed, signature):
             raise unknown(f"the signature isn't one of {public} over this request to run {self._run}")
+        charge(site)
         if request.changes:
             self._check_once(signature)
         return site
 
     def _admitted(self, public: str) -> str:
-        """The one site with this key."""
+        """The one site with this key; a site that may close rounds isn't let in, since the others would wait for it."""
         with self._lock:
             self._refresh()
             sites = sorted(site for site, key in self._roster.admitted().items() if key == public)
+            closers = [site for site in sites if self._roster.authority().allows(site)]
         if not sites:
-            raise unknown(
+            raise not_admitted(
+                401,
                 f"run {self._run} admits no site with the key {public[:64]}: ask its owner to admit it; a key that was "
-                "admitted before has been revoked"
+                "admitted before has been revoked",
             )
         if len(sites) > 1:
-            raise unknown(f"sites {' and '.join(sites)} have the same key: the run's owner must give each its own")
+            raise not_admitted(
+                401, f"sites {' and '.join(sites)} have the same key: the run's owner must give each its own"
+            )
+        if closers:
+            raise not_admitted(
+                403,
+                f"site {sites[0]} may close rounds, and behind a gateway nobody does: the run's owner must admit it as "
+                f"a guest (composer-prime admit STORE --site {sites[0]} --public {public} --guest)",
+            )
         return sites[0]
 
     def _refresh(self) -> None:

@@ -40,6 +40,11 @@ class TokenBucket:
                 return 0
             return math.ceil((cost - self._tokens) / self._rate.per_s)
 
+    def owe(self, cost: float) -> None:
+        """Take so many tokens, there or not, so that later ones wait: what was done can't be refused any more."""
+        with self._lock:
+            self._tokens = max(self._tokens - cost, -self._rate.burst)
+
 
 RECORD_BYTES = Rate(2**16, 2**23)
 """Bytes of records that one site may write: nothing else bounds how many pieces of a tape it makes."""
@@ -69,6 +74,11 @@ class Limits:
     def request(self, site: str) -> int:
         """Count one request of a site; 0, or the seconds after which it may come again."""
         return self._bucket("requests", site, self.rates.site).take() or self._gateway.take()
+
+    def owe(self, site: str, num_requests: int) -> None:
+        """Count an answer of a site's that cost as much as so many requests more."""
+        self._bucket("requests", site, self.rates.site).owe(num_requests)
+        self._gateway.owe(num_requests)
 
     def record(self, site: str, nbytes: int) -> int:
         """Count the bytes of a record that a site writes; as `request`."""

@@ -1,5 +1,7 @@
 """What a gateway answers when it doesn't do what was asked: an HTTP status, a word for programs, a line for people."""
 
+from composer_prime.store.gateway_wire import LARGE, NOT_ADMITTED
+
 
 class Refusal(Exception):
     """Ends the handling of one request."""
@@ -21,9 +23,14 @@ def unknown(text: str) -> Refusal:
     return Refusal(401, "unknown", text)
 
 
+def not_admitted(status: int, text: str) -> Refusal:
+    """The run doesn't let this key in."""
+    return Refusal(status, NOT_ADMITTED, text)
+
+
 def too_large(text: str) -> Refusal:
     """More bytes than are taken."""
-    return Refusal(413, "large", text)
+    return Refusal(413, LARGE, text)
 
 
 def malformed(text: str) -> Refusal:

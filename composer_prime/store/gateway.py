@@ -8,13 +8,26 @@ import hashlib
 import json
 import os
 import re
+import time
 from pathlib import Path
 
 from composer_prime.config.table import RUN_NAME
-from composer_prime.errors import ConfigError, KeyMissing, StoreError
+from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
 from composer_prime.store.base import check_create, check_key, check_prefix, check_range, is_key
 from composer_prime.store.gateway_client import Answered, GatewayClient, Place, Unanswered
-from composer_prime.store.gateway_wire import INLINE_BYTES, KEYS, MISSING, OBJECTS, SITE, TICKETS, Signer, Ticket
+from composer_prime.store.gateway_wire import (
+    INLINE_BYTES,
+    KEYS,
+    LARGE,
+    MISSING,
+    NOT_ADMITTED,
+    OBJECTS,
+    SITE,
+    SPAN_BYTES,
+    TICKETS,
+    Signer,
+    Ticket,
+)
 from composer_prime.store.remote import Client, RemoteStore, Verdict
 
 KEY_VARIABLE = "COMPOSER_PRIME_KEY"
@@ -75,7 +88,8 @@ def load_signer(path: Path) -> Signer:
 class GatewayStore(RemoteStore):
     """Store over a gateway; see `composer_prime.store.base.Store` for what the methods promise.
 
-    What the gateway doesn't let this site do is StoreError, with the gateway's reason.
+    What the gateway doesn't let this site do is StoreError, with the gateway's reason; where the run doesn't admit its
+    key, or not any more, StoreUnusable.
     """
 
     _failures = _FAILURES
@@ -170,7 +184,8 @@ class GatewayStore(RemoteStore):
             if error.status == 404 and key and (error.by_bucket or error.code == MISSING):
                 return KeyMissing(f"no object at {key} in {self.uri}")
             who = "the bucket" if error.by_bucket else "the gateway"
-            return StoreError(f"{what} failed: {who} says: {error} ({error.status})")
+            kind = StoreUnusable if error.code == NOT_ADMITTED else StoreError
+            return kind(f"{what} failed: {who} says: {error} ({error.status})")
         return StoreError(
             f"{what} failed: no sound answer from {self._place.root} ({error or type(error).__name__}): check the "
             "network and the proxy settings, and ask the run's owner whether the gateway runs"
@@ -180,7 +195,12 @@ class GatewayStore(RemoteStore):
 def _read(client: GatewayClient, key: str, left_s: float, span: tuple[int, int] | None = None) -> bytes:
     """An object's bytes, or those of (start, length), from wherever the gateway says."""
     query = "" if span is None else f"?start={span[0]}&length={span[1]}"
-    answer, is_ticket = client.ask("GET", OBJECTS + key + query, left_s)
+    try:
+        answer, is_ticket = client.ask("GET", OBJECTS + key + query, left_s)
+    except Answered as error:
+        if error.code != LARGE:
+            raise
+        return _read_in_spans(client, key, left_s, span or (0, None))
     if not is_ticket:
         return answer
     ticket = Ticket.from_bytes(answer)
@@ -193,6 +213,21 @@ def _read(client: GatewayClient, key: str, left_s: float, span: tuple[int, int] 
         if error.status == 416:
             return b""
         raise
+
+
+def _read_in_spans(client: GatewayClient, key: str, left_s: float, span: tuple[int, int | None]) -> bytes:
+    """An object's bytes from an offset, so many or all (None), where they are too many for one answer."""
+    start, length = span
+    pieces, read, deadline = [], 0, time.monotonic() + left_s
+    while length is None or read < length:
+        wanted = SPAN_BYTES if length is None else min(SPAN_BYTES, length - read)
+        query = f"?start={start + read}&length={wanted}"
+        piece, _ = client.ask("GET", OBJECTS + key + query, max(0.0, deadline - time.monotonic()))
+        pieces.append(piece)
+        read += len(piece)
+        if len(piece) < wanted:
+            break
+    return b"".join(pieces)
 
 
 def _send(client: GatewayClient, key: str, ticket: Ticket, data: bytes | memoryview, left_s: float) -> bool:

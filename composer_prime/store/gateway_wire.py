@@ -16,6 +16,12 @@ CLOCK_WINDOW_S = 300
 """Farthest that a request's time may lie from the gateway's clock."""
 INLINE_BYTES = 2**18
 """Up to here an object's bytes go to the gateway, which looks at them; larger ones go to the bucket by a ticket."""
+SPAN_BYTES = 2**24
+"""The most that one answer of a gateway holds; larger objects, where no ticket leads to them, are read in spans."""
+LARGE = "large"
+"""The code of the answer that says: more bytes than that."""
+NOT_ADMITTED = "not admitted"
+"""The code of the answer that says: the run doesn't let this key in, or not any more. Another try won't help."""
 NONCE_BYTES = 12
 
 OBJECTS, TICKETS, KEYS, SITE = "objects/", "tickets/", "keys", "site"

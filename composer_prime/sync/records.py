@@ -3,12 +3,16 @@
 Payloads and masters are binary and live in `outer/`.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from composer_prime.sync.canonical import Record, Signed
 from composer_prime.sync.terms import Terms
+
+MAX_COUNT = 2**53
+"""Largest count that a record may say: sums and means of such are numbers still, in floats too."""
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 SiteState = Literal["joining", "live", "done", "leaving"]
 
@@ -49,10 +53,10 @@ class Offer(Signed):
     version: int = Field(ge=0)
     base_sha: str
     """sha256 of master(fragment, version), on which this offer stands."""
-    tokens: int = Field(ge=0)
+    tokens: Count
     """Tokens trained behind this movement."""
-    steps: int = Field(ge=0)
-    trained_tokens: int = Field(ge=0)
+    steps: Count
+    trained_tokens: Count
     """All tokens this site ever trained this fragment on, at capture."""
     codec: str
     payload: str | None
@@ -167,12 +171,12 @@ class Beat(Signed):
 
     site: str
     incarnation: int
-    counter: int
+    counter: Count
     state: SiteState
     versions: tuple[int, ...]
     """Next round of each fragment, as this site knows it."""
-    inner_step: int
-    trained_tokens: int
+    inner_step: Count
+    trained_tokens: Count
     """All tokens this site has trained; what a crash loses is counted from it."""
     pins: tuple[int, ...]
     """Oldest version of each fragment that this site may still need."""

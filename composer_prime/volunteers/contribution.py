@@ -12,6 +12,7 @@ from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Beat
 from composer_prime.watch.status import BEATS_PER_LIVENESS, look
 from composer_prime.watch.tables import size
+from composer_prime.watch.tapes import count
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ def _traffic(store: Store, site: str) -> tuple[int, int]:
         for line in store.get(key).splitlines():
             try:
                 event = json.loads(line)
-                process, up, down = event["incarnation"], event["bytes_up"], event["bytes_down"]
-            except (ValueError, KeyError, TypeError):
+                process, up, down = (count(event[name]) for name in ("incarnation", "bytes_up", "bytes_down"))
+            except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
                 continue  # another event, or a line that `status` calls a problem
             before = by_process.get(process, (0, 0))
             by_process[process] = (max(before[0], up), max(before[1], down))

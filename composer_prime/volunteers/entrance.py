@@ -3,6 +3,10 @@
 Everything is looked up before anything starts, and each refusal is one line.
 """
 
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +22,7 @@ from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.terms import Terms
 from composer_prime.volunteers.invitation import Invitation
+from composer_prime.volunteers.wishes import KEY_VARIABLE
 
 BEATS_WATCHED = 2.5 / 5
 """Share of the liveness time in which a site that lives beats twice."""
@@ -61,6 +66,22 @@ def own_key(invitation: Invitation, key_file: Path | None) -> SigningKey:
                 f"{key_file} holds the key {key.public}, and {invitation.public} is invited: name that key's file"
             )
     return key
+
+
+@contextmanager
+def lent_key(key: SigningKey) -> Iterator[None]:
+    """Let stores that are opened meanwhile ask a gateway by this key, which lies in a file that goes again."""
+    before = os.environ.get(KEY_VARIABLE)
+    with tempfile.TemporaryDirectory(prefix="composer-prime-key-") as scratch:
+        file = Path(scratch) / "site.key"
+        key.save(file)
+        os.environ[KEY_VARIABLE] = str(file)
+        try:
+            yield
+        finally:
+            del os.environ[KEY_VARIABLE]
+            if before is not None:
+                os.environ[KEY_VARIABLE] = before
 
 
 def enter(invitation: Invitation, store: Store, key: SigningKey, *, starting: bool = True) -> Entrance:

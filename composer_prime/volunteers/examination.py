@@ -3,8 +3,6 @@
 The looking is done here, the judging in `doctor`.
 """
 
-import os
-import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
@@ -15,13 +13,13 @@ from composer_prime.store import open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.terms import terms_of
 from composer_prime.volunteers.doctor import Diagnosis, Task, diagnose
-from composer_prime.volunteers.entrance import Entrance, check_date, enter, own_key
+from composer_prime.volunteers.entrance import Entrance, check_date, enter, lent_key, own_key
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
 from composer_prime.volunteers.link import clock_ahead_s, endpoint_of, measure
 from composer_prime.volunteers.machine import look
 from composer_prime.volunteers.shared_recipe import read_shared
-from composer_prime.volunteers.wishes import KEY_VARIABLE, Wishes
+from composer_prime.volunteers.wishes import Wishes
 
 
 def examine(
@@ -53,13 +51,9 @@ def examine_for_invitation(invitation: Invitation, wishes: Wishes) -> Diagnosis:
     key = own_key(invitation, wishes.key_file)
     adopt_environment(invitation)
     folder = VolunteerFolder.default(invitation.run) if wishes.folder is None else wishes.folder
-    with tempfile.TemporaryDirectory(prefix="composer-prime-doctor-") as scratch:
-        key_file = Path(scratch) / "site.key"
-        key.save(key_file)
-        os.environ[KEY_VARIABLE] = str(key_file)
-        with closing(open_store(invitation.uri)) as store:
-            entrance = enter(invitation, store, key, starting=False)
-            return examine(read_shared(invitation.recipe), entrance, store, wishes, folder.expanduser())
+    with lent_key(key), closing(open_store(invitation.uri)) as store:
+        entrance = enter(invitation, store, key, starting=False)
+        return examine(read_shared(invitation.recipe), entrance, store, wishes, folder.expanduser())
 
 
 def examine_for_recipe(recipe: RecipeBase, wishes: Wishes) -> Diagnosis:

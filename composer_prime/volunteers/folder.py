@@ -37,6 +37,11 @@ class VolunteerFolder:
         return self.root / f"{self.site}.paused"
 
     @property
+    def lock_file(self) -> Path:
+        """Held by the process that runs the site. Its name is no other program's: its text is overwritten."""
+        return self.root / f"{self.site}.site-lock"
+
+    @property
     def batch_file(self) -> Path:
         return self.root / f"{self.site}.batch.json"
 
@@ -61,31 +66,42 @@ class VolunteerFolder:
             raise BadInput(f"{self.root} can't be made ({error.strerror}): choose another --folder") from None
 
     def keep_key(self, key: SigningKey) -> Path:
-        """Put the site's key where its processes find it, unless it is there; the file."""
-        if self.key_file.exists():
-            if SigningKey.load(self.key_file).public == key.public:
-                return self.key_file
-            self.key_file.unlink()  # of an earlier invitation
-        key.save(self.key_file)
+        """Put the site's key where its processes find it, in place of an earlier invitation's; the file."""
+        if self.key_file.exists() and SigningKey.load(self.key_file).public == key.public:
+            return self.key_file
+        fresh = self._fresh(self.key_file)
+        key.save(fresh)
+        os.replace(fresh, self.key_file)
         return self.key_file
 
     @property
     def batch_size(self) -> int | None:
-        """The batch that was fitted when the site first came; it stays, since a site goes on as it began."""
+        """The batch that was fitted when the site first came; it stays, since a site goes on as it began.
+
+        None where none can be read: it is fitted anew.
+        """
         try:
             return int(json.loads(self.batch_file.read_text())["batch_size"])
-        except FileNotFoundError:
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def keep_batch_size(self, batch_size: int) -> None:
         """Remember the batch."""
-        self.batch_file.write_text(json.dumps({"batch_size": batch_size}) + "\n")
+        fresh = self._fresh(self.batch_file)
+        fresh.write_text(json.dumps({"batch_size": batch_size}) + "\n")
+        os.replace(fresh, self.batch_file)
+
+    def _fresh(self, path: Path) -> Path:
+        """Where a file is written before it takes its place; what an interrupted process left there goes."""
+        fresh = path.with_name(f"{path.name}.new")
+        fresh.unlink(missing_ok=True)
+        return fresh
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold the folder for this process. Raises BadInput when another one of this site holds it."""
         self.make()
-        with (self.root / f"{self.site}.lock").open("a+") as file:
+        with self.lock_file.open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -34,6 +34,7 @@ from composer_prime.volunteers.shared_recipe import shared_toml
 
 UNITS_S = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 LONGEST_S = 366 * UNITS_S["d"]
+GATEWAY = "gateway+"
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ def parse_expiry(text: str, now: float) -> int:
 def invite(store: Store, key: SigningKey, invitee: Invitee, recipe: RecipeBase, out: Path) -> Invitation:
     """Admit a site, write its invitation into the new file `out`, and return it. `key` is the owner's.
 
-    Raises BadInput when the run has no owner or another one, when the name is taken, or when the recipe isn't the
-    run's; nothing is changed then.
+    Raises BadInput when the run has no owner or another one, when the name is taken, when a member shall come by a
+    gateway, or when the recipe isn't the run's; nothing is changed then.
     """
     keys.check_site_name(invitee.site)
     environment = dict(invitee.environment or {})
@@ -100,6 +101,11 @@ def invite(store: Store, key: SigningKey, invitee: Invitee, recipe: RecipeBase, 
     _check_name(roster, store, invitee)
     _check_recipe(recipe, manifest)
     uri = invitee.uri or store.uri
+    if uri.startswith(GATEWAY) and not invitee.guest and roster.authority().committer is None:
+        raise BadInput(
+            f"site {invitee.site} would close rounds as any member does, and behind a gateway nobody may: invite a "
+            "guest (--guest), or leave --gateway out and give credentials of the bucket"
+        )
     if uri.rstrip("/").rpartition("/")[2] != manifest.run:
         raise BadInput(f"{uri} must end with the run's name, /{manifest.run}: give the run's own folder, or gateway")
     seed, public = _site_key(invitee)

@@ -15,6 +15,7 @@ from typing import Literal
 import zstandard
 from pydantic import Field, ValidationError
 
+from composer_prime.config.table import RunName, SiteName
 from composer_prime.errors import InvitationRefused
 from composer_prime.sync.canonical import Signed
 from composer_prime.sync.signatures import SigningKey
@@ -35,15 +36,15 @@ IDENTITY = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "
 
 
 class Invitation(Signed):
-    """One site's way into one run."""
+    """One site's way into one run. Its names become paths on the volunteer's machine, so they hold no path."""
 
     version: Literal[1] = 1
-    run: str
+    run: RunName
     manifest_sha256: str
     """Of the run's manifest: another run of that name is another run."""
     uri: str
     """The run's root in its bucket, or its gateway."""
-    site: str
+    site: SiteName
     number: int = Field(ge=1)
     """How often this site was invited, this time counted."""
     public: str

@@ -17,8 +17,9 @@ from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.errors import BadInput, ConfigError, MachineUnfit
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.store import open_store
+from composer_prime.volunteers import upstream
 from composer_prime.volunteers.doctor import lines
-from composer_prime.volunteers.entrance import Entrance, check_date, enter, own_key
+from composer_prime.volunteers.entrance import Entrance, check_date, enter, lent_key, own_key
 from composer_prime.volunteers.examination import examine
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
@@ -64,8 +65,7 @@ def prepare(invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, say
     check_date(invitation, time.time())
     key = own_key(invitation, wishes.key_file)
     adopt_environment(invitation)
-    os.environ[KEY_VARIABLE] = str(folder.keep_key(key))
-    with closing(open_store(invitation.uri)) as store:
+    with lent_key(key), closing(open_store(invitation.uri)) as store:
         entrance = enter(invitation, store, key)
         recipe = localized(invitation, wishes, folder, entrance)
         say(f"run {invitation.run} at {invitation.uri}: checking this machine")
@@ -75,6 +75,7 @@ def prepare(invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, say
         say(line)
     if not diagnosis.is_able:
         raise diagnosis.refusal()
+    os.environ[KEY_VARIABLE] = str(folder.keep_key(key))
     for line in disclosure(invitation, entrance, recipe, folder):
         say(line)
     if diagnosis.fit is None:
@@ -132,6 +133,11 @@ def disclosure(
             yield f"But a teacher is asked about them, so whoever runs {teacher.base_url} sees prompts and answers."
         environments = ", ".join(source.env.taskset.id for source in recipe.orchestrator.train.source)
         yield f"Code that runs here: environments {environments}; loss {recipe.trainer.loss.import_path}."
+    elif isinstance(recipe, PrimeRecipe):
+        for asked in (*upstream.endpoints(recipe), *upstream.monitors(recipe)):
+            yield f"But the recipe names {asked}, so whoever runs it may see prompts and answers."
+        environments = ", ".join(upstream.environments(recipe))
+        yield f"Code that runs here: PRIME-RL; environments {environments}; model {recipe.model.name}."
     yield "Ctrl-C leaves; the same command comes back in. --pause and --resume, from another terminal, do so too."
 
 

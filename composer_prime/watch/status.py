@@ -136,7 +136,12 @@ class _Look:
 
     def _read_offers(self, runtime: Runtime) -> tuple[dict[tuple[int, int, str], int], list[str]]:
         """Payload bytes by (fragment, version, site): from the tapes, and from the records of what isn't on one yet."""
-        known = {(*place, site): nbytes for site, tape in self._tapes.items() for place, nbytes in tape.offered.items()}
+        known = {
+            (*place, site): nbytes
+            for site, tape in self._tapes.items()
+            for place, nbytes in tape.offered.items()
+            if place[0] < len(self._rounds)
+        }
         standing = {
             (rounds.fragment, version, site)
             for rounds in self._rounds

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from composer_prime.sync.records import MAX_COUNT
+
 
 @dataclass
 class TapeFacts:
@@ -29,19 +31,27 @@ def read_tape(pieces: Iterable[tuple[str, bytes]]) -> TapeFacts:
         for number, line in enumerate(data.splitlines(), start=1):
             try:
                 _take(facts, json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
                 facts.problems.append(f"{key} line {number} is no event ({type(error).__name__})")
     return facts
+
+
+def count(value: Any) -> int:
+    """The number that a tape says. Raises ValueError, TypeError or OverflowError for what counts nothing."""
+    found = int(value)
+    if not 0 <= found <= MAX_COUNT:
+        raise ValueError(f"a count is from 0 to {MAX_COUNT}")
+    return found
 
 
 def _take(facts: TapeFacts, event: dict[str, Any]) -> None:
     kind = event["event"]
     if kind not in ("offer", "dropped", "round"):
         return
-    fragment, version = int(event["fragment"]), int(event["version"])
+    fragment, version = count(event["fragment"]), count(event["version"])
     if kind == "offer":
-        facts.offered[fragment, version] = int(event["nbytes"]) if event["tokens"] else 0
+        facts.offered[fragment, version] = count(event["nbytes"]) if event["tokens"] else 0
     elif kind == "dropped":
-        facts.dropped[fragment] = facts.dropped.get(fragment, 0) + int(event["tokens"])
+        facts.dropped[fragment] = facts.dropped.get(fragment, 0) + count(event["tokens"])
     elif event["fault"] is not None:
         facts.faults[fragment, version] = str(event["fault"])

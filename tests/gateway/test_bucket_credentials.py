@@ -1,4 +1,4 @@
-"""The same malicious site with credentials of the bucket itself, under infra/bucket/site-policy.json, on moto with IAM.
+"""The same malicious site with credentials of the bucket itself, a member's or a guest's of infra/bucket, on moto.
 
 moto enforces actions and resources of a user's policies, deletes included. It evaluates no conditions (ListBucket's
 prefix, If-None-Match) and no bucket policy: those parts are judged by tests/infra/test_bucket.py alone. SeaweedFS'
@@ -27,12 +27,14 @@ from tests.servers import S3Server, moto_server
 pytestmark = pytest.mark.s3
 RUN = "runs/run-1"
 SHARED = {"manifest", "founding", "close", "a later close", "commit", "part", "merged payload", "master"}
-"""Kinds that any site with credentials may create: a guest's credentials are a gateway's key, which may not."""
+"""Kinds that any member may create, and no guest."""
+NOTHING = {"create": 403, "put": 403, "delete": 403}
+Servers = tuple[S3Server, S3Server, S3Server]
 
 
 @contextmanager
-def enforcing(folder: Path) -> Iterator[tuple[S3Server, S3Server]]:
-    """(as an administrator, as site alice) a moto server that checks who asks for what."""
+def enforcing(folder: Path) -> Iterator[Servers]:
+    """(as an administrator, as site alice, as guest carol) a moto server that checks who asks for what."""
     with moto_server.running(folder) as server:
         iam = Session().create_client(
             "iam",
@@ -42,27 +44,28 @@ def enforcing(folder: Path) -> Iterator[tuple[S3Server, S3Server]]:
             aws_secret_access_key="admin",
         )
         users = {}
-        for name, policy in (("admin", EVERYTHING), ("alice", site_policy("alice"))):
+        policies = {"admin": EVERYTHING, "alice": rights("site", "alice"), "carol": rights("guest", "carol")}
+        for name, policy in policies.items():
             iam.create_user(UserName=name)
             iam.put_user_policy(UserName=name, PolicyName="rights", PolicyDocument=json.dumps(policy))
             key = iam.create_access_key(UserName=name)["AccessKey"]
             users[name] = replace(server, access_key=key["AccessKeyId"], secret_key=key["SecretAccessKey"])
         iam.close()
         httpx.post(f"{server.endpoint}/moto-api/reset-auth", content=b"0", trust_env=False).raise_for_status()
-        yield users["admin"], users["alice"]
+        yield users["admin"], users["alice"], users["carol"]
 
 
 EVERYTHING = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
 
 
-def site_policy(name: str) -> Any:
+def rights(kind: str, name: str) -> Any:
     """The policy for one site. moto knows only one wildcard, so '?' becomes its regular expression's own."""
-    text = (FOLDER / "site-policy.json").read_text()
+    text = (FOLDER / f"{kind}-policy.json").read_text()
     return json.loads(Template(text).substitute(BUCKET=moto_server.BUCKET, RUN=RUN, SITE=name).replace("?", "."))
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[S3Server, S3Server]]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     with enforcing(tmp_path_factory.mktemp("moto-iam")) as users:
         yield users
 
@@ -95,9 +98,9 @@ def tried(alice: S3Client, key: str) -> dict[str, int]:
 
 
 def test_a_site_s_credentials_write_its_own_names_and_delete_nothing(
-    servers: tuple[S3Server, S3Server], monkeypatch: pytest.MonkeyPatch
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    admin, alice = (client(server, monkeypatch) for server in servers)
+    admin, alice = (client(server, monkeypatch) for server in servers[:2])
     for kind, (make, _) in OWN.items():
         assert tried(alice, make("alice")) == {"create": 200, "put": 200, "delete": 403}, kind
     admin.put(f"{RUN}/{keys.manifest()}", b"{}", 10)
@@ -107,20 +110,20 @@ def test_a_site_s_credentials_write_its_own_names_and_delete_nothing(
 
 
 def test_a_site_s_credentials_write_nothing_under_another_s_name(
-    servers: tuple[S3Server, S3Server], monkeypatch: pytest.MonkeyPatch
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    admin, alice = (client(server, monkeypatch) for server in servers)
+    admin, alice = (client(server, monkeypatch) for server in servers[:2])
     for kind, (make, _) in OWN.items():
         for other in ("a", "bob", "alice-2"):
-            assert tried(alice, make(other)) == {"create": 403, "put": 403, "delete": 403}, (kind, other)
+            assert tried(alice, make(other)) == NOTHING, (kind, other)
     for each in (admin, alice):
         each.close()
 
 
 def test_a_site_s_credentials_admit_nobody_and_touch_no_other_run(
-    servers: tuple[S3Server, S3Server], monkeypatch: pytest.MonkeyPatch
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    admin, alice = (client(server, monkeypatch) for server in servers)
+    admin, alice = (client(server, monkeypatch) for server in servers[:2])
     for kind, key in OTHERS.items():
         found = tried(alice, key)
         if kind == "probe":
@@ -128,9 +131,26 @@ def test_a_site_s_credentials_admit_nobody_and_touch_no_other_run(
         elif kind in SHARED:
             assert found["delete"] == 403, kind
         else:
-            assert found == {"create": 403, "put": 403, "delete": 403}, kind
+            assert found == NOTHING, kind
     for name in ("runs/run-10/manifest.json", "runs/run-1x", "manifest.json", "runs/run-2/sites/alice/000000/beat"):
         assert status(lambda name=name: alice.put(name, b"x", 10)) == 403, name
         assert status(lambda name=name: alice.get(name, 10)) == 403, name
     for each in (admin, alice):
+        each.close()
+
+
+def test_a_guest_s_credentials_write_its_own_names_and_nothing_that_others_need(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin, carol = (client(server, monkeypatch) for server in (servers[0], servers[2]))
+    for kind, (make, _) in OWN.items():
+        assert tried(carol, make("carol")) == {"create": 200, "put": 200, "delete": 403}, kind
+        for other in ("a", "alice", "carol-2"):
+            assert tried(carol, make(other)) == NOTHING, (kind, other)
+    assert set(OTHERS) >= SHARED
+    for kind, key in OTHERS.items():
+        assert tried(carol, key) == (dict.fromkeys(NOTHING, 200) if kind == "probe" else NOTHING), kind
+    for name in ("runs/run-10/manifest.json", "manifest.json", f"runs/run-2/{keys.beat('carol', 0)}"):
+        assert status(lambda name=name: carol.put(name, b"x", 10)) == 403, name
+    for each in (admin, carol):
         each.close()

@@ -6,12 +6,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import httpx
 import pytest
 
-from composer_prime.errors import StoreError
+from composer_prime.errors import StoreError, StoreUnusable
 from composer_prime.gateway.audit import Audit, Entry
 from composer_prime.gateway.identity import Identities
 from composer_prime.gateway.identity import Signed as SignedRequest
@@ -179,13 +180,40 @@ def test_a_stranger_s_key_is_refused_with_the_way_in(gateway: Guarded) -> None:
 def test_a_revoked_key_is_refused_within_seconds_and_an_admitted_one_let_in(gateway: Guarded, store: Store) -> None:
     assert gateway.ask("bob", "GET", "site").status_code == 200
     Owner(store, OWNER).revoke("bob")
-    Owner(store, OWNER).admit("mallory", KEYS["mallory"].public)
+    Owner(store, OWNER).admit("mallory", KEYS["mallory"].public, guest=True)
     deadline = time.monotonic() + 5
     while gateway.ask("bob", "GET", "site").status_code == 200:
         assert time.monotonic() < deadline
         threading.Event().wait(0.1)
     assert "has been revoked" in said(gateway.ask("bob", "GET", "site"))[1]
     assert gateway.ask("mallory", "GET", "site").json()["site"] == "mallory"
+
+
+def test_a_site_that_may_close_rounds_is_not_let_in(gateway: Guarded, store: Store) -> None:
+    """The others would wait for it to commit, to merge its parts and to close, and it can't."""
+    status, words = said(gateway.ask("a", "GET", "site"))
+    assert status == 403 and "site a may close rounds, and behind a gateway nobody does" in words
+    with closing(gateway.store("a")) as full, pytest.raises(StoreUnusable, match=r"admit it as a guest .*--guest"):
+        full.list("")
+
+
+def test_where_one_site_commits_the_others_come_in_guests_or_not() -> None:
+    store = open_store("memory://requests-fixed-committer")
+    make_run(store, committer="a")
+    Owner(store, OWNER).admit("mallory", KEYS["mallory"].public)
+    with guarding(store) as gateway:
+        assert gateway.ask("mallory", "GET", "site").status_code == 200
+        assert gateway.ask("a", "GET", "site").status_code == 403
+
+
+def test_a_site_that_was_let_in_hears_at_once_that_its_key_is_revoked(gateway: Guarded, store: Store) -> None:
+    with closing(gateway.store("bob")) as bob:
+        assert keys.manifest() in bob.list("")
+        Owner(store, OWNER).revoke("bob")
+        deadline = time.monotonic() + PATIENCE_S
+        with pytest.raises(StoreUnusable, match=r"has been revoked \(401\)$"):
+            while time.monotonic() < deadline:
+                bob.list(keys.manifest())
 
 
 def test_nobody_is_let_in_while_the_admissions_can_t_be_read(gateway: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from composer_prime.gateway.served import serve_run
 from composer_prime.gateway.serving import Listening, check_address
 from composer_prime.store import keys, open_store, probe_store
 from composer_prime.store.gateway import open_gateway
+from composer_prime.sync.start import Founding
 from tests.cli.command_line import call
 from tests.gateway.guarded import KEYS, PATIENCE_S, RUN, make_run
 from tests.sync.harness import HandSite, make_terms
@@ -46,6 +47,13 @@ def test_a_run_without_keys_is_refused() -> None:
     store = open_store("memory://serving-no-keys")
     HandSite(store, make_terms(), "a", [0.0])
     with pytest.raises(BadInput, match="asks for no keys, and a gateway knows sites by their keys"):
+        serve_run(store, 2**20)
+
+
+def test_a_run_that_can_have_no_guests_isn_t_served() -> None:
+    store = open_store("memory://serving-without-owner")
+    HandSite(store, make_terms(), "a", [0.0], key=KEYS["a"], founding=Founding(None, {"a": KEYS["a"].public}))
+    with pytest.raises(BadInput, match=r"has no owner who could admit guests, .* create a run with outer\.owner"):
         serve_run(store, 2**20)
 
 

@@ -20,6 +20,7 @@ from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.store.gateway_wire import Ticket
 from tests.gateway.guarded import PATIENCE_S, Guarded, coded, guarding, make_run, offer_of, refusal, signed
+from tests.servers.forward_proxy import forward_proxy
 from tests.sync.harness import HandSite
 
 pytestmark = pytest.mark.s3
@@ -79,6 +80,20 @@ def test_a_payload_goes_straight_to_the_bucket_and_comes_straight_from_it(
     moved = [line for line in scene.gateway.lines() if line["key"] == scene.key]
     assert [line["operation"] for line in moved] == ["put", "GET", "GET"]
     assert "X-Amz" not in scene.gateway.log.getvalue() and "X-Amz-Signature" not in caplog.text
+
+
+def test_tickets_are_used_through_a_proxy(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with forward_proxy() as proxy:
+        for name in ("HTTP_PROXY", "http_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        with closing(scene.gateway.store("alice", inline_bytes=0)) as alice:
+            alice.put(scene.key, scene.data)
+            assert alice.get(scene.key) == scene.data and alice.get_range(scene.key, 3, 5) == scene.data[3:8]
+        by_ticket = [line.split()[0] for line in proxy.passed if "X-Amz-Signature" in line]
+        asked = [line for line in proxy.passed if line.split()[1].startswith(scene.gateway.root)]
+    assert by_ticket == ["PUT", "GET", "GET"] and len(asked) == 4, "first contact, and three tickets"
 
 
 def test_a_ticket_writes_its_bytes_once(scene: Scene) -> None:

@@ -1,15 +1,18 @@
 """Whole runs in which one site reaches the bucket through a gateway alone: it is merged and ends with the masters."""
 
+import re
 import time
 from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 
+from composer_prime.errors import BadInput
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
+from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Commit
-from tests.gateway.guarded import KEYS, admit_guests, founding, guarding
+from tests.gateway.guarded import KEYS, OWNER, Guarded, admit_guests, founding, guarding, make_run
 from tests.sync.harness import ThreadSite, make_terms
 
 
@@ -41,6 +44,29 @@ def test_a_site_behind_a_gateway_is_merged_and_ends_with_the_masters(
         assert sum(ledger["merged"] for ledger in volunteer.summary["tokens"]) > 0
         refused = [line for line in gateway.lines() if line["verdict"] == "refused"]
         assert refused == [], "a sound site asks for nothing that it may not have"
+
+
+def test_a_site_whose_key_is_revoked_meanwhile_ends_in_one_line() -> None:
+    bucket = open_store("memory://training-revoked")
+    make_run(bucket)  # whose site a closes no round: alice trains, and waits for one
+    with guarding(bucket) as gateway, closing(gateway.store("alice", inline_bytes=256)) as store:
+        volunteer = ThreadSite(store, make_terms(), "alice", key=KEYS["alice"])
+        volunteer.after_join = lambda: revoke(bucket, gateway)
+        volunteer.start()
+        volunteer.join(200)
+        assert not volunteer.is_alive()
+    assert isinstance(volunteer.error, BadInput) and "\n" not in str(volunteer.error)
+    said = "admits no site with the key .* has been revoked|alice is not admitted"  # by the gateway, or the admissions
+    assert re.search(said, str(volunteer.error))
+
+
+def revoke(bucket: Store, gateway: Guarded) -> None:
+    """Revoke alice's key, and wait until the gateway has seen it."""
+    Owner(bucket, OWNER).revoke("alice")
+    deadline = time.monotonic() + 60
+    while gateway.ask("alice", "GET", "site").status_code == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def wait_for_manifest(bucket: Store) -> None:

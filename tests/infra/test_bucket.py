@@ -7,6 +7,9 @@ import pytest
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.store.probe import probe_store
+from tests.gateway.guarded import admit_guests
+from tests.gateway.test_training import run_started, wait_for_manifest
+from tests.gateway.test_training import site as owned_site
 from tests.infra.policies import FOLDER, Request, allowed, delete, get, list_names, policy, put
 from tests.sync.harness import ThreadSite, make_terms, run_sites
 
@@ -29,7 +32,12 @@ PUBLISHED = [
     (keys.export_step("bfloat16", 1, 2), True), (keys.export_delta("bfloat16", 1, 2, SHA), False),
     (keys.snapshot_prefix("bfloat16", 2, SHA) + "config.json", False),
 ]  # fmt: skip
-OWNERS = [keys.admission(1), keys.reopening(1), keys.invitation("alice", 1)]
+OWNERS = [
+    keys.admission(1), keys.reopening(1), keys.invitation("alice", 1),
+    keys.launch(1), keys.launch_stop(1), keys.launch_recipe(SHA), keys.launch_intent(1, "alice", 1),
+    keys.launch_job(1, "alice", 1), keys.launch_end(1, "alice", 1), keys.launches_prefix() + "0001/sites/alice/x.json",
+]  # fmt: skip
+"""Create-once records of who owns the run and launches its sites."""
 
 
 class Recorded:
@@ -78,6 +86,18 @@ def test_a_site_may_write_its_own_names_and_nobody_elses(site: str) -> None:
         assert allowed(put(key(site), if_absent=if_absent), identity), key(site)
         for other in {"a", "a-b", "b", "berlin-2", "berlin"} - {site}:
             assert not allowed(put(key(other), if_absent=if_absent), identity), key(other)
+
+
+def test_a_guest_writes_its_own_names_and_nothing_that_decides_for_others() -> None:
+    guest = policy("guest-policy", "a")
+    for key, if_absent in OWN:
+        assert allowed(put(key("a"), if_absent=if_absent), guest), key("a")
+        assert not allowed(put(key("b"), if_absent=if_absent), guest) and not allowed(delete(key("a")), guest), key("b")
+    decisive = [(key, once) for key, once in SHARED if key != keys.probe("7-ab")] + [(key, True) for key in OWNERS]
+    for key, if_absent in decisive + PUBLISHED:
+        assert not allowed(put(key, if_absent=if_absent), guest) and not allowed(delete(key), guest), key
+    assert allowed(put(keys.probe("7-ab"), if_absent=True), guest) and allowed(delete(keys.probe("7-ab")), guest)
+    assert allowed(get(keys.commit(1, 2)), guest) and allowed(list_names(""), guest)
 
 
 def test_what_any_site_may_create_any_site_may() -> None:
@@ -162,6 +182,22 @@ def test_a_whole_run_stays_within_its_sites_policies(store_uri: Callable[[str], 
     assert {"offers", "payload", "sites", "tape"} <= refused
 
 
+def test_a_whole_run_of_a_guest_stays_within_a_guest_s_policy(store_uri: Callable[[str], str]) -> None:
+    uri = store_uri("memory")
+    owners = owned_site(open_store(uri), "a")
+    owners.start()
+    wait_for_manifest(open_store(uri))
+    admit_guests(open_store(uri), "alice")
+    recorded = Recorded(open_store(uri))
+    probe_store(recorded)
+    run_started(owned_site(recorded, "alice"), owners)
+    guest = policy("guest-policy", "alice")
+    assert [request for request in recorded.requests if not allowed(request, guest)] == []
+    assert {"offers", "payload", "beat"} <= {
+        part for each in recorded.requests if each.action == "s3:PutObject" for part in each.resource.split("/")
+    }
+
+
 def test_every_policy_file_is_used_here() -> None:
-    names = {f"{who}-policy" for who in ("bucket", "collector", "gateway", "owner", "publisher", "site")}
+    names = {f"{who}-policy" for who in ("bucket", "collector", "gateway", "guest", "owner", "publisher", "site")}
     assert {path.stem for path in FOLDER.glob("*.json")} == names

@@ -58,13 +58,16 @@ def test_what_is_missing_is_named(cli, run: OwnedRun) -> None:
     refused(invite(cli, run, "--credentials-env", "NOT_SET_ANYWHERE"), "which isn't set here")
 
 
-@pytest.mark.parametrize(
-    ("more", "guest"), [((), False), (("--guest",), True), (("--gateway",), True), (("--gateway", "--member"), False)]
-)
-def test_who_is_behind_a_gateway_is_a_guest_unless_the_owner_says_otherwise(cli, run: OwnedRun, more, guest) -> None:
+@pytest.mark.parametrize(("more", "guest"), [((), False), (("--guest",), True), (("--gateway",), True)])
+def test_who_is_behind_a_gateway_is_a_guest(cli, run: OwnedRun, more, guest) -> None:
     given = " ".join(more).replace("--gateway", "--gateway gateway+https://h/run").split()
     assert invite(cli, run, *given).code == 0
     assert read_invitation(str(run.file())).guest is guest
+
+
+def test_a_member_behind_a_gateway_is_refused(cli, run: OwnedRun) -> None:
+    refused(invite(cli, run, "--gateway", "gateway+https://h/run", "--member"), "would close rounds", "--guest")
+    assert cli("invite", run.uri, "--list").out == "nobody was invited yet\n"
 
 
 def test_doctor_judges_for_an_invitation(cli, run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from composer_prime.errors import BadInput
 from composer_prime.store import keys, open_store
 from composer_prime.sync.records import Beat
 from composer_prime.volunteers.contribution import contribution, lines
+from composer_prime.watch.status import look
 from tests.sync.harness import ThreadSite, make_terms, run_sites
 
 
@@ -36,6 +37,31 @@ def test_every_process_of_a_site_counts(request: pytest.FixtureRequest) -> None:
     twice = contribution(store, "a")
     assert (once.starts, twice.starts) == (1, 2)
     assert twice.bytes_up > once.bytes_up > 0 and twice.hours > once.hours > 0
+
+
+WRONG_LINES = [
+    b'{"event": "round", "site": "a", "incarnation": 0, "bytes_up": "x", "bytes_down": 1}',
+    b'{"event": "x", "site": "a", "incarnation": [0], "bytes_up": 1, "bytes_down": 1}',
+    b'{"event": "x", "site": "a", "incarnation": 0, "bytes_up": 1' + b"0" * 400 + b', "bytes_down": 1}',
+    b'{"event": "x", "site": "a", "incarnation": 0, "bytes_up": 1e999, "bytes_down": -5}',
+    b'{"event": "dropped", "site": "a", "fragment": 0, "version": 0, "tokens": 1' + b"0" * 400 + b"}",
+    b'{"event": "dropped", "site": "a", "fragment": 0, "version": 0, "tokens": 1e999}',
+    b'{"event": "offer", "site": "a", "fragment": 1e999, "version": 0, "tokens": 1, "nbytes": 1}',
+    b'{"event": "offer", "site": "a", "fragment": 7, "version": 0, "tokens": 1, "nbytes": 10}',
+    b'{"event": "offer", "site": "a", "fragment": -1, "version": 0, "tokens": 1, "nbytes": 10}',
+    b"[" * 200_000,
+]
+
+
+def test_wrong_numbers_on_a_tape_change_nothing_and_stop_nobody(request: pytest.FixtureRequest) -> None:
+    store = open_store(f"memory://{request.node.name}")
+    run_sites(ThreadSite(store, make_terms(), "a"))
+    before = contribution(store, "a"), look(store)
+    pieces = len(store.list(keys.tape_prefix("a")))
+    store.put(keys.tape("a", pieces), b"\n".join(WRONG_LINES))
+    assert contribution(store, "a") == before[0]
+    now = look(store)
+    assert (now.sites, now.fragments, now.bytes) == (before[1].sites, before[1].fragments, before[1].bytes)
 
 
 def test_a_site_that_never_came_is_said_so(request: pytest.FixtureRequest) -> None:

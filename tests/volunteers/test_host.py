@@ -104,8 +104,16 @@ def test_another_recipe_than_the_runs_is_refused(run: OwnedRun) -> None:
 
 def test_a_place_that_is_not_the_runs_is_refused(run: OwnedRun) -> None:
     with pytest.raises(BadInput, match="must end with the run's name, /run"):
-        run.invite(uri="gateway+https://host/other")
-    assert run.invite(uri="gateway+https://host/run/").uri == "gateway+https://host/run"
+        run.invite(uri="gateway+https://host/other", guest=True)
+    assert run.invite(uri="gateway+https://host/run/", guest=True).uri == "gateway+https://host/run"
+
+
+def test_a_member_is_not_invited_to_a_gateway_unless_one_site_commits_for_all(tmp_path: Path, run: OwnedRun) -> None:
+    with pytest.raises(BadInput, match=r"site alice would close rounds .* invite a guest"):
+        run.invite(uri="gateway+https://host/run")
+    assert admitted(run) == {} and not run.file().exists()
+    fixed = OwnedRun(tmp_path / "fixed", committer="a")
+    assert not fixed.invite(uri="gateway+https://host/run").guest
 
 
 def test_the_list_tells_who_holds_what(run: OwnedRun) -> None:

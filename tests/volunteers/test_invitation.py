@@ -88,6 +88,15 @@ def test_only_what_a_bucket_needs_may_be_set_on_the_volunteers_machine(variable:
         decode(packed(data))
 
 
+@pytest.mark.parametrize(
+    "name", ["../../escaped", "/etc/passwd", "..", "", "a/b", "alice\n", "\nalice", "a\x00b", "a b"]
+)
+@pytest.mark.parametrize("field", ["run", "site"])
+def test_a_name_that_could_be_a_path_is_refused(field: str, name: str) -> None:
+    with pytest.raises(InvitationRefused, match="damaged"):
+        decode(packed(make().model_dump() | {field: name}))
+
+
 def test_credentials_replace_who_one_was_before_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"AWS_SESSION_TOKEN": "old", "AWS_PROFILE": "work", "HOME": "/home/alice"})
     adopt_environment(make(environment={"AWS_ACCESS_KEY_ID": "new", "AWS_SECRET_ACCESS_KEY": "new"}))

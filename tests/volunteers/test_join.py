@@ -1,5 +1,6 @@
 """Taking part: everything is checked before anything starts, and the volunteer's word ends it, pauses it, goes on."""
 
+import base64
 import os
 import signal
 import threading
@@ -17,6 +18,7 @@ from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, InvitationRefused, MachineUnfit
 from composer_prime.sites.embedded.interrupt import catch_interrupt
 from composer_prime.sync.owner import Owner
+from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers import examination, folder
 from composer_prime.volunteers import join as joining
 from composer_prime.volunteers.folder import VolunteerFolder
@@ -109,6 +111,62 @@ def test_nothing_starts_where_something_is_wrong(run: OwnedRun, what: str, monke
         join(invitation, asked, lambda line: None, site)
     assert "\n" not in str(refusal.value) and refusal.value.exit_code == 2
     assert site.recipes == []
+
+
+def test_a_forged_invitation_leaves_the_key_of_a_sound_one(run: OwnedRun) -> None:
+    sound = run.invite()
+    place = folder_of(sound, run.folder / "alice")
+    join(sound, wishes(run), lambda line: None, FakeSite(ends_with=0))
+    kept, seed = place.key_file.read_bytes(), bytes(32)
+    other = {"public": SigningKey.from_bytes(seed).public, "seed": base64.b64encode(seed).decode()}
+    forged = sound.model_copy(update=other)
+    with pytest.raises(InvitationRefused, match="forged"):
+        join(forged, wishes(run), lambda line: None, FakeSite(ends_with=0))
+    assert place.key_file.read_bytes() == kept
+
+
+@pytest.mark.parametrize("what", ["expired", "forged", "revoked"])
+def test_an_invitation_that_does_not_hold_leaves_no_key(run: OwnedRun, what: str) -> None:
+    invitation = run.invite(expires_at=1) if what == "expired" else run.invite()
+    if what == "forged":
+        invitation = invitation.model_copy(update={"guest": True})
+    elif what == "revoked":
+        Owner(run.store, OWNER).revoke("alice")
+    with pytest.raises(InvitationRefused):
+        join(invitation, wishes(run), lambda line: None, FakeSite(ends_with=0))
+    assert not list((run.folder / "alice").glob("*.key*")) and "COMPOSER_PRIME_KEY" not in os.environ
+
+
+def test_a_later_invitation_s_key_takes_the_earlier_one_s_place(run: OwnedRun) -> None:
+    join(run.invite(), wishes(run), lambda line: None, FakeSite(ends_with=0))
+    Owner(run.store, OWNER).revoke("alice")
+    run.file().unlink()
+    again = run.invite()
+    join(again, wishes(run), lambda line: None, FakeSite(ends_with=0))
+    assert SigningKey.load(folder_of(again, run.folder / "alice").key_file).public == again.public
+
+
+@pytest.mark.parametrize("left", [b"", b'{"batch', b"[]", b'{"batch_size": null}', b"\xff"])
+def test_a_batch_that_can_t_be_read_is_fitted_anew(run: OwnedRun, left: bytes) -> None:
+    invitation, site = run.invite(), FakeSite(ends_with=0)
+    place = folder_of(invitation, run.folder / "alice")
+    place.make()
+    place.batch_file.write_bytes(left)
+    assert join(invitation, wishes(run), lambda line: None, site) == 0
+    assert place.batch_size == site.recipes[0].orchestrator.batch_size
+
+
+def test_an_interrupted_write_leaves_the_batch_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = VolunteerFolder(tmp_path, "alice")
+    place.keep_batch_size(8)
+
+    def stop(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(folder.os, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        place.keep_batch_size(16)
+    assert place.batch_size == 8
 
 
 def test_who_comes_back_goes_on_with_the_batch_it_had(run: OwnedRun) -> None:

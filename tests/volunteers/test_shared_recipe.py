@@ -1,13 +1,25 @@
 """The recipe in an invitation says nothing about the volunteer's machine, and one that does is refused."""
 
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from composer_prime.config import recipe_from_data
+from composer_prime.config import load_any, recipe_from_data
+from composer_prime.config.load import any_from_data
+from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, ConfigError, InvitationRefused
+from composer_prime.volunteers import upstream
+from composer_prime.volunteers.entrance import enter, own_key
+from composer_prime.volunteers.folder import VolunteerFolder
+from composer_prime.volunteers.join import disclosure
 from composer_prime.volunteers.shared_recipe import read_shared, shared_toml
+from tests.architecture import REPOSITORY
 from tests.config.recipes import minimal
-from tests.volunteers.owned_run import run_recipe
+from tests.volunteers.owned_run import OwnedRun, run_recipe
 
 DANGEROUS = {
     "inference": {"python": "/tmp/evil"},
@@ -17,6 +29,7 @@ DANGEROUS = {
     "sites": {"count": 26},
     "clean": True,
 }
+RECIPES = REPOSITORY / "recipes"
 LOUD = {"trainer": {"loss": {"kwargs": {"replay_tau": 0.1}}}}
 
 
@@ -42,6 +55,75 @@ def test_prime_rls_command_is_the_machines_own() -> None:
     data["prime_rl"] = {"command": ["sh", "-c", "evil"]}
     with pytest.raises(InvitationRefused, match=r"prime_rl\.command"):
         read_shared(to_toml(data))
+
+
+PRIME = {"run": {"name": "r"}, "max_steps": 9, "model": {"name": "m"}, "site": {"backend": "prime-rl"}}
+PRIME |= {"outer": {"inner_steps": 4}}
+OWN_SETTINGS: list[dict[str, Any]] = [
+    {"trainer": {"ckpt": {"output_dir": "/home/alice/x"}}},
+    {"orchestrator": {"buffer": {"load_path": "/etc"}}},
+    {"trainer": {"env_vars": {"LD_PRELOAD": "/tmp/evil.so"}}},
+    {"weight_broadcast": {"start_command": "evil"}},
+    {"slurm": {"job_name": "x"}},
+]
+
+
+@pytest.mark.parametrize("own", OWN_SETTINGS, ids=lambda own: next(iter(own)))
+def test_what_prime_rl_s_tables_say_of_a_machine_is_left_out_and_refused(own: dict[str, Any]) -> None:
+    data = PRIME | own
+    shared = tomllib.loads(shared_toml(any_from_data(data)))
+    assert not any(word in str(shared) for word in ("alice", "etc", "evil", "job_name")) and read_shared(
+        to_toml(shared)
+    )
+    with pytest.raises(InvitationRefused, match="each machine's own affair"):
+        read_shared(to_toml(data))
+
+
+@pytest.mark.parametrize(
+    ("own", "name"),
+    [
+        ({"model": {"name": "m", "trust_remote_code": True}}, "model.trust_remote_code"),
+        ({"orchestrator": {"model": {"trust_remote_code": True}}}, "orchestrator.model.trust_remote_code"),
+        ({"orchestrator": {"env": [{"id": "e", "args": {"data_dir": "/data"}}]}}, "orchestrator.env.args.data_dir"),
+    ],
+)
+def test_what_a_run_can_t_do_without_is_not_left_out_in_silence(own: dict[str, Any], name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"the recipe sets {re.escape(name)}, which no invitation may set"):
+        shared_toml(any_from_data(PRIME | own))
+    with pytest.raises(InvitationRefused, match=re.escape(name)):
+        read_shared(to_toml(PRIME | own))
+
+
+def test_every_recipe_of_prime_rl_s_can_be_shared_or_says_why_not() -> None:
+    for path in sorted(RECIPES.glob("*/*.toml")):
+        recipe = load_any(path)
+        if isinstance(recipe, PrimeRecipe):
+            read_shared(shared_toml(recipe))
+
+
+def test_a_volunteer_is_told_what_prime_rl_will_run_and_ask(tmp_path: Path) -> None:
+    orchestrator = {
+        "env": [{"id": "evil/env"}],
+        "train": {"source": [{"env": {"taskset": {"id": "reverse-text"}, "agent": {"harness": {"id": "null"}}}}]},
+        "judge": {"base_url": "https://judge.example/v1"},
+        "model": {"client": {"base_url": ["https://one.example", "https://two.example"]}},
+    }
+    more = {"orchestrator": orchestrator, "monitors": {"wandb": {"project": "p"}, "file": {}}}
+    recipe = any_from_data(PRIME | more)
+    assert isinstance(recipe, PrimeRecipe)
+    assert upstream.environments(recipe) == ["evil/env", "null", "reverse-text"]
+    assert upstream.endpoints(recipe) == [
+        "https://judge.example/v1",
+        "https://one.example",
+        "https://two.example",
+    ]
+    assert upstream.monitors(recipe) == ["wandb"]
+    run = OwnedRun(tmp_path)
+    invitation = run.invite()
+    entrance, folder = enter(invitation, run.store, own_key(invitation, None)), VolunteerFolder(tmp_path, "alice")
+    said = "\n".join(disclosure(invitation, entrance, recipe, folder))
+    assert "PRIME-RL; environments evil/env, null, reverse-text; model m." in said
+    assert "names https://judge.example/v1, so whoever runs it may see prompts" in said and "names wandb, so" in said
 
 
 @pytest.mark.parametrize("text", ["not = [toml", "nothing = 1\n", ""])

@@ -1,0 +1,86 @@
+"""A volunteer whose invitation leads to a gateway: the check, the start, and what the site is handed."""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from composer_prime.config.paths import run_uri
+from composer_prime.config.recipe import RecipeBase
+from composer_prime.errors import StoreUnusable
+from composer_prime.store import keys, open_store
+from composer_prime.sync.owner import Owner
+from composer_prime.sync.signatures import SigningKey
+from composer_prime.volunteers import examination
+from composer_prime.volunteers.examination import examine_for_invitation
+from composer_prime.volunteers.folder import VolunteerFolder
+from composer_prime.volunteers.invitation import Invitation, encode, read_invitation
+from composer_prime.volunteers.join import join
+from composer_prime.volunteers.machine import Torch
+from composer_prime.volunteers.wishes import Wishes
+from tests.gateway.guarded import Guarded, claim_of, guarding
+from tests.volunteers.owned_run import OWNER, OwnedRun, machine
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> OwnedRun:
+    return OwnedRun(tmp_path)
+
+
+@pytest.fixture
+def gateway(run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guarded]:
+    able = machine(torch=Torch("2.13.0", 5e10, run.site.run.manifest.test_vector))
+    monkeypatch.setattr(examination, "look", lambda folder: able)
+    before = dict(os.environ)
+    with guarding(run.store) as running:
+        yield running
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def invited(run: OwnedRun, gateway: Guarded) -> Invitation:
+    """As the volunteer reads it."""
+    made = run.invite(uri=f"gateway+{gateway.root}/run", guest=True)
+    return read_invitation(encode(made))
+
+
+def test_the_doctor_looks_through_the_gateway_and_leaves_nothing(run: OwnedRun, gateway: Guarded) -> None:
+    invitation = invited(run, gateway)
+    before = run.store.list("")
+    diagnosis = examine_for_invitation(invitation, Wishes(folder=run.folder / "alice"))
+    assert diagnosis.is_able and {"link", "clock", "arithmetic", "memory"} <= {each.name for each in diagnosis.checks}
+    (link,) = (each for each in diagnosis.checks if each.name == "link")
+    assert "sending was not tried" in link.found and "a member behind a gateway" in link.found
+    assert run.store.list("") == before
+    assert not (run.folder / "alice").exists() and "COMPOSER_PRIME_KEY" not in os.environ
+    assert {line["site"] for line in gateway.lines()} - {""} == {"alice"}
+
+
+def test_a_site_starts_with_what_leads_through_the_gateway(run: OwnedRun, gateway: Guarded) -> None:
+    invitation, said = invited(run, gateway), []
+
+    def claim(recipe: RecipeBase, site: str, resume: bool) -> int:
+        """As a site does first: by its recipe and the environment alone."""
+        uri = run_uri(recipe)
+        assert uri == invitation.uri and recipe.site.key_file is not None
+        key = SigningKey.load(recipe.site.key_file)
+        record = claim_of(site)
+        signature = key.sign(record.message(run.site.run.sha256))
+        with closing(open_store(uri)) as store:
+            made = store.create(keys.claim(site, 0), record.model_copy(update={"signature": signature}).to_bytes())
+        return 0 if made else 1
+
+    assert join(invitation, Wishes(folder=run.folder / "alice"), said.append, claim) == 0
+    assert run.store.list(keys.site_prefix("alice")) == [keys.claim("alice", 0)]
+    assert any("You are a guest" in line for line in said)
+    assert SigningKey.load(VolunteerFolder(run.folder / "alice", "alice").key_file).public == invitation.public
+
+
+def test_who_was_revoked_is_told_so_by_the_gateway_in_one_line(run: OwnedRun, gateway: Guarded) -> None:
+    invitation = invited(run, gateway)
+    Owner(run.store, OWNER).revoke("alice")
+    with pytest.raises(StoreUnusable, match="has been revoked") as refused:
+        join(invitation, Wishes(folder=run.folder / "alice"), lambda line: None, lambda *args: 1)
+    assert "\n" not in str(refused.value) and not list((run.folder / "alice").glob("*.key"))
