@@ -20,6 +20,7 @@ from composer_prime.executors.modal_records import Records
 from tests.executors import loopback_modal_fixtures as fixtures
 from tests.executors.loopback_modal import LoopbackModal
 from tests.executors.loopback_modal_fixtures import SLEEP, wait_for, wait_until
+from tests.executors.loopback_modal_servicer import Servicer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the loopback finds a container's processes in /proc")
 platform, executor, spec = fixtures.platform, fixtures.executor, fixtures.spec
@@ -186,6 +187,24 @@ def test_a_preempted_job_gets_its_warning_and_is_not_started_again(
     wait_until(lambda: call.runner and call.runner.done())
     assert platform.pids(job) == []
     assert executor.poll(job).state is JobState.PREEMPTED
+
+
+def test_a_preempted_job_ended_when_its_machine_was_taken_also_if_the_next_container_says_so(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    job = executor.submit(replace(spec, command=SLEEP))
+    assert next(executor.logs(job, follow=True)) == "up"
+    platform.preempt(job)
+    (call,) = platform.calls(job)
+    wait_until(lambda: call.output)
+    end = Records(executor._connection, spec.run).get(job.id, "end")
+    status = executor.poll(job)
+    assert (status.state, status.ended_at) == (JobState.PREEMPTED, end["ended_at"])
+
+
+def test_containers_of_two_workspaces_on_this_machine_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    one, two = (Servicer(tmp_path / name) for name in ("one", "two"))
+    assert one._new_id("ta") != two._new_id("ta")
 
 
 def test_a_job_whose_machine_vanished_is_not_run_by_the_next_container(
