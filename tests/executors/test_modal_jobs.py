@@ -1,6 +1,7 @@
 """What only Modal can do to a job: a call that nobody recorded, a container that comes twice, an end from elsewhere."""
 
 import os
+import signal
 import sys
 import threading
 from dataclasses import replace
@@ -200,6 +201,19 @@ def test_a_preempted_job_ended_when_its_machine_was_taken_also_if_the_next_conta
     end = Records(executor._connection, spec.run).get(job.id, "end")
     status = executor.poll(job)
     assert (status.state, status.ended_at) == (JobState.PREEMPTED, end["ended_at"])
+
+
+def test_a_container_is_interrupted_also_where_these_tests_run_in_a_shells_background(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        job = executor.submit(replace(spec, command=SLEEP))
+        assert next(executor.logs(job, follow=True)) == "up"
+    finally:
+        signal.signal(signal.SIGINT, before)
+    platform.preempt(job)
+    wait_until(lambda: Records(executor._connection, spec.run).get(job.id, "end"))
 
 
 def test_containers_of_two_workspaces_on_this_machine_are_not_taken_for_each_other(tmp_path: Path) -> None:
