@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from composer_prime.executors.records import LaunchBook
 
 POLL_S = 5.0
+OnOption = Annotated[
+    str | None, typer.Option("--on", metavar="ssh:FILE", help="The hosts file, where it isn't at its recorded path.")
+]
 SiteOption = Annotated[str | None, typer.Option("--site", help="One site; default: all.")]
 
 
@@ -92,6 +95,7 @@ def _launch(plan: "LaunchPlan", limits, poll_s: float, detach: bool) -> int:
         supervisor = Supervisor(fleet, plan, limits, say=typer.echo)
         for line in _bucket_lines(plan):
             typer.echo(line)
+        fleet.use_file_of(plan.on)
         try:
             supervisor.check()
             supervisor.turn()
@@ -128,8 +132,8 @@ def _detached(plan: "LaunchPlan") -> str:
 
 
 @contextmanager
-def _fleet(uri: str) -> "Iterator[tuple[Fleet, LaunchBook]]":
-    """The newest launch of the run at `uri`."""
+def _fleet(uri: str, on: str | None) -> "Iterator[tuple[Fleet, LaunchBook]]":
+    """The newest launch of the run at `uri`; `on` names the hosts file of jobs that need one."""
     from composer_prime.executors.fleet import Fleet
     from composer_prime.executors.records import open_launch
     from composer_prime.store import open_store
@@ -139,6 +143,8 @@ def _fleet(uri: str) -> "Iterator[tuple[Fleet, LaunchBook]]":
         book = open_launch(store)
         fleet = Fleet(book)
         try:
+            if on is not None:
+                fleet.use_file_of(on)
             yield fleet, book
         finally:
             fleet.close()
@@ -148,18 +154,20 @@ def _fleet(uri: str) -> "Iterator[tuple[Fleet, LaunchBook]]":
 
 def ps(
     store: StoreArgument,
+    on: OnOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """List a launch's jobs: their state, as their platforms say it now, what they cost, and why they ended."""
     from composer_prime.executors.listing import draw, rows
 
-    with _fleet(store) as (fleet, book):
+    with _fleet(store, on) as (fleet, book):
         found = rows(book, fleet.look())
     draw(found, book, as_json=as_json)
 
 
 def logs(
     store: StoreArgument,
+    on: OnOption = None,
     site: SiteOption = None,
     attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Which; default: the newest.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the jobs end.")] = False,
@@ -167,17 +175,17 @@ def logs(
     """Print what a launch's jobs wrote, by lines, without secrets; also after they ended."""
     from composer_prime.executors.listing import chosen, merged_logs
 
-    with _fleet(store) as (fleet, book):
+    with _fleet(store, on) as (fleet, book):
         for line in merged_logs(fleet, chosen(book, site, attempt), follow=follow):
             typer.echo(line)
 
 
-def cancel(store: StoreArgument, site: SiteOption = None) -> None:
+def cancel(store: StoreArgument, on: OnOption = None, site: SiteOption = None) -> None:
     """End a launch's jobs, or one site's, and say when their platforms confirm that nothing runs any more."""
     from composer_prime.errors import ExecutorError
 
     failed = []
-    with _fleet(store) as (fleet, book):
+    with _fleet(store, on) as (fleet, book):
         for seen, problem in fleet.cancel(None if site is None else [site]):
             name = f"{seen.attempt.site} attempt {seen.attempt.number}"
             typer.echo(f"{name}: {problem or seen.state}")
