@@ -56,7 +56,9 @@ def launch(
 ) -> None:
     """Start a recipe's sites on a platform and watch them. The same command again finds them, and starts none twice."""
     from composer_prime.executors.budget import Limits
+    from composer_prime.executors.gpu_memory import memory_lines
     from composer_prime.executors.launching import LaunchOptions, plan_launch
+    from composer_prime.volunteers.needs import gpu_bytes_beforehand
 
     options = LaunchOptions(
         replicas=replicas,
@@ -70,6 +72,8 @@ def launch(
     )
     plan = plan_launch(read_recipe(recipe, context.args), on, options)
     limits = Limits(max_restarts, max_cost, max_hours, hang_after or None)
+    for line in memory_lines(plan, gpu_bytes_beforehand):
+        typer.echo(line)
     if dry_run:
         from composer_prime.executors.dry_run import dry_run_lines
 
