@@ -121,11 +121,10 @@ def _launch(plan: "LaunchPlan", limits, poll_s: float, detach: bool) -> int:
 
 def _bucket_lines(plan: "LaunchPlan") -> Iterator[str]:
     """What the bucket's provider will charge for the run's traffic, and whether it is far away."""
-    from composer_prime.executors.egress import egress_lines, region_lines
+    from composer_prime.executors.egress import bucket_lines
     from composer_prime.sites.embedded.shapes import named_shapes
 
-    yield from region_lines(plan)
-    yield from egress_lines(plan, named_shapes)
+    yield from bucket_lines(plan, named_shapes)
 
 
 def _detached(plan: "LaunchPlan") -> str:

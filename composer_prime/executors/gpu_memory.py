@@ -89,12 +89,9 @@ def _modal_offers(needed: int) -> list[str]:
 def _hf_offers(needed: int) -> list[str]:
     """The flavors that fit, the cheapest first."""
     known = _known("hf-jobs")
-    fitting = [
-        flavor
-        for flavor in hf_jobs_flavors.TABLE
-        if known.get(_plain(flavor.gpu or ""), 0) * flavor.num_gpus * GIB >= needed
-    ]
-    return [flavor.name for flavor in sorted(fitting, key=lambda flavor: flavor.usd_per_hour or 0.0)]
+    cheapest_first = sorted(hf_jobs_flavors.TABLE, key=lambda flavor: flavor.usd_per_hour or 0.0)
+    total = {flavor.name: known.get(_plain(flavor.gpu or ""), 0) * flavor.num_gpus for flavor in cheapest_first}
+    return [name for name, gib in total.items() if gib * GIB >= needed]
 
 
 _OFFERS: dict[str, Callable[[int], list[str]]] = {"modal": _modal_offers, "hf-jobs": _hf_offers}
