@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from composer_prime.executors.supervisor import Supervisor
 
 POLL_S = 5.0
+OnOption = Annotated[
+    str | None, typer.Option("--on", metavar="ssh:FILE", help="The hosts file, where it isn't at its recorded path.")
+]
 SiteOption = Annotated[str | None, typer.Option("--site", help="One site; default: all.")]
 
 
@@ -54,7 +57,9 @@ def launch(
 ) -> None:
     """Start a recipe's sites on a platform and watch them. The same command again finds them, and starts none twice."""
     from composer_prime.executors.budget import Limits
+    from composer_prime.executors.gpu_memory import memory_lines
     from composer_prime.executors.launching import LaunchOptions, plan_launch
+    from composer_prime.volunteers.needs import gpu_bytes_beforehand
 
     options = LaunchOptions(
         replicas=replicas,
@@ -68,6 +73,8 @@ def launch(
     )
     plan = plan_launch(read_recipe(recipe, context.args), on, options)
     limits = Limits(max_restarts, max_cost, max_hours, hang_after or None)
+    for line in memory_lines(plan, gpu_bytes_beforehand):
+        typer.echo(line)
     if dry_run:
         from composer_prime.executors.dry_run import dry_run_lines
 
@@ -92,6 +99,7 @@ def _launch(plan: "LaunchPlan", limits, poll_s: float, detach: bool) -> int:
         supervisor = Supervisor(fleet, plan, limits, say=typer.echo)
         for line in _bucket_lines(plan):
             typer.echo(line)
+        fleet.use_file_of(plan.on)
         try:
             supervisor.check()
             _first_turn(fleet, supervisor)
@@ -138,11 +146,10 @@ def _refuse_half_a_launch(supervisor: "Supervisor") -> None:
 
 def _bucket_lines(plan: "LaunchPlan") -> Iterator[str]:
     """What the bucket's provider will charge for the run's traffic, and whether it is far away."""
-    from composer_prime.executors.egress import egress_lines, region_lines
+    from composer_prime.executors.egress import bucket_lines
     from composer_prime.sites.embedded.shapes import named_shapes
 
-    yield from region_lines(plan)
-    yield from egress_lines(plan, named_shapes)
+    yield from bucket_lines(plan, named_shapes)
 
 
 def _detached(plan: "LaunchPlan") -> str:
@@ -153,8 +160,8 @@ def _detached(plan: "LaunchPlan") -> str:
 
 
 @contextmanager
-def _fleet(uri: str) -> "Iterator[tuple[Fleet, LaunchBook]]":
-    """The newest launch of the run at `uri`."""
+def _fleet(uri: str, on: str | None) -> "Iterator[tuple[Fleet, LaunchBook]]":
+    """The newest launch of the run at `uri`; `on` names the hosts file of jobs that need one."""
     from composer_prime.executors.fleet import Fleet
     from composer_prime.executors.records import open_launch
     from composer_prime.store import open_store
@@ -164,6 +171,8 @@ def _fleet(uri: str) -> "Iterator[tuple[Fleet, LaunchBook]]":
         book = open_launch(store)
         fleet = Fleet(book)
         try:
+            if on is not None:
+                fleet.use_file_of(on)
             yield fleet, book
         finally:
             fleet.close()
@@ -173,18 +182,20 @@ def _fleet(uri: str) -> "Iterator[tuple[Fleet, LaunchBook]]":
 
 def ps(
     store: StoreArgument,
+    on: OnOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """List a launch's jobs: their state, as their platforms say it now, what they cost, and why they ended."""
     from composer_prime.executors.listing import draw, rows
 
-    with _fleet(store) as (fleet, book):
+    with _fleet(store, on) as (fleet, book):
         found = rows(book, fleet.look())
     draw(found, book, as_json=as_json)
 
 
 def logs(
     store: StoreArgument,
+    on: OnOption = None,
     site: SiteOption = None,
     attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Which; default: the newest.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the jobs end.")] = False,
@@ -192,17 +203,17 @@ def logs(
     """Print what a launch's jobs wrote, by lines, without secrets; also after they ended."""
     from composer_prime.executors.listing import chosen, merged_logs
 
-    with _fleet(store) as (fleet, book):
+    with _fleet(store, on) as (fleet, book):
         for line in merged_logs(fleet, chosen(book, site, attempt), follow=follow):
             typer.echo(line)
 
 
-def cancel(store: StoreArgument, site: SiteOption = None) -> None:
+def cancel(store: StoreArgument, on: OnOption = None, site: SiteOption = None) -> None:
     """End a launch's jobs, or one site's, and say when their platforms confirm that nothing runs any more."""
     from composer_prime.errors import ExecutorError
 
     failed = []
-    with _fleet(store) as (fleet, book):
+    with _fleet(store, on) as (fleet, book):
         for seen, problem in fleet.cancel(site):
             name = f"{seen.attempt.site} attempt {seen.attempt.number}"
             typer.echo(f"{name}: {problem or seen.state}")

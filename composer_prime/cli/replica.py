@@ -25,8 +25,9 @@ def replica(
         if isinstance(recipe, PrimeRecipe):
             from composer_prime.sites.prime_rl.launch import run_site as run_prime_rl
 
-            raise typer.Exit(run_prime_rl(recipe, site, resume))
+            code = run_prime_rl(recipe, site, resume)
+        else:
+            from composer_prime.sites.embedded.local_run import run_site
 
-        from composer_prime.sites.embedded.local_run import run_site
-
-        raise typer.Exit(run_site(recipe, site, resume))
+            code = run_site(recipe, site, resume)
+    raise typer.Exit(code)

@@ -10,24 +10,57 @@ from typing import Any
 from composer_prime.errors import ComposerPrimeError
 from composer_prime.executors.launching import LaunchPlan
 from composer_prime.executors.prices import egress_usd_per_gb
+from composer_prime.store.s3 import bucket_region
 
 Shapes = Callable[[str], Sequence[Any]]
 """A model's name to the names and shapes of its parameters; raises ModelError."""
 
 
-def egress_lines(plan: LaunchPlan, shapes: Shapes) -> Iterator[str]:
-    """One line on what fetching costs over the whole run; none where the bucket is a folder."""
+def bucket_lines(
+    plan: LaunchPlan,
+    shapes: Shapes,
+    *,
+    ask_region: Callable[[str], str | None] = bucket_region,
+    environment: Mapping[str, str] = os.environ,
+) -> Iterator[str]:
+    """What fetching costs over the whole run, after a warning where the bucket isn't in the jobs' region.
+
+    Nothing where the bucket is a folder. ask_region: an S3 bucket's name to its region, None where that can't be had.
+    """
     usd_per_gb, source = egress_usd_per_gb(plan.run_uri)
     if usd_per_gb == 0.0 and "://" not in plan.run_uri:
         return
+    far = _far_away(plan, ask_region, environment)
     try:
-        fetched = fetched_bytes(plan, shapes)
+        gb = fetched_bytes(plan, shapes) / 1e9
     except (ComposerPrimeError, OSError) as error:
+        if far:
+            yield f"warning: {far}, at a cost that isn't known beforehand; use a bucket there"
         yield f"bucket traffic: not known beforehand ({error})"
         return
-    gb = fetched / 1e9
+    if far:
+        dollars = "" if usd_per_gb is None else f", at most ${gb * usd_per_gb:.2f} over the run"
+        yield f"warning: {far}{dollars}; use a bucket there"
     cost = "at an unknown price" if usd_per_gb is None else f"at most ${gb * usd_per_gb:.2f} where egress is charged"
     yield f"bucket traffic: all sites fetch {gb:.2f} GB in {plan.recipe.rounds} rounds, {cost} ({source})"
+
+
+def _far_away(plan: LaunchPlan, ask_region: Callable[[str], str | None], environment: Mapping[str, str]) -> str | None:
+    """What to warn of when an S3 bucket's region is known and isn't where the recipe says that the jobs run."""
+    jobs = plan.recipe.launch.region
+    scheme, _, place = plan.run_uri.partition("://")
+    if scheme != "s3" or not jobs:
+        return None
+    region, source = ask_region(place.partition("/")[0]), "it says itself"
+    if region is None:
+        name = next((name for name in ("AWS_REGION", "AWS_DEFAULT_REGION") if environment.get(name)), None)
+        region, source = (environment[name], f"{name} says; it could not be asked") if name else (None, "")
+    if region is None or region == jobs:
+        return None
+    return (
+        f"the bucket is in {region} (as {source}) and the jobs run in {jobs} (launch.region): every byte they fetch "
+        "takes longer and is charged as egress"
+    )
 
 
 def fetched_bytes(plan: LaunchPlan, shapes: Shapes) -> int:
@@ -42,14 +75,3 @@ def fetched_bytes(plan: LaunchPlan, shapes: Shapes) -> int:
     fragments = plan_fragments(shapes(recipe.model.name), outer.fragments)
     payloads = payloads_of([fragment.numel for fragment in fragments], outer.codec, outer.merged_codec, outer.slices)
     return recipe.rounds * len(plan.sites) * sum(turn_bytes(payload, pace)[1] for payload in payloads)
-
-
-def region_lines(plan: LaunchPlan, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """A warning when the bucket's region is known and isn't where the recipe says that the jobs run."""
-    bucket = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
-    jobs = plan.recipe.launch.region
-    if plan.run_uri.startswith("s3://") and bucket and jobs and bucket != jobs:
-        yield (
-            f"warning: the bucket is in {bucket} and the jobs run in {jobs} (launch.region): every byte they fetch is "
-            "charged as egress, and takes longer; use a bucket there"
-        )

@@ -14,7 +14,7 @@ from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors.base import Executor, Job, JobState, JobStatus
 from composer_prime.executors.budget import HOUR_S, ran_from
 from composer_prime.executors.launching import LaunchPlan, replica_command, spec_of
-from composer_prime.executors.open import open_executor
+from composer_prime.executors.open import open_executor, with_file_of
 from composer_prime.executors.records import (
     Attempt,
     Ended,
@@ -96,6 +96,10 @@ class Fleet:
         if on not in self._executors:
             self._executors[on] = self._opener(on)
         return self._executors[on]
+
+    def use_file_of(self, on: str) -> None:
+        """Take the file that `on` names, "ssh:FILE", for jobs on its platform, whatever path their records have."""
+        self._opener = with_file_of(on, self._opener)
 
     def close(self) -> None:
         """Let go of the platforms; jobs go on."""

@@ -14,7 +14,7 @@ from composer_prime.config import RecipeBase, any_from_data, store_uri
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobSpec, Resources
-from composer_prime.executors.open import parse_option
+from composer_prime.executors.open import absolute_option
 from composer_prime.executors.records import Intent
 from composer_prime.executors.secrets import Secrets
 from composer_prime.store.keys import check_site_name
@@ -84,7 +84,7 @@ class LaunchOptions:
 
 def plan_launch(recipe: RecipeBase, on: str, options: LaunchOptions) -> LaunchPlan:
     """What to start. Raises BadInput for a recipe that can't be launched there, and for secrets that aren't set."""
-    parse_option(on)
+    on = absolute_option(on)
     sites = name_sites(recipe, options)
     recipe = _settled(recipe, sites, is_local=on == "local")
     store = _reachable_store(recipe, on)

@@ -34,7 +34,7 @@ class LocalExecutor:
         self._grace_s = grace_s
 
     def check(self, spec: JobSpec) -> None:
-        """Refuse what can't run here; caches' folders are made."""
+        """Refuse what can't run here."""
         check_names(spec)
         path = spec.env.get("PATH", os.environ.get("PATH"))
         if shutil.which(spec.command[0], path=path) is None:
@@ -42,12 +42,9 @@ class LocalExecutor:
                 f"command ({spec.command[0]}) isn't on this machine's PATH: install it, or give its full path"
             )
         for name, place in spec.caches.items():
-            try:
-                Path(place).mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise BadInput(
-                    f"cache {name} ({place}) can't be made: {error.strerror}: give a folder that you may write"
-                ) from error
+            there = next(folder for folder in (Path(place), *Path(place).parents) if os.path.exists(folder))
+            if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+                raise _no_cache(name, place, f"{there} {'is not yours to write' if there.is_dir() else 'is no folder'}")
 
     def describe(self, spec: JobSpec) -> str:
         """The command, its folder, and what it is given."""
@@ -63,6 +60,11 @@ class LocalExecutor:
     def submit(self, spec: JobSpec) -> Job:
         """Start the job's keeper; the folder's lock decides between submitters that race."""
         self.check(spec)
+        for name, place in spec.caches.items():
+            try:
+                Path(place).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise _no_cache(name, place, error.strerror or str(error)) from error
         folder = self._folder_of(spec)
         request = {
             "command": list(spec.command),
@@ -132,6 +134,10 @@ class LocalExecutor:
         if state is None:
             raise JobUnknown(f"no job {job.id} in {self._jobs}: is {STATE_VARIABLE} what it was when it was started?")
         return status_of(state)
+
+
+def _no_cache(name: str, place: str, cause: str) -> BadInput:
+    return BadInput(f"cache {name} ({place}) can't be made: {cause}: give a folder that you may write")
 
 
 def status_of(state: dict) -> JobStatus:

@@ -57,11 +57,12 @@ def _reason_not_to_run(name: str, records: Any, call: str) -> dict[str, Any]:
     start = _first(records, f"{name}/start", mine)
     if start["id"] != mine["id"]:
         # Modal starts an interrupted input again. Whether that is worth its price is the fleet's to say.
+        end = records.get(f"{name}/end") or {"ended_at": time.time()}  # a machine that vanished wrote none
         return {
             "outcome": "preempted",
             "message": f"container {start['task']} was taken back",
             "started_at": start["started_at"],
-            "ended_at": time.time(),
+            "ended_at": end["ended_at"],
         }
     if records.get(f"{name}/cancel") is not None:
         return {"outcome": "cancelled", "message": "cancelled before its start"}

@@ -5,6 +5,7 @@ for another vendor.
 """
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,19 @@ def open_executor(option: str) -> Executor:
         ) from error
     make = getattr(module, platform.name)
     return make(Path(file)) if platform.takes_file else make()
+
+
+def absolute_option(option: str) -> str:
+    """`option` as it means the same from any folder of this machine: its file by the absolute path."""
+    name, _, file = parse_option(option)
+    return f"{name}:{Path(file).absolute()}" if file else option
+
+
+def with_file_of(option: str, opener: Callable[[str], Executor]) -> Callable[[str], Executor]:
+    """`opener`, but the file of `option` is the one for its platform: a record's path may be another machine's."""
+    option = absolute_option(option)
+    name, platform, _ = parse_option(option)
+    return lambda on: opener(option if platform.takes_file and on.partition(":")[0] == name else on)
 
 
 def parse_option(option: str) -> tuple[str, Platform, str]:

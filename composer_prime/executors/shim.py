@@ -10,8 +10,9 @@ as `python3 shim.py start|status|cancel|log|list FOLDER`. A keeper process owns 
     keeper.log   what went wrong in the keeper itself
 
 `start` reads one JSON object from standard input: `command` (argv), `timeout_s`, and optionally `env`, `secrets`
-(both name -> value), `labels`, `cwd` and `grace_s`. Secrets pass from there to the command's environment through memory
-alone. A job whose keeper is gone without having written an end was preempted: its machine was taken, or restarted.
+(both name -> value), `labels`, `cwd`, `grace_s`, and `host`, which says whose job it is where machines share the
+folder. Secrets pass from there to the command's environment through memory alone. A job whose keeper is gone without
+having written an end was preempted: its machine was taken, or restarted.
 """
 
 from __future__ import annotations
@@ -304,6 +305,7 @@ class Keeper:
             "exit_code": None,
             "message": "",
             "labels": request.get("labels") or {},
+            "host": request.get("host"),
             "command": list(request["command"]),
             "timeout_s": float(request["timeout_s"]),
             "grace_s": float(request.get("grace_s", GRACE_S)),
@@ -438,13 +440,15 @@ class Keeper:
             time.sleep(0.005)
 
 
-def list_jobs(root: str) -> list[dict]:
-    """The states of all jobs below a folder, each with its `folder`."""
+def list_jobs(root: str, host: str | None = None) -> list[dict]:
+    """The states of all jobs below a folder, of this host alone where one is given, each with its `folder`."""
     found = []
     for folder, folders, files in os.walk(root):
         if "state.json" in files:
             folders.clear()
-            state = status(folder)
+            known = read_state(folder)
+            # Another machine's pids mean nothing here: its jobs would be taken for preempted.
+            state = status(folder) if known is not None and host in (None, known.get("host")) else None
             if state is not None:
                 found.append({**state, "folder": folder})
     return sorted(found, key=lambda state: state["folder"])

@@ -99,15 +99,17 @@ class SshExecutor:
         self._loop.close(self._links.values())
 
     def _place_of(self, job: Job) -> tuple[Link, str]:
-        """The way to a job's host, and the job's folder there below that of all jobs. Raises JobUnknown."""
+        """The way to a job's host, and the job's folder there below that of all jobs. Raises JobUnknown for an id that
+        is none of the job, ExecutorError for a host that the file doesn't name."""
         place, _, host = job.id.rpartition("@")
         # A record in a bucket may say anything: nothing but this job's own folder may come of it.
         if place != f"{check_name('run', job.run)}/{check_name('site', job.site)}/{job.attempt}":
             raise JobUnknown(f"{job.id!r} is no id of attempt {job.attempt} of {job.run} {job.site}")
         if host not in self._links:
-            raise JobUnknown(
-                f"job {job.id} is on the host {host}, which {self._file} doesn't name: add [hosts.{host}], or use the "
-                "file that has it"
+            # Not unknown: it may well run there, and must not be taken for lost.
+            raise ExecutorError(
+                f"job {job.id} is on the host {host}, which {self._file} doesn't name: add [hosts.{host}] there, or "
+                "give the file that has it as --on ssh:FILE"
             )
         return self._links[host], place
 

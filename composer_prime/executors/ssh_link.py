@@ -154,8 +154,8 @@ class Link:
         """What a call reads from standard input: lengths, code, request."""
         version, sources = _shipped()
         call = {
-            "entry": _ENTRY, "version": version, "sources": sources, "workdir": self.host.workdir,
-            "operation": operation, "arguments": arguments,
+            "entry": _ENTRY, "version": version, "sources": sources, "host": self.name,
+            "workdir": self.host.workdir, "operation": operation, "arguments": arguments,
         }  # fmt: skip
         loader, text = _LOADER.encode(), json.dumps(call).encode()
         return b"%d %d\n%b%b" % (len(loader), len(text), loader, text)

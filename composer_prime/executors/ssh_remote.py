@@ -5,7 +5,9 @@ log's bytes follow theirs.
 
     jobs/RUN/SITE/ATTEMPT/   a job's folder, as shim.py has it; beside it `work`, which all attempts of a site share
     placed/RUN/SITE/ATTEMPT  create-once: the name of the host that this job belongs to, on its recorder
-    slots/N                  locked by the process that keeps the job which has the slot, for as long as it lives
+    slots/HOST/N             locked by the process that keeps the job which has the slot, for as long as it lives
+
+Several hosts may share the folder (a home on NFS, say): each has its own slots, and answers for its own jobs alone.
 """
 
 from __future__ import annotations
@@ -16,12 +18,20 @@ import os
 import select
 import sys
 import threading
+from typing import NamedTuple
 
 from composer_prime.executors import shim
 
 REPLY = "composer-prime-reply "
 """Begins the line that holds an answer: login scripts print too."""
 SLOT_LOOK_S = 0.25
+
+
+class Here(NamedTuple):
+    """This host: the folder of everything, and its name in the hosts file."""
+
+    root: str
+    host: str
 
 
 def answer(request: dict) -> None:
@@ -36,9 +46,9 @@ def answer(request: dict) -> None:
         "cancel": cancel,
         "logs": logs,
     }[request["operation"]]
-    root = os.path.abspath(os.path.expanduser(request["workdir"]))
+    here = Here(os.path.abspath(os.path.expanduser(request["workdir"])), request["host"])
     try:
-        reply = {"answer": operation(root, **request["arguments"])}
+        reply = {"answer": operation(here, **request["arguments"])}
     except LookupError as error:
         reply = {"unknown": error.args[0]}
     except ValueError as error:
@@ -48,18 +58,18 @@ def answer(request: dict) -> None:
     _say(reply)
 
 
-def placed(root: str, job: str) -> str | None:
+def placed(here: Here, job: str) -> str | None:
     """The host that a job (RUN/SITE/ATTEMPT) belongs to, as far as this host knows."""
     try:
-        with open(os.path.join(root, "placed", job), encoding="utf-8") as file:
+        with open(os.path.join(here.root, "placed", job), encoding="utf-8") as file:
             return file.read()
     except FileNotFoundError:
         return None
 
 
-def place(root: str, job: str, host: str) -> str:
+def place(here: Here, job: str, host: str) -> str:
     """Write down the host of a job unless one is; the one that counts."""
-    path = os.path.join(root, "placed", job)
+    path = os.path.join(here.root, "placed", job)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as file:
         file.write(host)
@@ -71,32 +81,37 @@ def place(root: str, job: str, host: str) -> str:
         pass
     finally:
         os.unlink(file.name)
-    return placed(root, job) or host
+    return placed(here, job) or host
 
 
-def look(root: str, job: str) -> dict:
+def look(here: Here, job: str) -> dict:
     """Whether the host has this job, or earlier attempts of its site, and how many of its jobs haven't ended."""
-    unfinished = sum(state["state"] != "ended" for state in shim.list_jobs(os.path.join(root, "jobs")))
-    folder = _folder(root, job)
-    had_site = os.path.isdir(os.path.dirname(folder))
-    return {"has": shim.read_state(folder) is not None, "had_site": had_site, "unfinished": unfinished}
+    jobs = shim.list_jobs(os.path.join(here.root, "jobs"), here.host)
+    folder = _folder(here, job)
+    state = shim.read_state(folder)
+    return {
+        "has": state is not None and state["host"] == here.host,
+        "had_site": os.path.isdir(os.path.dirname(folder)),
+        "unfinished": sum(state["state"] != "ended" for state in jobs),
+    }
 
 
-def find(root: str, run: str) -> list:
+def find(here: Here, run: str) -> list:
     """A run's jobs, ended ones too, as SITE/ATTEMPT."""
-    top = os.path.join(root, "jobs", run)
-    return [os.path.relpath(job["folder"], top) for job in shim.list_jobs(top)]
+    top = os.path.join(here.root, "jobs", run)
+    return [os.path.relpath(job["folder"], top) for job in shim.list_jobs(top, here.host)]
 
 
-def start(root: str, job: str, slots: int, gpus_per_slot: int, request: dict) -> None:
+def start(here: Here, job: str, slots: int, gpus_per_slot: int, request: dict) -> None:
     """Start a job unless it was; it waits by itself for one of the slots. Raises ValueError for what can't be here."""
-    folder = _folder(root, job)
+    folder = _folder(here, job)
+    request["host"] = here.host
     request["cwd"] = os.path.join(os.path.dirname(folder), "work")
     programs = os.path.dirname(sys.executable)
     if os.path.exists(os.path.join(os.path.dirname(programs), "pyvenv.cfg")):  # an environment: its commands come first
         path = request["env"].get("PATH", os.environ.get("PATH", os.defpath))
         request["env"]["PATH"] = programs + os.pathsep + path
-    slot_folder = os.path.join(root, "slots")
+    slot_folder = os.path.join(here.root, "slots", here.host)
     os.makedirs(slot_folder, exist_ok=True)
     for name, cache in request.pop("caches").items():
         try:
@@ -108,27 +123,32 @@ def start(root: str, job: str, slots: int, gpus_per_slot: int, request: dict) ->
     shim.start(folder, request, lambda folder, request: SlotKeeper(folder, request, slot_folder, slots, gpus_per_slot))
 
 
-def status(root: str, job: str) -> dict:
-    """A job's state. Raises LookupError for one that isn't here."""
-    state = shim.status(_folder(root, job))
+def status(here: Here, job: str) -> dict:
+    """A job's state. Raises LookupError for one that isn't here, ValueError for another host's."""
+    known = shim.read_state(_folder(here, job))
+    if known is not None and known["host"] != here.host:
+        raise ValueError(
+            f"job {job} is of the host {known['host']}, which shares {here.root}: give hosts their names back"
+        )
+    state = shim.status(_folder(here, job))
     if state is None:
-        raise LookupError(f"no job {job} in {root}")
+        raise LookupError(f"no job {job} in {here.root}")
     return state
 
 
-def cancel(root: str, job: str) -> dict:
+def cancel(here: Here, job: str) -> dict:
     """End a job and see that it has ended. Raises LookupError, and TimeoutError when it doesn't end."""
-    status(root, job)
-    return shim.cancel(_folder(root, job)) or {}
+    status(here, job)
+    return shim.cancel(_folder(here, job)) or {}
 
 
-def logs(root: str, job: str, offset: int, follow: bool) -> None:
+def logs(here: Here, job: str, offset: int, follow: bool) -> None:
     """Answer, then write the job's log from `offset` bytes on, and end this process: that was all."""
-    status(root, job)
+    status(here, job)
     _say({"answer": None})
     threading.Thread(target=_end_with_reader, daemon=True).start()
     position = 0
-    for chunk in shim.follow_log(_folder(root, job), follow):
+    for chunk in shim.follow_log(_folder(here, job), follow):
         sys.stdout.buffer.write(chunk[max(0, offset - position) :])
         sys.stdout.buffer.flush()
         position += len(chunk)
@@ -176,8 +196,8 @@ class SlotKeeper(shim.Keeper):
         return None
 
 
-def _folder(root: str, job: str) -> str:
-    return os.path.join(root, "jobs", *job.split("/"))
+def _folder(here: Here, job: str) -> str:
+    return os.path.join(here.root, "jobs", *job.split("/"))
 
 
 def _say(reply: dict) -> None:

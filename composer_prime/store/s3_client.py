@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from botocore.config import Config
+from botocore.exceptions import ClientError
 from botocore.session import get_session
 
 from composer_prime.store.remote import CONNECT_TIMEOUT_S
@@ -117,6 +118,14 @@ class S3Client:
             raise TimeoutError(f"no answer within {within_s:.0f} s")
         if ended[0] is not None:
             raise ended[0]
+
+    def region(self) -> str | None:
+        """Where the bucket is, as the service itself says, also where it refuses us; None where it doesn't say."""
+        try:
+            answer = self._client.head_bucket(Bucket=self._bucket)
+        except ClientError as error:
+            answer = error.response
+        return answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
 
     def get(self, name: str, within_s: float, span: tuple[int, int] | None = None) -> bytes:
         """An object's bytes, or those from the first to the last of `span`."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import Recipe, RecipeBase
+from composer_prime.errors import ModelError
 from composer_prime.outer.forecast import Pace, join_bytes, payloads_of, turn_bytes
 from composer_prime.outer.fragments import NamedShape, plan_fragments
 from composer_prime.sync.terms import Terms
@@ -28,6 +29,8 @@ BROADCASTS = 4
 LOGS_BYTES = 2**30
 GPU_BYTES = 20
 """A parameter's bytes on the GPUs of a PRIME-RL site: weights, gradient, optimizer, and the inference server's."""
+SPARING = ("trainer.model.lora", "trainer.model.fsdp_cpu_offload", "trainer.model.optim_cpu_offload")
+"""PRIME-RL's settings with which a site needs less."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +89,32 @@ def needs_of(recipe: RecipeBase, terms: Terms, shapes: Sequence[NamedShape], num
     up, down = (sum(way) for way in zip(*(turn_bytes(payload, pace) for payload in payloads), strict=True))
     return Needs(
         memory_bytes=memory_bytes(recipe, terms, model),
-        gpu_bytes=GPU_BYTES * model.numel if isinstance(recipe, PrimeRecipe) else 0,
+        gpu_bytes=gpu_bytes(recipe, model.numel),
         disk_bytes=disk_bytes(model),
         join_bytes=join_bytes(payloads, pace, momentum=terms.has_momentum).newest_bytes,
         up_bytes=up,
         down_bytes=down,
     )
+
+
+def gpu_bytes(recipe: RecipeBase, numel: int) -> int:
+    """Memory on all GPUs of a site together, for a model of so many parameters."""
+    return GPU_BYTES * numel if isinstance(recipe, PrimeRecipe) else 0
+
+
+def gpu_bytes_beforehand(recipe: RecipeBase) -> int:
+    """The same, from the recipe alone; of a model on the Hub only the configuration is downloaded.
+
+    Raises ModelError where that can't be had, or the recipe spares memory in a way that nobody has measured.
+    """
+    if not isinstance(recipe, PrimeRecipe):
+        return 0
+    for name in SPARING:
+        if recipe.upstream_value(name):
+            raise ModelError(f"{name} is set, and how much that spares isn't known")
+    from composer_prime.sites.embedded.shapes import named_shapes
+
+    return gpu_bytes(recipe, sum(math.prod(shape) for _, shape in named_shapes(recipe.model.name)))
 
 
 def outer_bytes(terms: Terms, model: Model) -> int:

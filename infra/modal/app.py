@@ -4,8 +4,9 @@
     GPU=A10G:2 modal run --detach infra/modal/app.py --recipe recipes/multi_site/reverse_text_2.toml --site a \\
         --settings '--outer.store s3://my-bucket/runs'
 
-From the root of this repository, in a shell. `modal app stop composer-prime` ends all sites and their bill. Built,
-called and checked without Modal's servers; not run on them by us.
+From the root of this repository, in a shell. Each call is an app of its own, and goes on until its site has ended. To
+end sites and their bill: `modal app list`, then `modal app stop ap-...` for each that is called composer-prime. Built,
+deployed to a loopback and called without Modal's servers; not run on them by us.
 """
 
 import os
@@ -16,6 +17,9 @@ import modal
 
 DAY_S = 24 * 3600
 """Modal's longest; its default is five minutes. A longer run goes on in the next attempt, from the bucket."""
+
+BAD_INPUT_EXIT = 2
+"""Of `composer-prime site`: something only a person can mend, which its log says; trying again would only cost."""
 
 app = modal.App("composer-prime")
 image = modal.Image.from_dockerfile("infra/docker/Dockerfile", context_dir=".")
@@ -32,10 +36,12 @@ bucket = modal.Secret.from_name("composer-prime-bucket", required_keys=["AWS_ACC
     secrets=[bucket],
 )
 def run_site(recipe: str, site: str, settings: list[str]) -> None:
-    """Train one site; raises CalledProcessError when it fails, so that Modal tries again."""
+    """Train one site. Raises CalledProcessError when it fails, so that Modal tries again where that may help."""
     where = f"/opt/composer-prime/{recipe}"
     command = ["composer-prime", "site", where, "--site", site, "--resume", "--output_dir", "/data", *settings]
-    subprocess.run(command, check=True)
+    done = subprocess.run(command)
+    if done.returncode != BAD_INPUT_EXIT:
+        done.check_returncode()
 
 
 @app.local_entrypoint()

@@ -185,11 +185,17 @@ def test_a_folder_without_a_launch_is_refused(cli, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_starts_and_writes_nothing(cli, tmp_path: Path, platform: LocalPlatform) -> None:
-    answer = cli(
-        "launch", RECIPE, "--on", "local", "--dry-run", "--replicas", "3", "--output_dir", str(tmp_path / "out")
-    )
+    places = ("--output_dir", str(tmp_path / "out"), "--launch.caches.weights", str(tmp_path / "cache"))
+    answer = cli("launch", RECIPE, "--on", "local", "--dry-run", "--replicas", "3", *places)
     assert answer.code == 0 and "site r2 on local" in answer.out and "$0.00 an hour" in answer.out
-    assert not (tmp_path / "out").exists() and not (tmp_path / "state").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_that_can_not_be_made_is_refused(cli, tmp_path: Path, platform: LocalPlatform) -> None:
+    (tmp_path / "file").touch()
+    places = ("--output_dir", str(tmp_path / "out"), "--launch.caches.weights", str(tmp_path / "file" / "cache"))
+    answer = cli("launch", RECIPE, "--on", "local", "--dry-run", *places)
+    assert answer.code == 2 and f"{tmp_path / 'file'} is no folder: give a folder" in answer.err
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ take no dots, a volume's bucket must exist, secrets are given back by name only.
 
 import itertools
 import os
+import secrets
 import tempfile
 import threading
 import time
@@ -62,6 +63,8 @@ class HfJobsPlatform:
         self.is_closing = False
         self._mounts: list[Path] = []
         self._number = itertools.count(1)
+        # Containers are found by their jobs' ids among all processes of this machine, where other loopbacks may run.
+        self._own = secrets.token_hex(5)
         self._held: list[threading.Event] | None = None
         self._server = ExitStack()
         app = Faulty(Starlette(routes=routes(self)), self)
@@ -113,8 +116,7 @@ class HfJobsPlatform:
     def start(self, namespace: str, request: dict[str, Any]) -> HostedJob:
         """Accept a job, or refuse it as the service would."""
         _check(request, self.buckets)
-        number = next(self._number)
-        job = f"{int(time.time()):08x}{number:016x}"
+        job = f"{int(time.time()):08x}{self._own}{next(self._number):06x}"
         may_start = threading.Event()
         if self._held is None:
             may_start.set()

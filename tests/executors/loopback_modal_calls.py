@@ -14,7 +14,8 @@ from tests.executors.loopback_modal_containers import Container, log_entry
 
 MAX_STARTS = 8
 """How often an input whose container was lost is given to a new one, as the client's own limit has it."""
-GRACE_S = 10.0
+GRACE_S = 30.0
+"""What a container that is taken back has to end by itself."""
 Result = api.GenericResult
 
 

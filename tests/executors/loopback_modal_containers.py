@@ -75,6 +75,7 @@ class Container:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_take_interrupts,
         )
         self._reader = asyncio.create_task(self._read())
 
@@ -113,6 +114,11 @@ class Container:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         while piece := await self._process.stdout.read(4096):
             self._on_output(decoder.decode(piece))
+
+
+def _take_interrupts() -> None:
+    """A shell has what it starts in the background ignore SIGINT, and that is inherited; a container begins anew."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def log_entry(call_id: str, task_id: str, text: str) -> api.TaskLogs:

@@ -37,7 +37,7 @@ def spec() -> JobSpec:
     return JobSpec(run=f"run{next(_numbers)}", site="a", attempt=1, command=command, timeout_s=60)
 
 
-def wait_for(executor: ModalExecutor, job: Job, *states: JobState, deadline_s: float = 40.0) -> JobStatus:
+def wait_for(executor: ModalExecutor, job: Job, *states: JobState, deadline_s: float = 120.0) -> JobStatus:
     """Its status, once it is in one of `states`; final ones by default."""
     wanted = states or tuple(state for state in JobState if state.final)
     give_up_at = time.monotonic() + deadline_s
@@ -47,7 +47,7 @@ def wait_for(executor: ModalExecutor, job: Job, *states: JobState, deadline_s: f
     return status
 
 
-def wait_until(is_so: Callable[[], Any], deadline_s: float = 20.0) -> None:
+def wait_until(is_so: Callable[[], Any], deadline_s: float = 60.0) -> None:
     give_up_at = time.monotonic() + deadline_s
     while not is_so():
         assert time.monotonic() < give_up_at

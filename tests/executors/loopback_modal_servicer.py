@@ -7,6 +7,7 @@ be made to go wrong; requests of containers always succeed.
 import asyncio
 import hashlib
 import itertools
+import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -34,6 +35,8 @@ class Servicer:
 
     def __init__(self, folder: Path) -> None:
         self._numbers = itertools.count(1)
+        # Containers are found by their ids among all processes of this machine, where other loopbacks may run.
+        self._own = secrets.token_hex(6)
         self._folder = folder
         self._troubles: deque[Trouble] = deque()
         self._to_lose: list[str] = []
@@ -107,7 +110,7 @@ class Servicer:
             await asyncio.sleep(SLOW_S)
 
     def _new_id(self, prefix: str) -> str:
-        return f"{prefix}-{next(self._numbers):022d}"
+        return f"{prefix}-{self._own}{next(self._numbers):010d}"
 
     def _by_name(self, kind: str, request: Any) -> str:
         """The id of a named object, made if the request allows it."""

@@ -210,8 +210,12 @@ class SshPlatform:
     has_requests = True
     keeps_caches = True
 
-    def __init__(self, folder: Path, machines: Sequence[str] = ("left", "right"), slots: int = 16) -> None:
+    def __init__(
+        self, folder: Path, machines: Sequence[str] = ("left", "right"), slots: int = 16, *, one_home: bool = False
+    ) -> None:
+        """`one_home`: all machines share it, as over NFS."""
         self.folder = folder
+        self._one_home = one_home
         self.hosts_file = folder / "hosts.toml"
         self._slots = slots
         self.troubles = Troubles()
@@ -295,7 +299,7 @@ class SshPlatform:
         """Somebody else has every slot that is free."""
         with ExitStack() as held:
             for machine in self.machines.values():
-                folder = machine.home / ".composer-prime" / "slots"
+                folder = machine.home / ".composer-prime" / "slots" / machine.name
                 folder.mkdir(parents=True, exist_ok=True)
                 for number in range(self._slots):
                     handle = held.enter_context((folder / str(number)).open("w"))
@@ -324,8 +328,8 @@ class SshPlatform:
         self._loop.close()
 
     def _machine(self, name: str) -> Machine:
-        home = self.folder / name
-        home.mkdir()
+        home = self.folder / ("home" if self._one_home else name)
+        home.mkdir(exist_ok=self._one_home)
         key = asyncssh.generate_private_key("ssh-ed25519")
         machine = Machine(name, home, key, self.folder / "authorized_keys", self.troubles)
         self._run(machine.listen())

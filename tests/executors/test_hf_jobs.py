@@ -168,6 +168,17 @@ def test_doubles_that_killed_submitters_left_are_ended_by_the_next_submit(
     assert stages(service) == ["RUNNING", "CANCELED"]
 
 
+def test_services_on_one_machine_leave_each_others_jobs_alone(
+    service: HfJobsPlatform, executor: HfJobsExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.executors.loopback_hf_jobs.time", SimpleNamespace(time=lambda: 0.0))
+    neighbour = HfJobsPlatform(tmp_path / "neighbour")
+    mine, theirs = executor.submit(spec()), neighbour.executor().submit(spec())
+    assert service.pids(mine) and not set(service.pids(mine)) & set(neighbour.pids(theirs))
+    neighbour.close()
+    assert executor.poll(mine).state is JobState.RUNNING
+
+
 def test_cancel_ends_doubles_too(service: HfJobsPlatform, executor: HfJobsExecutor) -> None:
     job = executor.submit(spec())
     service.start(USER, dict(service.hosted[job.id.partition("/")[2]].request))

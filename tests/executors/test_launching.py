@@ -1,8 +1,10 @@
 """From a recipe and options to a launch: names, shards, secrets, and what is refused before anything starts."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from botocore.session import get_session
 
 from composer_prime.config.settings import data_shard
 from composer_prime.errors import BadInput, ConfigError
@@ -10,10 +12,13 @@ from composer_prime.executors import prices
 from composer_prime.executors.base import Resources
 from composer_prime.executors.budget import Limits
 from composer_prime.executors.dry_run import dry_run_lines
-from composer_prime.executors.egress import egress_lines, region_lines
+from composer_prime.executors.egress import bucket_lines
 from composer_prime.executors.launching import LaunchOptions, plan_launch
 from composer_prime.executors.open import open_executor
+from composer_prime.store.s3 import bucket_region
 from tests.executors.launches import ENVIRONMENT, SECRET, small_plan, small_recipe
+from tests.servers import S3Server
+from tests.servers.process import free_ports
 
 
 def planned(recipe_tables: dict[str, Any] | None = None, on: str = "local", **options: Any):
@@ -137,16 +142,69 @@ def test_every_price_list_has_a_source_and_a_date() -> None:
     assert all(table["source"] and len(table["date"]) == len("2026-01-01") for table in prices.table().values())
 
 
-def test_a_bucket_in_another_region_is_warned_about() -> None:
-    plan = planned({"launch": {"region": "eu-west-1"}})
-    (line,) = region_lines(plan, {"AWS_DEFAULT_REGION": "us-east-1"})
-    assert line.startswith("warning") and "us-east-1" in line and "eu-west-1" in line
-    assert list(region_lines(plan, {"AWS_DEFAULT_REGION": "eu-west-1"})) == list(region_lines(plan, {})) == []
+@pytest.mark.parametrize(
+    ("told", "variables", "region", "how"),
+    [
+        ("us-east-1", {}, "us-east-1", "as it says itself"),
+        ("us-east-1", {"AWS_REGION": "eu-west-1"}, "us-east-1", "as it says itself"),
+        (None, {"AWS_DEFAULT_REGION": "us-west-2"}, "us-west-2", "as AWS_DEFAULT_REGION says; it could not be asked"),
+    ],
+)
+def test_a_bucket_in_another_region_is_warned_about_with_its_cost(
+    told: str | None, variables: dict[str, str], region: str, how: str
+) -> None:
+    plan = planned({**FAR, "launch": {"region": "eu-west-1"}})
+    asked = []
+    warning, _ = bucket_lines(plan, shapes, ask_region=lambda name: asked.append(name) or told, environment=variables)
+    assert warning.startswith(f"warning: the bucket is in {region} ({how}) and the jobs run in eu-west-1")
+    assert "at most $0.01 over the run" in warning and asked == ["b"]
+
+
+def test_a_region_that_is_the_jobs_own_or_unknown_is_not_warned_about() -> None:
+    plan = planned({**FAR, "launch": {"region": "eu-west-1"}})
+    for told, variables in (
+        ("eu-west-1", {"AWS_REGION": "us-east-1"}),
+        (None, {"AWS_REGION": "eu-west-1"}),
+        (None, {}),
+    ):
+        (line,) = bucket_lines(plan, shapes, ask_region=lambda name, told=told: told, environment=variables)
+        assert line.startswith("bucket traffic")
+
+
+@pytest.mark.parametrize("store", ["gs://b/r", "hf://buckets/me/b/r", "s3://b/r"])
+def test_nobody_is_asked_for_a_region_without_need(store: str) -> None:
+    def nobody(name: str) -> str:
+        raise AssertionError("asked")
+
+    launch = {} if store.startswith("s3") else {"region": "eu-west-1"}
+    plan = planned({"outer": {**FAR["outer"], "store": store}, "launch": launch})
+    (line,) = bucket_lines(plan, shapes, ask_region=nobody, environment={"AWS_REGION": "us-east-1"})
+    assert line.startswith("bucket traffic")
+
+
+@pytest.mark.s3
+def test_a_bucket_says_itself_where_it_is(store_uri: Callable[[str], str], moto: S3Server) -> None:
+    store_uri("moto")  # the AWS variables lead there
+    client = get_session().create_client("s3", region_name="eu-central-1")
+    client.create_bucket(Bucket="far-away", CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+    client.close()
+    assert bucket_region("far-away") == "eu-central-1"
+    assert bucket_region("not-there") is None
+
+
+def test_a_bucket_that_can_not_be_asked_has_no_known_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    assert bucket_region("nobody-answers") is None
 
 
 def test_the_buckets_traffic_is_known_beforehand() -> None:
-    (line,) = egress_lines(planned({"outer": {"store": "s3://b/r", "codec": "fp32", "fragments": 1}}), shapes)
+    (line,) = bucket_lines(planned(FAR), shapes)
     assert "0.08 GB in 2 rounds" in line and "$0.01" in line
+
+
+FAR: dict[str, Any] = {"outer": {"store": "s3://b/r", "codec": "fp32", "fragments": 1}}
 
 
 def shapes(model: str) -> list[tuple[str, tuple[int, ...]]]:

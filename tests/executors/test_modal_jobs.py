@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import sys
 import threading
 from dataclasses import replace
@@ -28,6 +29,7 @@ from tests.executors import loopback_modal_fixtures as fixtures
 from tests.executors.launches import small_plan
 from tests.executors.loopback_modal import LoopbackModal
 from tests.executors.loopback_modal_fixtures import SLEEP, wait_for, wait_until
+from tests.executors.loopback_modal_servicer import Servicer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the loopback finds a container's processes in /proc")
 platform, executor, spec = fixtures.platform, fixtures.executor, fixtures.spec
@@ -213,6 +215,37 @@ def test_a_preempted_job_gets_its_warning_and_is_not_started_again(
     wait_until(lambda: call.runner and call.runner.done())
     assert platform.pids(job) == []
     assert executor.poll(job).state is JobState.PREEMPTED
+
+
+def test_a_preempted_job_ended_when_its_machine_was_taken_also_if_the_next_container_says_so(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    job = executor.submit(replace(spec, command=SLEEP))
+    assert next(executor.logs(job, follow=True)) == "up"
+    platform.preempt(job)
+    (call,) = platform.calls(job)
+    wait_until(lambda: call.output)
+    end = Records(executor._connection, spec.run).get(job.id, "end")
+    status = executor.poll(job)
+    assert (status.state, status.ended_at) == (JobState.PREEMPTED, end["ended_at"])
+
+
+def test_a_container_is_interrupted_also_where_these_tests_run_in_a_shells_background(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        job = executor.submit(replace(spec, command=SLEEP))
+        assert next(executor.logs(job, follow=True)) == "up"
+    finally:
+        signal.signal(signal.SIGINT, before)
+    platform.preempt(job)
+    wait_until(lambda: Records(executor._connection, spec.run).get(job.id, "end"))
+
+
+def test_containers_of_two_workspaces_on_this_machine_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    one, two = (Servicer(tmp_path / name) for name in ("one", "two"))
+    assert one._new_id("ta") != two._new_id("ta")
 
 
 def test_a_job_whose_machine_vanished_is_not_run_by_the_next_container(

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import asyncssh
@@ -13,10 +14,17 @@ import pytest
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors import ssh_remote
 from composer_prime.executors.base import Job, JobSpec, JobState, Resources
+from composer_prime.executors.fleet import Fleet
+from composer_prime.executors.launching import LaunchOptions, plan_launch
+from composer_prime.executors.records import begin_launch
+from composer_prime.executors.secrets import Secrets
 from composer_prime.executors.ssh import SshExecutor
 from composer_prime.executors.ssh_hosts import by_preference
 from composer_prime.executors.ssh_link import Patience
+from composer_prime.store import open_store
+from tests.cli.command_line import Answer, call
 from tests.executors.jobs import FOREVER, Stage, await_end, await_running, run_to_end, wait_until
+from tests.executors.launches import small_recipe
 from tests.executors.loopback_ssh import SshPlatform
 
 HASTY = Patience(pauses_s=(0.05, 0.05), connect_s=5.0, call_s=20.0)
@@ -24,8 +32,8 @@ SECRET = "s3cr3t-0123456789-abcdef"
 
 
 @contextmanager
-def machines(folder: Path, *names: str, slots: int = 4) -> Iterator[SshPlatform]:
-    with closing(SshPlatform(folder / "machines", names, slots)) as platform:
+def machines(folder: Path, *names: str, slots: int = 4, one_home: bool = False) -> Iterator[SshPlatform]:
+    with closing(SshPlatform(folder / "machines", names, slots, one_home=one_home)) as platform:
         yield platform
 
 
@@ -182,6 +190,22 @@ def test_sites_spread_over_hosts_by_their_slots(tmp_path: Path, stage: Stage) ->
         assert {await_end(executor, job).state for job in jobs} == {JobState.SUCCEEDED}
 
 
+def test_hosts_that_share_a_home_have_slots_and_jobs_of_their_own(tmp_path: Path, stage: Stage) -> None:
+    with machines(tmp_path, "left", "right", slots=1, one_home=True) as platform, hasty(platform) as executor:
+        jobs = [executor.submit(stage.spec("wait('go')", site)) for site in "ab"]
+        assert sorted(map(host_of, jobs)) == ["left", "right"]
+        assert [await_running(executor, job).state for job in jobs] == [JobState.RUNNING] * 2
+        assert executor.find(stage.run) == jobs
+        place, _, host = jobs[0].id.rpartition("@")
+        mistaken = replace(jobs[0], id=f"{place}@{'left' if host == 'right' else 'right'}")
+        for ask in (executor.poll, executor.cancel, lambda job: list(executor.logs(job))):
+            with pytest.raises(BadInput, match=f"is of the host {host}, which shares"):
+                ask(mistaken)
+        assert executor.submit(stage.spec("wait('go')", "a")) == jobs[0]
+        stage.mark("go")
+        assert {await_end(executor, job).state for job in jobs} == {JobState.SUCCEEDED}
+
+
 def test_the_next_attempt_goes_where_the_sites_files_are(tmp_path: Path, stage: Stage) -> None:
     with machines(tmp_path, "left", "right", "third") as platform, hasty(platform) as executor:
         code = "count('runs'); path = pathlib.Path('checkpoint'); mark(sys.argv[2], str(path.exists())); path.touch()"
@@ -232,8 +256,9 @@ def test_a_job_goes_where_its_record_says_whatever_host_has_more_room_now(tmp_pa
         spec = stage.spec("pass")
         recorder, other = by_preference(["left", "right"], spec.name)
         root = platform.machines[recorder].home / ".composer-prime"
-        assert ssh_remote.place(str(root), f"{stage.run}/a/1", other) == other
-        assert ssh_remote.place(str(root), f"{stage.run}/a/1", recorder) == other, "the first counts"
+        here = ssh_remote.Here(str(root), recorder)
+        assert ssh_remote.place(here, f"{stage.run}/a/1", other) == other
+        assert ssh_remote.place(here, f"{stage.run}/a/1", recorder) == other, "the first counts"
         assert host_of(executor.submit(spec)) == other
         assert host_of(executor.submit(stage.spec("pass", attempt=2))) == other, "the site's files are there"
 
@@ -353,14 +378,47 @@ def test_a_quiet_log_outlasts_more_lost_connections_than_one_call_would(tmp_path
                 assert rest.result(timeout=60) == ["two"]
 
 
-def test_a_job_on_a_host_that_the_file_does_not_name_is_unknown(tmp_path: Path, stage: Stage) -> None:
+def test_a_job_on_a_host_that_the_file_does_not_name_gives_no_answer_and_is_not_unknown(
+    tmp_path: Path, stage: Stage
+) -> None:
     with machines(tmp_path, "left") as platform, hasty(platform) as executor:
-        with pytest.raises(JobUnknown, match=r"on the host elsewhere, which .*hosts.toml doesn't name"):
+        with pytest.raises(ExecutorError, match=r"host elsewhere, which .*hosts.toml doesn't name: add .*--on") as seen:
             executor.poll(Job("ssh", "run/a/1@elsewhere", "run", "a", 1))
+        assert not isinstance(seen.value, JobUnknown)
         with pytest.raises(JobUnknown, match="is no id of"):
             executor.poll(Job("ssh", "run/../../etc/1@left", "run", "a", 1))
         with pytest.raises(BadInput, match="site"):
             executor.poll(Job("ssh", "run/../1@left", "run", "..", 1))
+
+
+# --- from another folder, or another machine -------------------------------------------------------------------------
+
+
+def test_jobs_are_found_from_another_folder_and_by_a_hosts_file_at_another_path(
+    tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with machines(tmp_path, "left") as platform:
+        monkeypatch.chdir(platform.folder)
+        options = LaunchOptions(usd_per_hour=0.0, environment={}, image="any")
+        plan = plan_launch(small_recipe(), "ssh:hosts.toml", options)
+        assert plan.on == f"ssh:{platform.hosts_file}"
+        uri = str(tmp_path / "bucket" / "small")
+        with closing(open_store(uri)) as store, closing(Fleet(begin_launch(store, "small"))) as fleet:
+            intent = fleet.intent(plan, "a", 1, 600, "0" * 64)
+            command = stage.spec(f"say('up'); {FOREVER}").command
+            fleet.submit(fleet.book.intend(intent.model_copy(update={"command": command})), Secrets())
+        monkeypatch.chdir(tmp_path)
+        moved = platform.hosts_file.rename(tmp_path / "moved.toml")
+
+        def cli(*arguments: str) -> Answer:
+            return call(capsys, monkeypatch, *arguments)
+
+        (row,) = map(json.loads, cli("ps", uri, "--json").out.splitlines())
+        assert row["state"] == "unknown" and f"{platform.hosts_file} can't be read" in row["message"]
+        (row,) = map(json.loads, cli("ps", uri, "--json", "--on", "ssh:moved.toml").out.splitlines())
+        assert row["state"] in ("pending", "running")
+        assert cli("cancel", uri, "--on", f"ssh:{moved}").code == 0
+        assert cli("logs", uri, "--on", "ssh:moved.toml").code == 0
 
 
 # --- secrets ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -35,12 +36,23 @@ def test_the_job_is_a_site_that_resumes_with_a_limit_and_no_secret_on_the_comman
     assert not [word for word in call if "the-id" in word or "the-secret" in word]
 
 
+def test_what_a_gated_model_and_temporary_credentials_need_goes_along_as_a_secret(tmp_path: Path) -> None:
+    given = {"HF_TOKEN": "the-token", "AWS_SESSION_TOKEN": "the-session"}
+    call = words(tmp_path, **given)
+    secrets = {name for option, name in pairwise(call) if option == "--secrets"}
+    assert secrets == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", *given}
+    assert not [word for word in call if "the-" in word]
+    assert "HF_TOKEN" not in words(tmp_path / "without")
+
+
 def test_hf_itself_takes_the_command_line(tmp_path: Path) -> None:
     hf = linter("hf")
     if hf is None:
         pytest.skip("hf isn't installed: pip install 'composer-prime[hf]'")
-    call = words(tmp_path, "--outer.store", "s3://my-bucket/runs", AWS_ENDPOINT_URL="https://s3.example.com")
-    variables = {name: SETTINGS[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    tokens = {"HF_TOKEN": "hf_none", "AWS_SESSION_TOKEN": "the-session"}
+    endpoint = {"AWS_ENDPOINT_URL": "https://s3.example.com"}
+    call = words(tmp_path, "--outer.store", "s3://my-bucket/runs", **tokens, **endpoint)
+    variables = {name: SETTINGS[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")} | tokens
     offline = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "hf_none", "HOME": str(tmp_path), "NO_COLOR": "1"}
     done = subprocess.run(
         [hf, "jobs", "run", "--dry-run", *call[3:]],

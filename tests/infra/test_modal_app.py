@@ -1,10 +1,10 @@
 """The Modal app: modal itself builds it without its servers, and its function calls the command line, no more."""
 
-import ast
 import importlib.util
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +14,7 @@ from tests.architecture import REPOSITORY
 from tests.infra.scripts import Stage
 
 pytest.importorskip("modal", reason="modal isn't installed: pip install 'composer-prime[modal]'")
+from tests.executors.loopback_modal import LoopbackModal
 
 APP = REPOSITORY / "infra/modal/app.py"
 
@@ -41,15 +42,17 @@ def test_modals_own_command_line_finds_the_entrypoint_and_its_options(tmp_path: 
     assert all(option in done.stdout for option in ("--recipe", "--site", "--settings"))
 
 
-def test_the_function_always_has_a_limit_retries_a_volume_and_the_buckets_secret() -> None:
-    (site,) = [
-        node
-        for node in ast.parse(APP.read_text()).body
-        if isinstance(node, ast.FunctionDef) and node.name == "run_site"
-    ]
-    (decorator,) = site.decorator_list
-    assert isinstance(decorator, ast.Call)
-    assert {keyword.arg for keyword in decorator.keywords} >= {"timeout", "retries", "volumes", "secrets", "image"}
+def test_deployed_it_has_a_limit_retries_gpus_a_volume_and_the_buckets_secret(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "modal", "deploy", str(APP.relative_to(REPOSITORY))]
+    with closing(LoopbackModal(tmp_path)) as modal:
+        environment = {**os.environ, **modal.environment(), "GPU": "A10G:2"}
+        done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (function,) = modal.servicer.functions.values()
+    definition = function.definition
+    assert definition.timeout_secs == 24 * 3600 and definition.retry_policy.retries == 7
+    assert (definition.resources.gpu_config.gpu_type, definition.resources.gpu_config.count) == ("A10G", 2)
+    assert list(function.volumes) == ["/data"] and len(definition.secret_ids) == 1
 
 
 def test_the_function_calls_the_command_line(app: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,11 +68,23 @@ def test_the_function_calls_the_command_line(app: ModuleType, tmp_path: Path, mo
     ]  # fmt: skip
 
 
+def ends_with(code: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "composer-prime").write_text(f"#!/bin/sh\nexit {code}\n")
+    (folder / "composer-prime").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
 def test_a_site_that_fails_is_a_failure_to_modal(
     app: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "composer-prime").write_text("#!/bin/sh\nexit 3\n")
-    (tmp_path / "composer-prime").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
+    ends_with(3, tmp_path, monkeypatch)
     with pytest.warns(UserWarning), pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
+        app.run_site.local("r.toml", "b", [])
+
+
+def test_what_only_a_person_can_mend_is_not_tried_again(
+    app: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends_with(2, tmp_path, monkeypatch)
+    with pytest.warns(UserWarning):
         app.run_site.local("r.toml", "b", [])

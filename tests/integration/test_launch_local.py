@@ -13,7 +13,7 @@ import pytest
 from composer_prime.executors.base import JobState
 from composer_prime.executors.records import LaunchBook, open_launch
 from composer_prime.store import keys, open_store
-from composer_prime.sync.records import Close
+from composer_prime.sync.records import Close, Manifest
 from tests.executors.platforms import LoopbackPlatform
 from tests.executors.registry import LOOPBACKS, loopback
 from tests.integration.local_runs import command, run_paths, started, trained, wait_until
@@ -72,6 +72,46 @@ def test_a_launched_run_survives_a_preemption_and_ends_with_equal_masters(
     again = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S)
     assert again.returncode == 0 and "started as" not in again.stdout, again.stdout + again.stderr
     check_ended(platform, f"{uri}/two-sites", book)
+
+
+REPEATABLE: dict[str, object] = {
+    "max_steps": 1,
+    "outer.inner_steps": 1,
+    "outer.fragments": 1,
+    "outer.sync_delay": 0,
+    "outer.quorum": 2,
+    "outer.grace_s": PATIENCE_S,
+    "outer.liveness_s": PATIENCE_S,
+    "inference.max_batch_size": 1,
+}
+"""One step of each site on what the first weights say, one rollout at a time, and one round that takes both. What later
+steps see depends on when new weights reach the inference server, which is never twice the same."""
+
+
+def test_a_launched_run_has_the_masters_of_a_local_run_bit_for_bit(
+    platform: LoopbackPlatform, tmp_path: Path, store_uri: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = store_uri("seaweed")
+    for name, value in platform.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    options = ("--on", platform.launch_option(), "--poll-s", "0.5", "--image", "any")
+    commands = {
+        "run": command("run", tmp_path / "run", **REPEATABLE),
+        "launch": command("launch", tmp_path / "launch", *options, **REPEATABLE, **{"outer.store": uri}),
+    }
+    masters = {}
+    for name, arguments in commands.items():
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert done.returncode == 0, done.stdout + done.stderr
+        results = [json.loads(run_paths(tmp_path / name).site(site).result.read_text()) for site in ("a", "b")]
+        assert all(result["steps"] == 1 for result in results)
+        masters[name] = [result["master_sha256"] for result in results]
+        assert {master["version"] for master in masters[name][0].values()} == {2}, "the round, and the last offers'"
+    assert masters["launch"] == masters["run"] and masters["run"][0] == masters["run"][1]
+    with closing(open_store(f"{uri}/two-sites")) as store:
+        first = Manifest.from_bytes(store.get(keys.manifest()), keys.manifest()).masters
+    assert [master["sha256"] for master in masters["launch"][0].values()] != list(first), "something was learned"
 
 
 def check_ended(platform: LoopbackPlatform, run_uri: str, book: LaunchBook) -> None:

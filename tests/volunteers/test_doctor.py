@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from composer_prime.config.prime_rl import PrimeRecipe
+from composer_prime.errors import ModelError
 from composer_prime.outer.forecast import TRAINED_BYTES
 from composer_prime.outer.fragments import plan_fragments
 from composer_prime.sync.terms import terms_of
@@ -14,7 +15,7 @@ from composer_prime.volunteers import machine as machines
 from composer_prime.volunteers.doctor import Check, Diagnosis, Task, diagnose, lines, to_json
 from composer_prime.volunteers.link import Link
 from composer_prime.volunteers.machine import Torch
-from composer_prime.volunteers.needs import model_of, needs_of
+from composer_prime.volunteers.needs import gpu_bytes, gpu_bytes_beforehand, model_of, needs_of
 from tests.volunteers.owned_run import GIB, machine, run_recipe
 
 SHAPES = [
@@ -111,6 +112,16 @@ def test_a_prime_rl_site_needs_gpus() -> None:
     assert able.is_able and check(able, "gpu memory").verdict == "ok" and able.fit is None
     without = diagnose(machine(torch=Torch("2.13", 5e10, "vector")), task(recipe=recipe), LINK, 0.0)
     assert check(without, "gpu memory").verdict == "fail"
+
+
+def test_gpu_memory_is_known_beforehand_unless_the_recipe_spares_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("composer_prime.sites.embedded.shapes.named_shapes", lambda name: SHAPES)
+    data = {"run": {"name": "r"}, "max_steps": 40, "model": {"name": "org/model"}, "site": {"backend": "prime-rl"}}
+    recipe = PrimeRecipe.model_validate(data)
+    assert gpu_bytes_beforehand(recipe) == gpu_bytes(recipe, NUMEL) > 0 == gpu_bytes_beforehand(run_recipe())
+    sparing = PrimeRecipe.model_validate({**data, "trainer": {"model": {"lora": {"rank": 8}}}})
+    with pytest.raises(ModelError, match=r"trainer.model.lora is set"):
+        gpu_bytes_beforehand(sparing)
 
 
 def test_needs_follow_from_the_shapes() -> None:

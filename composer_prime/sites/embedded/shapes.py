@@ -24,8 +24,12 @@ def named_shapes(name: str) -> list[NamedShape]:
     from transformers import AutoModelForCausalLM
 
     config = _config(name)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except ValueError as error:
+        cause = str(error).strip().splitlines()[0].rstrip(".")
+        raise ModelError(f"model.name ({name}) is no causal language model: {cause}; name another") from None
     return [(parameter, tuple(values.shape)) for parameter, values in trainable(model.named_parameters())]
 
 

@@ -1,0 +1,91 @@
+"""A recipe that needs more GPU memory than it asks for is refused beforehand; what isn't known is said, not refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_prime.config import RecipeBase
+from composer_prime.errors import BadInput, ModelError
+from composer_prime.executors import hf_jobs_flavors, modal_limits
+from composer_prime.executors.base import Resources
+from composer_prime.executors.gpu_memory import GIB, Estimate, gpu_gib, memory_lines, table
+from tests.cli.command_line import call
+from tests.executors.launches import small_plan
+
+MATH_4B = str(Path(__file__).parents[2] / "recipes/multi_site/math_4b_4.toml")
+
+
+def needing(gib: int) -> Estimate:
+    return lambda recipe: gib * GIB
+
+
+@pytest.mark.parametrize(
+    ("on", "gpu", "count", "said"),
+    [
+        ("modal", "H100", 1, r"about 100 GiB .* 1 x H100 \(launch.gpu\) has 80: 7 x T4, .* would do"),
+        ("modal", "a100", 2, "2 x a100 .* has 80: "),
+        ("hf-jobs", "A100", 1, "1 x A100 .* has 80: h200, "),
+        ("hf-jobs", "a10g-largex4", 1, "has 96: h200, "),
+        ("ssh:hosts.toml", "H100", 1, "has 80: take more GPUs"),
+        ("modal", None, None, "launch.gpu is not set: "),
+    ],
+)
+def test_a_recipe_that_does_not_fit_its_gpus_is_refused_with_those_that_would(
+    on: str, gpu: str | None, count: int | None, said: str
+) -> None:
+    with pytest.raises(BadInput, match=said) as refused:
+        list(memory_lines(small_plan(on, gpu=gpu, gpu_count=count), needing(100)))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("on", "gpu", "said"),
+    [
+        ("modal", "H200", "about 100 GiB a site, and 1 x H200 has 141"),
+        ("hf-jobs", "rtx-pro-6000x2", "1 x rtx-pro-6000x2 has 192"),
+        ("ssh:hosts.toml", "MI300X", "not checked, since how much a MI300X has isn't known"),
+        ("hf-jobs", "of-tomorrow", "not checked"),
+        ("local", None, "not checked, since launch.gpu doesn't name the GPU"),
+    ],
+)
+def test_a_recipe_that_fits_or_can_not_be_checked_is_said_to(on: str, gpu: str | None, said: str) -> None:
+    (line,) = memory_lines(small_plan(on, gpu=gpu), needing(100))
+    assert line.startswith("GPU memory: ") and said in line
+
+
+def test_a_model_that_is_not_known_here_is_not_refused() -> None:
+    def unknown(recipe: RecipeBase) -> int:
+        raise ModelError("no configuration to be had")
+
+    (line,) = memory_lines(small_plan("modal", gpu="T4"), unknown)
+    assert line == "GPU memory: not checked (no configuration to be had)"
+
+
+def test_a_site_that_needs_no_gpu_is_not_spoken_of() -> None:
+    assert list(memory_lines(small_plan("modal"), needing(0))) == []
+
+
+def test_every_gpu_that_platforms_offer_has_a_known_memory() -> None:
+    assert [kind for kind in modal_limits.GPUS if not gpu_gib("modal", Resources(kind, 1))] == []
+    flavors = [flavor.name for flavor in hf_jobs_flavors.TABLE if flavor.gpu]
+    assert [name for name in flavors if not gpu_gib("hf-jobs", Resources(name, 1))] == []
+    assert table()["source"] and len(table()["date"]) == len("2026-01-01")
+
+
+@pytest.mark.parametrize("more", [["--dry-run"], []], ids=["dry run", "launch"])
+def test_the_command_refuses_a_recipe_that_does_not_fit_before_it_asks_anybody(
+    more: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shapes(model: str) -> list[tuple[str, tuple[int, ...]]]:
+        return [("layers.0.weight", (4000, 1_000_000))]
+
+    def nobody(*_: Any) -> None:
+        raise AssertionError("the bucket was asked")
+
+    monkeypatch.setattr("composer_prime.sites.embedded.shapes.named_shapes", shapes)
+    monkeypatch.setattr("composer_prime.store.open_store", nobody)
+    options = ("--on", "modal", "--gpu", "L4", "--gpu-count", "2", "--image", "any", "--outer.store", "s3://b/r")
+    answer = call(capsys, monkeypatch, "launch", MATH_4B, *options, *more)
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1), answer
+    assert "needs about 75 GiB of GPU memory a site, and 2 x L4 (launch.gpu) has 48: " in answer.err
