@@ -27,9 +27,11 @@ CHECKPOINTS = 3
 BROADCASTS = 4
 """Weights on their way from the trainer to the inference server."""
 LOGS_BYTES = 2**30
-GPU_BYTES = 20
-"""A parameter's bytes on the GPUs of a PRIME-RL site: weights, gradient, optimizer, and the inference server's."""
-SPARING = ("trainer.model.lora", "trainer.model.fsdp_cpu_offload", "trainer.model.optim_cpu_offload")
+GPU_BYTES = 4 + 4 + 2
+"""A parameter's bytes on the GPUs of a PRIME-RL site: weights and gradient in fp32, the inference server's in bf16."""
+OPTIMIZER_BYTES = 4 + 4
+"""Adam's moments: on the GPUs too where a recipe turns off `optim_cpu_offload`, which PRIME-RL has on by default."""
+SPARING = ("trainer.model.lora", "trainer.model.fsdp_cpu_offload")
 """PRIME-RL's settings with which a site needs less."""
 
 
@@ -99,7 +101,10 @@ def needs_of(recipe: RecipeBase, terms: Terms, shapes: Sequence[NamedShape], num
 
 def gpu_bytes(recipe: RecipeBase, numel: int) -> int:
     """Memory on all GPUs of a site together, for a model of so many parameters."""
-    return GPU_BYTES * numel if isinstance(recipe, PrimeRecipe) else 0
+    if not isinstance(recipe, PrimeRecipe):
+        return 0
+    offloads = recipe.upstream_value("trainer.model.optim_cpu_offload", True)
+    return (GPU_BYTES + (0 if offloads else OPTIMIZER_BYTES)) * numel
 
 
 def gpu_bytes_beforehand(recipe: RecipeBase) -> int:

@@ -73,9 +73,17 @@ def test_every_gpu_that_platforms_offer_has_a_known_memory() -> None:
     assert table()["source"] and len(table()["date"]) == len("2026-01-01")
 
 
-@pytest.mark.parametrize("more", [["--dry-run"], []], ids=["dry run", "launch"])
+@pytest.mark.parametrize(
+    ("count", "more", "why"),
+    [
+        (1, ["--dry-run"], "about 37 GiB of GPU memory a site, and 1 x L4 (launch.gpu) has 24: "),
+        (1, [], "about 37 GiB of GPU memory a site, and 1 x L4 (launch.gpu) has 24: "),
+        (2, ["--trainer.model.optim_cpu_offload", "false"], "about 67 GiB of GPU memory a site, and 2 x L4 "),
+    ],
+    ids=["dry run", "launch", "optimizer on the GPUs"],
+)
 def test_the_command_refuses_a_recipe_that_does_not_fit_before_it_asks_anybody(
-    more: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    count: int, more: list[str], why: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shapes(model: str) -> list[tuple[str, tuple[int, ...]]]:
         return [("layers.0.weight", (4000, 1_000_000))]
@@ -85,7 +93,7 @@ def test_the_command_refuses_a_recipe_that_does_not_fit_before_it_asks_anybody(
 
     monkeypatch.setattr("composer_prime.sites.embedded.shapes.named_shapes", shapes)
     monkeypatch.setattr("composer_prime.store.open_store", nobody)
-    options = ("--on", "modal", "--gpu", "L4", "--gpu-count", "2", "--image", "any", "--outer.store", "s3://b/r")
+    options = ("--on", "modal", "--gpu", "L4", "--gpu-count", str(count), "--image", "any", "--outer.store", "s3://b/r")
     answer = call(capsys, monkeypatch, "launch", MATH_4B, *options, *more)
     assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1), answer
-    assert "needs about 75 GiB of GPU memory a site, and 2 x L4 (launch.gpu) has 48: " in answer.err
+    assert f"needs {why}" in answer.err
