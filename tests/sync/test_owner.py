@@ -238,7 +238,7 @@ def test_a_number_that_someone_else_took_meanwhile_is_told_and_stays(store):
 
 
 def test_a_guest_offers_and_only_hosts_commit_and_close(store):
-    make = {"rounds": 6}
+    make = {"rounds": 6, "quorum": 2}  # so that the host can't end before the guest is there
     host = make_site(store, "b", "b", terms=make)
     host.after_join = lambda: (early.wait(30), None)[1]
     early = threading.Event()
