@@ -88,6 +88,7 @@ REPEATABLE: dict[str, object] = {
 steps see depends on when new weights reach the inference server, which is never twice the same."""
 
 
+@pytest.mark.long
 def test_a_launched_run_has_the_masters_of_a_local_run_bit_for_bit(
     platform: LoopbackPlatform, tmp_path: Path, store_uri: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
