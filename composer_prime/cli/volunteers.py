@@ -184,19 +184,35 @@ def _diagnose(source: str | None, wishes: "Wishes", overrides: list[str]) -> "Di
 
 
 def contribution(
-    store: StoreArgument,
-    site: Annotated[str, typer.Option("--site", help="The site's name.", show_default=False)],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="INVITATION | STORE", help="Yours, or the run's root in its bucket.", show_default=False
+        ),
+    ],
+    site: Annotated[
+        str | None, typer.Option("--site", help="The site's name, where a STORE is given.", show_default=False)
+    ] = None,
+    key: OwnKeyOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
-    """What a site has given to a run, from the bucket alone."""
+    """What a site has given to a run, from the bucket alone: the site of an invitation, or any site of a run."""
     import json
     from contextlib import closing
     from dataclasses import asdict
 
     from composer_prime.store import open_store
     from composer_prime.volunteers.contribution import contribution as look
-    from composer_prime.volunteers.contribution import lines
+    from composer_prime.volunteers.contribution import contribution_of, lines
+    from composer_prime.volunteers.invitation import is_invitation, read_invitation
 
-    with closing(open_store(store)) as opened:
-        found = look(opened, site)
+    if is_invitation(source):
+        if site is not None:
+            raise BadInput("an invitation says whose part it is: leave --site out")
+        found = contribution_of(read_invitation(source), key)
+    elif site is None:
+        raise BadInput(f"{source} is no invitation: correct its path, or name a run's STORE and the site with --site")
+    else:
+        with closing(open_store(source)) as opened:
+            found = look(opened, site)
     typer.echo(json.dumps(asdict(found), indent=2) if as_json else "\n".join(lines(found)))

@@ -84,14 +84,8 @@ def lent_key(key: SigningKey) -> Iterator[None]:
                 os.environ[KEY_VARIABLE] = before
 
 
-def enter(invitation: Invitation, store: Store, key: SigningKey, *, starting: bool = True) -> Entrance:
-    """Hold the invitation against its run.
-
-    starting   whether the site shall start now, so that its name must be free
-
-    Raises InvitationRefused when it is forged, revoked, or of another run; when the name is taken, after watching the
-    beat of its last process for a moment; and BadInput when there is no run, or no store.
-    """
+def check_origin(invitation: Invitation, store: Store, key: SigningKey | None = None) -> tuple[Manifest, Roster]:
+    """The run that the invitation is to, whose owner signed it. Raises InvitationRefused; BadInput without a run."""
     manifest, sha = find_manifest(store)
     if sha != invitation.manifest_sha256 or manifest.run != invitation.run:
         raise InvitationRefused(
@@ -104,6 +98,18 @@ def enter(invitation: Invitation, store: Store, key: SigningKey, *, starting: bo
         raise InvitationRefused(
             f"the invitation is forged or was changed: it {fault}. Use it for nothing, and ask the run's owner"
         )
+    return manifest, roster
+
+
+def enter(invitation: Invitation, store: Store, key: SigningKey, *, starting: bool = True) -> Entrance:
+    """Hold the invitation against its run.
+
+    starting   whether the site shall start now, so that its name must be free
+
+    Raises InvitationRefused when it is forged, revoked, or of another run; when the name is taken, after watching the
+    beat of its last process for a moment; and BadInput when there is no run, or no store.
+    """
+    manifest, roster = check_origin(invitation, store, key)
     roster.refresh()
     if roster.admitted().get(invitation.site) != key.public:
         raise InvitationRefused(

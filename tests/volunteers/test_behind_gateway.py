@@ -14,6 +14,7 @@ from composer_prime.store import keys, open_store
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers import examination
+from composer_prime.volunteers.contribution import contribution, contribution_of
 from composer_prime.volunteers.examination import examine_for_invitation
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, encode, read_invitation
@@ -21,7 +22,7 @@ from composer_prime.volunteers.join import join
 from composer_prime.volunteers.machine import Torch
 from composer_prime.volunteers.wishes import Wishes
 from tests.gateway.guarded import Guarded, claim_of, guarding
-from tests.volunteers.owned_run import OWNER, OwnedRun, machine
+from tests.volunteers.owned_run import OWNER, OwnedRun, come, machine
 
 
 @pytest.fixture
@@ -84,3 +85,12 @@ def test_who_was_revoked_is_told_so_by_the_gateway_in_one_line(run: OwnedRun, ga
     with pytest.raises(StoreUnusable, match="has been revoked") as refused:
         join(invitation, Wishes(folder=run.folder / "alice"), lambda line: None, lambda *args: 1)
     assert "\n" not in str(refused.value) and not list((run.folder / "alice").glob("*.key"))
+
+
+def test_a_volunteer_asks_for_their_contribution_with_the_invitation_alone(run: OwnedRun, gateway: Guarded) -> None:
+    invitation = invited(run, gateway)
+    come(run, "alice")
+    found = contribution_of(invitation)
+    assert found == contribution(run.store, "alice") and found.starts == 1
+    assert {line["verdict"] for line in gateway.lines()} <= {"allowed", "missing"}
+    assert "COMPOSER_PRIME_KEY" not in os.environ
