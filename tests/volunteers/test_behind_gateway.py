@@ -53,10 +53,13 @@ def test_the_doctor_looks_through_the_gateway_and_leaves_nothing(run: OwnedRun, 
     diagnosis = examine_for_invitation(invitation, Wishes(folder=run.folder / "alice"))
     assert diagnosis.is_able and {"link", "clock", "arithmetic", "memory"} <= {each.name for each in diagnosis.checks}
     (link,) = (each for each in diagnosis.checks if each.name == "link")
-    assert "sending was not tried" in link.found and "a member behind a gateway" in link.found
+    assert link.found.startswith("up not measured: behind a gateway nothing is written to try it; down ")
+    (a_round,) = (each for each in diagnosis.checks if each.name == "a round")
+    assert "MB up and" in a_round.found and "in about" not in a_round.found
     assert run.store.list("") == before
     assert not (run.folder / "alice").exists() and "COMPOSER_PRIME_KEY" not in os.environ
-    assert {line["site"] for line in gateway.lines()} - {""} == {"alice"}
+    assert {(line["site"], line["operation"]) for line in gateway.lines()} == {("alice", "GET")}
+    assert {line["verdict"] for line in gateway.lines()} == {"allowed", "missing"}
 
 
 def test_a_site_starts_with_what_leads_through_the_gateway(run: OwnedRun, gateway: Guarded) -> None:
