@@ -128,7 +128,7 @@ def join(
     resume: Annotated[bool, typer.Option("--resume", help="Take the pause back.")] = False,
 ) -> None:
     """Take part in a run: check this machine, fit the recipe to it, and train, until Ctrl-C or the run's end."""
-    from composer_prime.volunteers.invitation import read_invitation
+    from composer_prime.volunteers.invitation import PREFIX, read_invitation
     from composer_prime.volunteers.join import folder_of
     from composer_prime.volunteers.join import join as take_part
     from composer_prime.volunteers.wishes import Wishes
@@ -139,9 +139,16 @@ def join(
     if pause or resume:
         place = folder_of(found, folder)
         runs = place.is_held()
+        if resume and not runs and not place.is_paused:
+            named = "INVITATION" if invitation.startswith(PREFIX) else invitation
+            typer.echo(f"nothing was paused; composer-prime join {named} comes in")
+            return
         place.pause() if pause else place.go_on()
-        now = "paused" if pause else "not paused any more"
-        typer.echo(f"site {found.site} is {now}" + ("" if runs else "; no process of it runs here"))
+        if pause and runs:
+            typer.echo(f"site {found.site} is stepping out: in some seconds nothing of it runs")
+        else:
+            now = "paused" if pause else "not paused any more"
+            typer.echo(f"site {found.site} is {now}" + ("" if runs else "; no process of it runs here"))
         return
     wishes = Wishes(folder, key, max_mbit_up, max_mbit_down, max_disk_gib, hours, nice)
     raise typer.Exit(take_part(found, wishes, typer.echo))

@@ -153,10 +153,11 @@ def site_runner(recipe: RecipeBase) -> RunSite:
     if isinstance(recipe, PrimeRecipe):
         from composer_prime.sites.prime_rl.launch import run_site as run_prime_rl
 
-        return run_prime_rl
-    from composer_prime.sites.embedded.local_run import run_site
+        return lambda recipe, site, resume: run_prime_rl(recipe, site, resume, continuing=None)
+    from composer_prime.sites.embedded.local_run import Surroundings, run_site
 
-    return run_site
+    surroundings = Surroundings(continuing=None)
+    return lambda recipe, site, resume: run_site(recipe, site, resume, surroundings)
 
 
 def _take_part(

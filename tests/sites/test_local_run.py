@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,22 @@ sys.exit(run_local(small_recipe(tmp_path), False, surroundings(tmp_path, Console
     assert all_gone(pids)
     assert all((paths.site(site).root / "ended" / "trainer").exists() for site in "ab")
     assert json.loads(paths.summary.read_text())["sites"]["a"]["steps"] == 2
+
+
+def test_who_starts_a_site_for_others_says_how_it_goes_on(tmp_path: Path) -> None:
+    recipe, shown = small_recipe(tmp_path), io.StringIO()
+    paths = RunPaths.of(recipe).site("c")
+
+    def interrupt() -> None:
+        pid_of(paths, "trainer")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    helper = threading.Thread(target=interrupt)
+    helper.start()
+    started = surroundings(tmp_path, Console(file=shown, width=200), trainer="steps=2")
+    assert run_site(recipe, "c", False, replace(started, continuing=None)) == 130
+    helper.join()
+    assert "stopping" in shown.getvalue() and "--resume" not in shown.getvalue()
 
 
 def test_a_run_under_nohup_outlives_its_terminal() -> None:

@@ -16,7 +16,9 @@ from composer_prime.config.paths import run_uri
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, InvitationRefused, MachineUnfit
+from composer_prime.sites.embedded import local_run
 from composer_prime.sites.embedded.interrupt import catch_interrupt
+from composer_prime.sites.embedded.local_run import Surroundings
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers import examination, folder
@@ -178,6 +180,18 @@ def test_who_comes_back_goes_on_with_the_batch_it_had(run: OwnedRun) -> None:
     join(invitation, wishes(run), lambda line: None, again)
     assert first.resumed == [False] and again.resumed == [True]
     assert again.recipes[0].orchestrator.batch_size == 8
+
+
+def test_the_site_leaves_it_to_join_to_say_how_one_comes_back(run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Surroundings] = []
+
+    def note(recipe: Recipe, site: str, resume: bool, surroundings: Surroundings) -> int:
+        given.append(surroundings)
+        return 0
+
+    monkeypatch.setattr(local_run, "run_site", note)
+    assert join(run.invite(), wishes(run), lambda line: None) == 0
+    assert [each.continuing for each in given] == [None]
 
 
 def test_ctrl_c_leaves(run: OwnedRun) -> None:
