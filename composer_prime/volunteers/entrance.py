@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from composer_prime.errors import ConfigError, InvitationRefused
+from composer_prime.errors import ConfigError, InvitationRefused, SiteRevoked
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.lifetime import find_manifest, prolonged
@@ -109,13 +109,17 @@ def enter(invitation: Invitation, store: Store, key: SigningKey, *, starting: bo
     Raises InvitationRefused when it is forged, revoked, or of another run; when the name is taken, after watching the
     beat of its last process for a moment; and BadInput when there is no run, or no store.
     """
-    manifest, roster = check_origin(invitation, store, key)
+    revoked = InvitationRefused(
+        f"the invitation of {invitation.site} to run {invitation.run} was revoked: its key is no longer admitted; "
+        "ask the run's owner"
+    )
+    try:
+        manifest, roster = check_origin(invitation, store, key)
+    except SiteRevoked:  # a gateway says so
+        raise revoked from None
     roster.refresh()
     if roster.admitted().get(invitation.site) != key.public:
-        raise InvitationRefused(
-            f"the invitation of {invitation.site} to run {manifest.run} was revoked: its key is no longer admitted; "
-            "ask the run's owner"
-        )
+        raise revoked
     terms, _ = prolonged(store, roster, manifest.terms)
     if starting:
         _check_name(invitation, store, roster, terms)

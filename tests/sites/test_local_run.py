@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from composer_prime.config import Recipe, RunPaths, SiteSettings
-from composer_prime.errors import BadInput, ConfigError, StoreUnusable
+from composer_prime.errors import BadInput, ConfigError, SiteRevoked, StoreUnusable
 from composer_prime.sites.embedded.folder import claim_site_folder
 from composer_prime.sites.embedded.interrupt import catch_interrupt
 from composer_prime.sites.embedded.local_run import Surroundings, run_local, run_site
@@ -65,6 +65,14 @@ def test_a_site_that_crashes_does_not_stop_the_other(tmp_path: Path) -> None:
     assert "site b failed: b/trainer ended with exit code 1" in shown.getvalue() and "line 24" in shown.getvalue()
     sites = summary_of(recipe)["sites"]
     assert sites["a"]["finished"] and not sites["b"]["finished"]
+
+
+def test_a_revoked_site_ends_in_the_line_that_says_so(tmp_path: Path) -> None:
+    said = str(SiteRevoked.of("c"))
+    trainer = "ending=exit:2 last=" + said.replace(" ", "_")
+    with pytest.raises(SiteRevoked) as ended:
+        run_site(small_recipe(tmp_path), "c", False, surroundings(tmp_path, trainer=trainer))
+    assert str(ended.value) == said
 
 
 def test_resume_continues_the_unfinished_site_and_leaves_the_finished_one(tmp_path: Path) -> None:

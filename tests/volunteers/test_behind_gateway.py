@@ -9,7 +9,7 @@ import pytest
 
 from composer_prime.config.paths import run_uri
 from composer_prime.config.recipe import RecipeBase
-from composer_prime.errors import StoreUnusable
+from composer_prime.errors import InvitationRefused
 from composer_prime.store import keys, open_store
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.signatures import SigningKey
@@ -85,7 +85,7 @@ def test_a_site_starts_with_what_leads_through_the_gateway(run: OwnedRun, gatewa
 def test_who_was_revoked_is_told_so_by_the_gateway_in_one_line(run: OwnedRun, gateway: Guarded) -> None:
     invitation = invited(run, gateway)
     Owner(run.store, OWNER).revoke("alice")
-    with pytest.raises(StoreUnusable, match="has been revoked") as refused:
+    with pytest.raises(InvitationRefused, match="alice to run run was revoked: its key is no longer") as refused:
         join(invitation, Wishes(folder=run.folder / "alice"), lambda line: None, lambda *args: 1)
     assert "\n" not in str(refused.value) and not list((run.folder / "alice").glob("*.key"))
 

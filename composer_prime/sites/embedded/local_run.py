@@ -16,7 +16,7 @@ from rich.console import Console
 
 from composer_prime.config.paths import RunPaths
 from composer_prime.config.recipe import Recipe
-from composer_prime.errors import BadInput
+from composer_prime.errors import BadInput, SiteRevoked
 from composer_prime.sites.embedded.folder import claim_run_folder, claim_site_folder
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.sites.embedded.prepare import (
@@ -151,7 +151,8 @@ def _poll(supervisor: SiteSupervisor, view: _View, screen: Screen) -> None:
         return
     if isinstance(supervisor.error, BadInput) and not view.has_step():
         raise supervisor.error
-    screen.say(f"site {supervisor.site} failed: {supervisor.error}")
+    is_revoked = isinstance(supervisor.error, SiteRevoked)
+    screen.say(str(supervisor.error) if is_revoked else f"site {supervisor.site} failed: {supervisor.error}")
 
 
 class _View:
