@@ -75,7 +75,7 @@ def invite(
     from composer_prime.sync.signatures import SigningKey
     from composer_prime.volunteers.credentials import read_credentials
     from composer_prime.volunteers.entrance import utc
-    from composer_prime.volunteers.host import Invitee, invite, parse_expiry
+    from composer_prime.volunteers.host import Invitee, gateway_warning, invite, parse_expiry
 
     environment = read_credentials(credentials, credentials_env, gateway)
     is_guest = gateway is not None if guest is None else guest
@@ -84,6 +84,8 @@ def invite(
     with closing(open_store(store)) as opened:
         made = invite(opened, SigningKey.load(key), invitee, load_any(recipe), path)
     typer.echo(f"{path}: site {name} may join run {made.run} until {utc(made.expires_at)}")
+    if gateway is not None and (warning := gateway_warning(gateway)) is not None:
+        typer.echo(f"warning: {warning}", err=True)
     if made.seed or made.environment:
         held = " and ".join(
             what for what, there in (("a private key", made.seed), ("credentials", made.environment)) if there

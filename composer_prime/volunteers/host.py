@@ -5,11 +5,13 @@ comes first and goes again if the bucket refuses, so that no key is admitted tha
 """
 
 import base64
+import ipaddress
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import BadInput, ConfigError
@@ -100,6 +102,8 @@ def invite(store: Store, key: SigningKey, invitee: Invitee, recipe: RecipeBase, 
     roster.refresh()
     _check_name(roster, store, invitee)
     _check_recipe(recipe, manifest)
+    if invitee.uri is not None:
+        _check_gateway(invitee.uri)
     uri = invitee.uri or store.uri
     if uri.startswith(GATEWAY) and not invitee.guest and roster.authority().committer is None:
         raise BadInput(
@@ -159,6 +163,26 @@ def standings(store: Store, now: float) -> list[Standing]:
             state = "holds" if now < record.expires_at else "expired"
         found.append(Standing(record.site, record.number, record.expires_at, record.guest, state, len(claims)))
     return found
+
+
+def gateway_warning(uri: str) -> str | None:
+    """What the host should know of a gateway's address: whether volunteers would reach it without TLS."""
+    host = urlsplit(uri.removeprefix(GATEWAY)).hostname or ""
+    if uri.startswith(f"{GATEWAY}https://") or host == "localhost":
+        return None
+    try:
+        if ipaddress.ip_address(host).is_loopback:
+            return None
+    except ValueError:
+        pass  # a name
+    return f"{uri} is reached without TLS: whoever is on the way reads presigned URLs; write {GATEWAY}https://"
+
+
+def _check_gateway(uri: str) -> None:
+    if uri.startswith((f"{GATEWAY}https://", f"{GATEWAY}http://")):
+        return
+    remedy = f"{GATEWAY}{uri}" if uri.startswith(("https://", "http://")) else f"{GATEWAY}https://HOST/RUN"
+    raise BadInput(f"--gateway ({uri}) isn't how a gateway's address is written: write {remedy}")
 
 
 def _site_key(invitee: Invitee) -> tuple[bytes | None, str]:

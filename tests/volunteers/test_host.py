@@ -11,7 +11,7 @@ from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Admission
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers.credentials import read_credentials
-from composer_prime.volunteers.host import Invitee, invite, parse_expiry, standings
+from composer_prime.volunteers.host import Invitee, gateway_warning, invite, parse_expiry, standings
 from composer_prime.volunteers.invitation import Invited, read_invitation
 from tests.volunteers.owned_run import HOUR_S, OWNER, OwnedRun, run_recipe
 
@@ -106,6 +106,27 @@ def test_a_place_that_is_not_the_runs_is_refused(run: OwnedRun) -> None:
     with pytest.raises(BadInput, match="must end with the run's name, /run"):
         run.invite(uri="gateway+https://host/other", guest=True)
     assert run.invite(uri="gateway+https://host/run/", guest=True).uri == "gateway+https://host/run"
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ("http://127.0.0.1:8790/run", r"write gateway\+http://127\.0\.0\.1:8790/run$"),
+        ("https://host/run", r"write gateway\+https://host/run$"),
+        ("s3://bucket/run", r"write gateway\+https://HOST/RUN$"),
+    ],
+)
+def test_a_gateway_s_address_that_leads_to_none_is_refused(run: OwnedRun, given: str, remedy: str) -> None:
+    with pytest.raises(BadInput, match=remedy):
+        run.invite(uri=given, guest=True)
+    assert admitted(run) == {} and not run.file().exists()
+
+
+def test_a_gateway_that_others_reach_without_tls_is_warned_of() -> None:
+    for uri in ("https://host/run", "http://127.0.0.1:8790/run", "http://[::1]:8790/run", "http://localhost:1/run"):
+        assert gateway_warning(f"gateway+{uri}") is None
+    for uri in ("http://host/run", "http://10.0.0.7:8790/run"):
+        assert "without TLS" in str(gateway_warning(f"gateway+{uri}"))
 
 
 def test_a_member_is_not_invited_to_a_gateway_unless_one_site_commits_for_all(tmp_path: Path, run: OwnedRun) -> None:
