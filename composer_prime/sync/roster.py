@@ -75,6 +75,10 @@ class Roster:
                     return site
         return None
 
+    def last_admission_of(self, site: str) -> int | None:
+        """The number of the last admission record, of those read so far, that has the site; None: none has."""
+        return next((number for number in range(self.newest, -1, -1) if site in self._lists[number].keys), None)
+
     def knows(self, number: int) -> bool:
         """Whether the admission record of that number is there; 0 always is."""
         return number < len(self._lists) or number <= self.refresh()
