@@ -105,8 +105,11 @@ def _list(store: str) -> None:
         found = standings(opened, time.time())
     for each in found:
         guest = ", guest" if each.guest else ""
-        starts = "never came" if not each.starts else f"started {each.starts} times"
-        typer.echo(f"{each.site} ({each.number}): {each.state}, until {utc(each.expires_at)}{guest}; {starts}")
+        starts = {0: "never came", 1: "started once"}.get(each.starts, f"started {each.starts} times")
+        presence = f"{each.presence}; " if each.presence else ""
+        typer.echo(
+            f"{each.site} ({each.number}): {each.state}, until {utc(each.expires_at)}{guest}; {presence}{starts}"
+        )
     if not found:
         typer.echo("nobody was invited yet")
 

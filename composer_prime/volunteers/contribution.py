@@ -92,7 +92,8 @@ def contribution_of(invitation: Invitation, key_file: Path | None = None) -> Con
 
 def lines(found: Contribution) -> Iterator[str]:
     """The contribution as a person reads it."""
-    yield f"site {found.site} in run {found.run}: {found.state}, {found.hours:.1f} h in {found.starts} starts"
+    starts = "1 start" if found.starts == 1 else f"{found.starts} starts"
+    yield f"site {found.site} in run {found.run}: {found.state}, {found.hours:.1f} h in {starts}"
     yield (
         f"{found.trained_tokens:,} tokens trained: {found.merged_tokens:,} merged ({found.share:.1%} of the run's), "
         f"{found.carried_tokens:,} carried, {found.dropped_tokens:,} dropped"

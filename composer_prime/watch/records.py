@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class SiteStatus:
     """One site's part in the run.
 
-    state               as its newest beat says: joining, live, done or leaving; "silent" before the first beat, and "revoked" from when
-                        the run's owner has taken its key out
+    state               as its newest beat says: joining, live, done or leaving; "silent" before the first beat, and
+                        "revoked" from when the run's owner has taken its key out
     beating             whether its beat changed between two looks; None: one look, or too short a time between
     contributing        whether the newest closed round of some fragment took its offer
     versions            the open round of each fragment, as the site knows it

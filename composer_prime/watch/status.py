@@ -238,10 +238,8 @@ def _claims(store: Store, roster: Roster, runtime: Runtime) -> list[_Claimed]:
     def read(site: str) -> _Claimed:
         admissions = roster.last_admission_of(site) if roster.signed else None
         revoked = admissions is not None and admissions < roster.newest
-        if roster.signed:
-            newest = newest_incarnation(store, site, roster, admissions=admissions)
-        else:
-            newest = max(claims[site])
+        numbers = claims[site]
+        newest = newest_incarnation(store, site, roster, admissions=admissions) if roster.signed else max(numbers)
         place = (site, max(newest, 0), len(claims[site]))
         if newest < 0:
             return _Claimed(*place, None, f"site {site} has claims, but none that its admitted key signed", revoked)

@@ -13,7 +13,7 @@ from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers.credentials import read_credentials
 from composer_prime.volunteers.host import Invitee, gateway_warning, invite, parse_expiry, standings
 from composer_prime.volunteers.invitation import Invited, read_invitation
-from tests.volunteers.owned_run import HOUR_S, OWNER, OwnedRun, run_recipe
+from tests.volunteers.owned_run import HOUR_S, OWNER, OwnedRun, come, run_recipe
 
 
 @pytest.fixture
@@ -149,6 +149,37 @@ def test_the_list_tells_who_holds_what(run: OwnedRun) -> None:
     assert found == [("alice", 1, "holds"), ("bob", 1, "replaced"), ("bob", 2, "holds"), ("carol", 1, "revoked")]
     later = {each.site: each.state for each in standings(run.store, now + 2 * HOUR_S)}
     assert later["alice"] == "expired" and later["carol"] == "revoked"
+
+
+def test_the_list_tells_who_is_there_and_where_others_were_last_seen(run: OwnedRun) -> None:
+    sites = {}
+    for name in ("alice", "bob", "carol", "dave", "erin"):
+        run.invite(name)
+        if name != "erin":
+            sites[name] = come(run, name)
+    sites["carol"].pulse.beat("leaving", (2, 3), (0, 0), 8, 80)
+    sites["dave"].pulse.beat("done", (4, 4), (0, 0), 8, 80)
+    listed = standings(run.store, 0.0, wait=lambda seconds: sites["alice"].beat())
+    found = {each.site: (each.presence, each.starts) for each in listed}
+    rounds = run.site.run.terms.rounds
+    assert found == {
+        "alice": ("live", 1),
+        "bob": (f"silent, last seen in round 0 of {rounds}", 1),
+        "carol": (f"leaving, last seen in round 2 of {rounds}", 1),
+        "dave": ("done", 1),
+        "erin": ("", 0),
+    }
+
+
+def test_starts_are_counted_by_key_where_a_name_was_invited_again(run: OwnedRun) -> None:
+    run.invite()
+    come(run), come(run)
+    Owner(run.store, OWNER).revoke("alice")
+    run.file().unlink()
+    run.invite()
+    assert [each.starts for each in standings(run.store, 0.0)] == [2, 0]
+    come(run)
+    assert [each.starts for each in standings(run.store, 0.0)] == [2, 1]
 
 
 def test_a_forged_record_is_not_listed(run: OwnedRun) -> None:
