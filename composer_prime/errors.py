@@ -8,6 +8,7 @@
      |    +-- FingerprintMismatch   this site's recipe or model differs from the run it wants to join
      |    +-- StoreUnusable         a store that can't be reached or written, or lets two writers win
      |    +-- TeacherRefused        a teacher that can't be used: not there, another tokenizer, no prompt logprobs
+     |    +-- SiteRevoked           the run's owner has taken this site's key out of the run
      |    +-- InvitationRefused     an invitation that is forged, expired, revoked, or of another run
      |    +-- MachineUnfit          this machine can't do what the recipe needs
      +-- StoreError               the store failed while in use; a retry may succeed
@@ -61,6 +62,18 @@ class StoreUnusable(BadInput):
 
 class TeacherRefused(BadInput):
     """A teacher can't be used: it isn't reachable, reads token ids otherwise, or gives no prompt logprobs."""
+
+
+class SiteRevoked(BadInput):
+    """The run's owner has taken this site's key out of the run."""
+
+    OPENING = "the run's owner revoked site"
+    """How the message begins: it goes from one process to another as a line."""
+
+    @classmethod
+    def of(cls, site: str) -> "SiteRevoked":
+        """The error that says so of a site."""
+        return cls(f"{cls.OPENING} {site}: nothing more of it counts; what was merged stays")
 
 
 class InvitationRefused(BadInput):

@@ -1,4 +1,4 @@
-"""`composer-prime keygen`: a site's signing key, whose public half the run's owner writes into the recipe."""
+"""`composer-prime keygen`: a signing key, of a site or of a run's owner, whose public half a recipe names."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,19 +11,20 @@ def keygen(
         Path,
         typer.Argument(
             metavar="PATH",
-            help="A new file for the private key. It stays with the site: no one else needs it.",
+            help="A new file for the private key. It stays where it is: no one else needs it.",
             show_default=False,
         ),
     ],
 ) -> None:
-    """Make a site's signing key: write the private key to PATH, print the public one."""
+    """Make a signing key, for a site or a run's owner: write the private key to PATH, print the public one."""
     from composer_prime.sync.signatures import SigningKey
 
     key = SigningKey.generate()
     key.save(path)
     typer.echo(key.public)
     typer.echo(
-        "The run's owner admits it by a line with the site's name under [outer.keys] in the recipe, for site a: "
-        f'a = "{key.public}"',
+        "Of a site, the recipe has it under [outer.keys], with the site's name; or the owner of a run that is there "
+        f'lets it in, by admit or invite and --public: a = "{key.public}"\n'
+        f'Of a run\'s owner, the recipe has it under [outer]: owner = "{key.public}"',
         err=True,
     )

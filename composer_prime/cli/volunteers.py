@@ -75,7 +75,7 @@ def invite(
     from composer_prime.sync.signatures import SigningKey
     from composer_prime.volunteers.credentials import read_credentials
     from composer_prime.volunteers.entrance import utc
-    from composer_prime.volunteers.host import Invitee, invite, parse_expiry
+    from composer_prime.volunteers.host import Invitee, gateway_warning, invite, parse_expiry
 
     environment = read_credentials(credentials, credentials_env, gateway)
     is_guest = gateway is not None if guest is None else guest
@@ -84,6 +84,8 @@ def invite(
     with closing(open_store(store)) as opened:
         made = invite(opened, SigningKey.load(key), invitee, load_any(recipe), path)
     typer.echo(f"{path}: site {name} may join run {made.run} until {utc(made.expires_at)}")
+    if gateway is not None and (warning := gateway_warning(gateway)) is not None:
+        typer.echo(f"warning: {warning}", err=True)
     if made.seed or made.environment:
         held = " and ".join(
             what for what, there in (("a private key", made.seed), ("credentials", made.environment)) if there
@@ -103,8 +105,11 @@ def _list(store: str) -> None:
         found = standings(opened, time.time())
     for each in found:
         guest = ", guest" if each.guest else ""
-        starts = "never came" if not each.starts else f"started {each.starts} times"
-        typer.echo(f"{each.site} ({each.number}): {each.state}, until {utc(each.expires_at)}{guest}; {starts}")
+        starts = {0: "never came", 1: "started once"}.get(each.starts, f"started {each.starts} times")
+        presence = f"{each.presence}; " if each.presence else ""
+        typer.echo(
+            f"{each.site} ({each.number}): {each.state}, until {utc(each.expires_at)}{guest}; {presence}{starts}"
+        )
     if not found:
         typer.echo("nobody was invited yet")
 
@@ -128,7 +133,7 @@ def join(
     resume: Annotated[bool, typer.Option("--resume", help="Take the pause back.")] = False,
 ) -> None:
     """Take part in a run: check this machine, fit the recipe to it, and train, until Ctrl-C or the run's end."""
-    from composer_prime.volunteers.invitation import read_invitation
+    from composer_prime.volunteers.invitation import PREFIX, read_invitation
     from composer_prime.volunteers.join import folder_of
     from composer_prime.volunteers.join import join as take_part
     from composer_prime.volunteers.wishes import Wishes
@@ -139,9 +144,16 @@ def join(
     if pause or resume:
         place = folder_of(found, folder)
         runs = place.is_held()
+        if resume and not runs and not place.is_paused:
+            named = "INVITATION" if invitation.startswith(PREFIX) else invitation
+            typer.echo(f"nothing was paused; composer-prime join {named} comes in")
+            return
         place.pause() if pause else place.go_on()
-        now = "paused" if pause else "not paused any more"
-        typer.echo(f"site {found.site} is {now}" + ("" if runs else "; no process of it runs here"))
+        if pause and runs:
+            typer.echo(f"site {found.site} is stepping out: in some seconds nothing of it runs")
+        else:
+            now = "paused" if pause else "not paused any more"
+            typer.echo(f"site {found.site} is {now}" + ("" if runs else "; no process of it runs here"))
         return
     wishes = Wishes(folder, key, max_mbit_up, max_mbit_down, max_disk_gib, hours, nice)
     raise typer.Exit(take_part(found, wishes, typer.echo))
@@ -184,19 +196,35 @@ def _diagnose(source: str | None, wishes: "Wishes", overrides: list[str]) -> "Di
 
 
 def contribution(
-    store: StoreArgument,
-    site: Annotated[str, typer.Option("--site", help="The site's name.", show_default=False)],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="INVITATION | STORE", help="Yours, or the run's root in its bucket.", show_default=False
+        ),
+    ],
+    site: Annotated[
+        str | None, typer.Option("--site", help="The site's name, where a STORE is given.", show_default=False)
+    ] = None,
+    key: OwnKeyOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
-    """What a site has given to a run, from the bucket alone."""
+    """What a site has given to a run, from the bucket alone: the site of an invitation, or any site of a run."""
     import json
     from contextlib import closing
     from dataclasses import asdict
 
     from composer_prime.store import open_store
     from composer_prime.volunteers.contribution import contribution as look
-    from composer_prime.volunteers.contribution import lines
+    from composer_prime.volunteers.contribution import contribution_of, lines
+    from composer_prime.volunteers.invitation import is_invitation, read_invitation
 
-    with closing(open_store(store)) as opened:
-        found = look(opened, site)
+    if is_invitation(source):
+        if site is not None:
+            raise BadInput("an invitation says whose part it is: leave --site out")
+        found = contribution_of(read_invitation(source), key)
+    elif site is None:
+        raise BadInput(f"{source} is no invitation: correct its path, or name a run's STORE and the site with --site")
+    else:
+        with closing(open_store(source)) as opened:
+            found = look(opened, site)
     typer.echo(json.dumps(asdict(found), indent=2) if as_json else "\n".join(lines(found)))

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from composer_prime.errors import StoreError
-from composer_prime.gateway.refusal import Refusal, malformed, not_admitted, unknown
+from composer_prime.errors import SiteRevoked, StoreError
+from composer_prime.gateway.refusal import Refusal, malformed, not_admitted, revoked, unknown
 from composer_prime.store import gateway_wire as wire
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.signatures import verify
@@ -76,12 +76,13 @@ class Identities:
         with self._lock:
             self._refresh()
             sites = sorted(site for site, key in self._roster.admitted().items() if key == public)
+            held_by = self._roster.held_by(public)
             closers = [site for site in sites if self._roster.authority().allows(site)]
+        if not sites and held_by is not None:
+            raise revoked(str(SiteRevoked.of(held_by)))
         if not sites:
             raise not_admitted(
-                401,
-                f"run {self._run} admits no site with the key {public[:64]}: ask its owner to admit it; a key that was "
-                "admitted before has been revoked",
+                401, f"run {self._run} admits no site with the key {public[:64]}: ask its owner to admit it"
             )
         if len(sites) > 1:
             raise not_admitted(

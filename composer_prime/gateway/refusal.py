@@ -1,6 +1,6 @@
 """What a gateway answers when it doesn't do what was asked: an HTTP status, a word for programs, a line for people."""
 
-from composer_prime.store.gateway_wire import LARGE, NOT_ADMITTED
+from composer_prime.store.gateway_wire import LARGE, NOT_ADMITTED, REVOKED
 
 
 class Refusal(Exception):
@@ -26,6 +26,11 @@ def unknown(text: str) -> Refusal:
 def not_admitted(status: int, text: str) -> Refusal:
     """The run doesn't let this key in."""
     return Refusal(status, NOT_ADMITTED, text)
+
+
+def revoked(text: str) -> Refusal:
+    """The run let this key in before, and its owner has taken it out."""
+    return Refusal(401, REVOKED, text)
 
 
 def too_large(text: str) -> Refusal:

@@ -70,7 +70,10 @@ def serve(
         app = gateway_app(served, Audit(stream), rates)
         scheme, port = "https" if at.certfile else "http", listener.getsockname()[1]
         say(f"gateway for run {served.facts.run}: listening at {scheme}://{at.host}:{port}")
-        say(f"sites use outer.store = gateway+https://YOUR-HOST (here: gateway+{scheme}://{at.host}:{port})")
+        run = served.facts.run
+        say(f"sites use gateway+https://YOUR-HOST/{run} (here: gateway+{scheme}://{at.host}:{port}/{run})")
+        invite = f"composer-prime invite {uri} --name NAME --recipe RECIPE --key OWNER.KEY"
+        say(f"{invite} --gateway gateway+https://YOUR-HOST/{run}")
         config = uvicorn.Config(
             app,
             log_level="warning",

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from composer_prime.config.table import RUN_NAME
-from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
+from composer_prime.errors import ConfigError, KeyMissing, SiteRevoked, StoreError, StoreUnusable
 from composer_prime.store.base import check_create, check_key, check_prefix, check_range, is_key
 from composer_prime.store.gateway_client import Answered, GatewayClient, Place, Unanswered
 from composer_prime.store.gateway_wire import (
@@ -22,6 +22,7 @@ from composer_prime.store.gateway_wire import (
     MISSING,
     NOT_ADMITTED,
     OBJECTS,
+    REVOKED,
     SITE,
     SPAN_BYTES,
     TICKETS,
@@ -89,7 +90,7 @@ class GatewayStore(RemoteStore):
     """Store over a gateway; see `composer_prime.store.base.Store` for what the methods promise.
 
     What the gateway doesn't let this site do is StoreError, with the gateway's reason; where the run doesn't admit its
-    key, or not any more, StoreUnusable.
+    key StoreUnusable, and where not any more SiteRevoked.
     """
 
     _failures = _FAILURES
@@ -183,6 +184,8 @@ class GatewayStore(RemoteStore):
         if isinstance(error, Answered):
             if error.status == 404 and key and (error.by_bucket or error.code == MISSING):
                 return KeyMissing(f"no object at {key} in {self.uri}")
+            if error.code == REVOKED:
+                return SiteRevoked(str(error))
             who = "the bucket" if error.by_bucket else "the gateway"
             kind = StoreUnusable if error.code == NOT_ADMITTED else StoreError
             return kind(f"{what} failed: {who} says: {error} ({error.status})")

@@ -22,6 +22,8 @@ LARGE = "large"
 """The code of the answer that says: more bytes than that."""
 NOT_ADMITTED = "not admitted"
 """The code of the answer that says: the run doesn't let this key in, or not any more. Another try won't help."""
+REVOKED = "revoked"
+"""The code of the answer that says: the run's owner has taken this key out of the run. Its text is for the person."""
 NONCE_BYTES = 12
 
 OBJECTS, TICKETS, KEYS, SITE = "objects/", "tickets/", "keys", "site"

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from composer_prime.errors import StoreError, StoreUnusable
+from composer_prime.errors import SiteRevoked, StoreError, StoreUnusable
 from composer_prime.sync.courier import Courier
 from composer_prime.sync.members import Pulse
 from composer_prime.sync.records import SiteState
@@ -95,7 +95,7 @@ class Driver:
                 task.join(timeout=CLOSE_S)
         try:
             self._tape.flush()
-        except (StoreError, StoreUnusable) as error:
+        except (StoreError, StoreUnusable, SiteRevoked) as error:
             logger.warning("tape_not_flushed error=%s", error)
 
     def _guarded(self, loop: Callable[[], None]) -> None:
@@ -156,5 +156,9 @@ class Driver:
         courier = self._courier
         try:
             self._pulse.beat(self._state, courier.versions(), courier.pins(), inner_step, trained_tokens)
-        except (StoreError, StoreUnusable) as error:  # that we aren't let in any more, the courier says, too
+        except (
+            StoreError,
+            StoreUnusable,
+            SiteRevoked,
+        ) as error:  # that we aren't let in any more, the courier says, too
             logger.warning("beat_failed error=%s", error)

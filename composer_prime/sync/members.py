@@ -47,14 +47,17 @@ def claim_incarnation(store: Store, site: str, roster: Roster) -> OwnClaim:
         number += 1
 
 
-def newest_incarnation(store: Store, site: str, roster: Roster, above: int = -1) -> int:
-    """The highest incarnation of `site` that was soundly claimed, where it is above `above`; else `above`."""
+def newest_incarnation(store: Store, site: str, roster: Roster, above: int = -1, admissions: int | None = None) -> int:
+    """The highest incarnation of `site` that was soundly claimed, where it is above `above`; else `above`.
+
+    admissions   the admission record by which claims are judged; None: the last one known
+    """
     numbers = [keys.parse_claim(key)[1] for key in store.list(keys.site_prefix(site)) if keys.is_claim(key)]
     for number in sorted(numbers, reverse=True):
         if number <= above:
             break
         claim = find_record(store, Claim, keys.claim(site, number)) if roster.signed else None
-        if not roster.signed or (claim is not None and roster.fault(claim, site) is None):
+        if not roster.signed or (claim is not None and roster.fault(claim, site, admissions) is None):
             return number
     return above
 

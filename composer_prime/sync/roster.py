@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import TypeVar
 
-from composer_prime.errors import ConfigError, KeyMissing
+from composer_prime.errors import ConfigError, KeyMissing, SiteRevoked
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import Signed
@@ -36,13 +36,15 @@ class Roster:
         """Whether records need signatures in this run."""
 
     def check_admitted(self, site: str) -> None:
-        """Raise ConfigError, saying what to do, unless this process may sign as `site`."""
+        """Raise ConfigError, saying what to do, unless this process may sign as `site`; SiteRevoked where it might."""
         if not self.signed:
             return
         self.refresh()
         admitted = self._lists[-1].keys.get(site)
         if self._key is None:
             raise ConfigError(f"this run admits keys, and site {site} has none: set site.key_file to its key file")
+        if admitted is None and site == self.held_by(self._key.public):
+            raise SiteRevoked.of(site)
         if admitted != self._key.public:
             held = "is not admitted" if admitted is None else f"is admitted with {admitted}"
             raise ConfigError(
@@ -64,6 +66,18 @@ class Roster:
     def admitted(self) -> Mapping[str, str]:
         """Public key by site, as the last admission record read so far has it."""
         return self._lists[-1].keys
+
+    def held_by(self, public: str) -> str | None:
+        """The site that has, or was the last one to have, that key; None: nobody ever had it."""
+        for admission in reversed(self._lists):
+            for site, key in sorted(admission.keys.items()):
+                if key == public:
+                    return site
+        return None
+
+    def last_admission_of(self, site: str) -> int | None:
+        """The number of the last admission record, of those read so far, that has the site; None: none has."""
+        return next((number for number in range(self.newest, -1, -1) if site in self._lists[number].keys), None)
 
     def knows(self, number: int) -> bool:
         """Whether the admission record of that number is there; 0 always is."""

@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 from composer_prime.errors import BadInput
-from composer_prime.store import keys
+from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Beat
+from composer_prime.volunteers.entrance import check_origin, lent_key, own_key
+from composer_prime.volunteers.invitation import Invitation, adopt_environment
 from composer_prime.watch.status import BEATS_PER_LIVENESS, look
 from composer_prime.watch.tables import size
 from composer_prime.watch.tapes import count
@@ -69,9 +73,27 @@ def contribution(store: Store, site: str) -> Contribution:
     )
 
 
+def contribution_of(invitation: Invitation, key_file: Path | None = None) -> Contribution:
+    """What the invited site has given, from where the invitation leads. It may have expired, or be revoked.
+
+    key_file   of a volunteer who made the key; only a gateway asks for it
+
+    Raises InvitationRefused when the invitation is forged or of another run, else as `contribution`.
+    """
+    needs_key = invitation.seed is not None or key_file is not None or invitation.uri.startswith("gateway+")
+    adopt_environment(invitation)
+    with (
+        lent_key(own_key(invitation, key_file)) if needs_key else nullcontext(),
+        closing(open_store(invitation.uri)) as store,
+    ):
+        check_origin(invitation, store)
+        return contribution(store, invitation.site)
+
+
 def lines(found: Contribution) -> Iterator[str]:
     """The contribution as a person reads it."""
-    yield f"site {found.site} in run {found.run}: {found.state}, {found.hours:.1f} h in {found.starts} starts"
+    starts = "1 start" if found.starts == 1 else f"{found.starts} starts"
+    yield f"site {found.site} in run {found.run}: {found.state}, {found.hours:.1f} h in {starts}"
     yield (
         f"{found.trained_tokens:,} tokens trained: {found.merged_tokens:,} merged ({found.share:.1%} of the run's), "
         f"{found.carried_tokens:,} carried, {found.dropped_tokens:,} dropped"

@@ -161,20 +161,25 @@ def link_checks(link: Link | None, needs: Needs | None, task: Task | None) -> It
     if link is None:
         return
     up, down = ("not measured" if mbit is None else f"{mbit:.1f} Mbit/s" for mbit in (link.up_mbit, link.down_mbit))
-    problem = f" ({link.problem})" if link.problem else ""
-    yield Check("link", "ok", f"up {up}, down {down}, delay {1000 * link.delay_s:.0f} ms{problem}")
-    if needs is None or task is None or link.down_mbit is None:
+    problem = f": {link.problem};" if link.problem else ","
+    yield Check("link", "ok", f"up {up}{problem} down {down}, delay {1000 * link.delay_s:.0f} ms")
+    if needs is None or task is None:
         return
-    join_s = 8 * needs.join_bytes / link.down_mbit / 1e6
-    said = f"{needs.join_bytes / 1e6:.1f} MB in about {join_s:.0f} s"
-    slow = join_s > JOIN_WARNED_S
-    yield Check("joining", "warn" if slow else "ok", said, "it takes long, once each time you start" if slow else "")
-    if link.up_mbit is not None:
-        round_s = 8 * (needs.up_bytes / link.up_mbit + needs.down_bytes / link.down_mbit) / 1e6
-        said = f"{needs.up_bytes / 1e6:.2f} MB up and {needs.down_bytes / 1e6:.2f} MB down in about {round_s:.1f} s"
-        is_slow = task.terms.pace == "seconds" and round_s > task.terms.inner_seconds
-        remedy = "slower than the run's rounds: some of your work goes into later ones" if is_slow else ""
-        yield Check("a round", "warn" if is_slow else "ok", said, remedy)
+    if link.down_mbit is not None:
+        join_s = 8 * needs.join_bytes / link.down_mbit / 1e6
+        said = f"{needs.join_bytes / 1e6:.1f} MB in about {join_s:.0f} s"
+        slow = join_s > JOIN_WARNED_S
+        yield Check(
+            "joining", "warn" if slow else "ok", said, "it takes long, once each time you start" if slow else ""
+        )
+    moved = f"{needs.up_bytes / 1e6:.2f} MB up and {needs.down_bytes / 1e6:.2f} MB down"
+    if link.up_mbit is None or link.down_mbit is None:
+        yield Check("a round", "ok", moved)
+        return
+    round_s = 8 * (needs.up_bytes / link.up_mbit + needs.down_bytes / link.down_mbit) / 1e6
+    is_slow = task.terms.pace == "seconds" and round_s > task.terms.inner_seconds
+    remedy = "slower than the run's rounds: some of your work goes into later ones" if is_slow else ""
+    yield Check("a round", "warn" if is_slow else "ok", f"{moved} in about {round_s:.1f} s", remedy)
 
 
 def clock_checks(ahead_s: float | None) -> Iterator[Check]:

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from composer_prime.errors import ConfigError, InvitationRefused
+from composer_prime.errors import ConfigError, InvitationRefused, SiteRevoked
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.sync.lifetime import find_manifest, prolonged
+from composer_prime.sync.lifetime import close_fault, find_manifest, prolonged
 from composer_prime.sync.members import check_name_is_free
-from composer_prime.sync.records import Manifest
+from composer_prime.sync.reading import find_record
+from composer_prime.sync.records import Close, Manifest
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.signatures import SigningKey
@@ -32,13 +33,15 @@ BEATS_WATCHED = 2.5 / 5
 class Entrance:
     """A run that lets this site in.
 
-    terms       with the rounds that the run goes on to
-    num_sites   that ever came, this one counted
+    terms         with the rounds that the run goes on to
+    num_sites     that ever came, this one counted
+    is_finished   whether the run has ended, so that there is nothing to do in it
     """
 
     manifest: Manifest
     terms: Terms
     num_sites: int
+    is_finished: bool = False
 
 
 def check_date(invitation: Invitation, now: float) -> None:
@@ -84,14 +87,8 @@ def lent_key(key: SigningKey) -> Iterator[None]:
                 os.environ[KEY_VARIABLE] = before
 
 
-def enter(invitation: Invitation, store: Store, key: SigningKey, *, starting: bool = True) -> Entrance:
-    """Hold the invitation against its run.
-
-    starting   whether the site shall start now, so that its name must be free
-
-    Raises InvitationRefused when it is forged, revoked, or of another run; when the name is taken, after watching the
-    beat of its last process for a moment; and BadInput when there is no run, or no store.
-    """
+def check_origin(invitation: Invitation, store: Store, key: SigningKey | None = None) -> tuple[Manifest, Roster]:
+    """The run that the invitation is to, whose owner signed it. Raises InvitationRefused; BadInput without a run."""
     manifest, sha = find_manifest(store)
     if sha != invitation.manifest_sha256 or manifest.run != invitation.run:
         raise InvitationRefused(
@@ -104,17 +101,35 @@ def enter(invitation: Invitation, store: Store, key: SigningKey, *, starting: bo
         raise InvitationRefused(
             f"the invitation is forged or was changed: it {fault}. Use it for nothing, and ask the run's owner"
         )
+    return manifest, roster
+
+
+def enter(invitation: Invitation, store: Store, key: SigningKey, *, starting: bool = True) -> Entrance:
+    """Hold the invitation against its run.
+
+    starting   whether the site shall start now, so that its name must be free
+
+    Raises InvitationRefused when it is forged, revoked, or of another run; when the name is taken, after watching the
+    beat of its last process for a moment; and BadInput when there is no run, or no store.
+    """
+    revoked = InvitationRefused(
+        f"the invitation of {invitation.site} to run {invitation.run} was revoked: its key is no longer admitted; "
+        "ask the run's owner"
+    )
+    try:
+        manifest, roster = check_origin(invitation, store, key)
+    except SiteRevoked:  # a gateway says so
+        raise revoked from None
     roster.refresh()
     if roster.admitted().get(invitation.site) != key.public:
-        raise InvitationRefused(
-            f"the invitation of {invitation.site} to run {manifest.run} was revoked: its key is no longer admitted; "
-            "ask the run's owner"
-        )
-    terms, _ = prolonged(store, roster, manifest.terms)
-    if starting:
+        raise revoked
+    terms, reopened = prolonged(store, roster, manifest.terms)
+    close = find_record(store, Close, keys.close(reopened))
+    is_finished = close is not None and close_fault(roster, close) is None
+    if starting and not is_finished:
         _check_name(invitation, store, roster, terms)
     claimed = {keys.parse_claim(key)[0] for key in store.list(keys.sites_prefix()) if keys.is_claim(key)}
-    return Entrance(manifest, terms, len(claimed | {invitation.site}))
+    return Entrance(manifest, terms, len(claimed | {invitation.site}), is_finished)
 
 
 def _check_name(invitation: Invitation, store: Store, roster: Roster, terms: Terms) -> None:

@@ -5,11 +5,14 @@ comes first and goes again if the bucket refuses, so that no key is admitted tha
 """
 
 import base64
+import ipaddress
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import BadInput, ConfigError
@@ -17,12 +20,14 @@ from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.founding import changed_terms
 from composer_prime.sync.lifetime import find_manifest
+from composer_prime.sync.members import PRESENT
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.reading import find_record
-from composer_prime.sync.records import Manifest
+from composer_prime.sync.records import Claim, Manifest
 from composer_prime.sync.roster import Roster
-from composer_prime.sync.signatures import SigningKey, check_public
+from composer_prime.sync.signatures import SigningKey, check_public, verify
 from composer_prime.sync.terms import terms_of
+from composer_prime.volunteers.entrance import BEATS_WATCHED
 from composer_prime.volunteers.invitation import (
     SEED_BYTES,
     Invitation,
@@ -31,6 +36,7 @@ from composer_prime.volunteers.invitation import (
     write_invitation,
 )
 from composer_prime.volunteers.shared_recipe import shared_toml
+from composer_prime.watch.status import look
 
 UNITS_S = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 LONGEST_S = 366 * UNITS_S["d"]
@@ -59,8 +65,10 @@ class Invitee:
 class Standing:
     """An invitation as the bucket tells of it.
 
-    state   "holds", "expired" (and what was admitted still is), "replaced" by a later one, or "revoked"
-    starts  processes that its site's name ever had
+    state     "holds", "expired" (and what was admitted still is), "replaced" by a later one, or "revoked"
+    starts    processes that its key ever started
+    presence  of its site, for people: live, leaving, silent or done, and its round when it was last seen; '' where it
+              never came, and where a later invitation counts
     """
 
     site: str
@@ -69,6 +77,7 @@ class Standing:
     guest: bool
     state: str
     starts: int
+    presence: str = ""
 
 
 def parse_expiry(text: str, now: float) -> int:
@@ -100,6 +109,8 @@ def invite(store: Store, key: SigningKey, invitee: Invitee, recipe: RecipeBase, 
     roster.refresh()
     _check_name(roster, store, invitee)
     _check_recipe(recipe, manifest)
+    if invitee.uri is not None:
+        _check_gateway(invitee.uri)
     uri = invitee.uri or store.uri
     if uri.startswith(GATEWAY) and not invitee.guest and roster.authority().committer is None:
         raise BadInput(
@@ -137,8 +148,11 @@ def invite(store: Store, key: SigningKey, invitee: Invitee, recipe: RecipeBase, 
     return invitation
 
 
-def standings(store: Store, now: float) -> list[Standing]:
-    """All invitations of the run in `store`, by site and number. Raises BadInput when no run is there."""
+def standings(store: Store, now: float, wait: Callable[[float], object] = time.sleep) -> list[Standing]:
+    """All invitations of the run in `store`, by site and number. Raises BadInput when no run is there.
+
+    wait   is called between two looks at the beats of sites that say that they live
+    """
     manifest, sha = find_manifest(store)
     roster = Roster(store, manifest, sha)
     roster.refresh()
@@ -148,17 +162,59 @@ def standings(store: Store, now: float) -> list[Standing]:
         if record is not None and roster.owner_fault(record) is None:
             records.append(record)
     newest = {record.site: record.number for record in records}  # keys sort by number
+    presences = _presences(store, manifest.terms.liveness_s, wait) if records else {}
     found = []
     for record in records:
-        claims = [key for key in store.list(keys.site_prefix(record.site)) if keys.is_claim(key)]
+        starts = _starts(store, record, sha)
         if record.number < newest[record.site]:
             state = "replaced"
         elif roster.admitted().get(record.site) != record.public:
             state = "revoked"
         else:
             state = "holds" if now < record.expires_at else "expired"
-        found.append(Standing(record.site, record.number, record.expires_at, record.guest, state, len(claims)))
+        presence = presences.get(record.site, "") if starts and state != "replaced" else ""
+        found.append(Standing(record.site, record.number, record.expires_at, record.guest, state, starts, presence))
     return found
+
+
+def _starts(store: Store, record: Invited, run_sha: str) -> int:
+    """How many claims of the site its invited key signed: an earlier invitation of the name had another one."""
+    found = [find_record(store, Claim, key) for key in store.list(keys.site_prefix(record.site)) if keys.is_claim(key)]
+    signed = [claim for claim in found if claim is not None and claim.signature is not None]
+    return sum(verify(record.public, claim.message(run_sha), claim.signature or "") for claim in signed)
+
+
+def _presences(store: Store, liveness_s: float, wait: Callable[[float], object]) -> dict[str, str]:
+    """What each site that ever came is doing, by two looks where one tells too little."""
+    status = look(store)
+    if any(site.state in PRESENT for site in status.sites):
+        status = look(store, BEATS_WATCHED * liveness_s, wait)
+    found = {}
+    for site in status.sites:
+        state = "silent" if site.state in PRESENT and site.beating is False else site.state
+        seen = f", last seen in round {min(site.versions)} of {status.rounds}" if site.versions else ""
+        found[site.site] = state if state in (*PRESENT, "done") else f"{state}{seen}"
+    return found
+
+
+def gateway_warning(uri: str) -> str | None:
+    """What the host should know of a gateway's address: whether volunteers would reach it without TLS."""
+    host = urlsplit(uri.removeprefix(GATEWAY)).hostname or ""
+    if uri.startswith(f"{GATEWAY}https://") or host == "localhost":
+        return None
+    try:
+        if ipaddress.ip_address(host).is_loopback:
+            return None
+    except ValueError:
+        pass  # a name
+    return f"{uri} is reached without TLS: whoever is on the way reads presigned URLs; write {GATEWAY}https://"
+
+
+def _check_gateway(uri: str) -> None:
+    if uri.startswith((f"{GATEWAY}https://", f"{GATEWAY}http://")):
+        return
+    remedy = f"{GATEWAY}{uri}" if uri.startswith(("https://", "http://")) else f"{GATEWAY}https://HOST/RUN"
+    raise BadInput(f"--gateway ({uri}) isn't how a gateway's address is written: write {remedy}")
 
 
 def _site_key(invitee: Invitee) -> tuple[bytes | None, str]:

@@ -56,17 +56,24 @@ def join(
     folder = folder_of(invitation, wishes.folder)
     with folder.held():
         recipe = prepare(invitation, wishes, folder, say)
-        os.nice(wishes.niceness)
-        return _take_part(recipe, invitation.site, folder, wishes, say, run_site or site_runner(recipe))
+        if recipe is not None:
+            os.nice(wishes.niceness)
+            code = _take_part(recipe, invitation.site, folder, wishes, say, run_site or site_runner(recipe))
+            if code is not None:
+                return code
+        say(f"run {invitation.run} is finished")
+        return 0
 
 
-def prepare(invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, say: Say) -> RecipeBase:
-    """All that comes before the start; the recipe as this machine runs it."""
+def prepare(invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, say: Say) -> RecipeBase | None:
+    """All that comes before the start; the recipe as this machine runs it, None when the run has ended."""
     check_date(invitation, time.time())
     key = own_key(invitation, wishes.key_file)
     adopt_environment(invitation)
     with lent_key(key), closing(open_store(invitation.uri)) as store:
         entrance = enter(invitation, store, key)
+        if entrance.is_finished:
+            return None
         recipe = localized(invitation, wishes, folder, entrance)
         say(f"run {invitation.run} at {invitation.uri}: checking this machine")
         keep_batch = folder.batch_size is not None
@@ -153,10 +160,11 @@ def site_runner(recipe: RecipeBase) -> RunSite:
     if isinstance(recipe, PrimeRecipe):
         from composer_prime.sites.prime_rl.launch import run_site as run_prime_rl
 
-        return run_prime_rl
-    from composer_prime.sites.embedded.local_run import run_site
+        return lambda recipe, site, resume: run_prime_rl(recipe, site, resume, continuing=None)
+    from composer_prime.sites.embedded.local_run import Surroundings, run_site
 
-    return run_site
+    surroundings = Surroundings(continuing=None)
+    return lambda recipe, site, resume: run_site(recipe, site, resume, surroundings)
 
 
 def _take_part(
@@ -166,7 +174,8 @@ def _take_part(
     wishes: Wishes,
     say: Say,
     run_site: RunSite,
-) -> int:
+) -> int | None:
+    """The exit code; None when the site has trained to the run's end."""
     with (
         catch_interrupt() as interrupt,
         Warden(folder, hours=wishes.hours, max_disk_bytes=wishes.max_disk_bytes) as warden,
@@ -181,7 +190,7 @@ def _take_part(
                 return 0
             code, reason = _run_watched(recipe, site, warden, run_site)
             if code != INTERRUPTED_EXIT:
-                return code
+                return code or None
             if reason is Reason.DISK:
                 raise MachineUnfit(
                     f"left: {folder.root} holds {folder.used_bytes() / GIB:.1f} GiB, more than the "

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 class SiteStatus:
     """One site's part in the run.
 
-    state               as its newest beat says: joining, live, done or leaving; "silent" before the first beat
+    state               as its newest beat says: joining, live, done or leaving; "silent" before the first beat, and
+                        "revoked" from when the run's owner has taken its key out
     beating             whether its beat changed between two looks; None: one look, or too short a time between
     contributing        whether the newest closed round of some fragment took its offer
     versions            the open round of each fragment, as the site knows it
     trained_tokens      all it trained, as its newest beat or offer states
     merged_tokens       of those, as the mean over fragments, since a step trains all of them; `carried_tokens` wait for
-                        a commit, `dropped_tokens` are lost
+                        a commit, `dropped_tokens` are lost; what a revoked site carried is
     rounds_taken        rounds that merged an offer of it; `rounds_missed` closed without the one it had made
     """
 

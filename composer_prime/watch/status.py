@@ -29,13 +29,17 @@ BEATS_PER_LIVENESS = 5
 
 @dataclass(frozen=True)
 class _Claimed:
-    """What the bucket holds of one site's name: its newest incarnation's beat, None where it has no sound one."""
+    """What the bucket holds of one site's name: its newest incarnation's beat, None where it has no sound one.
+
+    revoked   whether its key was admitted before, and isn't any more; its last beat is judged by the key it had
+    """
 
     site: str
     incarnation: int
     incarnations: int
     beat: Beat | None
     problem: str | None
+    revoked: bool = False
 
 
 def look(store: Store, watch_s: float = 0.0, wait: Callable[[float], object] = time.sleep) -> RunStatus:
@@ -168,11 +172,13 @@ class _Look:
         trained = max([0 if beat is None else beat.trained_tokens, *(entry.trained_tokens for _, _, entry in taken)])
         merged = self._mean(entry.tokens for _, _, entry in taken)
         dropped = self._mean(self._tapes[site].dropped.values())
+        if claimed.revoked:  # nothing of it will be taken any more
+            dropped = max(0, trained - merged)
         return SiteStatus(
             site=site,
             incarnation=claimed.incarnation,
             incarnations=claimed.incarnations,
-            state="silent" if beat is None else beat.state,
+            state="revoked" if claimed.revoked else "silent" if beat is None else beat.state,
             beating=self._is_beating(claimed),
             contributing=any(self._took_last(rounds, site) for rounds in self._rounds),
             beat_counter=0 if beat is None else beat.counter,
@@ -230,17 +236,22 @@ def _claims(store: Store, roster: Roster, runtime: Runtime) -> list[_Claimed]:
             claims.setdefault(site, []).append(incarnation)
 
     def read(site: str) -> _Claimed:
-        newest = newest_incarnation(store, site, roster) if roster.signed else max(claims[site])
+        admissions = roster.last_admission_of(site) if roster.signed else None
+        revoked = admissions is not None and admissions < roster.newest
+        numbers = claims[site]
+        newest = newest_incarnation(store, site, roster, admissions=admissions) if roster.signed else max(numbers)
         place = (site, max(newest, 0), len(claims[site]))
         if newest < 0:
-            return _Claimed(*place, None, f"site {site} has claims, but none that its admitted key signed")
+            return _Claimed(*place, None, f"site {site} has claims, but none that its admitted key signed", revoked)
         beat = read_or_say(store, Beat, key := keys.beat(site, newest))
         if isinstance(beat, str):
-            return _Claimed(*place, None, f"site {site} has not beaten: {beat}")
-        fault = roster.fault(beat, site)
+            return _Claimed(*place, None, f"site {site} has not beaten: {beat}", revoked)
+        fault = roster.fault(beat, site, admissions)
         if fault is None and (beat.site, beat.incarnation) != (site, newest):
             fault = f"says {beat.site} {beat.incarnation}"
-        return _Claimed(*place, beat, None) if fault is None else _Claimed(*place, None, f"{key} of {site} {fault}")
+        if fault is not None:
+            return _Claimed(*place, None, f"{key} of {site} {fault}", revoked)
+        return _Claimed(*place, beat, None, revoked)
 
     return runtime.map(read, sorted(claims))
 

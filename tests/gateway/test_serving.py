@@ -94,10 +94,12 @@ def test_the_command_serves_a_run_until_it_is_told_to_stop(store_uri: Callable[[
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        first, second = process.stderr.readline(), process.stderr.readline()
+        first, second, third = (process.stderr.readline() for _ in range(3))
         assert first.startswith("gateway for run run: listening at http://127.0.0.1:")
         root = first.split()[-1]
-        assert f"gateway+{root}" in second
+        assert f"gateway+https://YOUR-HOST/{RUN} (here: gateway+{root}/{RUN})" in second
+        assert third.startswith(f"composer-prime invite {uri} --name NAME")
+        assert third.endswith(f"--gateway gateway+https://YOUR-HOST/{RUN}\n")
         assert httpx.get(f"{root}/health", trust_env=False, timeout=PATIENCE_S).json()["run"] == RUN
         store = open_gateway("http", f"{root.removeprefix('http://')}/{RUN}", tmp_path / "alice.key")
         probe_store(store)

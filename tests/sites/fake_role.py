@@ -45,7 +45,8 @@ def main() -> None:
     if behaviour.get("ending", "").startswith("exit:"):
         for line in range(25):
             print(f"line {line}")
-        print("error: widget (7) must be at most 3: lower it", file=sys.stderr)
+        said = behaviour.get("last", "widget_(7)_must_be_at_most_3:_lower_it").replace("_", " ")
+        print(f"error: {said}", file=sys.stderr)
         sys.exit(int(behaviour["ending"].removeprefix("exit:")))
     if behaviour.get("ending") == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from composer_prime.config import Recipe, RunPaths, SiteSettings
-from composer_prime.errors import BadInput, ConfigError, StoreUnusable
+from composer_prime.errors import BadInput, ConfigError, SiteRevoked, StoreUnusable
 from composer_prime.sites.embedded.folder import claim_site_folder
 from composer_prime.sites.embedded.interrupt import catch_interrupt
 from composer_prime.sites.embedded.local_run import Surroundings, run_local, run_site
@@ -64,6 +65,14 @@ def test_a_site_that_crashes_does_not_stop_the_other(tmp_path: Path) -> None:
     assert "site b failed: b/trainer ended with exit code 1" in shown.getvalue() and "line 24" in shown.getvalue()
     sites = summary_of(recipe)["sites"]
     assert sites["a"]["finished"] and not sites["b"]["finished"]
+
+
+def test_a_revoked_site_ends_in_the_line_that_says_so(tmp_path: Path) -> None:
+    said = str(SiteRevoked.of("c"))
+    trainer = "ending=exit:2 last=" + said.replace(" ", "_")
+    with pytest.raises(SiteRevoked) as ended:
+        run_site(small_recipe(tmp_path), "c", False, surroundings(tmp_path, trainer=trainer))
+    assert str(ended.value) == said
 
 
 def test_resume_continues_the_unfinished_site_and_leaves_the_finished_one(tmp_path: Path) -> None:
@@ -215,6 +224,22 @@ sys.exit(run_local(small_recipe(tmp_path), False, surroundings(tmp_path, Console
     assert all_gone(pids)
     assert all((paths.site(site).root / "ended" / "trainer").exists() for site in "ab")
     assert json.loads(paths.summary.read_text())["sites"]["a"]["steps"] == 2
+
+
+def test_who_starts_a_site_for_others_says_how_it_goes_on(tmp_path: Path) -> None:
+    recipe, shown = small_recipe(tmp_path), io.StringIO()
+    paths = RunPaths.of(recipe).site("c")
+
+    def interrupt() -> None:
+        pid_of(paths, "trainer")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    helper = threading.Thread(target=interrupt)
+    helper.start()
+    started = surroundings(tmp_path, Console(file=shown, width=200), trainer="steps=2")
+    assert run_site(recipe, "c", False, replace(started, continuing=None)) == 130
+    helper.join()
+    assert "stopping" in shown.getvalue() and "--resume" not in shown.getvalue()
 
 
 def test_a_run_under_nohup_outlives_its_terminal() -> None:

@@ -51,9 +51,20 @@ def test_numbers_follow_a_tape_while_it_grows(tmp_path: Path) -> None:
     assert numbers.reward == pytest.approx((0.2 + 0.3 + 0.5) / 3)
     assert numbers.rollouts_per_s == pytest.approx(32)
     assert numbers.tokens_per_s == pytest.approx(200)
-    assert numbers.stall == pytest.approx(0.025)
+    assert numbers.stall == pytest.approx(0.02)
     write_tapes(paths, REWARDS[4:], first=4)
     assert follower.update().step == 8
+
+
+def test_a_site_that_mostly_waits_is_stalled_for_less_than_all_of_its_time(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    with MetricsTape(run.site("a").tape("trainer")) as training:
+        for step in range(4):
+            training.log(step, **{"train/tokens": 100, "train/step_s": 3.0, "train/train_s": 1.0, "outer/stall_s": 1.8})
+    assert SiteFollower(run.site("a")).update().stall == pytest.approx(0.6)
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(draw_summary(write_summary(run)))
+    assert "60.0 %" in shown.getvalue()
 
 
 def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
@@ -103,6 +114,7 @@ def test_a_summary_holds_what_each_site_came_to(tmp_path: Path) -> None:
         "stall_s": 0.08,
         "finish_s": 0.0,
         "train_s": 3.2,
+        "step_s": 4.0,
         "wall_s": 40.0,
     }
     assert summary["wall_s"] == pytest.approx(40, abs=1)
@@ -172,7 +184,7 @@ def test_the_table_shows_each_site_and_its_masters(tmp_path: Path) -> None:
     console.print(draw_summary(write_summary(run)))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "0:v2:abababab 1:v1:cdcdcdcd" in shown
-    assert "2.5 MB" in shown and "b (unfinished)" in shown and "2.5 %" in shown
+    assert "2.5 MB" in shown and "b (unfinished)" in shown and "2.0 %" in shown
 
 
 def test_bytes_are_told_in_fitting_units() -> None:

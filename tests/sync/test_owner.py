@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from composer_prime.errors import BadInput, ConfigError
+from composer_prime.errors import BadInput, ConfigError, SiteRevoked
 from composer_prime.store import Store, keys, open_store
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Admission, Close, Commit, Reopening
@@ -139,7 +139,8 @@ def test_a_revoked_sites_process_stops_with_a_word_and_the_others_go_on(store):
     wait_for(pair[1], lambda: store.list(keys.offers_prefix(0, 1)))
     Owner(store, OWNER).revoke("b")
     pair[1].join(100)
-    assert isinstance(pair[1].error, ConfigError) and "site b is not admitted" in str(pair[1].error)
+    assert isinstance(pair[1].error, SiteRevoked)
+    assert str(pair[1].error) == "the run's owner revoked site b: nothing more of it counts; what was merged stays"
     honoured: list[Commit] = []
 
     def sees_a_commit_that_honours_it() -> bool:
@@ -162,7 +163,7 @@ def test_a_revoked_sites_offer_is_refused_by_those_who_know(store):
     Owner(store, OWNER).revoke("b")
     b.hand_over(0, 2.0)
     b.runtime.run_tasks()
-    with pytest.raises(ConfigError, match="site b is not admitted"):
+    with pytest.raises(SiteRevoked, match="revoked site b"):
         b.tick()
     b.courier._bring(0)  # one that doesn't stop
     assert store.list(keys.offers_prefix(0, 0)) == [keys.offer(0, 0, "b")]
@@ -346,7 +347,7 @@ def test_a_revoked_site_that_learns_of_it_from_a_commit_stops_all_the_same(store
     a.hand_over(0, 1.0)
     a.tick(2)
     assert Commit.from_bytes(store.get(keys.commit(0, 0)), "commit").admissions == 1
-    with pytest.raises(ConfigError, match="site b is not admitted"):
+    with pytest.raises(SiteRevoked, match="revoked site b"):
         b.tick()
 
 

@@ -11,7 +11,7 @@ from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
 from composer_prime.sync.terms import terms_of
 from composer_prime.volunteers.host import Invitee, invite
-from composer_prime.volunteers.invitation import Invitation
+from composer_prime.volunteers.invitation import Invitation, read_invitation
 from composer_prime.volunteers.machine import Gpu, Machine, Torch
 from tests.config.recipes import recipe
 from tests.sync.harness import HandSite
@@ -47,6 +47,12 @@ class OwnedRun:
 
     def file(self, site: str = "alice") -> Path:
         return self.folder / f"{site}.invitation"
+
+
+def come(run: OwnedRun, site: str = "alice") -> HandSite:
+    """The invited site, whose invitation lies in the folder, in its run."""
+    key = read_invitation(str(run.file(site))).key()
+    return HandSite(run.store, terms_of(run.recipe), site, run.site.runtime.clock, key=key)
 
 
 def machine(**changes: Any) -> Machine:

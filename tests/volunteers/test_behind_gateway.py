@@ -9,11 +9,12 @@ import pytest
 
 from composer_prime.config.paths import run_uri
 from composer_prime.config.recipe import RecipeBase
-from composer_prime.errors import StoreUnusable
+from composer_prime.errors import InvitationRefused
 from composer_prime.store import keys, open_store
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers import examination
+from composer_prime.volunteers.contribution import contribution, contribution_of
 from composer_prime.volunteers.examination import examine_for_invitation
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, encode, read_invitation
@@ -21,7 +22,7 @@ from composer_prime.volunteers.join import join
 from composer_prime.volunteers.machine import Torch
 from composer_prime.volunteers.wishes import Wishes
 from tests.gateway.guarded import Guarded, claim_of, guarding
-from tests.volunteers.owned_run import OWNER, OwnedRun, machine
+from tests.volunteers.owned_run import OWNER, OwnedRun, come, machine
 
 
 @pytest.fixture
@@ -52,10 +53,13 @@ def test_the_doctor_looks_through_the_gateway_and_leaves_nothing(run: OwnedRun, 
     diagnosis = examine_for_invitation(invitation, Wishes(folder=run.folder / "alice"))
     assert diagnosis.is_able and {"link", "clock", "arithmetic", "memory"} <= {each.name for each in diagnosis.checks}
     (link,) = (each for each in diagnosis.checks if each.name == "link")
-    assert "sending was not tried" in link.found and "a member behind a gateway" in link.found
+    assert link.found.startswith("up not measured: behind a gateway nothing is written to try it; down ")
+    (a_round,) = (each for each in diagnosis.checks if each.name == "a round")
+    assert "MB up and" in a_round.found and "in about" not in a_round.found
     assert run.store.list("") == before
     assert not (run.folder / "alice").exists() and "COMPOSER_PRIME_KEY" not in os.environ
-    assert {line["site"] for line in gateway.lines()} - {""} == {"alice"}
+    assert {(line["site"], line["operation"]) for line in gateway.lines()} == {("alice", "GET")}
+    assert {line["verdict"] for line in gateway.lines()} == {"allowed", "missing"}
 
 
 def test_a_site_starts_with_what_leads_through_the_gateway(run: OwnedRun, gateway: Guarded) -> None:
@@ -81,6 +85,15 @@ def test_a_site_starts_with_what_leads_through_the_gateway(run: OwnedRun, gatewa
 def test_who_was_revoked_is_told_so_by_the_gateway_in_one_line(run: OwnedRun, gateway: Guarded) -> None:
     invitation = invited(run, gateway)
     Owner(run.store, OWNER).revoke("alice")
-    with pytest.raises(StoreUnusable, match="has been revoked") as refused:
+    with pytest.raises(InvitationRefused, match="alice to run run was revoked: its key is no longer") as refused:
         join(invitation, Wishes(folder=run.folder / "alice"), lambda line: None, lambda *args: 1)
     assert "\n" not in str(refused.value) and not list((run.folder / "alice").glob("*.key"))
+
+
+def test_a_volunteer_asks_for_their_contribution_with_the_invitation_alone(run: OwnedRun, gateway: Guarded) -> None:
+    invitation = invited(run, gateway)
+    come(run, "alice")
+    found = contribution_of(invitation)
+    assert found == contribution(run.store, "alice") and found.starts == 1
+    assert {line["verdict"] for line in gateway.lines()} <= {"allowed", "missing"}
+    assert "COMPOSER_PRIME_KEY" not in os.environ

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from composer_prime.store import open_store
+from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers import examination
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import encode, read_invitation
 from composer_prime.volunteers.machine import Torch
 from tests.cli.command_line import Answer, call
 from tests.sync.harness import ThreadSite, make_terms, run_sites
-from tests.volunteers.owned_run import GIB, OWNER, OwnedRun, machine
+from tests.volunteers.owned_run import GIB, OWNER, OwnedRun, come, machine
 
 
 @pytest.fixture
@@ -110,6 +111,24 @@ def test_pause_and_resume_need_no_process(cli, run: OwnedRun) -> None:
     assert not VolunteerFolder(place, "alice").is_paused
 
 
+def test_a_pause_of_a_site_that_runs_says_that_it_takes_a_moment(cli, run: OwnedRun) -> None:
+    invite(cli, run)
+    place = run.folder / "alice"
+    with VolunteerFolder(place, "alice").held():
+        answer = cli("join", run.file(), "--folder", place, "--pause")
+    assert answer.out == "site alice is stepping out: in some seconds nothing of it runs\n"
+    assert VolunteerFolder(place, "alice").is_paused
+
+
+def test_where_nothing_was_paused_it_is_said_how_to_come_in_and_no_secret_is_told(cli, run: OwnedRun) -> None:
+    invite(cli, run)
+    place, line = run.folder / "alice", encode(read_invitation(str(run.file())))
+    answer = cli("join", run.file(), "--folder", place, "--resume")
+    assert answer.out == f"nothing was paused; composer-prime join {run.file()} comes in\n"
+    pasted = cli("join", line, "--folder", place, "--resume")
+    assert pasted.out == "nothing was paused; composer-prime join INVITATION comes in\n"
+
+
 def test_contribution_is_told(cli, tmp_path: Path) -> None:
     uri = str(tmp_path / "run")
     run_sites(ThreadSite(open_store(uri), make_terms(), "a"))
@@ -117,3 +136,24 @@ def test_contribution_is_told(cli, tmp_path: Path) -> None:
     assert answer.code == 0 and "site a in run run: done" in answer.out and "rounds: " in answer.out
     assert json.loads(cli("contribution", uri, "--site", "a", "--json").out)["starts"] == 1
     refused(cli("contribution", uri, "--site", "b"), "never came")
+
+
+def test_an_invitation_is_enough_to_ask_for_ones_contribution(cli, run: OwnedRun) -> None:
+    invite(cli, run)
+    come(run, "alice")
+    told = cli("contribution", run.uri, "--site", "alice")
+    assert told.code == 0 and cli("contribution", run.file()) == told
+    cli("revoke", run.uri, "--site", "alice", "--key", run.folder / "owner.key")
+    assert cli("contribution", run.file()).code == 0
+    refused(cli("contribution", run.file(), "--site", "a"), "leave --site out")
+    refused(cli("contribution", run.folder / "bob.invitation"), "is no invitation", "--site")
+
+
+def test_a_key_that_the_volunteer_made_is_needed_behind_a_gateway_alone(cli, run: OwnedRun) -> None:
+    public = SigningKey.generate().public
+    invite(cli, run, "--public", public)
+    refused(cli("contribution", run.file()), "never came")
+    run.file().unlink()
+    cli("revoke", run.uri, "--site", "alice", "--key", run.folder / "owner.key")
+    invite(cli, run, "--public", public, "--gateway", "gateway+https://h/run")
+    refused(cli("contribution", run.file()), "name its file with --key")

@@ -11,9 +11,9 @@ from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Admission
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers.credentials import read_credentials
-from composer_prime.volunteers.host import Invitee, invite, parse_expiry, standings
+from composer_prime.volunteers.host import Invitee, gateway_warning, invite, parse_expiry, standings
 from composer_prime.volunteers.invitation import Invited, read_invitation
-from tests.volunteers.owned_run import HOUR_S, OWNER, OwnedRun, run_recipe
+from tests.volunteers.owned_run import HOUR_S, OWNER, OwnedRun, come, run_recipe
 
 
 @pytest.fixture
@@ -108,6 +108,27 @@ def test_a_place_that_is_not_the_runs_is_refused(run: OwnedRun) -> None:
     assert run.invite(uri="gateway+https://host/run/", guest=True).uri == "gateway+https://host/run"
 
 
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ("http://127.0.0.1:8790/run", r"write gateway\+http://127\.0\.0\.1:8790/run$"),
+        ("https://host/run", r"write gateway\+https://host/run$"),
+        ("s3://bucket/run", r"write gateway\+https://HOST/RUN$"),
+    ],
+)
+def test_a_gateway_s_address_that_leads_to_none_is_refused(run: OwnedRun, given: str, remedy: str) -> None:
+    with pytest.raises(BadInput, match=remedy):
+        run.invite(uri=given, guest=True)
+    assert admitted(run) == {} and not run.file().exists()
+
+
+def test_a_gateway_that_others_reach_without_tls_is_warned_of() -> None:
+    for uri in ("https://host/run", "http://127.0.0.1:8790/run", "http://[::1]:8790/run", "http://localhost:1/run"):
+        assert gateway_warning(f"gateway+{uri}") is None
+    for uri in ("http://host/run", "http://10.0.0.7:8790/run"):
+        assert "without TLS" in str(gateway_warning(f"gateway+{uri}"))
+
+
 def test_a_member_is_not_invited_to_a_gateway_unless_one_site_commits_for_all(tmp_path: Path, run: OwnedRun) -> None:
     with pytest.raises(BadInput, match=r"site alice would close rounds .* invite a guest"):
         run.invite(uri="gateway+https://host/run")
@@ -128,6 +149,37 @@ def test_the_list_tells_who_holds_what(run: OwnedRun) -> None:
     assert found == [("alice", 1, "holds"), ("bob", 1, "replaced"), ("bob", 2, "holds"), ("carol", 1, "revoked")]
     later = {each.site: each.state for each in standings(run.store, now + 2 * HOUR_S)}
     assert later["alice"] == "expired" and later["carol"] == "revoked"
+
+
+def test_the_list_tells_who_is_there_and_where_others_were_last_seen(run: OwnedRun) -> None:
+    sites = {}
+    for name in ("alice", "bob", "carol", "dave", "erin"):
+        run.invite(name)
+        if name != "erin":
+            sites[name] = come(run, name)
+    sites["carol"].pulse.beat("leaving", (2, 3), (0, 0), 8, 80)
+    sites["dave"].pulse.beat("done", (4, 4), (0, 0), 8, 80)
+    listed = standings(run.store, 0.0, wait=lambda seconds: sites["alice"].beat())
+    found = {each.site: (each.presence, each.starts) for each in listed}
+    rounds = run.site.run.terms.rounds
+    assert found == {
+        "alice": ("live", 1),
+        "bob": (f"silent, last seen in round 0 of {rounds}", 1),
+        "carol": (f"leaving, last seen in round 2 of {rounds}", 1),
+        "dave": ("done", 1),
+        "erin": ("", 0),
+    }
+
+
+def test_starts_are_counted_by_key_where_a_name_was_invited_again(run: OwnedRun) -> None:
+    run.invite()
+    come(run), come(run)
+    Owner(run.store, OWNER).revoke("alice")
+    run.file().unlink()
+    run.invite()
+    assert [each.starts for each in standings(run.store, 0.0)] == [2, 0]
+    come(run)
+    assert [each.starts for each in standings(run.store, 0.0)] == [2, 1]
 
 
 def test_a_forged_record_is_not_listed(run: OwnedRun) -> None:

@@ -16,12 +16,17 @@ from composer_prime.config.paths import run_uri
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, InvitationRefused, MachineUnfit
+from composer_prime.sites.embedded import local_run
 from composer_prime.sites.embedded.interrupt import catch_interrupt
+from composer_prime.sites.embedded.local_run import Surroundings
+from composer_prime.store import keys
 from composer_prime.sync.owner import Owner
+from composer_prime.sync.records import Close
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers import examination, folder
 from composer_prime.volunteers import join as joining
 from composer_prime.volunteers.folder import VolunteerFolder
+from composer_prime.volunteers.invitation import read_invitation
 from composer_prime.volunteers.join import folder_of, join
 from composer_prime.volunteers.machine import Torch
 from composer_prime.volunteers.warden import Reason, Warden
@@ -178,6 +183,41 @@ def test_who_comes_back_goes_on_with_the_batch_it_had(run: OwnedRun) -> None:
     join(invitation, wishes(run), lambda line: None, again)
     assert first.resumed == [False] and again.resumed == [True]
     assert again.recipes[0].orchestrator.batch_size == 8
+
+
+def test_the_site_leaves_it_to_join_to_say_how_one_comes_back(run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Surroundings] = []
+
+    def note(recipe: Recipe, site: str, resume: bool, surroundings: Surroundings) -> int:
+        given.append(surroundings)
+        return 0
+
+    monkeypatch.setattr(local_run, "run_site", note)
+    assert join(run.invite(), wishes(run), lambda line: None) == 0
+    assert [each.continuing for each in given] == [None]
+
+
+def test_the_run_s_end_is_told(run: OwnedRun) -> None:
+    said: list[str] = []
+    assert join(run.invite(), wishes(run), said.append, FakeSite(ends_with=0)) == 0
+    assert said[-1] == "run run is finished"
+    assert join(read_invitation(str(run.file())), wishes(run), said.append, FakeSite(ends_with=1)) == 1
+    assert said[-1] != "run run is finished"
+
+
+def test_who_comes_after_the_run_s_end_is_told_so_before_any_check(run: OwnedRun) -> None:
+    invitation, said, site = run.invite(), [], FakeSite(ends_with=0)
+    close = Close(number=0, versions=(), masters=(), closed_by="a")
+    run.store.create(keys.close(), run.site.roster.sign(close.model_copy(update={"closed_by": "b"})).to_bytes())
+    assert join(invitation, wishes(run), said.append, site) == 0
+    assert len(site.recipes) == 1, "another site's word that a closed it counts for nothing"
+    run.store.put(keys.close(), run.site.roster.sign(close).to_bytes())
+    said.clear()
+    assert join(invitation, wishes(run), said.append, site) == 0
+    assert said == ["run run is finished"] and len(site.recipes) == 1
+    Owner(run.store, OWNER).reopen(50)
+    join(invitation, wishes(run), said.append, site)
+    assert len(site.recipes) == 2
 
 
 def test_ctrl_c_leaves(run: OwnedRun) -> None:

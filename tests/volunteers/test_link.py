@@ -87,6 +87,6 @@ def test_every_kind_of_store_has_its_endpoint(monkeypatch: pytest.MonkeyPatch) -
     assert endpoint_of("s3://bucket/run") == "https://s3.amazonaws.com"
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:1")
     assert endpoint_of("s3://bucket/run") == "http://localhost:1"
-    assert endpoint_of("gateway+https://host:8443/run") == "https://host:8443"
-    assert endpoint_of("gateway+http://host/base/run") == "http://host"
+    assert endpoint_of("gateway+https://host:8443/run") == "https://host:8443/health"
+    assert endpoint_of("gateway+http://host/base/run") == "http://host/base/health"
     assert endpoint_of("/a/folder/run") is endpoint_of("file:///run") is None

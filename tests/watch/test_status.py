@@ -176,8 +176,23 @@ def test_a_run_with_keys_says_so_and_believes_signed_beats_only(store):
     assert status.signed and status.owner == owner.public
     assert (site_of(status, "a").state, site_of(status, "b").state) == ("live", "silent")
     assert any("signature that is not b's" in problem for problem in status.problems)
-    Owner(store, owner).revoke("a")
+    store.put(keys.claim("a", 0), store.get(keys.claim("b", 0)))
     assert any("none that its admitted key signed" in problem for problem in look(store).problems)
+
+
+def test_what_a_revoked_site_trained_stays_told_and_what_it_carried_is_dropped(store):
+    owner, pair = SigningKey.generate(), {name: SigningKey.generate() for name in "ab"}
+    founding = Founding(owner.public, {name: key.public for name, key in pair.items()})
+    for name, key in pair.items():
+        site = HandSite(store, make_terms(), name, [0.0], key=key, founding=founding)
+        site.pulse.beat("live", (0, 0), (0, 0), 80, 799)
+    before = site_of(look(store), "b")
+    assert (before.state, before.trained_tokens, before.carried_tokens, before.dropped_tokens) == ("live", 799, 799, 0)
+    Owner(store, owner).revoke("b")
+    status = look(store)
+    after = site_of(status, "b")
+    assert (after.state, after.trained_tokens, after.carried_tokens, after.dropped_tokens) == ("revoked", 799, 0, 799)
+    assert status.problems == () and site_of(status, "a").state == "live"
 
 
 def test_a_close_record_of_a_site_revoked_later_still_counts(store):

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from composer_prime.config.paths import RunPaths
 from composer_prime.config.recipe import Recipe
-from composer_prime.errors import BadInput
+from composer_prime.errors import BadInput, SiteRevoked
 from composer_prime.sites.embedded.folder import claim_run_folder, claim_site_folder
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.sites.embedded.prepare import (
@@ -44,6 +44,8 @@ class Surroundings:
     """Where a run is shown, and what it runs: for a role, given its site's folder; for the model, given the recipe."""
 
     console: Console = field(default_factory=lambda: Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
+    continuing: str | None = "The same command with --resume continues from the bucket and the local checkpoints."
+    """Said of a run that was interrupted; None: whoever called says more."""
     role_command: Callable[[str, Path], Sequence[str]] = role_command
     model_command: Callable[[Recipe], Sequence[str]] = model_command
 
@@ -98,7 +100,8 @@ def _run(launch: _Launch, surroundings: Surroundings) -> int:
         if path.exists():
             console.print(str(path), soft_wrap=True, highlight=False)
     if interrupt.is_set:
-        console.print("Stopped. The same command with --resume continues from the bucket and the local checkpoints.")
+        if surroundings.continuing is not None:
+            console.print(f"Stopped. {surroundings.continuing}")
         return INTERRUPTED_EXIT
     return max((each.error.exit_code for each in supervisors if each.error is not None), default=0)
 
@@ -148,7 +151,8 @@ def _poll(supervisor: SiteSupervisor, view: _View, screen: Screen) -> None:
         return
     if isinstance(supervisor.error, BadInput) and not view.has_step():
         raise supervisor.error
-    screen.say(f"site {supervisor.site} failed: {supervisor.error}")
+    is_revoked = isinstance(supervisor.error, SiteRevoked)
+    screen.say(str(supervisor.error) if is_revoked else f"site {supervisor.site} failed: {supervisor.error}")
 
 
 class _View:

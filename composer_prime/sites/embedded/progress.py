@@ -51,7 +51,7 @@ class SiteNumbers:
     rounds: int = 0
     """Outer rounds merged, over all fragments."""
     stall: float = math.nan
-    """Seconds stalled on the outer loop / seconds spent training."""
+    """Share of the wall time of its training, waiting included, in which it was stalled on the outer loop."""
 
 
 @dataclass
@@ -96,7 +96,7 @@ class SiteProgress:
             rollouts_per_s=mean(recent(self.rollouts_per_s)),
             tokens_per_s=ratio(sum(recent(self.tokens)), sum(recent(self.step_s))),
             rounds=int(max(self.rounds.values(), default=0)),
-            stall=ratio(sum(self.stall_s.values()), sum(self.train_s.values())),
+            stall=ratio(sum(self.stall_s.values()), sum(self.step_s.values())),
         )
 
 

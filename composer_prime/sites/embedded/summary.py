@@ -48,7 +48,8 @@ def write_summary(paths: RunPaths) -> dict[str, Any]:
 def summarise_site(paths: SitePaths, progress: SiteProgress) -> dict[str, Any]:
     """One site's numbers: from its result when it finished, else what its tapes know; null where nothing is known.
 
-    reward_first and reward_last are means over the first and the last EDGE_STEPS steps.
+    reward_first and reward_last are means over the first and the last EDGE_STEPS steps. step_s is the wall time of
+    the training steps, waiting included, and train_s what of it was training.
     """
     result = SiteResult.load(paths.result)
     rewards = list(progress.trained_rewards().values())
@@ -74,6 +75,7 @@ def summarise_site(paths: SitePaths, progress: SiteProgress) -> dict[str, Any]:
         "reward_first": rounded(mean(rewards[:EDGE_STEPS])),
         "reward_last": rounded(mean(rewards[-EDGE_STEPS:])),
         **counts,
+        "step_s": round(sum(progress.step_s.values()), 3),
         "wall_s": round(sum(end - start for start, end in wall_spans(paths)), 3),
     }
 
@@ -119,7 +121,7 @@ def draw_summary(summary: Mapping[str, Any]) -> Table:
         table.add_column(column, justify="right")
     table.add_column("masters")
     for name, site in summary["sites"].items():
-        stall = site["stall_s"] / site["train_s"] if site["train_s"] else math.nan
+        stall = min(1.0, site["stall_s"] / site["step_s"]) if site["step_s"] else math.nan
         table.add_row(
             name if site["finished"] else f"{name} (unfinished)",
             str(site["steps"]),

@@ -19,7 +19,7 @@ import httpx
 
 from composer_prime.config.paths import SitePaths
 from composer_prime.config.settings import SiteSettings
-from composer_prime.errors import BadInput, ComposerPrimeError, ProcessCrashed
+from composer_prime.errors import BadInput, ComposerPrimeError, ProcessCrashed, SiteRevoked
 from composer_prime.metrics import MetricsTape
 from composer_prime.sites.embedded.ports import HOST
 from composer_prime.sites.embedded.processes import QUIET_ENV, Child, describe_exit, stop
@@ -185,7 +185,8 @@ def lock_site(paths: SitePaths) -> IO[str]:
 def bad_input(child: Child) -> BadInput:
     """The error of a process that ended with exit code 2: its own last line."""
     last = child.tail(1) or ["it gave no reason"]
-    return BadInput(f"{child.role}: {last[0].removeprefix('error: ')}")
+    said = last[0].removeprefix("error: ")
+    return SiteRevoked(said) if said.startswith(SiteRevoked.OPENING) else BadInput(f"{child.role}: {said}")
 
 
 def crashed(child: Child, exit_code: int) -> ProcessCrashed:

@@ -32,6 +32,7 @@ from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.terms import terms_of
 
 INTERRUPTED_EXIT = 130
+CONTINUING = "The same command with --resume continues from the bucket and PRIME-RL's checkpoints."
 GRACE_S = 60.0
 """Seconds an `rl` has to end its own processes before it is killed with all of them."""
 POLL_S = 0.2
@@ -75,14 +76,25 @@ def run_local(recipe: PrimeRecipe, resume: bool, *, dry_run: bool = False, say: 
     return _run(prepared, installation, dry_run, say)
 
 
-def run_site(recipe: PrimeRecipe, site: str, resume: bool, *, dry_run: bool = False, say: Say = print) -> int:
-    """Run one site of a recipe, which has this machine to itself; all else as for `run_local`."""
+def run_site(
+    recipe: PrimeRecipe,
+    site: str,
+    resume: bool,
+    *,
+    dry_run: bool = False,
+    say: Say = print,
+    continuing: str | None = CONTINUING,
+) -> int:
+    """Run one site of a recipe, which has this machine to itself; all else as for `run_local`.
+
+    continuing   said when it was interrupted; None: whoever called says more
+    """
     installation = find_installation(recipe.prime_rl)
     prepared = _prepare(recipe, {keys.check_site_name(site): Placement()}, installation, resume, dry_run)
     if not dry_run:
         claim_site_folder(recipe, site, resume)
         found_run(recipe)
-    return _run(prepared, installation, dry_run, say)
+    return _run(prepared, installation, dry_run, say, continuing)
 
 
 def found_run(recipe: PrimeRecipe) -> None:
@@ -134,7 +146,13 @@ def _checkpoints(recipe: PrimeRecipe, paths: SitePaths) -> Path:
     return (paths.root / RUN_FOLDER if elsewhere is None else Path(elsewhere)) / "checkpoints"
 
 
-def _run(prepared: Sequence[_Prepared], installation: Installation, dry_run: bool, say: Say) -> int:
+def _run(
+    prepared: Sequence[_Prepared],
+    installation: Installation,
+    dry_run: bool,
+    say: Say,
+    continuing: str | None = CONTINUING,
+) -> int:
     several = len(prepared) > 1
     locks = []
     running: list[_Running] = []
@@ -155,7 +173,7 @@ def _run(prepared: Sequence[_Prepared], installation: Installation, dry_run: boo
                 one.close()
             for lock in locks:
                 lock.close()
-    return _exit_code(running, interrupt, say)
+    return _exit_code(running, interrupt, say, continuing)
 
 
 def _start(each: _Prepared, installation: Installation, dry_run: bool) -> Child:
@@ -218,9 +236,10 @@ def _watch(running: Sequence[_Running], interrupt: Interrupt, say: Say) -> None:
             one.pass_on(say, at_end=True)
 
 
-def _exit_code(running: Sequence[_Running], interrupt: Interrupt, say: Say) -> int:
+def _exit_code(running: Sequence[_Running], interrupt: Interrupt, say: Say, continuing: str | None) -> int:
     if interrupt.is_set:
-        say("Stopped. The same command with --resume continues from the bucket and PRIME-RL's checkpoints.")
+        if continuing is not None:
+            say(f"Stopped. {continuing}")
         return INTERRUPTED_EXIT
     codes = [0 if one.stopped else one.child.poll() or 0 for one in running]
     for one, code in zip(running, codes, strict=True):
