@@ -156,9 +156,6 @@ class Driver:
         courier = self._courier
         try:
             self._pulse.beat(self._state, courier.versions(), courier.pins(), inner_step, trained_tokens)
-        except (
-            StoreError,
-            StoreUnusable,
-            SiteRevoked,
-        ) as error:  # that we aren't let in any more, the courier says, too
+        except (StoreError, StoreUnusable, SiteRevoked) as error:
+            # That we aren't let in any more, the courier says, too.
             logger.warning("beat_failed error=%s", error)
