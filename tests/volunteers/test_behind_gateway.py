@@ -68,7 +68,7 @@ def test_a_site_starts_with_what_leads_through_the_gateway(run: OwnedRun, gatewa
     def claim(recipe: RecipeBase, site: str, resume: bool) -> int:
         """As a site does first: by its recipe and the environment alone."""
         uri = run_uri(recipe)
-        assert uri == invitation.uri and recipe.site.key_file is not None
+        assert uri is not None and uri == invitation.uri and recipe.site.key_file is not None
         key = SigningKey.load(recipe.site.key_file)
         record = claim_of(site)
         signature = key.sign(record.message(run.site.run.sha256))
