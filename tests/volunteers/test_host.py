@@ -173,7 +173,8 @@ def test_the_list_tells_who_is_there_and_where_others_were_last_seen(run: OwnedR
 
 def test_starts_are_counted_by_key_where_a_name_was_invited_again(run: OwnedRun) -> None:
     run.invite()
-    come(run), come(run)
+    come(run)
+    come(run)
     Owner(run.store, OWNER).revoke("alice")
     run.file().unlink()
     run.invite()
