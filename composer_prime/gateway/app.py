@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 AT_ONCE, UNDER_WAY = 64, 512
 """Requests that are worked on at once, and those that wait for that among them; more are told to come again."""
 SITE_UNDER_WAY = 32
-"""Of one site's requests, those that are under way at once: half of what is worked on, twice what a site moves at once."""
+"""Of one site's requests, those under way at once: half of what is worked on, twice what a site moves at a time."""
 BODY_PATIENCE_S, BODY_BYTES_PER_S = 30.0, 32 * 2**10
 """How long a body may take: so long, and as long as it takes at this rate."""
 GONE = 499
