@@ -31,6 +31,8 @@ GRACE_S = 2.0
 SLOW_S = 2.0
 LOST_ANSWER_S = 1.0
 """How long a call whose answer will be lost may work; one that lasts is cut off then."""
+CLOSE_S = 20.0
+"""How long the end of a loopback waits for the commands that it cancelled."""
 RESOURCE_SHORTAGE = 4
 """RFC 4254's word for it."""
 USER = "tester"
@@ -138,10 +140,11 @@ class Machine:
             connection.abort()
 
     async def end_commands(self) -> None:
-        """End what connections left running, which jobs aren't."""
+        """End what connections left running, which jobs aren't; what doesn't end in a while is left behind."""
         for command in self._commands:
             command.cancel()
-        await asyncio.gather(*self._commands, return_exceptions=True)
+        if self._commands:
+            await asyncio.wait(self._commands, timeout=CLOSE_S)
 
     async def serve(self, process: "asyncssh.SSHServerProcess[bytes]") -> None:
         """Run one command, as sshd's child would."""
