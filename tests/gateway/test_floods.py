@@ -38,18 +38,6 @@ CLAIM = f"objects/{keys.claim('alice', 0)}?operation=create"
 WAIT_S = 60
 
 
-@pytest.fixture
-def store(request: pytest.FixtureRequest) -> Store:
-    return open_store(f"memory://floods-{request.node.name}")
-
-
-@pytest.fixture
-def gateway(store: Store) -> Iterator[Guarded]:
-    make_run(store)
-    with guarding(store) as guarded:
-        yield guarded
-
-
 def wait_until(holds: Callable[[], object]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not holds():

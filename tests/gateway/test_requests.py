@@ -5,7 +5,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -35,19 +35,6 @@ from tests.gateway.guarded import (
     make_run,
     signed,
 )
-
-
-@pytest.fixture
-def store(request: pytest.FixtureRequest) -> Store:
-    return open_store(f"memory://requests-{request.node.name}")
-
-
-@pytest.fixture
-def gateway(store: Store) -> Iterator[Guarded]:
-    make_run(store)
-    with guarding(store) as guarded:
-        yield guarded
-
 
 CLAIM = f"objects/{keys.claim('alice', 0)}?operation=create"
 

@@ -26,16 +26,21 @@ PLATFORMS = [pytest.param(name, id=name, marks=() if name == "local" else pytest
 
 
 @pytest.fixture(params=PLATFORMS)
-def platform(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopbackPlatform]:
+def platform(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LoopbackPlatform]:
+    """A loopback that every process started from here reaches, with our command on its path."""
     with closing(loopback(request.param, tmp_path / "platform")) as opened:
+        for name, value in opened.environment().items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
         yield opened
 
 
-def composer_prime(platform: LoopbackPlatform, *arguments: str) -> str:
-    """What a command prints in a fresh process that can reach the platform."""
+def composer_prime(*arguments: str) -> str:
+    """What a command prints in a fresh process."""
     done = subprocess.run(
         [sys.executable, "-m", "composer_prime.cli.main", *arguments],
-        env={**os.environ, **platform.environment()},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -45,12 +50,9 @@ def composer_prime(platform: LoopbackPlatform, *arguments: str) -> str:
 
 
 def test_a_launched_run_survives_a_preemption_and_ends_with_equal_masters(
-    platform: LoopbackPlatform, tmp_path: Path, store_uri: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    platform: LoopbackPlatform, tmp_path: Path, store_uri: Callable[[str], str]
 ) -> None:
     uri = store_uri("seaweed")
-    for name, value in platform.environment().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     paths, log = run_paths(tmp_path / "out"), tmp_path / "launch.log"
     options = ("--on", platform.launch_option(), "--replicas", "2", "--poll-s", "0.5")
     # With a quorum of both no site ends the run alone, however late the other starts.
@@ -64,7 +66,7 @@ def test_a_launched_run_survives_a_preemption_and_ends_with_equal_masters(
         assert victim is not None
         platform.preempt(victim)
         wait_until(lambda: "r1 attempt 2: running" in log.read_text(), launcher, log, PATIENCE_S)
-        rows = [json.loads(line) for line in composer_prime(platform, "ps", book.store.uri, "--json").splitlines()]
+        rows = [json.loads(line) for line in composer_prime("ps", book.store.uri, "--json").splitlines()]
         assert ("r1", 1, "preempted") in {(row["site"], row["attempt"], row["state"]) for row in rows}
         assert launcher.wait(PATIENCE_S) == 0, log.read_text()
     first, second = (json.loads(paths.site(site).result.read_text())["master_sha256"] for site in SITES)
@@ -90,12 +92,9 @@ steps see depends on when new weights reach the inference server, which is never
 
 @pytest.mark.long
 def test_a_launched_run_has_the_masters_of_a_local_run_bit_for_bit(
-    platform: LoopbackPlatform, tmp_path: Path, store_uri: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    platform: LoopbackPlatform, tmp_path: Path, store_uri: Callable[[str], str]
 ) -> None:
     uri = store_uri("seaweed")
-    for name, value in platform.environment().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     options = ("--on", platform.launch_option(), "--poll-s", "0.5", "--image", "any")
     commands = {
         "run": command("run", tmp_path / "run", **REPEATABLE),
@@ -122,7 +121,7 @@ def check_ended(platform: LoopbackPlatform, run_uri: str, book: LaunchBook) -> N
         ends = {(each.site, each.number): each.ended for each in open_launch(store).attempts()}
     states = {place: ended.state for place, ended in ends.items() if ended is not None}
     assert states == {("r0", 1): "succeeded", ("r1", 1): "preempted", ("r1", 2): "succeeded"}
-    printed = composer_prime(platform, "logs", run_uri)
+    printed = composer_prime("logs", run_uri)
     assert {line.partition(" | ")[0] for line in printed.splitlines()} >= set(SITES)
     assert "masters" in printed
     with closing(platform.executor()) as executor:
@@ -130,4 +129,4 @@ def check_ended(platform: LoopbackPlatform, run_uri: str, book: LaunchBook) -> N
         assert len(jobs) == 3 and all(executor.poll(job).state.final for job in jobs)
         assert not [pid for job in jobs for pid in platform.pids(job)]
         assert {executor.poll(job).state for job in jobs} == {JobState.SUCCEEDED, JobState.PREEMPTED}
-    assert "nothing of" in composer_prime(platform, "cancel", run_uri)
+    assert "nothing of" in composer_prime("cancel", run_uri)
