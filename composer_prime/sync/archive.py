@@ -59,7 +59,8 @@ class Archive:
     def tick(self) -> None:
         """Start what is due, and close the run once it is over."""
         self._store_snapshot()
-        if not self.closed and run_is_over([replica.version for replica in self._replicas], self._run.terms):
+        is_over = run_is_over([replica.version for replica in self._replicas], self._run.terms)
+        if is_over and not self.closed and all(replica.is_judge for replica in self._replicas):
             self._close_run()
 
     def _store_snapshot(self) -> None:

@@ -6,13 +6,14 @@ payloads, dozens of rounds on it are fewer bytes than the newest snapshot. Bytes
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from composer_prime.errors import CorruptObject, KeyMissing
 from composer_prime.outer.fragments import Fragment
+from composer_prime.outer.halves import UPPER, half_nbytes
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.reading import read_bytes
@@ -20,7 +21,16 @@ from composer_prime.sync.records import Commit
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import FragmentCoding, Run
 from composer_prime.sync.runtime import Runtime
-from composer_prime.sync.snapshots import Master, load_master, stored_nbytes, vouched_sha, vouched_snapshots
+from composer_prime.sync.snapshots import (
+    Master,
+    Upper,
+    load_master,
+    load_upper,
+    read_ends,
+    stored_nbytes,
+    vouched_sha,
+    vouched_snapshots,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +40,8 @@ out. Nobody writes to them afterwards."""
 
 REPLAY_NS = 10.0
 """CPU nanoseconds to apply a round, for each parameter of the fragment: the mean, the outer step, the master's hash."""
+WORTH = 0.75
+"""An upper half is begun with where it takes at most this share of the seconds that a whole master would."""
 WINDOW = 32
 """Commits that are read at once."""
 FIRST_PIECE, PIECE_GROWTH, PROBE_S = 256 * 1024, 4, 0.2
@@ -42,12 +54,14 @@ class Beginning:
 
     nbytes   that it takes to fetch; 0 for one that is held
     held     whether this process has its values
+    ends     where its planes end, if no more than its upper half is to be fetched now
     """
 
     version: int
     sha256: str
     nbytes: int
     held: bool = False
+    ends: tuple[int, ...] | None = None
 
 
 def seconds_to(newest: int, beginning: Beginning, log: Mapping[int, int], *, byte_s: float, replay_s: float) -> float:
@@ -77,19 +91,70 @@ def quickest(
     )  # the first of equal ones
 
 
-def begin(store: Store, run: Run, roster: Roster, runtime: Runtime, own: OwnValues | None) -> list[Master | None]:
+def begin(
+    store: Store, run: Run, roster: Roster, runtime: Runtime, own: OwnValues | None, patience_s: float | None = None
+) -> list[Master | Upper | None]:
     """For each fragment the master to follow the log from; None: nothing was found to choose from, look as ever.
+
+    patience_s   seconds that whole masters may take; if they would take more, some come as upper halves. None: any time
 
     Call after this process's first beat, which pins everything. Raises StoreError.
     """
     stored = runtime.map(lambda fragment: _stored(store, run, roster, fragment.index), run.fragments)
     held = {} if own is None else _held(store, run, roster, own)
     link = _Link(store, runtime)
-    chosen = [
-        None if newest is None else _choose(store, run, runtime, link, coding, newest, first, held)
+    choices = [
+        None
+        if newest is None
+        else _choose(store, run, runtime, link, coding, newest, first, held, always_measure=patience_s is not None)
         for coding, (newest, first) in zip(run.codings, stored, strict=True)
     ]
-    return runtime.map(lambda place: _fetch(store, run, *place, held), list(enumerate(chosen)))
+    if patience_s is not None and sum(choice.seconds for choice in choices if choice is not None) > patience_s:
+        choices = [None if choice is None else _sooner(store, run, choice) for choice in choices]
+    for choice in filter(None, choices):
+        choice.log()
+    return runtime.map(lambda place: _fetch(store, run, *place, held), list(enumerate(choices)))
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Where one fragment begins.
+
+    newest    its newest snapshot
+    byte_s    seconds that a byte takes; 0 where that wasn't asked
+    seconds   until its master stands at the newest snapshot's version
+    """
+
+    fragment: int
+    begins: Beginning
+    newest: Beginning
+    byte_s: float
+    seconds: float
+
+    def log(self) -> None:
+        """Say so."""
+        begins, newest = self.begins, self.newest
+        at = "upper" if begins.ends else "newest" if begins.version == newest.version else "first"
+        logger.info(
+            "begins fragment=%d at=%s version=%d snapshot=%d bytes=%d snapshot_bytes=%d byte_s=%.3g",
+            *(self.fragment, "held" if begins.held else at, begins.version, newest.version),
+            *(begins.nbytes, newest.nbytes, self.byte_s),
+        )
+
+
+def _sooner(store: Store, run: Run, choice: _Choice) -> _Choice:
+    """The upper half of the newest snapshot, where that comes clearly sooner than what was chosen."""
+    newest = choice.newest
+    try:
+        ends = read_ends(store, run, choice.fragment, newest.version, newest.sha256)
+    except (KeyMissing, CorruptObject):
+        return choice
+    numel, momentum = run.fragments[choice.fragment].numel, run.terms.has_momentum
+    nbytes = ends[0] + half_nbytes(ends, numel, momentum=momentum, half=UPPER)
+    seconds = nbytes * choice.byte_s
+    if seconds > WORTH * choice.seconds:
+        return choice
+    return replace(choice, begins=replace(newest, nbytes=nbytes, ends=ends), seconds=seconds)
 
 
 class _Link:
@@ -127,7 +192,9 @@ def _choose(
     newest: Beginning,
     first: Beginning | None,
     held: Mapping[int, Master],
-) -> Beginning:
+    *,
+    always_measure: bool,
+) -> _Choice:
     """The quickest beginning of one fragment: its newest snapshot, its first master, or what this process holds."""
     fragment = coding.fragment
     others = [] if first is None else [first]
@@ -135,16 +202,13 @@ def _choose(
     if mine is not None and _log_is_whole(store, run, fragment.index, mine.version):
         others.append(Beginning(mine.version, mine.sha256, 0, held=True))
     log = _log_bytes(store, runtime, coding, others, newest)
-    byte_s = 0.0
-    if any(other.version in log for other in others):
+    byte_s, replay_s = 0.0, fragment.numel * REPLAY_NS * 1e-9
+    is_ahead = mine is not None and mine.version >= newest.version
+    if (always_measure and not is_ahead) or any(other.version in log for other in others):
         byte_s = link.byte_s(keys.master(fragment.index, newest.version, newest.sha256), newest.nbytes)
-    best = quickest(newest, others, log, byte_s=byte_s, replay_s=fragment.numel * REPLAY_NS * 1e-9)
-    at = "held" if best.held else "newest" if best.version == newest.version else "first"
-    logger.info(
-        "begins fragment=%d at=%s version=%d snapshot=%d bytes=%d snapshot_bytes=%d byte_s=%.3g",
-        *(fragment.index, at, best.version, newest.version, best.nbytes, newest.nbytes, byte_s),
-    )
-    return best
+    best = quickest(newest, others, log, byte_s=byte_s, replay_s=replay_s)
+    seconds = 0.0 if is_ahead else seconds_to(newest.version, best, log, byte_s=byte_s, replay_s=replay_s)
+    return _Choice(fragment.index, best, newest, byte_s, seconds)
 
 
 def _stored(store: Store, run: Run, roster: Roster, fragment: int) -> tuple[Beginning | None, Beginning | None]:
@@ -221,13 +285,16 @@ def _round_bytes(store: Store, coding: FragmentCoding, key: str) -> int | None:
 
 
 def _fetch(
-    store: Store, run: Run, fragment: int, beginning: Beginning | None, held: Mapping[int, Master]
-) -> Master | None:
-    if beginning is None:
+    store: Store, run: Run, fragment: int, choice: _Choice | None, held: Mapping[int, Master]
+) -> Master | Upper | None:
+    if choice is None:
         return None
+    beginning = choice.begins
     if beginning.held:
         return held[fragment]
     try:
+        if beginning.ends is not None:
+            return load_upper(store, run, fragment, beginning.version, beginning.sha256, beginning.ends)
         return load_master(store, run, fragment, beginning.version, beginning.sha256)
     except (KeyMissing, CorruptObject) as error:
         logger.warning("snapshot_refused fragment=%d version=%d error=%s", fragment, beginning.version, error)

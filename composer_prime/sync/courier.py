@@ -27,6 +27,7 @@ from composer_prime.sync.protocol import (
     takeover_s,
 )
 from composer_prime.sync.records import Offer
+from composer_prime.sync.refining import Refining
 from composer_prime.sync.replica import Replica, Round
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.rounds import RoundCloser
@@ -59,6 +60,7 @@ class Courier:
         members: Members,
         pulse: Pulse,
         replicas: list[Replica],
+        refining: Refining,
         tape: Tape,
         journal: Journal | None,
         site: str,
@@ -72,6 +74,7 @@ class Courier:
         self._members = members
         self._pulse = pulse
         self._replicas = replicas
+        self._refining = refining
         self._tape = tape
         self._journal = journal
         self._site = site
@@ -114,6 +117,8 @@ class Courier:
         """The oldest version of each fragment that this site may still need: the open round, or a capture before it."""
         with self.changed:
             pinned = [master.version for master in self._masters]
+            for fragment, version in self._refining.pins().items():
+                pinned[fragment] = min(pinned[fragment], version)
             for fragment, errand in self._errands.items():
                 pinned[fragment] = min(pinned[fragment], errand.version)
             return tuple(pinned)
@@ -144,6 +149,27 @@ class Courier:
             if errand.outcome != "out":
                 del self._errands[fragment]
             return self._masters[fragment], Settled(errand.outcome, errand.residual)
+
+    def is_coarse(self) -> bool:
+        """Whether some master isn't whole yet."""
+        with self.changed:
+            return any(master.coarse for master in self._masters)
+
+    def refine(self, goes_on: Callable[[], bool] = lambda: True) -> None:
+        """Make coarse masters whole, beside the passes, until none is left or `goes_on` says no.
+
+        Raises StoreError: call again.
+        """
+        while (replica := self._refining.next()) is not None and self._refining.fetch(replica.fragment, goes_on):
+            with self._pass_lock:
+                if not replica.master.coarse:
+                    continue
+                self._refining.settle(replica.fragment)
+                self._closer.judge_anew(replica.fragment)
+                with self.changed:
+                    self._masters[replica.fragment] = replica.master
+                    self.changed.notify_all()
+            self._tape.write("whole", fragment=replica.fragment, version=replica.version)
 
     def submit(self, capture: Capture) -> int:
         """Take a capture over and return the round it is meant for. One capture of a fragment may be out at a time."""
@@ -282,7 +308,8 @@ class Courier:
             for closed in rounds:
                 self._settle(closed)
             self.changed.notify_all()
-        _ = replica.master.sha256  # hashed here and now, while the training thread already goes on
+        if not replica.master.coarse:
+            _ = replica.master.sha256  # hashed here and now, while the training thread already goes on
         return True
 
     def _settle(self, closed: Round) -> None:
@@ -368,9 +395,10 @@ class Courier:
             if isinstance(failure, StoreError):
                 self._start_upload(errand)
             raise failure
-        if not errand.ready:
+        replica = self._replicas[fragment]
+        if not errand.ready or (replica.master.coarse and not self._closer.is_vouched_for(replica)):
             return
-        offer = self._offer_of(errand, self._replicas[fragment].master)
+        offer = self._offer_of(errand, replica.master)
         # The record names the round first and the claims are read then: docs/protocol.md, "Two processes of one name".
         self._pulse.check()
         data = self._roster.sign(offer).to_bytes()
@@ -391,7 +419,7 @@ class Courier:
             incarnation=self._incarnation,
             fragment=capture.fragment,
             version=master.version,
-            base_sha=master.sha256,
+            base_sha=None if master.coarse else master.sha256,
             tokens=capture.tokens,
             steps=capture.steps,
             trained_tokens=capture.trained_tokens,

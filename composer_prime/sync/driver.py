@@ -34,7 +34,7 @@ CLOSE_S = 30.0
 
 
 class Driver:
-    """Two tasks: one makes the courier's passes, one beats. Start, use, `close`."""
+    """Two tasks: one makes the courier's passes, one beats; after a join over a slow link a third. Start, `close`."""
 
     def __init__(
         self,
@@ -66,7 +66,10 @@ class Driver:
     def start(self, state: SiteState) -> None:
         """Beat once, so that others see this site, then start both tasks."""
         self.announce(state)
-        for name, loop in (("outer-courier", self._passes), ("outer-pulse", self._beats)):
+        loops = {"outer-courier": self._passes, "outer-pulse": self._beats}
+        if self._courier.is_coarse():
+            loops["outer-refining"] = self._refine
+        for name, loop in loops.items():
             self._tasks.append(self._runtime.spawn(name, partial(self._guarded, loop)))
 
     def announce(self, state: SiteState) -> None:
@@ -131,6 +134,16 @@ class Driver:
                 versions, moved_at = self._courier.versions(), self._runtime.now()
             if self._pause(self._patience_s(self._runtime.now() - moved_at)):
                 moved_at = self._runtime.now()
+
+    def _refine(self) -> None:
+        """Make coarse masters whole, beside the passes, as long as it takes."""
+        while not self._stop and self._courier.is_coarse():
+            try:
+                self._courier.refine(lambda: not self._stop)
+            except StoreError as error:
+                logger.warning("store_failed retry_in_s=%.1f error=%s", RETRY_S, error)
+                with self._signal:
+                    self._signal.wait(timeout=RETRY_S)
 
     def _patience_s(self, waited_s: float) -> float:
         """The pause until the next pass, when nothing has moved for `waited_s`."""

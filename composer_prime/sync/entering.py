@@ -11,11 +11,13 @@ from composer_prime.sync.beginning import OwnValues, begin
 from composer_prime.sync.courier import Courier
 from composer_prime.sync.journal import Journal
 from composer_prime.sync.members import Members, Pulse, check_name_is_free, claim_incarnation
+from composer_prime.sync.refining import Refining
 from composer_prime.sync.replica import Replica
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import Run
 from composer_prime.sync.runtime import Runtime
 from composer_prime.sync.signatures import SigningKey
+from composer_prime.sync.snapshots import Upper
 from composer_prime.sync.tape import Tape
 
 logger = logging.getLogger(__name__)
@@ -59,10 +61,13 @@ def enter(
     journal: Journal | None,
     inner_step: int = 0,
     own: OwnValues | None = None,
+    patience_s: float | None = None,
 ) -> Entered:
     """Enter a run and read its log up to now.
 
-    own   what this process holds that may be masters of the run; they aren't fetched then
+    own          what this process holds that may be masters of the run; they aren't fetched then
+    patience_s   seconds that whole masters may take to fetch; beyond them a site begins with upper halves. None: any.
+                 The fixed committer always waits, since nobody merges anything without it
 
     Raises ConfigError when the name or the key won't do, StoreError, Superseded.
     """
@@ -78,7 +83,9 @@ def enter(
     nothing = (0,) * len(run.fragments)
     pulse.beat("joining", nothing, nothing, inner_step, 0)
     tape = Tape(store, site, incarnation)
+    refining = Refining(store, run, runtime=runtime, roster=roster)
     with _beating(runtime, terms.liveness_s, lambda: pulse.beat("joining", nothing, nothing, inner_step, 0)):
+        starts = begin(store, run, roster, runtime, own, None if terms.committer == site else patience_s)
         courier = Courier(
             store,
             run,
@@ -87,9 +94,12 @@ def enter(
             members=Members(store, runtime, roster, terms.liveness_s),
             pulse=pulse,
             replicas=[
-                Replica(store, run, fragment.index, runtime=runtime, roster=roster, site=site, start=start)
-                for fragment, start in zip(run.fragments, begin(store, run, roster, runtime, own), strict=True)
+                refining.replica(start, site)
+                if isinstance(start, Upper)
+                else Replica(store, run, fragment.index, runtime=runtime, roster=roster, site=site, start=start)
+                for fragment, start in zip(run.fragments, starts, strict=True)
             ],
+            refining=refining,
             tape=tape,
             journal=journal,
             site=site,

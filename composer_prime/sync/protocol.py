@@ -22,7 +22,9 @@ GRACE_FLOOR_S = 1.0
 INTERVALS_KEPT = 8
 """Rounds from which a site judges how long one takes."""
 
-Verdict = Literal["valid", "empty", "invalid"]
+Verdict = Literal["valid", "coarse", "empty", "invalid"]
+"""What an offer is worth: as good as it gets; of a site whose master is coarse, so that it is merged but vouches for
+none; a word that there is nothing to merge; none."""
 
 
 def due_fragment(versions: Sequence[int]) -> int:
@@ -105,7 +107,7 @@ def takeover_s(grace_s: float) -> float:
 class RoundView:
     """What one site knows of an open round.
 
-    verdicts      the offers seen so far and what they are worth; "empty" has nothing to merge
+    verdicts      the offers seen so far and what they are worth
     live          sites to wait for (newest incarnation, state live, beat not timed out)
     since_quorum_s   seconds since this site first saw `quorum` valid offers; None when it hasn't
     since_all_s      seconds since this site first saw an offer of every live site; None when it hasn't
@@ -135,22 +137,23 @@ def decide_round(view: RoundView, quorum: int, grace_s: float) -> RoundDecision:
     the grace window when enough are valid though some live site is missing. A round in which every live site has
     offered but too few are valid merges nothing, after grace: all work is carried. So does one in which enough sites
     have sound offers, but too few of them anything to merge: a site that beats and never offers can't hold it open.
+    Coarse offers are taken with the valid ones, and don't make them enough.
     """
-    valid = tuple(sorted(site for site, verdict in view.verdicts.items() if verdict == "valid"))
-    num_invalid = sum(verdict == "invalid" for verdict in view.verdicts.values())
+    counts = Counter(view.verdicts.values())
+    worth = tuple(sorted(site for site, verdict in view.verdicts.items() if verdict in ("valid", "coarse")))
     everyone = view.live <= view.verdicts.keys()
-    enough = len(valid) >= quorum
+    enough = counts["valid"] >= quorum
     if enough and everyone:
-        return RoundDecision(True, valid)
+        return RoundDecision(True, worth)
     if enough:
         left = grace_s - (view.since_quorum_s or 0.0)
-        return RoundDecision(True, valid) if left <= 0 else RoundDecision(False, wait_s=left)
+        return RoundDecision(True, worth) if left <= 0 else RoundDecision(False, wait_s=left)
     if everyone and len(view.verdicts) >= quorum:
-        if not valid and not num_invalid:
+        if not worth and not counts["invalid"]:
             return RoundDecision(True)
         left = grace_s - (view.since_all_s or 0.0)
         return RoundDecision(True) if left <= 0 else RoundDecision(False, wait_s=left)
-    if len(view.verdicts) - num_invalid >= quorum:
+    if counts["valid"] + counts["empty"] >= quorum:
         left = grace_s - (view.since_sound_s or 0.0)
         return RoundDecision(True) if left <= 0 else RoundDecision(False, wait_s=left)
     return RoundDecision(False)

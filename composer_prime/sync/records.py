@@ -51,8 +51,9 @@ class Offer(Signed):
     incarnation: int = Field(ge=0)
     fragment: int = Field(ge=0)
     version: int = Field(ge=0)
-    base_sha: str
-    """sha256 of master(fragment, version), on which this offer stands."""
+    base_sha: str | None
+    """sha256 of master(fragment, version), on which this offer stands; None: this site's master is coarse, it
+    vouches for none and doesn't count towards the quorum."""
     tokens: Count
     """Tokens trained behind this movement."""
     steps: Count

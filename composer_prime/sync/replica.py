@@ -5,7 +5,7 @@ Nothing local enters here: two replicas that have read the same log hold the sam
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from composer_prime.errors import CorruptObject, KeyMissing, MasterMismatch, ProtocolError, StoreError
@@ -76,6 +76,8 @@ class Replica:
         self._looked: bytes | None = None
         self._stranded = False
         """Whether our master is wrong and the log to make it anew is gone; what a live site pins is less than that."""
+        self.on_pass: Callable[[], None] = lambda: None
+        """Called when a round has been passed, with all that was read for it found sound."""
         master = start or newest_master(store, run, roster, fragment, at_most=at_most)
         if master is None:
             raise CorruptObject(
@@ -120,9 +122,14 @@ class Replica:
             self._looked = None
             found = self._judge(data)
             if isinstance(found, Round):
-                return [self._pass(found, self.master.unchanged(), sha256_hex(data), None)]
+                return [self._pass(found, self.master.unchanged(), sha256_hex(data), None)] if self.is_judge else []
             self.closing = found
         return self._jump() if self.closing is None else self._merge(self.closing)
+
+    @property
+    def is_judge(self) -> bool:
+        """Whether it knows enough to call a commit void, or to make one: a coarse master has no hash to compare."""
+        return not self.master.coarse
 
     def look(self) -> bytes | None:
         """The bytes of the open round's commit, kept for `advance`; None while there is none."""
@@ -148,7 +155,7 @@ class Replica:
             terms=self._terms,
             authority=self._roster.authority(commit.admissions),
         )
-        if fault is None and commit.base_sha != self.master.sha256:
+        if self.is_judge and fault is None and commit.base_sha != self.master.sha256:
             fault = self._heal(commit)
         if fault is not None and not self._stranded:
             if self._was_mistaken(fault):
@@ -171,7 +178,9 @@ class Replica:
         return self._roster.fault(commit, commit.committer, commit.admissions)
 
     def _void(self, fault: str, commit: Commit | None) -> Round:
-        logger.error("commit_void fragment=%d version=%d fault=%s", self.fragment, self.version, fault)
+        """A round that took nothing, since its commit is faulty; who is no judge only doubts it, and waits."""
+        if self.is_judge:
+            logger.error("commit_void fragment=%d version=%d fault=%s", self.fragment, self.version, fault)
         refused = {} if commit is None else {entry.site: entry.why for entry in commit.refused}
         return Round(self.fragment, self.version, (), refused, fault)
 
@@ -193,8 +202,9 @@ class Replica:
         moved = nesterov_next(master.weights, mean, master.momentum, lr=terms.lr, mu=terms.momentum)
         if moved is None:
             void = self._void("its merge isn't finite", commit)
-            return [self._pass(void, master.unchanged(), closing.commit_sha, None)]
-        return [self._pass(closed, Master(self.fragment, master.version + 1, *moved), closing.commit_sha, commit)]
+            return [self._pass(void, master.unchanged(), closing.commit_sha, None)] if self.is_judge else []
+        following = Master(self.fragment, master.version + 1, *moved, coarse=master.coarse)
+        return [self._pass(closed, following, closing.commit_sha, commit)]
 
     def reduce(self, index: int) -> None:
         """Merge one part of the round that is closing, for everybody."""
@@ -207,12 +217,27 @@ class Replica:
         self.history.add(self.version, commit)
         self.master = master
         self._forget_round()
+        self.on_pass()
         return closed
 
     def _forget_round(self) -> None:
         self.closing = self._looked = None
         self._stranded = False
         self.merger.forget()
+
+    def become(self, exact: "Replica") -> None:
+        """Stand where a replica of the same version stands whose master is whole; ours was coarse.
+
+        Raises ProtocolError when it has read the log otherwise: a coarse replica can't tell whether a commit stands on
+        the right master, and what this site was told of its offer may be wrong then.
+        """
+        if exact.history.taken != self.history.taken:
+            raise ProtocolError(
+                f"fragment {self.fragment}: with a coarse master, this site took a round before version {self.version} "
+                "for sound that the log calls void: start it again, it goes on from its checkpoint"
+            )
+        self.master, self.history, self.previous = exact.master, exact.history, exact.previous
+        self._forget_round()
 
     # --- when the log differs, or is gone ---------------------------------------------------------------------------
 
@@ -251,6 +276,8 @@ class Replica:
 
     def _was_mistaken(self, fault: str) -> bool:
         """Before a commit is called void: as `is_mistaken`, but MasterMismatch when the log makes our master again."""
+        if not self.is_judge:
+            return False
         theirs = self._bases_of_others()
         if self.is_mistaken(theirs):
             return True
@@ -268,7 +295,8 @@ class Replica:
         records = self._runtime.map(
             lambda key: find_record(self._store, Offer, key), [key for key in listed if keys.is_offer(key)]
         )
-        return [record.base_sha for record in records if record is not None and record.site != self._site]
+        others = [record for record in records if record is not None and record.site != self._site]
+        return [record.base_sha for record in others if record.base_sha is not None]
 
     def _waits_in_vain(self, closing: Closing) -> bool:
         """Whether parts are missing since they were collected. Who may merge them finds that out by trying; the others
@@ -313,6 +341,13 @@ class _Rebuilt(Replica):
     def _was_mistaken(self, fault: str) -> bool:
         """Nor does it ask the others."""
         return False
+
+
+class StrictReplica(_Rebuilt):
+    """Follows the log from a whole master that the log vouches for, so that what stands on another one is void."""
+
+    def _heal(self, commit: Commit) -> str | None:
+        return f"stands on master {commit.base_sha[:16]}, the log makes {self.master.sha256[:16]}"
 
 
 def rebuild_master(

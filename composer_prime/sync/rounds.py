@@ -16,6 +16,7 @@ from composer_prime.sync.protocol import (
     STAGGER_S,
     RoundDecision,
     RoundView,
+    Verdict,
     adaptive_grace,
     commit_rank,
     decide_round,
@@ -69,6 +70,10 @@ class RoundCloser:
                 del self._intervals[:-64]
             self._closed_at = now
 
+    def judge_anew(self, fragment: int) -> None:
+        """Forget what was seen of its open round: it was judged by another master than the one that is known now."""
+        self._rounds.pop(fragment, None)
+
     @property
     def grace_s(self) -> float:
         """How long this site waits, just now, for sites that are late."""
@@ -79,29 +84,30 @@ class RoundCloser:
         """Whether another site's offer stands in a round of ours: the rest, and a commit, are likely to come soon."""
         return any(current.verdicts.keys() - {self._site} for current in self._rounds.values())
 
+    def is_vouched_for(self, replica: Replica) -> bool:
+        """Whether as many other sites as the quorum have offered on one and the same master of the open round."""
+        current = self._look(replica)
+        sound = [base for site, base in current.bases.items() if current.verdicts[site] in ("valid", "empty")]
+        return max(Counter(sound).values(), default=0) >= self._terms.quorum
+
     def serve(self, replica: Replica) -> bool:
         """Look at a fragment's open round, and create its commit when the rules and this site's rank allow it.
 
         Returns whether a commit was created by this site.
         """
-        if self._roster.newest != self._judged_by:  # other keys are admitted than before: every offer is judged anew
-            self._judged_by = self._roster.newest
-            self._rounds.clear()
-        current = self._rounds.get(replica.fragment)
-        if current is None or current.version != replica.version:
-            current = self._rounds[replica.fragment] = OpenRound(replica.version)
-        self._read_offers(current, replica)
+        current = self._look(replica)
         now = self._runtime.now()
         live = self._members.live(now) | {self._site}
         if self._expects_gather(current, live, replica):
             self._check_payloads(current, replica, current.offers)
         authority = self._roster.authority()
-        if not authority.allows(self._site) or not self._decide(current, live, now).close:
+        if not replica.is_judge or not authority.allows(self._site) or not self._decide(current, live, now).close:
             current.closable_at = None
             return False
         if current.closable_at is None:
             current.closable_at = now
-        others = filter(authority.allows, live & current.verdicts.keys())
+        able = {site for site, verdict in current.verdicts.items() if verdict != "coarse"}
+        others = filter(authority.allows, live & able)
         rank = commit_rank(self._site, frozenset(others), *_place(replica))
         if now - current.closable_at < rank * STAGGER_S:
             return False
@@ -111,6 +117,17 @@ class RoundCloser:
             current.closable_at = None
             return False
         return self._commit(current, replica, decision.take)
+
+    def _look(self, replica: Replica) -> OpenRound:
+        """The open round with every offer that stands there now."""
+        if self._roster.newest != self._judged_by:  # other keys are admitted than before: every offer is judged anew
+            self._judged_by = self._roster.newest
+            self._rounds.clear()
+        current = self._rounds.get(replica.fragment)
+        if current is None or current.version != replica.version:
+            current = self._rounds[replica.fragment] = OpenRound(replica.version)
+        self._read_offers(current, replica)
+        return current
 
     def _decide(self, current: OpenRound, live: frozenset[str], now: float) -> RoundDecision:
         num_valid = sum(verdict == "valid" for verdict in current.verdicts.values())
@@ -138,13 +155,13 @@ class RoundCloser:
         for key, found in zip(new, self._runtime.map(self._read_offer, new), strict=True):
             site = keys.offer_site(key)
             fault = found if isinstance(found, str) else self._fault(found, site, replica)
-            if isinstance(found, Offer):
+            if isinstance(found, Offer) and found.base_sha is not None:
                 current.bases[site] = found.base_sha
             if isinstance(found, str) or fault is not None:
                 current.refuse(site, fault or "unreadable")
                 logger.warning("offer_refused fragment=%d site=%s why=%s", replica.fragment, site, fault)
                 continue
-            current.verdicts[site] = "valid" if found.payload is not None else "empty"
+            current.verdicts[site] = _worth(found)
             if found.payload is not None:
                 current.offers[site] = found
         for site, why in copies(self._by_standing(current.offers, replica)).items():
@@ -177,7 +194,7 @@ class RoundCloser:
             site=site,
             facts=replica.coding.facts,
             version=replica.version,
-            base_sha=replica.master.sha256,
+            base_sha=replica.master.sha256 if replica.is_judge else None,
             taken=replica.history.taken,
             terms=self._terms,
         )
@@ -234,6 +251,12 @@ class RoundCloser:
         )
         data = self._roster.sign(record).to_bytes()
         return self._store.create(keys.commit(replica.fragment, current.version), data)
+
+
+def _worth(offer: Offer) -> Verdict:
+    if offer.payload is None:
+        return "empty"
+    return "valid" if offer.base_sha is not None else "coarse"
 
 
 def _place(replica: Replica) -> tuple[int, int]:

@@ -75,6 +75,7 @@ class OuterLoop:
         founding: Founding | None = None,
         journal: Journal | None = None,
         runtime: Runtime | None = None,
+        exact_join_s: float | None = 20.0,
     ) -> None:
         """
         store     the run's root in the bucket
@@ -82,6 +83,8 @@ class OuterLoop:
         founding  what to put into the manifest if this site creates the run
         journal   where residuals are written ahead; None: a crash loses what coding took from the last merged offer
         runtime   threads and time; None: this process's own
+        exact_join_s   seconds that a join may take for whole masters; beyond them training begins from their upper
+                       halves, and the rest comes beside it. None: any time
         """
         self._store = MeteredStore(store)
         self._terms = terms
@@ -91,6 +94,7 @@ class OuterLoop:
         self._founding = founding or Founding()
         self._journal = journal
         self._runtime = runtime or ThreadRuntime()
+        self._exact_join_s = exact_join_s
         self._restored: dict[str, Any] | None = None
         self._interrupted = False
         self._step = 0
@@ -116,6 +120,7 @@ class OuterLoop:
             site=SiteIdentity(settings.site, key, site.same_name == "replace"),
             founding=Founding(outer.owner, outer.keys, race_store if outer.committer is None else lambda store: None),
             journal=FileJournal(settings.paths.journal),
+            exact_join_s=site.exact_join_s,
         )
 
     # --- joining ----------------------------------------------------------------------------------------------------
@@ -144,6 +149,7 @@ class OuterLoop:
             journal=self._journal,
             inner_step=self._restored_step(),
             own=self._own_values,
+            patience_s=self._exact_join_s,
         )
         self._courier, self._tape = entered.courier, entered.tape
         self._courier.returning = self._restored is not None
@@ -195,6 +201,7 @@ class OuterLoop:
                 self._courier.reinstate(errand)
         self._step = self._restored_step()
         if self._courier.is_over():
+            self._courier.refine()
             self._conclude()
 
     # --- training ---------------------------------------------------------------------------------------------------
@@ -359,7 +366,7 @@ class OuterLoop:
         for index, version in enumerate(self._courier.versions()):
             if version < final:
                 self._offer(index)
-        if not self._wait_past({fragment.index: final - 1 for fragment in self._fragments}):
+        if not self._wait_past({fragment.index: final - 1 for fragment in self._fragments}, whole=True):
             return False
         for fragment in self._fragments:
             self._adopt(fragment.index)
@@ -373,12 +380,16 @@ class OuterLoop:
             stand.base, stand.version = self._params.write(fragment, master.weights), master.version
         self._finished = True
 
-    def _wait_past(self, versions: dict[int, int]) -> bool:
-        """Block until each fragment's open round is beyond the one given; False when interrupted first."""
+    def _wait_past(self, versions: dict[int, int], *, whole: bool = False) -> bool:
+        """Block until each fragment's open round is beyond the one given; False when interrupted first.
+
+        whole   wait until no master is coarse, too
+        """
 
         def arrived() -> bool:
             now = self._courier.versions()
-            return all(now[index] > version for index, version in versions.items())
+            passed = all(now[index] > version for index, version in versions.items())
+            return passed and not (whole and self._courier.is_coarse())
 
         if arrived():
             return True
@@ -435,7 +446,12 @@ class OuterLoop:
         return {
             "outer_rounds": sum(master.version for master in masters),
             "masters": [
-                {"fragment": master.fragment, "version": master.version, "sha256": master.sha256} for master in masters
+                {
+                    "fragment": master.fragment,
+                    "version": master.version,
+                    "sha256": None if master.coarse else master.sha256,
+                }
+                for master in masters
             ],
             "bytes_up": traffic.bytes_up,
             "bytes_down": traffic.bytes_down,

@@ -57,18 +57,25 @@ def _digests(slices: str, site: str) -> tuple[bytes, ...]:
 
 
 def offer_fault(
-    offer: Offer, *, site: str, facts: FragmentFacts, version: int, base_sha: str, taken: TakenBefore, terms: Terms
+    offer: Offer,
+    *,
+    site: str,
+    facts: FragmentFacts,
+    version: int,
+    base_sha: str | None,
+    taken: TakenBefore,
+    terms: Terms,
 ) -> str | None:
     """Why this offer can't be part of the round, from its record alone; None when it can.
 
     site, version   what the offer's key says
-    base_sha        the hash of the master on which the round stands
+    base_sha        the hash of the master on which the round stands; None when it isn't known here
     taken           what earlier commits took: a payload is taken at most once
     """
     if (offer.site, offer.fragment, offer.version) != (site, facts.index, version):
         return f"record says {offer.site} {offer.fragment}/{offer.version}, its key {site} {facts.index}/{version}"
-    if offer.base_sha != base_sha:
-        return f"stands on master {offer.base_sha[:16]}, the round on {base_sha[:16]}"
+    if None not in (offer.base_sha, base_sha) and offer.base_sha != base_sha:
+        return f"stands on master {str(offer.base_sha)[:16]}, the round on {str(base_sha)[:16]}"
     if offer.payload is None:
         return None
     if offer.codec != terms.codec:
@@ -202,8 +209,9 @@ def commit_fault(
     sites = [entry.site for entry in commit.taken]
     if sites != sorted(set(sites)):
         return "its offers are not sorted by site, or a site stands twice"
-    if commit.taken and len(commit.taken) < terms.quorum:
-        return f"takes {len(commit.taken)} offers, the quorum is {terms.quorum}"
+    num_vouching = sum(entry.offer.base_sha is not None for entry in commit.taken)
+    if commit.taken and num_vouching < terms.quorum:
+        return f"takes {num_vouching} offers that vouch for a master, the quorum is {terms.quorum}"
     for entry in commit.taken:
         if entry.offer.payload is None:
             return f"takes an offer of {entry.site} that has nothing to merge"

@@ -16,7 +16,7 @@ from composer_prime.errors import ConfigError, InvitationRefused
 from composer_prime.volunteers.upstream import machines_own
 
 LOCAL_KEYS = (
-    "output_dir", "clean", "sites", "site.name", "site.key_file", "site.same_name", "site.threads",
+    "output_dir", "clean", "sites", "site.name", "site.key_file", "site.same_name", "site.exact_join_s", "site.threads",
     "site.micro_batch_tokens", "site.max_mbit_up", "site.max_mbit_down", "inference.python", "inference.server",
     "prime_rl.command", "env_vars", "slurm", "outer.store", "outer.owner", "outer.keys",
 )  # fmt: skip

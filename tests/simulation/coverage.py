@@ -10,6 +10,8 @@ WATCHED = {
     "offer_stands_already": "log: offer of an older process stands",
     "own_offer_lost": "log: own offer's payload gone",
     "round_under_way": "log: came back while a round was under way",
+    "master_whole": "join: a coarse master made whole",
+    "lower_half_refused": "join: lower half refused",
     "garbage_collected": "garbage: collected",
     "snapshot_failed": "store: snapshot failed",
     "snapshot_refused": "store: snapshot refused",

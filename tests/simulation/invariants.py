@@ -122,6 +122,8 @@ class Invariants:
                 self.violate(f"{entry.payload} says {entry.tokens} tokens and moves {movement / UNIT:.3f}")
             if keys.parse_payload(entry.payload)[1] < commit.version:
                 self._world.coverage.branch("offer: payload of an earlier round")
+            if entry.offer.base_sha is None:
+                self._world.coverage.branch("offer: on a coarse master")
             took[entry.site] = Took(entry.tokens, movement, entry.payload, entry.incarnation)
         self.commits[place] = took
         self._world.coverage.branch(
@@ -160,6 +162,8 @@ class Invariants:
     # --- masters ----------------------------------------------------------------------------------------------------
 
     def master(self, process: SiteProcess, master: Master) -> None:
+        if master.coarse:
+            return
         place, flipped = (master.fragment, master.version), process.flipped.get(master.fragment)
         if flipped is not None:
             if master.version > flipped and self._masters.get(place) == master.sha256:

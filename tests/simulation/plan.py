@@ -48,6 +48,8 @@ class Plan:
     racy: bool
     signed: bool
     faults: tuple[Fault, ...]
+    hasty: bool = False
+    """Whether sites that join begin with the upper halves of masters wherever they can."""
     guests: tuple[int, ...] = ()
     """Sites that the owner lets offer and nothing else; in a signed run."""
 
@@ -92,6 +94,7 @@ def draw_plan(seed: int) -> Plan:
         racy=False,
         signed=rng.random() < 0.03,
         faults=(),
+        hasty=random.Random(seed + 3).random() < 0.3,
     )
     racy = plan.terms.committer is not None and rng.random() < 0.75
     plan = replace(plan, layers=plan.terms.fragments + rng.choice((0, 1)), racy=racy)

@@ -145,7 +145,7 @@ class SiteProcess:
         """
         replica = self.outer._courier._replicas[draw // 2 % self.world.terms.fragments]
         master = replica.master
-        if master.version + 2 > self.world.terms.final_version:
+        if master.coarse or master.version + 2 > self.world.terms.final_version:
             return False
         weights = master.weights.clone()
         weights.view(torch.int32)[self.world.plan.num_sites] ^= 1 << (draw % 23)
@@ -191,6 +191,7 @@ class SiteProcess:
                 founding=world.founding,
                 journal=self.disk.journal,
                 runtime=self.runtime,
+                exact_join_s=0.0 if world.plan.hasty else None,
             )
             if self.checkpoint is not None:
                 self.outer.load_state_dict(self.checkpoint.state())

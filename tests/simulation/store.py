@@ -86,6 +86,7 @@ class Link:
 
     latency_s      of a request, on average
     upload_s       more, for each payload or master
+    half_s         more, to read a part of a master that doesn't begin with its head
     factor         of both, while the link is slow
     is_cut         nothing gets through
     loss           probability that a request is lost, or its answer, or that it is sent twice
@@ -94,6 +95,7 @@ class Link:
 
     latency_s: float = 0.03
     upload_s: float = 0.1
+    half_s: float = 0.0
     factor: float = 1.0
     is_cut: bool = False
     loss: float = 0.0
@@ -141,6 +143,8 @@ class SimStore:
         return data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
+        if start and self._link.half_s and key.startswith("masters/"):
+            self._sleep(self._link.half_s * 2 * self._rng.random())
         data = self.get(key)
         return data if start == 0 and length >= len(data) else data[start : start + length]
 

@@ -23,7 +23,8 @@ MAY_DIFFER = ("output_dir", "clean", "site", "sites", "launch", "ckpt", "inferen
 """Settings that a resumed run or a joining site may change: they move files, ports, batching, not what is learned."""
 
 PRIME_RL_MAY_DIFFER = (
-    "output_dir", "clean", "site.key_file", "site.name", "site.same_name", "sites", "ckpt", "prime_rl", "inference",
+    "output_dir", "clean", "site.key_file", "site.name", "site.same_name", "site.exact_join_s", "sites", "ckpt",
+    "prime_rl", "inference",
     "launch", "deployment", "slurm", "env_vars", "log", "monitors", "weight_broadcast", "rollout_transport",
     "orchestrator.concurrency", "orchestrator.model.client", "orchestrator.env_server_base_port", "orchestrator.log",
     "trainer.log", "trainer.env_vars", "orchestrator.env_vars", "trainer.metrics_server",
