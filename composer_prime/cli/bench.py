@@ -1,5 +1,6 @@
 """`composer-prime bench`: medians and ratios of the parts whose speed we promise, measured on this machine."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -123,12 +124,17 @@ def join(
     rate: Annotated[float, typer.Option(min=0.1, help="Mbit/s of the joining site's link, each way.")] = 10,
     params: Annotated[int, typer.Option(min=1, help="Parameters, first in bf16, masters in fp32.")] = 30_800_000,
     step_s: Annotated[float, typer.Option(min=0, help="Seconds of an inner step, a timed wait.")] = 0.03,
+    exact_join_s: Annotated[
+        float,
+        typer.Option(min=0, help="site.exact_join_s: for how long whole masters are waited for; inf: for any time."),
+    ] = 20,
     json_path: Annotated[Path | None, typer.Option("--json", help="Where the numbers go as JSON.")] = None,
 ) -> None:
     """How soon a site that comes late contributes, over a real slow link. Needs root and iproute2."""
     from composer_prime.bench.join import cells_of, main
 
-    main(cells_of(after, weights, codec, rate_mbit=rate, params=params, step_s=step_s), json_path)
+    patience = {"exact_join_s": None if exact_join_s == math.inf else exact_join_s}
+    main(cells_of(after, weights, codec, rate_mbit=rate, params=params, step_s=step_s, **patience), json_path)
 
 
 @app.command("storm")

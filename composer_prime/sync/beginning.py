@@ -152,7 +152,7 @@ def _sooner(store: Store, run: Run, choice: _Choice) -> _Choice:
     numel, momentum = run.fragments[choice.fragment].numel, run.terms.has_momentum
     nbytes = ends[0] + half_nbytes(ends, numel, momentum=momentum, half=UPPER)
     seconds = nbytes * choice.byte_s
-    if seconds > WORTH * choice.seconds:
+    if seconds >= WORTH * choice.seconds:
         return choice
     return replace(choice, begins=replace(newest, nbytes=nbytes, ends=ends), seconds=seconds)
 

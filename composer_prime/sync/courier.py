@@ -103,6 +103,8 @@ class Courier:
         """When this site last saw a round close, on its own clock."""
         self.on_ready: Callable[[], None] = lambda: None
         """Called when an upload has ended, so that the next pass comes at once."""
+        self.has_offered = False
+        """Whether this process has made an offer; `changed` is notified of the first."""
         self.upload_s = 0.0
         """Seconds that coding and uploading took, off the training thread."""
 
@@ -404,6 +406,10 @@ class Courier:
         data = self._roster.sign(offer).to_bytes()
         won = self._store.create(keys.offer(fragment, offer.version, self._site), data)
         errand.offered_at = offer.version
+        if not self.has_offered:
+            with self.changed:
+                self.has_offered = True
+                self.changed.notify_all()
         if not won:
             # An earlier incarnation offered in this round: its record stands, and this capture misses the round.
             logger.info("offer_stands_already fragment=%d version=%d", fragment, offer.version)

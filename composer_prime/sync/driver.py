@@ -29,6 +29,8 @@ IDLE_POLL_S = 0.5
 """Seconds between passes with nothing out."""
 RETRY_S = 1.0
 """Seconds after a failed pass before the next one."""
+HEAD_START_S = 10.0
+"""How long the lower halves of masters leave the link to a site's first offer, if that isn't there sooner."""
 CLOSE_S = 30.0
 """How long closing waits for a pass that is under way."""
 
@@ -93,6 +95,8 @@ class Driver:
         with self._signal:
             self._stop = True
             self._signal.notify_all()
+        with self._courier.changed:
+            self._courier.changed.notify_all()
         for task in self._tasks:
             if task.is_alive():
                 task.join(timeout=CLOSE_S)
@@ -137,6 +141,10 @@ class Driver:
 
     def _refine(self) -> None:
         """Make coarse masters whole, beside the passes, as long as it takes."""
+        begins_at = self._runtime.now() + HEAD_START_S
+        with self._courier.changed:
+            while not self._stop and not self._courier.has_offered and self._runtime.now() < begins_at:
+                self._courier.changed.wait(timeout=begins_at - self._runtime.now())
         while not self._stop and self._courier.is_coarse():
             try:
                 self._courier.refine(lambda: not self._stop)

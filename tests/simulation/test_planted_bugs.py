@@ -134,6 +134,20 @@ def _has_crash(plan: Plan) -> bool:
     return bool(faults_of(plan) & {"crash", "crash_old"})
 
 
+def test_coarse_master_taken_for_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    become = Replica.become
+
+    def keep_own(self: Any, exact: Replica) -> None:
+        weights = self.master.weights
+        become(self, exact)
+        self.master = replace(self.master, weights=weights, known_sha=None)
+
+    def plant() -> None:
+        monkeypatch.setattr(Replica, "become", keep_own)
+
+    check(monkeypatch, "another master", plant, lambda plan: plan.hasty and plan.terms.rounds > 2)
+
+
 def test_slice_reduced_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     def plant() -> None:
         monkeypatch.setattr(Merger, "reduce", overwriting(Merger.reduce))

@@ -124,13 +124,15 @@ class HandSite:
         key: SigningKey | None = None,
         founding: Founding | None = None,
         journal: Journal | None = None,
+        patience_s: float | None = None,
     ) -> None:
         params = LocalParameters(dict(trainable((net or make_net(seed)).named_parameters())))
         self.name = name
         self.store = store
         self.runtime = HandRuntime(clock)
         self.run = create_or_join(store, terms, "run", name, params, self.runtime, founding or Founding())
-        entered = enter(store, self.run, SiteIdentity(name, key), runtime=self.runtime, journal=journal)
+        identity = SiteIdentity(name, key)
+        entered = enter(store, self.run, identity, runtime=self.runtime, journal=journal, patience_s=patience_s)
         self.roster, self.incarnation, self.pulse = entered.roster, entered.incarnation, entered.pulse
         self.courier = entered.courier
         self.replicas = [self.courier.replica(index) for index in range(len(self.run.fragments))]
@@ -173,12 +175,15 @@ class ThreadSite(threading.Thread):
         journal: Journal | None = None,
         key: SigningKey | None = None,
         founding: Founding | None = None,
+        exact_join_s: float | None = 20.0,
     ) -> None:
         super().__init__(daemon=True)
         self.name = name
         self.net = make_net(seed)
         identity = SiteIdentity(name, key)
-        self.outer = OuterLoop(store, terms, run="run", site=identity, founding=founding, journal=journal)
+        self.outer = OuterLoop(
+            store, terms, run="run", site=identity, founding=founding, journal=journal, exact_join_s=exact_join_s
+        )
         self.steps = 0
         self.summary: dict[str, Any] = {}
         self.error: BaseException | None = None

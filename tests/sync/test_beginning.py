@@ -18,7 +18,7 @@ from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import load_run
 from composer_prime.sync.runtime import ThreadRuntime, side_by_side
-from composer_prime.sync.snapshots import Master
+from composer_prime.sync.snapshots import Master, Upper
 from tests.sync.harness import HandRuntime, HandSite, ThreadSite, make_terms, run_sites
 
 SNAPSHOT = Beginning(8, "s", 1000)
@@ -68,11 +68,13 @@ class SlowStore(MeteredStore):
         super().__init__(inner)
         self.clock, self.byte_s = clock, byte_s
         self.read: dict[str, int] = {}
+        self.fetched: dict[str, int] = {}
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         data = super().get_range(key, start, length)
         self.clock[0] += self.byte_s * len(data)
         self.read[key] = max(len(data), self.read.get(key, 0))
+        self.fetched[key] = self.fetched.get(key, 0) + len(data)
         return data
 
     def whole_masters(self) -> list[int]:
@@ -128,7 +130,7 @@ def begins(slow: SlowStore, own=None) -> Master:
     """What fragment 0 would be followed from."""
     run = load_run(slow)
     master = begin(slow, run, Roster(slow, run.manifest, run.sha256), HandRuntime(slow.clock), own)[0]
-    assert master is not None
+    assert isinstance(master, Master)
     return master
 
 
@@ -206,6 +208,43 @@ def test_whatever_it_begins_from_it_stands_where_the_others_do(store, clock, byt
     )
     assert entered.courier.versions() == a.courier.versions()
     assert entered.courier.master(0).sha256 == a.courier.master(0).sha256
+
+
+# --- over a link too slow for whole masters --------------------------------------------------------------------------
+
+
+def upper_versions(slow: SlowStore, own=None, patience_s: float | None = 1.0) -> list[int | None]:
+    """By fragment, the version of the snapshot whose upper half alone was fetched; None: it began otherwise."""
+    run = load_run(slow)
+    found = begin(slow, run, Roster(slow, run.manifest, run.sha256), HandRuntime(slow.clock), own, patience_s)
+    return [each.master.version if isinstance(each, Upper) else None for each in found]
+
+
+def test_where_whole_masters_would_take_too_long_the_upper_half_of_a_trained_one_is_begun_with(store, clock):
+    a = founded(store, clock, 5, codec="fp32")
+    slow = SlowStore(store, clock, 1e-3)
+    assert upper_versions(slow) == [4, None]  # nothing was merged into fragment 1: whole, it is as short as its half
+    assert sum(slow.fetched.values()) < 1.5 * 2 * sum(fragment.numel for fragment in a.run.fragments)
+    assert upper_versions(SlowStore(store, clock, 1e-12)) == [None, None]
+
+
+@pytest.mark.parametrize(("patience_s", "upper"), [(None, None), (1e6, None), (0.0, 4)])
+def test_how_long_whole_masters_may_take_is_the_sites_to_say(store, clock, patience_s, upper):
+    founded(store, clock, 5, codec="fp32")
+    assert upper_versions(SlowStore(store, clock, 1e-3), patience_s=patience_s) == [upper, None]
+
+
+def test_who_holds_a_master_from_which_the_log_is_short_needs_no_half(store, clock):
+    founded(store, clock, 5, codec="topk")
+    assert upper_versions(SlowStore(store, clock, 1e-3), own_of(net()), 0.0) == [None, None]
+
+
+@pytest.mark.parametrize(("committer", "is_coarse"), [("a", False), (None, True)])
+def test_the_fixed_committer_waits_for_whole_masters_since_nobody_merges_without_it(store, clock, committer, is_coarse):
+    terms = TERMS.model_copy(update={"codec": "fp32", "committer": committer})
+    founded(store, clock, 5, codec="fp32", committer=committer)
+    again = HandSite(SlowStore(store, clock, 1e-3), terms, "a", clock, net=net(1), patience_s=0.0)
+    assert again.courier.is_coarse() == is_coarse
 
 
 def test_who_creates_a_run_fetches_none_of_the_masters_that_it_has_just_put(store, clock):

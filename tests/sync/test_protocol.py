@@ -36,6 +36,22 @@ def decide(seen: RoundView) -> RoundDecision:
 
 
 @pytest.mark.parametrize(
+    ("verdicts", "live", "since_s", "take"),
+    [
+        ({"a": "valid", "b": "valid", "c": "coarse"}, "abc", 0.0, ("a", "b", "c")),
+        ({"a": "valid", "b": "coarse"}, "ab", 0.0, None),  # one vouches, two must
+        ({"a": "valid", "b": "coarse"}, "ab", 99.0, ()),  # void, after grace: everyone has offered
+        ({"a": "valid", "b": "coarse"}, "abc", 99.0, None),  # c may still come
+        ({"a": "empty", "b": "empty", "c": "coarse"}, "abc", 0.0, None),  # not at once: c has something to merge
+        ({"a": "coarse", "b": "coarse"}, "abc", 99.0, None),
+    ],
+)
+def test_coarse_offers_are_merged_and_never_make_a_round_enough(verdicts, live, since_s, take):
+    decision = decide(RoundView(verdicts, frozenset(live), since_s, since_s, since_s))
+    assert (decision.take if decision.close else None) == take
+
+
+@pytest.mark.parametrize(
     ("versions", "due"), [((0, 0, 0), 0), ((1, 0, 0), 1), ((1, 1, 0), 2), ((5, 4, 4), 1), ((2, 3, 2), 0)]
 )
 def test_fragment_due_is_the_lowest_version_then_the_lowest_index(versions, due):
