@@ -92,10 +92,10 @@ def test_a_truncated_master_and_planes_that_are_none_are_refused():
 @pytest.mark.parametrize("cut", [-1, 5])
 def test_a_head_that_does_not_fit_is_refused(cut):
     numel = 5000
-    data = bytearray(pack_master(trained(numel), None))
+    data = pack_master(trained(numel), None)
     head = head_nbytes(numel, momentum=False)
     with pytest.raises(CorruptObject, match="table of a stored master ends at byte"):
         plane_ends(data[: head - 1], numel, momentum=False)
-    data[head - 4] ^= cut & 0xFF  # the size of the last plane
+    other = bytes([data[head - 4] ^ (cut & 0xFF)])  # the size of the last plane
     with pytest.raises(CorruptObject, match="planes of a stored master end at byte"):
-        plane_ends(data[:head], numel, momentum=False)
+        plane_ends(data[: head - 4] + other + data[head - 3 : head], numel, momentum=False)

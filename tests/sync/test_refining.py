@@ -166,7 +166,8 @@ def test_it_offers_only_once_a_quorum_of_others_has(store, clock):
 def test_it_never_closes_a_round_though_everyone_has_offered(store, clock):
     a = founder(store, clock, 5)
     b = joiner(store, clock)
-    a.beat(), b.beat()
+    a.beat()
+    b.beat()
     a.hand_over(0, movement(2, a.replicas[0].numel))
     b.hand_over(0, movement(1, b.replicas[0].numel))
     a.runtime.run_tasks()
@@ -243,7 +244,8 @@ def test_it_calls_no_commit_void_but_waits_until_it_can_tell(store, clock):
     b.tick(3)
     assert b.courier.versions() == (6,)
     b.courier.refine()
-    b.tick(), a.tick()
+    b.tick()
+    a.tick()
     assert b.courier.versions() == a.courier.versions() == (7,)
     assert b.courier.master(0).sha256 == a.courier.master(0).sha256
 
@@ -270,20 +272,26 @@ def test_a_commit_on_another_master_leads_it_astray_by_one_round_and_it_says_so(
         incarnation=a.incarnation,
     )
     assert store.create(keys.commit(0, 5), commit.to_bytes())
-    b.tick(), a.tick()
+    b.tick()
+    a.tick()
     assert b.courier.versions() == a.courier.versions() == (6,)
     assert a.replicas[0].history.voids == (5,) and b.replicas[0].history.voids == ()
     with pytest.raises(ProtocolError, match="took a round before version 6 for sound that the log calls void"):
         b.courier.refine()
 
 
-def test_whole_sites_end_with_equal_masters_though_one_joined_by_halves(store):
-    terms = make_terms(rounds=30, quorum=1)
-    first = ThreadSite(store, terms, "a", stop_after=None)
+def test_sites_end_with_equal_masters_and_parameters_though_one_joined_by_halves(store, caplog):
+    caplog.set_level("INFO", logger="composer_prime")
+    terms = make_terms(rounds=30)
+    first = ThreadSite(store, terms, "a")
     late = ThreadSite(store, terms, "b", seed=1, data_seed=1, exact_join_s=0.0)
     first.after_join = late.start
     first.start()
-    first.join(120), late.join(120)
+    first.join(120)
+    late.join(120)
     assert first.error is None and late.error is None
+    for fragment in range(terms.fragments):
+        assert f"begins fragment={fragment} at=upper" in caplog.text
+        assert f"master_whole fragment={fragment}" in caplog.text
     assert first.summary["masters"] == late.summary["masters"]
     assert all(torch.equal(p, q) for p, q in zip(first.net.parameters(), late.net.parameters(), strict=True))
