@@ -85,7 +85,8 @@ def enter(
     tape = Tape(store, site, incarnation)
     refining = Refining(store, run, runtime=runtime, roster=roster)
     with _beating(runtime, terms.liveness_s, lambda: pulse.beat("joining", nothing, nothing, inner_step, 0)):
-        starts = begin(store, run, roster, runtime, own, None if terms.committer == site else patience_s)
+        is_committer = roster.authority().committer == site
+        starts = begin(store, run, roster, runtime, own, None if is_committer else patience_s)
         courier = Courier(
             store,
             run,

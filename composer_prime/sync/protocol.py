@@ -111,7 +111,7 @@ class RoundView:
     live          sites to wait for (newest incarnation, state live, beat not timed out)
     since_quorum_s   seconds since this site first saw `quorum` valid offers; None when it hasn't
     since_all_s      seconds since this site first saw an offer of every live site; None when it hasn't
-    since_sound_s    seconds since this site first saw `quorum` offers that are valid or empty; None when it hasn't
+    since_sound_s    seconds since this site first saw `quorum` offers that are not invalid; None when it hasn't
     """
 
     verdicts: Mapping[str, Verdict]
@@ -153,7 +153,7 @@ def decide_round(view: RoundView, quorum: int, grace_s: float) -> RoundDecision:
             return RoundDecision(True)
         left = grace_s - (view.since_all_s or 0.0)
         return RoundDecision(True) if left <= 0 else RoundDecision(False, wait_s=left)
-    if counts["valid"] + counts["empty"] >= quorum:
+    if len(view.verdicts) - counts["invalid"] >= quorum:
         left = grace_s - (view.since_sound_s or 0.0)
         return RoundDecision(True) if left <= 0 else RoundDecision(False, wait_s=left)
     return RoundDecision(False)

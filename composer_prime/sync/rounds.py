@@ -135,7 +135,7 @@ class RoundCloser:
             current.quorum_at = now
         if current.all_at is None and live <= current.verdicts.keys():
             current.all_at = now
-        num_sound = num_valid + sum(verdict == "empty" for verdict in current.verdicts.values())
+        num_sound = sum(verdict != "invalid" for verdict in current.verdicts.values())
         if current.sound_at is None and num_sound >= self._terms.quorum:
             current.sound_at = now
         view = RoundView(

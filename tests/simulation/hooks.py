@@ -7,7 +7,7 @@ joining site computes, and what the same bytes parse or decode to, each of which
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from composer_prime.sync.returning import OwnPast
 from tests.simulation import invariants
 from tests.simulation.coverage import Coverage
 
+V = TypeVar("V")
+
 
 @contextlib.contextmanager
 def listening(coverage: Coverage) -> Iterator[None]:
@@ -30,7 +32,7 @@ def listening(coverage: Coverage) -> Iterator[None]:
     level, propagate, threads = logger.level, logger.propagate, torch.get_num_threads()
     own_past, decide, vector = returning.own_past, rounds.decide_round, start.test_vector
     from_bytes: Any = Record.__dict__["from_bytes"]
-    decode, decode_outside = merging.decode, invariants.decode
+    decode, decode_whole, decode_outside = merging.decode, merging.decode_whole, invariants.decode
 
     def heard_past(*args: Any) -> OwnPast:
         past = own_past(*args)
@@ -49,12 +51,12 @@ def listening(coverage: Coverage) -> Iterator[None]:
     torch.set_num_threads(1)
     returning.own_past, rounds.decide_round, start.test_vector = heard_past, heard_decision, _vector
     Record.from_bytes = classmethod(_parsed_once(from_bytes.__func__))  # type: ignore[assignment]
-    merging.decode = _decoded_once(decode)
+    merging.decode, merging.decode_whole = _decoded_once(decode), _decoded_once(decode_whole)
     invariants.decode = merging.decode if decode_outside is decode else _decoded_once(decode_outside)
     try:
         yield
     finally:
-        merging.decode, invariants.decode = decode, decode_outside
+        merging.decode, merging.decode_whole, invariants.decode = decode, decode_whole, decode_outside
         Record.from_bytes = from_bytes
         returning.own_past, rounds.decide_round, start.test_vector = own_past, decide, vector
         torch.set_num_threads(threads)
@@ -93,16 +95,16 @@ def _parsed_once(parse: Callable[..., Any]) -> Callable[..., Any]:
     return from_bytes
 
 
-def _decoded_once(decode: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Decoding depends on its arguments alone; everyone gets a copy of their own."""
-    known: dict[tuple[Any, ...], Tensor] = {}
+def _decoded_once(decode: Callable[..., V]) -> Callable[..., V]:
+    """Decoding depends on its arguments alone; everyone gets a tensor of their own, nobody writes to a sparse vector."""
+    known: dict[tuple[Any, ...], Any] = {}
 
-    def decoded(codec: Codec, data: bytes, digests: Any, norms: Any, plan: SlicePlan, first: int, last: int) -> Tensor:
-        place = (codec.name, data, tuple(digests), tuple(norms), plan, first, last)
+    def decoded(codec: Codec, data: bytes, digests: Any, norms: Any, plan: SlicePlan, *slices: int) -> Any:
+        place = (codec.name, data, tuple(digests), tuple(norms), plan, *slices)
         found = known.get(place)
         if found is None:
-            found = known[place] = decode(codec, data, digests, norms, plan, first, last)
-        return found.clone()
+            found = known[place] = decode(codec, data, digests, norms, plan, *slices)
+        return found.clone() if isinstance(found, Tensor) else found
 
     return decoded
 

@@ -124,7 +124,7 @@ def _num_sites(rng: random.Random) -> int:
 
 
 def _terms(rng: random.Random, num_sites: int) -> Terms:
-    fragments = rng.choice((1, 2, 2, 3) if num_sites < 7 else (1, 1, 2, 2))
+    fragments = rng.choice((1, 2, 2, 3) if num_sites < 6 else (1, 1, 2, 2))
     steps = rng.choice((1, 2, 2, 3))
     grace_s = rng.choice((1.0, 2.0, 3.0))
     quorum = rng.randint(1, max(1, (num_sites + 1) // 2))
@@ -167,7 +167,7 @@ def _terms(rng: random.Random, num_sites: int) -> Terms:
         values |= FORGETFUL | {
             "inner_steps": steps,
             "quorum": min(quorum, num_sites - 1),
-            "rounds": rng.randint(6, 8 if num_sites < 7 else 6),
+            "rounds": rng.randint(5, 7 if num_sites < 7 else 5),
         }
     return Terms(**values)
 

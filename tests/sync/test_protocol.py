@@ -41,9 +41,10 @@ def decide(seen: RoundView) -> RoundDecision:
         ({"a": "valid", "b": "valid", "c": "coarse"}, "abc", 0.0, ("a", "b", "c")),
         ({"a": "valid", "b": "coarse"}, "ab", 0.0, None),  # one vouches, two must
         ({"a": "valid", "b": "coarse"}, "ab", 99.0, ()),  # void, after grace: everyone has offered
-        ({"a": "valid", "b": "coarse"}, "abc", 99.0, None),  # c may still come
+        ({"a": "valid", "b": "coarse"}, "abc", 99.0, ()),  # c can't hold it open for ever
         ({"a": "empty", "b": "empty", "c": "coarse"}, "abc", 0.0, None),  # not at once: c has something to merge
-        ({"a": "coarse", "b": "coarse"}, "abc", 99.0, None),
+        ({"a": "coarse", "b": "coarse"}, "abc", 0.0, None),
+        ({"a": "coarse", "b": "coarse"}, "abc", 99.0, ()),
     ],
 )
 def test_coarse_offers_are_merged_and_never_make_a_round_enough(verdicts, live, since_s, take):
