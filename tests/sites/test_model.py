@@ -81,7 +81,7 @@ def test_saved_tokenizer_is_the_same_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_warm_policy_is_right_a_third_of_the_time(seed: int, tmp_path: Path) -> None:
     seen: list[tuple[int, float]] = []
     folder = resolve_model("tiny", seed, tmp_path, progress=lambda step, accuracy: seen.append((step, accuracy)))
