@@ -16,7 +16,8 @@ from composer_prime.metrics import read_tape
 REPOSITORY = Path(__file__).parents[2]
 ROLES = ("inference", "orchestrator", "trainer")
 QUICK = {
-    "orchestrator.batch_size": 16,
+    "orchestrator.batch_size": 8,
+    "orchestrator.group_size": 4,
     "orchestrator.max_off_policy_steps": 4,
     "outer.inner_steps": 4,
     "outer.sync_delay": 1,
@@ -24,7 +25,7 @@ QUICK = {
     "outer.liveness_s": 3.0,
     "ckpt.interval": 2,
 }
-"""The demo's recipe made small: two prompts a step, a round every second step."""
+"""The demo's recipe made small: two prompts a step and four rollouts of each, a round every second step."""
 
 
 @dataclass
@@ -97,9 +98,9 @@ def role_processes(process: subprocess.Popen[bytes]) -> dict[tuple[str, str], ps
     return found
 
 
-def look(process: subprocess.Popen[bytes], seen: dict[int, Touched]) -> None:
-    """Add to `seen` (by process id) what every process of every site uses at this moment."""
-    for (site, role), child in role_processes(process).items():
+def look(processes: dict[tuple[str, str], psutil.Process], seen: dict[int, Touched]) -> None:
+    """Add to `seen` (by process id) what these processes, as `role_processes` gives them, use at this moment."""
+    for (site, role), child in processes.items():
         try:
             touched = seen.setdefault(child.pid, Touched(role, site, child.cmdline()))
             touched.files.update(file.path for file in child.open_files())

@@ -52,8 +52,11 @@ class WatchedRun:
 
 def watch(process: subprocess.Popen[bytes], seen: dict[int, Touched], seconds: float) -> None:
     until = time.monotonic() + seconds
-    while time.monotonic() < until and process.poll() is None:
-        look(process, seen)
+    processes, found_at = role_processes(process), time.monotonic()
+    while (now := time.monotonic()) < until and process.poll() is None:
+        if now - found_at > 0.5:  # finding them costs more than looking at them
+            processes, found_at = role_processes(process), now
+        look(processes, seen)
         time.sleep(0.02)
 
 

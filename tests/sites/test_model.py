@@ -16,7 +16,8 @@ from composer_prime.errors import ModelError
 from composer_prime.sites.embedded import model as model_module
 from composer_prime.sites.embedded.model import load_policy, resolve_model
 from composer_prime.sites.embedded.tiny import tiny_config, tiny_tokenizer
-from composer_prime.sites.embedded.warmup import ALPHABET, LENGTH, WarmUp, WarmUpConfig, prompt_text, warm_up
+from composer_prime.sites.embedded.warmup import ALPHABET, LENGTH, WarmUp, prompt_text, warm_up
+from composer_prime.sites.embedded.warmup_config import WarmUpConfig
 from tests.sites.tiny_folder import build_together, save_random_tiny, score
 
 RENDERER = create_renderer(tiny_tokenizer(), Qwen3RendererConfig(enable_thinking=False))
@@ -80,7 +81,7 @@ def test_saved_tokenizer_is_the_same_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_warm_policy_is_right_a_third_of_the_time(seed: int, tmp_path: Path) -> None:
     seen: list[tuple[int, float]] = []
     folder = resolve_model("tiny", seed, tmp_path, progress=lambda step, accuracy: seen.append((step, accuracy)))
@@ -116,6 +117,19 @@ def test_tiny_model_depends_on_the_seed_alone(tmp_path: Path, monkeypatch: pytes
     weights = [(folder / "model.safetensors").read_bytes() for folder in (one, again, other)]
     assert weights[0] == weights[1] != weights[2]
     assert not list((tmp_path / "one").glob(".*")), "scratch folders are removed"
+
+
+def test_a_tiny_model_that_is_there_is_found_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("composer_prime.sites.embedded.warmup.warm_up", no_warm_up)
+    folder = resolve_model("tiny", 0, tmp_path)
+    code = """
+import sys
+from composer_prime.sites.embedded.model import main
+sys.modules |= {"torch": None, "transformers": None}
+sys.exit(main(sys.argv[1:]))
+"""
+    command = [sys.executable, "-c", code, "tiny", "0", str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines() == [str(folder)]
 
 
 def test_two_processes_that_build_the_same_model_both_get_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ treat it as the real family. What it knows before RL is the business of warmup.p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3Config
@@ -15,6 +15,23 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 NUM_BYTES = 256
 MAX_POSITIONS = 2048
+
+ARCHITECTURE: dict[str, Any] = {
+    "vocab_size": NUM_BYTES + len(SPECIAL_TOKENS) + len(MARKUP_TOKENS),
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": MAX_POSITIONS,
+    "tie_word_embeddings": True,
+    "pad_token_id": NUM_BYTES + SPECIAL_TOKENS.index("<|endoftext|>"),
+    "eos_token_id": NUM_BYTES + SPECIAL_TOKENS.index("<|im_end|>"),
+    "bos_token_id": None,
+    "architectures": ["Qwen3ForCausalLM"],
+}
+"""Hidden 128, 2 layers, 4 heads on 2 key-value heads, inter 384, tied embeddings, 265 ids."""
 
 CHAT_TEMPLATE = """\
 {%- if tools %}
@@ -56,25 +73,10 @@ CHAT_TEMPLATE = """\
 
 
 def tiny_config() -> Qwen3Config:
-    """The architecture: hidden 128, 2 layers, 4 heads on 2 key-value heads, inter 384, tied embeddings, 265 ids."""
+    """The architecture, as transformers spells it."""
     from transformers import Qwen3Config
 
-    end_of_text, _, end_of_turn = (NUM_BYTES + i for i in range(len(SPECIAL_TOKENS)))
-    return Qwen3Config(
-        vocab_size=NUM_BYTES + len(SPECIAL_TOKENS) + len(MARKUP_TOKENS),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=MAX_POSITIONS,
-        tie_word_embeddings=True,
-        pad_token_id=end_of_text,
-        eos_token_id=end_of_turn,
-        bos_token_id=None,
-        architectures=["Qwen3ForCausalLM"],
-    )
+    return Qwen3Config(**ARCHITECTURE)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from composer_prime.errors import ModelError
+from composer_prime.sites.embedded.warmup_config import WARM_UP, WarmUpConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -26,24 +27,6 @@ Progress = Callable[[int, float], None]
 ALPHABET = "abcdef"
 LENGTH = 4
 _MEASURED_TOGETHER = 16  # words in a forward: attention over a packed row costs the square of it
-
-
-@dataclasses.dataclass(frozen=True)
-class WarmUpConfig:
-    """What the warm-up does; part of the cache key of a warm model."""
-
-    right: float = 0.35
-    """Weight of the right answer; the copy has the rest."""
-    sort_every: int = 6
-    """One step in this many is about sorting; the others are about reversing."""
-    batch_size: int = 8
-    lr: float = 2e-3
-    ramp_steps: int = 20
-    measure_every: int = 15
-    num_measured: int = 64
-    accuracy: tuple[float, float] = (0.27, 0.41)
-    """Stop at the first measurement within."""
-    max_steps: int = 1500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +51,7 @@ def warm_up(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
-    config: WarmUpConfig = WarmUpConfig(),
+    config: WarmUpConfig = WARM_UP,
     progress: Progress | None = None,
 ) -> WarmUp:
     """Train `model` in place on demonstrations of the letters tasks; the same seed gives the same demonstrations.
