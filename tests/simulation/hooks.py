@@ -96,7 +96,7 @@ def _parsed_once(parse: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _decoded_once(decode: Callable[..., V]) -> Callable[..., V]:
-    """Decoding depends on its arguments alone; everyone gets a tensor of their own, nobody writes to a sparse vector."""
+    """Decoding depends on its arguments alone. A tensor is copied for everyone; nobody writes to a sparse vector."""
     known: dict[tuple[Any, ...], Any] = {}
 
     def decoded(codec: Codec, data: bytes, digests: Any, norms: Any, plan: SlicePlan, *slices: int) -> Any:
