@@ -133,7 +133,7 @@ def draw_summary(summary: Mapping[str, Any]) -> Table:
             show_bytes(site["bytes_down"]),
             f"{show(100 * stall, '.1f')} %",
             f"{site['wall_s']:.0f} s",
-            " ".join(f"{key}:v{m['version']}:{m['sha256'][:8]}" for key, m in site["master_sha256"].items()) or "-",
+            " ".join(f"{key}:{_named(master)}" for key, master in site["master_sha256"].items()) or "-",
         )
     return table
 
@@ -150,3 +150,7 @@ def show_bytes(count: int | None) -> str:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
+
+
+def _named(master: Mapping[str, Any]) -> str:
+    return f"v{master['version']}:{(master['sha256'] or 'coarse')[:8]}"
