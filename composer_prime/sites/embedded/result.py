@@ -18,7 +18,7 @@ class MasterVersion(Table):
     """Rounds behind it."""
 
     sha256: str | None
-    """Of its weights and outer momentum; equal at all sites of a run. None: the site left before its master was whole."""
+    """Of its weights and outer momentum; equal at all sites of a run. None: the site left before it was whole."""
 
 
 class SiteResult(Table):
