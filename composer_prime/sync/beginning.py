@@ -40,10 +40,10 @@ out. Nobody writes to them afterwards."""
 
 REPLAY_NS = 10.0
 """CPU nanoseconds to apply a round, for each parameter of the fragment: the mean, the outer step, the master's hash."""
-WORTH = 0.75
+WORTH = 0.9
 """An upper half is begun with where it takes at most this share of the seconds that a whole master would."""
-WINDOW = 32
-"""Commits that are read at once."""
+WINDOW = 8
+"""Commits that are read at first; then twice as many, and so on."""
 FIRST_PIECE, PIECE_GROWTH, PROBE_S = 256 * 1024, 4, 0.2
 """The link is measured by pieces of a snapshot, each so many times longer, until one takes that long."""
 
@@ -256,15 +256,18 @@ def _log_is_whole(store: Store, run: Run, fragment: int, version: int) -> bool:
 def _log_bytes(
     store: Store, runtime: Runtime, coding: FragmentCoding, others: Sequence[Beginning], newest: Beginning
 ) -> dict[int, int]:
-    """Bytes of the rounds before the newest snapshot, back to the oldest beginning, or until they outweigh it."""
+    """Bytes of the rounds before the newest snapshot, back to the oldest beginning, or until it is clear that they
+    outweigh it: those back to the nearest beginning, if the ones not looked at are like the others."""
     log: dict[int, int] = {}
-    first = min((other.version for other in others), default=newest.version)
-    fragment = coding.fragment.index
-    for stop in range(newest.version, first, -WINDOW):
-        versions = range(max(first, stop - WINDOW), stop)
+    oldest = min((other.version for other in others), default=newest.version)
+    nearest = max((other.version for other in others), default=newest.version)
+    fragment, stop, window = coding.fragment.index, newest.version, WINDOW
+    while stop > oldest:
+        versions = range(max(oldest, stop - window), stop)
         sizes = runtime.map(lambda version: _round_bytes(store, coding, keys.commit(fragment, version)), versions)
         log.update((version, size) for version, size in zip(versions, sizes, strict=True) if size is not None)
-        if sum(log.values()) > newest.nbytes:
+        stop, window = versions.start, 2 * window
+        if sum(log.values()) * max(1.0, (newest.version - nearest) / (newest.version - stop)) > newest.nbytes:
             break
     return log
 
