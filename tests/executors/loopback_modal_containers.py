@@ -8,6 +8,7 @@ import asyncio
 import codecs
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,22 +17,13 @@ from pathlib import Path
 
 from modal_proto import api_pb2 as api
 
-MARK = "COMPOSER_PRIME_LOOPBACK_CONTAINER"
+from tests.executors.loopback_modal_nursery import MARK, Birth, marked_pids, nursery
+
 TASK_HEADER = "x-loopback-task"
+MESSAGE_BYTES = 64
+"""Longest message of who starts containers: a process id, or an exit code."""
 _KEPT = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONPATH", "OMP_NUM_THREADS", "VIRTUAL_ENV")
 """What a job sees of this machine's environment, as if it were in its image; nothing that could be a secret."""
-
-
-def marked_pids(task_id: str) -> list[int]:
-    """Live processes of a container."""
-    mark = f"{MARK}={task_id}".encode()
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with suppress(OSError):
-                if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-    return found
 
 
 class Container:
@@ -40,12 +32,14 @@ class Container:
     def __init__(self, task_id: str, folder: Path, on_output: Callable[[str], None]) -> None:
         self.task_id = task_id
         self.output: api.FunctionPutOutputsItem | None = None
+        self.exit_code: int | None = None
         self.init_failure: api.GenericResult | None = None
         self.input_taken = asyncio.Event()
         self._folder = folder
         self._on_output = on_output
-        self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._pid: int | None = None
+        self._has_ended = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, url: str, arguments: api.ContainerArguments, secrets: Mapping[str, str]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -65,60 +59,61 @@ class Container:
             "MODAL_OVERRIDE_HEADERS": f"{TASK_HEADER}:{self.task_id}",
             MARK: self.task_id,
         }
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "modal._container_entrypoint",
-            cwd=self._folder,
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_take_interrupts,
-        )
-        self._reader = asyncio.create_task(self._read())
+        loop = asyncio.get_running_loop()
+        output, theirs = os.pipe()
+        watcher = nursery().start(Birth(self.task_id, str(self._folder), environment), theirs)
+        os.close(theirs)
+        watcher.setblocking(False)
+        self._pid = int(await loop.sock_recv(watcher, MESSAGE_BYTES))
+        self._tasks = [loop.create_task(self._watch(watcher)), loop.create_task(self._read(output))]
 
     async def ended(self) -> None:
         """Wait until the container's program has ended; then end what it left, and read its output to the end."""
-        assert self._process and self._reader
-        await self._process.wait()
+        await self._has_ended.wait()
         self.input_taken.set()
         await self.kill()
-        await self._reader
+        await asyncio.gather(*self._tasks)
 
     async def kill(self) -> None:
         """End every process of the container; returns when they are gone."""
+        self._signal(signal.SIGKILL)  # by its id: its mark comes a moment after its start
         while pids := marked_pids(self.task_id):
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(0.01)
-        if self._process is not None:
-            await self._process.wait()
+        if self._pid is not None:
+            await self._has_ended.wait()
 
     def interrupt(self) -> None:
         """What Modal does first to a container that it takes back."""
-        assert self._process
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGINT)
+        assert self._pid is not None
+        self._signal(signal.SIGINT)
 
     def job_pids(self) -> list[int]:
         """Live processes, without Modal's own program."""
-        runner = self._process.pid if self._process else None
-        return [pid for pid in marked_pids(self.task_id) if pid != runner]
+        return [pid for pid in marked_pids(self.task_id) if pid != self._pid]
 
-    async def _read(self) -> None:
-        assert self._process and self._process.stdout
+    def _signal(self, number: signal.Signals) -> None:
+        if self._pid is not None and not self._has_ended.is_set():
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, number)
+
+    async def _watch(self, watcher: socket.socket) -> None:
+        try:
+            with watcher:
+                self.exit_code = int(await asyncio.get_running_loop().sock_recv(watcher, MESSAGE_BYTES))
+        finally:
+            self._has_ended.set()
+
+    async def _read(self, output: int) -> None:
+        reader = asyncio.StreamReader()
+        pipe = os.fdopen(output, "rb", buffering=0)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
         # In pieces as they come, as Modal stores them: not by lines.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        while piece := await self._process.stdout.read(4096):
+        while piece := await reader.read(4096):
             self._on_output(decoder.decode(piece))
-
-
-def _take_interrupts() -> None:
-    """A shell has what it starts in the background ignore SIGINT, and that is inherited; a container begins anew."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def log_entry(call_id: str, task_id: str, text: str) -> api.TaskLogs:
