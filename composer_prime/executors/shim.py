@@ -18,17 +18,19 @@ having written an end was preempted: its machine was taken, or restarted.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
-import traceback
-from urllib.parse import quote
+
+TYPE_CHECKING = False  # as typing has it, which takes as long to import as all of this
+if TYPE_CHECKING:
+    import subprocess
+
+# A host is asked about a job by one process a question: what only keepers need is imported where they need it.
 
 JOB_VARIABLE = "COMPOSER_PRIME_JOB"
 """Names the job's folder in the environment of all its processes."""
@@ -88,6 +90,8 @@ def secret_forms(value: str) -> list[bytes]:
     """The spellings of a secret value that are cut out: as it is, line by line, as JSON and as part of a URL."""
     if len(value) < MIN_SECRET_LENGTH:
         return []
+    from urllib.parse import quote
+
     lines = [line.strip() for line in value.splitlines() if len(line.strip()) >= MIN_SECRET_LINE_LENGTH]
     spellings = {value, *lines, value.strip(), json.dumps(value)[1:-1], quote(value, safe="")}
     return [spelling.encode("utf-8", "surrogateescape") for spelling in spellings if len(spelling) >= MIN_SECRET_LENGTH]
@@ -114,6 +118,8 @@ def process_start(pid: int) -> str | None:
     except (FileNotFoundError, ProcessLookupError):
         if os.path.exists("/proc/self/stat"):
             return None
+        import subprocess
+
         asked = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], stdout=subprocess.PIPE)
         return asked.stdout.decode().strip() or None
     return None if fields[0] == b"Z" else f"{boot}:{fields[19].decode()}"
@@ -163,6 +169,8 @@ def _kill(pids: list[int]) -> None:
 
 def _prctl(option: int, value: int) -> None:
     """Ask the kernel, on Linux; elsewhere orderly ends alone are covered."""
+    import ctypes
+
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(option, value, 0, 0, 0)
@@ -275,6 +283,8 @@ def start(folder: str, request: dict, make_keeper=None) -> bool:
                 if os.fork() == 0:
                     (make_keeper or Keeper)(folder, request).run(started=lambda: (os.close(lock), os.close(writing)))
             except BaseException:
+                import traceback
+
                 traceback.print_exc()  # by then in keeper.log
             finally:
                 os._exit(0)
@@ -362,6 +372,8 @@ class Keeper:
         self._write(state="ended", reason=reason, exit_code=process.returncode, ended_at=time.time())
 
     def _start_command(self) -> subprocess.Popen:
+        import subprocess
+
         os.makedirs(self._cwd, exist_ok=True)
         return subprocess.Popen(
             self._state["command"],

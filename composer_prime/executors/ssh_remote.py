@@ -17,8 +17,7 @@ import json
 import os
 import select
 import sys
-import threading
-from typing import NamedTuple
+from collections import namedtuple
 
 from composer_prime.executors import shim
 
@@ -27,11 +26,10 @@ REPLY = "composer-prime-reply "
 SLOT_LOOK_S = 0.25
 
 
-class Here(NamedTuple):
+class Here(namedtuple("Here", ("root", "host"))):  # not typing's, which costs a call a fifth of its time
     """This host: the folder of everything, and its name in the hosts file."""
 
-    root: str
-    host: str
+    __slots__ = ()
 
 
 def answer(request: dict) -> None:
@@ -144,6 +142,8 @@ def cancel(here: Here, job: str) -> dict:
 
 def logs(here: Here, job: str, offset: int, follow: bool) -> None:
     """Answer, then write the job's log from `offset` bytes on, and end this process: that was all."""
+    import threading
+
     status(here, job)
     _say({"answer": None})
     threading.Thread(target=_end_with_reader, daemon=True).start()

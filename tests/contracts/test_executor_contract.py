@@ -26,6 +26,8 @@ platform, executor, stage = fixtures.platform, fixtures.executor, fixtures.stage
 
 ODD = "a b\tc 'd' \"e\" $HOME `f` \\ * é 漢 🙂 --x=1;#%{}\n second line"
 SECRET = "s3cr3t-Wert/+=$'\"-0123456789"
+TELL = "import json; mark('got', json.dumps({name: os.environ[name] for name in sys.argv[2:]}))"
+"""A job that tells the values of the variables that its arguments name."""
 
 
 # --- states and exit codes -------------------------------------------------------------------------------------------
@@ -96,11 +98,11 @@ def test_several_sites_run_at_the_same_time(executor: Executor, stage: Stage) ->
 # --- what a job is given ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", ["plain", "", ODD], ids=["plain", "empty", "odd"])
-def test_environment_variables_arrive_as_they_are(executor: Executor, stage: Stage, value: str) -> None:
-    _, status = run_to_end(executor, stage.spec("mark('got', os.environ['GIVEN'])", env={"GIVEN": value}))
+def test_environment_variables_arrive_as_they_are(executor: Executor, stage: Stage) -> None:
+    given = {"PLAIN": "plain", "EMPTY": "", "ODD": ODD}
+    _, status = run_to_end(executor, stage.spec(TELL, env=given, arguments=tuple(given)))
     assert status.state is JobState.SUCCEEDED
-    assert stage.await_mark("got") == value
+    assert json.loads(stage.await_mark("got")) == given
 
 
 def test_arguments_arrive_as_they_are_and_no_shell_reads_them(executor: Executor, stage: Stage) -> None:
@@ -109,10 +111,10 @@ def test_arguments_arrive_as_they_are_and_no_shell_reads_them(executor: Executor
     assert tuple(json.loads(stage.await_mark("got"))) == arguments
 
 
-@pytest.mark.parametrize("value", [SECRET, "two\nlines-of-it-0123456789\n"], ids=["one line", "lines"])
-def test_secrets_are_seen_by_the_job_as_environment_variables(executor: Executor, stage: Stage, value: str) -> None:
-    run_to_end(executor, stage.spec("mark('got', os.environ['TOKEN'])", secrets={"TOKEN": value}))
-    assert stage.await_mark("got") == value
+def test_secrets_are_seen_by_the_job_as_environment_variables(executor: Executor, stage: Stage) -> None:
+    given = {"TOKEN": SECRET, "LINES": "two\nlines-of-it-0123456789\n"}
+    run_to_end(executor, stage.spec(TELL, secrets=given, arguments=tuple(given)))
+    assert json.loads(stage.await_mark("got")) == given
 
 
 def test_a_cache_outlives_the_job_where_the_platform_can_keep_it(
@@ -197,12 +199,12 @@ executor.close()
     assert executor.poll(job).state is JobState.CANCELLED and platform.pids(job) == []
 
 
-@pytest.mark.parametrize("act", ["poll", "cancel", "logs"])
-def test_a_job_that_the_platform_does_not_have_is_unknown(executor: Executor, stage: Stage, act: str) -> None:
+def test_a_job_that_the_platform_does_not_have_is_unknown(executor: Executor, stage: Stage) -> None:
     ended, _ = run_to_end(executor, stage.spec("pass"))
     gone = Job(ended.platform, ended.id[::-1], ended.run, ended.site, 77)
-    with pytest.raises(JobUnknown):
-        list(executor.logs(gone)) if act == "logs" else getattr(executor, act)(gone)
+    for act in (executor.poll, executor.cancel, lambda job: list(executor.logs(job))):
+        with pytest.raises(JobUnknown):
+            act(gone)
 
 
 # --- ends that come from outside -------------------------------------------------------------------------------------

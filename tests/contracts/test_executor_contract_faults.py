@@ -153,25 +153,33 @@ def test_a_submit_in_trouble_starts_one_job(
 
 
 @pytest.mark.parametrize("kind", TROUBLES)
-@pytest.mark.parametrize("act", ["poll", "find", "logs", "cancel"])
-def test_a_request_in_trouble_is_repeated(
-    requesting: LoopbackPlatform, executor: Executor, stage: Stage, kind: Trouble, act: str
+def test_a_poll_a_find_and_a_cancel_in_trouble_are_repeated(
+    requesting: LoopbackPlatform, executor: Executor, stage: Stage, kind: Trouble
+) -> None:
+    job = executor.submit(stage.spec("mark('up'); wait('go')"))
+    stage.await_mark("up")
+    await_running(executor, job)
+    requesting.trouble(kind, 2)
+    assert executor.poll(job).state is JobState.RUNNING
+    requesting.trouble(kind, 2)
+    assert executor.find(stage.run) == [job]
+    requesting.trouble(kind, 2)
+    assert executor.cancel(job).state is JobState.CANCELLED
+    requesting.trouble(kind, 0)
+    await_end(executor, job)
+
+
+@pytest.mark.parametrize("kind", TROUBLES)
+def test_a_log_whose_requests_are_in_trouble_comes_whole(
+    requesting: LoopbackPlatform, executor: Executor, stage: Stage, kind: Trouble
 ) -> None:
     job = executor.submit(stage.spec("say('one'); mark('up'); wait('go')"))
     stage.await_mark("up")
     await_running(executor, job)
     requesting.trouble(kind, 2)
-    if act == "poll":
-        assert executor.poll(job).state is JobState.RUNNING
-    elif act == "find":
-        assert executor.find(stage.run) == [job]
-    elif act == "logs":
-        stage.mark("go")
-        assert list(executor.logs(job, follow=True)) == ["one"]
-    else:
-        assert executor.cancel(job).state is JobState.CANCELLED
-    requesting.trouble(kind, 0)
     stage.mark("go")
+    assert list(executor.logs(job, follow=True)) == ["one"]
+    requesting.trouble(kind, 0)
     await_end(executor, job)
 
 
