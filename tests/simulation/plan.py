@@ -124,7 +124,7 @@ def _num_sites(rng: random.Random) -> int:
 
 
 def _terms(rng: random.Random, num_sites: int) -> Terms:
-    fragments = rng.choice((1, 2, 2, 3) if num_sites < 6 else (1, 1, 2, 2))
+    fragments = rng.choice((1, 2, 2, 3) if num_sites < 6 else (1, 1, 1, 2))
     steps = rng.choice((1, 2, 2, 3))
     grace_s = rng.choice((1.0, 2.0, 3.0))
     quorum = rng.randint(1, max(1, (num_sites + 1) // 2))
@@ -178,7 +178,7 @@ FORGETFUL = {"fragments": 1, "keep_log": False, "snapshot_rounds": 1, "max_stale
 
 def _rounds(rng: random.Random, num_sites: int, fragments: int) -> int:
     """Fewer where many sites make many events in each."""
-    most = 7 if num_sites < 5 else 4 if num_sites < 7 else 3
+    most = 6 if num_sites < 5 else 4 if num_sites < 6 else 3
     return max(2, rng.randint(3, most) // fragments)
 
 
