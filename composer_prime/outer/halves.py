@@ -23,6 +23,8 @@ MIDDLE = 0x8000
 
 Fetch = Callable[[int, int], bytes]
 """(start, length) -> so many bytes of the stored master from there, or fewer at its end."""
+STRETCHES_AT_ONCE = 8
+"""That are fetched side by side: so many megabytes are held, too."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +58,32 @@ def half_nbytes(ends: Sequence[int], numel: int, *, momentum: bool, half: range)
     return sum(stretch.nbytes for stretch in stretches(ends, numel, momentum=momentum, half=half))
 
 
-def upper_half(fetch: Fetch, ends: Sequence[int], numel: int, *, momentum: bool) -> list[Tensor]:
+AtOnce = Callable[[Callable[[Stretch], bytes], Sequence[Stretch]], list[bytes]]
+"""What `function` gives for each of some stretches, in order."""
+
+
+def upper_half(
+    fetch: Fetch,
+    ends: Sequence[int],
+    numel: int,
+    *,
+    momentum: bool,
+    at_once: AtOnce = lambda function, places: list(map(function, places)),
+) -> list[Tensor]:
     """The vectors of a master as its upper half gives them: fp32 [numel] each, new memory, off by 2**-8 at most.
+
+    at_once   calls `fetch` for several stretches side by side
 
     Raises CorruptObject when bytes are missing or no such planes.
     """
     vectors = [empty(numel) for _ in range(num_vectors(momentum=momentum))]
     for vector in vectors:
         vector.view(torch.int32).fill_(MIDDLE)
-    for stretch in stretches(ends, numel, momentum=momentum, half=UPPER):
-        _fill(vectors, stretch, fetch, UPPER)
+    places = list(stretches(ends, numel, momentum=momentum, half=UPPER))
+    for first in range(0, len(places), STRETCHES_AT_ONCE):
+        some = places[first : first + STRETCHES_AT_ONCE]
+        for stretch, data in zip(some, at_once(lambda each: fetch(each.ends[0], each.nbytes), some), strict=True):
+            _fill(vectors, stretch, data, UPPER)
     return vectors
 
 
@@ -86,13 +104,12 @@ def lower_half(
     for stretch in stretches(ends, upper[0].numel(), momentum=len(upper) > 1, half=LOWER):
         if not goes_on():
             return None
-        _fill(vectors, stretch, fetch, LOWER)
+        _fill(vectors, stretch, fetch(stretch.ends[0], stretch.nbytes), LOWER)
     return vectors
 
 
-def _fill(vectors: Sequence[Tensor], stretch: Stretch, fetch: Fetch, half: range) -> None:
-    start = stretch.ends[0]
-    data = memoryview(fetch(start, stretch.nbytes))
+def _fill(vectors: Sequence[Tensor], stretch: Stretch, fetched: bytes, half: range) -> None:
+    start, data = stretch.ends[0], memoryview(fetched)
     if len(data) != stretch.nbytes:
         raise CorruptObject(f"a stored master has {len(data)} of {stretch.nbytes} bytes from {start}: fetch it again")
     pieces = (data[first - start : last - start] for first, last in pairwise(stretch.ends))

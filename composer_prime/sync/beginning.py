@@ -111,9 +111,16 @@ def begin(
     ]
     if patience_s is not None and sum(choice.seconds for choice in choices if choice is not None) > patience_s:
         choices = [None if choice is None else _sooner(store, run, choice) for choice in choices]
+    whole = [
+        (index, choice) for index, choice in enumerate(choices) if choice is not None and choice.begins.ends is None
+    ]
+    masters = runtime.map(lambda place: _fetch(store, run, place[1], held), whole)
+    found: dict[int, Master | Upper | None] = {place[0]: master for place, master in zip(whole, masters, strict=True)}
+    # Upper halves one after another, each of the newest snapshot by then: less of the log is left to follow.
     for choice in filter(None, choices):
-        choice.log()
-    return runtime.map(lambda place: _fetch(store, run, *place, held), list(enumerate(choices)))
+        if choice.begins.ends is not None:
+            found[choice.fragment] = _fetch_upper(store, run, roster, runtime, choice, is_first=not found)
+    return [found.get(index) for index in range(len(choices))]
 
 
 @dataclass(frozen=True)
@@ -287,17 +294,28 @@ def _round_bytes(store: Store, coding: FragmentCoding, key: str) -> int | None:
     return len(data) + sum(entry.offer.nbytes for entry in commit.taken)
 
 
-def _fetch(
-    store: Store, run: Run, fragment: int, choice: _Choice | None, held: Mapping[int, Master]
-) -> Master | Upper | None:
-    if choice is None:
+def _fetch_upper(
+    store: Store, run: Run, roster: Roster, runtime: Runtime, choice: _Choice, *, is_first: bool
+) -> Upper | None:
+    newest, _ = (choice.newest, None) if is_first else _stored(store, run, roster, choice.fragment)
+    if newest is not None and newest.version > choice.newest.version:
+        choice = _sooner(store, run, replace(choice, newest=newest, seconds=float("inf")))
+    choice.log()
+    begins, fragment = choice.begins, choice.fragment
+    try:
+        assert begins.ends is not None
+        return load_upper(store, run, fragment, begins.version, begins.sha256, begins.ends, runtime.map)
+    except (KeyMissing, CorruptObject) as error:
+        logger.warning("snapshot_refused fragment=%d version=%d error=%s", fragment, begins.version, error)
         return None
-    beginning = choice.begins
+
+
+def _fetch(store: Store, run: Run, choice: _Choice, held: Mapping[int, Master]) -> Master | None:
+    choice.log()
+    beginning, fragment = choice.begins, choice.fragment
     if beginning.held:
         return held[fragment]
     try:
-        if beginning.ends is not None:
-            return load_upper(store, run, fragment, beginning.version, beginning.sha256, beginning.ends)
         return load_master(store, run, fragment, beginning.version, beginning.sha256)
     except (KeyMissing, CorruptObject) as error:
         logger.warning("snapshot_refused fragment=%d version=%d error=%s", fragment, beginning.version, error)

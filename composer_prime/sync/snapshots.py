@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from torch import Tensor
 
 from composer_prime.errors import CorruptObject, ProtocolError
-from composer_prime.outer.halves import lower_half, upper_half
+from composer_prime.outer.halves import AtOnce, lower_half, upper_half
 from composer_prime.outer.master_header import HEADER_BYTES, most_nbytes, read_header
 from composer_prime.outer.masters import (
     head_nbytes,
@@ -169,11 +169,13 @@ def read_ends(store: Store, run: Run, fragment: int, version: int, sha256: str) 
     return tuple(plane_ends(head, numel, momentum=momentum))
 
 
-def load_upper(store: Store, run: Run, fragment: int, version: int, sha256: str, ends: tuple[int, ...]) -> Upper:
+def load_upper(
+    store: Store, run: Run, fragment: int, version: int, sha256: str, ends: tuple[int, ...], at_once: AtOnce
+) -> Upper:
     """The upper half of the snapshot of that hash; only the lower one proves it. Raises KeyMissing, CorruptObject."""
     numel, momentum = run.fragments[fragment].numel, run.terms.has_momentum
     fetch = partial(store.get_range, keys.master(fragment, version, sha256))
-    vectors = upper_half(fetch, ends, numel, momentum=momentum)
+    vectors = upper_half(fetch, ends, numel, momentum=momentum, at_once=at_once)
     refuse_nonfinite(vectors)
     return Upper(Master(fragment, version, vectors[0], vectors[1] if momentum else None, coarse=True), sha256, ends)
 
