@@ -10,6 +10,7 @@ import importlib.util
 import json
 import logging
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ STARTUP_TIMEOUT_S = 1800
 """To pull a large image and start; Modal's own default is the job's time-out, which may be seconds."""
 TIMEOUT_MARGIN_S = 60
 """Modal's time-out comes so much after the container program's own, which ends the command gently and tells."""
+_LOADING = threading.Lock()
 DEFAULT_IMAGE = "Modal's Debian slim (no composer-prime in it)"
 
 
@@ -110,10 +112,11 @@ def _body() -> Callable[..., Any]:
 
     Not pickled (`serialized=True`), since the image's Python needn't be the one that launches.
     """
-    if BODY.stem not in sys.modules:
-        spec = importlib.util.spec_from_file_location(BODY.stem, BODY)
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[BODY.stem] = module
-        spec.loader.exec_module(module)
-    return getattr(sys.modules[BODY.stem], FUNCTION)
+    with _LOADING:  # jobs are submitted from several threads, and a module is found before it is whole
+        if BODY.stem not in sys.modules:
+            spec = importlib.util.spec_from_file_location(BODY.stem, BODY)
+            assert spec and spec.loader
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[BODY.stem] = module
+            spec.loader.exec_module(module)
+        return getattr(sys.modules[BODY.stem], FUNCTION)

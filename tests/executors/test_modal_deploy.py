@@ -1,6 +1,8 @@
 """What the Modal executor deploys, where secrets and files go, and how a call's output is read."""
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from composer_prime.executors.base import Job, JobSpec, JobState
 from composer_prime.executors.secrets import Secrets
 
 pytest.importorskip("modal")
+from composer_prime.executors import modal_deploy
 from composer_prime.executors.modal_jobs import ModalExecutor
 from tests.executors import loopback_modal_fixtures as fixtures
 from tests.executors.loopback_modal import LoopbackModal
@@ -51,6 +54,23 @@ def test_the_container_gets_our_one_file_and_not_our_package(
     assert list(function.files) == ["/root/modal_job_body.py"]
     assert function.definition.module_name == "modal_job_body"
     assert not function.definition.function_serialized
+
+
+def test_threads_that_submit_at_once_all_get_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = tmp_path / "slow_job_body.py"
+    body.write_text("import time\ntime.sleep(0.2)\ndef run_job(): pass\n")
+    monkeypatch.setattr(modal_deploy, "BODY", body)
+    barrier = threading.Barrier(4)
+
+    def load(_: int) -> object:
+        barrier.wait()
+        return modal_deploy._body()
+
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert len(set(pool.map(load, range(4)))) == 1
+    finally:
+        sys.modules.pop(body.stem, None)
 
 
 def test_the_function_ends_with_its_job_and_is_never_retried(
