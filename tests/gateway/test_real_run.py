@@ -1,4 +1,7 @@
-"""One owner's site and one guest train the tiny policy for real; the guest has no credentials of the bucket."""
+"""One owner's site and one guest train the tiny policy for real; the guest has no credentials of the bucket.
+
+`test_training.py` has the outer loop of such sites without models, `test_serving.py` the command, in the default run.
+"""
 
 import json
 import subprocess
@@ -16,7 +19,7 @@ from composer_prime.sync.records import Commit
 from tests.gateway.guarded import KEYS, OWNER, admit_guests
 from tests.integration.local_runs import command, run_paths, started, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.s3]
+pytestmark = [pytest.mark.long, pytest.mark.s3]
 
 
 def site(folder: Path, name: str, store: str) -> list[str]:
