@@ -111,16 +111,16 @@ def begin(
     ]
     if patience_s is not None and sum(choice.seconds for choice in choices if choice is not None) > patience_s:
         choices = [None if choice is None else _sooner(store, run, choice) for choice in choices]
-    whole = [
-        (index, choice) for index, choice in enumerate(choices) if choice is not None and choice.begins.ends is None
-    ]
-    masters = runtime.map(lambda place: _fetch(store, run, place[1], held), whole)
-    found: dict[int, Master | Upper | None] = {place[0]: master for place, master in zip(whole, masters, strict=True)}
+    whole = [choice for choice in filter(None, choices) if choice.begins.ends is None]
+    halves = [choice for choice in filter(None, choices) if choice.begins.ends is not None]
+    masters = runtime.map(lambda choice: _fetch(store, run, choice, held), whole)
+    found: dict[int, Master | Upper | None] = {
+        choice.fragment: master for choice, master in zip(whole, masters, strict=True)
+    }
     # Upper halves one after another, each of the newest snapshot by then: less of the log is left to follow.
-    for choice in filter(None, choices):
-        if choice.begins.ends is not None:
-            found[choice.fragment] = _fetch_upper(store, run, roster, runtime, choice, is_first=not found)
-    return [found.get(index) for index in range(len(choices))]
+    for choice in halves:
+        found[choice.fragment] = _fetch_upper(store, run, roster, runtime, choice, is_first=not found)
+    return [found.get(fragment.index) for fragment in run.fragments]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from composer_prime.errors import StoreError, Superseded
 from composer_prime.outer.fragments import Fragment, trainable
-from composer_prime.store import Store, keys, open_store
+from composer_prime.store import Store, keys
 from composer_prime.store.metered import MeteredStore
 from composer_prime.sync.beginning import Beginning, begin, quickest, seconds_to
 from composer_prime.sync.entering import SiteIdentity, enter
@@ -95,16 +95,6 @@ def net(seed: int = 0) -> nn.Module:
 def own_of(model: nn.Module, version: int = 0) -> Callable[[Fragment], tuple[int, Tensor]]:
     params = LocalParameters(dict(trainable(model.named_parameters())))
     return lambda fragment: (version, params.read(fragment))
-
-
-@pytest.fixture
-def store(request):
-    return open_store(f"memory://{request.node.name}")
-
-
-@pytest.fixture
-def clock():
-    return [0.0]
 
 
 TERMS = make_terms(rounds=40, snapshot_rounds=2, max_stale_rounds=2, grace_s=0.0, codec="topk", lr=0.7)

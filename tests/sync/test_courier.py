@@ -8,23 +8,13 @@ import torch
 from composer_prime.errors import MasterMismatch, StoreError
 from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.slices import root_sha256, slice_digest
-from composer_prime.store import keys, open_store
+from composer_prime.store import keys
 from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.records import Commit, Offer
 from composer_prime.sync.replica import Replica, rebuild_master
 from composer_prime.sync.snapshots import Master
 from composer_prime.sync.validity import write_commit
 from tests.sync.harness import HandSite, make_terms
-
-
-@pytest.fixture
-def store(request):
-    return open_store(f"memory://{request.node.name}")
-
-
-@pytest.fixture
-def clock():
-    return [0.0]
 
 
 def hand_over(site: HandSite, value: float, *, fragment: int = 0, tokens: int = 10) -> None:

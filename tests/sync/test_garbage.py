@@ -4,22 +4,12 @@ import pytest
 import torch
 
 from composer_prime.errors import RunGone, StoreError
-from composer_prime.store import Store, keys, open_store
+from composer_prime.store import Store, keys
 from composer_prime.sync import replica
 from composer_prime.sync.snapshots import Master
 from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
 
 TERMS = make_terms(rounds=40, snapshot_rounds=2, max_stale_rounds=2, keep_log=False, liveness_s=10.0, grace_s=0.0)
-
-
-@pytest.fixture
-def store(request):
-    return open_store(f"memory://{request.node.name}")
-
-
-@pytest.fixture
-def clock():
-    return [0.0]
 
 
 def rounds(clock, num_rounds: int, *sites: HandSite) -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from composer_prime.errors import ProtocolError, StoreError
-from composer_prime.store import Store, keys, open_store
+from composer_prime.store import Store, keys
 from composer_prime.sync.beginning import FIRST_PIECE
 from composer_prime.sync.records import Commit, Offer
 from composer_prime.sync.snapshots import Master
@@ -28,16 +28,6 @@ class Watched(SlowStore):
 
     def bytes_of(self, what: str) -> int:
         return sum(nbytes for key, nbytes in self.fetched.items() if what in key)
-
-
-@pytest.fixture
-def store(request):
-    return open_store(f"memory://{request.node.name}")
-
-
-@pytest.fixture
-def clock():
-    return [0.0]
 
 
 def movement(number: int, numel: int) -> Tensor:

@@ -4,23 +4,13 @@ import pytest
 import torch
 
 from composer_prime.errors import ConfigError
-from composer_prime.store import keys, open_store
+from composer_prime.store import keys
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Beat, Claim, Commit, Manifest, Offer
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
 from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
-
-
-@pytest.fixture
-def store(request):
-    return open_store(f"memory://{request.node.name}")
-
-
-@pytest.fixture
-def clock():
-    return [0.0]
 
 
 @pytest.fixture
