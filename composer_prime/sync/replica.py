@@ -122,7 +122,7 @@ class Replica:
             self._looked = None
             found = self._judge(data)
             if isinstance(found, Round):
-                return [self._pass(found, self.master.unchanged(), sha256_hex(data), None)] if self.is_judge else []
+                return self._pass_void(found, sha256_hex(data))
             self.closing = found
         return self._jump() if self.closing is None else self._merge(self.closing)
 
@@ -178,7 +178,7 @@ class Replica:
         return self._roster.fault(commit, commit.committer, commit.admissions)
 
     def _void(self, fault: str, commit: Commit | None) -> Round:
-        """A round that took nothing, since its commit is faulty; who is no judge only doubts it, and waits."""
+        """A round that took nothing, since its commit is faulty; who is no judge only doubts it."""
         if self.is_judge:
             logger.error("commit_void fragment=%d version=%d fault=%s", self.fragment, self.version, fault)
         refused = {} if commit is None else {entry.site: entry.why for entry in commit.refused}
@@ -201,8 +201,7 @@ class Replica:
             return self._jump() if closing.gone or self._waits_in_vain(closing) else []
         moved = nesterov_next(master.weights, mean, master.momentum, lr=terms.lr, mu=terms.momentum)
         if moved is None:
-            void = self._void("its merge isn't finite", commit)
-            return [self._pass(void, master.unchanged(), closing.commit_sha, None)] if self.is_judge else []
+            return self._pass_void(self._void("its merge isn't finite", commit), closing.commit_sha)
         following = Master(self.fragment, master.version + 1, *moved, coarse=master.coarse)
         return [self._pass(closed, following, closing.commit_sha, commit)]
 
@@ -219,6 +218,12 @@ class Replica:
         self._forget_round()
         self.on_pass()
         return closed
+
+    def _pass_void(self, void: Round, commit_sha: str) -> list[Round]:
+        """Who is no judge waits, unless a newer snapshot stands: what it waits for may be gone with the log before."""
+        if self.is_judge:
+            return [self._pass(void, self.master.unchanged(), commit_sha, None)]
+        return self._jump() if self._is_collected() else []
 
     def _forget_round(self) -> None:
         self.closing = self._looked = None

@@ -1,5 +1,7 @@
 """A site that begins with the upper halves of masters: near the others, of use, no judge; and soon as exact as they."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import Tensor
@@ -237,6 +239,30 @@ def test_it_calls_no_commit_void_but_waits_until_it_can_tell(store, clock):
     b.tick()
     a.tick()
     assert b.courier.versions() == a.courier.versions() == (7,)
+    assert b.courier.master(0).sha256 == a.courier.master(0).sha256
+
+
+def test_in_doubt_with_the_log_behind_it_gone_it_goes_on_from_a_newer_snapshot(store, clock):
+    """It slept longer than its pins hold: nothing is left that tells whether the commit that it doubts is void."""
+    forgetful = {"keep_log": False, "liveness_s": 5.0}
+    a = founder(store, clock, 5, **forgetful)
+    b = joiner(store, clock, **forgetful)
+    round_of([a], b)
+    forged = commit_of(store, 5).model_copy(update={"version": 6, "voids": (5,)})
+    assert store.create(keys.commit(0, 6), forged.to_bytes())
+    b.tick(3)
+    assert b.courier.versions() == (6,)
+    a.tick()
+    clock[0] += 10.0
+    for _ in range(14):
+        round_of([a])
+    assert min(keys.parse_master(key)[1] for key in store.list(keys.masters_prefix(0))) > 6
+    for _ in range(5):
+        with contextlib.suppress(StoreError):
+            b.courier.refine()
+        b.tick(2)
+    assert not b.courier.is_coarse()
+    assert b.courier.versions() == a.courier.versions() == (21,)
     assert b.courier.master(0).sha256 == a.courier.master(0).sha256
 
 
