@@ -5,9 +5,7 @@ Counted from the start of its process. The bucket is a real S3 server. Needs roo
 """
 
 import contextlib
-import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -15,13 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from composer_prime.bench.cells import measure_cells
 from composer_prime.bench.join_site import JoinTask
 from composer_prime.bench.link import masters_equal
 from composer_prime.bench.link_network import HUB_ADDRESS, Network, network
-from composer_prime.bench.link_process import SiteProcess, ending_tidily, started
+from composer_prime.bench.link_process import SiteProcess, started
 from composer_prime.bench.seaweed import BUCKET, Seaweed, seaweed
 from composer_prime.errors import BadInput
 from composer_prime.outer.codecs import get_codec
@@ -119,18 +117,7 @@ class Measured:
 
 def main(cells: Sequence[Cell], json_path: Path | None = None) -> None:
     """Measure the cells one after another and print a table that grows. Raises BadInput where that can't be."""
-    console = Console(width=None if sys.stdout.isatty() else 180)
-    results: list[tuple[Cell, Measured]] = []
-    with ending_tidily():
-        for cell in cells:
-            results.append((cell, measure(cell)))
-            console.print(draw(results[-1:]), end="")
-            for line in results[-1][1].begins:
-                console.print(f"  {line}", highlight=False)
-            if json_path is not None:
-                record = [{"cell": asdict(each), "measured": asdict(found)} for each, found in results]
-                json_path.write_text(json.dumps(record, indent=1) + "\n")
-    console.print(draw(results))
+    measure_cells(cells, measure, draw, _record, json_path, notes=lambda found: found.begins)
 
 
 def cells_of(after_rounds: Sequence[int], weights: Sequence[str], codecs: Sequence[str], **same: Any) -> list[Cell]:
@@ -226,3 +213,7 @@ def draw(results: Sequence[tuple[Cell, Measured]]) -> Table:
             f"{found.load:.1f}",
         )
     return table
+
+
+def _record(cell: Cell, found: Measured) -> dict[str, Any]:
+    return {"cell": asdict(cell), "measured": asdict(found)}

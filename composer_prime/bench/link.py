@@ -6,10 +6,8 @@ An inner step is a timed wait, so that the cores serve the outer loop. Needs roo
 
 import contextlib
 import itertools
-import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from composer_prime.bench.cells import measure_cells
 from composer_prime.bench.link_network import HUB_ADDRESS, Network, network
-from composer_prime.bench.link_process import SiteProcess, ending_tidily, started
+from composer_prime.bench.link_process import SiteProcess, started
 from composer_prime.bench.link_site import SiteTask
 from composer_prime.bench.seaweed import BUCKET, Seaweed, seaweed
 from composer_prime.errors import BadInput
@@ -117,15 +115,7 @@ class Measured:
 
 def main(cells: Sequence[Cell], json_path: Path | None = None) -> None:
     """Measure the cells one after another and print a table that grows. Raises BadInput where that can't be."""
-    console = Console(width=None if sys.stdout.isatty() else 180)
-    results: list[tuple[Cell, Measured]] = []
-    with ending_tidily():
-        for cell in cells:
-            results.append((cell, measure(cell)))
-            console.print(draw(results[-1:]), end="")
-            if json_path is not None:
-                json_path.write_text(json.dumps([_record(*each) for each in results], indent=1) + "\n")
-    console.print(draw(results))
+    console = measure_cells(cells, measure, draw, _record, json_path)
     console.print("per round of all fragments and site; snapshots put off; predicted as `composer-prime plan` does")
 
 

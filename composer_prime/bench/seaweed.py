@@ -33,7 +33,7 @@ ADMIN_GRPC_OFFSET = 10_000
 
 _PARTS = ("master", "volume", "filer", "s3")
 _PORTS = (20_000, 32_000)  # below the range from which outgoing connections take theirs
-_DIE_WITH_PARENT = """
+DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 parent, command = int(sys.argv[1]), sys.argv[2:]
 if sys.platform == "linux":
@@ -42,6 +42,8 @@ if sys.platform == "linux":
         sys.exit("the process that wanted this server is gone")
 os.execv(command[0], command)
 """
+"""Program text for `python -c` with this process's id and a command: it asks for SIGKILL at the parent's death, which
+lasts over exec, then becomes the command. A hook between fork and exec would do so too, but is unsafe with threads."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def _seaweed_once(folder: Path, host: str, inside: Sequence[str]) -> Iterator[Se
     command = [*_by_path(inside), str(weed_program()), "mini", *(f"-{name}={value}" for name, value in flags.items())]
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command],
+            [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -136,8 +138,8 @@ def weed_program() -> Path:
     return Path(found)
 
 
-def server_flags(folder: Path, host: str) -> dict[str, object]:
-    """Every port that it would take is set, so that several may run on a machine."""
+def server_flags(folder: Path, host: str, port: int = 0) -> dict[str, object]:
+    """Every port that it would take is set, so that several may run on a machine; `port` of its S3 endpoint, 0: any."""
     *ports, admin = free_ports(2 * len(_PARTS) + 2) + free_ports(1, apart=ADMIN_GRPC_OFFSET)
     flags: dict[str, object] = {
         "dir": folder / "data",
@@ -159,6 +161,8 @@ def server_flags(folder: Path, host: str) -> dict[str, object]:
     for part in _PARTS:
         flags[f"{part}.port"] = ports.pop()
         flags[f"{part}.port.grpc"] = ports.pop()
+    if port:
+        flags["s3.port"] = port
     return flags
 
 

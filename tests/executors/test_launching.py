@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from botocore.session import get_session
 
+from composer_prime.bench.seaweed import free_ports
 from composer_prime.config.settings import data_shard
 from composer_prime.errors import BadInput, ConfigError
 from composer_prime.executors import prices
@@ -18,7 +19,6 @@ from composer_prime.executors.open import open_executor
 from composer_prime.store.s3 import bucket_region
 from tests.executors.launches import ENVIRONMENT, SECRET, small_plan, small_recipe
 from tests.servers import S3Server
-from tests.servers.process import free_ports
 
 
 def planned(recipe_tables: dict[str, Any] | None = None, on: str = "local", **options: Any):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.servers.process import ServerFailed, free_ports, serving
+from composer_prime.bench.seaweed import free_ports
+from tests.servers.process import ServerFailed, serving
 
 BUCKET = "composer-prime"
 _MACHINES = {"x86_64": "amd64", "AMD64": "amd64", "aarch64": "arm64", "arm64": "arm64"}

@@ -5,47 +5,19 @@ that started it dies, so that not even a killed pytest leaves an orphan.
 """
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# Asks for SIGKILL at the parent's death, which lasts over exec, then becomes the server. A hook between fork and exec
-# would do the same, but is unsafe when the parent has threads.
-_DIE_WITH_PARENT = """
-import ctypes, os, signal, sys
-parent, command = int(sys.argv[1]), sys.argv[2:]
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the process that wanted this server is gone")
-os.execv(command[0], command)
-"""
-_LOWEST_PORT, _HIGHEST_PORT = 20_000, 32_000  # below the range from which outgoing connections take theirs
+from composer_prime.bench.seaweed import DIE_WITH_PARENT
 
 
 class ServerFailed(Exception):
     """A server ended, or did not answer in time; the message holds the last lines of its log."""
-
-
-def free_ports(count: int, apart: int = 0) -> list[int]:
-    """`count` loopback ports that nothing listens on; with `apart`, each port + `apart` is free as well."""
-    ports: list[int] = []
-    with ExitStack() as held:
-        while len(ports) < count:
-            port = random.SystemRandom().randrange(_LOWEST_PORT, _HIGHEST_PORT)
-            try:
-                for taken in {port, port + apart}:
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", taken))
-            except OSError:
-                continue
-            ports.append(port)
-    return ports
 
 
 @contextmanager
@@ -65,7 +37,7 @@ def serving(
 
     ServerFailed when the server ends or isn't ready after `deadline_s`.
     """
-    trampoline = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
+    trampoline = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
     with log.open("ab") as output:
         process = subprocess.Popen(
             [*trampoline, *map(str, command)],

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tests.servers.process import ServerFailed, free_ports, serving
+from composer_prime.bench.seaweed import free_ports
+from tests.servers.process import ServerFailed, serving
 from tests.servers.s3 import S3Server
 
 BUCKET = "composer-prime"

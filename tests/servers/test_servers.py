@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from composer_prime.bench.seaweed import free_ports
 from tests.servers import ServerFailed, process
 from tests.servers import seaweed as seaweed_server
 
@@ -46,7 +47,7 @@ def test_server_that_does_not_start_is_told_with_its_log(tmp_path: Path, script:
 
 
 def test_free_ports_are_distinct_and_free_as_far_apart_as_asked() -> None:
-    ports = process.free_ports(20, apart=10_000)
+    ports = free_ports(20, apart=10_000)
     assert len(set(ports)) == 20
     assert all(20_000 <= port < 32_000 for port in ports)
 
