@@ -3,6 +3,7 @@
 Paths are compared as they were sent: keys need no escapes, so whatever has any is refused before it means something.
 """
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -98,6 +99,9 @@ class Gateway:
         except ClientDisconnect:
             entry.why = "the sender hung up before the end of its request"
             return Response(status_code=GONE)
+        except asyncio.CancelledError:  # only uvicorn cancels, when it has waited long enough for us to end
+            entry.why = "the gateway ended before its answer was complete"
+            return _refused(503, "closing", "the gateway ends: ask again, where another one or the next may answer", 1)
         except (StoreError, StoreUnusable, ProtocolError) as error:
             log.warning("request=%s bucket_failed error=%s", entry.request, error)
             entry.verdict, entry.why = "failed", str(error)

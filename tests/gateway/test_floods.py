@@ -1,6 +1,9 @@
 """What one member can cost the others: bodies that never end, long listings, large spans, deep JSON; all is logged."""
 
+import asyncio
 import http.client
+import io
+import json
 import secrets
 import socket
 import time
@@ -9,13 +12,16 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.gateway import app, served
+from composer_prime.gateway.audit import Audit
 from composer_prime.gateway.identity import Identities
 from composer_prime.gateway.limits import Rate, Rates, TokenBucket
 from composer_prime.gateway.served import serve_run
+from composer_prime.gateway.serving import gateway_app
 from composer_prime.store import gateway_wire as wire
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
@@ -115,6 +121,28 @@ def test_a_request_at_which_the_gateway_itself_fails_is_in_the_audit_log(
     assert gateway.ask("alice", "GET", "site").status_code == 500
     (line,) = gateway.lines()
     assert (line["status"], line["verdict"]) == (500, "failed")
+
+
+def test_who_still_waits_when_the_gateway_ends_is_told_to_come_again_and_it_is_in_the_audit_log(
+    gateway: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*args: object) -> None:
+        await asyncio.Event().wait()
+
+    log = io.StringIO()
+    transport = httpx.ASGITransport(gateway_app(gateway.served, Audit(log), FAST))
+    monkeypatch.setattr(app.Gateway, "_do", never)
+
+    async def asked_in_vain() -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            asking = asyncio.ensure_future(client.get(f"/{RUN}/site"))
+            await asyncio.sleep(0.1)
+            asking.cancel()  # as uvicorn does with what is under way after its grace
+            return await asking
+
+    answer = asyncio.run(asked_in_vain())
+    assert answer.status_code == 503 and "ask again" in answer.text
+    assert [json.loads(line)["status"] for line in log.getvalue().splitlines()] == [503]
 
 
 @pytest.mark.parametrize("deep", [b"[" * 200_000, b'{"a":' * 50_000, b"[" * 900 + b"]" * 900])

@@ -374,3 +374,19 @@ def test_chat_is_the_token_route_with_text_around_it(site) -> None:
         assert refused.status_code == 400 and "chat template" in refused.json()["error"]["message"]
 
     site(test)
+
+
+def test_a_request_that_outlasts_the_server_is_answered_with_503(site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn cancels what is under way after its grace, and prints a traceback of whatever lets that through."""
+
+    async def never(*args: object) -> None:
+        await asyncio.Event().wait()
+
+    async def test(site: Site) -> None:
+        monkeypatch.setattr(site.engine, "generate", never)
+        asking = asyncio.ensure_future(site.generate([1, 2, 3], status=503))
+        await asyncio.sleep(0.1)
+        asking.cancel()
+        assert "before its answer was complete" in (await asking)["error"]["message"]
+
+    site(test)

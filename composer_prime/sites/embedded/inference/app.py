@@ -1,10 +1,12 @@
 """The server's routes on Starlette: HTTP in, engine calls, HTTP out.
 
-Bad bodies are answered with 400 and the reason, a failing engine with 500, everything before readiness with 503.
+Bad bodies are answered with 400 and the reason, a failing engine with 500; with 503 everything before readiness, and
+what is still under way when the server ends.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -68,6 +70,8 @@ class Server:
             except SiteError as error:
                 logger.error("path=%s error=%s", request.url.path, error)
                 return _error(500, str(error))
+            except asyncio.CancelledError:  # only uvicorn cancels, when it has waited long enough for us to end
+                return _error(503, "the server has ended before its answer was complete: ask another one")
 
         return answer
 
