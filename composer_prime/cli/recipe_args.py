@@ -29,14 +29,18 @@ DryRunOption = Annotated[
 
 
 def read_recipe(recipe: str, overrides: Sequence[str]) -> "Recipe | PrimeRecipe":
-    """The recipe a command line names; `@ file.toml` in place of RECIPE works too. Raises BadInput."""
+    """The recipe a command line names; `@ file.toml` in place of RECIPE works too. Raises BadInput.
+
+    What is allowed and hardly meant is said on standard error.
+    """
     from composer_prime.config import load_any
 
-    if recipe.startswith("@"):
-        return load_any(None, [recipe, *overrides])
     if recipe.startswith("-"):
         raise BadInput(f"RECIPE must come before the settings, but {recipe} stands first: write RECIPE {recipe}")
-    return load_any(Path(recipe), overrides)
+    found = load_any(None, [recipe, *overrides]) if recipe.startswith("@") else load_any(Path(recipe), overrides)
+    for warning in found.warnings():
+        typer.echo(f"warning: {warning}", err=True)
+    return found
 
 
 def check_dry_run(dry_run: bool) -> None:

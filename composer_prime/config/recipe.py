@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from composer_prime.config.launch import LaunchConfig
-from composer_prime.config.outer import OuterConfig, SiteConfig, SitesConfig
+from composer_prime.config.outer import TOPK_ROUNDS, OuterConfig, SiteConfig, SitesConfig
 from composer_prime.config.table import OpenTable, RunName, Table
 from composer_prime.config.teachers import HintsConfig, ReplayConfig
 
@@ -254,6 +254,17 @@ class RecipeBase(Table):
                 "train longer or sync more often"
             )
         return self
+
+    def warnings(self) -> tuple[str, ...]:
+        """What will work and is hardly meant, each in a line."""
+        outer = self.outer
+        if outer is None or outer.codec != "topk" or self.rounds >= TOPK_ROUNDS:
+            return ()
+        return (
+            f'outer.codec "topk" sends a 64th of a movement each round and the rest later, and max_steps '
+            f"({self.max_steps}) gives {self.rounds} rounds at outer.inner_steps ({outer.inner_steps}): what isn't "
+            f'sent at the end is lost. Train for {TOPK_ROUNDS} rounds or more, or use outer.codec "int4"',
+        )
 
     def to_data(self) -> dict[str, Any]:
         """The recipe as JSON types, without the settings that are None; reads back to an equal recipe."""

@@ -10,6 +10,7 @@ import pytest
 from composer_prime.cli.plan import plan_lines
 from composer_prime.config import load_any, load_recipe, recipe_from_data
 from tests.architecture import REPOSITORY
+from tests.cli.command_line import call
 
 RECIPES = sorted((REPOSITORY / "recipes").rglob("*.toml"))
 LOCAL = sorted((REPOSITORY / "recipes/local").glob("*.toml"))
@@ -104,3 +105,24 @@ def test_the_plan_says_what_a_site_fetches_that_joins() -> None:
     assert "fetches 1.43 MB of masters, or 577.67 kB of the first ones" in line()
     assert "869.18 kB for each round since" in line()  # two payloads of int8
     assert "fetches 2.87 MB of masters" in line("--outer.momentum", "0.9")
+
+
+@pytest.mark.parametrize(
+    ("codec", "max_steps", "warned"), [("topk", 199, True), ("topk", 200, False), ("int4", 8, False)]
+)
+def test_topk_with_few_rounds_is_warned_of_beside_the_output(
+    codec: str, max_steps: int, warned: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [
+        "--outer.codec",
+        codec,
+        "--max_steps",
+        str(max_steps),
+        "--outer.inner_steps",
+        "8",
+        "--outer.sync_delay",
+        "1",
+    ]
+    answer = call(capsys, monkeypatch, "plan", str(TWO_SITES), *settings)
+    assert answer.code == 0 and "warning" not in answer.out
+    assert ("gives 24 rounds" in answer.err and 'outer.codec "int4"' in answer.err) == warned
