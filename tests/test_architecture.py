@@ -24,6 +24,7 @@ LIGHT_ROOMS = {"cli", "config", "errors", "metrics", "store", "executors", "watc
 LIGHT_SYNC = "canonical history ledger lifetime members owner protocol reading records roster runtime signatures tape"
 LIGHT_MODULES = {f"{PACKAGE}.sync", *(f"{PACKAGE}.sync.{name}" for name in f"{LIGHT_SYNC} terms validity".split())}
 
+KEY_MODULES = {f"{PACKAGE}.store.{name}" for name in ("keys", "launch_keys", "torchft_keys")}
 KEY_STARTS = ("rounds/", "masters/", "tape/", "probe/", "exports/", "snapshots/", "launches/", "invitations/")
 KEY_PARTS = ("manifest.json", "commit.json", "claim.json", "close.json", "/offers/", "/payload/")
 
@@ -107,7 +108,7 @@ def test_keys_in_the_bucket_are_spelled_in_one_place() -> None:
     strays = [
         f"{path}:{line} spells {text!r}"
         for name, path in modules().items()
-        if name not in (f"{PACKAGE}.store.keys", f"{PACKAGE}.store.torchft_keys")
+        if name not in KEY_MODULES
         for line, text in spelled_strings(parse(path))
         if text.startswith(KEY_STARTS) or any(part in text for part in KEY_PARTS)
     ]

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from composer_prime.errors import BadInput, CorruptObject
 from composer_prime.executors.base import Job, JobState, Resources
-from composer_prime.store import keys
+from composer_prime.store import launch_keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import Record, sha256_hex
 from composer_prime.sync.reading import find_record, read_record
@@ -167,17 +167,17 @@ class LaunchBook:
     def attempts(self) -> list[Attempt]:
         """All attempts there are, by site and number."""
         places: dict[tuple[str, int], set[str]] = {}
-        for key in self.store.list(keys.launch_prefix(self.launch.number)):
-            parsed = keys.parse_launched(key)
+        for key in self.store.list(launch_keys.launch_prefix(self.launch.number)):
+            parsed = launch_keys.parse_launched(key)
             if parsed is not None:
                 places.setdefault(parsed[1:3], set()).add(parsed[3])
         found = []
         for (site, attempt), kinds in sorted(places.items()):
             place = (self.launch.number, site, attempt)
-            intent = self._record(Intent, keys.launch_intent(*place))
-            started = self._record(Started, keys.launch_job(*place)) if "job" in kinds else None
-            verdict = self._record(Verdict, keys.launch_verdict(*place)) if "verdict" in kinds else None
-            ended = self._record(Ended, keys.launch_end(*place)) if "end" in kinds else None
+            intent = self._record(Intent, launch_keys.intent(*place))
+            started = self._record(Started, launch_keys.job(*place)) if "job" in kinds else None
+            verdict = self._record(Verdict, launch_keys.verdict(*place)) if "verdict" in kinds else None
+            ended = self._record(Ended, launch_keys.end(*place)) if "end" in kinds else None
             found.append(Attempt(intent, started, ended, verdict))
         return found
 
@@ -190,52 +190,52 @@ class LaunchBook:
 
     def intend(self, intent: Intent) -> Intent:
         """Write an intent; the one that stands, which may be another launcher's."""
-        key = keys.launch_intent(self.launch.number, intent.site, intent.attempt)
+        key = launch_keys.intent(self.launch.number, intent.site, intent.attempt)
         self.store.create(key, intent.to_bytes())
         return self._record(Intent, key)
 
     def start(self, job: Job) -> None:
         """Write down a job's id."""
         record = Started(site=job.site, attempt=job.attempt, platform=job.platform, id=job.id)
-        self.store.create(keys.launch_job(self.launch.number, job.site, job.attempt), record.to_bytes())
+        self.store.create(launch_keys.job(self.launch.number, job.site, job.attempt), record.to_bytes())
 
     def condemn(self, attempt: Attempt, state: Verdicted, why: str) -> Attempt:
         """Write down that an attempt is being ended, and why; the attempt with the verdict that stands."""
-        key = keys.launch_verdict(self.launch.number, attempt.site, attempt.number)
+        key = launch_keys.verdict(self.launch.number, attempt.site, attempt.number)
         verdict = Verdict(site=attempt.site, attempt=attempt.number, state=state, why=why, at=time.time(), by=who())
         self.store.create(key, verdict.to_bytes())
         return replace(attempt, verdict=self._record(Verdict, key))
 
     def end(self, ended: Ended) -> None:
         """Write down how an attempt ended, unless that stands already."""
-        self.store.create(keys.launch_end(self.launch.number, ended.site, ended.attempt), ended.to_bytes())
+        self.store.create(launch_keys.end(self.launch.number, ended.site, ended.attempt), ended.to_bytes())
 
     def stop(self, site: str | None = None) -> None:
         """Say that nothing of this launch, or of one site, is to run any more."""
         record = Stop(at=time.time(), by=who())
-        self.store.create(keys.launch_stop(self.launch.number, site), record.to_bytes())
+        self.store.create(launch_keys.stop(self.launch.number, site), record.to_bytes())
 
     def stopped(self, site: str | None = None) -> Stop | None:
         """Who stopped this launch, or that one site, if somebody did."""
-        return find_record(self.store, Stop, keys.launch_stop(self.launch.number, site))
+        return find_record(self.store, Stop, launch_keys.stop(self.launch.number, site))
 
     def stopped_sites(self) -> frozenset[str]:
         """The sites that were stopped one by one."""
-        found = map(keys.parse_site_stop, self.store.list(keys.launch_prefix(self.launch.number)))
+        found = map(launch_keys.parse_site_stop, self.store.list(launch_keys.launch_prefix(self.launch.number)))
         return frozenset(place[1] for place in found if place is not None)
 
     def keep_recipe(self, text: str) -> str:
         """Store a recipe; its sha256."""
         data = text.encode()
         sha = sha256_hex(data)
-        self.store.create(keys.launch_recipe(sha), data)
+        self.store.create(launch_keys.recipe(sha), data)
         return sha
 
     def recipe(self, sha: str) -> str:
         """The recipe of that sha256. Raises CorruptObject when other bytes stand there."""
-        data = self.store.get(keys.launch_recipe(sha))
+        data = self.store.get(launch_keys.recipe(sha))
         if sha256_hex(data) != sha:
-            raise CorruptObject(f"{keys.launch_recipe(sha)} is not the recipe that was launched: its sha256 differs")
+            raise CorruptObject(f"{launch_keys.recipe(sha)} is not the recipe that was launched: its sha256 differs")
         return data.decode()
 
     def _record(self, kind: type[R], key: str) -> R:
@@ -247,16 +247,20 @@ class LaunchBook:
 
 def newest_launch(store: Store) -> LaunchBook | None:
     """The run's newest launch; None when there was none."""
-    numbers = [number for key in store.list(keys.launches_prefix()) if (number := keys.parse_launch(key)) is not None]
+    numbers = [
+        number
+        for key in store.list(launch_keys.launches_prefix())
+        if (number := launch_keys.parse_launch(key)) is not None
+    ]
     if not numbers:
         return None
-    return LaunchBook(store, read_record(store, Launch, keys.launch(max(numbers))))
+    return LaunchBook(store, read_record(store, Launch, launch_keys.launch(max(numbers))))
 
 
 def open_launch(store: Store, number: int | None = None) -> LaunchBook:
     """The run's newest launch, or the one of that number. Raises BadInput when there is none."""
     if number is not None:
-        launch = find_record(store, Launch, keys.launch(number))
+        launch = find_record(store, Launch, launch_keys.launch(number))
         if launch is None:
             raise BadInput(f"{store.uri} holds no launch {number}: see `composer-prime ps`")
         return LaunchBook(store, launch)
@@ -283,7 +287,7 @@ def begin_launch(store: Store, run: str, clear: Callable[[LaunchBook], None] = l
         number = 1 if book is None else book.launch.number + 1
         name = f"{run}-{os.urandom(4).hex()}"
         launch = Launch(number=number, name=name, created_at=time.time(), created_by=who())
-        store.create(keys.launch(number), launch.to_bytes())
+        store.create(launch_keys.launch(number), launch.to_bytes())
 
 
 def who() -> str:

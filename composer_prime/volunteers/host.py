@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import BadInput, ConfigError
-from composer_prime.store import keys
+from composer_prime.store import keys, launch_keys
 from composer_prime.store.base import Store
 from composer_prime.sync.founding import changed_terms
 from composer_prime.sync.lifetime import find_manifest
@@ -120,7 +120,7 @@ def invite(store: Store, key: SigningKey, invitee: Invitee, recipe: RecipeBase, 
     if uri.rstrip("/").rpartition("/")[2] != manifest.run:
         raise BadInput(f"{uri} must end with the run's name, /{manifest.run}: give the run's own folder, or gateway")
     seed, public = _site_key(invitee)
-    number = len(store.list(keys.invitations_of(invitee.site))) + 1
+    number = len(store.list(launch_keys.invitations_of(invitee.site))) + 1
     record = Invited(
         site=invitee.site, number=number, public=public, guest=invitee.guest, expires_at=invitee.expires_at
     )
@@ -144,7 +144,7 @@ def invite(store: Store, key: SigningKey, invitee: Invitee, recipe: RecipeBase, 
     except BaseException:
         out.unlink()
         raise
-    store.create(keys.invitation(invitee.site, number), roster.sign(record).to_bytes())
+    store.create(launch_keys.invitation(invitee.site, number), roster.sign(record).to_bytes())
     return invitation
 
 
@@ -157,8 +157,8 @@ def standings(store: Store, now: float, wait: Callable[[float], object] = time.s
     roster = Roster(store, manifest, sha)
     roster.refresh()
     records: list[Invited] = []
-    for key in store.list(keys.invitations_prefix()):
-        record = find_record(store, Invited, key) if keys.is_invitation(key) else None
+    for key in store.list(launch_keys.invitations_prefix()):
+        record = find_record(store, Invited, key) if launch_keys.is_invitation(key) else None
         if record is not None and roster.owner_fault(record) is None:
             records.append(record)
     newest = {record.site: record.number for record in records}  # keys sort by number

@@ -11,7 +11,7 @@ from composer_prime.executors.budget import Limits
 from composer_prime.executors.fleet import Stopped
 from composer_prime.executors.listing import chosen, merged_logs, rows
 from composer_prime.executors.records import LaunchBook, begin_launch, newest_launch, open_launch
-from composer_prime.store import keys
+from composer_prime.store import keys, launch_keys
 from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.records import Beat
 from tests.executors.launches import ENVIRONMENT, SECRET, Scene
@@ -49,9 +49,9 @@ def test_a_launch_starts_every_site_once_however_often_it_is_said() -> None:
 def test_the_intent_stands_before_the_platform_is_asked() -> None:
     scene = Scene()
     found: list[list[str]] = []
-    scene.platform.on_submit.append(lambda: found.append(scene.store.list(keys.launch_prefix(1) + "sites/")))
+    scene.platform.on_submit.append(lambda: found.append(scene.store.list(launch_keys.launch_prefix(1) + "sites/")))
     scene.supervisor().turn()
-    assert found[0] == [keys.launch_intent(1, "a", 1)]
+    assert found[0] == [launch_keys.intent(1, "a", 1)]
 
 
 def test_racing_supervisors_start_each_site_once() -> None:
@@ -86,11 +86,11 @@ def test_a_launcher_killed_after_its_intent_is_made_good_by_the_next() -> None:
 def test_a_launcher_killed_before_it_wrote_the_jobs_id_is_made_good_by_the_next() -> None:
     scene = Scene()
     scene.supervisor().turn()
-    scene.store.delete(keys.launch_job(1, "b", 1))
+    scene.store.delete(launch_keys.job(1, "b", 1))
     assert states(scene)["b", 1] == "running"
-    assert not scene.store.list(keys.launch_job(1, "b", 1)), "a look wrote"
+    assert not scene.store.list(launch_keys.job(1, "b", 1)), "a look wrote"
     scene.supervisor().turn()
-    assert scene.store.list(keys.launch_job(1, "b", 1)), "the id was not written down"
+    assert scene.store.list(launch_keys.job(1, "b", 1)), "the id was not written down"
     assert len(scene.platform.jobs) == 2
 
 
@@ -109,7 +109,7 @@ def test_a_recipe_in_the_bucket_that_was_changed_is_not_run() -> None:
     book = scene.book()
     sha = book.attempts()[0].intent.recipe
     assert "small" in book.recipe(sha)
-    scene.store.put(keys.launch_recipe(sha), b"max_steps = 1")
+    scene.store.put(launch_keys.recipe(sha), b"max_steps = 1")
     with pytest.raises(CorruptObject, match="sha256 differs"):
         book.recipe(sha)
 

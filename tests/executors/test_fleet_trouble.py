@@ -10,7 +10,7 @@ from composer_prime.executors.budget import Limits
 from composer_prime.executors.fleet import Fleet
 from composer_prime.executors.listing import rows
 from composer_prime.executors.replica import read_order
-from composer_prime.store import keys, open_store
+from composer_prime.store import launch_keys, open_store
 from tests.executors.launches import Scene, small_plan
 from tests.executors.scripted import ScriptedPlatform
 
@@ -114,7 +114,7 @@ def test_no_new_launch_begins_while_jobs_of_the_stopped_one_may_run() -> None:
     assert all(problem for _, problem in scene.fleet().cancel())
     with pytest.raises(BadInput, match=r"a attempt 1 \(not confirmed in 120 s\); b attempt 1 .*composer-prime cancel"):
         scene.begin()
-    assert scene.store.list(keys.launch(2)) == []
+    assert scene.store.list(launch_keys.launch(2)) == []
     platform.stuck = False
     assert scene.begin().book.launch.number == 2
     assert running(scene) == [], "jobs of the first launch run beside the second"
@@ -264,7 +264,7 @@ def test_a_job_that_the_platform_has_is_never_written_down_as_refused() -> None:
     platform = Choosy()
     scene = Scene(platform=platform, plan=small_plan(sites=("a",)))
     scene.supervisor().turn()
-    scene.store.delete(keys.launch_job(1, "a", 1))
+    scene.store.delete(launch_keys.job(1, "a", 1))
     platform.refuses = ("a1",)  # a login that has run out, say
     with pytest.raises(BadInput):
         scene.supervisor().turn()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from composer_prime.gateway.policy import INLINE_BYTES, Fragment, RunFacts, is_bulk, read_refusal, write_refusal
-from composer_prime.store import keys, torchft_keys
+from composer_prime.store import keys, launch_keys, torchft_keys
 from composer_prime.sync.validity import FragmentFacts
 from tests.sync.harness import make_terms
 
@@ -26,13 +26,13 @@ OTHERS = {
     "reopening": keys.reopening(1),
     "admission": keys.admission(1),
     "probe": keys.probe("7-ab"),
-    "invitation": keys.invitation("alice", 1),
-    "launch": keys.launch(1),
-    "launch's stop": keys.launch_stop(1),
-    "launch's recipe": keys.launch_recipe(SHA),
-    "launch's intent": keys.launch_intent(1, "alice", 1),
-    "launch's job": keys.launch_job(1, "alice", 1),
-    "launch's end": keys.launch_end(1, "alice", 1),
+    "invitation": launch_keys.invitation("alice", 1),
+    "launch": launch_keys.launch(1),
+    "launch's stop": launch_keys.stop(1),
+    "launch's recipe": launch_keys.recipe(SHA),
+    "launch's intent": launch_keys.intent(1, "alice", 1),
+    "launch's job": launch_keys.job(1, "alice", 1),
+    "launch's end": launch_keys.end(1, "alice", 1),
     "commit": keys.commit(1, 2),
     "part": keys.merged(1, 2, 0),
     "merged payload": keys.merged_payload(1, 2, 0, SHA),

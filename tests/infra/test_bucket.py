@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from composer_prime.store import keys, open_store
+from composer_prime.store import keys, launch_keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.store.probe import probe_store
 from tests.gateway.guarded import admit_guests
@@ -33,9 +33,10 @@ PUBLISHED = [
     (keys.snapshot_prefix("bfloat16", 2, SHA) + "config.json", False),
 ]  # fmt: skip
 OWNERS = [
-    keys.admission(1), keys.reopening(1), keys.invitation("alice", 1),
-    keys.launch(1), keys.launch_stop(1), keys.launch_recipe(SHA), keys.launch_intent(1, "alice", 1),
-    keys.launch_job(1, "alice", 1), keys.launch_end(1, "alice", 1), keys.launches_prefix() + "0001/sites/alice/x.json",
+    keys.admission(1), keys.reopening(1), launch_keys.invitation("alice", 1),
+    launch_keys.launch(1), launch_keys.stop(1), launch_keys.recipe(SHA), launch_keys.intent(1, "alice", 1),
+    launch_keys.job(1, "alice", 1), launch_keys.end(1, "alice", 1),
+    launch_keys.launches_prefix() + "0001/sites/alice/x.json",
 ]  # fmt: skip
 """Create-once records of who owns the run and launches its sites."""
 
