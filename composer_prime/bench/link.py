@@ -24,10 +24,8 @@ from composer_prime.bench.link_site import SiteTask
 from composer_prime.bench.seaweed import BUCKET, Seaweed, seaweed
 from composer_prime.errors import BadInput
 from composer_prime.outer.codecs import get_codec
-from composer_prime.outer.forecast import Forecast, Pace, forecast, payloads_of
+from composer_prime.outer.forecast import Forecast, Pace, crowding, forecast, payloads_of
 
-CROWDING = 1.5
-"""How much longer work takes, for each site on a core, where sites and server share the cores of one machine."""
 FINISH_S = 20.0
 """Cells whose closing round takes longer are not brought to an end; masters are compared where they stand."""
 
@@ -60,8 +58,8 @@ class Cell:
 
     def pace(self) -> Pace:
         """For the forecast: on this machine the sites share its cores, and turn to their rounds at the same moments."""
-        crowding = max(1.0, CROWDING * self.sites / (os.cpu_count() or 1))
-        return Pace(self.inner_steps, self.fragments, self.sync_delay, self.step_s, self.sites, 4, crowding)
+        crowded = crowding((os.cpu_count() or 1) / self.sites)
+        return Pace(self.inner_steps, self.fragments, self.sync_delay, self.step_s, self.sites, 4, crowded)
 
     def forecast(self) -> Forecast:
         """What is expected of this cell."""
@@ -116,7 +114,10 @@ class Measured:
 def main(cells: Sequence[Cell], json_path: Path | None = None) -> None:
     """Measure the cells one after another and print a table that grows. Raises BadInput where that can't be."""
     console = measure_cells(cells, measure, draw, _record, json_path)
-    console.print("per round of all fragments and site; snapshots put off; predicted as `composer-prime plan` does")
+    console.print(
+        "per round of all fragments and site; snapshots put off; predicted as `composer-prime plan --site-cores "
+        f"{(os.cpu_count() or 1) / cells[0].sites:g}` does"
+    )
 
 
 def grid(

@@ -25,13 +25,24 @@ def plan(
     step_s: Annotated[float, typer.Option(min=0.0001, help="Seconds of an inner step, as your trainer takes.")] = (
         DEFAULT_STEP_S
     ),
+    site_cores: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, help="Cores that a site has, where sites share a machine: 0.5 for four on two. None: enough."
+        ),
+    ] = None,
 ) -> None:
     """Print the resolved recipe, the fragments, and the bytes a round moves; with a link, how long that takes."""
     resolved = read_recipe(recipe, context.args)
-    print("\n".join(plan_lines(resolved, link_mbit, step_s)))
+    print("\n".join(plan_lines(resolved, link_mbit, step_s, site_cores)))
 
 
-def plan_lines(recipe: "RecipeBase", link_mbit: float | None = None, step_s: float = DEFAULT_STEP_S) -> Iterator[str]:
+def plan_lines(
+    recipe: "RecipeBase",
+    link_mbit: float | None = None,
+    step_s: float = DEFAULT_STEP_S,
+    site_cores: float | None = None,
+) -> Iterator[str]:
     """The plan, line by line. Builds the model without weights; raises ModelError or ConfigError."""
     from composer_prime.config.toml import to_toml
     from composer_prime.outer.fragments import plan_fragments
@@ -49,7 +60,7 @@ def plan_lines(recipe: "RecipeBase", link_mbit: float | None = None, step_s: flo
     yield from _traffic_lines(recipe, fragments, step_s)
     if link_mbit is not None:
         yield ""
-        yield from _link_lines(recipe, fragments, link_mbit, step_s)
+        yield from _link_lines(recipe, fragments, link_mbit, _pace(recipe, step_s, site_cores))
 
 
 def _fragment_lines(fragments: "Sequence[Fragment]") -> Iterator[str]:
@@ -96,18 +107,16 @@ def _join_line(recipe: "RecipeBase", fragments: "Sequence[Fragment]", pace: "Pac
     )
 
 
-def _link_lines(
-    recipe: "RecipeBase", fragments: "Sequence[Fragment]", link_mbit: float, step_s: float
-) -> Iterator[str]:
+def _link_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]", link_mbit: float, pace: "Pace") -> Iterator[str]:
     """How long a round takes over a link of that rate, for each codec: what `bench link` measures."""
     from composer_prime.outer.codecs import CODECS
     from composer_prime.outer.forecast import forecast, payloads_of
 
-    outer, pace = recipe.outer, _pace(recipe, step_s)
+    outer = recipe.outer
     assert outer is not None
     yield (
-        f"over {link_mbit:g} Mbit/s each way, inner steps of {step_s:g} s, tau {outer.sync_delay}; seconds per turn of "
-        f"a fragment and per round:"
+        f"over {link_mbit:g} Mbit/s each way, inner steps of {pace.step_s:g} s, tau {outer.sync_delay}; seconds per "
+        f"turn of a fragment and per round:"
     )
     yield f"{'codec':>8}  {'transfer':>9}  {'stall':>9}  {'round':>9}  {'at least':>9}  {'utilisation':>11}"
     for name in CODECS:
@@ -122,16 +131,17 @@ def _mark(recipe: "RecipeBase", codec: str) -> str:
     return "  <- outer.codec" if recipe.outer is not None and codec == recipe.outer.codec else ""
 
 
-def _pace(recipe: "RecipeBase", step_s: float) -> "Pace":
+def _pace(recipe: "RecipeBase", step_s: float, site_cores: float | None = None) -> "Pace":
     """How often the recipe's sites meet: those that start here, and those it names; at least two, since one alone
     fetches nothing."""
-    from composer_prime.outer.forecast import Pace
+    from composer_prime.outer.forecast import Pace, crowding
 
     outer = recipe.outer
     assert outer is not None
+    crowded = 1.0 if site_cores is None else crowding(site_cores)
     steps = outer.inner_steps if outer.pace == "steps" else max(1, round(outer.inner_seconds / step_s))
     sites = max(recipe.sites.count, len(recipe.sites.overrides), len(outer.keys), 2)
-    return Pace(steps, outer.fragments, outer.sync_delay, step_s, sites, outer.gather_sites)
+    return Pace(steps, outer.fragments, outer.sync_delay, step_s, sites, outer.gather_sites, crowded)
 
 
 def _abbreviated(names: Sequence[str], limit: int = 60) -> str:

@@ -41,6 +41,9 @@ TRAINER_NS = 1.25
 STEP_S = 0.00023
 """Seconds by which an inner step ends later, since the outer loop's threads take turns with the training thread."""
 
+CROWDING = 1.5
+"""How much longer work takes, for each site on a core, where sites (and the store) share the cores of one machine."""
+
 FIRST_BYTES, TRAINED_BYTES = 1.35, 3.35
 """Bytes a parameter of a stored master: one that came from bf16, and one whose low bytes training has filled."""
 
@@ -103,6 +106,11 @@ class Forecast:
     stall_s: float
     round_s: float
     utilisation: float
+
+
+def crowding(site_cores: float) -> float:
+    """How many times longer the outer loop's work takes where each site has so many cores, or such a share of one."""
+    return max(1.0, CROWDING / site_cores)
 
 
 def num_parts(payload: Payload, pace: Pace) -> int:

@@ -1,5 +1,6 @@
 """`composer-prime plan`: every recipe we ship can be read and planned, and the plan's numbers are right."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -7,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from composer_prime.bench.link import Cell
 from composer_prime.cli.plan import plan_lines
 from composer_prime.config import load_any, load_recipe, recipe_from_data
+from composer_prime.outer.forecast import forecast, payloads_of
+from composer_prime.outer.fragments import plan_fragments
+from composer_prime.sites.embedded.shapes import named_shapes
 from tests.architecture import REPOSITORY
 from tests.cli.command_line import call
 
@@ -126,3 +131,29 @@ def test_topk_with_few_rounds_is_warned_of_beside_the_output(
     answer = call(capsys, monkeypatch, "plan", str(TWO_SITES), *settings)
     assert answer.code == 0 and "warning" not in answer.out
     assert ("gives 24 rounds" in answer.err and 'outer.codec "int4"' in answer.err) == warned
+
+
+def test_with_the_benchs_cores_it_predicts_what_bench_link_predicts() -> None:
+    cell = Cell(50, "int4", 16, 7, fragments=2, sites=4, step_s=0.02)
+    settings = {"sites.count": 4, "outer.inner_steps": 16, "outer.sync_delay": 7, "outer.codec": "int4"}
+    recipe = load_recipe(TWO_SITES, [part for name, value in settings.items() for part in (f"--{name}", str(value))])
+    site_cores = (os.cpu_count() or 1) / cell.sites
+    numels = [fragment.numel for fragment in plan_fragments(named_shapes(recipe.model.name), 2)]
+    expected = forecast(payloads_of(numels, "int4"), cell.pace(), "int4", cell.rate_mbit)
+    (row,) = [line for line in plan_lines(recipe, 50, 0.02, site_cores) if "int4" in line and "%" in line]
+    assert row.split()[1:6] == [
+        f"{expected.transfer_s / 2:.3f}",
+        f"{expected.stall_s / 2:.3f}",
+        f"{expected.round_s:.3f}",
+        f"{expected.bound_s:.3f}",
+        f"{expected.utilisation:.1%}",
+    ]
+    crowded, alone = (next(plan_lines(recipe, 50, 0.02, cores)) for cores in (0.01, None))
+    assert crowded == alone, "the recipe is printed as it is"
+    stalls = [
+        float(line.split()[2])
+        for cores in (0.01, None)
+        for line in plan_lines(recipe, 50, 0.02, cores)
+        if line.strip().startswith("fp32") and "%" in line
+    ]
+    assert stalls[0] > stalls[1]
