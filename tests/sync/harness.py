@@ -176,11 +176,12 @@ class ThreadSite(threading.Thread):
         key: SigningKey | None = None,
         founding: Founding | None = None,
         exact_join_s: float | None = 20.0,
+        replace: bool = True,
     ) -> None:
         super().__init__(daemon=True)
         self.name = name
         self.net = make_net(seed)
-        identity = SiteIdentity(name, key)
+        identity = SiteIdentity(name, key, replace)
         self.outer = OuterLoop(
             store, terms, run="run", site=identity, founding=founding, journal=journal, exact_join_s=exact_join_s
         )

@@ -233,3 +233,14 @@ def test_the_older_process_of_a_name_stops_with_a_word_when_a_newer_one_starts(s
     new.join(30)
     assert not old.is_alive() and "started again as incarnation 1" in str(old.error)
     assert new.error is None
+
+
+def test_a_newer_process_that_may_not_replace_a_live_one_is_refused_and_the_older_trains_on(store):
+    terms = make_terms(rounds=40, liveness_s=0.5)
+    old, new = ThreadSite(store, terms, "a"), ThreadSite(store, terms, "a", replace=False)
+    old.after_join = lambda: (new.start(), new.join(30))
+    old.start()
+    old.join(60)
+    assert "site a already runs as incarnation 0" in str(new.error) and new.steps == 0
+    assert old.error is None and old.outer.finished
+    assert store.list(keys.site_prefix("a")) == [keys.beat("a", 0), keys.claim("a", 0)]

@@ -29,7 +29,7 @@ from composer_prime.sync.ranks import TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 
-OUTER, SITE, KEY = "COMPOSER_PRIME_OUTER", "COMPOSER_PRIME_SITE", "COMPOSER_PRIME_KEY"
+OUTER, SITE, KEY, SAME_NAME = (f"COMPOSER_PRIME_{name}" for name in ("OUTER", "SITE", "KEY", "SAME_NAME"))
 
 Function = Callable[..., Any]
 
@@ -41,25 +41,31 @@ class HookSettings:
     uri       the run's root in its bucket
     site      the site's name; None: that of upstream's run
     key_file  the site's private key, in a run that admits keys
+    replace   whether the site takes its name over from a process that is still alive; otherwise it is refused
     """
 
     uri: str
     site: str | None
     key_file: Path | None
+    replace: bool = True
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> "HookSettings | None":
         """None where no outer run is configured. Raises ConfigError when only a part of one is."""
-        uri, site, key = (environ.get(name, "").strip() for name in (OUTER, SITE, KEY))
+        uri, site, key, same = (environ.get(name, "").strip() for name in (OUTER, SITE, KEY, SAME_NAME))
         if not uri:
-            for name, value in ((SITE, site), (KEY, key)):
+            for name, value in ((SITE, site), (KEY, key), (SAME_NAME, same)):
                 if value:
                     raise ConfigError(
                         f"{name} is set ({value}) and {OUTER} isn't: set {OUTER} to the run's place in its bucket, "
                         "such as s3://bucket/runs/run-1, or unset both to train without an outer loop"
                     )
             return None
-        return cls(uri, site or None, Path(key).expanduser() if key else None)
+        if same not in ("", "replace", "refuse"):
+            raise ConfigError(
+                f'{SAME_NAME} ({same}) must be "replace" or "refuse": what to do when a process of its name is alive'
+            )
+        return cls(uri, site or None, Path(key).expanduser() if key else None, same != "refuse")
 
 
 def install(environ: Mapping[str, str] = os.environ) -> None:
@@ -102,7 +108,7 @@ def _place(settings: HookSettings, upstream: versions.Upstream, config: Any) -> 
         check_site_name(name)
     except ConfigError as error:
         raise ConfigError(f"{SITE}: {error}") from None
-    return Place(settings.uri, name, settings.key_file, folder / FOLDER)
+    return Place(settings.uri, name, settings.key_file, folder / FOLDER, settings.replace)
 
 
 def _show_our_log() -> None:

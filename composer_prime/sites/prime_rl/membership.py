@@ -45,12 +45,14 @@ class Place:
     site      the site's name
     key_file  its private key, in a run that admits keys
     folder    what the outer loop keeps on this site's disk
+    replace   as `SiteIdentity.replace`
     """
 
     uri: str
     site: str
     key_file: Path | None
     folder: Path
+    replace: bool = True
 
     @property
     def journal(self) -> Path:
@@ -199,7 +201,7 @@ class _Leading:
             store,
             terms,
             run=run,
-            site=SiteIdentity(place.site, key),
+            site=SiteIdentity(place.site, key, place.replace),
             founding=founding,
             journal=FileJournal(place.journal),
         )

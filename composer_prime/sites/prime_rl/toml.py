@@ -220,7 +220,8 @@ def site_environment(recipe: PrimeRecipe, site: str) -> dict[str, str]:
         return {}
     key_file = recipe.site.key_file
     key = {} if key_file is None else {"COMPOSER_PRIME_KEY": str(key_file.expanduser().absolute())}
-    return {"COMPOSER_PRIME_OUTER": uri, "COMPOSER_PRIME_SITE": site, **key}
+    same = {"COMPOSER_PRIME_SAME_NAME": "refuse"} if recipe.site.same_name == "refuse" else {}
+    return {"COMPOSER_PRIME_OUTER": uri, "COMPOSER_PRIME_SITE": site, **key, **same}
 
 
 def _place(data: Data, recipe: PrimeRecipe, files: SiteFiles, dialect: Dialect) -> None:

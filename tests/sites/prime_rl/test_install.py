@@ -85,9 +85,16 @@ def test_every_name_is_wrapped_where_a_run_is_configured_and_none_where_not(trai
 
 
 def test_a_site_or_key_without_a_store_is_refused() -> None:
-    for name in ("COMPOSER_PRIME_SITE", "COMPOSER_PRIME_KEY"):
+    for name in ("COMPOSER_PRIME_SITE", "COMPOSER_PRIME_KEY", "COMPOSER_PRIME_SAME_NAME"):
         with pytest.raises(ConfigError, match=f"{name} is set .x. and COMPOSER_PRIME_OUTER isn't"):
             hook.install({name: "x"})
+
+
+def test_whether_a_name_may_be_taken_over_is_read_or_refused() -> None:
+    found = [hook.HookSettings.read(OUTER | {"COMPOSER_PRIME_SAME_NAME": word}) for word in ("", "replace", "refuse")]
+    assert [each.replace for each in found if each is not None] == [True, True, False]
+    with pytest.raises(ConfigError, match=r'SAME_NAME \(no\) must be "replace" or "refuse"'):
+        hook.HookSettings.read(OUTER | {"COMPOSER_PRIME_SAME_NAME": "no"})
 
 
 def test_in_a_trainer_that_is_said_in_one_line(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
