@@ -4,7 +4,6 @@ broadcasts/step_N/{model.safetensors, STABLE}: N training steps are behind these
 renamed into place; the marker is for readers that, as PRIME-RL's, look for it.
 """
 
-import os
 import re
 import shutil
 from pathlib import Path
@@ -12,6 +11,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from composer_prime.sites.embedded.whole_folder import whole_folder
 
 STABLE = "STABLE"
 KEEP = 4
@@ -21,17 +22,19 @@ KEEP = 4
 def publish(model: nn.Module, broadcasts: Path, version: int) -> Path:
     """Put the weights of policy version `version` in place, drop all but the newest KEEP, and return the folder.
 
-    Newer versions are dropped first: they are from before a resume that went back to this one.
+    Newer versions are dropped first: they are from before a resume that went back to this one. Raises SiteError when
+    they can't be written.
     """
     folder = broadcasts / f"step_{version}"
-    making = broadcasts / f".{folder.name}.{os.getpid()}"
-    shutil.rmtree(making, ignore_errors=True)
-    making.mkdir(parents=True)
-    save_file(weights(model), making / "model.safetensors", metadata={"format": "pt"})
-    (making / STABLE).touch()
-    for stale in [one for one in published(broadcasts) if one >= version]:
-        shutil.rmtree(broadcasts / f"step_{stale}")
-    making.rename(folder)
+
+    def drop_newer() -> None:
+        for stale in [one for one in published(broadcasts) if one > version]:
+            shutil.rmtree(broadcasts / f"step_{stale}")
+
+    values = weights(model)
+    with whole_folder(folder, before=drop_newer) as making:
+        save_file(values, making / "model.safetensors", metadata={"format": "pt"})
+        (making / STABLE).touch()
     for old in published(broadcasts)[:-KEEP]:
         shutil.rmtree(broadcasts / f"step_{old}")
     return folder

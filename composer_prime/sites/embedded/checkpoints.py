@@ -4,7 +4,6 @@ checkpoints/step_N/state.pt, after N training steps; made under another name and
 `weights_only`, so a checkpoint can hold tensors and plain data but no code.
 """
 
-import os
 import pickle
 import re
 import shutil
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from composer_prime.errors import CorruptObject
+from composer_prime.sites.embedded.whole_folder import whole_folder
 
 KEEP = 2
 """Checkpoints kept: the newest, and the one before for a newest that proves unreadable."""
@@ -23,14 +23,12 @@ def save_checkpoint(checkpoints: Path, step: int, state: dict[str, Any]) -> Path
     """Write the state after `step` training steps, drop all but the newest KEEP, and return the folder.
 
     state  nested dicts and lists of tensors, numbers and strings
+
+    Raises SiteError when it can't be written; the checkpoints before stay.
     """
     folder = checkpoints / f"step_{step}"
-    making = checkpoints / f".{folder.name}.{os.getpid()}"
-    shutil.rmtree(making, ignore_errors=True)
-    making.mkdir(parents=True)
-    torch.save(state, making / "state.pt")
-    shutil.rmtree(folder, ignore_errors=True)
-    making.rename(folder)
+    with whole_folder(folder) as making:
+        torch.save(state, making / "state.pt")
     for old in saved_steps(checkpoints)[:-KEEP]:
         shutil.rmtree(checkpoints / f"step_{old}")
     return folder
