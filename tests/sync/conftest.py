@@ -3,6 +3,9 @@
 import pytest
 
 from composer_prime.store import open_store
+from tests.servers.fixtures import rclone
+
+__all__ = ["rclone"]
 
 
 @pytest.fixture

@@ -1,16 +1,17 @@
 """Whole sites on threads: the outer loop as a trainer meets it."""
 
 import json
-import random
 import threading
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 import torch
 
-from composer_prime.errors import FingerprintMismatch, ProtocolError, StoreError
+from composer_prime.errors import FingerprintMismatch, KeyMissing, ProtocolError, StoreError
 from composer_prime.outer.fragments import trainable
 from composer_prime.store import Store, keys, open_store
+from composer_prime.store.faulty import FaultPlan, FaultyStore, WriteLog
 from composer_prime.sync.canonical import PROTOCOL
 from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.records import Manifest
@@ -136,38 +137,49 @@ def test_interrupt_frees_a_site_that_waits_for_a_quorum_that_never_comes(store):
     assert site.saved["outer"]["fragments"][0]["captured"] is not None
 
 
-class Flaky:
-    """A store that fails one call in four once it is told to, by seed."""
+FAULTS = FaultPlan(
+    error_before=0.1, error_after=0.1, own_retry=0.1, latency=0.2, latency_s=0.01, stale_list=0.2, stale_operations=5
+)
+"""All that a sound store over a bad network may show: requests and answers lost, repeated, late; lists that lag."""
 
-    def __init__(self, inner: Store, seed: int) -> None:
-        self._inner, self._dice, self.failing, self.num_failed = inner, random.Random(seed), False, 0
+
+class LaterFaulty:
+    """A store that is sound until it is told to be faulty; it counts what failed since."""
+
+    def __init__(self, inner: Store, seed: int, writes: WriteLog) -> None:
+        self._sound, self._faulty = inner, FaultyStore(inner, replace(FAULTS, seed=seed), writes=writes)
+        self.is_faulty, self.num_failed = False, 0
 
     def __getattr__(self, name: str) -> Any:
-        call = getattr(self._inner, name)
-        if name not in ("get", "get_range", "put", "create", "list"):
+        call = getattr(self._faulty if self.is_faulty else self._sound, name)
+        if not callable(call):
             return call
 
-        def risky(*args: Any) -> Any:
-            if self.failing and self._dice.random() < 0.25:
+        def counted(*args: Any) -> Any:
+            try:
+                return call(*args)
+            except KeyMissing:
+                raise
+            except StoreError:
                 self.num_failed += 1
-                raise StoreError(f"{name} failed by the dice")
-            return call(*args)
+                raise
 
-        return risky
+        return counted
 
 
 def test_a_store_that_fails_now_and_then_loses_nothing_and_stops_nobody(store, monkeypatch):
     monkeypatch.setattr("composer_prime.sync.driver.RETRY_S", 0.02)
-    flaky = [Flaky(store, seed) for seed in range(2)]
+    writes = WriteLog()
+    faulty = [LaterFaulty(store, seed, writes) for seed in range(2)]
     terms = make_terms(sync_delay=1, rounds=4)
     sites = [
         ThreadSite(cast(Store, one), terms, name, data_seed=index)
-        for index, (one, name) in enumerate(zip(flaky, "ab", strict=True))
+        for index, (one, name) in enumerate(zip(faulty, "ab", strict=True))
     ]
-    for site, one in zip(sites, flaky, strict=True):
-        site.after_join = lambda one=one: setattr(one, "failing", True)
+    for site, one in zip(sites, faulty, strict=True):
+        site.after_join = lambda one=one: setattr(one, "is_faulty", True)
     run_sites(*sites)
-    assert min(one.num_failed for one in flaky) > 5
+    assert min(one.num_failed for one in faulty) > 5
     assert shas(sites[0]) == shas(sites[1])
     for site in sites:
         assert_fates_add_up(site)
