@@ -248,3 +248,15 @@ def run_sites(*sites: ThreadSite, timeout_s: float = 60) -> None:
     for site in sites:
         if site.error is not None:
             raise site.error
+
+
+def shas(site: ThreadSite) -> list[str]:
+    """The hashes of its masters, at its end."""
+    return [master["sha256"] for master in site.summary["masters"]]
+
+
+def assert_fates_add_up(site: ThreadSite) -> None:
+    """Every token it trained was merged or, counted, dropped."""
+    for ledger in site.summary["tokens"]:
+        assert ledger["trained"] == site.steps * 10
+        assert ledger["merged"] + ledger["dropped"] == ledger["trained"]

@@ -2,23 +2,20 @@
 
 import json
 import threading
-from dataclasses import replace
-from typing import Any, cast
 
 import pytest
 import torch
 
-from composer_prime.errors import FingerprintMismatch, KeyMissing, ProtocolError, StoreError
+from composer_prime.errors import FingerprintMismatch, ProtocolError
 from composer_prime.outer.fragments import trainable
-from composer_prime.store import Store, keys, open_store
-from composer_prime.store.faulty import FaultPlan, FaultyStore, WriteLog
+from composer_prime.store import keys, open_store
 from composer_prime.sync.canonical import PROTOCOL
 from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.records import Manifest
 from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.start import Founding, create_or_join
-from tests.sync.harness import ThreadSite, make_net, make_terms, run_sites, train_step
+from tests.sync.harness import ThreadSite, assert_fates_add_up, make_net, make_terms, run_sites, shas, train_step
 
 
 @pytest.fixture
@@ -26,18 +23,8 @@ def store(request):
     return open_store(f"memory://{request.node.name}")
 
 
-def shas(site: ThreadSite) -> list[str]:
-    return [master["sha256"] for master in site.summary["masters"]]
-
-
 def versions(site: ThreadSite) -> list[int]:
     return [master["version"] for master in site.summary["masters"]]
-
-
-def assert_fates_add_up(site: ThreadSite) -> None:
-    for ledger in site.summary["tokens"]:
-        assert ledger["trained"] == site.steps * 10
-        assert ledger["merged"] + ledger["dropped"] == ledger["trained"]
 
 
 def events(store, site: str, name: str) -> list[dict]:
@@ -135,54 +122,6 @@ def test_interrupt_frees_a_site_that_waits_for_a_quorum_that_never_comes(store):
     site.join(30)
     assert not site.is_alive() and site.error is None
     assert site.saved["outer"]["fragments"][0]["captured"] is not None
-
-
-FAULTS = FaultPlan(
-    error_before=0.1, error_after=0.1, own_retry=0.1, latency=0.2, latency_s=0.01, stale_list=0.2, stale_operations=5
-)
-"""All that a sound store over a bad network may show: requests and answers lost, repeated, late; lists that lag."""
-
-
-class LaterFaulty:
-    """A store that is sound until it is told to be faulty; it counts what failed since."""
-
-    def __init__(self, inner: Store, seed: int, writes: WriteLog) -> None:
-        self._sound, self._faulty = inner, FaultyStore(inner, replace(FAULTS, seed=seed), writes=writes)
-        self.is_faulty, self.num_failed = False, 0
-
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self._faulty if self.is_faulty else self._sound, name)
-        if not callable(call):
-            return call
-
-        def counted(*args: Any) -> Any:
-            try:
-                return call(*args)
-            except KeyMissing:
-                raise
-            except StoreError:
-                self.num_failed += 1
-                raise
-
-        return counted
-
-
-def test_a_store_that_fails_now_and_then_loses_nothing_and_stops_nobody(store, monkeypatch):
-    monkeypatch.setattr("composer_prime.sync.driver.RETRY_S", 0.02)
-    writes = WriteLog()
-    faulty = [LaterFaulty(store, seed, writes) for seed in range(2)]
-    terms = make_terms(sync_delay=1, rounds=4)
-    sites = [
-        ThreadSite(cast(Store, one), terms, name, data_seed=index)
-        for index, (one, name) in enumerate(zip(faulty, "ab", strict=True))
-    ]
-    for site, one in zip(sites, faulty, strict=True):
-        site.after_join = lambda one=one: setattr(one, "is_faulty", True)
-    run_sites(*sites)
-    assert min(one.num_failed for one in faulty) > 5
-    assert shas(sites[0]) == shas(sites[1])
-    for site in sites:
-        assert_fates_add_up(site)
 
 
 def test_a_model_of_other_shapes_is_refused_with_the_difference_shown(store):

@@ -1,0 +1,139 @@
+"""What may befall a bucket under a live run: errors, expired credentials, huge records, loss. No work is lost by it."""
+
+import threading
+import time
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from composer_prime.errors import KeyMissing, RunGone, StoreError
+from composer_prime.store import Store, keys
+from composer_prime.store.faulty import FaultPlan, FaultyStore, WriteLog
+from composer_prime.sync.canonical import MAX_RECORD_BYTES
+from tests.sync.harness import ThreadSite, assert_fates_add_up, make_terms, run_sites, shas
+
+FAULTS = FaultPlan(
+    error_before=0.1, error_after=0.1, own_retry=0.1, latency=0.2, latency_s=0.01, stale_list=0.2, stale_operations=5
+)
+"""All that a sound store over a bad network may show: requests and answers lost, repeated, late; lists that lag."""
+
+
+class LaterFaulty:
+    """A store that is sound until it is told to be faulty; it counts what failed since."""
+
+    def __init__(self, inner: Store, seed: int, writes: WriteLog) -> None:
+        self._sound, self._faulty = inner, FaultyStore(inner, replace(FAULTS, seed=seed), writes=writes)
+        self.is_faulty, self.num_failed = False, 0
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._faulty if self.is_faulty else self._sound, name)
+        if not callable(call):
+            return call
+
+        def counted(*args: Any) -> Any:
+            try:
+                return call(*args)
+            except KeyMissing:
+                raise
+            except StoreError:
+                self.num_failed += 1
+                raise
+
+        return counted
+
+
+def test_a_store_that_fails_now_and_then_loses_nothing_and_stops_nobody(store, monkeypatch):
+    monkeypatch.setattr("composer_prime.sync.driver.RETRY_S", 0.02)
+    writes = WriteLog()
+    faulty = [LaterFaulty(store, seed, writes) for seed in range(2)]
+    terms = make_terms(sync_delay=1, rounds=4)
+    sites = [
+        ThreadSite(cast(Store, one), terms, name, data_seed=index)
+        for index, (one, name) in enumerate(zip(faulty, "ab", strict=True))
+    ]
+    for site, one in zip(sites, faulty, strict=True):
+        site.after_join = lambda one=one: setattr(one, "is_faulty", True)
+    run_sites(*sites)
+    assert min(one.num_failed for one in faulty) > 5
+    assert shas(sites[0]) == shas(sites[1])
+    for site in sites:
+        assert_fates_add_up(site)
+
+
+class Expiring:
+    """A store whose credentials expire for a while, which the S3 and GCS stores report as a StoreError."""
+
+    def __init__(self, inner: Store) -> None:
+        self._inner, self.expired, self.num_refused = inner, threading.Event(), 0
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._inner, name)
+        if not callable(call) or name == "close":
+            return call
+
+        def refusing(*args: Any) -> Any:
+            if self.expired.is_set():
+                self.num_refused += 1
+                raise StoreError("ExpiredToken: renew the credentials, which are read again")
+            return call(*args)
+
+        return refusing
+
+
+def test_credentials_that_expire_midway_hold_a_site_up_and_lose_nothing_once_renewed(store, monkeypatch):
+    monkeypatch.setattr("composer_prime.sync.driver.RETRY_S", 0.02)
+    expiring = Expiring(store)
+    terms = make_terms(sync_delay=1, rounds=8, quorum=2, grace_s=60.0, liveness_s=60.0)
+    a, b = ThreadSite(cast(Store, expiring), terms, "a"), ThreadSite(store, terms, "b", data_seed=1)
+    for site in (a, b):
+        site.start()
+    while not store.list(keys.offers_prefix(0, 2)):
+        time.sleep(0.005)
+    expiring.expired.set()
+    stood = a.outer.summary()["masters"]
+    time.sleep(0.5)
+    assert a.is_alive() and expiring.num_refused > 3
+    assert all(
+        now["version"] <= then["version"] + 1 for now, then in zip(a.outer.summary()["masters"], stood, strict=True)
+    )
+    expiring.expired.clear()
+    for site in (a, b):
+        site.join(60)
+        assert site.error is None and site.outer.finished
+        assert_fates_add_up(site)
+        assert [ledger["dropped"] for ledger in site.summary["tokens"]] == [0, 0]
+    assert shas(a) == shas(b)
+
+
+def test_after_a_bucket_was_emptied_and_restored_a_site_goes_on_from_its_checkpoint(store):
+    terms = make_terms(sync_delay=1, rounds=12, liveness_s=0.2)
+    first = ThreadSite(store, terms, "a", stop_after=13)
+    run_sites(first)
+    backup = {key: store.get(key) for key in store.list("")}
+    emptied = ThreadSite(store, terms, "a", state=first.saved)
+    emptied.after_join = lambda: [store.delete(key) for key in store.list("")]
+    with pytest.raises(RunGone, match="This site's checkpoint is intact; restore the bucket"):
+        run_sites(emptied)
+    for key in store.list(""):
+        store.delete(key)
+    for key, data in backup.items():
+        store.put(key, data)
+    again = ThreadSite(store, terms, "a", state=first.saved)
+    run_sites(again)
+    assert again.outer.finished
+    assert [master["version"] for master in again.summary["masters"]] == [13, 13]
+    for ledger in again.summary["tokens"]:
+        assert (ledger["merged"], ledger["dropped"]) == (ledger["trained"], 0)
+
+
+@pytest.mark.parametrize("what", ["an offer", "a beat"])
+def test_a_record_that_is_too_large_is_not_read_and_stops_nobody(store, what):
+    sites = [ThreadSite(store, make_terms(rounds=3), name, data_seed=index) for index, name in enumerate("ab")]
+    huge = b"{" + b" " * MAX_RECORD_BYTES + b"}"
+    place = {"an offer": keys.offer(0, 1, "z"), "a beat": keys.beat("z", 0)}[what]
+    sites[0].after_join = lambda: store.put(place, huge)
+    run_sites(*sites)
+    assert shas(sites[0]) == shas(sites[1])
+    for site in sites:
+        assert_fates_add_up(site)
