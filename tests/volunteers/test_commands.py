@@ -91,6 +91,22 @@ def test_doctor_judges_for_a_recipe_and_for_nothing(cli, run: OwnedRun) -> None:
     refused(cli("doctor", run.folder / "none.toml"), "doesn't exist")
 
 
+def test_keys_of_invitations_that_expired_unused_are_revoked_at_once(cli, run: OwnedRun) -> None:
+    key = run.folder / "owner.key"
+    for name in ("alice", "bob"):
+        run.invite(name, expires_at=1000)
+    run.invite("carol")
+    answer = cli("revoke", run.uri, "--expired", "--key", key)
+    assert answer.code == 0 and [line.split("; admitted now: ")[1] for line in answer.out.splitlines()] == [
+        "a, bob, carol",
+        "a, carol",
+    ]
+    again = cli("revoke", run.uri, "--expired", "--key", key)
+    assert again.out == "no invitation expired unused: nobody is revoked\n"
+    refused(cli("revoke", run.uri, "--key", key), "needs --site NAME or --expired")
+    refused(cli("revoke", run.uri, "--site", "carol", "--expired", "--key", key), "not both")
+
+
 def test_join_refuses_in_one_line(cli, run: OwnedRun) -> None:
     refused(cli("join", "hello"), "invitation hello doesn't exist")
     refused(cli("join", "cpinv1.AAAA"), "damaged")
