@@ -94,6 +94,7 @@ def diagnose(machine: Machine, task: Task | None, link: Link | None, clock_ahead
         recipe = task.recipe if found_fit is None else found_fit.recipe
         needs = needs_of(recipe, task.terms, task.shapes, task.num_sites)
         checks += need_checks(machine, task, needs, found_fit)
+        checks += pace_checks(task, found_fit)
     checks += link_checks(link, needs, task)
     checks += clock_checks(clock_ahead_s)
     return Diagnosis(tuple(checks), needs, found_fit)
@@ -154,6 +155,32 @@ def need_checks(machine: Machine, task: Task, needs: Needs, found: Fit | None) -
         enough = needs.gpu_bytes <= memory
         remedy = "" if enough else "join from a machine with more GPU memory"
         yield Check("gpu memory", "ok" if enough else "fail", f"{_gib(needs.gpu_bytes)}, {_gib(memory)} there", remedy)
+
+
+def pace_checks(task: Task, found: Fit | None) -> Iterator[Check]:
+    """How many inner steps lie between two offers here, or how long theirs take, which all sites share."""
+    terms, wait_s = task.terms, f"{task.terms.grace_s:g} s (outer.grace_s)"
+    if isinstance(task.recipe, PrimeRecipe):
+        remedy = f"where steps take longer here than elsewhere the others wait at most {wait_s}, then go on without you"
+        said = "nothing is fitted to this machine: a PRIME-RL recipe runs as it stands, its batch and lengths too"
+        yield Check("pace", "warn", said, remedy if terms.pace == "steps" else "")
+    if found is None or found.step_s is None:
+        return
+    if terms.pace == "seconds":
+        steps = max(1, round(terms.seconds_per_turn / found.step_s))
+        said = f"about {steps} inner {'step' if steps == 1 else 'steps'} between offers, which the run makes every"
+        yield Check("pace", "ok", f"{said} {terms.seconds_per_turn:g} s")
+        return
+    steps, turn_s = terms.steps_per_turn, terms.steps_per_turn * found.step_s
+    said = f"{steps} inner {'step' if steps == 1 else 'steps'} between offers, about {turn_s:.1f} s here"
+    if turn_s <= terms.grace_s:
+        yield Check("pace", "ok", said)
+        return
+    remedy = (
+        "unless the others are as slow your offers come late, into later rounds: the run's owner mends that by a run "
+        'with outer.pace = "seconds", in which each site makes as many steps as it can'
+    )
+    yield Check("pace", "warn", f"{said}; for who is behind, the others wait at most {wait_s}", remedy)
 
 
 def link_checks(link: Link | None, needs: Needs | None, task: Task | None) -> Iterator[Check]:
