@@ -66,6 +66,29 @@ def test_who_is_behind_a_gateway_is_a_guest(cli, run: OwnedRun, more, guest) -> 
     assert read_invitation(str(run.file())).guest is guest
 
 
+@pytest.mark.parametrize("more", [("--credentials",), ("--credentials-env", "AWS_SECRET_ACCESS_KEY")])
+def test_who_gets_keys_of_the_bucket_is_a_guest_unless_said_otherwise(
+    cli, run: OwnedRun, more, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run.folder / "scoped").write_text("AWS_ACCESS_KEY_ID=one\nAWS_SECRET_ACCESS_KEY=two\n")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "two")
+    given = (*more, run.folder / "scoped") if len(more) == 1 else more
+    answer = invite(cli, run, *given)
+    assert answer.code == 0 and "as a guest: your own sites close the rounds" in answer.out
+    assert read_invitation(str(run.file())).guest and "warning" not in answer.err
+    cli("revoke", run.uri, "--site", "alice", "--key", run.folder / "owner.key")
+    run.file().unlink()
+    member = invite(cli, run, *given, "--member")
+    assert member.code == 0 and not read_invitation(str(run.file())).guest
+    assert "warning: site alice is a member, and a member's credentials can void every round" in member.err
+
+
+def test_a_place_alone_makes_nobody_a_guest(cli, run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    answer = invite(cli, run)
+    assert answer.code == 0 and not read_invitation(str(run.file())).guest and "warning" not in answer.err
+
+
 def test_a_member_behind_a_gateway_is_refused(cli, run: OwnedRun) -> None:
     refused(invite(cli, run, "--gateway", "gateway+https://h/run", "--member"), "would close rounds", "--guest")
     assert cli("invite", run.uri, "--list").out == "nobody was invited yet\n"
