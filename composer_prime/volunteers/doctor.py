@@ -16,6 +16,7 @@ from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.errors import MachineUnfit
 from composer_prime.outer.fragments import NamedShape
+from composer_prime.sync.protocol import GRACE_FLOOR_S
 from composer_prime.sync.terms import Terms
 from composer_prime.volunteers.fit import Fit, fit
 from composer_prime.volunteers.link import Link
@@ -27,6 +28,8 @@ Verdict = Literal["ok", "warn", "fail"]
 PYTHONS = ((3, 11), (3, 13))
 CLOCK_WARNED_S = 60.0
 JOIN_WARNED_S = 600.0
+FAR_S = GRACE_FLOOR_S / 4
+"""Of a small request: an offer takes some of them, and a round may wait no longer than the least grace for it."""
 GIB = 2**30
 
 
@@ -189,7 +192,10 @@ def link_checks(link: Link | None, needs: Needs | None, task: Task | None) -> It
         return
     up, down = ("not measured" if mbit is None else f"{mbit:.1f} Mbit/s" for mbit in (link.up_mbit, link.down_mbit))
     problem = f": {link.problem};" if link.problem else ","
-    yield Check("link", "ok", f"up {up}{problem} down {down}, delay {1000 * link.delay_s:.0f} ms")
+    is_far = link.delay_s > FAR_S
+    remedy = "the bucket is far away, or the way to it busy: each round takes several requests, one after another"
+    said = f"up {up}{problem} down {down}, delay {1000 * link.delay_s:.0f} ms"
+    yield Check("link", "warn" if is_far else "ok", said, remedy if is_far else "")
     if needs is None or task is None:
         return
     if link.down_mbit is not None:

@@ -94,6 +94,14 @@ def test_a_clock_that_is_off_is_only_warned_of() -> None:
         assert f"3600 s {way} the bucket's" in check(found, "clock").found
 
 
+@pytest.mark.parametrize(("delay_s", "verdict"), [(0.03, "ok"), (0.25, "ok"), (0.26, "warn")])
+def test_a_bucket_that_is_far_away_is_warned_of(delay_s: float, verdict: str) -> None:
+    found = diagnose(machine(), task(), Link(20.0, 80.0, delay_s), 0.0)
+    link = check(found, "link")
+    assert found.is_able and link.verdict == verdict and f"delay {1000 * delay_s:.0f} ms" in link.found
+    assert ("far away" in link.remedy) == (verdict == "warn")
+
+
 def test_the_link_tells_how_long_joining_takes() -> None:
     found = diagnose(machine(), task(), Link(1.0, 0.001, 0.5), 0.0)
     joining = check(found, "joining")
