@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from composer_prime.cli.store_arg import StoreArgument
+from composer_prime.errors import BadInput
 
 if TYPE_CHECKING:
     from composer_prime.sync.owner import Owner
@@ -62,11 +63,35 @@ def admit(
     typer.echo(f"admission {record.number}: site {site} may {role}; admitted now: {_names(record.keys)}")
 
 
-def revoke(store: StoreArgument, site: SiteOption, key: KeyOption = None) -> None:
+def revoke(
+    store: StoreArgument,
+    site: Annotated[str | None, typer.Option("--site", help="The site's name.", show_default=False)] = None,
+    expired: Annotated[
+        bool, typer.Option("--expired", help="Every site whose invitation expired before it ever came.")
+    ] = False,
+    key: KeyOption = None,
+) -> None:
     """Take a site's key out of a run: from now on nothing it signs counts. What was merged of it stays."""
-    with _owner(store, key) as owner:
-        record = owner.revoke(site)
-    typer.echo(f"admission {record.number}: site {site} is revoked; admitted now: {_names(record.keys)}")
+    if (site is None) == (not expired):
+        raise BadInput("revoke needs --site NAME or --expired, and not both: say whose key is taken out")
+    sites = [site] if site is not None else _expired(store)
+    for name in sites:
+        with _owner(store, key) as owner:
+            record = owner.revoke(name)
+        typer.echo(f"admission {record.number}: site {name} is revoked; admitted now: {_names(record.keys)}")
+    if not sites:
+        typer.echo("no invitation expired unused: nobody is revoked")
+
+
+def _expired(store: str) -> list[str]:
+    import time
+    from contextlib import closing
+
+    from composer_prime.store import open_store
+    from composer_prime.volunteers.host import expired_unused
+
+    with closing(open_store(store)) as opened:
+        return expired_unused(opened, time.time())
 
 
 def committer(

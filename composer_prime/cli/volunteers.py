@@ -54,7 +54,7 @@ def invite(
         bool | None,
         typer.Option(
             "--guest/--member",
-            help="A guest offers, and never closes a round; default: a guest behind a gateway, else a member.",
+            help="A guest offers, and never closes a round; default: a guest behind a gateway or with credentials.",
             show_default=False,
         ),
     ] = None,
@@ -73,17 +73,20 @@ def invite(
     from composer_prime.config import load_any
     from composer_prime.store import open_store
     from composer_prime.sync.signatures import SigningKey
-    from composer_prime.volunteers.credentials import read_credentials
+    from composer_prime.volunteers.credentials import holds_keys, read_credentials, rights_warnings
     from composer_prime.volunteers.entrance import utc
     from composer_prime.volunteers.host import Invitee, gateway_warning, invite, parse_expiry
 
     environment = read_credentials(credentials, credentials_env, gateway)
-    is_guest = gateway is not None if guest is None else guest
+    is_guest = (gateway is not None or holds_keys(environment)) if guest is None else guest
     invitee = Invitee(name, parse_expiry(expires, time.time()), public, is_guest, gateway, environment)
     path = Path(f"{name}.invitation") if out is None else out
     with closing(open_store(store)) as opened:
         made = invite(opened, SigningKey.load(key), invitee, load_any(recipe), path)
-    typer.echo(f"{path}: site {name} may join run {made.run} until {utc(made.expires_at)}")
+    role = ", as a guest: your own sites close the rounds" if made.guest else ""
+    typer.echo(f"{path}: site {name} may join run {made.run} until {utc(made.expires_at)}{role}")
+    for warning in rights_warnings(made):
+        typer.echo(f"warning: {warning}", err=True)
     if gateway is not None and (warning := gateway_warning(gateway)) is not None:
         typer.echo(f"warning: {warning}", err=True)
     if made.seed or made.environment:

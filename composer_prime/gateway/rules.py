@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from composer_prime.errors import KeyMissing
 from composer_prime.gateway import contents, policy
+from composer_prime.gateway.invitations import Invitations
 from composer_prime.gateway.policy import Operation, RunFacts
-from composer_prime.gateway.refusal import busy
+from composer_prime.gateway.refusal import busy, not_admitted
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.store.keys import Place
@@ -35,7 +36,7 @@ class Rules(Protocol):
         ...
 
     def write_refusal(self, site: str, operation: Operation, key: str, nbytes: int) -> str | None:
-        """Why `site` may not write so many bytes there, whatever they are."""
+        """Why `site` may not write so many bytes there, whatever they are. Raises Refusal when it may write nothing."""
         ...
 
     def content_fault(self, site: str, key: str, data: bytes) -> str | None:
@@ -55,11 +56,18 @@ class MemberRules:
     """For the sites of one run that may not close its rounds: see `policy`."""
 
     def __init__(
-        self, store: Store, facts: RunFacts, roster: Roster, *, clock: Callable[[], float] = time.monotonic
+        self,
+        store: Store,
+        facts: RunFacts,
+        roster: Roster,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._facts = facts
         self._roster = roster
+        self._invitations = Invitations(store, roster, wall=wall)
         self._clock = clock
         self._lock = threading.Lock()
         self._open: dict[int, int] = {}
@@ -76,6 +84,8 @@ class MemberRules:
 
     def write_refusal(self, site: str, operation: Operation, key: str, nbytes: int) -> str | None:
         refusal = policy.write_refusal(site, operation, key, nbytes, self._facts)
+        if refusal is None and (too_late := self._invitations.refusal(site)):
+            raise not_admitted(403, too_late)
         place = keys.place(key)
         if refusal is not None or place is None or place.kind not in ("offer", "payload"):
             return refusal

@@ -209,3 +209,14 @@ class Admission(Signed):
     """The only site that commits, where the run has a fixed one."""
     guests: tuple[str, ...] = ()
     """Sites admitted that may offer and never commit, merge a part or close the run; sorted."""
+
+
+class Invited(Signed):
+    """Create-once, owner-signed: who was invited, and until when. What was admitted stands in the admissions."""
+
+    site: str
+    number: int = Field(ge=1)
+    public: str
+    guest: bool
+    expires_at: int = Field(ge=0)
+    """Unix seconds from which on the site doesn't come in any more, if it hasn't until then."""

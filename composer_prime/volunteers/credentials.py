@@ -1,17 +1,23 @@
 """Which variables travel in an invitation, so that the volunteer's machine reaches the bucket: read where the host is.
 
-Endpoint and region come along by themselves; keys only when the owner names them.
+Endpoint and region come along by themselves; keys only when the owner names them, and what these may write is tried.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-from composer_prime.errors import BadInput
-from composer_prime.volunteers.invitation import check_environment
+from composer_prime.errors import BadInput, StoreError, StoreUnusable
+from composer_prime.store import keys, open_store
+from composer_prime.store.base import Store
+from composer_prime.volunteers.invitation import IDENTITY, Invitation, adopt_environment, check_environment
 
 PLACES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_REGION")
 """Not secret, and the same for everybody."""
+KEYED = ("s3://", "hf://")
+"""Stores that know who asks by the variables of an invitation."""
+POLICIES = "infra/bucket"
 
 
 def read_credentials(
@@ -38,6 +44,77 @@ def read_credentials(
         return {}
     check_environment(given)
     return {name: environ[name] for name in PLACES if environ.get(name)} | given
+
+
+def holds_keys(environment: Mapping[str, str]) -> bool:
+    """Whether keys of the bucket are among the variables, and not its place alone."""
+    return not environment.keys() <= set(PLACES)
+
+
+def rights_warnings(invitation: Invitation) -> Iterator[str]:
+    """What the owner should know of the keys that travel in an invitation; they are tried, and nothing is changed."""
+    if not holds_keys(invitation.environment):
+        return
+    if not invitation.guest:
+        yield (
+            f"site {invitation.site} is a member, and a member's credentials can void every round: give them to "
+            f"machines that you trust, or invite a guest (leave --member out) with {POLICIES}/guest-policy.json"
+        )
+    if not invitation.uri.startswith(KEYED):
+        return
+    with _as_invited(invitation), closing(open_store(invitation.uri)) as store:
+        try:
+            fault = rights_fault(store, guest=invitation.guest)
+        except (StoreError, StoreUnusable) as error:
+            fault = f"the credentials that travel couldn't be tried from here: {error}"
+    if fault is not None:
+        yield fault
+
+
+def rights_fault(store: Store, *, guest: bool) -> str | None:
+    """What a site's credentials may write in a run and shouldn't; None where nothing was found.
+
+    store   opened with them
+
+    Tried by creating again what is there, byte for byte: who may do so is told that it is there, and nothing changes.
+    Raises StoreError when the run can't be read with them, StoreUnusable at first contact.
+    """
+    admissions = store.list(keys.admissions_prefix())
+    if admissions and _may_write(store, admissions[-1]):
+        return (
+            f"the credentials that travel may write {admissions[-1]}, which only the run's owner does: whoever has "
+            f"them can spoil the run. Scope them to the site, by {POLICIES}/{'guest' if guest else 'site'}-policy.json"
+        )
+    if guest and _may_write(store, keys.manifest()):
+        return (
+            f"the credentials that travel may write {keys.manifest()}, as a member's do, who can void every round: "
+            f"scope them by {POLICIES}/guest-policy.json"
+        )
+    return None
+
+
+def _may_write(store: Store, key: str) -> bool:
+    data = store.get(key)
+    try:
+        store.create(key, data)
+    except StoreError:  # refused: they have just read it, so it isn't the network
+        return False
+    return True
+
+
+@contextmanager
+def _as_invited(invitation: Invitation) -> Iterator[None]:
+    """Reach stores that are opened meanwhile as the volunteer will."""
+    before = {name: os.environ.get(name) for name in {*IDENTITY, *invitation.environment}}
+    adopt_environment(invitation)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _read_file(path: Path) -> dict[str, str]:

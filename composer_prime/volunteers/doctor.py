@@ -16,6 +16,7 @@ from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.errors import MachineUnfit
 from composer_prime.outer.fragments import NamedShape
+from composer_prime.sync.protocol import GRACE_FLOOR_S
 from composer_prime.sync.terms import Terms
 from composer_prime.volunteers.fit import Fit, fit
 from composer_prime.volunteers.link import Link
@@ -27,6 +28,8 @@ Verdict = Literal["ok", "warn", "fail"]
 PYTHONS = ((3, 11), (3, 13))
 CLOCK_WARNED_S = 60.0
 JOIN_WARNED_S = 600.0
+FAR_S = GRACE_FLOOR_S / 4
+"""Of a small request: an offer takes some of them, and a round may wait no longer than the least grace for it."""
 GIB = 2**30
 
 
@@ -94,6 +97,7 @@ def diagnose(machine: Machine, task: Task | None, link: Link | None, clock_ahead
         recipe = task.recipe if found_fit is None else found_fit.recipe
         needs = needs_of(recipe, task.terms, task.shapes, task.num_sites)
         checks += need_checks(machine, task, needs, found_fit)
+        checks += pace_checks(task, found_fit)
     checks += link_checks(link, needs, task)
     checks += clock_checks(clock_ahead_s)
     return Diagnosis(tuple(checks), needs, found_fit)
@@ -156,13 +160,42 @@ def need_checks(machine: Machine, task: Task, needs: Needs, found: Fit | None) -
         yield Check("gpu memory", "ok" if enough else "fail", f"{_gib(needs.gpu_bytes)}, {_gib(memory)} there", remedy)
 
 
+def pace_checks(task: Task, found: Fit | None) -> Iterator[Check]:
+    """How many inner steps lie between two offers here, or how long theirs take, which all sites share."""
+    terms, wait_s = task.terms, f"{task.terms.grace_s:g} s (outer.grace_s)"
+    if isinstance(task.recipe, PrimeRecipe):
+        remedy = f"where steps take longer here than elsewhere the others wait at most {wait_s}, then go on without you"
+        said = "nothing is fitted to this machine: a PRIME-RL recipe runs as it stands, its batch and lengths too"
+        yield Check("pace", "warn", said, remedy if terms.pace == "steps" else "")
+    if found is None or found.step_s is None:
+        return
+    if terms.pace == "seconds":
+        steps = max(1, round(terms.seconds_per_turn / found.step_s))
+        said = f"about {steps} inner {'step' if steps == 1 else 'steps'} between offers, which the run makes every"
+        yield Check("pace", "ok", f"{said} {terms.seconds_per_turn:g} s")
+        return
+    steps, turn_s = terms.steps_per_turn, terms.steps_per_turn * found.step_s
+    said = f"{steps} inner {'step' if steps == 1 else 'steps'} between offers, about {turn_s:.1f} s here"
+    if turn_s <= terms.grace_s:
+        yield Check("pace", "ok", said)
+        return
+    remedy = (
+        "unless the others are as slow your offers come late, into later rounds: the run's owner mends that by a run "
+        'with outer.pace = "seconds", in which each site makes as many steps as it can'
+    )
+    yield Check("pace", "warn", f"{said}; for who is behind, the others wait at most {wait_s}", remedy)
+
+
 def link_checks(link: Link | None, needs: Needs | None, task: Task | None) -> Iterator[Check]:
     """The way to the bucket: its speed, and what joining and a round take over it."""
     if link is None:
         return
     up, down = ("not measured" if mbit is None else f"{mbit:.1f} Mbit/s" for mbit in (link.up_mbit, link.down_mbit))
     problem = f": {link.problem};" if link.problem else ","
-    yield Check("link", "ok", f"up {up}{problem} down {down}, delay {1000 * link.delay_s:.0f} ms")
+    is_far = link.delay_s > FAR_S
+    remedy = "the bucket is far away, or the way to it busy: each round takes several requests, one after another"
+    said = f"up {up}{problem} down {down}, delay {1000 * link.delay_s:.0f} ms"
+    yield Check("link", "warn" if is_far else "ok", said, remedy if is_far else "")
     if needs is None or task is None:
         return
     if link.down_mbit is not None:

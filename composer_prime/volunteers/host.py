@@ -23,7 +23,7 @@ from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.members import PRESENT
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.reading import find_record
-from composer_prime.sync.records import Claim, Manifest
+from composer_prime.sync.records import Claim, Invited, Manifest
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.signatures import SigningKey, check_public, verify
 from composer_prime.sync.terms import terms_of
@@ -31,7 +31,6 @@ from composer_prime.volunteers.entrance import BEATS_WATCHED
 from composer_prime.volunteers.invitation import (
     SEED_BYTES,
     Invitation,
-    Invited,
     check_environment,
     write_invitation,
 )
@@ -156,11 +155,7 @@ def standings(store: Store, now: float, wait: Callable[[float], object] = time.s
     manifest, sha = find_manifest(store)
     roster = Roster(store, manifest, sha)
     roster.refresh()
-    records: list[Invited] = []
-    for key in store.list(launch_keys.invitations_prefix()):
-        record = find_record(store, Invited, key) if launch_keys.is_invitation(key) else None
-        if record is not None and roster.owner_fault(record) is None:
-            records.append(record)
+    records = _records(store, roster)
     newest = {record.site: record.number for record in records}  # keys sort by number
     presences = _presences(store, manifest.terms.liveness_s, wait) if records else {}
     found = []
@@ -174,6 +169,29 @@ def standings(store: Store, now: float, wait: Callable[[float], object] = time.s
             state = "holds" if now < record.expires_at else "expired"
         presence = presences.get(record.site, "") if starts and state != "replaced" else ""
         found.append(Standing(record.site, record.number, record.expires_at, record.guest, state, starts, presence))
+    return found
+
+
+def expired_unused(store: Store, now: float) -> list[str]:
+    """Sites that are admitted still, by an invitation that expired before they ever came. BadInput without a run."""
+    manifest, sha = find_manifest(store)
+    roster = Roster(store, manifest, sha)
+    roster.refresh()
+    newest = {record.site: record for record in _records(store, roster)}
+    return [
+        site
+        for site, record in newest.items()
+        if now >= record.expires_at and roster.admitted().get(site) == record.public and not _starts(store, record, sha)
+    ]
+
+
+def _records(store: Store, roster: Roster) -> list[Invited]:
+    """The owner's records of all invitations, by site and number."""
+    found = []
+    for key in store.list(launch_keys.invitations_prefix()):
+        record = find_record(store, Invited, key) if launch_keys.is_invitation(key) else None
+        if record is not None and roster.owner_fault(record) is None:
+            found.append(record)
     return found
 
 

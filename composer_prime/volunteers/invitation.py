@@ -73,16 +73,6 @@ class Invitation(Signed):
         return key
 
 
-class Invited(Signed):
-    """Create-once, owner-signed: who was invited, and until when. What was admitted stands in the admissions."""
-
-    site: str
-    number: int = Field(ge=1)
-    public: str
-    guest: bool
-    expires_at: int = Field(ge=0)
-
-
 def encode(invitation: Invitation) -> str:
     """The invitation as one line that can be pasted anywhere."""
     packed = zstandard.ZstdCompressor(level=19).compress(invitation.to_bytes())

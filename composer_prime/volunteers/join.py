@@ -18,6 +18,7 @@ from composer_prime.errors import BadInput, ConfigError, MachineUnfit
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.store import open_store
 from composer_prime.volunteers import upstream
+from composer_prime.volunteers.caches import elsewhere, kept_below
 from composer_prime.volunteers.doctor import lines
 from composer_prime.volunteers.entrance import Entrance, check_date, enter, lent_key, own_key
 from composer_prime.volunteers.examination import examine
@@ -58,7 +59,8 @@ def join(
         recipe = prepare(invitation, wishes, folder, say)
         if recipe is not None:
             os.nice(wishes.niceness)
-            code = _take_part(recipe, invitation.site, folder, wishes, say, run_site or site_runner(recipe))
+            with kept_below(folder.root):  # before anything is imported that reads where the hub's files go
+                code = _take_part(recipe, invitation.site, folder, wishes, say, run_site or site_runner(recipe))
             if code is not None:
                 return code
         say(f"run {invitation.run} is finished")
@@ -131,6 +133,8 @@ def disclosure(
     if invitation.guest:
         yield "You are a guest: your work counts as anybody's, and the rounds are closed by the owner's sites."
     yield f"Weights: all {numel:,} parameters come to this machine, into {folder.root}, which is yours to delete."
+    if (place := elsewhere(folder.root)) is not None:
+        yield place
     yield (
         "Prompts and answers stay on this machine. Whoever reads the bucket sees what your training changed in the "
         "weights, how many tokens it took, your site's name, this machine's host name, and when you were there."

@@ -7,7 +7,7 @@ prefix, If-None-Match) and no bucket policy: those parts are judged by tests/inf
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from string import Template
@@ -18,8 +18,9 @@ import pytest
 from botocore.exceptions import ClientError
 from botocore.session import Session
 
-from composer_prime.store import keys
+from composer_prime.store import keys, open_store
 from composer_prime.store.s3_client import S3Client
+from composer_prime.volunteers.credentials import rights_fault
 from tests.gateway.test_policy import OTHERS, OWN
 from tests.infra.policies import FOLDER
 from tests.servers import S3Server, moto_server
@@ -154,3 +155,35 @@ def test_a_guest_s_credentials_write_its_own_names_and_nothing_that_others_need(
         assert status(lambda name=name: carol.put(name, b"x", 10)) == 403, name
     for each in (admin, carol):
         each.close()
+
+
+# --- what the owner is told of credentials that go into an invitation -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("user", "guest", "said"),
+    [
+        (0, True, "may write admissions/"),
+        (0, False, "may write admissions/"),
+        (1, True, "may write manifest.json, as a member's do"),
+        (1, False, None),
+        (2, True, None),
+    ],
+    ids=["all rights, guest", "all rights, member", "a member's, guest", "a member's, member", "a guest's, guest"],
+)
+def test_credentials_that_may_write_more_than_their_role_are_told_and_nothing_changes(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, user: int, guest: bool, said: str | None
+) -> None:
+    admin = client(servers[0], monkeypatch)
+    records = {f"{RUN}/{key}": key.encode() for key in (keys.manifest(), keys.admission(1), keys.admission(2))}
+    for name, data in records.items():
+        admin.put(name, data, 10)
+    for variable, value in servers[user].environment().items():
+        monkeypatch.setenv(variable, value)
+    with closing(open_store(f"s3://{moto_server.BUCKET}/{RUN}")) as store:
+        before = store.list("")
+        fault = rights_fault(store, guest=guest)
+        assert store.list("") == before
+    assert fault is None if said is None else said in (fault or "")
+    assert {name: admin.get(name, 10) for name in records} == records
+    admin.close()

@@ -9,7 +9,7 @@ import pytest
 
 from composer_prime.config.paths import run_uri
 from composer_prime.config.recipe import RecipeBase
-from composer_prime.errors import InvitationRefused
+from composer_prime.errors import InvitationRefused, StoreUnusable
 from composer_prime.store import keys, open_store
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.signatures import SigningKey
@@ -80,6 +80,24 @@ def test_a_site_starts_with_what_leads_through_the_gateway(run: OwnedRun, gatewa
     assert run.store.list(keys.site_prefix("alice")) == [keys.claim("alice", 0)]
     assert any("You are a guest" in line for line in said)
     assert SigningKey.load(VolunteerFolder(run.folder / "alice", "alice").key_file).public == invitation.public
+
+
+def test_a_volunteer_whose_clock_is_late_is_refused_by_the_gateway_s(
+    run: OwnedRun, gateway: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invitation = read_invitation(encode(run.invite(uri=f"gateway+{gateway.root}/run", guest=True, expires_at=1000)))
+    with pytest.raises(InvitationRefused, match="expired at 1970-01-01 00:16 UTC: ask"):
+        join(invitation, Wishes(folder=run.folder / "alice"), lambda line: None, lambda *args: 1)
+    monkeypatch.setattr("composer_prime.volunteers.join.check_date", lambda *args: None)
+
+    def claim(recipe: RecipeBase, site: str, resume: bool) -> int:
+        with closing(open_store(run_uri(recipe) or "")) as store:
+            store.create(keys.claim(site, 0), b"{}")
+        return 0
+
+    with pytest.raises(StoreUnusable, match="expired at 1970-01-01 00:16 UTC by the gateway's clock"):
+        join(invitation, Wishes(folder=run.folder / "alice"), lambda line: None, claim)
+    assert run.store.list(keys.site_prefix("alice")) == []
 
 
 def test_who_was_revoked_is_told_so_by_the_gateway_in_one_line(run: OwnedRun, gateway: Guarded) -> None:

@@ -66,6 +66,29 @@ def test_who_is_behind_a_gateway_is_a_guest(cli, run: OwnedRun, more, guest) -> 
     assert read_invitation(str(run.file())).guest is guest
 
 
+@pytest.mark.parametrize("more", [("--credentials",), ("--credentials-env", "AWS_SECRET_ACCESS_KEY")])
+def test_who_gets_keys_of_the_bucket_is_a_guest_unless_said_otherwise(
+    cli, run: OwnedRun, more, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run.folder / "scoped").write_text("AWS_ACCESS_KEY_ID=one\nAWS_SECRET_ACCESS_KEY=two\n")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "two")
+    given = (*more, run.folder / "scoped") if len(more) == 1 else more
+    answer = invite(cli, run, *given)
+    assert answer.code == 0 and "as a guest: your own sites close the rounds" in answer.out
+    assert read_invitation(str(run.file())).guest and "warning" not in answer.err
+    cli("revoke", run.uri, "--site", "alice", "--key", run.folder / "owner.key")
+    run.file().unlink()
+    member = invite(cli, run, *given, "--member")
+    assert member.code == 0 and not read_invitation(str(run.file())).guest
+    assert "warning: site alice is a member, and a member's credentials can void every round" in member.err
+
+
+def test_a_place_alone_makes_nobody_a_guest(cli, run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    answer = invite(cli, run)
+    assert answer.code == 0 and not read_invitation(str(run.file())).guest and "warning" not in answer.err
+
+
 def test_a_member_behind_a_gateway_is_refused(cli, run: OwnedRun) -> None:
     refused(invite(cli, run, "--gateway", "gateway+https://h/run", "--member"), "would close rounds", "--guest")
     assert cli("invite", run.uri, "--list").out == "nobody was invited yet\n"
@@ -89,6 +112,22 @@ def test_doctor_judges_for_a_recipe_and_for_nothing(cli, run: OwnedRun) -> None:
     bare = cli("doctor")
     assert bare.code == 0 and "memory" not in bare.out and "ok    torch" in bare.out
     refused(cli("doctor", run.folder / "none.toml"), "doesn't exist")
+
+
+def test_keys_of_invitations_that_expired_unused_are_revoked_at_once(cli, run: OwnedRun) -> None:
+    key = run.folder / "owner.key"
+    for name in ("alice", "bob"):
+        run.invite(name, expires_at=1000)
+    run.invite("carol")
+    answer = cli("revoke", run.uri, "--expired", "--key", key)
+    assert answer.code == 0 and [line.split("; admitted now: ")[1] for line in answer.out.splitlines()] == [
+        "a, bob, carol",
+        "a, carol",
+    ]
+    again = cli("revoke", run.uri, "--expired", "--key", key)
+    assert again.out == "no invitation expired unused: nobody is revoked\n"
+    refused(cli("revoke", run.uri, "--key", key), "needs --site NAME or --expired")
+    refused(cli("revoke", run.uri, "--site", "carol", "--expired", "--key", key), "not both")
 
 
 def test_join_refuses_in_one_line(cli, run: OwnedRun) -> None:

@@ -94,6 +94,14 @@ def test_a_clock_that_is_off_is_only_warned_of() -> None:
         assert f"3600 s {way} the bucket's" in check(found, "clock").found
 
 
+@pytest.mark.parametrize(("delay_s", "verdict"), [(0.03, "ok"), (0.25, "ok"), (0.26, "warn")])
+def test_a_bucket_that_is_far_away_is_warned_of(delay_s: float, verdict: str) -> None:
+    found = diagnose(machine(), task(), Link(20.0, 80.0, delay_s), 0.0)
+    link = check(found, "link")
+    assert found.is_able and link.verdict == verdict and f"delay {1000 * delay_s:.0f} ms" in link.found
+    assert ("far away" in link.remedy) == (verdict == "warn")
+
+
 def test_the_link_tells_how_long_joining_takes() -> None:
     found = diagnose(machine(), task(), Link(1.0, 0.001, 0.5), 0.0)
     joining = check(found, "joining")
@@ -101,6 +109,44 @@ def test_the_link_tells_how_long_joining_takes() -> None:
     assert joining.verdict == "warn" and said in joining.found
     unmeasured = diagnose(machine(), task(), Link(None, None, 0.5, "sending was not tried"), 0.0)
     assert "not measured" in check(unmeasured, "link").found and unmeasured.is_able
+
+
+SLOW = machine(torch=Torch("2.13", 1e5, "vector"))
+"""So slow that a step takes minutes even of a model of these shapes."""
+
+
+def paced(**outer) -> Task:
+    recipe = run_recipe(**outer)
+    return task(recipe=recipe, terms=terms_of(recipe))
+
+
+def test_a_machine_too_slow_for_steps_that_all_share_is_warned_with_value_limit_and_remedy() -> None:
+    found = diagnose(SLOW, paced(grace_s=30.0), LINK, 0.0)
+    said = check(found, "pace")
+    assert found.is_able and said.verdict == "warn" and found.fit is not None and found.fit.step_s is not None
+    assert f"2 inner steps between offers, about {2 * found.fit.step_s:.1f} s here" in said.found
+    assert "wait at most 30 s (outer.grace_s)" in said.found and 'outer.pace = "seconds"' in said.remedy
+    patient = diagnose(SLOW, paced(grace_s=2 * found.fit.step_s + 1), LINK, 0.0)
+    assert check(patient, "pace").verdict == "ok" and not check(patient, "pace").remedy
+
+
+def test_with_timed_turns_the_doctor_says_how_many_steps_this_machine_makes() -> None:
+    quick = diagnose(machine(), paced(pace="seconds", inner_seconds=60.0), LINK, 0.0)
+    assert quick.fit is not None and quick.fit.step_s is not None
+    steps = round(30.0 / quick.fit.step_s)
+    assert check(quick, "pace").found == f"about {steps} inner steps between offers, which the run makes every 30 s"
+    slow = check(diagnose(SLOW, paced(pace="seconds", inner_seconds=60.0), LINK, 0.0), "pace")
+    assert slow.verdict == "ok" and slow.found.startswith("about 1 inner step between offers")
+
+
+def test_the_doctor_says_that_a_prime_rl_recipe_is_not_fitted() -> None:
+    recipe = PrimeRecipe.model_validate(
+        {"run": {"name": "r"}, "max_steps": 40, "model": {"name": "org/model"}, "site": {"backend": "prime-rl"},
+         "outer": {"inner_steps": 4, "grace_s": 12}}
+    )  # fmt: skip
+    said = check(diagnose(machine(), task(recipe=recipe, terms=terms_of(recipe)), LINK, 0.0), "pace")
+    assert said.verdict == "warn" and "nothing is fitted to this machine" in said.found
+    assert "the others wait at most 12 s (outer.grace_s)" in said.remedy
 
 
 def test_a_prime_rl_site_needs_gpus() -> None:

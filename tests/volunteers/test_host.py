@@ -8,11 +8,11 @@ import pytest
 from composer_prime.errors import BadInput, ConfigError, InvitationRefused
 from composer_prime.store import keys, launch_keys
 from composer_prime.sync.owner import Owner
-from composer_prime.sync.records import Admission
+from composer_prime.sync.records import Admission, Invited
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers.credentials import read_credentials
-from composer_prime.volunteers.host import Invitee, gateway_warning, invite, parse_expiry, standings
-from composer_prime.volunteers.invitation import Invited, read_invitation
+from composer_prime.volunteers.host import Invitee, expired_unused, gateway_warning, invite, parse_expiry, standings
+from composer_prime.volunteers.invitation import read_invitation
 from tests.volunteers.owned_run import HOUR_S, OWNER, OwnedRun, come, run_recipe
 
 
@@ -181,6 +181,21 @@ def test_starts_are_counted_by_key_where_a_name_was_invited_again(run: OwnedRun)
     assert [each.starts for each in standings(run.store, 0.0)] == [2, 0]
     come(run)
     assert [each.starts for each in standings(run.store, 0.0)] == [2, 1]
+
+
+def test_who_never_came_before_the_invitation_expired_is_found_and_nobody_else(run: OwnedRun) -> None:
+    """Alice never came, bob did; carol was revoked, dave was invited again; erin has time left."""
+    over = run.invite("alice").expires_at
+    run.invite("bob")
+    come(run, "bob")
+    for name in ("carol", "dave"):
+        run.invite(name)
+        Owner(run.store, OWNER).revoke(name)
+    run.file("dave").unlink()
+    run.invite("dave", expires_at=over + HOUR_S)
+    run.invite("erin", expires_at=over + HOUR_S)
+    assert expired_unused(run.store, over - 1) == []
+    assert expired_unused(run.store, over) == ["alice"]
 
 
 def test_a_forged_record_is_not_listed(run: OwnedRun) -> None:

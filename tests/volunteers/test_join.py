@@ -25,6 +25,7 @@ from composer_prime.sync.records import Close
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers import examination, folder
 from composer_prime.volunteers import join as joining
+from composer_prime.volunteers.caches import HUB_PLACES
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import read_invitation
 from composer_prime.volunteers.join import folder_of, join
@@ -99,6 +100,25 @@ def test_the_site_gets_the_runs_recipe_with_what_is_this_machines(run: OwnedRun)
     text = "\n".join(said)
     assert "as site alice in run run" in text and "host name" in text and "reverse-letters" in text
     assert OWNER.public in text and "ok    memory" in text
+
+
+def test_what_the_site_downloads_goes_below_the_folder(run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in HUB_PLACES:
+        monkeypatch.delenv(name, raising=False)
+    root, found, said = run.folder / "alice", [], []
+    look = FakeSite(ends_with=0, then=lambda: found.append((os.environ["HF_HOME"], os.environ["XDG_CACHE_HOME"])))
+    join(run.invite(), wishes(run), said.append, look)
+    assert found == [(str(root / "cache" / "huggingface"), str(root / "cache"))]
+    assert "HF_HOME" not in os.environ and not any("Weights of the hub" in line for line in said)
+
+
+def test_a_place_that_the_volunteer_has_for_weights_is_named(run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(run.folder / "mine"))
+    found, said = [], []
+    look = FakeSite(ends_with=0, then=lambda: found.append(os.environ["HF_HOME"]))
+    join(run.invite(), wishes(run), said.append, look)
+    assert found == [str(run.folder / "mine")]
+    assert any(line.startswith(f"Weights of the hub go to {run.folder / 'mine'}") for line in said)
 
 
 @pytest.mark.parametrize("what", ["expired", "revoked", "forged", "unfit", "disk"])
