@@ -72,7 +72,7 @@ def launch(
         secrets=tuple(secret or ()),
     )
     plan = plan_launch(read_recipe(recipe, context.args), on, options)
-    limits = Limits(max_restarts, max_cost, max_hours, hang_after or None)
+    limits = Limits(max_restarts, max_cost, max_hours, hang_after or None, plan.recipe.launch.stall_after_s or None)
     for line in memory_lines(plan, gpu_bytes_beforehand):
         typer.echo(line)
     if dry_run:
