@@ -49,7 +49,8 @@ class SshExecutor:
     def describe(self, spec: JobSpec) -> str:
         """The hosts that could take it, the command, and what it is given."""
         able = fitting(self._hosts, spec.resources, self._file)
-        lines = [f"one process over ssh: {shlex.join(spec.command)}", "on the first of these with a free slot:"]
+        lines = [f"one process over ssh: {shlex.join(spec.command)}"]
+        lines.append("on the one of these with the smallest share of its slots taken, or with the site's files:")
         lines += [f"  {name}: {host.ssh_command()} ({_offer(host)})" for name, host in able.items()]
         given = sorted({**spec.cache_env, **spec.env}.items())
         lines += [f"env {name}={spec.secrets.redact(value)}" for name, value in given]
