@@ -25,7 +25,8 @@ def access_lines(plan: LaunchPlan) -> Iterator[str]:
     hub = plan.env.get("HF_ENDPOINT", HUB).rstrip("/")
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
-        answer = httpx.get(f"{hub}/api/models/{name}/auth-check", headers=headers, timeout=TIMEOUT_S)
+        address = f"{hub}/api/models/{name}/auth-check"
+        answer = httpx.get(address, headers=headers, timeout=TIMEOUT_S, follow_redirects=True)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         yield f"access to {name}: not checked ({hub} doesn't answer: {type(error).__name__})"
         return

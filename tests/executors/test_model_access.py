@@ -36,6 +36,8 @@ class Hub:
         self.asked.append(path)
         if self.broken:
             return 503, ""
+        if path == "/api/models/meta/renamed/auth-check":
+            return 307, ""
         if path != f"/api/models/{MODEL}/auth-check":
             return (401 if authorization is None else 404), "RepoNotFound"
         if not self.gated or authorization == f"Bearer {TOKEN}":
@@ -52,6 +54,8 @@ def serving_hub() -> Iterator[Hub]:
             status, code = hub.answer(self.path, self.headers.get("Authorization"))
             body = json.dumps({"error": code} if code else {}).encode()
             self.send_response(status)
+            if status == 307:
+                self.send_header("Location", f"/api/models/{MODEL}/auth-check")
             if code:
                 self.send_header("X-Error-Code", code)
             self.send_header("Content-Length", str(len(body)))
@@ -95,6 +99,11 @@ def test_a_model_that_the_token_may_read_is_no_matter(hub: Hub) -> None:
 def test_a_model_that_everybody_may_read_needs_no_token(hub: Hub) -> None:
     hub.gated = False
     assert list(access_lines(planned(hub.url))) == []
+
+
+def test_a_model_that_was_renamed_is_found_under_its_new_name(hub: Hub) -> None:
+    assert list(access_lines(planned(hub.url, token=TOKEN, model="meta/renamed"))) == []
+    assert "GatedRepo" in refusal(planned(hub.url, token=STRANGERS, model="meta/renamed"))
 
 
 @pytest.mark.parametrize("on", ["modal", "hf-jobs", "local"])
