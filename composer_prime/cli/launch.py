@@ -59,6 +59,7 @@ def launch(
     from composer_prime.executors.budget import Limits
     from composer_prime.executors.gpu_memory import memory_lines
     from composer_prime.executors.launching import LaunchOptions, plan_launch
+    from composer_prime.executors.model_access import access_lines
     from composer_prime.volunteers.needs import gpu_bytes_beforehand
 
     options = LaunchOptions(
@@ -72,8 +73,8 @@ def launch(
         secrets=tuple(secret or ()),
     )
     plan = plan_launch(read_recipe(recipe, context.args), on, options)
-    limits = Limits(max_restarts, max_cost, max_hours, hang_after or None)
-    for line in memory_lines(plan, gpu_bytes_beforehand):
+    limits = Limits(max_restarts, max_cost, max_hours, hang_after or None, plan.recipe.launch.stall_after_s or None)
+    for line in (*access_lines(plan), *memory_lines(plan, gpu_bytes_beforehand)):
         typer.echo(line)
     if dry_run:
         from composer_prime.executors.dry_run import dry_run_lines

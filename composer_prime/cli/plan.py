@@ -90,6 +90,7 @@ def _traffic_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]", step_s
         up, down = (sum(way) for way in zip(*(turn_bytes(payload, pace) for payload in payloads), strict=True))
         yield f"{name:>8}  {_size(up):>12}  {_size(down):>12}{_mark(recipe, name)}"
     yield _join_line(recipe, fragments, pace)
+    yield from _egress_lines(recipe, fragments, pace)
 
 
 def _join_line(recipe: "RecipeBase", fragments: "Sequence[Fragment]", pace: "Pace") -> str:
@@ -105,6 +106,21 @@ def _join_line(recipe: "RecipeBase", fragments: "Sequence[Fragment]", pace: "Pac
         f"a site that joins fetches {_size(found.newest_bytes)} of masters, or {_size(found.first_bytes)} of the first "
         f"ones (none if it has the model) and {_size(found.round_bytes)} for each round since, as is quicker"
     )
+
+
+def _egress_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]", pace: "Pace") -> Iterator[str]:
+    """What the whole run's fetching costs; nothing where the store is a folder, or none is named."""
+    from composer_prime.config import store_uri
+    from composer_prime.executors.egress import is_folder, traffic_line
+    from composer_prime.outer.forecast import payloads_of, turn_bytes
+
+    outer, uri = recipe.outer, store_uri(recipe)
+    assert outer is not None
+    if uri is None or is_folder(uri):
+        return
+    payloads = payloads_of([fragment.numel for fragment in fragments], outer.codec, outer.merged_codec, outer.slices)
+    a_round = sum(turn_bytes(payload, pace)[1] for payload in payloads)
+    yield traffic_line(recipe.rounds * pace.sites * a_round, recipe.rounds, uri)
 
 
 def _link_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]", link_mbit: float, pace: "Pace") -> Iterator[str]:

@@ -44,6 +44,10 @@ class LaunchConfig(Table):
     timeout_hours: float = Field(default=24.0, gt=0, le=24 * 14)
     """Hours after which the platform ends a job. The next attempt goes on where it was."""
 
+    stall_after_s: float = Field(default=3600.0, ge=0)
+    """Seconds without an inner step after which a site is started again, though its beats go on; 0: never. Longer than
+    the longest step and transfer: a site that waits for others with its offer out is left alone."""
+
     caches: dict[str, str] = Field(default_factory=dict)
     """Folders that outlive a job where the platform can keep them: name -> absolute path in the job."""
 

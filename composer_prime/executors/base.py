@@ -17,6 +17,17 @@ LABEL_RUN, LABEL_SITE, LABEL_ATTEMPT = "composer-prime-run", "composer-prime-sit
 """Labels by which a platform's own list tells whose job it is."""
 
 
+CACHE_VARIABLES: Mapping[str, Mapping[str, str]] = {
+    "weights": {"HF_HOME": ""},
+    "compiles": {
+        "TORCHINDUCTOR_CACHE_DIR": "/torchinductor",
+        "TRITON_CACHE_DIR": "/triton",
+        "VLLM_CACHE_ROOT": "/vllm",
+    },
+}
+"""Caches by name, and what points libraries at folders in them."""
+
+
 class JobState(StrEnum):
     """Where a job stands. The platform's own word is in `JobStatus.message`."""
 
@@ -66,8 +77,8 @@ class JobSpec:
     secrets      handed over by the platform's secret mechanism only, seen by the job as environment variables
     timeout_s    after which the platform ends the job; always set, since platforms' own defaults are minutes
     image        container image; None: the platform's default. Ignored where there are no containers
-    caches       name -> absolute path in the job: folders that outlive it where the platform can keep them (weights,
-                 compiled kernels)
+    caches       name -> absolute path in the job: folders that outlive it where the platform can keep them; those named
+                 in CACHE_VARIABLES are in use, others are the job's own affair
     """
 
     run: str
@@ -85,6 +96,16 @@ class JobSpec:
     def name(self) -> str:
         """The job's name on a platform; `parse_name` of it gives the three back."""
         return f"{self.run}--{self.site}--{self.attempt}"
+
+    @property
+    def cache_env(self) -> dict[str, str]:
+        """The variables of its caches, less those that the job is given as `env` or as secrets: these win."""
+        found = {
+            variable: path.rstrip("/") + below
+            for name, path in self.caches.items()
+            for variable, below in CACHE_VARIABLES.get(name, {}).items()
+        }
+        return {name: value for name, value in found.items() if name not in self.env and name not in self.secrets}
 
     @property
     def labels(self) -> dict[str, str]:

@@ -24,12 +24,14 @@ class Limits:
     max_usd        of all jobs of the launch together; None: no limit
     max_hours      from the launch's first job on; None: no limit
     hang_after_s   without a change of a replica's beat, while its platform says that it runs; None: no watchdog
+    stall_after_s  without an inner step, while its beats go on and it waits for nobody; None: not watched
     """
 
     max_restarts: int = 3
     max_usd: float | None = None
     max_hours: float | None = None
     hang_after_s: float | None = 900.0
+    stall_after_s: float | None = 3600.0
 
 
 @dataclass(frozen=True)

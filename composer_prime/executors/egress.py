@@ -27,22 +27,34 @@ def bucket_lines(
 
     Nothing where the bucket is a folder. ask_region: an S3 bucket's name to its region, None where that can't be had.
     """
-    usd_per_gb, source = egress_usd_per_gb(plan.run_uri)
-    if usd_per_gb == 0.0 and "://" not in plan.run_uri:
+    usd_per_gb, _ = egress_usd_per_gb(plan.run_uri)
+    if is_folder(plan.run_uri):
         return
     far = _far_away(plan, ask_region, environment)
     try:
-        gb = fetched_bytes(plan, shapes) / 1e9
+        fetched = fetched_bytes(plan, shapes)
     except (ComposerPrimeError, OSError) as error:
         if far:
             yield f"warning: {far}, at a cost that isn't known beforehand; use a bucket there"
         yield f"bucket traffic: not known beforehand ({error})"
         return
     if far:
-        dollars = "" if usd_per_gb is None else f", at most ${gb * usd_per_gb:.2f} over the run"
+        dollars = "" if usd_per_gb is None else f", at most ${fetched / 1e9 * usd_per_gb:.2f} over the run"
         yield f"warning: {far}{dollars}; use a bucket there"
+    yield traffic_line(fetched, plan.recipe.rounds, plan.run_uri)
+
+
+def is_folder(uri: str) -> bool:
+    """Whether a store costs nothing, since it is a folder of this machine."""
+    return "://" not in uri or uri.startswith("file://")
+
+
+def traffic_line(fetched: int, rounds: int, uri: str) -> str:
+    """What it costs that all sites together fetch so many bytes in so many rounds from the bucket at `uri`."""
+    usd_per_gb, source = egress_usd_per_gb(uri)
+    gb = fetched / 1e9
     cost = "at an unknown price" if usd_per_gb is None else f"at most ${gb * usd_per_gb:.2f} where egress is charged"
-    yield f"bucket traffic: all sites fetch {gb:.2f} GB in {plan.recipe.rounds} rounds, {cost} ({source})"
+    return f"bucket traffic: all sites fetch {gb:.2f} GB in {rounds} rounds, {cost} ({source})"
 
 
 def _far_away(plan: LaunchPlan, ask_region: Callable[[str], str | None], environment: Mapping[str, str]) -> str | None:

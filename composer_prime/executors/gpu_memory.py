@@ -21,10 +21,17 @@ _FILE = Path(__file__).with_name("gpus.toml")
 
 
 def memory_lines(plan: LaunchPlan, estimate: Estimate) -> Iterator[str]:
-    """One line on the GPU memory that a site needs and has; none where it needs none.
+    """One line on the GPU memory that a site needs and has, none where it needs none; one more where nobody gives out
+    the GPUs that are asked for.
 
     Raises BadInput when it has too little, with what would do. What isn't known is said to be unchecked.
     """
+    asked = f"{max(1, plan.resources.gpu_count)} x {plan.resources.gpu}"
+    if plan.is_local and plan.resources.gpu is not None:
+        yield (
+            f"GPUs: {asked} (launch.gpu) is neither looked for nor given out on local: every site sees all GPUs of "
+            "this machine, or those that CUDA_VISIBLE_DEVICES names"
+        )
     try:
         needed = estimate(plan.recipe)
     except (ComposerPrimeError, OSError) as error:
@@ -46,7 +53,6 @@ def memory_lines(plan: LaunchPlan, estimate: Estimate) -> Iterator[str]:
     if found is None:
         yield f"GPU memory: {about} a site; not checked, since how much a {plan.resources.gpu} has isn't known"
         return
-    asked = f"{max(1, plan.resources.gpu_count)} x {plan.resources.gpu}"
     if needed > found * GIB:
         raise BadInput(
             f"{plan.recipe.model.name} needs {about} of GPU memory a site, and {asked} (launch.gpu) has {found:g}: "

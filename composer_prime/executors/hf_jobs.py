@@ -89,7 +89,7 @@ class HfJobsExecutor:
             *(["--namespace", namespace] if namespace else []),
             *["--flavor", flavor.name, "--timeout", f"{spec.timeout_s}s", "--name", _in_label(spec.name)],
             *(part for label, value in _labels(spec).items() for part in ("--label", f"{label}={value}")),
-            *(part for name, value in spec.env.items() for part in ("--env", f"{name}={value}")),
+            *(part for name, value in _env(spec).items() for part in ("--env", f"{name}={value}")),
             *(part for name in spec.secrets for part in ("--secrets", name)),
             *(f"--volume=hf://buckets/{bucket}/{name}:{path}" for name, path in sorted(spec.caches.items())),
         ]
@@ -162,7 +162,7 @@ class HfJobsExecutor:
         return {
             "image": self._image_of(spec),
             "command": list(spec.command),
-            "env": dict(spec.env),
+            "env": _env(spec),
             "secrets": spec.secrets.reveal(),
             "flavor": self._flavor(spec).name,
             "timeout": spec.timeout_s,
@@ -247,6 +247,10 @@ def _check_spec(spec: JobSpec) -> None:
     for name, path in spec.caches.items():
         if not path.startswith("/") or path == "/":
             raise BadInput(f"cache {name} ({path}) must be an absolute path below / in the container: correct it")
+
+
+def _env(spec: JobSpec) -> dict[str, str]:
+    return {**spec.cache_env, **spec.env}
 
 
 def _labels(spec: JobSpec) -> dict[str, str]:

@@ -49,7 +49,9 @@ class LocalExecutor:
     def describe(self, spec: JobSpec) -> str:
         """The command, its folder, and what it is given."""
         lines = [f"process on {self._host}: {' '.join(spec.command)}", f"folder {self._folder_of(spec)}"]
-        lines += [f"env {name}={spec.secrets.redact(value)}" for name, value in sorted(spec.env.items())]
+        own = {name: value for name, value in spec.cache_env.items() if name not in os.environ}
+        given = sorted({**own, **spec.env}.items())
+        lines += [f"env {name}={spec.secrets.redact(value)}" for name, value in given]
         lines += [f"secrets {', '.join(spec.secrets)}"] if len(spec.secrets) else []
         return "\n".join([*lines, f"time-out {spec.timeout_s} s"])
 
@@ -69,6 +71,7 @@ class LocalExecutor:
         request = {
             "command": list(spec.command),
             "env": dict(spec.env),
+            "defaults": spec.cache_env,
             "secrets": spec.secrets.reveal(),
             "timeout_s": spec.timeout_s,
             "grace_s": self._grace_s,

@@ -78,7 +78,7 @@ class ModalExecutor:
             f"  secrets   {', '.join(made_of['secrets']) or 'none'}",
             f"  volumes   {volumes or 'none'}",
             f"one call, recorded as {spec.name} in Modal dict {object_name(spec.run)}",
-            *(f"  env       {name}={value}" for name, value in sorted(spec.env.items())),
+            *(f"  env       {name}={value}" for name, value in sorted({**spec.cache_env, **spec.env}.items())),
             f"  command   {shlex.join(spec.command)}",
         ]
         return spec.secrets.redact("\n".join(lines))
@@ -102,7 +102,7 @@ class ModalExecutor:
             "name": spec.name,
             "records": records.name,
             "command": list(spec.command),
-            "env": dict(spec.env),
+            "env": {**spec.cache_env, **spec.env},
             "timeout_s": min(spec.timeout_s, MAX_TIMEOUT_S - TIMEOUT_MARGIN_S),
         }
         call = self._connection.ask(f"start of {spec.name}", lambda: function.spawn(argument))

@@ -305,7 +305,8 @@ class Keeper:
     def __init__(self, folder: str, request: dict) -> None:
         self._folder = folder
         self._secrets = dict(request.get("secrets") or {})
-        self._env = {**os.environ, **(request.get("env") or {}), **self._secrets, JOB_VARIABLE: folder}
+        given = {**(request.get("env") or {}), **self._secrets, JOB_VARIABLE: folder}
+        self._env = {**(request.get("defaults") or {}), **os.environ, **given}
         self._cwd = request.get("cwd") or folder
         self._redactor = Redactor(list(self._secrets.values()))
         self._told_to_end = False

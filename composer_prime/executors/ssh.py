@@ -49,9 +49,11 @@ class SshExecutor:
     def describe(self, spec: JobSpec) -> str:
         """The hosts that could take it, the command, and what it is given."""
         able = fitting(self._hosts, spec.resources, self._file)
-        lines = [f"one process over ssh: {shlex.join(spec.command)}", "on the first of these with a free slot:"]
+        lines = [f"one process over ssh: {shlex.join(spec.command)}"]
+        lines.append("on the one of these with the smallest share of its slots taken, or with the site's files:")
         lines += [f"  {name}: {host.ssh_command()} ({_offer(host)})" for name, host in able.items()]
-        lines += [f"env {name}={spec.secrets.redact(value)}" for name, value in sorted(spec.env.items())]
+        given = sorted({**spec.cache_env, **spec.env}.items())
+        lines += [f"env {name}={spec.secrets.redact(value)}" for name, value in given]
         lines += [f"secrets {', '.join(spec.secrets)}"] if len(spec.secrets) else []
         return "\n".join([*lines, f"time-out {spec.timeout_s} s"])
 
@@ -163,6 +165,7 @@ class SshExecutor:
         request = {
             "command": list(spec.command),
             "env": {**host.env, **spec.env},
+            "defaults": spec.cache_env,
             "secrets": spec.secrets.reveal(),
             "timeout_s": spec.timeout_s,
             "grace_s": self._grace_s,

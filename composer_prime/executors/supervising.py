@@ -27,11 +27,16 @@ class Pulse:
     running_since   when it first saw the present attempt running
     changed_at      when it first saw the beat as it is now; None: no change since `running_since`
     state           that the beat tells
+    stood_since     when it first saw the inner step as it is now, or last saw the site wait for a round with its offer
+                    out; None: no beat since `running_since`
+    has_stepped     whether it has seen the present attempt make an inner step
     """
 
     running_since: float
     changed_at: float | None = None
     state: str = ""
+    stood_since: float | None = None
+    has_stepped: bool = False
 
 
 @dataclass(frozen=True)
@@ -181,7 +186,7 @@ def _judge(
         return Wait(
             site, f"attempt {last.number} still waits for a machine after {PENDING_PATIENCE_S / 60:.0f} minutes"
         )
-    hangs = _hangs(status, pulse, limits, ticks)
+    hangs = _hangs(status, pulse, limits, ticks) or _stands_still(status, pulse, limits, ticks)
     return Wait(site) if hangs is None else Kill(site, last.number, hangs)
 
 
@@ -219,7 +224,7 @@ def _within(action: Action, seconds: int) -> Action:
 
 
 def _hangs(status: JobStatus, pulse: Pulse | None, limits: Limits, ticks: float) -> str | None:
-    """Why a running replica is taken for hanging; None: it isn't."""
+    """Why a running replica whose beats stopped is taken for hanging; None: it isn't."""
     if limits.hang_after_s is None or pulse is None or status.state is not JobState.RUNNING:
         return None
     patient = pulse.changed_at is None or pulse.state in ENDING_STATES
@@ -228,3 +233,19 @@ def _hangs(status: JobStatus, pulse: Pulse | None, limits: Limits, ticks: float)
     if silent_s < limit_s:
         return None
     return f"no beat for {silent_s:.0f} s, and the limit is {limit_s:.0f} s (--hang-after)"
+
+
+def _stands_still(status: JobStatus, pulse: Pulse | None, limits: Limits, ticks: float) -> str | None:
+    """Why a replica whose beats go on is taken for hanging; None: it isn't. One that ends waits for the others."""
+    if limits.stall_after_s is None or pulse is None or status.state is not JobState.RUNNING:
+        return None
+    if pulse.stood_since is None or pulse.state in ENDING_STATES:
+        return None
+    limit_s = limits.stall_after_s * (1 if pulse.has_stepped else STARTUP_PATIENCE)
+    stood_s = ticks - pulse.stood_since
+    if stood_s < limit_s:
+        return None
+    return (
+        f"no inner step for {stood_s:.0f} s though no offer of it waits for others, and the limit is {limit_s:.0f} s "
+        "(launch.stall_after_s)"
+    )

@@ -12,13 +12,9 @@ from composer_prime.executors.base import JobState
 from composer_prime.executors.budget import Limits, check_bounded
 from composer_prime.executors.fleet import NOT_SUBMITTED, Fleet, Seen, SiteStopped, Stopped
 from composer_prime.executors.launching import LaunchPlan, spec_of
+from composer_prime.executors.pulses import Pulses
 from composer_prime.executors.records import NOT_RUN, Attempt
-from composer_prime.executors.supervising import Action, Kill, Leave, Place, Pulse, Standing, Start, Wait, decide
-from composer_prime.store import keys
-from composer_prime.store.base import Store
-from composer_prime.sync.canonical import sha256_hex
-from composer_prime.sync.reading import find_record
-from composer_prime.sync.records import Beat
+from composer_prime.executors.supervising import Action, Kill, Leave, Place, Standing, Start, Wait, decide
 
 Say = Callable[[str], None]
 
@@ -197,33 +193,6 @@ class Supervisor:
         if self._said.get(about) != line:
             self._said[about] = line
             self._say(line)
-
-
-class Pulses:
-    """The beats of sites as this process has seen them change."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._attempts: dict[str, int] = {}
-        self._digests: dict[str, str] = {}
-        self.known: dict[str, Pulse] = {}
-
-    def observe(self, site: str, attempt: int, ticks: float) -> None:
-        """Look at the newest beat of a site whose attempt is running."""
-        digest, state = self._read(site)
-        if self._attempts.get(site) != attempt:
-            self._attempts[site], self._digests[site] = attempt, digest
-            self.known[site] = Pulse(running_since=ticks)
-        elif digest != self._digests[site]:
-            self._digests[site] = digest
-            self.known[site] = Pulse(self.known[site].running_since, ticks, state)
-
-    def _read(self, site: str) -> tuple[str, str]:
-        beats = [key for key in self._store.list(keys.site_prefix(site)) if keys.is_beat(key)]
-        if not beats:
-            return "", ""
-        beat = find_record(self._store, Beat, max(beats))
-        return ("", "") if beat is None else (sha256_hex(beat.to_bytes()), beat.state)
 
 
 def _number(seen: Seen) -> int:

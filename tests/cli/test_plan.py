@@ -1,6 +1,7 @@
 """`composer-prime plan`: every recipe we ship can be read and planned, and the plan's numbers are right."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -11,6 +12,8 @@ import pytest
 from composer_prime.bench.link import Cell
 from composer_prime.cli.plan import plan_lines
 from composer_prime.config import load_any, load_recipe, recipe_from_data
+from composer_prime.executors.egress import bucket_lines
+from composer_prime.executors.launching import LaunchOptions, plan_launch
 from composer_prime.outer.forecast import forecast, payloads_of
 from composer_prime.outer.fragments import plan_fragments
 from composer_prime.sites.embedded.shapes import named_shapes
@@ -157,3 +160,22 @@ def test_with_the_benchs_cores_it_predicts_what_bench_link_predicts() -> None:
         if line.strip().startswith("fp32") and "%" in line
     ]
     assert stalls[0] > stalls[1]
+
+
+@pytest.mark.parametrize("sites", [2, 4])
+def test_a_bucket_that_charges_egress_has_the_launchs_line_on_its_cost(sites: int) -> None:
+    overrides = ["--outer.store", "s3://bucket/runs", "--sites.count", str(sites), "--max_steps", "400000"]
+    recipe = load_recipe(TWO_SITES, overrides)
+    (line,) = [line for line in plan_lines(recipe) if line.startswith("bucket traffic")]
+    launched = plan_launch(recipe, "modal", LaunchOptions(environment={}))
+    assert [line] == list(bucket_lines(launched, named_shapes))
+    priced = re.search(r"fetch (\S+) GB in (\d+) rounds, at most \$(\S+) where egress is charged", line)
+    assert priced is not None and int(priced[2]) == recipe.rounds
+    gb = recipe.rounds * sites * (sites - 1) * 434_590 / 1e9
+    assert float(priced[1]) == pytest.approx(gb, rel=1e-4) and gb > 10
+    assert float(priced[3]) == pytest.approx(gb * 0.09, rel=1e-3)
+
+
+def test_a_store_that_is_a_folder_costs_nothing_and_nothing_is_said() -> None:
+    for store in ([], ["--outer.store", "runs"], ["--outer.store", "file:///runs"]):
+        assert not any("bucket traffic" in line for line in plan_lines(load_recipe(TWO_SITES, store)))

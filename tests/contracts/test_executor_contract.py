@@ -129,6 +129,36 @@ def test_a_cache_outlives_the_job_where_the_platform_can_keep_it(
         assert stage.await_mark("found") == found
 
 
+CACHED = ("HF_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT")
+
+
+def test_the_caches_of_weights_and_compiles_are_where_libraries_look(
+    executor: Executor, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in CACHED:
+        monkeypatch.delenv(name, raising=False)
+    weights, compiles = (str(stage.folder / name) for name in ("cache-w", "cache-c"))
+    caches = {"weights": weights, "compiles": compiles, "other": str(stage.folder / "cache-o")}
+    spec = stage.spec(TELL, caches=caches, arguments=CACHED)
+    assert f"HF_HOME={weights}" in executor.describe(spec)
+    run_to_end(executor, spec)
+    assert json.loads(stage.await_mark("got")) == {
+        "HF_HOME": weights,
+        "TORCHINDUCTOR_CACHE_DIR": f"{compiles}/torchinductor",
+        "TRITON_CACHE_DIR": f"{compiles}/triton",
+        "VLLM_CACHE_ROOT": f"{compiles}/vllm",
+    }
+
+
+def test_a_variable_that_a_job_is_given_wins_over_its_caches(executor: Executor, stage: Stage) -> None:
+    caches = {"weights": str(stage.folder / "cache-w"), "compiles": str(stage.folder / "cache-c")}
+    given = {"HF_HOME": "/given/hf"}
+    secret = {"VLLM_CACHE_ROOT": "/given/as-a-secret"}
+    names = (*given, *secret)
+    run_to_end(executor, stage.spec(TELL, caches=caches, env=given, secrets=secret, arguments=names))
+    assert json.loads(stage.await_mark("got")) == {**given, **secret}
+
+
 # --- idempotence and finding again -----------------------------------------------------------------------------------
 
 

@@ -54,6 +54,13 @@ def test_a_recipe_that_fits_or_can_not_be_checked_is_said_to(on: str, gpu: str |
     assert line.startswith("GPU memory: ") and said in line
 
 
+@pytest.mark.parametrize(("gpu", "count", "num_bytes"), [("H100", 2, 0), ("of-tomorrow", 1, 100)])
+def test_that_this_machine_gives_out_no_gpus_is_said(gpu: str, count: int, num_bytes: int) -> None:
+    line, *rest = memory_lines(small_plan("local", gpu=gpu, gpu_count=count), needing(num_bytes))
+    assert line.startswith(f"GPUs: {count} x {gpu} (launch.gpu) is neither looked for nor given out on local")
+    assert "CUDA_VISIBLE_DEVICES" in line and len(rest) == (num_bytes > 0)
+
+
 def test_a_model_that_is_not_known_here_is_not_refused() -> None:
     def unknown(recipe: RecipeBase) -> int:
         raise ModelError("no configuration to be had")

@@ -1,11 +1,13 @@
 """The hosts file: what it may say, what it is refused for, and which host a job goes to."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobSpec, Resources
+from composer_prime.executors.ssh import SshExecutor
 from composer_prime.executors.ssh_hosts import Hop, Host, choose, fitting, parse_jump, read_hosts
 
 FULL = """
@@ -103,6 +105,14 @@ def test_a_job_goes_where_the_smallest_share_of_slots_is_taken(tmp_path: Path) -
     assert choose(hosts, {"gpu1": 1, "gpu2": 1}, spec()) == "gpu1"
     assert choose(hosts, {"gpu1": 2, "gpu2": 0}, spec()) == "gpu2"
     assert choose(hosts, {"gpu1": 9}, spec()) == "gpu1", "the one that answered"
+
+
+def test_the_dry_run_says_where_a_job_goes_as_it_is_chosen(tmp_path: Path) -> None:
+    (tmp_path / "hosts.toml").write_text(FULL)
+    with closing(SshExecutor(tmp_path / "hosts.toml")) as executor:
+        described = executor.describe(spec())
+    assert "smallest share of its slots taken, or with the site's files:\n  gpu1: ssh -p 2222" in described
+    assert "free slot" not in described
 
 
 def test_equals_are_told_apart_by_the_job_alone_and_not_all_alike() -> None:
