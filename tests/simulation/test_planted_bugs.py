@@ -1,6 +1,8 @@
 """The simulator is worth what it catches: each kind of bug, planted in production code, breaks an invariant."""
 
 import contextlib
+import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +19,9 @@ from composer_prime.sync.protocol import Authority
 from composer_prime.sync.replica import Replica
 from composer_prime.sync.rounds import RoundCloser
 from composer_prime.sync.site_clock import OuterLoop
+from tests.simulation.__main__ import main
 from tests.simulation.plan import Plan, draw_plan
+from tests.simulation.shrink import command, shrink
 from tests.simulation.world import World, run_plan
 
 MOST_SEEDS = 40
@@ -286,3 +290,25 @@ def test_a_guest_commits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Authority, "allows", lambda self, site: True)
 
     check(monkeypatch, "which is a guest", plant, lambda plan: len(plan.guests) > 1)
+
+
+def test_a_failing_seed_is_shrunk_and_its_command_shows_the_same_violation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_past = returning.own_past
+
+    def forgetful(*args: Any) -> Any:
+        return replace(own_past(*args), taken=False, merged=())
+
+    plans = [plan for plan in find(_has_crash) if len(plan.faults) > 4]
+    with monkeypatch.context() as planted:
+        planted.setattr(returning, "own_past", forgetful)
+        failing = next(plan for plan in plans if run_plan(plan).violations)
+        small = shrink(failing)
+        given = shlex.split(command(small))
+        assert len(small.faults) < len(failing.faults)
+        assert faults_of(small) & {"crash", "crash_old"}
+        planted.setattr(sys, "argv", given[2:])
+        assert main() == 1
+        assert f"VIOLATION {run_plan(small).violations[0]}" in capsys.readouterr().out
+    assert run_plan(small).violations == ()
