@@ -228,11 +228,7 @@ def _faults(rng: random.Random, plan: Plan) -> list[Fault]:
         faults.append(Fault("absent", may_go[0], at_s=rng.random() * 0.3 * length_s, for_s=5.0 + length_s))
     if plan.racy and num_sites > 1 and rng.random() < 0.5:
         at_s, for_s = rng.random() * length_s, rng.choice((0.3, 1.0, 3.0)) * turn_s
-        site = rng.randrange(1, num_sites)
-        faults.append(Fault("both", site, at_s, for_s))  # or hardly anything would be raced for
-        if rng.random() < 0.5:  # the two write so slowly that even their offers race
-            early = min(at_s, 0.5 * turn_s)
-            faults.append(Fault("slow", site, at_s - early, early + for_s + 8 * turn_s, rng.choice((10.0, 30.0))))
+        faults.append(Fault("both", rng.randrange(1, num_sites), at_s, for_s))  # or hardly anything would be raced for
     for _ in range(rng.choice((0, 1, 1, 2, 3, 4, 6))):
         faults.append(_fault(rng, plan, may_go))
     return faults + _faults_of_all(rng, plan) + _damage(rng, plan)
