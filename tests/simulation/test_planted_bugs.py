@@ -12,7 +12,7 @@ import pytest
 from composer_prime.errors import StoreError
 from composer_prime.outer.aggregate import aggregate
 from composer_prime.outer.merge import blending
-from composer_prime.sync import courier, garbage, replica, returning, site_clock
+from composer_prime.sync import courier, garbage, merging, replica, returning, site_clock
 from composer_prime.sync.courier import Courier
 from composer_prime.sync.merging import Merger
 from composer_prime.sync.protocol import Authority
@@ -163,6 +163,36 @@ def test_slice_reduced_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         plant,
         lambda plan: plan.terms.gather_sites < plan.num_sites and plan.terms.slices > 2 and not plan.terms.committer,
     )
+
+
+def test_shares_kept_when_a_part_leaves_an_offer_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(commit: Any, *_: Any) -> Any:
+        return {entry.site: entry.multiplier for entry in commit.taken}
+
+    check(
+        monkeypatch,
+        "isn't what the offers in it make",
+        lambda: monkeypatch.setattr(merging, "part_shares", kept),
+        _excludes,
+    )
+
+
+def test_a_reducer_leaves_out_what_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Merger._read_slices
+
+    def choosy(self: Any, offer: Any, *place: Any) -> Any:
+        return "too slow" if offer.site == "s01" else read(self, offer, *place)
+
+    check(
+        monkeypatch,
+        "excludes s01, whose payload is sound: too slow",
+        lambda: monkeypatch.setattr(Merger, "_read_slices", choosy),
+        lambda plan: plan.terms.gather_sites < plan.num_sites and plan.terms.slices > 1,
+    )
+
+
+def _excludes(plan: Plan) -> bool:
+    return "damage" in faults_of(plan) and plan.terms.committer is None and plan.terms.aggregate == "mean"
 
 
 def test_garbage_collection_of_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:

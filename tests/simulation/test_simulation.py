@@ -65,11 +65,12 @@ def plan_of(num_sites: int, *faults: Fault) -> Plan:
 @pytest.mark.parametrize("kind", ["outage", "restart"])
 def test_what_befalls_all_sites_at_once_is_survived(kind: str) -> None:
     plan = plan_of(4)
-    fault = Fault(kind, EVERYONE, at_s=0.4 * plan.length_s, for_s=3 * plan.turn_s)
+    fault = Fault(kind, EVERYONE, at_s=0.4 * plan.length_s, for_s=20.0)
     result = run_plan(replace(plan, faults=(fault,)), record=True)
     assert result.violations == ()
-    meanwhile = [entry for entry in result.log if fault.at_s + 3 < entry[0] < fault.at_s + fault.for_s]
-    assert [entry for entry in meanwhile if entry[2] in ("get", "list") and len(entry) == 4] == []
+    answered = [entry[0] for entry in result.log if entry[2] in ("get", "list") and len(entry) == 4]
+    assert any(time < fault.at_s for time in answered)
+    assert not any(fault.at_s < time < fault.at_s + fault.for_s for time in answered)
     starts = [entry[3] for entry in result.log if entry[2] == "start"]
     assert sorted(starts) == sorted([f"s{index:02d}" for index in range(4)] * (2 if kind == "restart" else 1))
 
