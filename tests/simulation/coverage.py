@@ -4,6 +4,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from tests.simulation.plan import STRIKES
+
 WATCHED = {
     "jumped": "log: jumped over collected rounds",
     "overtaken": "log: overtaken by an older process",
@@ -25,6 +27,59 @@ WATCHED = {
 }
 FORBIDDEN = ("commit_void", "part_void", "admission_void")
 """Log lines that sound sites on a sound store never cause."""
+
+
+REFUSALS = {
+    "stands on master": "wrong base",
+    "payload is of round": "stale payload",
+    "was made by incarnation": "replaced incarnation",
+    "no object at": "payload missing",
+    "another sha256": "payload damaged",
+    "bytes or more": "payload of another size",
+    "a copy": "a copy",
+    "payload was taken": "payload taken before",
+}
+"""What tells why an offer was refused, and what the table calls it; any other reason is an unsound record."""
+
+
+def refusal(why: str) -> str:
+    """The name of a reason for which a commit refuses an offer."""
+    return next((name for telling, name in REFUSALS.items() if telling in why), "unsound record")
+
+
+def _known() -> frozenset[str]:
+    strikes = {*STRIKES, "absent", "damage", "outage", "restart", "reopen"} | {"corrupt, a bit flipped"}
+    returns = ("no offer", "offer taken", "offer open", "offer missed")
+    behind = ("no offer", "offer open", "offer missed")
+    groups = {
+        "close": ("at once", "after grace", "void, too few valid", "void, nothing to merge"),
+        "commit": ("gathered", "sliced", "void"),
+        "dropped": ("stale", "run ended", "another process of this name had its offer merged"),
+        "end": ("without a close record",),
+        "fault": strikes,
+        "garbage": ("made again by a late request", "object deleted"),
+        "guests": ("a commit by a host", "a part by a host"),
+        "join": tuple(f"begins at the {which} master" for which in ("first", "held", "newest", "upper")),
+        "offer": ("on a coarse master", "payload of an earlier round"),
+        "part": ("merged by its first choice", "taken over", "an offer excluded"),
+        "racy store": ("two won a claim", "two won an offer"),
+        "refused": (*REFUSALS.values(), "unsound record"),
+        "request": ("answer lost", "cut", "lost", "payload unreadable", "repeated"),
+        "return": (*returns, *(f"{what}, others merged" for what in behind)),
+        "site": ("carried", "close", "merged", "offer", "whole"),
+    }
+    named = {f"{group}: {what}" for group, names in groups.items() for what in names}
+    return frozenset(named | set(WATCHED.values()) | {"join failed, tried again"})
+
+
+KNOWN = _known()
+"""Every branch that the hooks can name, so that the table shows those that were never met, too."""
+OUT_OF_REACH = {
+    "racy store: two won an offer": "a process reads its claim again right before it offers, and joining takes longer",
+    "refused: unsound record": "no sound site writes one; tests/sync/test_validity.py has each kind",
+    "refused: payload taken before": "a site learns that its payload was taken before it offers into a later round",
+}
+"""Branches that schedules of sound sites hardly ever meet, and why."""
 
 
 class Coverage(logging.Handler):
@@ -76,10 +131,12 @@ class Table:
 
     def __str__(self) -> str:
         kinds = sorted(self.seeds)
-        width = max((len(branch) for branch in self.branches), default=6)
+        branches = KNOWN | self.branches.keys()
+        width = max(map(len, branches))
         lines = [" " * width + "".join(f"{kind[:8]:>9}" for kind in kinds) + f"{'seeds':>9}"]
         lines.append(f"{'(seeds with it)':{width}}" + "".join(f"{self.seeds[kind]:9}" for kind in kinds))
-        for branch in sorted(self.branches):
+        for branch in sorted(branches):
             cells = "".join(f"{self.cells[kind, branch] or '.':>9}" for kind in kinds)
-            lines.append(f"{branch:{width}}{cells}{self.branches[branch]:9}")
+            lines.append(f"{branch:{width}}{cells}{self.branches[branch] or '.':>9}")
+        lines += [f"{branch}: {why}" for branch, why in OUT_OF_REACH.items() if branch not in self.branches]
         return "\n".join(lines)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.fragments import plan_fragments
@@ -19,7 +20,8 @@ from composer_prime.sync.protocol import Authority, reducer_rank
 from composer_prime.sync.records import Commit, Manifest, Offer, Part
 from composer_prime.sync.run import FragmentCoding
 from composer_prime.sync.snapshots import Master
-from composer_prime.sync.validity import digests_of
+from composer_prime.sync.validity import digests_of, part_shares
+from tests.simulation.coverage import refusal
 from tests.simulation.site import UNIT, SiteProcess
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ class Book:
     """An offer of another process of this name was taken since the last look: it may be counted or not."""
     moved_on: bool = False
     """Movement was dropped that isn't known to the last bit."""
+    coded: bool = False
+    """An offer was merged, and what coding took from it is not kept."""
     base: Any = None
     base_own: float = 0.0
 
@@ -71,7 +75,10 @@ class Invariants:
         self._codec = get_codec(world.terms.codec)
         self._codings: tuple[FragmentCoding, ...] = ()
         self._lossy = self._codec.lossy
+        self._forgets = self._lossy and not world.terms.error_feedback
         self._finals: dict[int, str] = {}
+        self.num_finished = 0
+        """Processes that ended with the run."""
 
     def violate(self, what: str) -> None:
         self._world.scheduler.is_stopped = True
@@ -103,8 +110,10 @@ class Invariants:
         self._by_host("part", part.reducer, 1)
         rank = reducer_rank(part.reducer, self._world.sites, taken, *place, self._authority)
         self._world.coverage.branch("part: taken over" if rank else "part: merged by its first choice")
-        if part.excluded:
+        for excluded in part.excluded:
             self._world.coverage.branch("part: an offer excluded")
+            if taken[excluded.site].payload not in self._world.bucket.damaged:
+                self.violate(f"part {place} excludes {excluded.site}, whose payload is sound: {excluded.why}")
 
     def _commit(self, key: str, data: bytes) -> None:
         commit = Commit.from_bytes(data, key)
@@ -130,7 +139,7 @@ class Invariants:
             "commit: sliced" if commit.num_parts else "commit: gathered" if took else "commit: void"
         )
         for refused in commit.refused:
-            self._world.coverage.branch("refused: " + _kind(refused.why))
+            self._world.coverage.branch("refused: " + refusal(refused.why))
 
     @property
     def _authority(self) -> Authority:
@@ -200,7 +209,7 @@ class Invariants:
             limit = process.site.most_trained.get(index, 0)
             if stand.ledger.trained > limit:
                 self.violate(f"{process.site.name} came back with {stand.ledger.trained} tokens, {limit} were trained")
-            if saved is None or outer.finished:
+            if saved is None or outer.finished or saved.at_end:
                 self._rebase(process, index)
                 continue
             book.offset, book.merged_offset = saved.books[index]
@@ -231,7 +240,9 @@ class Invariants:
             overtaken = book.foreign and ledger.carried == 0  # its own part of that work was dropped, then
             if book.moved_on or (overtaken and ledger.merged + book.merged_offset != book.tokens):
                 self._rebase(process, index)
-            book.moved_on = book.foreign = False
+            if book.coded:
+                book.offset += self._off(process, index)
+            book.moved_on = book.foreign = book.coded = False
             if ledger.merged + book.merged_offset != book.tokens:
                 self.violate(
                     f"{site.name}/{process.number} fragment {index} says {ledger.merged} merged"
@@ -288,7 +299,7 @@ class Invariants:
         if event == "carried" and book is not None:
             book.missed += 1
         if event == "merged" and book is not None:
-            book.missed = 0
+            book.missed, book.coded = 0, self._forgets
         if event == "dropped" and book is not None:
             why = fields["why"]
             coverage.branch(f"dropped: {why}")
@@ -319,8 +330,13 @@ class Invariants:
         lines = "".join(traceback.format_exception(error)[-4:])
         self.violate(f"{process.site.name}/{process.number} failed: {type(error).__name__}: {error}\n{lines}")
 
+    def reopened(self) -> None:
+        """The run goes on: it will end with other masters."""
+        self._finals.clear()
+
     def finished(self, process: SiteProcess) -> None:
         outer = process.outer
+        self.num_finished += 1
         for fragment in range(self._world.terms.fragments):
             master = outer._courier.master(fragment)
             if master.version != self._world.terms.final_version:
@@ -382,14 +398,29 @@ class Invariants:
         return total
 
     def _from_parts(self, commit: Commit, coding: FragmentCoding) -> np.ndarray | None:
+        """Every part anew from the offers that its record leaves in it; None when one isn't there yet."""
         history = self._world.bucket.history
         whole = self._mean(commit.model_copy(update={"num_parts": 0}), coding)
-        if coding.merged_codec.name == "fp32":
-            return whole if keys.merged(commit.fragment, commit.version, commit.num_parts - 1) in history else None
-        return None
+        merged = np.zeros(coding.fragment.numel, np.float32)
+        for index in range(commit.num_parts):
+            key = keys.merged(commit.fragment, commit.version, index)
+            if key not in history:
+                return None
+            part = Part.from_bytes(history[key][-1], key)
+            if part.payload is None:
+                continue
+            mean = self._mean(self._without(commit, part), coding) if part.excluded else whole
+            assert mean is not None
+            start, stop = coding.part_bounds(index, commit.num_parts)
+            data = coding.merged_codec.encode(torch.from_numpy(mean[start:stop].copy()))
+            if hashlib.sha256(data).hexdigest() != part.sha256:
+                self.violate(f"{key} isn't what the offers in it make")
+            merged[start:stop] = coding.merged_codec.decode(data, stop - start).numpy()
+        return merged
 
-
-def _kind(why: str) -> str:
-    """The first words of a reason, without its values."""
-    words = [word for word in why.split() if not any(letter.isdigit() for letter in word)]
-    return " ".join(words[:5])
+    def _without(self, commit: Commit, part: Part) -> Commit:
+        """The commit as one part merges it: without the offers that it excludes, whose shares the others have."""
+        shares = part_shares(commit, [entry.site for entry in part.excluded], self._world.terms)
+        left = [entry for entry in commit.taken if entry.site in shares]
+        taken = tuple(entry.model_copy(update={"multiplier": shares[entry.site]}) for entry in left)
+        return commit.model_copy(update={"num_parts": 0, "taken": taken})

@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+from composer_prime.outer.codecs import get_codec
 from composer_prime.sync.terms import Terms
 
 STRIKES = (
@@ -15,6 +16,9 @@ STRIKES = (
 )
 """Kinds that befall a running site, as often as they are drawn; "late", "phase", "skew", "slow_upload" and "race" are
 there from the start, and "absent" is a pause in which the log before a site is collected."""
+EVERYONE = -1
+"""The site of a fault that befalls all: the store is away ("outage"), all processes are killed and started again
+("restart"), the owner reopens the run once it has ended ("reopen")."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ class Plan:
         """The plan with the first `num_sites` sites only."""
         terms = self.terms.model_copy(update={"quorum": min(self.terms.quorum, num_sites)})
         faults = tuple(fault for fault in self.faults if fault.site < num_sites)
+        if not _may_damage(terms):
+            faults = tuple(fault for fault in faults if fault.kind != "damage")
         guests = tuple(site for site in self.guests if site < num_sites)
         guests = guests if len(guests) < num_sites else ()
         return replace(self, num_sites=num_sites, terms=terms, faults=faults, guests=guests)
@@ -82,12 +88,13 @@ def draw_plan(seed: int) -> Plan:
     """The plan of a seed."""
     rng = random.Random(seed)
     num_sites = _num_sites(rng)
+    terms = _terms(rng, num_sites)
     plan = Plan(
         seed=seed,
-        terms=_terms(rng, num_sites),
+        terms=terms,
         num_sites=num_sites,
         layers=0,
-        numel=num_sites + 4,
+        numel=_numel(terms, num_sites),
         step_s=rng.choice((0.2, 0.4, 0.7)) if num_sites < 7 else 0.2,
         noise=rng.choice((0.0, 0.0, 1.0)),
         checkpoint_steps=rng.choice((1, 2, 5)),
@@ -118,9 +125,20 @@ def _num_sites(rng: random.Random) -> int:
     kind = rng.random()
     if kind < 0.03:
         return 1
+    if kind < 0.13:
+        return rng.choice((2, 2, 3))
     if kind < 0.95:
-        return rng.randint(4, 8)
+        return rng.choice((4, 5, 6, 6, 7, 7, 8, 8))
     return rng.randint(9, 12) if kind < 0.995 else rng.randint(13, 32)
+
+
+def _numel(terms: Terms, num_sites: int) -> int:
+    """Values of a layer: a coordinate for each site, four more, and as many as the slices of a cut payload need."""
+    codec, merged = get_codec(terms.codec), get_codec(terms.merged_codec)
+    block = max(codec.block, merged.block)
+    if not codec.sliceable or block == 1 or terms.gather_sites >= num_sites:
+        return num_sites + 4
+    return num_sites + 4 + (terms.slices - 1) * block
 
 
 def _terms(rng: random.Random, num_sites: int) -> Terms:
@@ -149,9 +167,12 @@ def _terms(rng: random.Random, num_sites: int) -> Terms:
     }
     kind = rng.random()
     if kind < 0.2:
-        values |= {"codec": rng.choice(("int8", "int4", "topk"))}
+        values |= {"codec": rng.choice(LOSSY), "error_feedback": rng.random() < 0.75}
     elif kind < 0.45 and num_sites > 2:
         values |= {"gather_sites": rng.randint(1, max(1, num_sites // 2)), "slices": rng.randint(2, 4)}
+        values |= {"merged_codec": rng.choice(("fp32", "fp32", "bf16", "int8"))}
+        if rng.random() < 0.3:
+            values |= {"codec": rng.choice(LOSSY), "error_feedback": rng.random() < 0.75}
     elif kind < 0.55:
         values |= {
             "aggregate": rng.choice(("clipped", "trimmed", "median")),
@@ -171,6 +192,8 @@ def _terms(rng: random.Random, num_sites: int) -> Terms:
         }
     return Terms(**values)
 
+
+LOSSY = ("bf16", "int8", "int4", "e3m0", "topk")
 
 FORGETFUL = {"fragments": 1, "keep_log": False, "snapshot_rounds": 1, "max_stale_rounds": 1, "liveness_s": 5.0}
 """Terms under which the log goes soon after a site was given up."""
@@ -208,7 +231,39 @@ def _faults(rng: random.Random, plan: Plan) -> list[Fault]:
         faults.append(Fault("both", rng.randrange(1, num_sites), at_s, for_s))  # or hardly anything would be raced for
     for _ in range(rng.choice((0, 1, 1, 2, 3, 4, 6))):
         faults.append(_fault(rng, plan, may_go))
+    return faults + _faults_of_all(rng, plan) + _damage(rng, plan)
+
+
+def _faults_of_all(rng: random.Random, plan: Plan) -> list[Fault]:
+    faults: list[Fault] = []
+    for kind in ("outage", "restart"):
+        if rng.random() < 0.06:
+            for_s = rng.choice((0.3, 1.0, 3.0, 6.0)) * plan.turn_s + rng.random()
+            faults.append(Fault(kind, EVERYONE, rng.random() * plan.length_s, for_s))
+    if not plan.signed and rng.random() < 0.04:  # signed runs have no owner, but those with guests
+        faults.append(Fault("reopen", EVERYONE, amount=float(rng.randint(1, 2))))
     return faults
+
+
+def _damage(rng: random.Random, plan: Plan) -> list[Fault]:
+    """A site whose payloads arrive damaged for a while, where no commit can name one that everyone must read."""
+    if not _may_damage(plan.terms) or plan.num_sites < 2 or rng.random() < 0.5:
+        return []
+    site, at_s = rng.randrange(1, plan.num_sites), rng.random() * 0.7 * plan.length_s
+    faults = [Fault("damage", site, at_s, 4 * plan.turn_s, amount=float(rng.randrange(1000)))]
+    if rng.random() < 0.5:  # and it returns while its own damaged offer is out
+        faults.append(Fault("crash", site, at_s + plan.turn_s * (1 + 2 * rng.random()), rng.random() * plan.turn_s))
+    return faults
+
+
+def _may_damage(terms: Terms) -> bool:
+    """Whether a run gets over damaged payloads of any site but the first.
+
+    A site doesn't read its own payload before it commits it, so it may commit one that is damaged. Cut into parts, the
+    round excludes it; gathered, everyone would wait for it for ever. So here another commits, or all rounds are cut.
+    """
+    codec = get_codec(terms.codec)
+    return terms.committer is not None or (codec.sliceable and terms.slices > 1 and terms.quorum > terms.gather_sites)
 
 
 def _fault(rng: random.Random, plan: Plan, may_go: list[int]) -> Fault:

@@ -52,11 +52,15 @@ class SimJournal:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Parameters and the outer loop's state after one inner step, and what the invariants knew by then."""
+    """Parameters and the outer loop's state after one inner step, and what the invariants knew by then.
+
+    at_end   whether the run had ended, so that the books aren't up to date
+    """
 
     arrays: tuple[np.ndarray, ...]
     outer: dict[str, Any]
     books: tuple[tuple[float, int], ...]
+    at_end: bool
 
     def state(self) -> dict[str, Any]:
         return _cloned(self.outer)
@@ -185,7 +189,7 @@ class SiteProcess:
             ]
             self.outer = OuterLoop(
                 store,
-                world.terms,
+                world.plan.terms,
                 run="sim",
                 site=SiteIdentity(site.name, world.keys.get(site.name)),
                 founding=world.founding,
@@ -225,14 +229,14 @@ class SiteProcess:
         world, site = self.world, self.site
         rng, process, outer = site.rng, self.process, self.outer
         arrays, own = self.arrays, site.index
-        noise = world.plan.noise
+        noise, other = world.plan.noise, world.plan.num_sites + 3
         while not outer.finished and not self.leaving:
             process.wait(site.step_s * (0.9 + 0.2 * rng.random()))
             tokens = 1 + int(rng.random() * 12)
             for array in arrays[: world.terms.fragments]:
                 array[own] -= np.float32(tokens * UNIT)
                 if noise:
-                    array[-1] -= np.float32((0.9 + 0.2 * rng.random()) * noise * tokens * UNIT)
+                    array[other] -= np.float32((0.9 + 0.2 * rng.random()) * noise * tokens * UNIT)
             self.steps += 1
             world.invariants.trains(self, tokens)
             outer.after_inner_step(tokens, 1)
@@ -243,7 +247,7 @@ class SiteProcess:
     def _save(self) -> None:
         books = tuple((book.offset, book.merged_offset) for book in self.books)
         arrays = tuple(array.copy() for array in self.arrays)
-        self.disk.checkpoints.append(Checkpoint(arrays, _cloned(self.outer.state_dict()), books))
+        self.disk.checkpoints.append(Checkpoint(arrays, _cloned(self.outer.state_dict()), books, self.outer.finished))
         del self.disk.checkpoints[:-NUM_CHECKPOINTS]
 
     # --- what the invariants look at --------------------------------------------------------------------------------

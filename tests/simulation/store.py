@@ -1,7 +1,8 @@
 """One bucket, and each site's way to it: requests take virtual time, and go wrong as a bad network makes them.
 
 A request takes effect at an instant between its issue and its answer, so requests of all sites interleave one by one,
-and one that is under way may still take effect after its process has died.
+and one that is under way may still take effect after its process has died. No list is stale: a store whose lists lack
+what was written before isn't one that the protocol asks for (docs/protocol.md).
 """
 
 import random
@@ -40,6 +41,8 @@ class Bucket:
         """Who put what: payloads, masters and beats."""
         self.collected: set[str] = set()
         """Keys that were deleted as garbage."""
+        self.damaged: set[str] = set()
+        """Payloads that once arrived otherwise than they were sent."""
         self._keys: list[str] = []
 
     def create(self, key: str, data: bytes, issued_at: float, now: float) -> bool:
@@ -54,9 +57,22 @@ class Bucket:
         self._set(key, data)
         return True
 
-    def put(self, key: str, data: bytes | memoryview, writer: Process) -> None:
+    def put(self, key: str, data: bytes | memoryview, writer: Process, damage: int | None = None) -> None:
+        """damage   draws what becomes of the bytes: none are there, a bit flips, or the last one is missing"""
         self.writers.setdefault(key, set()).add(writer)
         self._set(key, bytes(data))
+        if damage is None:
+            return
+        self.damaged.add(key)
+        if damage % 3 == 0:
+            del self.objects[key]
+            del self._keys[bisect_left(self._keys, key)]
+        elif damage % 3 == 1:
+            flipped = bytearray(data)
+            flipped[damage % len(flipped)] ^= 1
+            self.objects[key] = bytes(flipped)
+        else:
+            self.objects[key] = bytes(data)[:-1]
 
     def _set(self, key: str, data: bytes) -> None:
         if key not in self.objects:
@@ -88,18 +104,20 @@ class Link:
     upload_s       more, for each payload or master
     half_s         more, to read a part of a master that doesn't begin with its head
     factor         of both, while the link is slow
-    is_cut         nothing gets through
+    num_cuts       faults that let nothing through, just now
     loss           probability that a request is lost, or its answer, or that it is sent twice
     unreadable     probability that payloads can't be read, while all else can
+    damage         draws how payloads that are put arrive damaged; None: they arrive as they were sent
     """
 
     latency_s: float = 0.03
     upload_s: float = 0.1
     half_s: float = 0.0
     factor: float = 1.0
-    is_cut: bool = False
+    num_cuts: int = 0
     loss: float = 0.0
     unreadable: float = 0.0
+    damage: int | None = None
     hits: dict[str, int] = field(default_factory=dict)
 
     def count(self, what: str) -> None:
@@ -130,7 +148,8 @@ class SimStore:
         return self._write("create", key, lambda now: bucket.create(key, data, issued_at, now))
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        self._write("put", key, lambda now: self._bucket.put(key, data, self._process))
+        damage = self._link.damage if "/payload/" in key else None
+        self._write("put", key, lambda now: self._bucket.put(key, data, self._process, damage))
 
     def delete(self, key: str) -> None:
         self._write("delete", key, lambda now: self._bucket.delete(key))
@@ -170,13 +189,13 @@ class SimStore:
         link, process, scheduler = self._link, self._process, self._scheduler
         if process.is_dead:
             raise GreenletExit
-        if link.is_cut or (link.loss and self._rng.random() < link.loss):
+        if link.num_cuts or (link.loss and self._rng.random() < link.loss):
             self._fail(op, key, "lost")
         if link.unreadable and ("/payload/" in key or "/merged/" in key) and self._rng.random() < link.unreadable:
             self._fail(op, key, "payload unreadable")
         scheduler.sleep(link.latency_s * (0.5 + self._rng.random()) * link.factor)
         scheduler.num_events += 1
-        if link.is_cut:
+        if link.num_cuts:
             self._fail(op, key, "cut")
         if self._log is not None:
             self._log.append((scheduler.time, process.name, op, key))
@@ -189,13 +208,13 @@ class SimStore:
             raise GreenletExit
         scheduler = self._scheduler
         fate = rng.random() / link.loss if link.loss else 1.0
-        if link.is_cut or fate < 0.25:
+        if link.num_cuts or fate < 0.25:
             self._fail(op, key, "lost")
         delay = self._delay(op, key)
         result: list[Any] = []
 
         def act() -> None:
-            if link.is_cut and fate > 0.5:
+            if link.num_cuts and fate > 0.5:
                 return
             scheduler.num_events += 1
             result.append(effect(scheduler.time))
@@ -207,13 +226,13 @@ class SimStore:
             self._fail(op, key, "answer lost")
         scheduler.call_at(scheduler.time + delay * 0.7, act)
         self._sleep(delay)
-        if link.is_cut or not result or fate < 0.75:
+        if link.num_cuts or not result or fate < 0.75:
             self._fail(op, key, "answer lost")
         if fate < 1.0:  # sent again: it meets its own first try
             link.count("repeated")
             self._sleep(self._delay(op, key))
             act()
-            if not result or link.is_cut:
+            if not result or link.num_cuts:
                 self._fail(op, key, "answer lost")
         return result[-1]
 
@@ -228,3 +247,37 @@ class SimStore:
         if self._log is not None:
             self._log.append((self._scheduler.time, self._process.name, op, key, how))
         raise StoreError(f"{op} of {key} in {self.uri} failed: {how}")
+
+
+class Desk:
+    """`composer_prime.store.base.Store` of the owner, whose commands take no time and never fail."""
+
+    uri = SimStore.uri
+
+    def __init__(self, bucket: Bucket, process: Process) -> None:
+        self._bucket = bucket
+        self._process = process
+
+    def create(self, key: str, data: bytes) -> bool:
+        now = self._process.scheduler.time
+        return self._bucket.create(key, data, now, now)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self._bucket.put(key, data, self._process)
+
+    def get(self, key: str) -> bytes:
+        if key not in self._bucket.objects:
+            raise KeyMissing(f"no object at {key} in {self.uri}")
+        return self._bucket.objects[key]
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self.get(key)[start : start + length]
+
+    def list(self, prefix: str) -> list[str]:
+        return self._bucket.list(prefix)
+
+    def delete(self, key: str) -> None:
+        self._bucket.delete(key)
+
+    def close(self) -> None:
+        """Nothing to let go of."""

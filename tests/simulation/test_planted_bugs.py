@@ -1,6 +1,8 @@
 """The simulator is worth what it catches: each kind of bug, planted in production code, breaks an invariant."""
 
 import contextlib
+import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,14 +12,16 @@ import pytest
 from composer_prime.errors import StoreError
 from composer_prime.outer.aggregate import aggregate
 from composer_prime.outer.merge import blending
-from composer_prime.sync import courier, garbage, replica, returning, site_clock
+from composer_prime.sync import courier, garbage, merging, replica, returning, site_clock
 from composer_prime.sync.courier import Courier
 from composer_prime.sync.merging import Merger
 from composer_prime.sync.protocol import Authority
 from composer_prime.sync.replica import Replica
 from composer_prime.sync.rounds import RoundCloser
 from composer_prime.sync.site_clock import OuterLoop
+from tests.simulation.__main__ import main
 from tests.simulation.plan import Plan, draw_plan
+from tests.simulation.shrink import command, shrink
 from tests.simulation.world import World, run_plan
 
 MOST_SEEDS = 40
@@ -157,8 +161,38 @@ def test_slice_reduced_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch,
         "two contents at rounds/",
         plant,
-        lambda plan: plan.terms.gather_sites < plan.num_sites and plan.terms.slices > 2,
+        lambda plan: plan.terms.gather_sites < plan.num_sites and plan.terms.slices > 2 and not plan.terms.committer,
     )
+
+
+def test_shares_kept_when_a_part_leaves_an_offer_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(commit: Any, *_: Any) -> Any:
+        return {entry.site: entry.multiplier for entry in commit.taken}
+
+    check(
+        monkeypatch,
+        "isn't what the offers in it make",
+        lambda: monkeypatch.setattr(merging, "part_shares", kept),
+        _excludes,
+    )
+
+
+def test_a_reducer_leaves_out_what_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Merger._read_slices
+
+    def choosy(self: Any, offer: Any, *place: Any) -> Any:
+        return "too slow" if offer.site == "s01" else read(self, offer, *place)
+
+    check(
+        monkeypatch,
+        "excludes s01, whose payload is sound: too slow",
+        lambda: monkeypatch.setattr(Merger, "_read_slices", choosy),
+        lambda plan: plan.terms.gather_sites < plan.num_sites and plan.terms.slices > 1,
+    )
+
+
+def _excludes(plan: Plan) -> bool:
+    return "damage" in faults_of(plan) and plan.terms.committer is None and plan.terms.aggregate == "mean"
 
 
 def test_garbage_collection_of_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,8 +301,15 @@ def test_a_site_commits_though_others_stand_on_another_master(monkeypatch: pytes
         monkeypatch,
         "finds a commit faulty",
         lambda: monkeypatch.setattr(Replica, "is_mistaken", lambda *_: False),
-        lambda plan: "corrupt" in faults_of(plan),
+        _mistakes_a_master,
     )
+
+
+def _mistakes_a_master(plan: Plan) -> bool:
+    """Whether a site may believe a wrong master while a quorum, no less than half of all, stands on the right one."""
+    before_hashing = any(fault.kind == "corrupt" and fault.amount % 2 == 0 for fault in plan.faults)
+    half = plan.num_sites > 3 and plan.terms.quorum * 2 >= plan.num_sites
+    return before_hashing and half and plan.terms.codec == "fp32"
 
 
 def test_own_work_taken_for_overtaken_after_a_return(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,3 +327,25 @@ def test_a_guest_commits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Authority, "allows", lambda self, site: True)
 
     check(monkeypatch, "which is a guest", plant, lambda plan: len(plan.guests) > 1)
+
+
+def test_a_failing_seed_is_shrunk_and_its_command_shows_the_same_violation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_past = returning.own_past
+
+    def forgetful(*args: Any) -> Any:
+        return replace(own_past(*args), taken=False, merged=())
+
+    plans = [plan for plan in find(_has_crash) if len(plan.faults) > 4]
+    with monkeypatch.context() as planted:
+        planted.setattr(returning, "own_past", forgetful)
+        failing = next(plan for plan in plans if run_plan(plan).violations)
+        small = shrink(failing)
+        given = shlex.split(command(small))
+        assert len(small.faults) < len(failing.faults)
+        assert faults_of(small) & {"crash", "crash_old"}
+        planted.setattr(sys, "argv", given[2:])
+        assert main() == 1
+        assert f"VIOLATION {run_plan(small).violations[0]}" in capsys.readouterr().out
+    assert run_plan(small).violations == ()

@@ -1,9 +1,13 @@
 """Whole runs in virtual time: no seed's faults break an invariant, and a seed is always the same run."""
 
+from dataclasses import replace
+
 import pytest
 
+from composer_prime.store import keys
 from tests.architecture import source_files
-from tests.simulation.plan import draw_plan
+from tests.simulation.coverage import KNOWN, OUT_OF_REACH, Table
+from tests.simulation.plan import EVERYONE, Fault, Plan, draw_plan
 from tests.simulation.runtime import Process, Scheduler, SimRuntime
 from tests.simulation.shrink import command, shrink
 from tests.simulation.world import run_plan, run_seed
@@ -18,6 +22,7 @@ def check_seeds(first: int, stop: int) -> int:
     for seed in range(first, stop):
         result = run_seed(seed)
         num_events += result.num_events
+        assert result.branches.keys() <= KNOWN, f"seed {seed} met branches that the table doesn't know"
         if result.violations:
             pytest.fail(f"{result.violations[0]}\nplay it again: {command(shrink(draw_plan(seed)))}")
     return num_events
@@ -49,6 +54,46 @@ def test_shrinking_keeps_the_fault_that_matters() -> None:
     assert small.faults == (needed,)
     assert small.num_sites == max(1, needed.site + 1)
     assert command(small) == f'python -m tests.simulation --seed {plan.seed} --sites {small.num_sites} --faults "3"'
+
+
+def plan_of(num_sites: int, *faults: Fault) -> Plan:
+    """A drawn plan of so many sites that all can commit, with these faults and no others."""
+    plans = (plan for plan in map(draw_plan, range(10_000)) if plan.num_sites == num_sites and not plan.terms.committer)
+    return replace(next(plan for plan in plans if not plan.signed), faults=faults)
+
+
+@pytest.mark.parametrize("kind", ["outage", "restart"])
+def test_what_befalls_all_sites_at_once_is_survived(kind: str) -> None:
+    plan = plan_of(4)
+    fault = Fault(kind, EVERYONE, at_s=0.4 * plan.length_s, for_s=20.0)
+    result = run_plan(replace(plan, faults=(fault,)), record=True)
+    assert result.violations == ()
+    answered = [entry[0] for entry in result.log if entry[2] in ("get", "list") and len(entry) == 4]
+    assert any(time < fault.at_s for time in answered)
+    assert not any(fault.at_s < time < fault.at_s + fault.for_s for time in answered)
+    starts = [entry[3] for entry in result.log if entry[2] == "start"]
+    assert sorted(starts) == sorted([f"s{index:02d}" for index in range(4)] * (2 if kind == "restart" else 1))
+
+
+def test_a_run_reopened_by_its_owner_goes_on_to_another_end() -> None:
+    result = run_plan(plan_of(3, Fault("reopen", EVERYONE, amount=2.0)), record=True)
+    assert result.violations == ()
+    written = [entry[3] for entry in result.log if entry[2] == "create" and entry[-1] is True]
+    assert keys.close(0) in written
+    assert keys.close(1) in written
+    final = result.plan.terms.final_version
+    assert keys.commit(0, final - 1) in written
+    assert keys.commit(0, final + 2) in written
+
+
+def test_the_table_shows_branches_that_were_never_met() -> None:
+    table = Table()
+    table.add(["crash"], ["close: at once"])
+    rows = {line.rsplit(maxsplit=2)[0]: line.split()[-2:] for line in str(table).splitlines()[1 : len(KNOWN) + 2]}
+    assert rows["close: at once"] == ["1", "1"]
+    assert rows["part: an offer excluded"] == [".", "."]
+    assert rows.keys() >= KNOWN
+    assert OUT_OF_REACH.keys() <= KNOWN
 
 
 def test_a_fault_free_run_ends_with_a_close_record() -> None:

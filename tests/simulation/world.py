@@ -11,16 +11,17 @@ from typing import Any
 
 from composer_prime.store import keys
 from composer_prime.sync.canonical import sha256_hex
+from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Admission, Manifest
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
 from tests.simulation.coverage import Coverage
 from tests.simulation.hooks import listening
 from tests.simulation.invariants import Invariants
-from tests.simulation.plan import Fault, Plan, draw_plan
+from tests.simulation.plan import EVERYONE, Fault, Plan, draw_plan
 from tests.simulation.runtime import Process, Scheduler
 from tests.simulation.site import Checkpoint, Site, SiteProcess
-from tests.simulation.store import Bucket, Link
+from tests.simulation.store import Bucket, Desk, Link
 
 OWNER = SigningKey.from_bytes(bytes(range(32)))
 MOST_EVENTS = 400_000
@@ -74,6 +75,9 @@ class World:
         self.bucket.on_second_win = lambda key: self.coverage.branch(f"racy store: two won {_kind_of(key)}")
         self._pending = 0
         self._healed_at = 0.0
+        self._processes: list[SiteProcess] = []
+        self._prolong_by = sum(int(fault.amount) for fault in plan.faults if fault.kind == "reopen")
+        self._num_reopenings = 0
         self._plan_starts(rng)
         for fault in plan.faults:
             self._plan_fault(fault)
@@ -115,6 +119,7 @@ class World:
     def _start(self, site: Site, checkpoint: Checkpoint | None) -> None:
         self._note("start", site.name, "empty" if checkpoint is None else "from a checkpoint")
         site.process = SiteProcess(self, site, checkpoint)
+        self._processes.append(site.process)
 
     def _note(self, *what: Any) -> None:
         if self.log is not None:
@@ -132,7 +137,9 @@ class World:
 
     def _plan_fault(self, fault: Fault) -> None:
         act = getattr(self, f"_{fault.kind}", None)
-        if act is not None:
+        if fault.site == EVERYONE and act is not None:
+            self._later(fault.at_s, lambda: self._strike_all(fault, act))
+        elif act is not None:
             site = self.sites[f"s{fault.site:02d}"]
             self._later(fault.at_s, lambda: self._strike(fault, site, act))
 
@@ -142,6 +149,30 @@ class World:
             self._note("fault", fault.kind, site.name, fault.for_s, fault.amount)
             self.coverage.branch(f"fault: {fault.kind}")
             act(fault, site)
+
+    def _strike_all(self, fault: Fault, act: Any) -> None:
+        if any(site.process is not None and site.process.is_running for site in self.sites.values()):
+            self._note("fault", fault.kind, "all", fault.for_s)
+            self.coverage.branch(f"fault: {fault.kind}")
+            act(fault)
+
+    def _outage(self, fault: Fault) -> None:
+        """The store answers nobody."""
+        for site in self.sites.values():
+            self._cut(fault, site)
+
+    def _restart(self, fault: Fault) -> None:
+        """Every process is killed; those that were their site's newest start again, from their checkpoints."""
+        killed = [site for site in self.sites.values() if site.process is not None and site.process.is_running]
+        for process in self._processes:
+            if process.is_running:
+                process.kill()
+
+        def back() -> None:
+            for site in killed:
+                self._start(site, site.disk.checkpoints[-1] if site.disk.checkpoints else None)
+
+        self._later(self.scheduler.time + fault.for_s, back)
 
     def _crash(self, fault: Fault, site: Site, age: int = 0, empty: bool = False) -> None:
         assert site.process is not None
@@ -208,8 +239,9 @@ class World:
         self._start(site, site.disk.checkpoints[-1] if site.disk.checkpoints else None)
 
     def _cut(self, fault: Fault, site: Site) -> None:
-        site.link.is_cut = True
-        self._later(self.scheduler.time + fault.for_s, lambda: setattr(site.link, "is_cut", False))
+        link = site.link
+        link.num_cuts += 1
+        self._later(self.scheduler.time + fault.for_s, lambda: setattr(link, "num_cuts", link.num_cuts - 1))
 
     def _slow(self, fault: Fault, site: Site) -> None:
         site.link.factor = fault.amount
@@ -222,6 +254,11 @@ class World:
     def _unreadable(self, fault: Fault, site: Site) -> None:
         site.link.unreadable = fault.amount
         self._later(self.scheduler.time + fault.for_s, lambda: setattr(site.link, "unreadable", 0.0))
+
+    def _damage(self, fault: Fault, site: Site) -> None:
+        """The payloads that it puts arrive damaged, or not at all."""
+        site.link.damage = int(fault.amount)
+        self._later(self.scheduler.time + fault.for_s, lambda: setattr(site.link, "damage", None))
 
     def _corrupt(self, fault: Fault, site: Site) -> None:
         """A bit of a master that the site holds flips, before or after it was hashed; the log must tell it so."""
@@ -241,7 +278,28 @@ class World:
     def look_for_end(self) -> None:
         """Called when a process has ended or a planned act is done: stop once nothing more will happen."""
         running = any(site.process is not None and site.process.is_running for site in self.sites.values())
-        self.scheduler.is_stopped |= not running and not self._pending
+        if not running and not self._pending and not self._prolong():
+            self.scheduler.is_stopped = True
+
+    def _prolong(self) -> bool:
+        """Once the run has ended: let the owner reopen it, and start every site that stayed. Whether that happened."""
+        more, self._prolong_by = self._prolong_by, 0
+        ended = self.invariants.num_finished and keys.close() in self.bucket.objects
+        if not more or not ended or self.invariants.violations:
+            return False
+        self.coverage.branch("fault: reopen")
+        rounds = self.terms.final_version + more
+        desk = Desk(self.bucket, self._processes[-1].process)
+        Owner(desk, OWNER if self.guests else None).reopen(rounds)
+        self._num_reopenings += 1
+        self.terms = self.terms.model_copy(update={"rounds": rounds})
+        self.invariants.reopened()
+        for site in self.sites.values():
+            if not site.is_gone:
+                kept = site.disk.checkpoints if site.rng.random() < 0.7 else []
+                at_s = self.scheduler.time + 3 * site.rng.random()
+                self._later(at_s, lambda site=site, kept=kept: self._start(site, kept[-1] if kept else None))
+        return True
 
     def _limit_s(self) -> float:
         """Virtual time by which the run must be over, all faults healed: each round may need each time-out once."""
@@ -254,9 +312,8 @@ class World:
     def play(self) -> Result:
         World.playing = self
         with listening(self.coverage):
-            limit = self._limit_s()
             while True:
-                healed_at = self._healed_at  # later faults may be planned while it runs
+                limit, healed_at = self._limit_s(), self._healed_at  # later faults may be planned while it runs
                 self.scheduler.run(healed_at + limit, MOST_EVENTS)
                 if self._healed_at == healed_at or self.scheduler.is_stopped:
                     break
@@ -286,7 +343,7 @@ class World:
             for what, times in site.link.hits.items():
                 self.coverage.branches[f"request: {what}"] += times
         invariants.check_log()
-        if keys.close() not in self.bucket.objects:
+        if keys.close(self._num_reopenings) not in self.bucket.objects:
             self.coverage.branch("end: without a close record")
 
     def first_master_sha(self, fragment: int) -> str:
