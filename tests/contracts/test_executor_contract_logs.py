@@ -5,7 +5,8 @@ from contextlib import closing
 import pytest
 
 from composer_prime.executors.base import Executor, JobState
-from composer_prime.executors.secrets import HIDDEN, Secrets
+from composer_prime.executors.secrets import Secrets
+from composer_prime.redaction import HIDDEN, Redactor
 from tests.executors import fixtures
 from tests.executors.jobs import FOREVER, Stage, await_end, run_to_end
 from tests.executors.platforms import LoopbackPlatform
@@ -179,8 +180,6 @@ for sizes in eval(sys.argv[2]):
 
 
 def test_a_value_is_cut_out_wherever_chunks_end() -> None:
-    from composer_prime.executors.shim import Redactor
-
     text = f"a {TOKEN} b {KEY} c {TOKEN}{TOKEN} hf_AbC".encode()
     whole = Redactor([TOKEN, KEY])
     expected = whole.feed(text) + whole.flush()
@@ -193,8 +192,6 @@ def test_a_value_is_cut_out_wherever_chunks_end() -> None:
 
 @pytest.mark.parametrize("values", [["abcdef", "abcdefghij"], ["xabcde", "abcdefgh"], ["aaaaaa", "aaaaaaab"]], ids=str)
 def test_values_that_overlap_leave_nothing_of_each_other(values: list[str]) -> None:
-    from composer_prime.executors.shim import Redactor
-
     text = f"-{values[1]}-{values[0]}-{values[0]}{values[1][-2:]}".encode()
     whole = Redactor(values)
     expected = whole.feed(text) + whole.flush()
