@@ -5,10 +5,14 @@ Names are stable: a plot, a report or an alert reads them. Units end the name.
 
 import json
 import math
+import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from composer_prime.redaction import Redactor, secret_values
 
 TRAIN_LOSS = "train/loss"
 TRAIN_TRAIN_S = "train/train_s"
@@ -41,11 +45,15 @@ OUTER_BYTES_DOWN = "outer/bytes_down"
 
 
 class MetricsTape:
-    """Appends records to a JSONL file; a reader may follow it while it grows."""
+    """Appends records to a JSONL file; a reader may follow it while it grows.
 
-    def __init__(self, path: Path | str) -> None:
+    environment   whose secrets are cut out of the metrics' names: environments and losses give names of their own
+    """
+
+    def __init__(self, path: Path | str, environment: Mapping[str, str] = os.environ) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._redactor = Redactor(secret_values(environment))
         self._file = self.path.open("a", encoding="utf-8")
 
     def log(self, step: int, **values: float) -> None:
@@ -54,7 +62,9 @@ class MetricsTape:
         A value that isn't finite is written as null, since JSON has no NaN; `read_tape` gives NaN back.
         """
         record: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
-        record |= {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
+        record |= {
+            self._redactor.text(name): float(value) if math.isfinite(value) else None for name, value in values.items()
+        }
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
 

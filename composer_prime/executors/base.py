@@ -5,13 +5,17 @@ bucket, restarts, budgets) is fleet.py's. Every platform passes tests/contracts/
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from functools import wraps
+from typing import Protocol, TypeVar
 
-from composer_prime.errors import BadInput
+from composer_prime.errors import BadInput, ComposerPrimeError, ExecutorError
 from composer_prime.executors.secrets import Secrets
+
+Self = TypeVar("Self")
+Result = TypeVar("Result")
 
 LABEL_RUN, LABEL_SITE, LABEL_ATTEMPT = "composer-prime-run", "composer-prime-site", "composer-prime-attempt"
 """Labels by which a platform's own list tells whose job it is."""
@@ -159,6 +163,35 @@ class Price:
     source: str
     overrun_s: int = 0
     unbounded: str = ""
+
+
+def hides_secrets(method: Callable[[Self, JobSpec], Result]) -> Callable[[Self, JobSpec], Result]:
+    """For an executor's methods that take a spec: no error that they raise shows a value of the job's secrets.
+
+    Platforms quote requests in their refusals. An error of ours keeps its type; another becomes an ExecutorError.
+    """
+
+    @wraps(method)
+    def guarded(self: Self, spec: JobSpec) -> Result:
+        try:
+            return method(self, spec)
+        except Exception as error:
+            if all(spec.secrets.redact(str(each)) == str(each) for each in _shown_with(error)):
+                raise
+            shown = spec.secrets.redact(str(error))
+            if isinstance(error, ComposerPrimeError):
+                raise type(error)(shown) from None
+            raise ExecutorError(f"job {spec.name} could not be started: {type(error).__name__}: {shown}") from None
+
+    return guarded
+
+
+def _shown_with(error: BaseException) -> Iterator[BaseException]:
+    """An error, and those that its traceback shows before it."""
+    shown: BaseException | None = error
+    while shown is not None:
+        yield shown
+        shown = shown.__cause__ or (None if shown.__suppress_context__ else shown.__context__)
 
 
 class Executor(Protocol):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from composer_prime.errors import BadInput, ComposerPrimeError, ExecutorError, JobUnknown
+from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors import hf_jobs_flavors as flavors
 from composer_prime.executors import hf_jobs_logs
 from composer_prime.executors.base import (
@@ -26,6 +26,7 @@ from composer_prime.executors.base import (
     JobStatus,
     Price,
     check_names,
+    hides_secrets,
 )
 from composer_prime.executors.hf_jobs_api import JobsApi, age
 from composer_prime.executors.hf_jobs_status import is_final, status_of
@@ -71,6 +72,7 @@ class HfJobsExecutor:
         self._lock = threading.Lock()
         self._flavors: tuple[flavors.Flavor, ...] | None = None
 
+    @hides_secrets
     def check(self, spec: JobSpec) -> None:
         """Refuse what the service would refuse, or could only run wrongly."""
         self._image_of(spec)
@@ -105,6 +107,7 @@ class HfJobsExecutor:
         source = f"{self._api.client.endpoint}/api/jobs/hardware ({date.today()})"
         return Price(flavor.usd_per_hour, source, OVERRUN_S)
 
+    @hides_secrets
     def submit(self, spec: JobSpec) -> Job:
         """Start the job, or return the one that carries its labels."""
         self.check(spec)
@@ -113,12 +116,8 @@ class HfJobsExecutor:
                 request = self._request(spec)
                 started = self._api.run(lambda: self._settle(spec), **request)
                 standing = self._settle(spec, started)
-        except ComposerPrimeError as error:
-            said = str(error)
-            if isinstance(error, ExecutorError):
-                said += ": the job may have been started: launch again, which finds it"
-            shown = spec.secrets.redact(said)
-            raise type(error)(shown) from (error if shown == said else None)
+        except ExecutorError as error:
+            raise type(error)(f"{error}: the job may have been started: launch again, which finds it") from error
         assert standing is not None
         return self._job(standing)
 

@@ -17,6 +17,7 @@ from composer_prime.executors.base import JobSpec, Resources
 from composer_prime.executors.open import absolute_option
 from composer_prime.executors.records import Intent
 from composer_prime.executors.secrets import Secrets
+from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.store.keys import check_site_name
 
 DEFAULT_SECRETS = (
@@ -29,8 +30,6 @@ DEFAULT_SECRETS = (
 """Taken from the launcher's environment where they are set: gated models, metrics, the bucket."""
 DEFAULT_ENV = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_REGION", "HF_ENDPOINT")
 """The same, of what is no secret."""
-SECRET_NAMES_VARIABLE = "COMPOSER_PRIME_SECRETS"
-"""Tells a replica which of its variables it must keep out of its own output."""
 SECONDS_PER_HOUR = 3600
 
 

@@ -14,7 +14,16 @@ from pathlib import Path
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors import shim
-from composer_prime.executors.base import Job, JobSpec, JobState, JobStatus, Price, check_name, check_names
+from composer_prime.executors.base import (
+    Job,
+    JobSpec,
+    JobState,
+    JobStatus,
+    Price,
+    check_name,
+    check_names,
+    hides_secrets,
+)
 
 STATE_VARIABLE = "COMPOSER_PRIME_STATE"
 _ENDS = {"cancelled": JobState.CANCELLED, "timed-out": JobState.TIMED_OUT, "preempted": JobState.PREEMPTED}
@@ -33,6 +42,7 @@ class LocalExecutor:
         self._host = socket.gethostname()
         self._grace_s = grace_s
 
+    @hides_secrets
     def check(self, spec: JobSpec) -> None:
         """Refuse what can't run here."""
         check_names(spec)
@@ -59,6 +69,7 @@ class LocalExecutor:
         """Nothing."""
         return Price(0.0, "this machine", round(self._grace_s))
 
+    @hides_secrets
     def submit(self, spec: JobSpec) -> Job:
         """Start the job's keeper; the folder's lock decides between submitters that race."""
         self.check(spec)

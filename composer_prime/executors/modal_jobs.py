@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from composer_prime.errors import ExecutorError, JobUnknown
-from composer_prime.executors.base import Job, JobSpec, JobState, JobStatus, Price, check_names
+from composer_prime.executors.base import Job, JobSpec, JobState, JobStatus, Price, check_names, hides_secrets
 from composer_prime.executors.modal_client import Connection, modal_package, require_token
 from composer_prime.executors.modal_deploy import FUNCTION, TIMEOUT_MARGIN_S, deployed_function, settings
 from composer_prime.executors.modal_limits import MAX_TIMEOUT_S, check_spec, unbounded
@@ -52,6 +52,7 @@ class ModalExecutor:
         self._connection = Connection()
         self._runs: dict[str, Records] = {}
 
+    @hides_secrets
     def check(self, spec: JobSpec) -> None:
         check_names(spec)
         check_spec(spec)
@@ -88,6 +89,7 @@ class ModalExecutor:
         price = modal_price(spec.resources)
         return replace(price, overrun_s=OVERRUN_S, unbounded=unbounded(spec.resources))
 
+    @hides_secrets
     def submit(self, spec: JobSpec) -> Job:
         self.check(spec)
         job = Job(PLATFORM, spec.name, spec.run, spec.site, spec.attempt)

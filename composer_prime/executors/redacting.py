@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from composer_prime.errors import ComposerPrimeError
-from composer_prime.executors.launching import SECRET_NAMES_VARIABLE
-from composer_prime.executors.shim import Redactor
+from composer_prime.redaction import Redactor, secret_values
 
 DRAIN_S = 5.0
 """So long, at the end, processes that still hold the pipe may write: one that was left behind must not keep us."""
@@ -29,9 +28,8 @@ def redacted_output(environment: Mapping[str, str] = os.environ) -> Iterator[Non
     What is raised within is printed within, since nobody would redact it later: our own errors as one line, others with
     their traceback. Then SystemExit is raised, with the error's exit code.
     """
-    names = [name for name in environment.get(SECRET_NAMES_VARIABLE, "").split(",") if name]
-    values = [environment[name] for name in names if environment.get(name)]
-    if not values:
+    redactor = Redactor(secret_values(environment))
+    if not redactor.has_secrets:
         yield
         return
     sys.stdout.flush()
@@ -39,9 +37,7 @@ def redacted_output(environment: Mapping[str, str] = os.environ) -> Iterator[Non
     saved = os.dup(1), os.dup(2)
     reading, writing = os.pipe()
     told, telling = os.pipe()
-    pump = threading.Thread(
-        target=_pump, args=(reading, told, saved[0], Redactor(values)), name="redaction", daemon=True
-    )
+    pump = threading.Thread(target=_pump, args=(reading, told, saved[0], redactor), name="redaction", daemon=True)
     pump.start()
     for number in (1, 2):
         os.dup2(writing, number)

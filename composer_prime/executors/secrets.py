@@ -3,10 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from composer_prime.executors import shim
-
-HIDDEN = shim.HIDDEN.decode()
-MIN_REDACTED_LENGTH = shim.MIN_SECRET_LENGTH
+from composer_prime.redaction import Redactor
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,13 +27,11 @@ class Secrets:
 
     def redact(self, text: str) -> str:
         """`text` with every value replaced, also where it stands as JSON or in a URL, or a long line of it alone."""
-        redactor = shim.Redactor(list(self._values.values()))
-        shown = redactor.feed(text.encode("utf-8", "surrogateescape")) + redactor.flush()
-        return shown.decode("utf-8", "surrogateescape")
+        return Redactor(self._values.values()).text(text)
 
     def redact_lines(self, lines: Iterable[str]) -> Iterator[str]:
         """As `redact`, of lines as they come; a value that spans lines becomes one word, so lines may get fewer."""
-        redactor = shim.Redactor(list(self._values.values()))
+        redactor = Redactor(self._values.values())
         rest = b""
         for line in lines:
             shown = rest + redactor.feed(f"{line}\n".encode("utf-8", "surrogateescape"))

@@ -1,6 +1,6 @@
 """Runs one command in a job's folder, apart from whoever started it, and writes down how it goes and how it ended.
 
-One file, standard library only, Python 3.9 or later: it is copied to machines that have nothing of ours and run there
+Standard library and redaction.py only, Python 3.9 or later: both are copied to machines that have nothing of ours. Run
 as `python3 shim.py start|status|cancel|log|list FOLDER`. A keeper process owns the command; the folder tells its state.
 
     lock         held while a job is started, so that of several starters one starts it
@@ -35,12 +35,6 @@ if TYPE_CHECKING:
 JOB_VARIABLE = "COMPOSER_PRIME_JOB"
 """Names the job's folder in the environment of all its processes."""
 
-HIDDEN = b"[redacted]"
-MIN_SECRET_LENGTH = 6
-"""Shorter values are words like any other: cutting "1" out of a log would leave no log."""
-MIN_SECRET_LINE_LENGTH = 16
-"""Of a value of several lines, those so long are cut out alone too: logs put things between lines."""
-
 GRACE_S = 40.0
 """Seconds from SIGTERM to SIGKILL, for a command that is told to end: a site's trainer writes a checkpoint."""
 CONFIRM_S = 20.0
@@ -49,60 +43,6 @@ LOOK_S = 0.05
 NOT_STARTED = 127
 _CHUNK_BYTES = 1 << 16
 _SET_PDEATHSIG, _SET_SUBREAPER = 1, 36  # prctl's
-
-
-class Redactor:
-    """Cuts secret values out of a stream of bytes, wherever its chunks end."""
-
-    def __init__(self, values: list[str]) -> None:
-        self._forms = sorted({form for value in values for form in secret_forms(value)}, key=len, reverse=True)
-        self._held = b""
-
-    def feed(self, data: bytes) -> bytes:
-        """What may be shown after `data` came; an end that could still become a secret, or a longer one, is held."""
-        text = self._held + data
-        cut = len(text) - max((_overlap(text, form) for form in self._forms), default=0)
-        while (start := self._spanning(text, cut)) is not None:
-            cut = start
-        self._held = text[cut:]
-        return self._without(text[:cut])
-
-    def flush(self) -> bytes:
-        """What was held back, at the stream's end."""
-        held, self._held = self._held, b""
-        return self._without(held)
-
-    def _without(self, text: bytes) -> bytes:
-        for form in self._forms:
-            text = text.replace(form, HIDDEN)
-        return text
-
-    def _spanning(self, text: bytes, cut: int) -> int | None:
-        """Where a whole secret begins that a cut at `cut` would tear."""
-        for form in self._forms:
-            found = text.find(form, max(0, cut - len(form) + 1), cut + len(form) - 1)
-            if 0 <= found < cut:
-                return found
-        return None
-
-
-def secret_forms(value: str) -> list[bytes]:
-    """The spellings of a secret value that are cut out: as it is, line by line, as JSON and as part of a URL."""
-    if len(value) < MIN_SECRET_LENGTH:
-        return []
-    from urllib.parse import quote
-
-    lines = [line.strip() for line in value.splitlines() if len(line.strip()) >= MIN_SECRET_LINE_LENGTH]
-    spellings = {value, *lines, value.strip(), json.dumps(value)[1:-1], quote(value, safe="")}
-    return [spelling.encode("utf-8", "surrogateescape") for spelling in spellings if len(spelling) >= MIN_SECRET_LENGTH]
-
-
-def _overlap(text: bytes, form: bytes) -> int:
-    """Length of the longest end of `text` that is a beginning of `form`, but not all of it."""
-    for length in range(min(len(text), len(form) - 1), 0, -1):
-        if text.endswith(form[:length]):
-            return length
-    return 0
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
@@ -303,12 +243,14 @@ class Keeper:
     """The process that owns a job's command: starts it, writes its log, ends it when told to, writes its end."""
 
     def __init__(self, folder: str, request: dict) -> None:
+        from composer_prime.redaction import Redactor
+
         self._folder = folder
         self._secrets = dict(request.get("secrets") or {})
         given = {**(request.get("env") or {}), **self._secrets, JOB_VARIABLE: folder}
         self._env = {**(request.get("defaults") or {}), **os.environ, **given}
         self._cwd = request.get("cwd") or folder
-        self._redactor = Redactor(list(self._secrets.values()))
+        self._redactor = Redactor(self._secrets.values())
         self._told_to_end = False
         self._state = {
             "state": "pending",
@@ -488,4 +430,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")))  # where our package is
     sys.exit(main(sys.argv[1:]))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from composer_prime.errors import ExecutorError, JobUnknown
 from composer_prime.executors import shim
-from composer_prime.executors.base import Job, JobSpec, JobStatus, Price, check_name, check_names
+from composer_prime.executors.base import Job, JobSpec, JobStatus, Price, check_name, check_names, hides_secrets
 from composer_prime.executors.local import status_of
 from composer_prime.executors.ssh_hosts import Host, by_preference, choose, fitting, read_hosts
 from composer_prime.executors.ssh_link import HostDown, Link, Patience
@@ -41,6 +41,7 @@ class SshExecutor:
         self._placing = asyncio.Lock()
         self._loop = _LoopThread()
 
+    @hides_secrets
     def check(self, spec: JobSpec) -> None:
         """Refuse what no host can run."""
         check_names(spec)
@@ -61,6 +62,7 @@ class SshExecutor:
         """Nothing beyond what the machines cost anyway."""
         return Price(0.0, f"one's own hosts ({self._file})", round(self._grace_s))
 
+    @hides_secrets
     def submit(self, spec: JobSpec) -> Job:
         """Start the job on its host, where it waits while all slots are taken."""
         self.check(spec)

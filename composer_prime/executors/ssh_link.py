@@ -29,7 +29,7 @@ KEEPALIVE_S, KEEPALIVES = 15, 3
 MARK = REPLY.encode()
 
 _ENTRY = "composer_prime.executors.ssh_remote"
-_SHIPPED = ("shim.py", "ssh_remote.py")
+_SHIPPED = ("redaction.py", "executors/shim.py", "executors/ssh_remote.py")
 _START = "import sys;r=sys.stdin.buffer;n,m=map(int,r.readline().split());exec(r.read(n));begin(r.read(m))"
 _LOADER = """
 def begin(text):
@@ -258,7 +258,7 @@ def _reason(error: BaseException) -> str:
 @cache
 def _shipped() -> tuple[str, dict[str, str]]:
     """(version, file name -> source) of what runs on a host; packages there are empty but for these modules."""
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1]
     sources = {"composer_prime/__init__.py": "", "composer_prime/executors/__init__.py": ""}
-    sources |= {f"composer_prime/executors/{name}": (folder / name).read_text(encoding="utf-8") for name in _SHIPPED}
+    sources |= {f"composer_prime/{name}": (folder / name).read_text(encoding="utf-8") for name in _SHIPPED}
     return sha256(json.dumps(sources).encode()).hexdigest()[:16], sources

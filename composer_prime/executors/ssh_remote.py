@@ -1,7 +1,7 @@
 """What runs on a host for each call: one operation on the jobs of that host, its request read from standard input.
 
-Standard library and shim.py only, Python 3.9 or later: both are copied there. Answers are one marked line of JSON; a
-log's bytes follow theirs.
+Standard library, shim.py and redaction.py only, Python 3.9 or later: all are copied there. Answers are one marked line
+of JSON; a log's bytes follow theirs.
 
     jobs/RUN/SITE/ATTEMPT/   a job's folder, as shim.py has it; beside it `work`, which all attempts of a site share
     placed/RUN/SITE/ATTEMPT  create-once: the name of the host that this job belongs to, on its recorder

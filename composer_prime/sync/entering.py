@@ -74,9 +74,8 @@ def enter(
     site, terms = identity.site, run.terms
     roster = Roster(store, run.manifest, run.sha256, identity.key)
     roster.check_admitted(site)
-    if not identity.replace:
-        check_name_is_free(store, runtime, site, roster, terms.liveness_s)
-    claim = claim_incarnation(store, site, roster)
+    judged = None if identity.replace else check_name_is_free(store, runtime, site, roster, terms.liveness_s)
+    claim = claim_incarnation(store, site, roster, judged)
     incarnation = claim.incarnation
     pulse = Pulse(store, site, claim, roster, atomic=terms.committer is None)
     # Before any snapshot is looked for: what this site may need is kept from now on (rule 13).

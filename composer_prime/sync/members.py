@@ -32,19 +32,32 @@ class OwnClaim:
     data: bytes
 
 
-def claim_incarnation(store: Store, site: str, roster: Roster) -> OwnClaim:
+def claim_incarnation(store: Store, site: str, roster: Roster, judged: int | None = None) -> OwnClaim:
     """Take the next free incarnation of `site`, create-once.
 
     A process of the same name that is still running finds the higher incarnation at its next beat and stops.
+
+    judged   the incarnation after which the name was free; ConfigError when another process has claimed it since
     """
     nonce = os.urandom(8).hex()
-    number = newest_incarnation(store, site, roster) + 1
+    number = (newest_incarnation(store, site, roster) if judged is None else judged) + 1
     while True:
         record = Claim(site=site, incarnation=number, nonce=nonce, host=socket.gethostname(), pid=os.getpid())
         key, data = keys.claim(site, number), roster.sign(record).to_bytes()
         if store.create(key, data) and store.get(key) == data:  # read back: a store may let two win
             return OwnClaim(number, data)
+        if judged is not None and store.get(key) != data:
+            newest = newest_incarnation(store, site, roster, above=judged)  # a forged claim is none
+            if newest > judged:
+                raise _name_is_taken(site, newest)
         number += 1
+
+
+def _name_is_taken(site: str, incarnation: int) -> ConfigError:
+    return ConfigError(
+        f"site {site} already runs as incarnation {incarnation}: give this process a site name of its own, or set "
+        'site.same_name = "replace" to take the name over'
+    )
 
 
 def newest_incarnation(store: Store, site: str, roster: Roster, above: int = -1, admissions: int | None = None) -> int:
@@ -62,25 +75,26 @@ def newest_incarnation(store: Store, site: str, roster: Roster, above: int = -1,
     return above
 
 
-def check_name_is_free(store: Store, runtime: Runtime, site: str, roster: Roster, patience_s: float) -> None:
-    """Raise ConfigError when another process of this name is alive: its beat changes within `patience_s`."""
+def check_name_is_free(store: Store, runtime: Runtime, site: str, roster: Roster, patience_s: float) -> int:
+    """The newest incarnation of a name that nobody uses; -1: it was never used.
+
+    Raises ConfigError when another process of this name is alive: its beat changes, or comes, within `patience_s`.
+    """
     number = newest_incarnation(store, site, roster)
     if number < 0:
-        return
+        return number
     key = keys.beat(site, number)
-    first = find_record(store, Beat, key)
-    if first is None or first.state not in PRESENT:
-        return
+    first = find_record(store, Beat, key)  # None: claimed, and not beating yet
+    if first is not None and first.state not in PRESENT:
+        return number
     waiting, until = runtime.condition(), runtime.now() + patience_s
     while runtime.now() < until:
         with waiting:
             waiting.wait(timeout=patience_s / 10)
         beat = find_record(store, Beat, key)
-        if beat is not None and beat.counter != first.counter:
-            raise ConfigError(
-                f"site {site} already runs as incarnation {number}: give this process a site name of its own, or set "
-                'site.same_name = "replace" to take the name over'
-            )
+        if beat is not None and (first is None or beat.counter != first.counter):
+            raise _name_is_taken(site, number)
+    return number
 
 
 class Pulse:

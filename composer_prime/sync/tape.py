@@ -1,32 +1,41 @@
 """A site's tape in the bucket: what happened, as JSON lines, appended by new objects only.
 
-Events are small dicts with an "event" name; anyone with the bucket can read what became of every token.
+Events are small dicts with an "event" name; anyone with the bucket can read what became of every token. So no event
+holds a secret of the process that wrote it.
 """
 
 import json
+import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from composer_prime.errors import StoreError
+from composer_prime.redaction import Redactor, secret_values
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 
 
 class Tape:
-    """Buffers events and writes them out as the next numbered object. Thread-safe."""
+    """Buffers events and writes them out as the next numbered object. Thread-safe.
 
-    def __init__(self, store: Store, site: str, incarnation: int) -> None:
+    environment   whose secrets are cut out of every text in an event
+    """
+
+    def __init__(self, store: Store, site: str, incarnation: int, environment: Mapping[str, str] = os.environ) -> None:
         self._store = store
         self._site = site
         self._incarnation = incarnation
+        self._redactor = Redactor(secret_values(environment))
         self._lines: list[str] = []
         self._lock = threading.Lock()
         self._number = len(store.list(keys.tape_prefix(site)))
 
     def write(self, event: str, **fields: Any) -> None:
         """Add one event; fields must be JSON-able. It reaches the bucket at the next flush."""
+        shown = self._redactor.data(fields)
         line = json.dumps(
-            {"event": event, "site": self._site, "incarnation": self._incarnation, **fields}, sort_keys=True
+            {"event": event, "site": self._site, "incarnation": self._incarnation, **shown}, sort_keys=True
         )
         with self._lock:
             self._lines.append(line)

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError
 
 from composer_prime.config.table import RunName, SiteName
 from composer_prime.errors import InvitationRefused
+from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.sync.canonical import Signed
 from composer_prime.sync.signatures import SigningKey
 
@@ -109,11 +110,15 @@ def check_environment(environment: Mapping[str, str]) -> None:
 
 
 def adopt_environment(invitation: Invitation) -> None:
-    """Let this process, and those it starts, reach the store as the invitation says."""
+    """Let this process, and those it starts, reach the store as the invitation says, and not write its keys down."""
     if any(name in IDENTITY for name in invitation.environment):
         for name in IDENTITY:
             os.environ.pop(name, None)
     os.environ.update(invitation.environment)
+    secret = [name for name in invitation.environment if name in IDENTITY]
+    named = [name for name in os.environ.get(SECRET_NAMES_VARIABLE, "").split(",") if name]
+    if secret:
+        os.environ[SECRET_NAMES_VARIABLE] = ",".join(dict.fromkeys([*named, *secret]))
 
 
 def is_invitation(source: str) -> bool:

@@ -3,14 +3,18 @@
 A job counts its starts in a file, so that a double is seen whatever the platform says.
 """
 
+import json
 import random
 import signal
 import threading
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from urllib.parse import quote
 
 import pytest
 
+from composer_prime.errors import BadInput, ExecutorError
 from composer_prime.executors.base import Executor, JobState
 from tests.executors import fixtures
 from tests.executors.jobs import PREAMBLE, Stage, await_end, await_running, fresh_process, run_to_end, wait_until
@@ -201,3 +205,45 @@ def test_a_job_cancelled_while_pending_never_starts(
     other, _ = run_to_end(executor, stage.spec("pass", "b"))
     assert executor.poll(other).state is JobState.SUCCEEDED
     assert executor.poll(job).state is JobState.CANCELLED and stage.counted() == 0
+
+
+# --- errors hold no secret -------------------------------------------------------------------------------------------
+
+SECRETS = {"TOKEN": "hf_AbCdEfGhIjKlMnOpQrStUvWxYz", "KEY": 'a"b\\c/+=d e'}
+ASKED = {
+    "local": "composer_prime.executors.local.subprocess.run",
+    "ssh": "composer_prime.executors.ssh.Link.call",
+    "modal": "composer_prime.executors.modal_jobs.deployed_function",
+    "hf-jobs": "composer_prime.executors.hf_jobs.JobsApi.run",
+}
+"""What each executor asks its platform by, when it starts a job."""
+
+
+@pytest.mark.parametrize("kind", [BadInput, ExecutorError, OSError])
+def test_an_error_that_quotes_the_environment_holds_no_secret(
+    platform: LoopbackPlatform,
+    executor: Executor,
+    stage: Stage,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[Exception],
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        try:
+            raise ValueError(f"in {SECRETS}")
+        except ValueError as error:
+            text = f"refused: env={SECRETS['TOKEN']} {SECRETS['KEY']} {json.dumps(SECRETS)} ?k={quote(SECRETS['KEY'])}"
+            raise kind(text) from error
+
+    monkeypatch.setattr(ASKED[platform.name], refuse)
+    with pytest.raises(BadInput if kind is BadInput else ExecutorError, match=r"refused: env=\[redacted\]") as raised:
+        executor.submit(stage.spec("pass", secrets=SECRETS))
+    printed = "".join(traceback.format_exception(raised.value))
+    assert not [value for value in SECRETS.values() if value in printed or json.dumps(value)[1:-1] in printed]
+
+
+def test_a_refusal_before_anything_is_asked_holds_no_secret(executor: Executor, stage: Stage) -> None:
+    spec = stage.spec("pass", run=f"run of {SECRETS['TOKEN']}", secrets=SECRETS)
+    for asked in (executor.check, executor.submit):
+        with pytest.raises(BadInput, match=r"\[redacted\]") as raised:
+            asked(spec)
+        assert SECRETS["TOKEN"] not in "".join(traceback.format_exception(raised.value))

@@ -5,9 +5,10 @@ from contextlib import closing
 import pytest
 
 from composer_prime.executors.base import Executor, JobState
-from composer_prime.executors.secrets import HIDDEN, Secrets
+from composer_prime.executors.secrets import Secrets
+from composer_prime.redaction import HIDDEN, SECRET_NAMES_VARIABLE, Redactor
 from tests.executors import fixtures
-from tests.executors.jobs import FOREVER, Stage, await_end, run_to_end
+from tests.executors.jobs import FOREVER, REPOSITORY, Stage, await_end, run_to_end
 from tests.executors.platforms import LoopbackPlatform
 
 platform, executor, stage = fixtures.platform, fixtures.executor, fixtures.stage
@@ -140,23 +141,36 @@ def test_logs_of_attempts_do_not_mix(executor: Executor, stage: Stage) -> None:
     assert [list(executor.logs(job)) for job in jobs] == [["attempt 1"], ["attempt 2"]]
 
 
-def test_no_secret_is_left_in_ten_thousand_lines(executor: Executor, stage: Stage) -> None:
-    secrets = {"TOKEN": TOKEN, "KEY": KEY}
-    code = """
+REPLICA = """
+sys.path.insert(0, sys.argv[2])
+from composer_prime.errors import ExecutorError
+from composer_prime.executors.redacting import redacted_output
 token, key = os.environ["TOKEN"], os.environ["KEY"]
-for n in range(10_000):
-    print(f"{n} {token} {token[:8]}", "https://u:" + token + "@host" if n % 3 else repr([token]), sep="|")
-print(key)
-print("\\n".join("INFO " + line for line in key.splitlines()))
+with redacted_output():
+    for n in range(10_000):
+        print(f"{n} {token} {token[:8]}", "https://u:" + token + "@host" if n % 3 else repr([token]), sep="|")
+    print(key)
+    print("\\n".join("INFO " + line for line in key.splitlines()), flush=True)
+    os.system("echo below $TOKEN")
+    raise ExecutorError("ended by " + token)
 """
-    spec = stage.spec(code, secrets=secrets)
-    job, _ = run_to_end(executor, spec)
-    shown = list(spec.secrets.redact_lines(executor.logs(job)))
+"""As `composer-prime replica` runs a site."""
+
+
+def test_no_secret_is_in_the_platforms_own_log_of_a_replicas_ten_thousand_lines(
+    executor: Executor, stage: Stage
+) -> None:
+    secrets = {"TOKEN": TOKEN, "KEY": KEY}
+    env = {SECRET_NAMES_VARIABLE: ",".join(secrets)}
+    job, status = run_to_end(executor, stage.spec(REPLICA, secrets=secrets, env=env, arguments=(str(REPOSITORY),)))
+    assert status.exit_code == 1
+    shown = list(executor.logs(job))
     text = "\n".join(shown)
     assert TOKEN not in text and KEY not in text
     assert not [line for line in KEY.splitlines() if line in text]
     numbers = [line.split()[0] for line in shown if HIDDEN in line and line[0].isdigit()]
     assert numbers == [str(n) for n in range(10_000)]
+    assert shown[-2:] == [f"below {HIDDEN}", f"composer-prime: ended by {HIDDEN}"]
 
 
 def test_a_secret_is_cut_out_wherever_writes_tear_it(executor: Executor, stage: Stage) -> None:
@@ -179,8 +193,6 @@ for sizes in eval(sys.argv[2]):
 
 
 def test_a_value_is_cut_out_wherever_chunks_end() -> None:
-    from composer_prime.executors.shim import Redactor
-
     text = f"a {TOKEN} b {KEY} c {TOKEN}{TOKEN} hf_AbC".encode()
     whole = Redactor([TOKEN, KEY])
     expected = whole.feed(text) + whole.flush()
@@ -193,8 +205,6 @@ def test_a_value_is_cut_out_wherever_chunks_end() -> None:
 
 @pytest.mark.parametrize("values", [["abcdef", "abcdefghij"], ["xabcde", "abcdefgh"], ["aaaaaa", "aaaaaaab"]], ids=str)
 def test_values_that_overlap_leave_nothing_of_each_other(values: list[str]) -> None:
-    from composer_prime.executors.shim import Redactor
-
     text = f"-{values[1]}-{values[0]}-{values[0]}{values[1][-2:]}".encode()
     whole = Redactor(values)
     expected = whole.feed(text) + whole.flush()

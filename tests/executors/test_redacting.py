@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from composer_prime.executors.launching import SECRET_NAMES_VARIABLE
+from composer_prime.redaction import SECRET_NAMES_VARIABLE
 
 TOKEN = "tok-9f8e7d6c5b4a"
 PROGRAM = """

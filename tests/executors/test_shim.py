@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from composer_prime import redaction
 from composer_prime.executors import shim
 from tests.executors.jobs import wait_until
 
@@ -37,15 +38,16 @@ def ended(folder: Path) -> dict:
     return found
 
 
-def test_it_imports_nothing_but_the_standard_library_and_reads_as_python_39() -> None:
-    tree = ast.parse(SHIM.read_text(encoding="utf-8"), feature_version=(3, 9))
+@pytest.mark.parametrize("copied", [SHIM, Path(redaction.__file__)], ids=lambda path: path.name)
+def test_it_imports_nothing_but_the_standard_library_and_reads_as_python_39(copied: Path) -> None:
+    tree = ast.parse(copied.read_text(encoding="utf-8"), feature_version=(3, 9))
     names = {
         (node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
         for node in ast.walk(tree)
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
     }
-    assert {name.split(".")[0] for name in names} <= set(sys.stdlib_module_names)
+    assert {name.split(".")[0] for name in names - {redaction.__name__}} <= set(sys.stdlib_module_names)
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Match)]
 
 
@@ -71,7 +73,7 @@ def test_secrets_are_in_no_file_of_the_job(tmp_path: Path) -> None:
     call("start", str(tmp_path), request=request(code, secrets={"S": secret}))
     ended(tmp_path)
     assert all(secret not in path.read_text() for path in tmp_path.iterdir())
-    assert (tmp_path / "log").read_text() == f"{shim.HIDDEN.decode()}\n" * 2
+    assert (tmp_path / "log").read_text() == f"{redaction.HIDDEN}\n" * 2
 
 
 def test_a_reused_pid_is_not_taken_for_the_keeper(tmp_path: Path) -> None:

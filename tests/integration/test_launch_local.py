@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from composer_prime.executors.base import JobState
 from composer_prime.executors.records import LaunchBook, open_launch
 from composer_prime.store import keys, open_store
-from composer_prime.sync.records import Close, Manifest
+from composer_prime.sync.records import Close, Commit, Manifest, Offer
 from tests.executors.platforms import LoopbackPlatform
 from tests.executors.registry import LOOPBACKS, loopback
 from tests.integration.local_runs import command, run_paths, started, trained, wait_until
@@ -23,6 +25,8 @@ PATIENCE_S = 300
 SITES = ("r0", "r1")
 PLATFORMS = [pytest.param(name, id=name, marks=() if name == "local" else pytest.mark.long) for name in LOOPBACKS]
 """Minutes each: the others with `-m long`. What differs between them is the contract's, which always runs."""
+KEEPS_DISK = "ssh"
+"""Where a job's next attempt finds the folders of the last; elsewhere it has nothing but the bucket."""
 
 
 @pytest.fixture(params=PLATFORMS)
@@ -60,20 +64,46 @@ def test_a_launched_run_survives_a_preemption_and_ends_with_equal_masters(
     arguments = command("launch", tmp_path / "out", *options, "--image", "any", **changes)
     with started(arguments, log) as launcher:
         wait_until(lambda: all(trained(paths.site(site)) >= 2 for site in SITES), launcher, log, PATIENCE_S)
+        own = paths.site("r1")
+        wait_until(lambda: any(own.checkpoints.glob("step_*")), launcher, log, PATIENCE_S)
         with closing(open_store(f"{uri}/two-sites")) as store:
             book = open_launch(store)
         victim = book.attempt("r1", 1).job(book.name)
         assert victim is not None
-        platform.preempt(victim)
+        with standing_still(launcher):  # or attempt 2 could find what is about to go
+            platform.preempt(victim)
+            if platform.name != KEEPS_DISK:
+                shutil.rmtree(own.root)
         wait_until(lambda: "r1 attempt 2: running" in log.read_text(), launcher, log, PATIENCE_S)
         rows = [json.loads(line) for line in composer_prime("ps", book.store.uri, "--json").splitlines()]
         assert ("r1", 1, "preempted") in {(row["site"], row["attempt"], row["state"]) for row in rows}
         assert launcher.wait(PATIENCE_S) == 0, log.read_text()
     first, second = (json.loads(paths.site(site).result.read_text())["master_sha256"] for site in SITES)
     assert first == second
+    assert max(offer.incarnation for offer in taken_of("r1", f"{uri}/two-sites")) > 0, "attempt 2's work was merged"
     again = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S)
     assert again.returncode == 0 and "started as" not in again.stdout, again.stdout + again.stderr
     check_ended(platform, f"{uri}/two-sites", book)
+
+
+@contextmanager
+def standing_still(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Stop a process meanwhile."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+def taken_of(site: str, run_uri: str) -> list[Offer]:
+    """The offers of a site that hold work and that rounds of a closed run took."""
+    with closing(open_store(run_uri)) as store:
+        closed = Close.from_bytes(store.get(keys.close()), keys.close())
+        places = [keys.commit(fragment, each) for fragment, last in enumerate(closed.versions) for each in range(last)]
+        commits = [Commit.from_bytes(store.get(key), key) for key in places]
+    offers = [taken.offer for commit in commits for taken in commit.taken]
+    return [offer for offer in offers if offer.site == site and offer.tokens > 0]
 
 
 REPEATABLE: dict[str, object] = {

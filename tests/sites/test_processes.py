@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from composer_prime.redaction import HIDDEN, SECRET_NAMES_VARIABLE
 from composer_prime.sites.embedded.processes import Child, describe_exit, stop, tail
 from tests.sites.fake_site import is_gone, wait_until
 
@@ -39,6 +42,52 @@ def test_an_answer_on_stdout_stays_apart_from_the_log(tmp_path: Path) -> None:
     child.wait(30)
     assert (tmp_path / "out").read_text() == "answer\n"
     assert child.tail() == ["chatter"]
+
+
+TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz"
+
+
+@pytest.mark.parametrize("variables", [{"HF_TOKEN": TOKEN}, {"MINE": TOKEN, SECRET_NAMES_VARIABLE: "OTHER,MINE"}])
+def test_no_secret_of_its_environment_is_in_its_log_which_is_whole_at_its_end(
+    tmp_path: Path, variables: dict[str, str]
+) -> None:
+    code = """
+import os, subprocess, sys
+token = next(value for value in os.environ.values() if value.startswith("hf_AbC"))
+for n in range(5_000):
+    print(n, token, token[:8], file=(sys.stdout, sys.stderr)[n % 2], flush=n % 100 == 0)
+sys.stdout.flush()
+subprocess.run([sys.executable, "-c", f"print('below', {token!r})"])
+sys.exit("no " + token)
+"""
+    child = Child("test", [sys.executable, "-c", code], tmp_path / "x.log", env=variables)
+    assert child.wait(60) == 1
+    text = (tmp_path / "x.log").read_text()
+    assert TOKEN not in text
+    lines = sorted(text.splitlines())
+    assert lines == sorted([*(f"{n} {HIDDEN} {TOKEN[:8]}" for n in range(5_000)), f"below {HIDDEN}", f"no {HIDDEN}"])
+
+
+def test_a_process_that_lost_its_supervisor_still_writes_a_log_without_secrets(tmp_path: Path) -> None:
+    saying = """
+import os, signal, time
+def say(*_):
+    print("told to end", os.environ["HF_TOKEN"], flush=True)
+    raise SystemExit
+signal.signal(signal.SIGTERM, say)
+print("up", flush=True); time.sleep(600)
+"""
+    top = f"""
+import signal; from pathlib import Path; from composer_prime.sites.embedded.processes import Child
+log, env = Path({str(tmp_path / "x.log")!r}), {{"HF_TOKEN": {TOKEN!r}}}
+child = Child("orphan", [{sys.executable!r}, "-c", {saying!r}], log, env=env, orphan=signal.SIGTERM)
+{SLEEP}
+"""
+    with subprocess.Popen([sys.executable, "-c", top]) as killed:
+        wait_until(lambda: tail(tmp_path / "x.log", 1), "the child runs")
+        killed.kill()
+    wait_until(lambda: len(tail(tmp_path / "x.log", 2)) == 2, "it said that it was told to end")
+    assert tail(tmp_path / "x.log", 9) == ["up", f"told to end {HIDDEN}"]
 
 
 def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:

@@ -150,3 +150,23 @@ def test_a_second_process_of_a_live_name_is_refused_when_it_may_not_replace(stor
     check_name_is_free(store, BeatingRuntime(lambda: None), "b", roster, 10.0)  # never seen
     beat(pulse, "leaving")
     check_name_is_free(store, BeatingRuntime(lambda: beat(pulse, "leaving")), "a", roster, 10.0)
+
+
+def test_of_two_processes_that_start_at_once_and_may_not_replace_the_second_to_claim_is_refused(store, roster, runtime):
+    judged = [check_name_is_free(store, runtime, "a", roster, 10.0) for _ in range(2)]
+    first = claim_incarnation(store, "a", roster, judged[0])
+    with pytest.raises(ConfigError, match="site a already runs as incarnation 0"):
+        claim_incarnation(store, "a", roster, judged[1])
+    Pulse(store, "a", first, roster).check()  # it isn't superseded
+
+
+def test_a_process_that_has_claimed_its_name_and_not_beaten_yet_is_waited_for(store, roster):
+    pulse = pulse_of(store, roster)
+    with pytest.raises(ConfigError, match="already runs as incarnation 0"):
+        check_name_is_free(store, BeatingRuntime(lambda: beat(pulse)), "a", roster, 10.0)
+
+
+def test_a_claim_whose_process_never_beat_keeps_nobody_from_the_name(store, roster):
+    claim_incarnation(store, "a", roster)
+    judged = check_name_is_free(store, BeatingRuntime(lambda: None), "a", roster, 10.0)
+    assert claim_incarnation(store, "a", roster, judged).incarnation == 1

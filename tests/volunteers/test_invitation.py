@@ -11,6 +11,7 @@ import pytest
 import zstandard
 
 from composer_prime.errors import InvitationRefused
+from composer_prime.redaction import SECRET_NAMES_VARIABLE, secret_values
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers.invitation import (
     PREFIX,
@@ -100,7 +101,14 @@ def test_a_name_that_could_be_a_path_is_refused(field: str, name: str) -> None:
 def test_credentials_replace_who_one_was_before_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"AWS_SESSION_TOKEN": "old", "AWS_PROFILE": "work", "HOME": "/home/alice"})
     adopt_environment(make(environment={"AWS_ACCESS_KEY_ID": "new", "AWS_SECRET_ACCESS_KEY": "new"}))
-    assert os.environ == {"AWS_ACCESS_KEY_ID": "new", "AWS_SECRET_ACCESS_KEY": "new", "HOME": "/home/alice"}
+    named = {SECRET_NAMES_VARIABLE: "AWS_ACCESS_KEY_ID,AWS_SECRET_ACCESS_KEY"}
+    assert os.environ == {"AWS_ACCESS_KEY_ID": "new", "AWS_SECRET_ACCESS_KEY": "new", "HOME": "/home/alice", **named}
+
+
+def test_its_credentials_are_kept_out_of_what_the_site_writes_besides_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"MINE": "my-own-secret", SECRET_NAMES_VARIABLE: "MINE"})
+    adopt_environment(make(environment={"AWS_ACCESS_KEY_ID": "theirs", "AWS_DEFAULT_REGION": "eu-central-1"}))
+    assert secret_values(os.environ) == ["my-own-secret", "theirs"]
 
 
 def test_an_invitation_without_credentials_leaves_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:

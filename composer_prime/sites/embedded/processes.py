@@ -1,7 +1,8 @@
 """A child process that can't outlive us: its own process group, its output in a log, an end with a grace.
 
-Standard library only. Supervisors start roles with it, and a role that needs a server of its own (vLLM) starts
-that with it too, so that a SIGKILL anywhere up the tree takes down everything below (on Linux; see `_TIED`).
+Standard library and redaction.py only. Supervisors start roles with it, and a role that needs a server of its own
+(vLLM) starts that with it too, so that a SIGKILL anywhere up the tree takes down everything below (on Linux; see
+`_TIED`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,16 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
+
+from composer_prime import redaction
 
 TAIL_LINES = 20
 QUIET_ENV = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
 """For every process of ours: one thread (two on two busy cores are 10 to 20 times slower), a log that isn't late."""
+
+DRAIN_S = 5.0
+"""So long what an ended process has written may take to its log, where secrets are cut out on the way."""
 
 _TAIL_BYTES = 64 * 1024
 
@@ -37,6 +44,9 @@ os.execvp(sys.argv[3], sys.argv[3:])
 
 class Child:
     """One running process with stdout and stderr appended to `log`; it has started when the constructor returns.
+
+    Where its environment holds secrets, a process of its own cuts their values out between the output and the log: one
+    of its own, since a child may have to write after we are gone. It ends when nobody can write any more.
 
     role     what people call it in messages: "trainer".
     command  argv; looked up on PATH.
@@ -58,18 +68,24 @@ class Child:
         self.role = role
         self.log = log
         self._group_ended = False
+        self._redaction: subprocess.Popen[bytes] | None = None
+        environment = {**os.environ, **env}
         log.parent.mkdir(parents=True, exist_ok=True)
         launch = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), str(int(orphan)), *command]
         with contextlib.ExitStack() as files:
             log_file = files.enter_context(log.open("ab"))
             self.log_start = log_file.tell()
+            if redaction.Redactor(redaction.secret_values(environment)).has_secrets:
+                self._redaction = _start_redaction(log_file, environment)
+                assert self._redaction.stdin is not None
+                log_file = files.enter_context(self._redaction.stdin)
             out_file = files.enter_context(stdout.open("wb")) if stdout else log_file
             self._process = subprocess.Popen(
                 launch,
                 stdin=subprocess.DEVNULL,
                 stdout=out_file,
                 stderr=log_file,
-                env={**os.environ, **env},
+                env=environment,
                 start_new_session=True,
             )
 
@@ -80,12 +96,13 @@ class Child:
     def poll(self) -> int | None:
         """The exit code (negative: the signal that killed it), or None while it runs.
 
-        Once it has ended, whatever it left behind in its process group is killed.
+        Once it has ended, whatever it left behind in its process group is killed, and its log is whole.
         """
         code = self._process.poll()
         if code is not None and not self._group_ended:
             self._group_ended = True
             self._signal_group(signal.SIGKILL)
+            self._end_redaction()
         return code
 
     def wait(self, timeout_s: float) -> int | None:
@@ -104,14 +121,38 @@ class Child:
         if self.poll() is None:
             self._signal_group(signal.SIGKILL)
             self._process.wait()
+            self.poll()
 
     def tail(self, num_lines: int = TAIL_LINES) -> list[str]:
         """The last non-empty lines that this process (not an earlier one) wrote to its log."""
         return tail(self.log, num_lines, start=self.log_start)
 
+    def _end_redaction(self) -> None:
+        """Wait until the log is whole; what was left behind elsewhere and still writes loses its output."""
+        if self._redaction is None:
+            return
+        try:
+            self._redaction.wait(DRAIN_S)
+        except subprocess.TimeoutExpired:
+            self._redaction.kill()
+            self._redaction.wait()
+
     def _signal_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says EPERM for a group of zombies
             os.killpg(self._process.pid, number)
+
+
+def _start_redaction(log: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """What passes its standard input on to `log` without the secrets of `environment`, in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", redaction.__file__],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        bufsize=0,
+        env=dict(environment),
+        start_new_session=True,
+    )
 
 
 def stop(children: Iterable[Child], grace_s: float) -> None:
