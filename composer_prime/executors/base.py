@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import wraps
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from composer_prime.errors import BadInput, ComposerPrimeError, ExecutorError
 from composer_prime.executors.secrets import Secrets
 
-Self = TypeVar("Self")
-Result = TypeVar("Result")
+Method = TypeVar("Method", bound=Callable[..., object])
 
 LABEL_RUN, LABEL_SITE, LABEL_ATTEMPT = "composer-prime-run", "composer-prime-site", "composer-prime-attempt"
 """Labels by which a platform's own list tells whose job it is."""
@@ -165,16 +164,16 @@ class Price:
     unbounded: str = ""
 
 
-def hides_secrets(method: Callable[[Self, JobSpec], Result]) -> Callable[[Self, JobSpec], Result]:
+def hides_secrets(method: Method) -> Method:
     """For an executor's methods that take a spec: no error that they raise shows a value of the job's secrets.
 
     Platforms quote requests in their refusals. An error of ours keeps its type; another becomes an ExecutorError.
     """
 
     @wraps(method)
-    def guarded(self: Self, spec: JobSpec) -> Result:
+    def guarded(executor: object, spec: JobSpec) -> object:
         try:
-            return method(self, spec)
+            return method(executor, spec)
         except Exception as error:
             if all(spec.secrets.redact(str(each)) == str(each) for each in _shown_with(error)):
                 raise
@@ -183,7 +182,7 @@ def hides_secrets(method: Callable[[Self, JobSpec], Result]) -> Callable[[Self, 
                 raise type(error)(shown) from None
             raise ExecutorError(f"job {spec.name} could not be started: {type(error).__name__}: {shown}") from None
 
-    return guarded
+    return cast(Method, guarded)
 
 
 def _shown_with(error: BaseException) -> Iterator[BaseException]:
