@@ -22,7 +22,7 @@ READ_TIMEOUT_S = 20
 """Silence after which a request counts as lost; not a limit on how long a transfer takes."""
 FIRST_CONTACT_S = 5
 """For how long a store that has never answered is tried again: a person waits for the error."""
-FIRST_ANSWER_S = 8
+FIRST_ANSWER_S = 20
 """How long first contact may take in all, name look-up and credentials included."""
 
 
