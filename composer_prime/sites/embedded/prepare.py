@@ -6,7 +6,9 @@ The model is resolved by a process of its own, since that needs torch and a supe
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -87,8 +89,12 @@ class ModelResolution:
     """A process that resolves the model while we do something else; `stop` it in any case."""
 
     def __init__(self, command: Sequence[str], paths: RunPaths) -> None:
-        self._answer = paths.root / "logs" / "model.out"
-        self._child = Child("model", command, paths.root / "logs" / "model.log", env=QUIET_ENV, stdout=self._answer)
+        logs = paths.root / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        descriptor, answer = tempfile.mkstemp(prefix="model-", suffix=".out", dir=logs)
+        os.close(descriptor)
+        self._answer = Path(answer)  # of its own: another site of this folder may start at this moment
+        self._child = Child("model", command, logs / "model.log", env=QUIET_ENV, stdout=self._answer)
 
     def wait(self, interrupted: Callable[[], bool]) -> Path | None:
         """The local folder, once it is there; None when `interrupted` says so first.
@@ -106,8 +112,9 @@ class ModelResolution:
         return Path(self._answer.read_text(encoding="utf-8").strip().splitlines()[-1])
 
     def stop(self) -> None:
-        """End the process if it still runs."""
+        """End the process if it still runs, and forget its answer."""
         self._child.kill()
+        self._answer.unlink(missing_ok=True)
 
 
 def settle_sites(recipe: Recipe, sites: Sequence[str], model_dir: Path, resume: bool) -> list[SiteSettings]:
