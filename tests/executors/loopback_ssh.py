@@ -186,6 +186,7 @@ class Machine:
             for task in (feeding, *outputs):
                 task.cancel()
             await asyncio.gather(feeding, *outputs, return_exceptions=True)
+            child._transport.close()  # pyright: ignore[reportAttributeAccessIssue] (a grandchild may hold its pipes)
             await child.wait()
 
     def _count_answer(self) -> None:
