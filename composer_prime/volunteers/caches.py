@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from composer_prime.volunteers.environ import restored
+
 HUB_PLACES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME")
 """Variables of huggingface_hub that say where weights go; the first that is set counts."""
 CACHE = "cache"
@@ -46,16 +48,9 @@ def elsewhere(root: Path, environ: Mapping[str, str] = os.environ) -> str | None
 def kept_below(root: Path) -> Iterator[None]:
     """Let this process, and those it starts meanwhile, keep what they fetch and build below `root`."""
     changes = cache_variables(root)
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
+    with restored(changes):
+        os.environ.update(changes)
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _hub_place(environ: Mapping[str, str]) -> str | None:

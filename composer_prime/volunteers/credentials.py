@@ -11,6 +11,7 @@ from pathlib import Path
 from composer_prime.errors import BadInput, StoreError, StoreUnusable
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
+from composer_prime.volunteers.environ import restored
 from composer_prime.volunteers.invitation import IDENTITY, Invitation, adopt_environment, check_environment
 
 PLACES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_REGION")
@@ -105,16 +106,9 @@ def _may_write(store: Store, key: str) -> bool:
 @contextmanager
 def _as_invited(invitation: Invitation) -> Iterator[None]:
     """Reach stores that are opened meanwhile as the volunteer will."""
-    before = {name: os.environ.get(name) for name in {*IDENTITY, *invitation.environment}}
-    adopt_environment(invitation)
-    try:
+    with restored({*IDENTITY, *invitation.environment}):
+        adopt_environment(invitation)
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _read_file(path: Path) -> dict[str, str]:
