@@ -398,7 +398,9 @@ class Courier:
                 self._start_upload(errand)
             raise failure
         replica = self._replicas[fragment]
-        if not errand.ready or (replica.master.coarse and not self._closer.is_vouched_for(replica)):
+        if not errand.ready or replica.version >= self._terms.final_version:
+            return  # after the last round there is none to offer into, until the owner opens another
+        if replica.master.coarse and not self._closer.is_vouched_for(replica):
             return
         offer = self._offer_of(errand, replica.master)
         # The record names the round first and the claims are read then: docs/protocol.md, "Two processes of one name".

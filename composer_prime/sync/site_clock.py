@@ -377,6 +377,7 @@ class OuterLoop:
         for fragment, stand in zip(self._fragments, self._stands, strict=True):
             master = self._courier.master(fragment.index)
             self._drop(stand, master, "run ended")
+            stand.captured = None
             stand.base, stand.version = self._params.write(fragment, master.weights), master.version
         self._finished = True
 

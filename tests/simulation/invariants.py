@@ -76,7 +76,8 @@ class Invariants:
         self._codings: tuple[FragmentCoding, ...] = ()
         self._lossy = self._codec.lossy
         self._forgets = self._lossy and not world.terms.error_feedback
-        self._finals: dict[int, str] = {}
+        self._finals: dict[tuple[int, int], str] = {}
+        self._reopened_at_s = 0.0
         self.num_finished = 0
         """Processes that ended with the run."""
 
@@ -96,6 +97,8 @@ class Invariants:
             self.violate(f"two contents at {key}")
         if key.endswith("/commit.json"):
             self._commit(key, data)
+        elif keys.is_offer(key):
+            self._offer(Offer.from_bytes(data, key))
         elif "/merged/" in key and key.endswith(".json"):
             self._part(Part.from_bytes(data, key))
 
@@ -103,6 +106,10 @@ class Invariants:
         self._world.coverage.branch("garbage: object deleted")
         if keys.parse_collectable(key) is None and not keys.is_master(key):
             self.violate(f"{key} was deleted")
+
+    def _offer(self, offer: Offer) -> None:
+        if offer.version >= self._world.terms.final_version:
+            self.violate(f"{offer.site} offers into round {offer.fragment}/{offer.version}, after the run's last")
 
     def _part(self, part: Part) -> None:
         taken = self.commits[part.fragment, part.version]
@@ -331,17 +338,20 @@ class Invariants:
         self.violate(f"{process.site.name}/{process.number} failed: {type(error).__name__}: {error}\n{lines}")
 
     def reopened(self) -> None:
-        """The run goes on: it will end with other masters."""
-        self._finals.clear()
+        """The run goes on; a process that is just coming in may not know it, and end where the run had ended."""
+        self._reopened_at_s = self._world.scheduler.time
 
     def finished(self, process: SiteProcess) -> None:
         outer = process.outer
         self.num_finished += 1
+        final = outer._terms.final_version
+        if final != self._world.terms.final_version and process.joined_from_s >= self._reopened_at_s:
+            self.violate(f"{process.site.name} finished at version {final}, though the run was reopened before it came")
         for fragment in range(self._world.terms.fragments):
             master = outer._courier.master(fragment)
-            if master.version != self._world.terms.final_version:
+            if master.version != final:
                 self.violate(f"{process.site.name} finished at version {master.version} of {fragment}")
-            known = self._finals.setdefault(fragment, master.sha256)
+            known = self._finals.setdefault((fragment, master.version), master.sha256)
             if known != master.sha256:
                 self.violate(f"{process.site.name} finished with another master of {fragment} than others")
             if float(process.arrays[fragment][process.site.index]) != float(master.weights[process.site.index]):

@@ -116,6 +116,8 @@ class SiteProcess:
         self.process = Process(world.scheduler, site.name, skew=site.skew, offset_s=offset_s)
         self.runtime = SimRuntime(self.process)
         self.state = "joining"
+        self.joined_from_s = 0.0
+        """When its last try to join began; it has read how long the run goes on since."""
         self.leaving = False
         self.steps = 0
         self.arrays: list[np.ndarray] = []
@@ -181,6 +183,7 @@ class SiteProcess:
         world, site = self.world, self.site
         while True:
             self._load()
+            self.joined_from_s = world.scheduler.time
             store = SimStore(world.bucket, self.process, site.link, site.rng, world.log)
             store.before_request = self.watch
             named = [

@@ -259,6 +259,23 @@ def test_late_work_dropped_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_work_offered_after_the_last_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    bring = Courier._bring
+
+    def bring_always(self: Courier, fragment: int) -> None:
+        terms = self._terms
+        self._terms = terms.model_copy(update={"rounds": terms.rounds + 1})
+        try:
+            bring(self, fragment)
+        finally:
+            self._terms = terms
+
+    def plant() -> None:
+        monkeypatch.setattr(Courier, "_bring", bring_always)
+
+    check(monkeypatch, "after the run's last", plant, lambda plan: "slow_upload" in faults_of(plan))
+
+
 def test_late_work_dropped_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     check(
         monkeypatch,
