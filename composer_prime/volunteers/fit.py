@@ -49,7 +49,7 @@ def fit(recipe: Recipe, terms: Terms, model: Model, machine: Machine, *, keep_ba
     recipe = _with_threads(recipe, model, machine, reasons)
     recipe = _with_memory(recipe, terms, model, machine, reasons)
     step_s = _step_s(recipe, model, machine)
-    if step_s is not None and terms.pace == "seconds" and not keep_batch:
+    if step_s is not None and not keep_batch:
         recipe = _with_batch(recipe, terms, step_s, reasons)
         step_s = _step_s(recipe, model, machine)
     return Fit(recipe, tuple(reasons), memory_bytes(recipe, terms, model), step_s)
@@ -94,15 +94,18 @@ def _with_memory(recipe: Recipe, terms: Terms, model: Model, machine: Machine, r
 
 
 def _with_batch(recipe: Recipe, terms: Terms, step_s: float, reasons: list[str]) -> Recipe:
-    """Fewer rollouts a step, where a whole step would outlast a turn."""
+    """Fewer rollouts a step, where a whole step would outlast a turn, or so many steps the others' patience."""
     group, size = recipe.orchestrator.group_size, recipe.orchestrator.batch_size
-    wanted_s = terms.seconds_per_turn / STEPS_A_TURN
-    if step_s <= wanted_s or size == group:
+    if terms.pace == "seconds":
+        wanted_s, why = terms.seconds_per_turn / STEPS_A_TURN, f"a turn is {terms.seconds_per_turn:g} s"
+    else:
+        wanted_s = terms.grace_s / terms.steps_per_turn
+        why = f"a turn has {terms.steps_per_turn} steps; who is behind is waited for {terms.grace_s:g} s at most"
+    if step_s <= wanted_s or size == group or wanted_s == 0:  # where nobody waits, nothing is to be reached
         return recipe
     smaller = max(group, int(size * wanted_s / step_s) // group * group)
     reasons.append(
-        f"orchestrator.batch_size {smaller}, not {size}: a step of {size} would take about {step_s:.1f} s, and a turn "
-        f"is {terms.seconds_per_turn:g} s"
+        f"orchestrator.batch_size {smaller}, not {size}: a step of {size} would take about {step_s:.1f} s, and {why}"
     )
     orchestrator = recipe.orchestrator.model_copy(update={"batch_size": smaller})
     recipe = recipe.model_copy(update={"orchestrator": orchestrator})

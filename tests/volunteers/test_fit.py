@@ -62,8 +62,25 @@ def test_a_slow_machine_takes_fewer_rollouts_where_turns_are_timed() -> None:
     assert found.recipe.inference.max_batch_size == fitted
     assert any("orchestrator.batch_size" in reason and "not 64" in reason for reason in found.reasons)
     assert fit(recipe, terms(recipe), model, slow, keep_batch=True).recipe.orchestrator.batch_size == 64
-    by_steps = run_recipe()
-    assert fit(by_steps, terms(by_steps), model, slow).recipe.orchestrator.batch_size == 64
+
+
+def test_a_slow_machine_takes_fewer_rollouts_where_the_others_would_not_wait_for_its_steps() -> None:
+    recipe = run_recipe()
+    shared = terms(recipe).model_copy(update={"grace_s": 60.0})
+    slow = machine(torch=Torch("2", 2e9, "vector"), free_memory_bytes=200 * GIB, cores=2)
+    model = Model(numel=4_000_000, width=20_000, vocabulary=600, cache_bytes=4_096)
+    whole = fit(recipe, shared, model, slow, keep_batch=True)
+    assert whole.recipe.orchestrator.batch_size == 64
+    assert whole.step_s is not None and whole.step_s * shared.steps_per_turn > 60.0
+    found = fit(recipe, shared, model, slow)
+    fitted = found.recipe.orchestrator.batch_size
+    assert 8 <= fitted < 64 and fitted % recipe.orchestrator.group_size == 0
+    assert found.step_s is not None and found.step_s * shared.steps_per_turn <= 60.0
+    assert any("who is behind is waited for 60 s" in reason for reason in found.reasons)
+    hopeless = shared.model_copy(update={"grace_s": 0.001})
+    assert fit(recipe, hopeless, model, slow).recipe.orchestrator.batch_size == recipe.orchestrator.group_size
+    patient = shared.model_copy(update={"grace_s": 1e6})
+    assert fit(recipe, patient, model, slow).recipe.orchestrator.batch_size == 64
 
 
 def test_what_all_sites_share_is_never_touched() -> None:
