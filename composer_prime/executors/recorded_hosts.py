@@ -9,6 +9,7 @@ neither the keys, nor the configuration, nor the known_hosts that the ssh client
 """
 
 import os
+import stat
 import time
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
@@ -67,16 +68,34 @@ def hosts_to_use(book: LaunchBook, on: str) -> dict[str, Host] | None:
     """The hosts that the bucket records for jobs started `on` a hosts file; None where the file itself is to be read:
     it is here, or nothing was recorded. Other launch commands' hosts come in where theirs don't have the name.
 
-    Raises BadInput for a record that isn't sound.
+    Raises BadInput for a record that isn't sound, and where nothing but another user's file is there.
     """
     name, _, file = on.partition(":")
-    if name not in PLATFORMS or not PLATFORMS[name].takes_file or (os.path.isfile(file) and os.access(file, os.R_OK)):
+    if name not in PLATFORMS or not PLATFORMS[name].takes_file or _is_own(file):
         return None
     found: dict[str, Host] = {}
     records = [_read(book, version) for version in sorted(_versions(book))]
     for record in sorted(records, key=lambda record: record.on == on):
         found |= _checked(record, book)
+    if not found and os.path.lexists(file):
+        raise BadInput(
+            f"hosts file {file} is named by the bucket and isn't yours alone to write, or can't be read: give it by "
+            f"--on ssh:{file} if you trust it"
+        )
     return found or None
+
+
+def _is_own(file: str) -> bool:
+    """Whether a readable file is there that the user or root owns, and that not everybody may write.
+
+    `file` is a word of the bucket, and a neighbour could have put one there by which the ssh client runs programs.
+    """
+    try:
+        there = os.stat(file)
+    except (OSError, ValueError):
+        return False
+    own = there.st_uid in (0, os.geteuid()) and not there.st_mode & stat.S_IWOTH
+    return own and stat.S_ISREG(there.st_mode) and os.access(file, os.R_OK)
 
 
 def _versions(book: LaunchBook) -> list[int]:

@@ -199,6 +199,20 @@ def test_the_file_itself_is_read_where_it_is_there_and_where_nothing_was_recorde
     assert hosts_to_use(launch, f"ssh:{tmp_path / 'hosts.toml'}") is None
 
 
+def test_a_file_that_anybody_may_write_is_not_read_because_the_bucket_names_it(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.toml"
+    file.write_text("[hosts.a]\naddress = 'planted'")
+    file.chmod(0o666)
+    launch = book()
+    with pytest.raises(BadInput, match=r"isn't yours alone to write.*--on ssh:.*if you trust it"):
+        hosts_to_use(launch, f"ssh:{file}")
+    keep_hosts(launch, ON, {"a": Host(address="10.0.0.1")})
+    found = hosts_to_use(launch, f"ssh:{file}")
+    assert found is not None and found["a"].address == "10.0.0.1"
+    file.chmod(0o644)
+    assert hosts_to_use(launch, f"ssh:{file}") is None
+
+
 def test_what_ssh_configuration_and_login_add_is_written_out(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(
