@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 POLL_S = 5.0
 OnOption = Annotated[
-    str | None, typer.Option("--on", metavar="ssh:FILE", help="The hosts file, where it isn't at its recorded path.")
+    str | None, typer.Option("--on", metavar="ssh:FILE", help="A hosts file, over what the bucket says of hosts.")
 ]
 SiteOption = Annotated[str | None, typer.Option("--site", help="One site; default: all.")]
 
@@ -162,7 +162,7 @@ def _detached(plan: "LaunchPlan") -> str:
 
 @contextmanager
 def _fleet(uri: str, on: str | None) -> "Iterator[tuple[Fleet, LaunchBook]]":
-    """The newest launch of the run at `uri`; `on` names the hosts file of jobs that need one."""
+    """The newest launch of the run at `uri`; `on` names a hosts file, over what the bucket says of hosts."""
     from composer_prime.executors.fleet import Fleet
     from composer_prime.executors.records import open_launch
     from composer_prime.store import open_store

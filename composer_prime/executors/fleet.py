@@ -14,7 +14,8 @@ from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors.base import Executor, Job, JobState, JobStatus
 from composer_prime.executors.budget import HOUR_S, ran_from
 from composer_prime.executors.launching import LaunchPlan, replica_command, spec_of
-from composer_prime.executors.open import open_executor, with_file_of
+from composer_prime.executors.open import absolute_option, file_takes, open_executor, open_recorded
+from composer_prime.executors.recorded_hosts import KnowsHosts, hosts_to_use, keep_hosts
 from composer_prime.executors.records import (
     Attempt,
     Ended,
@@ -88,18 +89,30 @@ class Fleet:
         self.book = book
         self.clock = clock
         self._opener = opener
+        self._given: str | None = None
+        self._kept: set[str] = set()
         self._executors: dict[str, Executor] = {}
         self._begun: list[tuple[str, int]] = []
 
     def executor(self, on: str) -> Executor:
-        """The executor of a platform, as `--on` names it."""
+        """The executor of a platform, as `--on` names it.
+
+        Its hosts are those of the file that was given, else of the file at the path in `on`, else as the bucket has
+        them.
+        """
         if on not in self._executors:
-            self._executors[on] = self._opener(on)
+            self._executors[on] = self._opened(on)
         return self._executors[on]
 
     def use_file_of(self, on: str) -> None:
         """Take the file that `on` names, "ssh:FILE", for jobs on its platform, whatever path their records have."""
-        self._opener = with_file_of(on, self._opener)
+        self._given = absolute_option(on)
+
+    def _opened(self, on: str) -> Executor:
+        if self._given is not None and file_takes(self._given, on):
+            return self._opener(self._given)
+        hosts = hosts_to_use(self.book, on)
+        return self._opener(on) if hosts is None else open_recorded(on, hosts, self.book.store.uri)
 
     def close(self) -> None:
         """Let go of the platforms; jobs go on."""
@@ -140,6 +153,7 @@ class Fleet:
         intent = self.intent(plan, site, attempt, timeout_s, self.book.keep_recipe(plan.recipe_text))
         self.executor(plan.on).check(spec_of(intent, self.book.name, plan.secrets))
         self._refuse_stopped(site)
+        self._keep_hosts(plan.on)
         for earlier in by_site(self.book.attempts()).get(site, ()):
             job = earlier.job(self.book.name)
             if earlier.number < attempt and earlier.may_run and job is not None:
@@ -155,6 +169,7 @@ class Fleet:
         self._refuse_stopped(intent.site)
         executor = self.executor(intent.on)
         spec = spec_of(intent, self.book.name, secrets)
+        self._keep_hosts(intent.on)
         try:
             job = executor.submit(spec)
         except BadInput as error:
@@ -167,6 +182,13 @@ class Fleet:
             executor.cancel(job)
             raise
         return job
+
+    def _keep_hosts(self, on: str) -> None:
+        """Record where jobs may come to be, before one is: whoever looks for them elsewhere has the bucket alone."""
+        executor = self.executor(on)
+        if on not in self._kept and isinstance(executor, KnowsHosts):
+            keep_hosts(self.book, on, executor.hosts_elsewhere())
+        self._kept.add(on)
 
     def _refuse_stopped(self, site: str) -> None:
         stop = self.book.stopped()

@@ -5,9 +5,10 @@ for another vendor.
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import Executor
@@ -38,6 +39,17 @@ PLATFORMS = {
 def open_executor(option: str) -> Executor:
     """The executor that `option` names. Raises BadInput: unknown, its file missing, its package not installed."""
     name, platform, file = parse_option(option)
+    make = _class_of(name, platform)
+    return make(Path(file)) if platform.takes_file else make()
+
+
+def open_recorded(option: str, hosts: Mapping[str, Any], bucket: str) -> Executor:
+    """The executor that `option` names, for jobs on hosts as a bucket records them instead of its file."""
+    name, platform, _ = parse_option(option)
+    return _class_of(name, platform).of_record(hosts, bucket)
+
+
+def _class_of(name: str, platform: Platform) -> Any:
     try:
         module = importlib.import_module(f"composer_prime.executors.{platform.module}")
     except ModuleNotFoundError as error:
@@ -47,8 +59,7 @@ def open_executor(option: str) -> Executor:
             f"--on {name} needs a package that isn't installed ({error.name}): "
             f"pip install 'composer-prime[{platform.extra}]'"
         ) from error
-    make = getattr(module, platform.name)
-    return make(Path(file)) if platform.takes_file else make()
+    return getattr(module, platform.name)
 
 
 def absolute_option(option: str) -> str:
@@ -57,11 +68,10 @@ def absolute_option(option: str) -> str:
     return f"{name}:{Path(file).absolute()}" if file else option
 
 
-def with_file_of(option: str, opener: Callable[[str], Executor]) -> Callable[[str], Executor]:
-    """`opener`, but the file of `option` is the one for its platform: a record's path may be another machine's."""
-    option = absolute_option(option)
+def file_takes(option: str, on: str) -> bool:
+    """Whether the file that `option` names is one for the platform of `on`, whatever file that names."""
     name, platform, _ = parse_option(option)
-    return lambda on: opener(option if platform.takes_file and on.partition(":")[0] == name else on)
+    return platform.takes_file and on.partition(":")[0] == name
 
 
 def parse_option(option: str) -> tuple[str, Platform, str]:

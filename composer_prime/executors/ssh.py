@@ -8,17 +8,19 @@ import asyncio
 import logging
 import shlex
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
-from composer_prime.errors import ExecutorError, JobUnknown
+from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors import shim
 from composer_prime.executors.base import Job, JobSpec, JobStatus, Price, check_name, check_names, hides_secrets
 from composer_prime.executors.local import status_of
 from composer_prime.executors.ssh_hosts import Host, by_preference, choose, fitting, read_hosts
 from composer_prime.executors.ssh_link import HostDown, Link, Patience
 from composer_prime.executors.ssh_logs import read_lines
+from composer_prime.executors.ssh_names import written_out
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -34,17 +36,39 @@ class SshExecutor:
 
     def __init__(self, hosts_file: Path, *, grace_s: float = shim.GRACE_S, patience: Patience | None = None) -> None:
         """Read the hosts. Raises BadInput for a file that is wrong; connects to nobody."""
-        self._file = hosts_file
-        self._hosts = read_hosts(hosts_file)
+        self._begin(read_hosts(hosts_file), str(hosts_file), grace_s, patience or Patience())
+
+    @classmethod
+    def of_record(
+        cls, hosts: Mapping[str, Host], bucket: str, *, grace_s: float = shim.GRACE_S, patience: Patience | None = None
+    ) -> Self:
+        """For jobs that were started by another machine, on hosts as `bucket` records them. It starts none."""
+        executor = cls.__new__(cls)
+        executor._begin(dict(hosts), f"the record of hosts in {bucket}", grace_s, patience or Patience(), bucket)
+        return executor
+
+    def _begin(self, hosts: dict[str, Host], file: str, grace_s: float, patience: Patience, bucket: str = "") -> None:
+        self._file = file
+        self._bucket = bucket
+        self._hosts = hosts
         self._grace_s = grace_s
-        self._links = {name: Link(name, host, patience or Patience()) for name, host in self._hosts.items()}
+        link = Link if not bucket else partial(Link.of_record, bucket)
+        self._links = {name: link(name, host, patience) for name, host in hosts.items()}
         self._placing = asyncio.Lock()
         self._loop = _LoopThread()
+
+    def hosts_elsewhere(self) -> dict[str, Host]:
+        """The hosts as another machine reaches them, for a record in the bucket."""
+        return {name: written_out(name, host) for name, host in self._hosts.items()}
 
     @hides_secrets
     def check(self, spec: JobSpec) -> None:
         """Refuse what no host can run."""
         check_names(spec)
+        if self._bucket:
+            raise BadInput(
+                f"{self._file} starts no jobs, since hosts' env isn't in it: give the hosts file by --on ssh:FILE"
+            )
         fitting(self._hosts, spec.resources, self._file)
 
     def describe(self, spec: JobSpec) -> str:
@@ -112,8 +136,9 @@ class SshExecutor:
         if host not in self._links:
             # Not unknown: it may well run there, and must not be taken for lost.
             raise ExecutorError(
-                f"job {job.id} is on the host {host}, which {self._file} doesn't name: add [hosts.{host}] there, or "
-                "give the file that has it as --on ssh:FILE"
+                f"job {job.id} is on the host {host}, which {self._file} doesn't name: "
+                + ("" if self._bucket else f"add [hosts.{host}] there, or ")
+                + "give the file that has it as --on ssh:FILE"
             )
         return self._links[host], place
 
@@ -180,9 +205,12 @@ class SshExecutor:
         seen, down = await self._ask_all("find", run=run)
         if down:
             reasons = "; ".join(map(str, down.values()))
-            raise ExecutorError(
-                f"{reasons}: jobs of {run} may still run there; take what is gone for good out of {self._file}"
+            remedy = (
+                "if that is gone for good, give a hosts file without it as --on ssh:FILE"
+                if self._bucket
+                else f"take what is gone for good out of {self._file}"
             )
+            raise ExecutorError(f"{reasons}: jobs of {run} may still run there; {remedy}")
         jobs = []
         for host, places in seen.items():
             for site, attempt in (place.split("/") for place in places):

@@ -13,13 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from composer_prime.config.messages import describe
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobSpec, Resources
 
-_HOP = re.compile(r"(?:(?P<user>[^@\s,]+)@)?(?P<address>\[[0-9A-Fa-f:.%]+\]|[^@\s,:\[\]]+)(?::(?P<port>\d{1,5}))?")
+_WORD = r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,63}"
+_MACHINE = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}"
+_IPV6 = r"[0-9A-Fa-f]*:[0-9A-Fa-f:.]{1,45}(?:%[A-Za-z0-9._-]{1,32})?"
+# ssh's own configuration may put these words into commands (ProxyCommand, Match exec): no shell sees more in them.
+_ADDRESS = re.compile(rf"{_MACHINE}|{_IPV6}")
+_USER = re.compile(rf"{_WORD}(?:[@\\][A-Za-z0-9][A-Za-z0-9._-]{{0,63}})?")
+_HOP = re.compile(rf"(?:(?P<user>{_WORD})@)?(?P<address>\[{_IPV6}\]|{_MACHINE})(?::(?P<port>\d{{1,5}}))?")
+_PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)[0-9.]*[a-z]?")
+_MAX_HOPS = 8
+_MAX_TEXT = 1024
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
 
 
@@ -63,6 +72,54 @@ class Host(BaseModel):
     """Folder there for jobs and their logs."""
     env: Mapping[str, str] = Field(default_factory=dict)
     """Variables for every job there, such as HF_HOME. No secrets: they go by the secret mechanism."""
+
+    @field_validator("key")
+    @classmethod
+    def _key_is_a_path(cls, value: str | None) -> str | None:
+        if value is not None and (_is_long(value) or "-----BEGIN" in value):
+            raise ValueError("key must be the path of a private key's file, and is no path (not shown here): name one")
+        return value
+
+    @field_validator("address", "user", "known_hosts", "ssh_config", "gpu", "python", "workdir")
+    @classmethod
+    def _is_one_short_line(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and _is_long(value):
+            raise ValueError(f"{info.field_name} ({value[:60]!r}) must be one line of at most {_MAX_TEXT} characters")
+        return value
+
+    @field_validator("address")
+    @classmethod
+    def _address_is_one(cls, value: str) -> str:
+        if not _ADDRESS.fullmatch(value):
+            raise ValueError(
+                f"address ({value}) must be a name of letters, digits, '.', '_' and '-', or an IP address: another "
+                "name goes into ssh_config, as HostName of one"
+            )
+        return value
+
+    @field_validator("user")
+    @classmethod
+    def _user_is_one(cls, value: str | None) -> str | None:
+        if value is not None and not _USER.fullmatch(value):
+            raise ValueError(
+                f"user ({value}) must be of letters, digits, '.', '_', '+' and '-', with @REALM behind it if need be: "
+                "correct it"
+            )
+        return value
+
+    @field_validator("python")
+    @classmethod
+    def _python_is_one(cls, value: str) -> str:
+        if not _PYTHON.fullmatch(value):
+            raise ValueError(f"python ({value}) must be python, pypy or a path that ends so: name one, as python3.12")
+        return value
+
+    @field_validator("workdir")
+    @classmethod
+    def _workdir_goes_down(cls, value: str) -> str:
+        if ".." in value.split("/"):
+            raise ValueError(f"workdir ({value}) must not hold '..': write the folder's path out")
+        return value
 
     @field_validator("proxy_jump")
     @classmethod
@@ -123,17 +180,26 @@ def read_hosts(path: Path) -> dict[str, Host]:
         raise BadInput(f"hosts file {path}: defaults must be a table: write its keys below [defaults]")
     if not isinstance(hosts, dict) or not hosts:
         raise BadInput(f'hosts file {path} names no host: add [hosts.gpu1] with address = "203.0.113.7"')
-    for name in hosts:
+    data["hosts"] = {name: _joined(shared, host) for name, host in hosts.items()}
+    return check_hosts(data, f"hosts file {path}")
+
+
+def check_hosts(data: Mapping[str, Any], where: str) -> dict[str, Host]:
+    """Name -> host, of a table `hosts`. Raises BadInput, which begins with `where`."""
+    for name in data["hosts"]:
         if not _NAME.fullmatch(name):
             raise BadInput(
-                f"hosts file {path}: a host's name ({name}) must be lower-case letters, digits, dots and dashes, at "
+                f"{where}: a host's name ({name}) must be lower-case letters, digits, dots and dashes, at "
                 "most 63: the machine's own name goes into address"
             )
-    data["hosts"] = {name: _joined(shared, host) for name, host in hosts.items()}
     try:
         return _HostsFile.model_validate(data).hosts
     except ValidationError as error:
-        raise BadInput(f"hosts file {path}: {_sentence(error)}") from None
+        raise BadInput(f"{where}: {_sentence(error)}") from None
+
+
+def _is_long(text: str) -> bool:
+    return not text.isprintable() or len(text) > _MAX_TEXT
 
 
 def _joined(shared: dict[str, Any], own: Any) -> Any:
@@ -157,7 +223,10 @@ def _sentence(error: ValidationError) -> str:
 def parse_jump(text: str) -> tuple[Hop, ...]:
     """The hops of a `proxy_jump`, nearest first. Raises ValueError, which says what one looks like."""
     hops = []
-    for part in text.split(","):
+    parts = text.split(",")
+    if len(parts) > _MAX_HOPS:
+        raise ValueError(f"proxy_jump has {len(parts)} machines, and at most {_MAX_HOPS} are taken: name fewer")
+    for part in parts:
         match = _HOP.fullmatch(part.strip())
         port = int(match["port"]) if match and match["port"] else None
         if match is None or (port is not None and not 1 <= port <= 65535):
@@ -166,7 +235,7 @@ def parse_jump(text: str) -> tuple[Hop, ...]:
     return tuple(hops)
 
 
-def fitting(hosts: Mapping[str, Host], resources: Resources, path: Path) -> dict[str, Host]:
+def fitting(hosts: Mapping[str, Host], resources: Resources, path: Path | str) -> dict[str, Host]:
     """The hosts on which a job can run at all. Raises BadInput, with what there is, when none can."""
     count = max(resources.gpu_count, 1 if resources.gpu else 0)
     of_kind = {name: host for name, host in hosts.items() if resources.gpu in (None, host.gpu)}

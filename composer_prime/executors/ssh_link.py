@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import asyncssh
 
@@ -36,6 +36,13 @@ def begin(text):
     import importlib, json, os, sys
     request = json.loads(text)
     workdir = os.path.expanduser(request["workdir"])
+    if request.pop("strange"):
+        workdir = request["workdir"] = os.path.realpath(workdir)
+        if not os.path.isdir(workdir):
+            sys.exit(f"{workdir} isn't there, so no job was started in it")
+        there = os.stat(workdir)
+        if there.st_uid != os.geteuid() or there.st_mode & 0o002:
+            sys.exit(f"{workdir} belongs to another user, or any may write there: nothing of it is trusted")
     os.makedirs(workdir, mode=0o700, exist_ok=True)
     root = os.path.join(workdir, "code", request.pop("version"))
     for name, source in request.pop("sources").items():
@@ -75,16 +82,30 @@ class HostDown(ExecutorError):
 
 
 class Link:
-    """The way to one host. Belongs to one event loop."""
+    """The way to one host. Belongs to one event loop.
 
-    def __init__(self, name: str, host: Host, patience: Patience) -> None:
+    remark   ends errors about a host that a bucket describes, which is believed less; "": the person's own file does
+    """
+
+    def __init__(self, name: str, host: Host, patience: Patience, remark: str = "") -> None:
         self.name = name
         self.host = host
         self.patience = patience
+        self._remark = remark
         self._connecting = asyncio.Lock()
         self._sessions = asyncio.Semaphore(MAX_SESSIONS)
         self._way: list[asyncssh.SSHClientConnection] = []
         """The hops and, last, the host."""
+
+    @classmethod
+    def of_record(cls, bucket: str, name: str, host: Host, patience: Patience) -> Self:
+        """The way to a host that `bucket` describes. The key, a path on another machine, is only named in errors."""
+        used = f" and its launch used the key {host.key}" if host.key else ""
+        remark = (
+            f" (so {bucket} records it{used}: where that won't do here, say more in ~/.ssh/config, or give a hosts "
+            "file by --on ssh:FILE)"
+        )
+        return cls(name, host.model_copy(update={"key": None}), patience, remark)
 
     async def call(self, operation: str, *, longer_s: float = 0.0, **arguments: Any) -> Any:
         """The answer to one call, repeated while the host doesn't give one; `longer_s`: what it may take beyond others.
@@ -106,7 +127,8 @@ class Link:
                     self.drop()
                 pause_s = next(pauses_s, None)
                 if pause_s is None:
-                    raise HostDown(f"host {self.name} ({self.host.address}) doesn't answer: {_reason(error)}") from None
+                    where = f"host {self.name} ({self.host.address})"
+                    raise HostDown(f"{where} doesn't answer: {_reason(error)}{self._remark}") from None
                 log.info("host=%s pause_s=%s error=%s asking again", self.name, pause_s, _reason(error))
                 await asyncio.sleep(pause_s)
 
@@ -139,9 +161,9 @@ class Link:
         if exit_status in (126, 127):
             return BadInput(
                 f"host {self.name}: python ({self.host.python}) can't be run there: {last}. Install Python 3.9 or "
-                "newer, or name one by `python` in the hosts file"
+                f"newer, or name one by `python` in the hosts file{self._remark}"
             )
-        return ExecutorError(f"host {self.name} failed with exit code {exit_status}: {last}")
+        return ExecutorError(f"host {self.name} failed with exit code {exit_status}: {last}{self._remark}")
 
     @property
     def command(self) -> str:
@@ -155,7 +177,7 @@ class Link:
         version, sources = _shipped()
         call = {
             "entry": _ENTRY, "version": version, "sources": sources, "host": self.name,
-            "workdir": self.host.workdir, "operation": operation, "arguments": arguments,
+            "workdir": self.host.workdir, "strange": bool(self._remark), "operation": operation, "arguments": arguments,
         }  # fmt: skip
         loader, text = _LOADER.encode(), json.dumps(call).encode()
         return b"%d %d\n%b%b" % (len(loader), len(text), loader, text)
@@ -202,7 +224,7 @@ class Link:
         if not known.is_file():
             raise BadInput(
                 f"host {self.name}: known_hosts ({known}) isn't there: connect once by `{self.host.ssh_command()}` and "
-                "compare the fingerprint, or name the file that has the host's key"
+                f"compare the fingerprint, or name the file that has the host's key{self._remark}"
             )
         if self.host.key is not None and not Path(self.host.key).expanduser().is_file():
             raise BadInput(f"host {self.name}: key ({self.host.key}) isn't there: name a private key file")
@@ -213,6 +235,7 @@ class Link:
             "keepalive_interval": KEEPALIVE_S,
             "keepalive_count_max": KEEPALIVES,
             "preferred_auth": "publickey",
+            "agent_forwarding": False,
         }
         if hop.port is not None:
             options["port"] = hop.port
@@ -229,13 +252,13 @@ class Link:
         if isinstance(error, asyncssh.HostKeyNotVerifiable):
             raise BadInput(
                 f"{where}: {error.reason}: {self.host.known_hosts} doesn't hold the key that it shows. Compare the "
-                f"fingerprint by `{self.host.ssh_command()}`, then add or replace it; nothing was sent"
+                f"fingerprint by `{self.host.ssh_command()}`, then add or replace it; nothing was sent{self._remark}"
             ) from None
         if isinstance(error, asyncssh.PermissionDenied):
             key = self.host.key or "the agent's keys and those in ~/.ssh"
             raise BadInput(
                 f"{where} refuses {key} for user {self.host.user or 'of your ssh configuration'}: add the public key "
-                "to authorized_keys there, or name another user or key"
+                f"to authorized_keys there, or name another user or key{self._remark}"
             ) from None
 
     def drop(self) -> None:

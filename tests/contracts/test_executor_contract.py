@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import composer_prime
 from composer_prime.errors import BadInput, JobUnknown
 from composer_prime.executors.base import Executor, Job, JobSpec, JobState
 from composer_prime.executors.secrets import Secrets
@@ -103,6 +104,11 @@ def test_environment_variables_arrive_as_they_are(executor: Executor, stage: Sta
     _, status = run_to_end(executor, stage.spec(TELL, env=given, arguments=tuple(given)))
     assert status.state is JobState.SUCCEEDED
     assert json.loads(stage.await_mark("got")) == given
+
+
+def test_a_job_runs_the_code_that_is_tested_and_no_other_checkouts(executor: Executor, stage: Stage) -> None:
+    run_to_end(executor, stage.spec("import composer_prime; mark('got', composer_prime.__file__)"))
+    assert Path(stage.await_mark("got")).samefile(composer_prime.__file__)
 
 
 def test_arguments_arrive_as_they_are_and_no_shell_reads_them(executor: Executor, stage: Stage) -> None:

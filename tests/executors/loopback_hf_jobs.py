@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 from composer_prime.executors.base import Job
 from composer_prime.executors.hf_jobs import IMAGE_VARIABLE, HfJobsExecutor
 from composer_prime.executors.hf_jobs_flavors import TABLE
+from tests.architecture import REPOSITORY
 from tests.executors.loopback_hf_jobs_containers import Container
 from tests.executors.loopback_hf_jobs_routes import TOKEN, USER, Faulty, HostedJob, LogFaults, Refused, routes
 from tests.executors.platforms import Trouble
@@ -127,7 +128,13 @@ class HfJobsPlatform:
         container = Container(
             job=job,
             command=[*request["command"], *request["arguments"]],
-            env={"PATH": os.environ["PATH"], **_BUILT_IN, **request["environment"], **request.get("secrets", {})},
+            env={
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": str(REPOSITORY),  # as in its image: what is installed may be another checkout's
+                **_BUILT_IN,
+                **request["environment"],
+                **request.get("secrets", {}),
+            },
             folder=self.folder / "jobs" / job,
             timeout_s=request.get("timeoutSeconds", 30 * 60),
             may_start=may_start,

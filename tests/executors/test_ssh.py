@@ -21,7 +21,7 @@ from composer_prime.executors.secrets import Secrets
 from composer_prime.executors.ssh import SshExecutor
 from composer_prime.executors.ssh_hosts import by_preference
 from composer_prime.executors.ssh_link import Patience
-from composer_prime.store import open_store
+from composer_prime.store import launch_keys, open_store
 from tests.cli.command_line import Answer, call
 from tests.executors.jobs import FOREVER, Stage, await_end, await_running, run_to_end, wait_until
 from tests.executors.launches import small_recipe
@@ -409,6 +409,8 @@ def test_jobs_are_found_from_another_folder_and_by_a_hosts_file_at_another_path(
             fleet.submit(fleet.book.intend(intent.model_copy(update={"command": command})), Secrets())
         monkeypatch.chdir(tmp_path)
         moved = platform.hosts_file.rename(tmp_path / "moved.toml")
+        with closing(open_store(uri)) as store:
+            store.delete(launch_keys.hosts(1, 1))  # as launches of earlier releases are
 
         def cli(*arguments: str) -> Answer:
             return call(capsys, monkeypatch, *arguments)

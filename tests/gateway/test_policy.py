@@ -30,6 +30,7 @@ OTHERS = {
     "launch": launch_keys.launch(1),
     "launch's stop": launch_keys.stop(1),
     "launch's recipe": launch_keys.recipe(SHA),
+    "launch's hosts": launch_keys.hosts(1, 1),
     "launch's intent": launch_keys.intent(1, "alice", 1),
     "launch's job": launch_keys.job(1, "alice", 1),
     "launch's end": launch_keys.end(1, "alice", 1),

@@ -25,8 +25,9 @@ PATIENCE_S = 300
 SITES = ("r0", "r1")
 PLATFORMS = [pytest.param(name, id=name, marks=() if name == "local" else pytest.mark.long) for name in LOOPBACKS]
 """Minutes each: the others with `-m long`. What differs between them is the contract's, which always runs."""
-LOSES_DISK = "local"
-"""Where the site's folder is taken away with its machine, so that the next attempt has nothing but the bucket."""
+KEEPS_DISK = "ssh"
+"""Where a job's next attempt finds the folders of the last: the host is still there. Elsewhere the site's folder goes
+with its machine, as a container's disk does, so that the next attempt has nothing but the bucket."""
 
 
 @pytest.fixture(params=PLATFORMS)
@@ -72,7 +73,7 @@ def test_a_launched_run_survives_a_preemption_and_ends_with_equal_masters(
         assert victim is not None
         with standing_still(launcher):  # or attempt 2 could find what is about to go
             platform.preempt(victim)
-            if platform.name == LOSES_DISK:
+            if platform.name != KEEPS_DISK:
                 shutil.rmtree(own.root)
         wait_until(lambda: "r1 attempt 2: running" in log.read_text(), launcher, log, PATIENCE_S)
         rows = [json.loads(line) for line in composer_prime("ps", book.store.uri, "--json").splitlines()]
