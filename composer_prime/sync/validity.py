@@ -6,6 +6,7 @@ who is alive, or on whether a payload can be read just now.
 
 import base64
 import binascii
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -89,6 +90,8 @@ def offer_fault(
         return f"says {offer.tokens} tokens of {offer.trained_tokens} ever trained"
     if len(offer.norms) != facts.num_slices or min(offer.norms, default=0.0) < 0:
         return f"states {len(offer.norms)} norms, the fragment has {facts.num_slices} slices"
+    if not math.isfinite(offer.norm):
+        return f"states norms of up to {max(offer.norms)}, whose squares have no finite sum"
     try:
         digests = digests_of(offer)
     except ProtocolError as error:

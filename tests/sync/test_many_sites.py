@@ -190,3 +190,24 @@ def test_real_sites_in_parts_end_with_equal_masters_and_every_token_merged(store
     for site in sites:
         for ledger in site.summary["tokens"]:
             assert ledger["trained"] == ledger["merged"] + ledger["dropped"]
+
+
+def test_an_offer_whose_norms_have_no_finite_sum_is_refused_and_stops_nobody(store):
+    """No payload is read before a commit that cuts its round: what a record states must be fit for arithmetic."""
+    crowd = Crowd(store, terms_of("fp32", merged_codec="fp32", aggregate="clipped"), 6, 600)
+    crowd.look_around()
+    for site in crowd.sites:
+        site.hand_over(0, torch.ones(600) * (1 + int(site.name[1:])))
+        site.runtime.run_tasks()
+        site.courier._bring(0)
+    key = keys.offer(0, 0, "s02")
+    record = read_record(store, Offer, key)
+    store.put(key, record.model_copy(update={"norms": (1e200,) * len(record.norms)}).to_bytes())
+    for _ in range(12):
+        for site in crowd.sites:
+            site.courier.tick()
+        crowd.clock[0] += 1.0
+    commit = read_record(store, Commit, keys.commit(0, 0))
+    assert commit.num_parts and [entry.site for entry in commit.refused] == ["s02"]
+    assert "no finite sum" in commit.refused[0].why
+    assert len(crowd.masters()) == 1 and crowd.sites[0].courier.versions() == (1,)
