@@ -145,7 +145,7 @@ def test_a_part_whose_reducer_has_died_is_merged_by_another_site(store):
     assert len(crowd.masters()) == 1
 
 
-@pytest.mark.parametrize("damage", ["flipped", "absent"])
+@pytest.mark.parametrize("damage", ["flipped", "absent", "longer"])
 def test_an_offer_that_is_damaged_in_one_part_is_left_out_of_that_part_by_its_record(store, damage):
     crowd = Crowd(store, terms_of("fp32", merged_codec="fp32", slices=6), 6, 600)
     crowd.look_around()
@@ -159,6 +159,9 @@ def test_an_offer_that_is_damaged_in_one_part_is_left_out_of_that_part_by_its_re
     data[4 * 250] ^= 1
     if damage == "flipped":
         store.put(offer.payload, bytes(data))
+    elif damage == "longer":
+        data[4 * 250] ^= 1
+        store.put(offer.payload, bytes(data) + b"x")
     else:
         store.delete(offer.payload)
     for _ in range(12):
@@ -169,7 +172,8 @@ def test_an_offer_that_is_damaged_in_one_part_is_left_out_of_that_part_by_its_re
     excluded = [[entry.site for entry in part.excluded] for part in parts]
     knows_own = [index for index, part in enumerate(parts) if part.reducer == "s02"]
     for index in set(range(6)) - set(knows_own):
-        assert excluded[index] == (["s02"] if damage == "absent" or index == 2 else [])
+        damaged = {"flipped": index == 2, "absent": True, "longer": index == 5}[damage]
+        assert excluded[index] == (["s02"] if damaged else [])
     assert len(crowd.masters()) == 1
     moved = -crowd.sites[0].courier.master(0).weights
     sound, left_out = sum(range(1, 7)) / 6, (sum(range(1, 7)) - 3) / 5
