@@ -40,8 +40,8 @@ def agreement(vectors: Mapping[str, Vector], merged: Tensor) -> dict[str, float]
     vectors   fp32 [n], or sparse: looked at where it has values
     merged    fp32 [n]
 
-    Of more than 2^18 elements a sample, the same at every site. Nothing of fewer than three movements, and no site whose
-    movement or whose merged values are all zero, or aren't finite.
+    Of more than 2^18 elements a sample, the same at every site. Nothing of fewer than three movements, and no site
+    whose movement or whose merged values are all zero, or aren't finite.
     """
     if len(vectors) < MIN_TAKEN:
         return {}

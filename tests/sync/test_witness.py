@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -73,13 +74,10 @@ def put_over(store: Store, site: HandSite, version: int, key: SigningKey | None 
 
 
 def test_a_movement_the_other_way_has_a_negative_cosine_and_the_others_a_positive_one():
-    found = agreement({"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([1.0, 1.0]), "c": torch.tensor([-1.0, 0.0])},
-                      torch.tensor([2.0, 1.0]))  # fmt: skip
-    assert found == {
-        "a": round(2 / math.sqrt(5), 3),
-        "b": round(3 / math.sqrt(10), 3),
-        "c": -round(2 / math.sqrt(5), 3),
-    }
+    east, northeast = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])
+    found = agreement({"a": east, "b": northeast, "c": -east}, torch.tensor([2.0, 1.0]))
+    near, nearer = round(2 / math.sqrt(5), 3), round(3 / math.sqrt(10), 3)
+    assert found == {"a": near, "b": nearer, "c": -near}
 
 
 def test_two_offers_have_no_round_to_stand_against():
@@ -107,7 +105,7 @@ def test_of_a_long_vector_at_most_2_to_the_18_elements_are_read_from_its_first_t
     spans = sample_spans(25_000_001)
     assert sum(span.stop - span.start for span in spans) == 2**18
     assert (spans[0].start, spans[-1].stop) == (0, 25_000_001)
-    assert all(one.stop <= other.start for one, other in zip(spans, spans[1:], strict=False))
+    assert all(one.stop <= other.start for one, other in pairwise(spans))
     generator = torch.Generator().manual_seed(0)
     common, noise = (torch.randn(2**20, generator=generator) for _ in range(2))
     found = agreement({"a": common, "b": -common, "c": common + noise}, common)
