@@ -11,7 +11,7 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,11 +55,19 @@ class Arm:
 
 
 def main(
-    recipe: Path, seeds: Sequence[int], max_steps: int, honest: int, hostile: int, honest_offers: int, output_dir: Path
+    recipe: Path,
+    seeds: Sequence[int],
+    max_steps: int,
+    honest: int,
+    hostile: int,
+    gather_sites: int,
+    honest_offers: int,
+    output_dir: Path,
 ) -> int:
     """Run both arms for each seed, then the crowd, and print tables; the exit code is 1 when something got through.
 
     max_steps       training steps of each honest site
+    gather_sites    of the real runs: rounds that take more offers are cut into parts
     honest_offers   least number of honest offers that the crowd makes; 0: no crowd
 
     Raises SiteError when a run fails, BadInput for more adversaries than there are names for.
@@ -71,7 +79,8 @@ def main(
     found = Audit()
     pairs: list[tuple[Arm, Arm]] = []
     for seed in seeds:
-        arms = [_run_arm(recipe, seed, max_steps, honest, number, output_dir) for number in (0, hostile)]
+        settings = {"run.seed": seed, "max_steps": max_steps, "outer.gather_sites": gather_sites}
+        arms = [_run_arm(recipe, settings, honest, number, output_dir) for number in (0, hostile)]
         pairs.append((arms[0], arms[1]))
         found.add(arms[0].found)
         found.add(arms[1].found)
@@ -82,31 +91,37 @@ def main(
     if seeds:
         console.print(draw(found, f"real runs, seeds {', '.join(map(str, seeds))}"))
         console.print(describe_pairs([(clean.reward, harmed.reward) for clean, harmed in pairs]))
-    crowd = Audit()
-    if honest_offers:
-        began = time.monotonic()
-        for plan in crowd_plans(honest_offers, honest, hostile):
-            crowd.add(judge_crowd(plan))
-        console.print(draw(crowd, f"crowd in one process, {time.monotonic() - began:.0f} s"))
-    for line in (*found.complaints, *crowd.complaints):
+    for title, crowd in _crowds(honest_offers, honest, hostile).items():
+        console.print(draw(crowd, title))
+        found.add(crowd)
+    for line in found.complaints:
         console.print(line, soft_wrap=True)
-    return 0 if found.is_clean and crowd.is_clean else 1
+    return 0 if found.is_clean else 1
+
+
+def _crowds(honest_offers: int, honest: int, hostile: int) -> dict[str, Audit]:
+    """What became of the crowd's offers, by the rule that merged them; nothing where no offers are asked for."""
+    found: dict[str, Audit] = {}
+    for plan in crowd_plans(honest_offers, honest, hostile) if honest_offers else ():
+        found.setdefault(f"crowd in one process: {plan.title}", Audit()).add(judge_crowd(plan))
+    return found
 
 
 def draw(found: Audit, title: str) -> Table:
-    """A line a kind: what was made, what became of it, and the reason that is given most often."""
+    """A line a kind: what was made, what became of it, what tapes name, and the reason that is given most often."""
+    honest = f"{found.honest_taken:,} taken ({found.honest_against} against their round)"
     summary = (
-        f"{title}: {found.rounds} rounds, {found.honest_offers:,} honest offers, {found.honest_taken:,} taken, "
-        f"{len(found.honest_refused)} refused"
+        f"{title}: {found.rounds} rounds, {found.cut} of them in parts; {found.honest_offers:,} honest offers, "
+        f"{honest}, {len(found.honest_refused)} refused"
     )
     table = Table(title=summary, title_justify="left")
     table.add_column("kind")
-    for column in ("made", "refused", "bounded", "without effect"):
+    for column in ("made", "refused", "bounded", "without effect", "named"):
         table.add_column(column, justify="right")
     table.add_column("reason given most often", overflow="fold")
     for kind, tally in found.kinds.items():
         why = next((why for why, _ in tally.whys.most_common(1)), "")
-        table.add_row(kind, *map(str, (tally.made, tally.refused, tally.bounded, tally.unseen)), why)
+        table.add_row(kind, *map(str, (tally.made, tally.refused, tally.bounded, tally.unseen, tally.named)), why)
     return table
 
 
@@ -125,12 +140,15 @@ def describe_pairs(rewards: Sequence[tuple[float, float]]) -> str:
 # --- one real run ----------------------------------------------------------------------------------------------------
 
 
-def _run_arm(recipe: Path, seed: int, max_steps: int, honest: int, hostile: int, output_dir: Path) -> Arm:
-    """A whole run in processes of their own, scored and audited."""
+def _run_arm(recipe: Path, settings: Mapping[str, int], honest: int, hostile: int, output_dir: Path) -> Arm:
+    """A whole run in processes of their own, scored and audited.
+
+    settings   of the recipe, in which this bench's runs differ
+    """
     began = time.monotonic()
-    folder = (output_dir / f"adversaries-{hostile}-of-{honest + hostile}-seed{seed}").absolute()
+    folder = (output_dir / f"adversaries-{hostile}-of-{honest + hostile}-seed{settings['run.seed']}").absolute()
     shutil.rmtree(folder, ignore_errors=True)
-    setup = _Setup.prepare(recipe, seed, max_steps, honest, hostile, folder)
+    setup = _Setup.prepare(recipe, settings, honest, hostile, folder)
     setup.run()
     wall_s = time.monotonic() - began
     store = open_store(setup.uri)
@@ -174,7 +192,7 @@ class _Setup:
         return uri
 
     @classmethod
-    def prepare(cls, recipe: Path, seed: int, max_steps: int, honest: int, hostile: int, folder: Path) -> _Setup:
+    def prepare(cls, recipe: Path, chosen: Mapping[str, int], honest: int, hostile: int, folder: Path) -> _Setup:
         """Make the keys and write the recipe that every site of this arm reads."""
         names = [chr(ord("a") + index) for index in range(honest)]
         public: dict[str, str] = {}
@@ -185,8 +203,6 @@ class _Setup:
             public[name] = key.public
         settings = {
             "run.name": "run",
-            "run.seed": seed,
-            "max_steps": max_steps,
             "output_dir": folder,
             "sites.count": honest,
             "orchestrator.batch_size": 16,
@@ -194,7 +210,6 @@ class _Setup:
             "orchestrator.train.source.0.env.taskset.num_examples": WORDS_PER_SITE,
             "outer.inner_steps": 8,
             "outer.sync_delay": 3,
-            "outer.gather_sites": 16,
             "outer.codec": "int8",
             "outer.weighting": "equal",
             "outer.aggregate": "trimmed",
@@ -202,6 +217,7 @@ class _Setup:
             "outer.clip": 1.0,
             "outer.grace_s": 6.0,
             **{f"outer.keys.{name}": key for name, key in public.items()},
+            **chosen,
         }
         loaded = load_recipe(recipe, [part for name, value in settings.items() for part in (f"--{name}", str(value))])
         (folder / "recipe.toml").write_text(to_toml(loaded.to_data()))
@@ -213,8 +229,8 @@ class _Setup:
                 site=name,
                 key_file=str(folder / "keys" / f"{name}.key"),
                 honest=names,
-                first_kind=len(KINDS) // len(HOSTILE_NAMES) * index + seed,
-                seed=seed,
+                first_kind=len(KINDS) // len(HOSTILE_NAMES) * index + chosen["run.seed"],
+                seed=chosen["run.seed"],
                 book=str(folder / "books" / f"{name}.jsonl"),
             )
             for index, name in enumerate(HOSTILE_NAMES[:hostile])

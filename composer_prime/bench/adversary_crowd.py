@@ -9,7 +9,7 @@ import random
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class CrowdPlan:
     """One run of the crowd.
 
     codec, aggregate   of its rounds
+    gather_sites       rounds that take more offers are cut into parts
     rounds             training rounds of its one fragment
     """
 
@@ -51,15 +52,26 @@ class CrowdPlan:
     hostile: int = 3
     rounds: int = 100
     seed: int = 0
+    gather_sites: int = 16
+
+    @property
+    def title(self) -> str:
+        """The rule by which it merges."""
+        cut = f"in parts above {self.gather_sites} offers" if self._is_cut else "gathered"
+        return f"{self.codec}, {self.aggregate}, {cut}"
+
+    @property
+    def _is_cut(self) -> bool:
+        return self.gather_sites < self.honest
 
     @property
     def numel(self) -> int:
         """Parameters; enough for payloads of over 64 bytes, since smaller ones are not compared with each other."""
-        return 8192 if self.codec == "topk" else 1024
+        return 8192 if self.codec == "topk" else 4096 if self._is_cut else 1024
 
     @property
     def terms(self) -> Terms:
-        """The run's terms; as in the real runs, all offers of a round are gathered."""
+        """The run's terms."""
         return Terms.model_validate(
             {
                 "inner_steps": 1,
@@ -72,8 +84,8 @@ class CrowdPlan:
                 "aggregate": self.aggregate,
                 "clip": 1.0,
                 "trim": 0.3,
-                "gather_sites": 16,
-                "slices": 2,
+                "gather_sites": self.gather_sites,
+                "slices": 16 if self._is_cut else 2,
                 "quorum": 1,
                 "grace_s": 2.0,
                 "liveness_s": 20.0,
@@ -130,7 +142,7 @@ class Crowd:
                 site.offer(version)
             self._close(version)
         for site in self.honest:
-            site.tape.flush()
+            site.leave()
 
     def deeds(self) -> list[Any]:
         """What the adversaries did, all together."""
@@ -163,7 +175,7 @@ class _HonestSite:
         params = LocalParameters({"weight": torch.zeros(plan.numel)})
         self._run = create_or_join(store, plan.terms, "crowd", name, params, clock, founding)
         entered = enter(store, self._run, SiteIdentity(name, key), runtime=clock, journal=None)
-        self._courier, self._pulse, self.tape = entered.courier, entered.pulse, entered.tape
+        self._courier, self._pulse = entered.courier, entered.pulse
         self._random = torch.Generator().manual_seed(hash((plan.seed, ord(name))))
         self._goal = torch.randn(plan.numel, generator=torch.Generator().manual_seed(plan.seed)) * 10
         self._trained = 0
@@ -188,6 +200,10 @@ class _HonestSite:
     def act(self) -> None:
         """One pass over the bucket."""
         self._courier.tick()
+
+    def leave(self) -> None:
+        """Look at what is left to look at, and write the tape out."""
+        self._courier.finish()
 
 
 class _Done:
@@ -227,9 +243,12 @@ class _Clock:
         """Nothing to let go of."""
 
 
+RULES = ({}, {"codec": "topk", "aggregate": "clipped"}, {"gather_sites": 4})
+"""What the crowd's runs have other than int8, a trimmed mean, and all offers of a round gathered."""
+
+
 def crowd_plans(honest_offers: int, honest: int, hostile: int, rounds: int = 100) -> Sequence[CrowdPlan]:
-    """Runs in which at least so many honest offers are judged: int8 with a trimmed mean and topk with a clipped one
-    in turn, each with a seed of its own."""
-    num_runs = -(-honest_offers // (honest * rounds))
-    rules = (("int8", "trimmed"), ("topk", "clipped"))
-    return [CrowdPlan(*rules[seed % 2], honest, hostile, rounds, seed=seed) for seed in range(max(num_runs, 2))]
+    """Runs in which at least so many honest offers are judged: of each rule in turn, each with a seed of its own."""
+    num_runs = max(-(-honest_offers // (honest * rounds)), len(RULES))
+    whole = CrowdPlan("int8", "trimmed", honest, hostile, rounds)
+    return [replace(whole, seed=seed, **RULES[seed % len(RULES)]) for seed in range(num_runs)]

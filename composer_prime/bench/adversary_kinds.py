@@ -26,6 +26,8 @@ from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.terms import Terms
 
 SCALE = 1000.0
+HUGE_NORM = 1e200
+"""A number that JSON and fp64 hold, and whose square they don't."""
 BOMB_BYTES = 8 * 2**20
 """Size of a payload object that is larger than its record says."""
 STATED_BYTES = 2**40
@@ -155,12 +157,14 @@ def _stolen(kind: str, variant: str, scene: Scene, offer: Offer) -> Hostile | No
 
 
 def _not_a_number(scene: Scene) -> Hostile:
-    """A payload whose hashes are right and whose first number isn't one."""
+    """A payload whose hashes are right and whose first number isn't one; or norms that are, and whose sum isn't."""
     codec = scene.coding.codec.name
+    if scene.turn % 2:
+        return _raw("NaN", "norms", scene, _sound_bytes(scene), norms=(HUGE_NORM,) * scene.coding.plan.num_slices)
     if codec not in _NAN_HEADS:
         raise ConfigError(f"outer.codec ({codec}) isn't one the adversaries can poison: {', '.join(_NAN_HEADS)}")
     head, data = _NAN_HEADS[codec], _sound_bytes(scene)
-    return _raw("NaN", "", scene, head + data[len(head) :])
+    return _raw("NaN", "value", scene, head + data[len(head) :])
 
 
 def _index_bomb(scene: Scene) -> Hostile:

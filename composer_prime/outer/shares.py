@@ -56,7 +56,7 @@ def shares(offers: Mapping[str, Weighed], *, weighting: Weighting, aggregate: Ru
         _check_offer(site, offer)
     factors = {site: 1.0 for site in sorted(offers)}
     if aggregate != "mean":
-        factors = _clip_factors({site: offers[site].norm for site in factors}, clip)
+        factors = clip_factors({site: offers[site].norm for site in factors}, clip)
     if aggregate in ("mean", "clipped"):
         fractions = _fractions(offers, weighting)
         factors = {site: fractions[site] * factor for site, factor in factors.items()}
@@ -77,7 +77,7 @@ def _fractions(offers: Mapping[str, Weighed], weighting: Weighting) -> dict[str,
     return {site: count / total for site, count in counts.items()}
 
 
-def _clip_factors(norms: Mapping[str, float], clip: float) -> dict[str, float]:
+def clip_factors(norms: Mapping[str, float], clip: float) -> dict[str, float]:
     """min(1, clip * median / norm) of each site, and 1 for a norm of 0."""
     limit = clip * sorted(norms.values())[(len(norms) - 1) // 2] if norms else 0.0
     return {site: 1.0 if norm <= limit else limit / norm for site, norm in norms.items()}

@@ -35,6 +35,7 @@ from composer_prime.sync.run import Run
 from composer_prime.sync.runtime import Runtime, side_by_side
 from composer_prime.sync.snapshots import Master
 from composer_prime.sync.tape import Tape
+from composer_prime.sync.witness import Witness
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,9 @@ class Courier:
         self._archive = Archive(
             store, run, runtime=runtime, roster=roster, members=members, replicas=replicas, tape=tape, site=site
         )
+        self._witness = Witness(store, runtime=runtime, roster=roster, terms=self._terms, tape=tape)
+        for replica in replicas:
+            replica.merger.witness = self._witness
         self._admitted_by = roster.newest
         self._observed_at = float("-inf")
         self._looked_at = [float("-inf")] * len(replicas)
@@ -206,6 +210,7 @@ class Courier:
         for task in tasks:
             if task is not None and task.is_alive():
                 task.join(timeout=FINISH_S)
+        self._witness.finish(FINISH_S)
 
     @property
     def closed(self) -> bool:
@@ -237,6 +242,7 @@ class Courier:
                 self._bring(fragment)
             for fragment in self._served():
                 if self._closer.serve(self._replicas[fragment]):
+                    self._witness.created(fragment, self._replicas[fragment].version)
                     self._archive.note_commit(fragment)
                     self.follow([fragment])
             self._reduce_parts()
@@ -328,6 +334,7 @@ class Courier:
             refused=closed.refused,
             fault=closed.fault,
             parts=closed.num_parts,
+            **self._witness.settle(closed.fragment, closed.version, closed.taken),
         )
         entry = closed.taken_of(self._site)
         if entry is not None and (errand is None or errand.payload != entry.payload):

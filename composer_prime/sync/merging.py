@@ -26,6 +26,7 @@ from composer_prime.sync.run import FragmentCoding
 from composer_prime.sync.runtime import Runtime
 from composer_prime.sync.terms import Terms
 from composer_prime.sync.validity import digests_of, part_fault, part_shares
+from composer_prime.sync.witness import Witness
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,8 @@ class Merger:
         self._site = site
         self._decoded: dict[str, Vector] = {}
         self._kept: dict[str, Vector] = {}
+        self.witness: Witness | None = None
+        """Who tells how the offers stood to what was made of them; None: nobody wants to know."""
 
     # --- payloads ---------------------------------------------------------------------------------------------------
 
@@ -111,7 +114,11 @@ class Merger:
         except CorruptObject as error:
             raise StoreError(f"{error}; a commit took it, so the round can't be skipped: reading it again") from error
         parts = [(entry.multiplier, vector) for entry, vector in zip(entries, vectors, strict=True)]
-        return aggregate(self._terms.aggregate, parts, trim=self._terms.trim)
+        merged = aggregate(self._terms.aggregate, parts, trim=self._terms.trim)
+        if self.witness is not None:
+            sites = (entry.site for entry in entries)
+            self.witness.gathered(closing.commit, dict(zip(sites, vectors, strict=True)), merged)
+        return merged
 
     def _from_parts(self, closing: Closing) -> Tensor | None:
         missing = closing.missing_parts()
@@ -193,22 +200,27 @@ class Merger:
             closing.gone = True
             return
         vectors = {entry.site: got for entry, got in zip(commit.taken, read, strict=True) if not isinstance(got, str)}
-        part = (
-            self._zero_part(closing, index, excluded) if not vectors else self._merge(closing, index, vectors, excluded)
-        )
+        part, merged = self._zero_part(closing, index, excluded), torch.zeros(0)
+        if vectors:
+            part, merged = self._merge(closing, index, vectors, excluded)
         key = keys.merged(commit.fragment, commit.version, index)
-        self._store.create(key, self._roster.sign(part).to_bytes())
+        if self._store.create(key, self._roster.sign(part).to_bytes()) and self.witness is not None:
+            self.witness.reduced(part, vectors, merged)
 
-    def _merge(self, closing: Closing, index: int, vectors: Mapping[str, Tensor], excluded: Sequence[Refused]) -> Part:
+    def _merge(
+        self, closing: Closing, index: int, vectors: Mapping[str, Tensor], excluded: Sequence[Refused]
+    ) -> tuple[Part, Tensor]:
+        """The part's record, and the values before they were coded."""
         commit = closing.commit
         factors = part_shares(commit, [entry.site for entry in excluded], self._terms)
         weighted = [(factors[site], vectors[site]) for site in sorted(vectors)]
-        data = self._coding.merged_codec.encode(aggregate(self._terms.aggregate, weighted, trim=self._terms.trim))
+        merged = aggregate(self._terms.aggregate, weighted, trim=self._terms.trim)
+        data = self._coding.merged_codec.encode(merged)
         sha = sha256_hex(data)
         payload = keys.merged_payload(commit.fragment, commit.version, index, sha)
         self._store.put(payload, data)
         part = self._zero_part(closing, index, excluded)
-        return part.model_copy(update={"payload": payload, "sha256": sha, "nbytes": len(data)})
+        return part.model_copy(update={"payload": payload, "sha256": sha, "nbytes": len(data)}), merged
 
     def _zero_part(self, closing: Closing, index: int, excluded: Sequence[Refused]) -> Part:
         return Part(
@@ -224,7 +236,7 @@ class Merger:
         )
 
     def _read_slices(self, offer: Offer, index: int, commit: Commit) -> Tensor | str:
-        """One offer's values in a part, or why they can't be merged."""
+        """One offer's values in a part, or why they can't be merged. In the last part: nothing may come after them."""
         plan, codec = self._coding.plan, self._coding.codec
         first, last = plan.part(index, commit.num_parts)
         assert offer.payload is not None
@@ -232,7 +244,8 @@ class Merger:
         if own is not None:
             return dense(own)[plan.bounds[first] : plan.bounds[last]]
         try:
-            data = self._store.get_range(offer.payload, *byte_range(codec, plan, first, last))
+            start, length = byte_range(codec, plan, first, last)
+            data = self._store.get_range(offer.payload, start, length + (last == plan.num_slices))
             return decode(codec, data, digests_of(offer), offer.norms, plan, first, last)
         except (KeyMissing, CorruptObject) as error:
             logger.warning("offer_excluded site=%s part=%d why=%s", offer.site, index, error)

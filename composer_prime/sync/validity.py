@@ -6,12 +6,13 @@ who is alive, or on whether a payload can be read just now.
 
 import base64
 import binascii
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from composer_prime.errors import ProtocolError
-from composer_prime.outer.shares import Weighed, shares
+from composer_prime.outer.shares import Weighed, clip_factors, shares
 from composer_prime.outer.slices import DIGEST_BYTES, root_sha256
 from composer_prime.store import keys
 from composer_prime.sync.protocol import Authority, num_parts
@@ -89,6 +90,8 @@ def offer_fault(
         return f"says {offer.tokens} tokens of {offer.trained_tokens} ever trained"
     if len(offer.norms) != facts.num_slices or min(offer.norms, default=0.0) < 0:
         return f"states {len(offer.norms)} norms, the fragment has {facts.num_slices} slices"
+    if not math.isfinite(offer.norm):
+        return f"states norms of up to {max(offer.norms)}, whose squares have no finite sum"
     try:
         digests = digests_of(offer)
     except ProtocolError as error:
@@ -271,3 +274,14 @@ def part_shares(commit: Commit, excluded: Sequence[str], terms: Terms) -> dict[s
         return {entry.site: entry.multiplier for entry in commit.taken}
     left = {entry.site: entry.offer for entry in commit.taken if entry.site not in excluded}
     return commit_shares(left, terms)
+
+
+def clipped(taken: Sequence[Taken], terms: Terms) -> dict[str, float]:
+    """By which factor the norm clip shortened an offer of a round, by site, for those that it shortened.
+
+    In a round of parts, those parts' factors differ that leave an offer out.
+    """
+    if terms.aggregate == "mean":
+        return {}
+    factors = clip_factors({entry.site: entry.offer.norm for entry in taken}, terms.clip)
+    return {site: factor for site, factor in factors.items() if factor < 1}

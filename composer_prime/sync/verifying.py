@@ -427,7 +427,7 @@ class _CheckingMerger(Merger):
         if wronged is not None:
             what = f"leaves out the offer of {wronged} ({excluded[wronged]}), whose bytes are sound"
             raise _fault(part.fragment, part.version, key, what, part.reducer)
-        made = self._merge(closing, part.part, vectors, part.excluded).sha256 if vectors else None
+        made = self._merge(closing, part.part, vectors, part.excluded)[0].sha256 if vectors else None
         if made != part.sha256:
             what = f"isn't the mean of the offers taken: it has sha256 {part.sha256}, they make {made}"
             raise _fault(part.fragment, part.version, key, what, part.reducer)

@@ -16,6 +16,11 @@ class SiteStatus:
     merged_tokens       of those, as the mean over fragments, since a step trains all of them; `carried_tokens` wait for
                         a commit, `dropped_tokens` are lost; what a revoked site carried is
     rounds_taken        rounds that merged an offer of it; `rounds_missed` closed without the one it had made
+    rounds_clipped      of the taken, those in which the norm clip shortened its offer; `least_clip` is the smallest
+                        factor, None where there was no such round
+    rounds_against      of the taken, those in which its offer pointed away from what was merged, as tapes tell
+    rounds_equivocated  of the taken, those in which it put another signed offer over the one that was taken, as the
+                        round's committer tells
     """
 
     site: str
@@ -33,6 +38,10 @@ class SiteStatus:
     dropped_tokens: int
     rounds_taken: int
     rounds_missed: int
+    rounds_clipped: int
+    least_clip: float | None
+    rounds_against: int
+    rounds_equivocated: int
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import Runtime, ThreadRuntime
 from composer_prime.watch.records import Bytes, FragmentStatus, RunStatus, SiteStatus
 from composer_prime.watch.rounds import FragmentRounds, offered_bytes, read_or_say, read_rounds
+from composer_prime.watch.standing import Standing
 from composer_prime.watch.tapes import TapeFacts, read_tape
 
 BEATS_PER_LIVENESS = 5
@@ -87,6 +88,7 @@ class _Look:
         ]
         self._claimed = _claims(store, roster, runtime)
         self._tapes = {claimed.site: _tape(store, claimed.site, runtime) for claimed in self._claimed}
+        self._standing = Standing(self._rounds, self._tapes, self._terms)
         self._offered, unread = self._read_offers(runtime)
         self._closed, close_problem = self._read_close()
         self._problems = [problem for rounds in self._rounds for problem in rounds.problems]
@@ -190,6 +192,7 @@ class _Look:
             dropped_tokens=dropped,
             rounds_taken=len(taken),
             rounds_missed=num_missed,
+            **self._standing.of(site),
         )
 
     def _mean(self, tokens) -> int:

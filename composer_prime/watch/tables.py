@@ -14,6 +14,8 @@ def draw(status: RunStatus, console: Console) -> None:
         console.print(line, markup=False, highlight=False)
     console.print(site_table(status))
     console.print(fragment_table(status))
+    if any(site.rounds_clipped or site.rounds_against or site.rounds_equivocated for site in status.sites):
+        console.print(standing_table(status))
     for why, count in status.refused.items():
         console.print(f"refused {count}: {why}", markup=False, highlight=False)
     for problem in status.problems:
@@ -79,6 +81,20 @@ def fragment_table(status: RunStatus) -> Table:
             str(fragment.open_offers),
             " ".join(shown if len(shown) <= 4 else [shown[0], "..", *shown[-2:]]) or "none",
         )
+    return table
+
+
+def standing_table(status: RunStatus) -> Table:
+    """One row a site whose offers were taken and bounded, or of which there is more to say."""
+    table = Table(title="offers that were taken, and", title_justify="left")
+    table.add_column("site")
+    for column in ("clipped", "at most to", "against the round", "put over by another"):
+        table.add_column(column, justify="right")
+    for site in status.sites:
+        if site.rounds_clipped or site.rounds_against or site.rounds_equivocated:
+            least = "-" if site.least_clip is None else f"{site.least_clip:.2g}"
+            counts = (site.rounds_clipped, least, site.rounds_against, site.rounds_equivocated)
+            table.add_row(site.site, *map(str, counts))
     return table
 
 

@@ -1,11 +1,14 @@
 """The sites' tapes, read back: what was offered, merged, carried and dropped, in the sites' own words."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from composer_prime.sync.records import MAX_COUNT
+
+WHOLE = -1
+"""Stands for a part where a round has none."""
 
 
 @dataclass
@@ -15,12 +18,17 @@ class TapeFacts:
     offered    bytes of its payload by (fragment, version) of the round; 0 where it had nothing to offer
     dropped    tokens by fragment; summed
     faults     why a commit was void, by (fragment, version), where the site found one so
+    agreement  how offers stood to what was merged, -1 to 1: by (fragment, version, site), then by the part that this
+               site merged; under WHOLE where it merged the whole round
+    second     (fragment, version, site) of offers over which, as this site says, their sites put another
     problems   pieces and lines that aren't what a tape holds
     """
 
     offered: dict[tuple[int, int], int] = field(default_factory=dict)
     dropped: dict[int, int] = field(default_factory=dict)
     faults: dict[tuple[int, int], str] = field(default_factory=dict)
+    agreement: dict[tuple[int, int, str], dict[int, float]] = field(default_factory=dict)
+    second: set[tuple[int, int, str]] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
 
 
@@ -44,14 +52,32 @@ def count(value: Any) -> int:
     return found
 
 
+def is_against(agreement: Mapping[int, float]) -> bool:
+    """Whether an offer stood against its round: its agreement, by part, on the whole."""
+    return sum(agreement.values()) < 0
+
+
+def _cosine(value: Any) -> float:
+    """Raises ValueError or TypeError for what is none."""
+    if not -1 <= value <= 1:
+        raise ValueError("a cosine is from -1 to 1")
+    return float(value)
+
+
 def _take(facts: TapeFacts, event: dict[str, Any]) -> None:
     kind = event["event"]
-    if kind not in ("offer", "dropped", "round"):
+    if kind not in ("offer", "dropped", "round", "part", "equivocated"):
         return
     fragment, version = count(event["fragment"]), count(event["version"])
     if kind == "offer":
         facts.offered[fragment, version] = count(event["nbytes"]) if event["tokens"] else 0
     elif kind == "dropped":
         facts.dropped[fragment] = facts.dropped.get(fragment, 0) + count(event["tokens"])
-    elif event["fault"] is not None:
-        facts.faults[fragment, version] = str(event["fault"])
+    elif kind == "equivocated":
+        facts.second.add((fragment, version, str(event["by"])))
+    else:
+        if kind == "round" and event["fault"] is not None:
+            facts.faults[fragment, version] = str(event["fault"])
+        part = count(event["part"]) if kind == "part" else WHOLE
+        for site, cosine in event.get("agreement", {}).items():  # older tapes have none
+            facts.agreement.setdefault((fragment, version, site), {})[part] = _cosine(cosine)

@@ -145,7 +145,7 @@ def test_a_part_whose_reducer_has_died_is_merged_by_another_site(store):
     assert len(crowd.masters()) == 1
 
 
-@pytest.mark.parametrize("damage", ["flipped", "absent"])
+@pytest.mark.parametrize("damage", ["flipped", "absent", "longer"])
 def test_an_offer_that_is_damaged_in_one_part_is_left_out_of_that_part_by_its_record(store, damage):
     crowd = Crowd(store, terms_of("fp32", merged_codec="fp32", slices=6), 6, 600)
     crowd.look_around()
@@ -159,6 +159,9 @@ def test_an_offer_that_is_damaged_in_one_part_is_left_out_of_that_part_by_its_re
     data[4 * 250] ^= 1
     if damage == "flipped":
         store.put(offer.payload, bytes(data))
+    elif damage == "longer":
+        data[4 * 250] ^= 1
+        store.put(offer.payload, bytes(data) + b"x")
     else:
         store.delete(offer.payload)
     for _ in range(12):
@@ -169,7 +172,8 @@ def test_an_offer_that_is_damaged_in_one_part_is_left_out_of_that_part_by_its_re
     excluded = [[entry.site for entry in part.excluded] for part in parts]
     knows_own = [index for index, part in enumerate(parts) if part.reducer == "s02"]
     for index in set(range(6)) - set(knows_own):
-        assert excluded[index] == (["s02"] if damage == "absent" or index == 2 else [])
+        damaged = {"flipped": index == 2, "absent": True, "longer": index == 5}[damage]
+        assert excluded[index] == (["s02"] if damaged else [])
     assert len(crowd.masters()) == 1
     moved = -crowd.sites[0].courier.master(0).weights
     sound, left_out = sum(range(1, 7)) / 6, (sum(range(1, 7)) - 3) / 5
@@ -190,3 +194,24 @@ def test_real_sites_in_parts_end_with_equal_masters_and_every_token_merged(store
     for site in sites:
         for ledger in site.summary["tokens"]:
             assert ledger["trained"] == ledger["merged"] + ledger["dropped"]
+
+
+def test_an_offer_whose_norms_have_no_finite_sum_is_refused_and_stops_nobody(store):
+    """No payload is read before a commit that cuts its round: what a record states must be fit for arithmetic."""
+    crowd = Crowd(store, terms_of("fp32", merged_codec="fp32", aggregate="clipped"), 6, 600)
+    crowd.look_around()
+    for site in crowd.sites:
+        site.hand_over(0, torch.ones(600) * (1 + int(site.name[1:])))
+        site.runtime.run_tasks()
+        site.courier._bring(0)
+    key = keys.offer(0, 0, "s02")
+    record = read_record(store, Offer, key)
+    store.put(key, record.model_copy(update={"norms": (1e200,) * len(record.norms)}).to_bytes())
+    for _ in range(12):
+        for site in crowd.sites:
+            site.courier.tick()
+        crowd.clock[0] += 1.0
+    commit = read_record(store, Commit, keys.commit(0, 0))
+    assert commit.num_parts and [entry.site for entry in commit.refused] == ["s02"]
+    assert "no finite sum" in commit.refused[0].why
+    assert len(crowd.masters()) == 1 and crowd.sites[0].courier.versions() == (1,)

@@ -70,6 +70,7 @@ def test_a_sound_offer_has_no_fault_and_its_norm_is_that_of_all_slices():
         ({"tokens": 41}, "ever trained"),
         ({"norms": (1.0,)}, "states 1 norms"),
         ({"norms": (1.0, -1.0)}, "norms"),
+        ({"norms": (1e200, 1.0)}, "no finite sum"),
         ({"slices": "?"}, "base64"),
         ({"slices": base64.b64encode(b"x" * 33).decode()}, "multiple of 20"),
         ({"slices": base64.b64encode(b"x" * 40).decode()}, "don't make"),

@@ -1,0 +1,200 @@
+"""What one site tells of the offers that rounds took: whose was clipped, whose stood against the round, whose record
+was put over by another. It goes on the tape and decides nothing: no record's validity, no bit of a master.
+
+Only a site that takes part has a witness; masters that are rebuilt or verified have none.
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from composer_prime.errors import SiteRevoked, StoreError, StoreUnusable
+from composer_prime.outer.sparse import Sparse, Vector
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.sync.reading import find_record
+from composer_prime.sync.records import Commit, Offer, Part, Taken
+from composer_prime.sync.roster import Roster
+from composer_prime.sync.runtime import Runtime, Task
+from composer_prime.sync.tape import Tape
+from composer_prime.sync.terms import Terms
+from composer_prime.sync.validity import clipped
+
+logger = logging.getLogger(__name__)
+
+MIN_TAKEN = 3
+"""Fewer offers have no round to stand against: of two that differ neither is the odd one."""
+SAMPLE_BLOCKS, BLOCK_ELEMENTS = 2**6, 2**12
+"""Of a longer vector so many blocks of so many neighbours are looked at: milliseconds an offer, however long it is."""
+
+
+def agreement(vectors: Mapping[str, Vector], merged: Tensor) -> dict[str, float]:
+    """The cosine of each movement with what the round made of all, by site, 3 digits.
+
+    vectors   fp32 [n], or sparse: looked at where it has values
+    merged    fp32 [n]
+
+    Of more than 2^18 elements a sample, the same at every site. Nothing of fewer than three movements, and no site
+    whose movement or whose merged values are all zero, or aren't finite.
+    """
+    if len(vectors) < MIN_TAKEN:
+        return {}
+    whole = merged.numpy()
+    spans = sample_spans(len(whole))
+    sample = _picked(whole, spans).astype(np.float64)
+    cosines: dict[str, float | None] = {}
+    for site, vector in vectors.items():
+        if isinstance(vector, Sparse):
+            few = sample_spans(len(vector.values))
+            cosines[site] = _cosine(_picked(vector.values, few), whole[_picked(vector.places, few)].astype(np.float64))
+        else:
+            cosines[site] = _cosine(_picked(vector.numpy(), spans), sample)
+    return {site: cosine for site, cosine in cosines.items() if cosine is not None}
+
+
+@lru_cache(maxsize=64)
+def sample_spans(length: int) -> tuple[slice, ...]:
+    """Which elements of so many are looked at: all, or blocks from the first to the last in equal distances."""
+    if length <= SAMPLE_BLOCKS * BLOCK_ELEMENTS:
+        return (slice(0, length),)
+    starts = ((length - BLOCK_ELEMENTS) * index // (SAMPLE_BLOCKS - 1) for index in range(SAMPLE_BLOCKS))
+    return tuple(slice(start, start + BLOCK_ELEMENTS) for start in starts)
+
+
+def _picked(values: np.ndarray, spans: Sequence[slice]) -> np.ndarray:
+    return values[spans[0]] if len(spans) == 1 else np.concatenate([values[span] for span in spans])
+
+
+def _cosine(values: np.ndarray, y: np.ndarray) -> float | None:
+    """values fp32, y fp64, in which no square of an fp32 value overflows or vanishes. None: one of them is zero."""
+    x = values.astype(np.float64)
+    scale = math.sqrt(x @ x) * math.sqrt(y @ y)
+    return round(float(x @ y) / scale, 3) + 0.0 if 0 < scale < math.inf else None
+
+
+def is_second_record(stands: Offer, taken: Offer, *, is_atomic: bool) -> bool:
+    """Whether what stands at the key of an offer that was taken is another offer for the same round.
+
+    is_atomic   whether the store lets one writer of a key win. In one that doesn't, two processes of one name may each
+                have made a record, honestly: there only a second one of the same process counts.
+    """
+    place = (taken.site, taken.fragment, taken.version)
+    if stands == taken or (stands.site, stands.fragment, stands.version) != place:
+        return False
+    return is_atomic or stands.incarnation == taken.incarnation
+
+
+@dataclass(frozen=True)
+class _Committed:
+    """A round that this site's commit closed, and the admission record under which its offers were signed."""
+
+    fragment: int
+    version: int
+    admissions: int
+    taken: tuple[Taken, ...] = ()
+
+
+class Witness:
+    """What one site has seen and not told yet. Merging, passes and the end each call from their own thread."""
+
+    def __init__(self, store: Store, *, runtime: Runtime, roster: Roster, terms: Terms, tape: Tape) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._roster = roster
+        self._terms = terms
+        self._tape = tape
+        self._agreements: dict[int, tuple[int, dict[str, float]]] = {}
+        self._created: dict[int, _Committed] = {}
+        self._unread: dict[int, _Committed] = {}
+        self._tasks: list[Task] = []
+
+    # --- while a round is merged ------------------------------------------------------------------------------------
+
+    def gathered(self, commit: Commit, vectors: Mapping[str, Vector], merged: Tensor) -> None:
+        """This site has read every payload of a round and merged them."""
+        self._agreements[commit.fragment] = commit.version, agreement(vectors, merged)
+
+    def reduced(self, part: Part, vectors: Mapping[str, Vector], merged: Tensor) -> None:
+        """This site's record of a part stands: only who merged it has seen the slices."""
+        self._tape.write(
+            "part",
+            fragment=part.fragment,
+            version=part.version,
+            part=part.part,
+            excluded={entry.site: entry.why for entry in part.excluded},
+            agreement=agreement(vectors, merged),
+        )
+
+    # --- when it has closed -----------------------------------------------------------------------------------------
+
+    def created(self, fragment: int, version: int) -> None:
+        """This site's commit closes that round. To be called before admissions are read anew."""
+        if self._roster.signed:
+            self._created[fragment] = _Committed(fragment, version, self._roster.newest)
+
+    def settle(self, fragment: int, version: int, taken: tuple[Taken, ...]) -> dict[str, Any]:
+        """What the tape is to say of a closed round's offers; the round before, if this site closed it, is read again.
+
+        By now who would put a second record over an offer has had a whole round for it.
+        """
+        self._read_again(fragment)
+        own = self._created.pop(fragment, None)
+        if own is not None and own.version == version and taken:
+            self._unread[fragment] = _Committed(fragment, version, own.admissions, taken)
+        seen_at, seen = self._agreements.pop(fragment, (version, {}))
+        return {
+            "clipped": clipped(taken, self._terms),
+            "agreement": seen if seen_at == version and taken else {},
+        }
+
+    def finish(self, wait_s: float) -> None:
+        """Read the last rounds' offers again and write out what there is to tell, `wait_s` seconds a round at most."""
+        for fragment in list(self._unread):
+            self._read_again(fragment)
+        for task in self._tasks:
+            if task.is_alive():
+                task.join(timeout=wait_s)
+        try:
+            self._tape.flush()
+        except (StoreError, StoreUnusable, SiteRevoked) as error:
+            logger.warning("tape_not_flushed error=%s", error)
+
+    # --- second records ---------------------------------------------------------------------------------------------
+
+    def _read_again(self, fragment: int) -> None:
+        """Beside the passes: n requests of a round, by one site."""
+        committed = self._unread.pop(fragment, None)
+        if committed is not None:
+            self._tasks = [task for task in self._tasks if task.is_alive()]
+            self._tasks.append(self._runtime.spawn("outer-witness", partial(self._look, committed)))
+
+    def _look(self, committed: _Committed) -> None:
+        place = {"fragment": committed.fragment, "version": committed.version}
+        try:
+            for site in self._put_over(committed):
+                logger.warning("offer_put_over fragment=%d version=%d site=%s", *place.values(), site)
+                self._tape.write("equivocated", by=site, **place)
+        except (StoreError, StoreUnusable, SiteRevoked) as error:
+            logger.warning("offers_not_read_again fragment=%d version=%d error=%s", *place.values(), error)
+
+    def _put_over(self, committed: _Committed) -> Iterator[str]:
+        """Sites whose offer was taken and that have signed another one for that round since, which stands there now.
+
+        What was collected as garbage, and what isn't signed by the site, proves nothing.
+        """
+        offers = [entry.offer for entry in committed.taken]
+        found = self._runtime.map(
+            lambda offer: find_record(self._store, Offer, keys.offer(offer.fragment, offer.version, offer.site)), offers
+        )
+        is_atomic = self._roster.authority(committed.admissions).committer is None
+        for taken, stands in zip(offers, found, strict=True):
+            if stands is None or not is_second_record(stands, taken, is_atomic=is_atomic):
+                continue
+            if self._roster.fault(stands, taken.site, committed.admissions) is None:
+                yield taken.site
