@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -188,9 +188,7 @@ class _Running:
 class _Place:
     """The places of one cell: where the bucket is, where the owner's site is, and where the volunteer is."""
 
-    def __init__(
-        self, cell: Cell, net: Network, server: Seaweed, folder: Path, stack: contextlib.ExitStack
-    ) -> None:
+    def __init__(self, cell: Cell, net: Network, server: Seaweed, folder: Path, stack: contextlib.ExitStack) -> None:
         self._cell, self._net, self._folder, self._stack = cell, net, folder, stack
         self._port = free_ports(1)[0]
         self._environment = {name: value for name, value in os.environ.items() if name not in HUB_PLACES}
@@ -209,9 +207,7 @@ class _Place:
         keys = {name: SigningKey.generate() for name in ("owner", OWNER)}
         for name, key in keys.items():
             key.save(self._folder / f"{name}.key")
-        recipe = recipe_from_data(
-            self._cell.recipe(self._folder, {name: key.public for name, key in keys.items()})
-        )
+        recipe = recipe_from_data(self._cell.recipe(self._folder, {name: key.public for name, key in keys.items()}))
         self._recipe.write_text(to_toml(recipe.to_data()))
         site = ["nice", "-n", str(STEP_BACK), *self._program, "site", str(self._recipe)]
         owner = self._start("owner", [*self._net.at_site(OWNER), *site], self._owners_hub)
@@ -306,7 +302,9 @@ class _Place:
             running.check()
             self._watch.check()
             if time.monotonic() > until:
-                raise SiteError(f"{running.log.stem} took more than {PATIENCE_S:g} s: {running.log.read_text()[-2000:]}")
+                raise SiteError(
+                    f"{running.log.stem} took more than {PATIENCE_S:g} s: {running.log.read_text()[-2000:]}"
+                )
             time.sleep(LOOK_S)
 
     def _seen(self) -> dict[str, float]:

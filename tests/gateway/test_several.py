@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from composer_prime.store import keys, open_store
 from composer_prime.store import gateway_wire as wire
+from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.store.gateway import GatewayStore
 from composer_prime.store.gateway_client import Place, Unanswered

@@ -5,7 +5,6 @@ there. The owner's site has the bucket beside it.
 """
 
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -117,10 +116,13 @@ def hosted(tmp_path: Path, store_uri: Callable[[str], str], monkeypatch: pytest.
         monkeypatch.delenv(name.lower(), raising=False)
     uri, owner, log = store_uri("seaweed"), SigningKey.generate(), tmp_path / "a.log"
     recipe = write_recipe(tmp_path, uri, owner)
-    with closing(open_store(f"{uri}/two-sites")) as store, forward_proxy({NOWHERE: "127.0.0.1"}) as proxy:
-        with started([EXECUTABLE, "site", str(recipe), "--site", "a"], log) as host:
-            wait_until(lambda: bool(store.list(keys.manifest())), host, log, PATIENCE_S)
-            yield Hosted(tmp_path, store, owner, recipe, proxy)
+    with (
+        closing(open_store(f"{uri}/two-sites")) as store,
+        forward_proxy({NOWHERE: "127.0.0.1"}) as proxy,
+        started([EXECUTABLE, "site", str(recipe), "--site", "a"], log) as host,
+    ):
+        wait_until(lambda: bool(store.list(keys.manifest())), host, log, PATIENCE_S)
+        yield Hosted(tmp_path, store, owner, recipe, proxy)
 
 
 def test_a_volunteer_contributes_to_a_bucket_that_only_its_proxy_reaches(hosted: Hosted) -> None:
