@@ -39,8 +39,8 @@ PATIENCE_S = 900.0
 LOOK_S = 0.05
 SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 HUB_PLACES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
-STEP_BACK = 19
-"""Niceness of the owner's site: in truth it has a machine of its own."""
+STEP_BACK = 5
+"""Niceness of the owner's site: in truth it has a machine of its own. More, and whatever else runs would starve it."""
 
 
 @dataclass(frozen=True)

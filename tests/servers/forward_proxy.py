@@ -23,7 +23,7 @@ class ForwardProxy:
 @contextmanager
 def forward_proxy(places: Mapping[str, str] | None = None) -> Iterator[ForwardProxy]:
     """A proxy that ends with the `with`. places: where addresses are that nobody else can reach, by what is asked."""
-    proxy, places = ForwardProxy(), places or {}
+    proxy, known = ForwardProxy(), places or {}
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -31,7 +31,7 @@ def forward_proxy(places: Mapping[str, str] | None = None) -> Iterator[ForwardPr
         def do_CONNECT(self) -> None:
             proxy.passed.append(f"CONNECT {self.path}")
             host, _, port = self.path.rpartition(":")
-            with socket.create_connection((places.get(host, host), int(port))) as upstream:
+            with socket.create_connection((known.get(host, host), int(port))) as upstream:
                 self.send_response_only(200)
                 self.end_headers()
                 back = threading.Thread(target=relay, args=(upstream, self.connection))
@@ -45,7 +45,7 @@ def forward_proxy(places: Mapping[str, str] | None = None) -> Iterator[ForwardPr
             to = urlsplit(self.path)
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             host = to.hostname or ""
-            upstream = HTTPConnection(places.get(host, host), to.port or 80, timeout=30)
+            upstream = HTTPConnection(known.get(host, host), to.port or 80, timeout=30)
             upstream.request(self.command, f"{to.path}?{to.query}" if to.query else to.path, body, dict(self.headers))
             answer = upstream.getresponse()
             content = answer.read()

@@ -183,7 +183,7 @@ def _spared(name: str, cache_dir: Path) -> Path:
 
     described = _download(name, _DESCRIBING)
     try:
-        wanted = list(_WANTED)
+        wanted: list[str] = [*_WANTED]
         return Path(snapshot_download(name, revision=described.name, allow_patterns=wanted, local_files_only=True))
     except LocalEntryNotFoundError:
         pass  # as expected of who never had the model; also when a download of it broke off
