@@ -137,6 +137,23 @@ def join(
     main(cells_of(after, weights, codec, rate_mbit=rate, params=params, step_s=step_s, **patience), json_path)
 
 
+@app.command("join-command")
+def join_command(
+    weights: Annotated[
+        list[str], typer.Option(help="own: the volunteer has the model's files; bucket: it hasn't. Repeat it.")
+    ] = ["own", "bucket"],  # noqa: B006
+    codec: Annotated[list[str], typer.Option(help="How pseudo-gradients travel; repeat it.")] = ["topk"],  # noqa: B006
+    rate: Annotated[float, typer.Option(min=0.1, help="Mbit/s of the volunteer's link, each way.")] = 10,
+    inner_steps: Annotated[int, typer.Option(min=4, help="H, of real inner steps; a multiple of 4.")] = 8,
+    after: Annotated[int, typer.Option(min=0, help="Rounds that have closed before.")] = 5,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Where the numbers go as JSON.")] = None,
+) -> None:
+    """How soon a volunteer's whole `composer-prime join` contributes, over a slow link. Needs root and iproute2."""
+    from composer_prime.bench.join_command import cells_of, main
+
+    main(cells_of(weights, codec, rate_mbit=rate, inner_steps=inner_steps, after_rounds=after), json_path)
+
+
 @app.command("storm")
 def storm(
     sites: Annotated[int, typer.Option(min=2, help="Sites, each a process of its own.")] = 16,

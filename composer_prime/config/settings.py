@@ -12,6 +12,9 @@ from composer_prime.config.paths import RunPaths, SitePaths, run_uri
 from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.config.table import SiteName, Table
 
+WITHOUT_WEIGHTS = "WITHOUT_WEIGHTS"
+"""A file that marks a model folder of configuration and tokenizer alone: the weights are the run's masters."""
+
 
 class SiteSettings(Table):
     """What the processes of one site read."""
@@ -38,7 +41,7 @@ class SiteSettings(Table):
     """Loopback port of this site's inference server."""
 
     model_dir: Path
-    """Local folder of the initial weights and the tokenizer: policy version 0."""
+    """Local folder of the initial weights and the tokenizer: policy version 0. See `has_weights`."""
 
     run_uri: str | None
     """The run's root in the bucket; None without an outer loop."""
@@ -50,6 +53,11 @@ class SiteSettings(Table):
     def paths(self) -> SitePaths:
         """This site's folder."""
         return RunPaths.of(self.recipe).site(self.site)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the model's folder holds weights; if not, only a run that is there can be joined."""
+        return not (self.model_dir / WITHOUT_WEIGHTS).exists()
 
     def save(self) -> Path:
         """Write the settings into the site's folder, which is returned."""

@@ -30,7 +30,7 @@ from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import Runtime, ThreadRuntime
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.snapshots import Master
-from composer_prime.sync.start import Founding, create_or_join
+from composer_prime.sync.start import Founding, create_or_join, refuse_to_create
 from composer_prime.sync.terms import Terms, terms_of
 
 logger = logging.getLogger(__name__)
@@ -113,12 +113,13 @@ class OuterLoop:
         if settings.run_uri is None or outer is None:
             raise ConfigError("the recipe has no [outer] table: add one to take part in an outer loop")
         key = None if site.key_file is None else SigningKey.load(site.key_file)
+        check = race_store if outer.committer is None else lambda store: None
         return cls(
             throttle(open_store(settings.run_uri, site.key_file), site.max_mbit_up, site.max_mbit_down),
             terms_of(settings.recipe),
             run=settings.recipe.run.name,
             site=SiteIdentity(settings.site, key, site.same_name == "replace"),
-            founding=Founding(outer.owner, outer.keys, race_store if outer.committer is None else lambda store: None),
+            founding=Founding(outer.owner, outer.keys, check if settings.has_weights else refuse_to_create),
             journal=FileJournal(settings.paths.journal),
             exact_join_s=site.exact_join_s,
         )

@@ -69,6 +69,13 @@ def _create(
     logger.info("run_created run=%s by_this_site=%s store=%s", run, won, store.uri)
 
 
+def refuse_to_create(store: Store) -> None:
+    """`Founding.check` of a site without weights of its own. Raises ConfigError."""
+    raise ConfigError(
+        f"{store.uri} holds no run any more, and this site came without weights to make one from: ask the run's owner"
+    )
+
+
 def found_run(
     store: Store, terms: Terms, run: str, created_by: str, params: Parameters, runtime: Runtime, founding: Founding
 ) -> bool:

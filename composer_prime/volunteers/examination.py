@@ -4,6 +4,7 @@ The looking is done here, the judging in `doctor`.
 """
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -36,8 +37,11 @@ def examine(
         max_disk_bytes=wishes.max_disk_bytes,
         keep_batch=keep_batch,
     )
-    link = measure(store)
-    return diagnose(look(folder), task, link, None if endpoint is None else clock_ahead_s(endpoint))
+    with ThreadPoolExecutor(1, thread_name_prefix="look") as beside:  # torch's import takes as long as the link
+        looking = beside.submit(look, folder)
+        link = measure(store)
+        ahead_s = None if endpoint is None else clock_ahead_s(endpoint)
+        return diagnose(looking.result(), task, link, ahead_s)
 
 
 def examine_machine(wishes: Wishes) -> Diagnosis:

@@ -166,8 +166,9 @@ def site_runner(recipe: RecipeBase) -> RunSite:
 
         return lambda recipe, site, resume: run_prime_rl(recipe, site, resume, continuing=None)
     from composer_prime.sites.embedded.local_run import Surroundings, run_site
+    from composer_prime.sites.embedded.prepare import joining_model_command
 
-    surroundings = Surroundings(continuing=None)
+    surroundings = Surroundings(continuing=None, model_command=joining_model_command)
     return lambda recipe, site, resume: run_site(recipe, site, resume, surroundings)
 
 

@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
@@ -21,9 +21,9 @@ class ForwardProxy:
 
 
 @contextmanager
-def forward_proxy() -> Iterator[ForwardProxy]:
-    """A proxy that ends with the `with`."""
-    proxy = ForwardProxy()
+def forward_proxy(places: Mapping[str, str] | None = None) -> Iterator[ForwardProxy]:
+    """A proxy that ends with the `with`. places: where addresses are that nobody else can reach, by what is asked."""
+    proxy, known = ForwardProxy(), places or {}
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -31,12 +31,12 @@ def forward_proxy() -> Iterator[ForwardProxy]:
         def do_CONNECT(self) -> None:
             proxy.passed.append(f"CONNECT {self.path}")
             host, _, port = self.path.rpartition(":")
-            with socket.create_connection((host, int(port))) as upstream:
+            with socket.create_connection((known.get(host, host), int(port))) as upstream:
                 self.send_response_only(200)
                 self.end_headers()
-                back = threading.Thread(target=_relay, args=(upstream, self.connection))
+                back = threading.Thread(target=relay, args=(upstream, self.connection))
                 back.start()
-                _relay(self.connection, upstream)
+                relay(self.connection, upstream)
                 back.join()
             self.close_connection = True
 
@@ -44,7 +44,8 @@ def forward_proxy() -> Iterator[ForwardProxy]:
             proxy.passed.append(f"{self.command} {self.path}")
             to = urlsplit(self.path)
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            upstream = HTTPConnection(to.hostname or "", to.port or 80, timeout=30)
+            host = to.hostname or ""
+            upstream = HTTPConnection(known.get(host, host), to.port or 80, timeout=30)
             upstream.request(self.command, f"{to.path}?{to.query}" if to.query else to.path, body, dict(self.headers))
             answer = upstream.getresponse()
             content = answer.read()
@@ -99,9 +100,9 @@ def tls_front(port: int, certificate: str, key: str) -> Iterator[int]:
                 context.wrap_socket(plain, server_side=True) as client,
                 socket.create_connection(("127.0.0.1", port)) as upstream,
             ):
-                back = threading.Thread(target=_relay, args=(upstream, client))
+                back = threading.Thread(target=relay, args=(upstream, client))
                 back.start()
-                _relay(client, upstream)
+                relay(client, upstream)
                 back.join()
         except OSError:
             plain.close()  # a client that gave up, or doesn't trust us
@@ -116,7 +117,7 @@ def tls_front(port: int, certificate: str, key: str) -> Iterator[int]:
         thread.join()
 
 
-def _relay(source: socket.socket, target: socket.socket) -> None:
+def relay(source: socket.socket, target: socket.socket) -> None:
     """Pass bytes on until one side ends."""
     try:
         while data := source.recv(PIECE_BYTES):

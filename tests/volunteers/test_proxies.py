@@ -1,20 +1,16 @@
 """Behind a proxy: whatever a volunteer's machine asks of the bucket goes through the one that its environment names."""
 
-import datetime
-import ipaddress
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from composer_prime.store import open_store, probe_store
 from composer_prime.volunteers.link import clock_ahead_s, measure
 from tests.servers import S3Server
+from tests.servers.certificate import write_certificate
 from tests.servers.forward_proxy import ForwardProxy, forward_proxy, tls_front
 
 pytestmark = pytest.mark.s3
@@ -35,27 +31,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForwardProxy]:
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[str, str]:
     """(certificate, key) files for 127.0.0.1, signed by itself."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
-        .sign(key, hashes.SHA256())
-    )
-    files = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    files[1].write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return str(files[0]), str(files[1])
+    return write_certificate(tmp_path, "127.0.0.1")
 
 
 def test_the_buckets_requests_and_the_clocks_go_through_it(

@@ -1,7 +1,8 @@
 """From a model's name in the recipe to a local folder, and from such a folder to a policy.
 
 "tiny" is built and warmed up on the spot and cached by seed; a folder is checked before anything starts from it; any
-other name is a Hugging Face id. `python -m composer_prime.sites.embedded.model NAME SEED CACHE_DIR` prints the folder.
+other name is a Hugging Face id. `python -m composer_prime.sites.embedded.model NAME SEED CACHE_DIR` prints the folder;
+a fourth argument, WITHOUT_WEIGHTS, spares weights that would have to be downloaded.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from composer_prime.config.settings import WITHOUT_WEIGHTS
 from composer_prime.errors import BadInput, ModelError
 from composer_prime.sites.embedded.tiny import ARCHITECTURE
 from composer_prime.sites.embedded.warmup_config import WARM_UP
@@ -31,6 +34,7 @@ TINY_VERSION = 1
 """Part of the cache key: raise it when the code that builds or warms the tiny model changes what comes out."""
 
 CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 WEIGHT_FILES = (
     "model.safetensors",
@@ -38,12 +42,19 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-_WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "pytorch_model*.bin")
+_DESCRIBING = ("*.json", "*.model", "*.txt", "*.jinja")
+_WANTED = (*_DESCRIBING, "*.safetensors", "pytorch_model*.bin")
 _INIT_STD = 0.05  # at the usual 0.02 the warm-up takes half as long again
 
 
 def resolve_model(
-    name: str, seed: int, cache_dir: Path, progress: Progress | None = None, num_threads: int = 1
+    name: str,
+    seed: int,
+    cache_dir: Path,
+    progress: Progress | None = None,
+    num_threads: int = 1,
+    *,
+    spare_weights: bool = False,
 ) -> Path:
     """The local folder (absolute) of the model that `model.name` stands for.
 
@@ -51,6 +62,8 @@ def resolve_model(
     seed         of the tiny model's weights and warm-up; nothing else depends on it.
     cache_dir    where tiny models are kept. Two processes that build the same one both end up with it.
     num_threads  torch threads for the warm-up: more than one only helps a process that is alone on its machine.
+    spare_weights   weights that aren't on this machine are not downloaded: who joins a run has its masters instead.
+                    The folder is then one marked WITHOUT_WEIGHTS.
 
     Raises ModelError when there is no such model, or its folder lacks a file.
     """
@@ -58,7 +71,7 @@ def resolve_model(
         return _tiny_folder(seed, cache_dir, progress, num_threads)
     folder = Path(name).expanduser()
     if not folder.exists() and not _looks_like_path(name):
-        folder = _download(name)
+        folder = _spared(name, cache_dir) if spare_weights else _download(name)
     _check_folder(name, folder)
     return folder.resolve()
 
@@ -66,18 +79,25 @@ def resolve_model(
 def load_policy(folder: Path) -> PreTrainedModel:
     """The causal LM in that folder: fp32 on CPU, sdpa attention, in eval mode, its parameters trainable.
 
+    In a folder WITHOUT_WEIGHTS every value is arbitrary until masters, or what a trainer publishes, are put in.
+
     Raises ModelError when its files can't be read as one.
     """
     import torch
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # our processes write to logs
+    as_we_train = {"dtype": torch.float32, "attn_implementation": "sdpa"}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
-        )
+        if (folder / WITHOUT_WEIGHTS).exists():
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            model = AutoModelForCausalLM.from_config(config, **as_we_train)
+            if (folder / GENERATION_FILE).exists():
+                model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **as_we_train)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"model folder {folder} can't be loaded: {_first_line(error)}; give a causal LM's") from error
     return model.eval()
@@ -145,7 +165,7 @@ def _check_folder(name: str, folder: Path) -> None:
         for wanted, files in (
             (CONFIG_FILE, (CONFIG_FILE,)),
             ("a tokenizer (tokenizer.json)", TOKENIZER_FILES),
-            ("weights (model.safetensors)", WEIGHT_FILES),
+            ("weights (model.safetensors)", (*WEIGHT_FILES, WITHOUT_WEIGHTS)),
         )
         if not any((folder / file).is_file() for file in files)
     ]
@@ -156,12 +176,39 @@ def _check_folder(name: str, folder: Path) -> None:
         )
 
 
-def _download(name: str) -> Path:
+def _spared(name: str, cache_dir: Path) -> Path:
+    """The model's folder on this machine, where that is whole; else one of configuration and tokenizer."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    described = _download(name, _DESCRIBING)
+    try:
+        wanted: list[str] = [*_WANTED]
+        return Path(snapshot_download(name, revision=described.name, allow_patterns=wanted, local_files_only=True))
+    except LocalEntryNotFoundError:
+        pass  # as expected of who never had the model; also when a download of it broke off
+    files = [file for pattern in _DESCRIBING for file in described.glob(pattern) if file.name not in WEIGHT_FILES]
+    folder = cache_dir.absolute() / f"{name.replace('/', '--')}-{described.name}-without-weights"
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".making-", dir=cache_dir) as scratch:
+            made = Path(scratch) / "model"
+            made.mkdir()
+            for file in files:
+                shutil.copyfile(file, made / file.name)
+            (made / WITHOUT_WEIGHTS).touch()
+            _move_into_place(made, folder)
+    except OSError as error:
+        raise ModelError(f"the model's configuration can't be kept in {cache_dir}: {error}; free some space") from error
+    return folder
+
+
+def _download(name: str, patterns: tuple[str, ...] = _WANTED) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_WANTED)))
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (OSError, HFValidationError) as error:  # OSError: hub HTTP errors, no network, and not in the local cache
         cause = error.__cause__ or error
         raise ModelError(
@@ -177,13 +224,15 @@ def _first_line(error: BaseException) -> str:
 
 def main(arguments: list[str]) -> int:
     """Print the folder of a model as the last line of stdout; 2 when the person must change something."""
-    name, seed, cache_dir = arguments
+    name, seed, cache_dir, *asked = arguments
 
     def show(step: int, accuracy: float) -> None:
         print(f"warm-up step={step} accuracy={accuracy:.2f}", file=sys.stderr, flush=True)
 
     try:
-        folder = resolve_model(name, int(seed), Path(cache_dir), progress=show)
+        folder = resolve_model(
+            name, int(seed), Path(cache_dir), progress=show, spare_weights=asked == [WITHOUT_WEIGHTS]
+        )
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -16,7 +16,7 @@ from typing import Any
 
 from composer_prime.config.paths import RunPaths, models_cache, run_uri
 from composer_prime.config.recipe import Recipe, RecipeBase
-from composer_prime.config.settings import SiteSettings, settle_site
+from composer_prime.config.settings import WITHOUT_WEIGHTS, SiteSettings, settle_site
 from composer_prime.errors import ConfigError
 from composer_prime.replay.fingerprint import load_tokenizer
 from composer_prime.replay.teachers import TeacherPool
@@ -35,6 +35,15 @@ def model_command(recipe: Recipe) -> list[str]:
     """The command that makes the run's model a local folder and prints that folder's name last."""
     module = "composer_prime.sites.embedded.model"
     return [sys.executable, "-m", module, recipe.model.name, str(recipe.run.seed), str(models_cache())]
+
+
+def joining_model_command(recipe: Recipe) -> list[str]:
+    """As `model_command`, for a site of a run that is there: weights that this machine lacks aren't downloaded.
+
+    vLLM starts from weights, so that it needs some all the same.
+    """
+    command = model_command(recipe)
+    return command if recipe.inference.engine == "vllm" else [*command, WITHOUT_WEIGHTS]
 
 
 def check_backend(recipe: Recipe) -> None:

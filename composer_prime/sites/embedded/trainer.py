@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from composer_prime import metrics
 from composer_prime.config.settings import SiteSettings
-from composer_prime.errors import ComposerPrimeError
+from composer_prime.errors import ComposerPrimeError, ModelError
 from composer_prime.metrics import MetricsTape
 from composer_prime.sites.embedded.batches import TrainingSample, read_batch
 from composer_prime.sites.embedded.broadcasts import load_weights, publish, weights
@@ -241,7 +241,21 @@ def build(settings: SiteSettings) -> Trainer:
         from composer_prime.sync.site_clock import OuterLoop
 
         outer = OuterLoop.from_settings(settings)
-    return Trainer(settings, load_policy(settings.model_dir).train(), outer)
+    model = load_policy(settings.model_dir)
+    if not settings.has_weights:
+        _check_masters_do(model, settings.recipe.model.name)
+    return Trainer(settings, model.train(), outer)
+
+
+def _check_masters_do(model: PreTrainedModel, name: str) -> None:
+    """Raise ModelError where a model without weights would keep arbitrary values, since no master holds them."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    kept = [one for one in model.state_dict() if one not in parameters or not parameters[one].requires_grad]
+    if kept:
+        raise ModelError(
+            f"model {name} has values that no training moves, and so no master holds ({len(kept)}, such as {kept[0]}): "
+            f"download it first, `hf download {name}`, with HF_HOME where this command looks"
+        )
 
 
 def main(site_dir: Path) -> int:

@@ -1,0 +1,152 @@
+"""Two gateway processes on one bucket: one run, a volunteer at each, and one gateway that is killed in its middle.
+
+An invitation names one address. So a volunteer at a balancer before both goes on by the other gateway, and one that
+knows only the killed gateway goes on, with nothing lost, once it runs again at its address: a gateway has no state.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_prime.store import gateway_wire as wire
+from composer_prime.store import keys, open_store
+from composer_prime.store.base import Store
+from composer_prime.store.gateway import GatewayStore
+from composer_prime.store.gateway_client import Place, Unanswered
+from composer_prime.sync.records import Commit
+from tests.gateway.guarded import KEYS, PATIENCE_S, RUN, admit_guests, founding
+from tests.servers.balancer import balancer
+from tests.sync.harness import ThreadSite, make_terms
+
+pytestmark = [pytest.mark.slow, pytest.mark.s3]
+NUM_ROUNDS = 8
+MIDDLE = 2
+SITES = ["a", "alice", "bob"]
+
+
+@dataclass
+class Gateway:
+    """A gateway in a process of its own, which may be killed and started again where it was."""
+
+    uri: str
+    audit: Path
+    port: int = 0
+    process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "composer_prime.cli.main", "gateway", self.uri, "--port", str(self.port)]
+        command += ["--audit", str(self.audit), "--rate", "10000", "--total-rate", "10000"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        said = self.process.stderr.readline()
+        assert "listening at http://127.0.0.1:" in said, said
+        self.port = int(said.rpartition(":")[2])
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            assert self.process.stderr is not None
+            self.process.stderr.close()
+            self.process = None
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The audit log; of a line that the kill cut off nothing is told."""
+        found = []
+        for line in self.audit.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                found.append(json.loads(line))
+        return found
+
+
+class Noting(GatewayStore):
+    """A gateway's client that notes when nobody answered."""
+
+    def __init__(self, name: str, port: int) -> None:
+        place, signer = Place(f"http://127.0.0.1:{port}", RUN), wire.Signer(KEYS[name].public, KEYS[name].sign)
+        super().__init__(place, signer, inline_bytes=256)
+        self.unanswered = threading.Event()
+
+    def _verdict(self, error: Exception) -> Any:
+        if isinstance(error, Unanswered):
+            self.unanswered.set()
+        return super()._verdict(error)
+
+
+@contextmanager
+def gateways(uri: str, folder: Path) -> Iterator[tuple[Gateway, Gateway]]:
+    """Two that answer, with an audit log each."""
+    made = Gateway(uri, folder / "audit-1.jsonl"), Gateway(uri, folder / "audit-2.jsonl")
+    try:
+        for each in made:
+            each.start()
+        yield made
+    finally:
+        for each in made:
+            each.kill()
+
+
+def site(store: Store, name: str) -> ThreadSite:
+    """One of three, of which every round wants all."""
+    terms = make_terms(rounds=NUM_ROUNDS, quorum=3, liveness_s=2.0, grace_s=60.0)
+    return ThreadSite(store, terms, name, data_seed=len(name), key=KEYS[name], founding=founding())
+
+
+def has_closed(bucket: Store, version: int) -> bool:
+    return keys.commit(0, version) in bucket.list(keys.round_prefix(0, version))
+
+
+def takers(bucket: Store) -> list[list[str]]:
+    """Whose work each round took, the closing ones apart, which take what is left."""
+    rounds = [keys.commit(fragment, version) for fragment in (0, 1) for version in range(NUM_ROUNDS)]
+    return [[entry.site for entry in Commit.from_bytes(bucket.get(key), key).taken] for key in rounds]
+
+
+def wait_until(holds: Callable[[], bool], sites: list[ThreadSite]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert [each.error for each in sites] == [None] * len(sites)
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_run_over_two_gateways_loses_nothing_when_one_is_killed(
+    tmp_path: Path, store_uri: Callable[[str], str]
+) -> None:
+    with closing(open_store(store_uri("seaweed"))) as bucket:
+        owners = site(open_store(bucket.uri), "a")
+        owners.start()
+        wait_until(lambda: bool(bucket.list(keys.manifest())), [owners])
+        admit_guests(bucket, "alice", "bob")
+        with gateways(bucket.uri, tmp_path) as (first, second), balancer([first.port, second.port]) as either:
+            ways = {"alice": Noting("alice", either), "bob": Noting("bob", second.port)}
+            sites = [owners, *(site(store, name) for name, store in ways.items())]
+            for volunteer in sites[1:]:
+                volunteer.start()
+            wait_until(lambda: has_closed(bucket, MIDDLE), sites)
+            second.kill()
+            before = second.lines()
+            wait_until(ways["bob"].unanswered.is_set, sites)
+            assert not has_closed(bucket, NUM_ROUNDS - 1), "the run isn't over"
+            second.start()
+            for each in sites:
+                each.join(PATIENCE_S)
+                assert not each.is_alive() and each.error is None, each.error
+            lines = first.lines(), second.lines()
+        assert takers(bucket) == [SITES] * len(takers(bucket)), "every round waited for all three, and none was void"
+    masters = [each.summary["masters"] for each in sites]
+    assert masters == masters[:1] * 3 and {each["version"] for each in masters[0]} == {NUM_ROUNDS + 1}
+    for each in sites:
+        assert all(ledger["dropped"] == 0 < ledger["merged"] for ledger in each.summary["tokens"])
+    assert {line["site"] for line in lines[0]} == {"alice"} and {line["site"] for line in before} == {"alice", "bob"}
+    assert any(line["site"] == "bob" and line["operation"] == "create" for line in lines[1][len(before) :])
+    assert {line["verdict"] for log in lines for line in log} <= {"allowed", "missing"}
