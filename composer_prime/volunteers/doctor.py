@@ -201,6 +201,9 @@ def link_checks(link: Link | None, needs: Needs | None, task: Task | None) -> It
     if link.down_mbit is not None:
         join_s = 8 * needs.join_bytes / link.down_mbit / 1e6
         said = f"{needs.join_bytes / 1e6:.1f} MB in about {join_s:.0f} s"
+        if join_s > task.recipe.site.exact_join_s:
+            begin_s = join_s * needs.begin_bytes / needs.join_bytes
+            said += f"; training begins after {needs.begin_bytes / 1e6:.1f} MB, about {begin_s:.0f} s"
         slow = join_s > JOIN_WARNED_S
         yield Check(
             "joining", "warn" if slow else "ok", said, "it takes long, once each time you start" if slow else ""

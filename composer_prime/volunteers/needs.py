@@ -57,6 +57,7 @@ class Needs:
 
     gpu_bytes            on all GPUs together; 0: none is needed
     join_bytes           fetched before the first step, at most, by a site that has nothing: the newest masters
+    begin_bytes          of them the upper halves, from which training begins over a slow link
     up_bytes, down_bytes in a round of all fragments
     """
 
@@ -64,6 +65,7 @@ class Needs:
     gpu_bytes: int
     disk_bytes: int
     join_bytes: int
+    begin_bytes: int
     up_bytes: int
     down_bytes: int
 
@@ -88,12 +90,14 @@ def needs_of(recipe: RecipeBase, terms: Terms, shapes: Sequence[NamedShape], num
     sizes = [fragment.numel for fragment in fragments]
     payloads = payloads_of(sizes, terms.codec, terms.merged_codec, terms.slices)
     pace = Pace(terms.inner_steps, terms.fragments, terms.sync_delay, 0.0, max(2, num_sites), terms.gather_sites)
+    masters = join_bytes(payloads, pace, momentum=terms.has_momentum)
     up, down = (sum(way) for way in zip(*(turn_bytes(payload, pace) for payload in payloads), strict=True))
     return Needs(
         memory_bytes=memory_bytes(recipe, terms, model),
         gpu_bytes=gpu_bytes(recipe, model.numel),
         disk_bytes=disk_bytes(model),
-        join_bytes=join_bytes(payloads, pace, momentum=terms.has_momentum).newest_bytes,
+        join_bytes=masters.newest_bytes,
+        begin_bytes=masters.first_bytes * (2 if terms.has_momentum else 1),
         up_bytes=up,
         down_bytes=down,
     )

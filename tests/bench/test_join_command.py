@@ -1,4 +1,4 @@
-"""A volunteer's whole command behind a shaped cable: what the bench notes, in what order, and that it is told apart."""
+"""A volunteer's whole command behind a shaped cable: what the bench notes, and in which order."""
 
 import pytest
 

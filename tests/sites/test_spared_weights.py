@@ -109,6 +109,9 @@ def test_a_model_that_keeps_values_beside_its_parameters_needs_its_weights(
         model.register_buffer("score_bias", torch.zeros(3))
         return model
 
+    monkeypatch.setenv("HF_HOME", "/lent")
     monkeypatch.setattr("composer_prime.sites.embedded.model.load_policy", with_buffer)
-    with pytest.raises(ModelError, match=r"no master holds \(1, such as score_bias\): download it first, `hf download"):
+    with pytest.raises(
+        ModelError, match=r"no master holds \(1, such as score_bias\): download it first, `HF_HOME=/lent hf"
+    ):
         build(settings_without_weights(tmp_path))

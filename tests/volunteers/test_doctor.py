@@ -8,7 +8,7 @@ import pytest
 
 from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.errors import ModelError
-from composer_prime.outer.forecast import TRAINED_BYTES
+from composer_prime.outer.forecast import FIRST_BYTES, TRAINED_BYTES
 from composer_prime.outer.fragments import plan_fragments
 from composer_prime.sync.terms import terms_of
 from composer_prime.volunteers import machine as machines
@@ -28,6 +28,7 @@ SHAPES = [
 ]
 NUMEL = sum(math.prod(shape) for _, shape in SHAPES)
 JOIN_BYTES = round(TRAINED_BYTES * NUMEL)
+BEGIN_BYTES = round(FIRST_BYTES * NUMEL)
 """The newest masters as they are stored, without momentum: what `plan` says too."""
 LINK = Link(up_mbit=20.0, down_mbit=80.0, delay_s=0.03)
 
@@ -107,6 +108,9 @@ def test_the_link_tells_how_long_joining_takes() -> None:
     joining = check(found, "joining")
     said = f"{JOIN_BYTES / 1e6:.1f} MB in about {8 * JOIN_BYTES / 1000:.0f} s"
     assert joining.verdict == "warn" and said in joining.found
+    begin = f"; training begins after {BEGIN_BYTES / 1e6:.1f} MB, about {8 * BEGIN_BYTES / 1000:.0f} s"
+    assert joining.found.endswith(begin)
+    assert "begins" not in check(diagnose(machine(), task(), Link(1.0, 1000.0, 0.5), 0.0), "joining").found
     unmeasured = diagnose(machine(), task(), Link(None, None, 0.5, "sending was not tried"), 0.0)
     assert "not measured" in check(unmeasured, "link").found and unmeasured.is_able
 
@@ -173,7 +177,7 @@ def test_gpu_memory_is_known_beforehand_unless_the_recipe_spares_some(monkeypatc
 def test_needs_follow_from_the_shapes() -> None:
     recipe = run_recipe()
     needs = needs_of(recipe, terms_of(recipe), SHAPES, 3)
-    assert needs.join_bytes == JOIN_BYTES
+    assert needs.join_bytes == JOIN_BYTES and needs.begin_bytes == BEGIN_BYTES
     assert needs.up_bytes >= 4 * NUMEL and needs.down_bytes >= 2 * 4 * NUMEL, "fp32, two others"
     model = model_of(SHAPES)
     assert model.numel == sum(fragment.numel for fragment in plan_fragments(SHAPES, 2)) == NUMEL

@@ -5,6 +5,7 @@ there is no outer loop; on SIGTERM it saves a checkpoint first.
 """
 
 import logging
+import os
 import signal
 import sys
 import time
@@ -252,9 +253,10 @@ def _check_masters_do(model: PreTrainedModel, name: str) -> None:
     parameters = dict(model.named_parameters(remove_duplicate=False))
     kept = [one for one in model.state_dict() if one not in parameters or not parameters[one].requires_grad]
     if kept:
+        home = f"HF_HOME={os.environ['HF_HOME']} " if "HF_HOME" in os.environ else ""
         raise ModelError(
             f"model {name} has values that no training moves, and so no master holds ({len(kept)}, such as {kept[0]}): "
-            f"download it first, `hf download {name}`, with HF_HOME where this command looks"
+            f"download it first, `{home}hf download {name}`"
         )
 
 
