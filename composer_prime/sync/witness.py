@@ -48,13 +48,15 @@ def agreement(vectors: Mapping[str, Vector], merged: Tensor) -> dict[str, float]
     whole = merged.numpy()
     spans = sample_spans(len(whole))
     sample = _picked(whole, spans).astype(np.float64)
+    length = _length(sample)
     cosines: dict[str, float | None] = {}
     for site, vector in vectors.items():
         if isinstance(vector, Sparse):
             few = sample_spans(len(vector.values))
-            cosines[site] = _cosine(_picked(vector.values, few), whole[_picked(vector.places, few)].astype(np.float64))
+            there = whole[_picked(vector.places, few)].astype(np.float64)
+            cosines[site] = _cosine(_picked(vector.values, few).astype(np.float64), there, _length(there))
         else:
-            cosines[site] = _cosine(_picked(vector.numpy(), spans), sample)
+            cosines[site] = _cosine(_picked(vector.numpy(), spans).astype(np.float64), sample, length)
     return {site: cosine for site, cosine in cosines.items() if cosine is not None}
 
 
@@ -71,11 +73,15 @@ def _picked(values: np.ndarray, spans: Sequence[slice]) -> np.ndarray:
     return values[spans[0]] if len(spans) == 1 else np.concatenate([values[span] for span in spans])
 
 
-def _cosine(values: np.ndarray, y: np.ndarray) -> float | None:
-    """values fp32, y fp64, in which no square of an fp32 value overflows or vanishes. None: one of them is zero."""
-    x = values.astype(np.float64)
-    scale = math.sqrt(x @ x) * math.sqrt(y @ y)
-    return round(float(x @ y) / scale, 3) + 0.0 if 0 < scale < math.inf else None
+def _length(x: np.ndarray) -> float:
+    """Of fp64, in which no square of an fp32 value overflows or vanishes."""
+    return math.sqrt(np.dot(x, x))
+
+
+def _cosine(x: np.ndarray, y: np.ndarray, length: float) -> float | None:
+    """length: of y. None: one of them is zero, or isn't finite."""
+    scale = _length(x) * length
+    return round(float(np.dot(x, y)) / scale, 3) + 0.0 if 0 < scale < math.inf else None
 
 
 def is_second_record(stands: Offer, taken: Offer, *, is_atomic: bool) -> bool:
