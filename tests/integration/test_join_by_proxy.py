@@ -125,6 +125,7 @@ def hosted(tmp_path: Path, store_uri: Callable[[str], str], monkeypatch: pytest.
         yield Hosted(tmp_path, store, owner, recipe, proxy)
 
 
+@pytest.mark.long
 def test_a_volunteer_contributes_to_a_bucket_that_only_its_proxy_reaches(hosted: Hosted) -> None:
     endpoint = f"http://{NOWHERE}:{hosted.bucket_port}"
     secrets = {name: os.environ[name] for name in (*SECRETS, "AWS_DEFAULT_REGION")}
@@ -144,16 +145,8 @@ def test_a_volunteer_contributes_by_a_gateway_through_tunnels_alone(hosted: Host
         beside = stack.enter_context(forward_proxy({NOWHERE: "127.0.0.1"}))  # where presigned URLs shall lead
         command = ["env", f"AWS_ENDPOINT_URL=https://{NOWHERE}:{tls_port}", f"AWS_CA_BUNDLE={certificate}"]
         command += [f"HTTPS_PROXY={beside.url}", EXECUTABLE, "gateway", hosted.store.uri, "--port", "0"]
-        command += [
-            "--certfile",
-            certificate,
-            "--keyfile",
-            key,
-            "--audit",
-            str(hosted.folder / "audit"),
-            "--rate",
-            "500",
-        ]
+        command += ["--certfile", certificate, "--keyfile", key, "--rate", "500"]
+        command += ["--audit", str(hosted.folder / "audit")]
         gateway = stack.enter_context(started(command, log))
         wait_until(lambda: "sites use" in log.read_text(), gateway, log, PATIENCE_S)
         port = urlsplit(log.read_text().split("listening at ")[1].split()[0]).port
