@@ -52,7 +52,8 @@ def contribution(store: Store, site: str) -> Contribution:
     found = next((each for each in status.sites if each.site == site), None)
     if found is None:
         came = ", ".join(each.site for each in status.sites) or "nobody"
-        raise BadInput(f"site {site} never came to run {status.run}; {came} did: correct the name")
+        remedy = "wait until it has started, or correct the name"
+        raise BadInput(f"site {site} never came to run {status.run}; {came} did: {remedy}")
     merged = sum(each.merged_tokens for each in status.sites)
     up, down = _traffic(store, site)
     return Contribution(

@@ -171,7 +171,8 @@ def pace_checks(task: Task, found: Fit | None) -> Iterator[Check]:
         return
     if terms.pace == "seconds":
         steps = max(1, round(terms.seconds_per_turn / found.step_s))
-        said = f"about {steps} inner {'step' if steps == 1 else 'steps'} between offers, which the run makes every"
+        # An upper bound, far above what a small model's site makes: arithmetic alone, without waiting and Python.
+        said = f"at most {steps} inner {'step' if steps == 1 else 'steps'} between offers, which the run makes every"
         yield Check("pace", "ok", f"{said} {terms.seconds_per_turn:g} s")
         return
     steps, turn_s = terms.steps_per_turn, terms.steps_per_turn * found.step_s

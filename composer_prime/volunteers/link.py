@@ -80,14 +80,17 @@ def _fetch_only(store: Store, clock: Callable[[], float]) -> float | None:
     masters = [key for key in store.list(keys.masters_prefix(0)) if keys.is_master(key)]
     if not masters:
         return None
-    read = b""
+    size, read = FIRST_BYTES, b""
 
     def fetch() -> None:
         nonlocal read
-        read = store.get_range(masters[-1], 0, MOST_BYTES)
+        read = store.get_range(masters[-1], 0, size)
 
-    seconds = _seconds(fetch, clock)
-    return _mbit(len(read), seconds) if len(read) >= FIRST_BYTES else None
+    while True:
+        seconds = _seconds(fetch, clock)
+        if len(read) < size or seconds >= LONG_ENOUGH_S or size >= MOST_BYTES:
+            return _mbit(len(read), seconds) if len(read) >= FIRST_BYTES else None
+        size *= GROWTH
 
 
 def _seconds(act: Callable[[], object], clock: Callable[[], float]) -> float:

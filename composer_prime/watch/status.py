@@ -174,7 +174,7 @@ class _Look:
         trained = max([0 if beat is None else beat.trained_tokens, *(entry.trained_tokens for _, _, entry in taken)])
         merged = self._mean(entry.tokens for _, _, entry in taken)
         dropped = self._mean(self._tapes[site].dropped.values())
-        if claimed.revoked:  # nothing of it will be taken any more
+        if claimed.revoked or self._closed:  # nothing of it will be taken any more
             dropped = max(0, trained - merged)
         return SiteStatus(
             site=site,

@@ -14,12 +14,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from composer_prime import metrics
 from composer_prime.config import Recipe, RunPaths, SiteSettings
 from composer_prime.errors import BadInput, ConfigError, SiteRevoked, StoreUnusable
+from composer_prime.metrics import MetricsTape
 from composer_prime.sites.embedded.folder import claim_site_folder
 from composer_prime.sites.embedded.interrupt import catch_interrupt
-from composer_prime.sites.embedded.local_run import Surroundings, run_local, run_site
+from composer_prime.sites.embedded.local_run import Surroundings, _View, run_local, run_site
 from composer_prime.sites.embedded.ports import claim_port, is_free
+from composer_prime.sites.embedded.supervisor import SiteState, SiteSupervisor
 from tests.sites.fake_site import all_gone, fake_roles, pid_of, small_recipe, wait_until
 
 DONE = "steps=8 ending=result"
@@ -37,6 +40,13 @@ def surroundings(tmp_path: Path, console: Console | None = None, model: str = ""
 
 def summary_of(recipe: Recipe) -> dict:
     return json.loads(RunPaths.of(recipe).summary.read_text())
+
+
+def note_trained(recipe: Recipe, site: str, *steps: int) -> None:
+    """As the site's trainer does after each step."""
+    with MetricsTape(RunPaths.of(recipe).site(site).tape("trainer")) as tape:
+        for step in steps:
+            tape.log(step, **{metrics.TRAIN_TOKENS: 100})
 
 
 def test_a_run_ends_with_a_summary_and_a_picture(tmp_path: Path) -> None:
@@ -73,6 +83,29 @@ def test_a_revoked_site_ends_in_the_line_that_says_so(tmp_path: Path) -> None:
     with pytest.raises(SiteRevoked) as ended:
         run_site(small_recipe(tmp_path), "c", False, surroundings(tmp_path, trainer=trainer))
     assert str(ended.value) == said
+
+
+def test_a_site_that_was_revoked_while_it_trained_is_shown_as_such(tmp_path: Path) -> None:
+    """Its own line is said, and `failed` would make its owner look for a fault."""
+    recipe, shown = small_recipe(tmp_path), io.StringIO()
+    run_site(recipe, "c", False, surroundings(tmp_path, trainer="ending=exit:1"))
+    note_trained(recipe, "c", 0)
+    trainer = "ending=exit:2 last=" + str(SiteRevoked.of("c")).replace(" ", "_")
+    run_site(recipe, "c", True, surroundings(tmp_path, Console(file=shown, width=160), trainer=trainer))
+    assert "site=c state=revoked" in shown.getvalue() and "state=failed" not in shown.getvalue()
+
+
+def test_a_site_that_comes_back_is_starting_until_it_trains(tmp_path: Path) -> None:
+    recipe = small_recipe(tmp_path)
+    run_site(recipe, "c", False, surroundings(tmp_path, trainer="ending=exit:1"))
+    note_trained(recipe, "c", 0, 1)
+    back = SiteSupervisor(SiteSettings.load(RunPaths.of(recipe).site("c").root))
+    back.state, view = SiteState.RUNNING, _View([back])
+    state, numbers = view.look()["c"]
+    assert (state, numbers.step) == ("starting", 2)
+    note_trained(recipe, "c", 1)
+    state, numbers = view.look()["c"]
+    assert (state, numbers.step) == ("running", 2), "a step that it trained once more"
 
 
 def test_resume_continues_the_unfinished_site_and_leaves_the_finished_one(tmp_path: Path) -> None:

@@ -67,5 +67,5 @@ def test_wrong_numbers_on_a_tape_change_nothing_and_stop_nobody(request: pytest.
 def test_a_site_that_never_came_is_said_so(request: pytest.FixtureRequest) -> None:
     store = open_store(f"memory://{request.node.name}")
     run_sites(ThreadSite(store, make_terms(), "a"))
-    with pytest.raises(BadInput, match=r"site bob never came to run run; a did"):
+    with pytest.raises(BadInput, match=r"site bob never came to run run; a did: wait until it has started"):
         contribution(store, "bob")

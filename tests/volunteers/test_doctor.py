@@ -138,9 +138,9 @@ def test_with_timed_turns_the_doctor_says_how_many_steps_this_machine_makes() ->
     quick = diagnose(machine(), paced(pace="seconds", inner_seconds=60.0), LINK, 0.0)
     assert quick.fit is not None and quick.fit.step_s is not None
     steps = round(30.0 / quick.fit.step_s)
-    assert check(quick, "pace").found == f"about {steps} inner steps between offers, which the run makes every 30 s"
+    assert check(quick, "pace").found == f"at most {steps} inner steps between offers, which the run makes every 30 s"
     slow = check(diagnose(SLOW, paced(pace="seconds", inner_seconds=60.0), LINK, 0.0), "pace")
-    assert slow.verdict == "ok" and slow.found.startswith("about 1 inner step between offers")
+    assert slow.verdict == "ok" and slow.found.startswith("at most 1 inner step between offers")
 
 
 def test_the_doctor_says_that_a_prime_rl_recipe_is_not_fitted() -> None:

@@ -36,6 +36,11 @@ class SlowStore(MemoryStore):
         self._pass("down", len(data))
         return data
 
+    def get_range(self, key, start, length) -> bytes:
+        data = super().get(key)[start : start + length]
+        self._pass("down", len(data))
+        return data
+
     def list(self, prefix) -> list[str]:
         self.now += self._delay_s
         return super().list(prefix)
@@ -50,18 +55,27 @@ def test_the_rates_are_those_of_the_link(up: float, down: float, request: pytest
     assert store.list("") == [] and store.moved <= 3 * MOST_BYTES
 
 
-def test_a_store_that_takes_no_trials_is_only_read_from(request: pytest.FixtureRequest) -> None:
-    class Guarded(SlowStore):
-        def put(self, key, data) -> None:
-            raise StoreError("the gateway says: not your object")
+class Guarded(SlowStore):
+    def put(self, key, data) -> None:
+        raise StoreError("the gateway says: not your object")
 
+
+def test_a_store_that_takes_no_trials_is_only_read_from(request: pytest.FixtureRequest) -> None:
     store = Guarded(request.node.name, 10.0, 50.0)
     assert measure(store, clock=lambda: store.now).down_mbit is None
     MemoryStore.put(store, "masters/0000/00000000-0123456789abcdef", bytes(2**20))
-    store.get_range = lambda key, start, length: store.get(key)[start : start + length]
     link = measure(store, clock=lambda: store.now)
     assert link.up_mbit is None and "not your object" in link.problem
     assert link.down_mbit == pytest.approx(50.0, rel=0.3)
+
+
+def test_where_nothing_is_written_a_slow_link_fetches_no_more_than_tells_its_rate(
+    request: pytest.FixtureRequest,
+) -> None:
+    store = Guarded(request.node.name, 10.0, 10.0)
+    MemoryStore.put(store, "masters/0000/00000000-0123456789abcdef", bytes(2**23))
+    assert measure(store, clock=lambda: store.now).down_mbit == pytest.approx(10.0, rel=0.1)
+    assert store.moved < 1.4e6
 
 
 class Dated(BaseHTTPRequestHandler):

@@ -122,6 +122,18 @@ def test_a_site_whose_offer_a_round_left_out_has_missed_it_and_the_reason_is_cou
     assert not site_of(status, "b").contributing and "refused 1: " in drawn(status)
 
 
+def test_in_a_run_that_is_closed_nothing_is_carried_any_more(store):
+    """What a site trained and no round took, say before it was killed, will never be merged."""
+    run_sites(*(ThreadSite(store, make_terms(), name, data_seed=place) for place, name in enumerate("ab")))
+    merged = site_of(look(store), "a").merged_tokens
+    late = HandSite(store, make_terms(), "a", [0.0])
+    late.pulse.beat("live", (4, 4), (4, 4), 7, merged + 20)
+    status = look(store)
+    seen = site_of(status, "a")
+    assert status.closed and (seen.trained_tokens, seen.merged_tokens) == (merged + 20, merged)
+    assert (seen.carried_tokens, seen.dropped_tokens) == (0, 20)
+
+
 def test_tokens_dropped_are_those_of_the_tape(store):
     site = HandSite(store, make_terms(), "a", [0.0])
     tape = Tape(store, "a", 0)

@@ -160,15 +160,23 @@ class _View:
 
     def __init__(self, supervisors: Sequence[SiteSupervisor]) -> None:
         self._sites = [(each, SiteFollower(each.paths)) for each in supervisors]
+        for _, follower in self._sites:
+            follower.update()
+        self._trained_before = {each.site: follower.progress.num_trained for each, follower in self._sites}
 
     def look(self) -> Mapping[str, tuple[str, SiteNumbers]]:
         """State and numbers of each site, as of now."""
-        return {each.site: self._show(each, follower.update()) for each, follower in self._sites}
+        return {each.site: self._show(each, follower) for each, follower in self._sites}
 
     def has_step(self) -> bool:
         """Whether any site has trained a step."""
         return any(numbers.step for _, numbers in self.look().values())
 
-    def _show(self, supervisor: SiteSupervisor, numbers: SiteNumbers) -> tuple[str, SiteNumbers]:
-        starting = supervisor.state is SiteState.RUNNING and not numbers.step
+    def _show(self, supervisor: SiteSupervisor, follower: SiteFollower) -> tuple[str, SiteNumbers]:
+        """A site that comes back is starting, too, until it trains: its numbers are those from before."""
+        numbers = follower.update()
+        if isinstance(supervisor.error, SiteRevoked):
+            return "revoked", numbers
+        trains = follower.progress.num_trained > self._trained_before[supervisor.site]
+        starting = supervisor.state is SiteState.RUNNING and not trains
         return "starting" if starting else supervisor.state.value, numbers

@@ -65,10 +65,13 @@ class SiteProgress:
     train_s: dict[int, float] = field(default_factory=dict)
     stall_s: dict[int, float] = field(default_factory=dict)
     rounds: dict[int, float] = field(default_factory=dict)
+    num_trained: int = 0
+    """Steps trained, each time again that one was."""
 
     def add(self, record: dict[str, float]) -> None:
         """Take in one record of any of the site's tapes; a NaN (no rollout went through) is no value."""
         step = int(record["step"])
+        self.num_trained += metrics.TRAIN_TOKENS in record
         for name, series in self._series().items():
             if not math.isnan(record.get(name, math.nan)):
                 series[step] = record[name]
