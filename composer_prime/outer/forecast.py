@@ -20,7 +20,7 @@ UNHURRIED_S = 0.12
 HURRY_FROM, HURRY_TO = 0.4, 0.8
 """Where the training thread's wait begins, as shares of a turn: with the first no look comes before it, with the second
 all of them do."""
-SYNC_NS = 8.0
+SYNC_NS = 10.0
 """CPU nanoseconds of a turn for each parameter of the fragment, off the training thread: error feedback, the journal,
 the mean and the outer step."""
 CODING_NS: Mapping[str, tuple[float, float]] = {
