@@ -30,7 +30,7 @@ from tests.servers.certificate import write_certificate
 from tests.servers.forward_proxy import ForwardProxy, forward_proxy, tls_front
 from tests.sites.tiny_folder import save_random_tiny
 
-pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.s3, pytest.mark.timeout(600)]
 NOWHERE = "203.0.113.5"
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 PATIENCE_S = 300
@@ -125,7 +125,6 @@ def hosted(tmp_path: Path, store_uri: Callable[[str], str], monkeypatch: pytest.
         yield Hosted(tmp_path, store, owner, recipe, proxy)
 
 
-@pytest.mark.long
 def test_a_volunteer_contributes_to_a_bucket_that_only_its_proxy_reaches(hosted: Hosted) -> None:
     endpoint = f"http://{NOWHERE}:{hosted.bucket_port}"
     secrets = {name: os.environ[name] for name in (*SECRETS, "AWS_DEFAULT_REGION")}
