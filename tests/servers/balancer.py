@@ -7,23 +7,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from tests.servers.forward_proxy import relay
+from tests.servers.listening import listening
 
 
 @contextmanager
 def balancer(backends: Sequence[int]) -> Iterator[int]:
     """The port of one in front of these ports of this machine, until the block ends."""
-    listener = socket.create_server(("127.0.0.1", 0))
     turns = itertools.count()
 
-    def serve() -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=answer, args=(client, next(turns)), daemon=True).start()
-
-    def answer(client: socket.socket, turn: int) -> None:
+    def answer(client: socket.socket) -> None:
+        turn = next(turns)
         with client:
             for number in range(len(backends)):
                 port = backends[(turn + number) % len(backends)]
@@ -34,11 +27,5 @@ def balancer(backends: Sequence[int]) -> Iterator[int]:
                     back.join()
                     return
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join()
+    with listening(answer) as port:
+        yield port

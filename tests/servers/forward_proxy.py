@@ -9,6 +9,8 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+from tests.servers.listening import listening
+
 PIECE_BYTES = 2**16
 
 
@@ -84,15 +86,6 @@ def tls_front(port: int, certificate: str, key: str) -> Iterator[int]:
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        while True:
-            try:
-                plain, _ = listener.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=answer, args=(plain,), daemon=True).start()
 
     def answer(plain: socket.socket) -> None:
         try:
@@ -107,14 +100,8 @@ def tls_front(port: int, certificate: str, key: str) -> Iterator[int]:
         except OSError:
             plain.close()  # a client that gave up, or doesn't trust us
 
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join()
+    with listening(answer) as own_port:
+        yield own_port
 
 
 def relay(source: socket.socket, target: socket.socket) -> None:

@@ -95,10 +95,10 @@ def test_what_a_run_can_t_do_without_is_not_left_out_in_silence(own: dict[str, A
 
 
 def test_every_recipe_of_prime_rl_s_can_be_shared_or_says_why_not() -> None:
-    for path in sorted(RECIPES.glob("*/*.toml")):
-        recipe = load_any(path)
-        if isinstance(recipe, PrimeRecipe):
-            read_shared(shared_toml(recipe))
+    found = [recipe for path in sorted(RECIPES.glob("*/*.toml")) if isinstance(recipe := load_any(path), PrimeRecipe)]
+    assert len(found) > 1
+    for recipe in found:
+        assert read_shared(shared_toml(recipe)).run.name == recipe.run.name
 
 
 def test_a_volunteer_is_told_what_prime_rl_will_run_and_ask(tmp_path: Path) -> None:
