@@ -59,6 +59,11 @@ class SitePaths:
         return self.root / "metrics" / f"{role}.jsonl"
 
     @property
+    def loaded(self) -> Path:
+        """What the trainer writes first, once it has imported and built all it needs."""
+        return self.root / "loaded"
+
+    @property
     def result(self) -> Path:
         """What the trainer writes last; its being there ends the site."""
         return self.root / "result.json"

@@ -101,7 +101,7 @@ def test_the_next_batch_is_made_while_the_trainer_still_trains_on_this_one(run: 
     assert first["rollout/ended"] <= second["rollout/began"] < second["rollout/ended"] < trained[0]
 
 
-@pytest.mark.parametrize("bound", [1, 3])
+@pytest.mark.parametrize("bound", [0, 1, 3])
 def test_a_batch_is_never_older_than_the_bound_and_waits_for_newer_weights(run: Run, bound: int) -> None:
     async def trainer(settings: SiteSettings) -> None:
         for step in range(5):

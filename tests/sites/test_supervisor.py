@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from composer_prime.config.settings import WITHOUT_WEIGHTS
 from composer_prime.errors import BadInput, ProcessCrashed
 from composer_prime.metrics import read_tape
 from composer_prime.sites.embedded.ports import claim_port, is_free
@@ -66,6 +67,33 @@ def test_an_old_result_does_not_end_a_resumed_site(tmp_path: Path) -> None:
     supervisor.paths.result.write_text("{}")
     supervisor.start()
     assert not supervisor.paths.result.exists()
+    supervisor.stop()
+
+
+def test_a_trainer_that_fetches_its_weights_has_the_cores_until_it_has_loaded(tmp_path: Path) -> None:
+    settings = settle(tmp_path)
+    settings.model_dir.mkdir()
+    (settings.model_dir / WITHOUT_WEIGHTS).touch()
+    supervisor = SiteSupervisor(settings, command=fake_roles())
+    supervisor.paths.root.mkdir(parents=True)
+    supervisor.paths.loaded.touch()  # by the trainer of an earlier start
+    supervisor.start()
+    supervisor.poll()
+    assert list(supervisor.children) == ["trainer"]
+    supervisor.paths.loaded.touch()
+    supervisor.poll()
+    assert set(supervisor.children) == set(ROLES)
+    supervisor.stop()
+
+
+def test_the_others_wait_no_longer_than_they_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("composer_prime.sites.embedded.supervisor.ALONE_S", 0.2)
+    settings = settle(tmp_path)
+    settings.model_dir.mkdir()
+    (settings.model_dir / WITHOUT_WEIGHTS).touch()
+    supervisor = SiteSupervisor(settings, command=fake_roles())
+    supervisor.start()
+    wait_until(lambda: (supervisor.poll(), len(supervisor.children) == len(ROLES))[1], "all are started")
     supervisor.stop()
 
 

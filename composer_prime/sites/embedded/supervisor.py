@@ -31,6 +31,9 @@ TRAINER_GRACE_S = 30.0
 GRACE_S = 10.0
 """Seconds the other roles have to end."""
 
+ALONE_S = 30.0
+"""Longest that the others wait for a trainer that is started before them."""
+
 WALL_ROLE = "supervisor"
 SITE_WALL_S = "site/wall_s"
 """Seconds from a supervisor's start to its site's end; a site that was resumed has several."""
@@ -84,18 +87,24 @@ class SiteSupervisor:
         self._command = command
         self._lock: IO[str] | None = None
         self._weights_due = False
+        self._alone_until = 0.0
 
     def start(self) -> None:
-        """Write the settings and start all three processes at once; they find each other through files and HTTP.
+        """Write the settings and start the processes; they find each other through files and HTTP.
+
+        All at once, but where the trainer must fetch all it starts from: then the others, who can't do anything before
+        it has, leave it the cores until it has loaded, and load while it fetches.
 
         Raises BadInput when another supervisor runs this site from the same folder.
         """
         self._lock = lock_site(self.paths)
         self.settings.save()
-        self.paths.result.unlink(missing_ok=True)
-        for role in ROLES:
-            self._start(role)
+        for left in (self.paths.result, self.paths.loaded):
+            left.unlink(missing_ok=True)
+        self._start("trainer")
+        self._alone_until = 0.0 if self.settings.has_weights else time.monotonic() + ALONE_S
         self.state = SiteState.RUNNING
+        self._start_others()
 
     def poll(self) -> None:
         """Look at the processes once and act on those that ended; returns at once unless the site ends here."""
@@ -110,6 +119,7 @@ class SiteSupervisor:
                 return
         for role in (role for role in ROLES if verdicts.get(role) is Verdict.RESTART):
             self._restart(role, ended[role])
+        self._start_others()
         if self._weights_due:
             self._weights_due = not tell_newest_weights(self.paths, self.settings.inference_port)
 
@@ -126,6 +136,13 @@ class SiteSupervisor:
             tape.log(0, **{SITE_WALL_S: time.monotonic() - self._began})
         self._lock.close()
         self._lock = None
+
+    def _start_others(self) -> None:
+        """Start what hasn't been started yet, once the trainer needn't be alone any more."""
+        if self.paths.loaded.exists() or time.monotonic() >= self._alone_until:
+            for role in ROLES:
+                if role not in self.children:
+                    self._start(role)
 
     def _start(self, role: str) -> None:
         command = self._command(role, self.paths.root)

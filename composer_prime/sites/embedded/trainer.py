@@ -267,6 +267,7 @@ def main(site_dir: Path) -> int:
         settings = SiteSettings.load(site_dir)
         torch.set_num_threads(settings.recipe.site.threads)
         trainer = build(settings)
+        settings.paths.loaded.touch()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: trainer.interrupt())
         try:
