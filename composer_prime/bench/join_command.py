@@ -308,10 +308,10 @@ class _Place:
             time.sleep(LOOK_S)
 
     def _seen(self) -> dict[str, float]:
-        """All that the watch has said so far."""
+        """All that the watch has said so far, but for what it says of requests that fail."""
         found: dict[str, float] = {}
         for line in self._watch.log.read_text().splitlines(keepends=True):
-            if line.endswith("\n") and "failed" not in line:
+            if line.startswith("{") and line.endswith("\n") and "failed" not in line:
                 found |= json.loads(line)
         return found
 
