@@ -1,6 +1,7 @@
 # make demo    two sites train one policy on this machine          make demo-vllm   the same on a real vLLM server
 # make test    the test suite                                      make lint, fmt   check, or rewrite, the style
 # make test-prime-rl PRIME_RL_SRC=<checkout>    the tests that run upstream's own trainer, in .venv-prime-rl
+# make test-task-files    SkyPilot's and dstack's own parsers read our task files, from .venv-task-files
 #
 # Each makes .venv and installs what it needs by itself, and again only when a pyproject.toml changes.
 # PIP_ARGS reaches every installation: PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu' saves
@@ -18,6 +19,10 @@ PRIME_RL_VERIFIERS ?= 0.3.1.dev62
 PRIME_RL_STAMP := $(PRIME_RL_VENV)/.installed-$(PRIME_RL_VERIFIERS)
 PRIME_RL_REQUIREMENTS := tests/sites/prime_rl/requirements.txt
 PYTHON312 ?= python3.12
+TASK_FILES_VENV := .venv-task-files
+SKYPILOT_VERSION := 0.14.1
+DSTACK_VERSION := 0.22.5
+TASK_FILES_STAMP := $(TASK_FILES_VENV)/.installed-$(SKYPILOT_VERSION)-$(DSTACK_VERSION)
 ENVS := $(patsubst %/pyproject.toml,%,$(wildcard envs/*/pyproject.toml))
 RECIPE ?= recipes/local/two_sites.toml
 PIP_ARGS ?=
@@ -30,7 +35,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& echo $$python && break; done)
 
-.PHONY: demo demo-vllm test test-prime-rl prime-rl-source lint fmt clean
+.PHONY: demo demo-vllm test test-prime-rl prime-rl-source test-task-files lint fmt clean
 
 demo: $(STAMP)
 	$(BIN)/composer-prime run $(RECIPE) --clean
@@ -47,6 +52,9 @@ test-prime-rl: prime-rl-source $(PRIME_RL_STAMP)
 
 prime-rl-source:
 	$(if $(wildcard $(PRIME_RL_SRC)/src/prime_rl),,$(error PRIME_RL_SRC ($(PRIME_RL_SRC)) must be a checkout of PrimeIntellect-ai/prime-rl: make test-prime-rl PRIME_RL_SRC=<folder>))
+
+test-task-files: $(STAMP) $(TASK_FILES_STAMP)
+	PATH="$(abspath $(TASK_FILES_VENV))/bin:$$PATH" $(BIN)/python -m pytest tests/infra/test_task_files.py $(TEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -84,4 +92,13 @@ $(PRIME_RL_STAMP): $(PRIME_RL_REQUIREMENTS)
 		torchtitan==0.2.0 flash-linear-attention==0.6.0 fla-core==0.6.0 verifiers==$(PRIME_RL_VERIFIERS) \
 		$(addprefix --editable ,$(ENVS))
 	rm -f $(PRIME_RL_VENV)/.installed-*
+	touch $@
+
+# Half a gigabyte. The two agree with each other, but not with the click of .venv.
+$(TASK_FILES_STAMP):
+	$(if $(PYTHON),,$(error Python 3.11, 3.12 or 3.13 is needed, and none is on the PATH: install one, or run make PYTHON=/path/to/python3))
+	test -x $(TASK_FILES_VENV)/bin/python || $(PYTHON) -m venv $(TASK_FILES_VENV)
+	$(TASK_FILES_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) \
+		skypilot==$(SKYPILOT_VERSION) dstack==$(DSTACK_VERSION)
+	rm -f $(TASK_FILES_VENV)/.installed-*
 	touch $@

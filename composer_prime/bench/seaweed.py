@@ -33,6 +33,7 @@ ADMIN_GRPC_OFFSET = 10_000
 
 _PARTS = ("master", "volume", "filer", "s3")
 _PORTS = (20_000, 32_000)  # below the range from which outgoing connections take theirs
+_SOCKET_PREFIX = "/tmp/seaweedfs-"
 DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 parent, command = int(sys.argv[1]), sys.argv[2:]
@@ -44,6 +45,35 @@ os.execv(command[0], command)
 """
 """Program text for `python -c` with this process's id and a command: it asks for SIGKILL at the parent's death, which
 lasts over exec, then becomes the command. A hook between fork and exec would do so too, but is unsafe with threads."""
+
+SWEEP_AFTER = """
+import errno, os, socket, sys
+paths, command = sys.argv[1].split(), sys.argv[2:]
+reading, writing = os.pipe()
+os.set_inheritable(writing, True)
+between = os.fork()
+if between:
+    os.waitpid(between, 0)
+    os.execv(command[0], command)
+os.setsid()
+if os.fork():
+    os._exit(0)
+os.chdir("/")
+os.close(writing)
+null = os.open(os.devnull, os.O_RDWR)
+for descriptor in range(3):
+    os.dup2(null, descriptor)
+os.read(reading, 1)
+for path in paths:
+    with socket.socket(socket.AF_UNIX) as probe:
+        if probe.connect_ex(path) == errno.ECONNREFUSED:
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                pass
+"""
+"""Program text for `python -c` with paths and a command: it becomes the command. A process that it leaves reads a pipe
+until the command, however it ended, no longer holds the other end; then it removes those sockets that nobody serves."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +124,7 @@ def _seaweed_once(folder: Path, host: str, inside: Sequence[str]) -> Iterator[Se
     (folder / "data").mkdir(parents=True, exist_ok=True)
     flags, log = server_flags(folder, host), folder / "seaweed.log"
     endpoint = f"http://{host}:{flags['s3.port']}"
-    command = [*_by_path(inside), str(weed_program()), "mini", *(f"-{name}={value}" for name, value in flags.items())]
+    command = [*_by_path(inside), *server_command(flags)]
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command],
@@ -112,17 +142,49 @@ def _seaweed_once(folder: Path, host: str, inside: Sequence[str]) -> Iterator[Se
             raise SiteError(f"the S3 server on {endpoint} did not get ready; the end of its log:\n{said}")
         yield Seaweed(endpoint, process.pid)
     finally:
+        remove_sockets_of(process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         remove_sockets(flags)
 
 
+def server_command(flags: Mapping[str, object]) -> list[str]:
+    """What starts a server with these flags whose sockets are removed even when nobody is left to stop it.
+
+    Raises BadInput when there is no `weed` program.
+    """
+    sweeping = [sys.executable, "-I", "-S", "-c", SWEEP_AFTER, " ".join(map(str, _sockets(flags)))]
+    return [*sweeping, str(weed_program()), "mini", *(f"-{name}={value}" for name, value in flags.items())]
+
+
 def remove_sockets(flags: Mapping[str, object]) -> None:
     """Remove what a server with these flags, once ended, leaves outside its folder."""
-    for name, value in flags.items():
-        if name.endswith(".port.grpc"):
-            Path(f"/tmp/seaweedfs-{name.partition('.')[0]}-grpc-{value}.sock").unlink(missing_ok=True)
+    for path in _sockets(flags):
+        path.unlink(missing_ok=True)
+
+
+def remove_sockets_of(pid: int) -> None:
+    """Remove what a server that is about to be killed has outside its folder, by what Linux knows of the process.
+
+    It takes another gRPC port by itself when the one in its flags was taken, and names the socket by that.
+    """
+    held, lines = set(), []
+    with contextlib.suppress(OSError):  # it has ended, or this isn't Linux
+        lines = Path(f"/proc/{pid}/net/unix").read_text(errors="replace").splitlines()
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                held.add(str(descriptor.readlink()))
+    for line in lines:
+        match line.split(maxsplit=7)[6:]:
+            case [inode, path] if path.startswith(_SOCKET_PREFIX) and f"socket:[{inode}]" in held:
+                Path(path).unlink(missing_ok=True)
+
+
+def _sockets(flags: Mapping[str, object]) -> list[Path]:
+    """Those of a server with these flags; neither a flag nor TMPDIR says where they lie."""
+    ports = {name.partition(".")[0]: value for name, value in flags.items() if name.endswith(".port.grpc")}
+    return [Path(f"{_SOCKET_PREFIX}{part}-grpc-{port}.sock") for part, port in ports.items()]
 
 
 def _by_path(inside: Sequence[str]) -> list[str]:

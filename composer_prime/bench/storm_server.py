@@ -8,7 +8,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.session import Session
 
-from composer_prime.bench.seaweed import remove_sockets, server_flags, weed_program
+from composer_prime.bench.seaweed import remove_sockets, remove_sockets_of, server_command, server_flags
 from composer_prime.errors import SiteError
 from composer_prime.sites.embedded.processes import Child
 
@@ -23,8 +23,8 @@ class StormServer:
     def __init__(self, folder: Path) -> None:
         """folder: where it keeps its data and its log. Raises BadInput when the program is missing."""
         self._folder = folder
-        self._program = weed_program()
         self._flags = server_flags(folder, "127.0.0.1")  # its ports stay the same over restarts
+        self._command = server_command(self._flags)
         self._child: Child | None = None
         self._client = None
         self.port = int(str(self._flags["s3.port"]))
@@ -37,9 +37,8 @@ class StormServer:
     def start(self) -> None:
         """Start it, with the data it had; returns before it answers."""
         (self._folder / "data").mkdir(parents=True, exist_ok=True)
-        command = [str(self._program), "mini", *(f"-{name}={value}" for name, value in self._flags.items())]
         variables = {**self.environment, "TMPDIR": str(self._folder)}  # where its own logs go
-        self._child = Child("store", command, self._folder / "seaweed.log", env=variables)
+        self._child = Child("store", self._command, self._folder / "seaweed.log", env=variables)
 
     def wait_ready(self) -> None:
         """Block until it takes objects. Raises SiteError when it ends or doesn't within READY_S."""
@@ -75,7 +74,8 @@ class StormServer:
 
     def kill(self) -> None:
         """SIGKILL, as a machine that loses its power; what it had answered for is in its files."""
-        if self._child is not None:
+        if self._child is not None and self._child.poll() is None:
+            remove_sockets_of(self._child.pid)
             self._child.kill()
 
     def close(self) -> None:

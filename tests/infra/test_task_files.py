@@ -1,7 +1,7 @@
 """The task files for SkyPilot and dstack: keys that their documentation lists, no credential, a command that is ours.
 
 Together the tools take half a gigabyte, and one wants an older click than ours, so no test installs them. Where one is
-on the PATH, in an environment of its own, its parser is asked too: `PATH=$PATH:~/sky/bin python -m pytest tests/infra`.
+on the PATH, in an environment of its own, its parser is asked too: `make test-task-files` makes one for both.
 """
 
 import subprocess
@@ -71,7 +71,7 @@ def read_by(program: str, code: str, path: Path, home: Path) -> str:
     """What a tool's own Python says of a file; skips where the tool isn't on the PATH."""
     found = linter(program)
     if found is None:
-        pytest.skip(f"{program} isn't on the PATH: install it in an environment of its own")
+        pytest.skip(f"{program} isn't on the PATH: make test-task-files")
     python = Path(found).parent / "python"
     done = subprocess.run(
         [python, "-c", code, path], env={"HOME": str(home)}, capture_output=True, text=True, timeout=120

@@ -8,7 +8,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from composer_prime.bench.seaweed import BUCKET, STARTS, remove_sockets, server_flags, weed_program
+from composer_prime.bench.seaweed import (
+    BUCKET,
+    STARTS,
+    remove_sockets,
+    remove_sockets_of,
+    server_command,
+    server_flags,
+    weed_program,
+)
 from composer_prime.errors import BadInput
 from tests.servers.process import ServerFailed, serving
 from tests.servers.s3 import S3Server
@@ -43,17 +51,21 @@ def running(folder: Path, port: int = 0) -> Iterator[S3Server]:
 
 @contextmanager
 def _running_once(folder: Path, port: int) -> Iterator[S3Server]:
+    program()  # a test that lacks it fails with what brings it
     flags = server_flags(folder, "127.0.0.1", port)
     (folder / "data").mkdir(parents=True, exist_ok=True)
     server = S3Server("seaweed", f"http://127.0.0.1:{flags['s3.port']}", "composer", "composer-secret")
     try:
         with serving(
-            [program(), "mini", *(f"-{name}={value}" for name, value in flags.items())],
+            server_command(flags),
             log=folder / "seaweed.log",
             is_ready=lambda: server.takes_objects(BUCKET),
             environment={**server.environment(), "TMPDIR": str(folder)},  # where its own logs go
             folder=folder,
         ) as pid:
-            yield replace(server, pid=pid)
+            try:
+                yield replace(server, pid=pid)
+            finally:
+                remove_sockets_of(pid)
     finally:
         remove_sockets(flags)

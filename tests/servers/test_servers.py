@@ -2,14 +2,22 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from composer_prime.bench.seaweed import free_ports
+from composer_prime.bench import seaweed as bench_seaweed
+from composer_prime.bench import storm_server
+from composer_prime.bench.seaweed import free_ports, seaweed, server_flags
+from composer_prime.bench.storm_server import StormServer
 from tests.servers import ServerFailed, process
 from tests.servers import seaweed as seaweed_server
 
@@ -52,9 +60,15 @@ def test_free_ports_are_distinct_and_free_as_far_apart_as_asked() -> None:
     assert all(20_000 <= port < 32_000 for port in ports)
 
 
+def sockets_outside(folder: Path, process: psutil.Process) -> set[Path]:
+    """The unix sockets that a process has names for, none of them in `folder`."""
+    named = {Path(str(end.laddr)) for end in process.net_connections("unix") if end.laddr}
+    return {path for path in named if folder not in path.parents}
+
+
 @pytest.mark.s3
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
-def test_killed_test_process_leaves_no_seaweed(tmp_path: Path) -> None:
+def test_killed_test_process_leaves_no_seaweed_and_none_of_its_sockets(tmp_path: Path) -> None:
     code = """if True:
         import sys, time
         from pathlib import Path
@@ -68,11 +82,48 @@ def test_killed_test_process_leaves_no_seaweed(tmp_path: Path) -> None:
         assert tester.stdout is not None
         server = psutil.Process(int(tester.stdout.readline()))
         assert "weed" in server.name()
-        sockets = [Path(str(connection.laddr)) for connection in server.net_connections("unix") if connection.laddr]
+        outside = sockets_outside(tmp_path, server)
+        assert len(outside) >= 4
         os.kill(tester.pid, signal.SIGKILL)
     server.wait(timeout=10)
-    for path in sockets:
-        path.unlink(missing_ok=True)
+    deadline = time.monotonic() + 10
+    while left := {path for path in outside if path.exists()}:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
+
+
+@contextmanager
+def storm_server_running(folder: Path) -> Iterator[None]:
+    server = StormServer(folder)
+    with closing(server):
+        server.start()
+        server.wait_ready()
+        yield
+
+
+@pytest.mark.s3
+@pytest.mark.skipif(sys.platform != "linux", reason="what a server holds is read from /proc")
+@pytest.mark.parametrize("taken", [False, True], ids=["its-ports", "one-port-taken"])
+@pytest.mark.parametrize("start", [seaweed_server.running, seaweed, storm_server_running])
+def test_stopped_seaweed_leaves_no_socket(
+    start: Callable[[Path], AbstractContextManager[Any]], taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a gRPC port that was taken since it was chosen, SeaweedFS takes the next, and its socket is named by that."""
+    held = ExitStack()
+
+    def flags_of_which_one_is_taken(*args: Any) -> dict[str, object]:
+        flags = server_flags(*args)
+        if taken:
+            held.enter_context(socket.create_server(("127.0.0.1", int(str(flags["filer.port.grpc"])))))
+        return flags
+
+    for module in (seaweed_server, bench_seaweed, storm_server):
+        monkeypatch.setattr(module, "server_flags", flags_of_which_one_is_taken)
+    with held, start(tmp_path):
+        (server,) = (child for child in psutil.Process().children() if f"-dir={tmp_path / 'data'}" in child.cmdline())
+        outside = sockets_outside(tmp_path, server)
+        assert len(outside) >= 4
+    assert not {path for path in outside if path.exists()}
 
 
 @pytest.mark.s3
