@@ -344,7 +344,8 @@ class Courier:
         if entry is not None and errand.payload == entry.payload:
             errand.outcome = "taken"
         elif errand.offered_at is not None or errand.ready:
-            errand.outcome = "missed"  # offered and passed over, or a moment too late: fresher work replaces it
+            # Offered and passed over, or a moment too late: fresher work replaces it.
+            errand.outcome = "missed" if closed.taken else "void"
         # else: the upload outlasted the round; its payload goes into the next one under a new record (rule 4)
         if errand.outcome != "out":
             self._replicas[closed.fragment].merger.release(errand.payload)

@@ -10,9 +10,10 @@ from composer_prime.sync.protocol import Verdict
 from composer_prime.sync.records import Offer
 from composer_prime.sync.runtime import Task
 
-Outcome = Literal["out", "taken", "missed", "overtaken"]
-"""What became of a capture: still out, merged by a commit, passed over (its movement is carried), or overtaken: a
-commit took an offer that an earlier process of this site's name made, which holds some of the same movement."""
+Outcome = Literal["out", "taken", "missed", "void", "overtaken"]
+"""What became of a capture: still out, merged by a commit, passed over (its movement is carried), in a round that took
+nobody's (carried too, and no older than it was: the master stands where it stood), or overtaken: a commit took an offer
+that an earlier process of this site's name made, which holds some of the same movement."""
 
 
 @dataclass(frozen=True)

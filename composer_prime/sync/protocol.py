@@ -211,7 +211,8 @@ def is_odd_one_out(ours: str, theirs: Sequence[str]) -> bool:
 
 
 def is_stale(missed_rounds: int, terms: Terms) -> bool:
-    """Rule 7: carried work that missed more than `max_stale_rounds` rounds with an offer out is dropped."""
+    """Rule 7: carried work that missed more than `max_stale_rounds` rounds with an offer out is dropped. A void
+    round counts for nobody: no master moved away from that work."""
     return missed_rounds > terms.max_stale_rounds
 
 

@@ -329,8 +329,8 @@ class OuterLoop:
 
     def _carry(self, stand: FragmentStand, new_base: Tensor, master: Master, settled: Settled | None) -> Change | None:
         """How values change when no commit took this site's movement: it is carried. None: it is dropped, too old."""
-        if settled is not None and settled.outcome == "missed":
-            if stand.ledger.captured:
+        if settled is not None and settled.outcome in ("missed", "void"):
+            if stand.ledger.captured and settled.outcome == "missed":
                 stand.ledger.miss_round()
             stand.ledger.release_capture()
             stand.captured = None

@@ -110,7 +110,7 @@ def test_residual_applied_when_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     carry = OuterLoop._carry
 
     def apply(self: Any, stand: Any, new_base: Any, master: Any, settled: Any) -> Any:
-        if settled is not None and settled.outcome == "missed":
+        if settled is not None and settled.outcome in ("missed", "void"):
             stand.residual = settled.residual
         return carry(self, stand, new_base, master, settled)
 
@@ -249,7 +249,7 @@ def test_late_work_dropped_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def forget(self: Any, stand: Any, new_base: Any, master: Any, settled: Any) -> Any:
         change = carry(self, stand, new_base, master, settled)
-        return change if settled is None or settled.outcome != "missed" else None
+        return change if settled is None or settled.outcome not in ("missed", "void") else None
 
     check(
         monkeypatch,

@@ -174,10 +174,16 @@ def test_sites_that_start_at_once_share_a_new_run_folder(tmp_path: Path, monkeyp
         assert sorted(site.name for site in RunPaths.of(recipe).sites.iterdir()) == list("abcdefgh")
 
 
+def test_a_run_is_resumed_for_more_steps(tmp_path: Path) -> None:
+    run_local(small_recipe(tmp_path), False, surroundings(tmp_path, trainer=DONE))
+    run_local(small_recipe(tmp_path, max_steps=12), True, surroundings(tmp_path, trainer=DONE))
+    assert SiteSettings.load(RunPaths.of(small_recipe(tmp_path)).site("a").root).recipe.max_steps == 12
+
+
 def test_resuming_another_recipe_is_refused_with_the_difference(tmp_path: Path) -> None:
     run_local(small_recipe(tmp_path), False, surroundings(tmp_path, trainer=DONE))
-    with pytest.raises(ConfigError, match=r"max_steps \(12, there: 8\)"):
-        run_local(small_recipe(tmp_path, max_steps=12), True, surroundings(tmp_path))
+    with pytest.raises(ConfigError, match=r"seq_len \(77, there: 512\)"):
+        run_local(small_recipe(tmp_path, seq_len=77), True, surroundings(tmp_path))
     with pytest.raises(ConfigError, match=r"outer\.lr \(0\.5, there: 1\.0\)"):
         outer = {"inner_steps": 4, "fragments": 2, "lr": 0.5}
         run_site(small_recipe(tmp_path, outer=outer), "c", False, surroundings(tmp_path))

@@ -183,7 +183,7 @@ def test_a_commit_that_breaks_a_rule_is_a_void_round_for_everybody(store, clock)
     closing(clock, a, b)
     for site in (a, b):
         assert (site.courier.master(0).version, site.courier.master(0).sha256) == (1, before.sha256)
-        assert outcome_of(site) == "missed"
+        assert outcome_of(site) == "void"
 
 
 def test_later_commits_say_which_were_void_so_that_joiners_know(store, clock):
@@ -192,7 +192,7 @@ def test_later_commits_say_which_were_void_so_that_joiners_know(store, clock):
     bring_only(a)
     forge_commit(a, 0, num_parts=7)
     closing(clock, a)
-    assert outcome_of(a) == "missed"
+    assert outcome_of(a) == "void"
     run_rounds(clock, [a], 3)
     assert commit_of(store, 0, 1).voids == (0,) and commit_of(store, 0, 3).voids == (0,)
     late = HandSite(store, make_terms(rounds=9, snapshot_rounds=2), "b", clock)
@@ -206,7 +206,7 @@ def test_bytes_that_are_no_commit_are_a_void_round_and_the_log_goes_on(store, cl
     store.create(keys.commit(0, 0), b"\x00garbage")
     hand_over(a, 1.0)
     closing(clock, a)
-    assert outcome_of(a) == "missed" and a.courier.master(0).sha256 == before.sha256
+    assert outcome_of(a) == "void" and a.courier.master(0).sha256 == before.sha256
     hand_over(a, 1.0)
     closing(clock, a)
     assert a.courier.versions() == (2, 0)

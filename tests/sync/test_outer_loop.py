@@ -90,6 +90,29 @@ def test_a_site_that_joins_midway_contributes_and_stops_with_the_others(store):
     assert events(store, "c", "merged") and late.summary["tokens"][0]["merged"] > 0
 
 
+def test_work_that_met_only_void_rounds_is_not_stale_and_is_merged_in_the_first_one_that_takes_any(store):
+    terms = make_terms(rounds=8, quorum=2, max_stale_rounds=1, grace_s=0.2)
+    site, idle = ThreadSite(store, terms, "a"), ThreadSite(store, terms, "b")
+    train, count = idle.step, idle.outer.after_inner_step
+
+    def rests() -> bool:
+        return idle.steps <= 16  # four rounds of each fragment
+
+    def step() -> None:
+        if rests():
+            idle.steps += 1
+        else:
+            train()
+
+    idle.step = step  # type: ignore[method-assign]
+    idle.outer.after_inner_step = lambda tokens, samples: count(0 if rests() else tokens, samples)  # type: ignore
+    run_sites(site, idle)
+    assert len([event for event in events(store, "a", "carried") if event["fragment"] == 0]) > terms.max_stale_rounds
+    assert not events(store, "a", "dropped")
+    assert [(ledger["merged"], ledger["dropped"]) for ledger in site.summary["tokens"]] == [(site.steps * 10, 0)] * 2
+    assert shas(site) == shas(idle)
+
+
 def test_a_site_that_joins_a_finished_run_gets_its_masters_and_trains_nothing(store):
     first = ThreadSite(store, make_terms(), "a")
     run_sites(first)

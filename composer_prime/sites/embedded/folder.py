@@ -19,8 +19,12 @@ from composer_prime.sites.embedded.result import write_whole
 from composer_prime.sites.embedded.supervisor import lock_site
 from composer_prime.store import Store, keys
 
-MAY_DIFFER = ("output_dir", "clean", "site", "sites", "launch", "ckpt", "inference.server", "inference.max_batch_size")
-"""Settings that a resumed run or a joining site may change: they move files, ports, batching, not what is learned."""
+MAY_DIFFER = (
+    "output_dir", "clean", "site", "sites", "launch", "ckpt", "inference.server",
+    "inference.max_batch_size", "max_steps",
+)  # fmt: skip
+"""Settings that a resumed run or a joining site may change: they move files, ports, batching, not what is learned. How
+long an outer run goes on its bucket says (`composer-prime reopen`), and refuses a site that has it otherwise."""
 
 PRIME_RL_MAY_DIFFER = (
     "output_dir", "clean", "site.key_file", "site.name", "site.same_name", "site.exact_join_s", "sites", "ckpt",
@@ -28,7 +32,7 @@ PRIME_RL_MAY_DIFFER = (
     "launch", "deployment", "slurm", "env_vars", "log", "monitors", "weight_broadcast", "rollout_transport",
     "orchestrator.concurrency", "orchestrator.model.client", "orchestrator.env_server_base_port", "orchestrator.log",
     "trainer.log", "trainer.env_vars", "orchestrator.env_vars", "trainer.metrics_server",
-    "trainer.dist_timeout_seconds",
+    "trainer.dist_timeout_seconds", "max_steps",
 )  # fmt: skip
 """The same of a run whose sites are PRIME-RLs: where it runs and how it is watched."""
 

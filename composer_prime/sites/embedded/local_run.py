@@ -16,6 +16,7 @@ from rich.console import Console
 
 from composer_prime.config.paths import RunPaths
 from composer_prime.config.recipe import Recipe
+from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import BadInput, SiteRevoked
 from composer_prime.sites.embedded.folder import claim_run_folder, claim_site_folder
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
@@ -82,12 +83,17 @@ class _Launch:
     new_run: bool  # the bucket must not hold one of this name
     began: float
 
+    def has_ended(self, site: str) -> bool:
+        """Whether a site in this folder has made all the steps that the recipe asks for now."""
+        paths = self.paths.site(site)
+        return paths.result.exists() and SiteSettings.load(paths.root).recipe.max_steps >= self.recipe.max_steps
+
 
 def _run(launch: _Launch, surroundings: Surroundings) -> int:
     console = surroundings.console
     supervisors: list[SiteSupervisor] = []
     with catch_interrupt() as interrupt:
-        sites = [site for site in launch.sites if not (launch.resume and launch.paths.site(site).result.exists())]
+        sites = [site for site in launch.sites if not (launch.resume and launch.has_ended(site))]
         model_dir = _prepare(launch, surroundings, interrupt) if sites else None
         if model_dir is not None:
             settled = settle_sites(launch.recipe, sites, model_dir, launch.resume)
