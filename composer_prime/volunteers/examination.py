@@ -4,8 +4,9 @@ The looking is done here, the judging in `doctor`.
 """
 
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from composer_prime.config.paths import run_uri
@@ -18,13 +19,29 @@ from composer_prime.volunteers.entrance import Entrance, check_date, enter, lent
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
 from composer_prime.volunteers.link import clock_ahead_s, endpoint_of, measure
-from composer_prime.volunteers.machine import look
+from composer_prime.volunteers.machine import Machine, look
 from composer_prime.volunteers.shared_recipe import read_shared
 from composer_prime.volunteers.wishes import Wishes
 
 
+@contextmanager
+def looking(folder: Path) -> Iterator[Future[Machine]]:
+    """Look at this machine meanwhile: torch's import takes as long as going in and the link together."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="look")
+    try:
+        yield pool.submit(look, folder)
+    finally:
+        pool.shutdown(wait=False)
+
+
 def examine(
-    recipe: RecipeBase, entrance: Entrance, store: Store, wishes: Wishes, folder: Path, *, keep_batch: bool = False
+    recipe: RecipeBase,
+    entrance: Entrance,
+    store: Store,
+    wishes: Wishes,
+    machine: Future[Machine],
+    *,
+    keep_batch: bool = False,
 ) -> Diagnosis:
     """What this machine can do for a run. keep_batch: the recipe's batch is the one that the site has had until now."""
     endpoint = endpoint_of(store.uri)
@@ -37,11 +54,9 @@ def examine(
         max_disk_bytes=wishes.max_disk_bytes,
         keep_batch=keep_batch,
     )
-    with ThreadPoolExecutor(1, thread_name_prefix="look") as beside:  # torch's import takes as long as the link
-        looking = beside.submit(look, folder)
-        link = measure(store)
-        ahead_s = None if endpoint is None else clock_ahead_s(endpoint)
-        return diagnose(looking.result(), task, link, ahead_s)
+    link = measure(store)
+    ahead_s = None if endpoint is None else clock_ahead_s(endpoint)
+    return diagnose(machine.result(), task, link, ahead_s)
 
 
 def examine_machine(wishes: Wishes) -> Diagnosis:
@@ -55,9 +70,9 @@ def examine_for_invitation(invitation: Invitation, wishes: Wishes) -> Diagnosis:
     key = own_key(invitation, wishes.key_file)
     adopt_environment(invitation)
     folder = VolunteerFolder.default(invitation.run) if wishes.folder is None else wishes.folder
-    with lent_key(key), closing(open_store(invitation.uri)) as store:
+    with looking(folder.expanduser()) as machine, lent_key(key), closing(open_store(invitation.uri)) as store:
         entrance = enter(invitation, store, key, starting=False)
-        return examine(read_shared(invitation.recipe), entrance, store, wishes, folder.expanduser())
+        return examine(read_shared(invitation.recipe), entrance, store, wishes, machine)
 
 
 def examine_for_recipe(recipe: RecipeBase, wishes: Wishes) -> Diagnosis:

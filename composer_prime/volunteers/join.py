@@ -21,7 +21,7 @@ from composer_prime.volunteers import upstream
 from composer_prime.volunteers.caches import elsewhere, kept_below
 from composer_prime.volunteers.doctor import lines
 from composer_prime.volunteers.entrance import Entrance, check_date, enter, lent_key, own_key
-from composer_prime.volunteers.examination import examine
+from composer_prime.volunteers.examination import examine, looking
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
 from composer_prime.volunteers.shared_recipe import read_shared
@@ -72,14 +72,14 @@ def prepare(invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, say
     check_date(invitation, time.time())
     key = own_key(invitation, wishes.key_file)
     adopt_environment(invitation)
-    with lent_key(key), closing(open_store(invitation.uri)) as store:
+    with looking(folder.root) as machine, lent_key(key), closing(open_store(invitation.uri)) as store:
         entrance = enter(invitation, store, key)
         if entrance.is_finished:
             return None
         recipe = localized(invitation, wishes, folder, entrance)
         say(f"run {invitation.run} at {invitation.uri}: checking this machine")
         keep_batch = folder.batch_size is not None
-        diagnosis = examine(recipe, entrance, store, wishes, folder.root, keep_batch=keep_batch)
+        diagnosis = examine(recipe, entrance, store, wishes, machine, keep_batch=keep_batch)
     for line in lines(diagnosis):
         say(line)
     if not diagnosis.is_able:

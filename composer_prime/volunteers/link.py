@@ -21,8 +21,9 @@ FIRST_BYTES = 2**16
 GROWTH = 4
 MOST_BYTES = 2**22
 """The largest object that is sent: all tries together move a third more, each way."""
-LONG_ENOUGH_S = 0.5
-"""A transfer that takes so long tells the rate; shorter ones tell the delay."""
+LONG_ENOUGH_S, MANY_DELAYS = 0.2, 4
+"""A transfer that takes so long, and so many times a small request's delay, tells the rate; shorter ones tell the
+delay. Who joins waits for this."""
 CLOCK_TIMEOUT_S = 5.0
 GATEWAY = "gateway+"
 
@@ -52,12 +53,12 @@ def measure(store: Store, *, clock: Callable[[], float] = time.perf_counter) -> 
     store.list(keys.manifest())
     delay_s = clock() - began
     if isinstance(store, Guarded):
-        return Link(None, _fetch_only(store, clock), delay_s, "behind a gateway nothing is written to try it")
+        return Link(None, _fetch_only(store, delay_s, clock), delay_s, "behind a gateway nothing is written to try it")
     key = keys.probe(f"doctor-{os.urandom(8).hex()}")
     try:
         return _send_and_fetch(store, key, delay_s, clock)
     except StoreError as error:
-        return Link(None, _fetch_only(store, clock), delay_s, str(error))
+        return Link(None, _fetch_only(store, delay_s, clock), delay_s, str(error))
 
 
 def _send_and_fetch(store: Store, key: str, delay_s: float, clock: Callable[[], float]) -> Link:
@@ -66,16 +67,16 @@ def _send_and_fetch(store: Store, key: str, delay_s: float, clock: Callable[[], 
         while True:
             data = os.urandom(size)
             up_s = _seconds(lambda: store.put(key, data), clock)  # noqa: B023 (called at once)
-            if up_s >= LONG_ENOUGH_S or size >= MOST_BYTES:
+            if _tells(up_s, delay_s) or size >= MOST_BYTES:
                 break
             size *= GROWTH
         down_s = _seconds(lambda: store.get(key), clock)
     finally:
         store.delete(key)
-    return Link(_mbit(size, up_s), _mbit(size, down_s), delay_s)
+    return Link(_mbit(size, up_s, delay_s), _mbit(size, down_s, delay_s), delay_s)
 
 
-def _fetch_only(store: Store, clock: Callable[[], float]) -> float | None:
+def _fetch_only(store: Store, delay_s: float, clock: Callable[[], float]) -> float | None:
     """Mbit/s of reading the beginning of a stored master; None where none can be read."""
     masters = [key for key in store.list(keys.masters_prefix(0)) if keys.is_master(key)]
     if not masters:
@@ -88,8 +89,8 @@ def _fetch_only(store: Store, clock: Callable[[], float]) -> float | None:
 
     while True:
         seconds = _seconds(fetch, clock)
-        if len(read) < size or seconds >= LONG_ENOUGH_S or size >= MOST_BYTES:
-            return _mbit(len(read), seconds) if len(read) >= FIRST_BYTES else None
+        if len(read) < size or _tells(seconds, delay_s) or size >= MOST_BYTES:
+            return _mbit(len(read), seconds, delay_s) if len(read) >= FIRST_BYTES else None
         size *= GROWTH
 
 
@@ -99,8 +100,13 @@ def _seconds(act: Callable[[], object], clock: Callable[[], float]) -> float:
     return max(clock() - began, 1e-6)
 
 
-def _mbit(num_bytes: int, seconds: float) -> float:
-    return num_bytes / seconds / BYTES_PER_MBIT
+def _tells(seconds: float, delay_s: float) -> bool:
+    return seconds >= max(LONG_ENOUGH_S, MANY_DELAYS * delay_s)
+
+
+def _mbit(num_bytes: int, seconds: float, delay_s: float) -> float:
+    """The rate without the delay, as far as that was less than half of the time."""
+    return num_bytes / max(seconds - delay_s, seconds / 2) / BYTES_PER_MBIT
 
 
 def endpoint_of(uri: str) -> str | None:
