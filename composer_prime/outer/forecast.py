@@ -13,23 +13,23 @@ SEGMENT_SHARE = 1.02
 TURN_BYTES = 5_000
 SITE_BYTES = 3_000
 """Bytes each way that a turn's records and looks at the bucket take: so many, and so many for each site."""
-TURN_S = 0.05
+TURN_S = 0.065
 """Seconds of a turn between one site's writing and the others' reading: offers and the commit are found by looking."""
-UNHURRIED_S = 0.12
+UNHURRIED_S = 0.075
 """Seconds more while the training thread isn't waiting yet: the bucket is looked at less often then."""
 HURRY_FROM, HURRY_TO = 0.4, 0.8
 """Where the training thread's wait begins, as shares of a turn: with the first no look comes before it, with the second
 all of them do."""
-SYNC_NS = 10.0
+SYNC_NS = 11.4
 """CPU nanoseconds of a turn for each parameter of the fragment, off the training thread: error feedback, the journal,
 the mean and the outer step."""
 CODING_NS: Mapping[str, tuple[float, float]] = {
     "fp32": (4.0, 3.0),
-    "bf16": (9.0, 4.2),
+    "bf16": (4.2, 2.0),
     "int8": (8.0, 4.0),
     "int4": (9.0, 5.0),
     "e3m0": (10.0, 5.0),
-    "topk": (4.8, 0.8),
+    "topk": (3.8, 2.2),
 }
 """CPU nanoseconds to code a parameter, and to decode and add it, hashes and norms included."""
 MOVE_NS = 3.0
@@ -38,10 +38,10 @@ OVERLAP = 0.5
 """Where sites share cores: share of the wait for a core, or for the link, in which the other goes on."""
 TRAINER_NS = 1.25
 """Nanoseconds for each parameter of the fragment that a turn takes from the training thread: capture and adoption."""
-STEP_S = 0.00023
+STEP_S = 0.00027
 """Seconds by which an inner step ends later, since the outer loop's threads take turns with the training thread."""
 
-CROWDING = 1.5
+CROWDING = 1.46
 """How much longer work takes, for each site on a core, where sites (and the store) share the cores of one machine."""
 
 FIRST_BYTES, TRAINED_BYTES = 1.35, 3.35
