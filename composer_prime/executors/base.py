@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import wraps
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast, runtime_checkable
 
 from composer_prime.errors import BadInput, ComposerPrimeError, ExecutorError
 from composer_prime.executors.secrets import Secrets
@@ -255,6 +255,15 @@ class Executor(Protocol):
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@runtime_checkable
+class KnowsAccount(Protocol):
+    """An executor that can say whose jobs it starts and sees; those of another account are hidden from it."""
+
+    def account(self) -> str:
+        """Its name. Raises as requests do."""
+        ...
 
 
 def check_names(spec: JobSpec) -> None:

@@ -39,7 +39,7 @@ def bucket_lines(
         yield f"bucket traffic: not known beforehand ({error})"
         return
     if far:
-        dollars = "" if usd_per_gb is None else f", at most ${fetched / 1e9 * usd_per_gb:.2f} over the run"
+        dollars = "" if usd_per_gb is None else f", ${fetched / 1e9 * usd_per_gb:.2f} for the run's rounds"
         yield f"warning: {far}{dollars}; use a bucket there"
     yield traffic_line(fetched, plan.recipe.rounds, plan.run_uri)
 
@@ -53,8 +53,8 @@ def traffic_line(fetched: int, rounds: int, uri: str) -> str:
     """What it costs that all sites together fetch so many bytes in so many rounds from the bucket at `uri`."""
     usd_per_gb, source = egress_usd_per_gb(uri)
     gb = fetched / 1e9
-    cost = "at an unknown price" if usd_per_gb is None else f"at most ${gb * usd_per_gb:.2f} where egress is charged"
-    return f"bucket traffic: all sites fetch {gb:.2f} GB in {rounds} rounds, {cost} ({source})"
+    cost = "at an unknown price" if usd_per_gb is None else f"${gb * usd_per_gb:.2f} where egress is charged"
+    return f"bucket traffic: all sites fetch {gb:.2f} GB in {rounds} rounds, joins not counted, {cost} ({source})"
 
 
 def _far_away(plan: LaunchPlan, ask_region: Callable[[str], str | None], environment: Mapping[str, str]) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
-from composer_prime.executors.base import Executor, Job, JobState, JobStatus
+from composer_prime.executors.base import Executor, Job, JobState, JobStatus, KnowsAccount
 from composer_prime.executors.budget import HOUR_S, ran_from
 from composer_prime.executors.launching import LaunchPlan, replica_command, spec_of
 from composer_prime.executors.open import absolute_option, file_takes, open_executor, open_recorded
@@ -39,7 +39,8 @@ class Seen:
 
     status    as its platform says; None where it has an end already, was never submitted, or gave no answer
     problem   why there is no answer
-    unknown   that the platform has no such job for this machine's login, though it gave the job a name once
+    unknown   that the platform has no such job for this machine's login, though it gave the job a name once, or may
+              have given it one to another login
     """
 
     attempt: Attempt
@@ -59,7 +60,7 @@ class Seen:
             return self.attempt.ended.state
         if self.status is not None:
             return self.status.state.value
-        return "unknown" if self.attempt.started else "not started"
+        return "unknown" if self.attempt.started or self.unknown else "not started"
 
 
 NOT_SUBMITTED = "not submitted"
@@ -154,6 +155,7 @@ class Fleet:
         self.executor(plan.on).check(spec_of(intent, self.book.name, plan.secrets))
         self._refuse_stopped(site)
         self._keep_hosts(plan.on)
+        intent = intent.model_copy(update={"account": account_of(self.executor(plan.on))})
         for earlier in by_site(self.book.attempts()).get(site, ()):
             job = earlier.job(self.book.name)
             if earlier.number < attempt and earlier.may_run and job is not None:
@@ -169,6 +171,11 @@ class Fleet:
         self._refuse_stopped(intent.site)
         executor = self.executor(intent.on)
         spec = spec_of(intent, self.book.name, secrets)
+        if may_be_hidden(executor, intent):
+            try:
+                self._found(executor, Attempt(intent, None, None))
+            except JobUnknown as error:
+                raise BadInput(f"{error}: launch with the login that began it, or cancel with that one") from error
         self._keep_hosts(intent.on)
         try:
             job = executor.submit(spec)
@@ -219,6 +226,16 @@ class Fleet:
         """Every attempt: asked of its platform where it has no end yet. Nothing is written down."""
         return [self._see(each) for each in self.book.attempts()]
 
+    def is_hidden(self, attempt: Attempt) -> bool:
+        """Whether an intent may have a job that this login doesn't see. No where its platform can't be asked."""
+        try:
+            self._found(self.executor(attempt.intent.on), attempt)
+        except JobUnknown:
+            return True
+        except (BadInput, ExecutorError):
+            return False
+        return False
+
     def _see(self, attempt: Attempt) -> Seen:
         if attempt.ended is not None:
             return Seen(attempt)
@@ -230,15 +247,19 @@ class Fleet:
             started = Started(site=job.site, attempt=job.attempt, platform=job.platform, id=job.id)
             return Seen(replace(attempt, started=started), executor.poll(job))
         except JobUnknown as error:
-            return Seen(attempt, problem=str(error), unknown=attempt.started is not None)
+            return Seen(attempt, problem=str(error), unknown=True)
         except (BadInput, ExecutorError) as error:
             return Seen(attempt, problem=str(error))
 
     def _found(self, executor: Executor, attempt: Attempt) -> Job | None:
-        """The job of an intent whose launcher didn't come to write the id down."""
+        """The job of an intent whose launcher didn't come to write the id down. Raises JobUnknown where it may have
+        one that this login doesn't see."""
         for job in executor.find(self.book.name):
             if (job.site, job.attempt) == (attempt.site, attempt.number):
                 return job
+        if may_be_hidden(executor, attempt.intent):
+            owner = attempt.intent.account or f"the login on {attempt.intent.created_by}"
+            raise JobUnknown(f"site {attempt.site} attempt {attempt.number} was to be a job of {owner}")
         return None
 
     def settle(self, seen: Seen) -> Seen:
@@ -300,6 +321,9 @@ class Fleet:
             ended = _unsubmitted(attempt, state, why, self.clock())
             self.book.end(ended)
             return Seen(replace(attempt, ended=ended)), ""
+        if job is None and seen.unknown:
+            settled = self.settle(seen)
+            return (settled, "") if settled.attempt.ended else (seen, _not_found(attempt, seen.problem))
         if job is None:
             return seen, seen.problem
         try:
@@ -358,7 +382,19 @@ def begin_fleet(store: Store, run: str, *, opener: Callable[[str], Executor] = o
     return Fleet(begin_launch(store, run, clear), opener=opener)
 
 
-def _not_found(attempt: Attempt, error: JobUnknown) -> str:
+def account_of(executor: Executor) -> str:
+    """Whose jobs it sees; "" where it doesn't know."""
+    return executor.account() if isinstance(executor, KnowsAccount) else ""
+
+
+def may_be_hidden(executor: Executor, intent: Intent) -> bool:
+    """Whether a platform may have a job of an intent and not show it to this login."""
+    if intent.account:
+        return intent.account != account_of(executor)
+    return intent.created_by != who()
+
+
+def _not_found(attempt: Attempt, error: JobUnknown | str) -> str:
     until = datetime.fromtimestamp(attempt.due, UTC)
     return (
         f"{error}: not found with this login, so its end isn't confirmed: cancel where it was launched, or when its "

@@ -121,6 +121,9 @@ class HfJobsExecutor:
         assert standing is not None
         return self._job(standing)
 
+    def account(self) -> str:
+        return self._api.namespace
+
     def find(self, run: str) -> list[Job]:
         """The run's jobs by site and attempt."""
         by_name: dict[tuple[str, int], Job] = {}

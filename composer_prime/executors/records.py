@@ -69,6 +69,8 @@ class Intent(Record):
     env: dict[str, str]
     secrets: tuple[str, ...]
     """Names of the environment variables that are given as secrets."""
+    account: str = ""
+    """Whose job it is to be, where the platform's executor knows; see `base.KnowsAccount`."""
     created_at: float
     created_by: str
 

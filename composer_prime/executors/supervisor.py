@@ -96,7 +96,8 @@ class Supervisor:
     def _submit_what_was_only_meant(self) -> None:
         """The jobs of intents whose launcher was killed before it wrote down that its platform has them."""
         for attempt in self._fleet.book.attempts():
-            if attempt.started is None and attempt.ended is None and attempt.verdict is None:
+            was_meant = attempt.started is None and attempt.ended is None and attempt.verdict is None
+            if was_meant and not self._fleet.is_hidden(attempt):
                 self._submit(attempt)
 
     def _submit(self, attempt: Attempt) -> None:

@@ -1,6 +1,7 @@
 """One site of a run on Modal, for those who don't use `composer-prime launch`. It calls the command line, no more.
 
     modal secret create composer-prime-bucket AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... AWS_DEFAULT_REGION=...
+        # and HF_TOKEN=... for a gated model
     GPU=A10G:2 modal run --detach infra/modal/app.py --recipe recipes/multi_site/reverse_text_2.toml --site a \\
         --settings '--outer.store s3://my-bucket/runs'
 

@@ -79,6 +79,73 @@ def test_a_supervisor_with_another_login_starts_no_doubles() -> None:
     assert other.jobs == {} and len([line for line in scene.said if "with this login" in line]) == 2
 
 
+class Killed(BaseException):
+    """The launcher's end in the middle of a call."""
+
+
+def die() -> None:
+    raise Killed
+
+
+class Account(ScriptedPlatform):
+    """Says whose jobs it sees."""
+
+    name = "me"
+
+    def account(self) -> str:
+        return self.name
+
+
+def killed_before_it_wrote_the_job_down(platform: ScriptedPlatform) -> Scene:
+    scene = Scene(platform=platform, plan=small_plan(sites=("a",)))
+    platform.on_submit = [die]
+    with pytest.raises(Killed):
+        scene.supervisor().turn()
+    platform.on_submit = []
+    assert running(scene) == ["a1"] and scene.book().attempt("a", 1).started is None
+    return scene
+
+
+def test_a_job_that_was_never_written_down_is_ended_from_where_it_was_launched() -> None:
+    scene = killed_before_it_wrote_the_job_down(ScriptedPlatform())
+    assert [problem for _, problem in scene.stopped_fleet().cancel()] == [""]
+    assert running(scene) == [] and states(scene) == {("a", 1): "cancelled"}
+
+
+def test_from_another_machine_a_login_that_sees_no_such_job_confirms_no_end_and_starts_no_double(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = killed_before_it_wrote_the_job_down(ScriptedPlatform())
+    with monkeypatch.context() as there:
+        there.setattr("composer_prime.executors.fleet.who", lambda: "another-machine")
+        other = ScriptedPlatform()
+        assert scene.supervisor(Fleet(scene.book(), opener=lambda on: other)).turn() is False
+        assert other.jobs == {}
+        ((seen, problem),) = elsewhere(scene).cancel()
+        assert "was to be a job of the login on" in problem and "isn't confirmed" in problem
+        assert seen.attempt.ended is None and seen.state == "unknown"
+    assert [problem for _, problem in scene.stopped_fleet().cancel()] == [""]
+    assert running(scene) == []
+
+
+def test_from_another_machine_a_login_of_the_same_account_goes_on_where_the_launcher_was_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = killed_before_it_wrote_the_job_down(Account())
+    monkeypatch.setattr("composer_prime.executors.fleet.who", lambda: "another-machine")
+    scene.platform.jobs.clear()  # it was killed a moment earlier: there is no job
+    scene.supervisor().turn()
+    assert running(scene) == ["a1"] and states(scene) == {("a", 1): "running"}
+
+
+def test_on_the_same_machine_a_login_of_another_account_confirms_no_end() -> None:
+    scene = killed_before_it_wrote_the_job_down(Account())
+    other = Account()
+    other.name = "my-company"
+    ((_, problem),) = Fleet(scene.book(), opener=lambda on: other).cancel()
+    assert "was to be a job of me" in problem and running(scene) == ["a1"]
+
+
 def test_a_lost_attempt_that_is_there_after_all_is_ended_before_the_next_and_by_cancel() -> None:
     scene = Scene(plan=small_plan(sites=("a",)))
     scene.supervisor().turn()

@@ -157,7 +157,7 @@ def test_a_bucket_in_another_region_is_warned_about_with_its_cost(
     asked = []
     warning, _ = bucket_lines(plan, shapes, ask_region=lambda name: asked.append(name) or told, environment=variables)
     assert warning.startswith(f"warning: the bucket is in {region} ({how}) and the jobs run in eu-west-1")
-    assert "at most $0.01 over the run" in warning and asked == ["b"]
+    assert "$0.01 for the run's rounds" in warning and asked == ["b"]
 
 
 def test_a_region_that_is_the_jobs_own_or_unknown_is_not_warned_about() -> None:
