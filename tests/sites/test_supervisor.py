@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_prime.config.settings import WITHOUT_WEIGHTS
+from composer_prime.config.settings import WITHOUT_WEIGHTS, SiteSettings
 from composer_prime.errors import BadInput, ProcessCrashed
 from composer_prime.metrics import read_tape
 from composer_prime.sites.embedded.ports import claim_port, is_free
@@ -70,11 +70,16 @@ def test_an_old_result_does_not_end_a_resumed_site(tmp_path: Path) -> None:
     supervisor.stop()
 
 
-def test_a_trainer_that_fetches_its_weights_has_the_cores_until_it_has_loaded(tmp_path: Path) -> None:
+def settle_without_weights(tmp_path: Path) -> SiteSettings:
+    """As `settle`, for a site whose weights are the run's masters."""
     settings = settle(tmp_path)
     settings.model_dir.mkdir()
     (settings.model_dir / WITHOUT_WEIGHTS).touch()
-    supervisor = SiteSupervisor(settings, command=fake_roles())
+    return settings
+
+
+def test_a_trainer_that_fetches_its_weights_has_the_cores_until_it_has_loaded(tmp_path: Path) -> None:
+    supervisor = SiteSupervisor(settle_without_weights(tmp_path), command=fake_roles())
     supervisor.paths.root.mkdir(parents=True)
     supervisor.paths.loaded.touch()  # by the trainer of an earlier start
     supervisor.start()
@@ -88,12 +93,10 @@ def test_a_trainer_that_fetches_its_weights_has_the_cores_until_it_has_loaded(tm
 
 def test_the_others_wait_no_longer_than_they_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("composer_prime.sites.embedded.supervisor.ALONE_S", 0.2)
-    settings = settle(tmp_path)
-    settings.model_dir.mkdir()
-    (settings.model_dir / WITHOUT_WEIGHTS).touch()
-    supervisor = SiteSupervisor(settings, command=fake_roles())
+    supervisor = SiteSupervisor(settle_without_weights(tmp_path), command=fake_roles())
     supervisor.start()
     wait_until(lambda: (supervisor.poll(), len(supervisor.children) == len(ROLES))[1], "all are started")
+    assert not supervisor.paths.loaded.exists()
     supervisor.stop()
 
 
