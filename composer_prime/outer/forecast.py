@@ -31,8 +31,8 @@ CODING_NS: Mapping[str, tuple[float, float]] = {
     "e3m0": (10.0, 5.0),
     "topk": (3.8, 2.2),
 }
-"""CPU nanoseconds to code a parameter, and to decode and add it, hashes and norms included; topk's and bf16's as fitted to
-what `bench link` measured."""
+"""CPU nanoseconds to code a parameter, and to decode and add it, hashes and norms included; topk's and bf16's as
+fitted to what `bench link` measured."""
 MOVE_NS = 3.0
 """CPU nanoseconds for each byte sent or fetched."""
 OVERLAP = 0.5
