@@ -17,7 +17,7 @@ from torch import nn
 def run_site(orders: dict[str, Any]) -> None:
     """Exchange `orders["rounds"]` rounds of a model of one parameter; standard DiLoCo, which waits for every round.
 
-    orders   bucket, prefix, site, index, params, rounds, delta_dtype (of GradientMail), poll_s
+    orders   bucket, prefix, site, index, params, rounds, delta_dtype (of GradientMail), poll_s, lr, momentum
     """
     import gradientmail  # pyright: ignore[reportMissingImports]
 
@@ -32,8 +32,8 @@ def run_site(orders: dict[str, Any]) -> None:
         follow=0,
         quorum_size=2,
         grace_seconds=0.0,
-        outer_lr=0.7,
-        outer_momentum=0.9,
+        outer_lr=orders["lr"],
+        outer_momentum=orders["momentum"],
         merge=gradientmail.WeightedMean(),
         delta_dtype=orders["delta_dtype"],
     )

@@ -27,6 +27,8 @@ from composer_prime.errors import BadInput, SiteError
 
 DELTA_DTYPES = {"fp32": None, "bf16": "BF16"}
 """The codecs that both have, as GradientMail names them; its 8 and 4 bit formats are others than ours."""
+LR, MOMENTUM = 0.7, 0.9
+"""Both sides' outer optimizer."""
 ANSWER_S = 600.0
 """Longest that GradientMail's two sites may take from start to end."""
 REMEDY = (
@@ -61,6 +63,8 @@ class PeerBench:
             "rounds": rounds,
             "delta_dtype": DELTA_DTYPES[self.codec],
             "poll_s": self.poll_s,
+            "lr": LR,
+            "momentum": MOMENTUM,
         }
 
 
@@ -85,7 +89,7 @@ def main(
         for number in range(repeats):
             with seaweed(Path(folder) / str(number)) as server:  # each repeat on an empty store
                 os.environ.update(server.environment())
-                ours = RoundBench(f"s3://{BUCKET}/bench-peers", params, 1, codec, adopts=True)
+                ours = RoundBench(f"s3://{BUCKET}/bench-peers", params, 1, codec, adopts=True, lr=LR, momentum=MOMENTUM)
                 times["composer-prime"] += measure(ours)[0]
                 for poll_s in polls_s:
                     bench = PeerBench(params, codec, poll_s)

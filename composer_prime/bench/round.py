@@ -40,7 +40,7 @@ SITES = ("a", "b")
 
 @dataclass(frozen=True)
 class RoundBench:
-    """What both processes need: the run's root (an s3:// URI), fp32 parameters, repeats, codec.
+    """What both processes need: the run's root (an s3:// URI), fp32 parameters, repeats, codec, the outer optimizer's.
 
     adopts   whether reading movement from the parameters, and moving them to the new master, counts as part of a round
     """
@@ -50,6 +50,8 @@ class RoundBench:
     repeats: int
     codec: str
     adopts: bool = False
+    lr: float = 1.0
+    momentum: float = 0.0
 
 
 def main(params: int = 25_000_000, repeats: int = 5, codec: str = "fp32") -> None:
@@ -166,8 +168,8 @@ def _terms(bench: RoundBench) -> Terms:
         inner_steps=1,
         fragments=1,
         sync_delay=0,
-        lr=1.0,
-        momentum=0.0,
+        lr=bench.lr,
+        momentum=bench.momentum,
         codec=bench.codec,
         quorum=len(SITES),
         grace_s=60.0,

@@ -93,6 +93,7 @@ def _read(record: Record, store: Store) -> StormReport:
         num_rounds=len(inside),
         round_s=span_s / max(1, len(inside)),
         tokens_per_s=tokens / span_s,
+        wanted_sites=wanted_sites(record, rounds[first].at, inside[-1].at),
         participation=live,
         participation_of_all=everyone,
         rejoin_s=[came.merged_s for came in rejoins if came is not None],
@@ -206,6 +207,13 @@ def _up(record: Record, place: Place, book: list[dict[str, Any]]) -> list[tuple[
     for first, last in place.down:
         spans = [piece for a, b in spans for piece in ((a, min(b, first)), (max(a, last), b)) if piece[0] < piece[1]]
     return spans
+
+
+def wanted_sites(record: Record, begin: float, end: float) -> float:
+    """Sites that would have trained on average from `begin` to `end` had nothing gone wrong: from start to leave."""
+    left = {fault.site: fault.began_at for fault in record.faults if fault.kind == "leave" and fault.began_at}
+    spans = ((place.starts[0].at, left.get(place.name, end)) for place in record.places.values())
+    return sum(max(0.0, min(end, last) - max(begin, first)) for first, last in spans) / (end - begin)
 
 
 def _tokens(record: Record, place: Place, book: list[dict[str, Any]], rounds: list[_Closed]) -> SiteTokens:

@@ -43,6 +43,7 @@ class SiteTokens:
 class StormReport:
     """A storm in numbers. Seconds are of the wall; `goodput` is None without a fault-free run to compare with.
 
+    wanted_sites  how many would have trained on average had nothing gone wrong: late ones since their start
     rejoin_s      from the start of each killed site's new process to the first round that took an offer it made
     rejoin_join_s the part of it until the site had joined
     join_s        as rejoin_s, of sites that came late
@@ -57,6 +58,7 @@ class StormReport:
     num_rounds: int
     round_s: float
     tokens_per_s: float
+    wanted_sites: float
     participation: float
     participation_of_all: float
     rejoin_s: list[float]
@@ -80,12 +82,13 @@ class StormReport:
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def against(self, reference: "StormReport | None") -> "StormReport":
-        """With its goodput: tokens merged a second, as a share of the fault-free run's."""
+        """With its goodput: tokens merged a second and wanted site, as a share of the fault-free run's."""
         if reference is None:
             return self
+        per_site = reference.tokens_per_s / reference.wanted_sites
         return replace(
             self,
-            goodput=self.tokens_per_s / reference.tokens_per_s,
+            goodput=self.tokens_per_s / self.wanted_sites / per_site,
             reference_s=reference.duration_s,
             reference_tokens_per_s=reference.tokens_per_s,
         )
@@ -108,7 +111,8 @@ class StormReport:
         dropped = sum(site.dropped for site in self.sites)
         hour = 3600 / self.duration_s
         goodput = "no fault-free run" if self.goodput is None else f"{self.goodput:.1%}"
-        how = f" (of {self.reference_tokens_per_s:.0f} tokens/s in {self.reference_s:.0f} s without faults)"
+        how = f" of {self.wanted_sites:.2f} sites, {self.tokens_per_s:.0f} tokens/s"
+        how += f" (without faults {self.reference_tokens_per_s:.0f} of {self.num_sites}, in {self.reference_s:.0f} s)"
         rejoin = "none"
         if self.rejoin_s:
             joining = f"{statistics.median(self.rejoin_join_s):.1f} s of it until joined"

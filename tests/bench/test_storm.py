@@ -1,14 +1,19 @@
 """A short storm on real processes and a real store: everything that can go wrong does, and nothing is lost."""
 
 import random
+from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from composer_prime.bench.storm import run_storm
 from composer_prime.bench.storm_book import Book, has_merged, newest_versions, read_book
-from composer_prime.bench.storm_faults import DECK, SCRIPTS, schedule
-from composer_prime.bench.storm_plan import StormPlan, make_terms
+from composer_prime.bench.storm_faults import DECK, SCRIPTS, Fault, schedule
+from composer_prime.bench.storm_places import Place, Start
+from composer_prime.bench.storm_plan import Record, StormPlan, make_terms
+from composer_prime.bench.storm_reading import wanted_sites
+from composer_prime.bench.storm_report import StormReport
 
 KINDS = ("kill", "stop", "cut", "burst", "restart", "join")
 
@@ -34,6 +39,27 @@ def test_a_storm_loses_nothing_and_ends_with_equal_masters(tmp_path: Path) -> No
     assert sum(site.lost for site in report.sites) == sum(site.lost for site in killed)
     # what went with the killed process is younger than its checkpoint
     assert sum(site.lost for site in killed) <= plan.step_tokens * plan.checkpoint_steps
+
+
+def test_goodput_counts_late_sites_from_their_start_and_leavers_until_they_go(tmp_path: Path) -> None:
+    def place(name: str, *starts: Start) -> Place:
+        nothing: Any = None
+        return Place(name, tmp_path, gate=nothing, config=nothing, nursery=nothing, starts=list(starts))
+
+    def report(**numbers: Any) -> StormReport:
+        blank: dict[str, Any] = {
+            field.name: 0 for field in fields(StormReport) if field.default is field.default_factory is MISSING
+        }
+        return StormReport(**(blank | numbers))
+
+    plan = StormPlan(num_sites=2, duration_s=100)
+    places = {name: place(name, Start(90.0, 1, "first")) for name in "ab"}
+    places["late"] = place("late", Start(130.0, 2, "late"), Start(150.0, 3, "killed"))
+    record = Record(plan, make_terms(plan, 1.0), "memory://", places, 0.0)
+    record.faults = [Fault("leave", 175.0, "b", began_at=180.0), Fault("kill", 148.0, "late", began_at=149.0)]
+    assert wanted_sites(record, 100.0, 200.0) == pytest.approx(1 + 0.8 + 0.7)
+    reference = report(tokens_per_s=200.0, wanted_sites=2.0)
+    assert report(tokens_per_s=240.0, wanted_sites=2.5).against(reference).goodput == pytest.approx(0.96)
 
 
 def test_faults_are_spread_over_the_storm_in_their_shares() -> None:

@@ -61,7 +61,7 @@ def test_a_launched_run_survives_a_preemption_and_ends_with_equal_masters(
     paths, log = run_paths(tmp_path / "out"), tmp_path / "launch.log"
     options = ("--on", platform.launch_option(), "--replicas", "2", "--poll-s", "0.5")
     # With a quorum of both no site ends the run alone, however late the other starts.
-    changes: dict[str, object] = {"outer.store": uri, "outer.quorum": 2, "max_steps": 12}
+    changes: dict[str, object] = {"outer.store": uri, "outer.quorum": 2, "max_steps": 24}
     arguments = command("launch", tmp_path / "out", *options, "--image", "any", **changes)
     with started(arguments, log) as launcher:
         wait_until(lambda: all(trained(paths.site(site)) >= 2 for site in SITES), launcher, log, PATIENCE_S)

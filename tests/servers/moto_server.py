@@ -1,29 +1,26 @@
 """A quick S3 server for unit tests: moto, in memory, which checks no credentials."""
 
-import shutil
-import sysconfig
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from composer_prime.bench.seaweed import free_ports
-from tests.servers.process import ServerFailed, serving
+from tests.servers.process import serving
 from tests.servers.s3 import S3Server
 
 BUCKET = "composer-prime"
+APP = Path(__file__).with_name("moto_app.py")
 
 
 @contextmanager
 def running(folder: Path) -> Iterator[S3Server]:
     """A moto server that has the bucket BUCKET and keeps its log in `folder`."""
-    program = shutil.which("moto_server", path=sysconfig.get_path("scripts")) or shutil.which("moto_server")
-    if program is None:
-        raise ServerFailed("no `moto_server` program: pip install 'moto[server]'")
     (port,) = free_ports(1)
     server = S3Server("moto", f"http://127.0.0.1:{port}", "composer", "composer-secret")
     with serving(
-        [program, "-H", "127.0.0.1", "-p", str(port)],
+        [sys.executable, APP, str(port)],
         log=folder / "moto.log",
         is_ready=lambda: server.takes_objects(BUCKET),
         environment=server.environment(),

@@ -84,19 +84,30 @@ def traffic_of_a_round(crowd: Crowd) -> tuple[float, float]:
     return max(ups) / size, max(downs) / size
 
 
-@pytest.mark.parametrize("num_sites", [5, 7, 12, 32])
-def test_with_int8_a_site_downloads_at_most_2_3_payloads_and_uploads_1_3_however_many_there_are(store, num_sites):
-    crowd = Crowd(store, terms_of("int8"), num_sites, 1_000_000)
-    up, down = traffic_of_a_round(crowd)
-    assert up <= 1.3 and down <= 2.3, (up, down)
+WIRE = 4_000_000
+"""Values of a fragment from which the bounds hold: in smaller ones the records, 4.7 kB an offer, weigh more."""
+MOST = {"int8": (1.3, 2.3), "int4": (1.6, 3.3)}
+"""Payloads that a site uploads and downloads in a round at most; int4's parts are merged in int8."""
+
+
+@pytest.mark.parametrize(("codec", "num_sites"), [("int8", 5), ("int8", 31), ("int4", 12)])
+def test_a_site_moves_a_few_payloads_a_round_however_many_sites_there_are(store, codec, num_sites):
+    check_traffic(store, codec, num_sites)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_sites", range(5, 33))
+@pytest.mark.parametrize("codec", MOST)
+def test_a_site_moves_a_few_payloads_a_round_with_every_number_of_sites(store, codec, num_sites):
+    check_traffic(store, codec, num_sites)
+
+
+def check_traffic(store, codec: str, num_sites: int) -> None:
+    crowd = Crowd(store, terms_of(codec), num_sites, WIRE)
+    moved = traffic_of_a_round(crowd)
+    print(f"{codec}, {num_sites} sites: up {moved[0]:.3f}, down {moved[1]:.3f} payloads")
+    assert all(most >= share for most, share in zip(MOST[codec], moved, strict=True)), moved
     assert len(crowd.masters()) == 1
-
-
-@pytest.mark.parametrize("num_sites", [5, 12])
-def test_with_int4_and_int8_merges_it_is_3_3_and_1_6(store, num_sites):
-    crowd = Crowd(store, terms_of("int4"), num_sites, 1_000_000)
-    up, down = traffic_of_a_round(crowd)
-    assert up <= 1.6 and down <= 3.3, (up, down)
 
 
 def test_topk_is_gathered_since_its_payloads_are_small(store):
