@@ -191,7 +191,7 @@ def link_checks(link: Link | None, needs: Needs | None, task: Task | None) -> It
     """The way to the bucket: its speed, and what joining and a round take over it."""
     if link is None:
         return
-    up, down = ("not measured" if mbit is None else f"{mbit:.1f} Mbit/s" for mbit in (link.up_mbit, link.down_mbit))
+    up, down = _rate(link.up_mbit, link.up_cap), _rate(link.down_mbit, link.down_cap)
     problem = f": {link.problem};" if link.problem else ","
     is_far = link.delay_s > FAR_S
     remedy = "the bucket is far away, or the way to it busy: each round takes several requests, one after another"
@@ -199,8 +199,9 @@ def link_checks(link: Link | None, needs: Needs | None, task: Task | None) -> It
     yield Check("link", "warn" if is_far else "ok", said, remedy if is_far else "")
     if needs is None or task is None:
         return
-    if link.down_mbit is not None:
-        join_s = 8 * needs.join_bytes / link.down_mbit / 1e6
+    up_mbit, down_mbit = link.usable
+    if down_mbit is not None:
+        join_s = 8 * needs.join_bytes / down_mbit / 1e6
         said = f"{needs.join_bytes / 1e6:.1f} MB in about {join_s:.0f} s"
         if join_s > task.recipe.site.exact_join_s:
             begin_s = join_s * needs.begin_bytes / needs.join_bytes
@@ -210,13 +211,18 @@ def link_checks(link: Link | None, needs: Needs | None, task: Task | None) -> It
             "joining", "warn" if slow else "ok", said, "it takes long, once each time you start" if slow else ""
         )
     moved = f"{needs.up_bytes / 1e6:.2f} MB up and {needs.down_bytes / 1e6:.2f} MB down"
-    if link.up_mbit is None or link.down_mbit is None:
+    if up_mbit is None or down_mbit is None:
         yield Check("a round", "ok", moved)
         return
-    round_s = 8 * (needs.up_bytes / link.up_mbit + needs.down_bytes / link.down_mbit) / 1e6
+    round_s = 8 * (needs.up_bytes / up_mbit + needs.down_bytes / down_mbit) / 1e6
     is_slow = task.terms.pace == "seconds" and round_s > task.terms.inner_seconds
     remedy = "slower than the run's rounds: some of your work goes into later ones" if is_slow else ""
     yield Check("a round", "warn" if is_slow else "ok", f"{moved} in about {round_s:.1f} s", remedy)
+
+
+def _rate(mbit: float | None, cap: float | None) -> str:
+    measured = "not measured" if mbit is None else f"{mbit:.1f} Mbit/s"
+    return measured if cap is None else f"{measured} (capped at {cap:g} Mbit/s)"
 
 
 def clock_checks(ahead_s: float | None) -> Iterator[Check]:

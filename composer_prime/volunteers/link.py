@@ -34,12 +34,24 @@ class Link:
 
     up_mbit, down_mbit   Mbit/s; None: not measured. `problem` says why nothing was sent
     delay_s              of a small request
+    up_cap, down_cap     Mbit/s that the site may use; None: all
     """
 
     up_mbit: float | None
     down_mbit: float | None
     delay_s: float
     problem: str = ""
+    up_cap: float | None = None
+    down_cap: float | None = None
+
+    @property
+    def usable(self) -> tuple[float | None, float | None]:
+        """Mbit/s (up, down) that a site has here: what was measured, and no more than it may use."""
+        return _least(self.up_mbit, self.up_cap), _least(self.down_mbit, self.down_cap)
+
+
+def _least(measured: float | None, cap: float | None) -> float | None:
+    return measured if measured is None or cap is None else min(measured, cap)
 
 
 def measure(store: Store, *, clock: Callable[[], float] = time.perf_counter) -> Link:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,21 @@ def test_the_link_tells_how_long_joining_takes() -> None:
     assert "begins" not in check(diagnose(machine(), task(), Link(1.0, 1000.0, 0.5), 0.0), "joining").found
     unmeasured = diagnose(machine(), task(), Link(None, None, 0.5, "sending was not tried"), 0.0)
     assert "not measured" in check(unmeasured, "link").found and unmeasured.is_able
+
+
+def test_a_capped_link_is_judged_by_what_the_site_may_use() -> None:
+    wide = Link(1000.0, 1000.0, 0.03)
+    capped = diagnose(machine(), task(), replace(wide, up_cap=0.5, down_cap=0.001), 0.0)
+    said = check(capped, "link").found
+    assert "up 1000.0 Mbit/s (capped at 0.5 Mbit/s), down 1000.0 Mbit/s (capped at 0.001 Mbit/s)" in said
+    narrow = diagnose(machine(), task(), Link(0.5, 0.001, 0.03), 0.0)
+    for name in ("joining", "a round"):
+        assert check(capped, name) == check(narrow, name) != check(diagnose(machine(), task(), wide, 0.0), name)
+    assert check(capped, "joining").verdict == "warn"
+    loose = diagnose(machine(), task(), replace(wide, up_cap=5000.0, down_cap=5000.0), 0.0)
+    assert check(loose, "a round") == check(diagnose(machine(), task(), wide, 0.0), "a round")
+    unknown = diagnose(machine(), task(), Link(None, None, 0.03, "not tried", up_cap=2.0), 0.0)
+    assert check(unknown, "link").found.startswith("up not measured (capped at 2 Mbit/s): not tried; down not measured")
 
 
 SLOW = machine(torch=Torch("2.13", 1e5, "vector"))
