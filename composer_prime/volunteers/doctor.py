@@ -14,14 +14,14 @@ from typing import Literal
 
 from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import Recipe, RecipeBase
-from composer_prime.errors import MachineUnfit
+from composer_prime.errors import ConfigError, MachineUnfit
 from composer_prime.outer.fragments import NamedShape
 from composer_prime.sync.protocol import GRACE_FLOOR_S
 from composer_prime.sync.terms import Terms
 from composer_prime.volunteers.fit import Fit, fit
 from composer_prime.volunteers.link import Link
 from composer_prime.volunteers.machine import Machine
-from composer_prime.volunteers.needs import Needs, model_of, needs_of
+from composer_prime.volunteers.needs import Needs, model_of, needs_of, spared_by
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -80,7 +80,7 @@ class Diagnosis:
         """Why not, in one line."""
         failed = "; ".join(f"{check.name}: {check.found}" for check in self.checks if check.verdict == "fail")
         remedies = "; ".join(check.remedy for check in self.checks if check.verdict == "fail" and check.remedy)
-        return MachineUnfit(f"this machine can't take part, thank you all the same: {failed}. {remedies}")
+        return MachineUnfit(f"this machine can't take part, thank you all the same: {failed}. {remedies}".rstrip())
 
 
 def diagnose(machine: Machine, task: Task | None, link: Link | None, clock_ahead_s: float | None) -> Diagnosis:
@@ -124,12 +124,14 @@ def machine_checks(machine: Machine, task: Task | None) -> Iterator[Check]:
 
 
 def package_checks(recipe: RecipeBase) -> Iterator[Check]:
-    """Whether the model and the recipe's environments are to be had here."""
+    """Whether the model, PRIME-RL where it trains, and an embedded site's environments are to be had here."""
     name = recipe.model.name
     folder = Path(name).expanduser()
     if name.startswith(("/", ".", "~")) and not folder.exists():
         remedy = "ask the run's owner for a recipe that names a model of the hub, or put the folder there"
         yield Check("model", "fail", f"{name} is a folder that isn't here", remedy)
+    if isinstance(recipe, PrimeRecipe):
+        yield prime_rl_check(recipe)
     if not isinstance(recipe, Recipe):
         return
     for source in recipe.orchestrator.train.source:
@@ -139,6 +141,17 @@ def package_checks(recipe: RecipeBase) -> Iterator[Check]:
             yield Check("environment", "fail", found, "pip install it; the run's owner knows from where")
         else:
             yield Check("environment", "ok", f"{source.env.taskset.id} is installed")
+
+
+def prime_rl_check(recipe: PrimeRecipe) -> Check:
+    """Whether the PRIME-RL that would train is here, in a version whose keys we know."""
+    from composer_prime.sites.prime_rl.installation import find_installation
+
+    try:
+        found = find_installation(recipe.prime_rl)
+    except ConfigError as error:
+        return Check("prime-rl", "fail", str(error))
+    return Check("prime-rl", "ok", f"{found.version}, started by {' '.join(found.command)}")
 
 
 def need_checks(machine: Machine, task: Task, needs: Needs, found: Fit | None) -> Iterator[Check]:
@@ -154,10 +167,21 @@ def need_checks(machine: Machine, task: Task, needs: Needs, found: Fit | None) -
     said = f"{_gib(needs.disk_bytes)} needed, {_gib(machine.free_disk_bytes)} free{lent}"
     yield Check("disk", "ok" if enough else "fail", said, remedy)
     if isinstance(task.recipe, PrimeRecipe):
-        memory = sum(gpu.memory_bytes for gpu in machine.torch.gpus) if machine.torch else 0
-        enough = needs.gpu_bytes <= memory
-        remedy = "" if enough else "join from a machine with more GPU memory"
-        yield Check("gpu memory", "ok" if enough else "fail", f"{_gib(needs.gpu_bytes)}, {_gib(memory)} there", remedy)
+        yield gpu_check(machine, task.recipe, needs)
+
+
+def gpu_check(machine: Machine, recipe: PrimeRecipe, needs: Needs) -> Check:
+    """The memory of all GPUs together; less than is needed is no hindrance where the recipe spares some."""
+    gpus = machine.torch.gpus if machine.torch else ()
+    memory = sum(gpu.memory_bytes for gpu in gpus)
+    said = f"{_gib(needs.gpu_bytes)} needed, " + (f"{_gib(memory)} there" if gpus else "and torch sees no GPU here")
+    spared = spared_by(recipe)
+    if gpus and needs.gpu_bytes > memory and spared is not None:
+        return Check("gpu memory", "warn", f"{said}; but {spared} is set, and how much that spares isn't known")
+    enough = bool(gpus) and needs.gpu_bytes <= memory
+    return Check(
+        "gpu memory", "ok" if enough else "fail", said, "" if enough else "join from a machine with more GPU memory"
+    )
 
 
 def pace_checks(task: Task, found: Fit | None) -> Iterator[Check]:

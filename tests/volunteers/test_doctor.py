@@ -15,7 +15,7 @@ from composer_prime.sync.terms import terms_of
 from composer_prime.volunteers import machine as machines
 from composer_prime.volunteers.doctor import Check, Diagnosis, Task, diagnose, lines, to_json
 from composer_prime.volunteers.link import Link
-from composer_prime.volunteers.machine import Torch
+from composer_prime.volunteers.machine import Gpu, Torch
 from composer_prime.volunteers.needs import gpu_bytes, gpu_bytes_beforehand, model_of, needs_of
 from tests.volunteers.owned_run import GIB, machine, run_recipe
 
@@ -159,25 +159,69 @@ def test_with_timed_turns_the_doctor_says_how_many_steps_this_machine_makes() ->
     assert slow.verdict == "ok" and slow.found.startswith("at most 1 inner step between offers")
 
 
+@pytest.fixture
+def prime_rl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program of PRIME-RL's name on the PATH, which nothing here starts."""
+    program = tmp_path / "bin" / "rl"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    return program
+
+
+def prime_task(**tables) -> Task:
+    data = {"run": {"name": "r"}, "max_steps": 40, "model": {"name": "org/model"}, "site": {"backend": "prime-rl"},
+            "outer": {"inner_steps": 4, "grace_s": 12}, "prime_rl": {"version": "0.8.0"}}  # fmt: skip
+    recipe = PrimeRecipe.model_validate(data | tables)
+    return task(recipe=recipe, terms=terms_of(recipe))
+
+
+@pytest.mark.usefixtures("prime_rl")
 def test_the_doctor_says_that_a_prime_rl_recipe_is_not_fitted() -> None:
-    recipe = PrimeRecipe.model_validate(
-        {"run": {"name": "r"}, "max_steps": 40, "model": {"name": "org/model"}, "site": {"backend": "prime-rl"},
-         "outer": {"inner_steps": 4, "grace_s": 12}}
-    )  # fmt: skip
-    said = check(diagnose(machine(), task(recipe=recipe, terms=terms_of(recipe)), LINK, 0.0), "pace")
+    said = check(diagnose(machine(), prime_task(), LINK, 0.0), "pace")
     assert said.verdict == "warn" and "nothing is fitted to this machine" in said.found
     assert "the others wait at most 12 s (outer.grace_s)" in said.remedy
 
 
-def test_a_prime_rl_site_needs_gpus() -> None:
-    recipe = PrimeRecipe.model_validate(
-        {"run": {"name": "r"}, "max_steps": 40, "model": {"name": "org/model"}, "site": {"backend": "prime-rl"},
-         "outer": {"inner_steps": 4}}
-    )  # fmt: skip
-    able = diagnose(machine(), task(recipe=recipe, terms=terms_of(recipe)), LINK, 0.0)
+SMALL = Torch("2.13", 5e10, "vector", (Gpu("card", 2**10), Gpu("card", 2**10)))
+
+
+@pytest.mark.parametrize(
+    ("torch", "said"),
+    [
+        (Torch("2.13", 5e10, "vector"), "0.0 GiB needed, and torch sees no GPU here"),
+        (SMALL, f"{10 * NUMEL / GIB:.1f} GiB needed, 0.0 GiB there"),
+    ],
+    ids=["no GPU", "too small"],
+)
+def test_a_prime_rl_site_needs_gpus(prime_rl: Path, torch: Torch, said: str) -> None:
+    able = diagnose(machine(), prime_task(), LINK, 0.0)
     assert able.is_able and check(able, "gpu memory").verdict == "ok" and able.fit is None
-    without = diagnose(machine(torch=Torch("2.13", 5e10, "vector")), task(recipe=recipe), LINK, 0.0)
-    assert check(without, "gpu memory").verdict == "fail"
+    assert check(able, "prime-rl").found == f"0.8.0, started by {prime_rl}"
+    without = diagnose(machine(torch=torch), prime_task(), LINK, 0.0)
+    failed = check(without, "gpu memory")
+    assert failed.verdict == "fail" and failed.found == said and "join from a machine" in failed.remedy
+    assert "can't take part, thank you all the same: gpu memory" in str(without.refusal())
+
+
+@pytest.mark.usefixtures("prime_rl")
+def test_gpu_memory_that_a_recipe_spares_refuses_nobody() -> None:
+    sparing = prime_task(trainer={"model": {"lora": {"rank": 8}}})
+    found = diagnose(machine(torch=SMALL), sparing, LINK, 0.0)
+    said = check(found, "gpu memory")
+    assert found.is_able and said.verdict == "warn" and "trainer.model.lora is set" in said.found
+    assert not diagnose(machine(torch=Torch("2.13", 5e10, "vector")), sparing, LINK, 0.0).is_able, "without any GPU"
+
+
+def test_a_machine_without_prime_rl_is_refused_in_a_line_that_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = diagnose(machine(), prime_task(), LINK, 0.0)
+    assert not found.is_able and check(found, "prime-rl").found.startswith("prime_rl.command (rl) isn't on the PATH")
+    refusal = str(found.refusal())
+    assert "thank you all the same: prime-rl: " in refusal and "install PRIME-RL" in refusal and "\n" not in refusal
 
 
 def test_gpu_memory_is_known_beforehand_unless_the_recipe_spares_some(monkeypatch: pytest.MonkeyPatch) -> None:
