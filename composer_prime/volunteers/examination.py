@@ -57,7 +57,7 @@ def examine(
         max_disk_bytes=wishes.max_disk_bytes,
         keep_batch=keep_batch,
     )
-    link = replace(measure(store), up_cap=wishes.mbit_up, down_cap=wishes.mbit_down)
+    link = replace(measure(store, entrance.site), up_cap=wishes.mbit_up, down_cap=wishes.mbit_down)
     ahead_s = None if endpoint is None else clock_ahead_s(endpoint)
     return diagnose(machine.result(), task, link, ahead_s)
 
@@ -102,5 +102,5 @@ def examine_for_recipe(recipe: RecipeBase, wishes: Wishes) -> Diagnosis:
     endpoint = endpoint_of(uri)
     with closing(open_store(uri)) as store:
         up, down = wishes.mbit_up or recipe.site.max_mbit_up, wishes.mbit_down or recipe.site.max_mbit_down
-        link = replace(measure(store), up_cap=up, down_cap=down)
+        link = replace(measure(store, recipe.site.name), up_cap=up, down_cap=down)
     return diagnose(machine, task, link, None if endpoint is None else clock_ahead_s(endpoint))

@@ -54,8 +54,8 @@ def _least(measured: float | None, cap: float | None) -> float | None:
     return measured if measured is None or cap is None else min(measured, cap)
 
 
-def measure(store: Store, *, clock: Callable[[], float] = time.perf_counter) -> Link:
-    """Send and fetch objects of growing size, below the store's place for trials.
+def measure(store: Store, site: str | None = None, *, clock: Callable[[], float] = time.perf_counter) -> Link:
+    """Send and fetch objects of growing size, below the store's place for trials: the site's own, where it is named.
 
     Raises StoreUnusable when the store can't be reached. One that takes no trials is only read from; behind a gateway
     none is tried, since a guest there deletes nothing.
@@ -66,7 +66,7 @@ def measure(store: Store, *, clock: Callable[[], float] = time.perf_counter) -> 
     delay_s = clock() - began
     if isinstance(store, Guarded):
         return Link(None, _fetch_only(store, delay_s, clock), delay_s, "behind a gateway nothing is written to try it")
-    key = keys.probe(f"doctor-{os.urandom(8).hex()}")
+    key = keys.probe(f"doctor-{os.urandom(8).hex()}", site)
     try:
         return _send_and_fetch(store, key, delay_s, clock)
     except StoreError as error:

@@ -107,13 +107,14 @@ def test_caps_hold_for_the_store_of_the_site_that_join_starts(cli, run: OwnedRun
 
 
 def test_a_doctor_told_of_caps_judges_by_them(cli, run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "measure", lambda store: Link(100.0, 100.0, 0.01))
+    named = []
+    monkeypatch.setattr(examination, "measure", lambda *args: named.append(args[1:]) or Link(100.0, 100.0, 0.01))
     invite(cli, run)
     free, capped = cli("doctor", run.file()), cli("doctor", run.file(), "--max-mbit-up", 0.1, "--max-mbit-down", 0.1)
     assert (free.code, capped.code) == (0, 0) and "capped" not in free.out
     assert "up 100.0 Mbit/s (capped at 0.1 Mbit/s), down 100.0 Mbit/s (capped at 0.1 Mbit/s)" in capped.out
     a_round = [next(line for line in told.out.splitlines() if "a round" in line) for told in (free, capped)]
-    assert a_round[0] != a_round[1]
+    assert a_round[0] != a_round[1] and named == [("alice",)] * 2, "below whose name the link was tried"
 
 
 # --- behind a gateway -------------------------------------------------------------------------------------------------
