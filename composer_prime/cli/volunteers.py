@@ -22,6 +22,12 @@ FolderOption = Annotated[
 OwnKeyOption = Annotated[
     Path | None, typer.Option("--key", help="Your key file, where you made the key yourself.", show_default=False)
 ]
+UpOption = Annotated[
+    float | None, typer.Option("--max-mbit-up", min=0.05, help="Mbit/s to send, on average.", show_default=False)
+]
+DownOption = Annotated[
+    float | None, typer.Option("--max-mbit-down", min=0.05, help="Mbit/s to fetch.", show_default=False)
+]
 DiskOption = Annotated[
     float | None, typer.Option("--max-disk-gib", min=0.1, help="Disk that the site may use.", show_default=False)
 ]
@@ -121,12 +127,8 @@ def join(
     invitation: InvitationArgument,
     folder: FolderOption = None,
     key: OwnKeyOption = None,
-    max_mbit_up: Annotated[
-        float | None, typer.Option("--max-mbit-up", min=0.05, help="Mbit/s to send, on average.", show_default=False)
-    ] = None,
-    max_mbit_down: Annotated[
-        float | None, typer.Option("--max-mbit-down", min=0.05, help="Mbit/s to fetch.", show_default=False)
-    ] = None,
+    max_mbit_up: UpOption = None,
+    max_mbit_down: DownOption = None,
     max_disk_gib: DiskOption = None,
     hours: Annotated[
         float | None, typer.Option("--hours", min=0.001, help="Leave after so many hours.", show_default=False)
@@ -174,6 +176,8 @@ def doctor(
     ] = None,
     folder: FolderOption = None,
     key: OwnKeyOption = None,
+    max_mbit_up: UpOption = None,
+    max_mbit_down: DownOption = None,
     max_disk_gib: DiskOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
@@ -181,7 +185,8 @@ def doctor(
     from composer_prime.volunteers.doctor import lines, to_json
     from composer_prime.volunteers.wishes import Wishes
 
-    diagnosis = _diagnose(source, Wishes(folder, key, max_disk_gib=max_disk_gib), context.args)
+    wishes = Wishes(folder, key, max_mbit_up, max_mbit_down, max_disk_gib)
+    diagnosis = _diagnose(source, wishes, context.args)
     typer.echo(to_json(diagnosis) if as_json else "\n".join(lines(diagnosis)))
     raise typer.Exit(0 if diagnosis.is_able else 1)
 

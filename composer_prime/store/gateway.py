@@ -186,6 +186,11 @@ class GatewayStore(RemoteStore):
                 return KeyMissing(f"no object at {key} in {self.uri}")
             if error.code == REVOKED:
                 return SiteRevoked(str(error))
+            if not error.by_bucket and not error.code and error.status >= 500:
+                return StoreError(
+                    f"{what} failed: what stands before the gateway at {self._place.root} says: {error} "
+                    f"({error.status}): ask the run's owner whether the gateway runs"
+                )
             who = "the bucket" if error.by_bucket else "the gateway"
             kind = StoreUnusable if error.code == NOT_ADMITTED else StoreError
             return kind(f"{what} failed: {who} says: {error} ({error.status})")

@@ -105,9 +105,9 @@ def admission(number: int) -> str:
     return f"{admissions_prefix()}{fixed_number('admission', number, ORDER_DIGITS)}.json"
 
 
-def probe(nonce: str) -> str:
-    """A throw-away object with which a store is tried; `nonce` is fresh for every try."""
-    return f"probe/{nonce}"
+def probe(nonce: str, site: str | None = None) -> str:
+    """A throw-away object with which a store is tried, by a site or by somebody; `nonce` is fresh for every try."""
+    return f"probe/{nonce}" if site is None else f"probe/{check_site_name(site)}/{nonce}"
 
 
 # --- rounds ----------------------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ _PLACES = {
         "close": rf"close(?:-(?P<number>\d{{{ORDER_DIGITS}}}))?\.json",
         "reopening": rf"reopen/(?P<number>\d{{{ORDER_DIGITS}}})\.json",
         "admission": rf"admissions/(?P<number>\d{{{ORDER_DIGITS}}})\.json",
-        "probe": r"probe/[^/]+",
+        "probe": rf"probe/(?:{SITE_NAME}/)?[^/]+",
         "offer": rf"{_ROUND}/offers/{_NAME}\.json",
         "payload": rf"{_ROUND}/payload/{_NAME}-{_SHA16}",
         "commit": rf"{_ROUND}/commit\.json",

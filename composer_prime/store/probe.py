@@ -22,9 +22,10 @@ START_S = 30
 """Within which all writers of a race must have a thread; a process that may have no more fails then, and waits not."""
 
 
-def probe_store(store: Store, *, may_overwrite: bool = False) -> None:
+def probe_store(store: Store, *, site: str | None = None, may_overwrite: bool = False) -> None:
     """Write, read and list a throw-away object, and make sure that a second writer of it loses; then remove it.
 
+    site            who tries: where credentials are scoped to a site, nobody else's can touch its objects
     may_overwrite   the run has one fixed committer, so that a second writer may win
 
     StoreUnusable, naming the store and the cause, when the store can't be reached, read or written, or when it lets
@@ -35,7 +36,7 @@ def probe_store(store: Store, *, may_overwrite: bool = False) -> None:
     if isinstance(store, Guarded):
         store.introduce()
         return
-    key = keys.probe(f"{os.getpid()}-{secrets.token_hex(8)}")
+    key = keys.probe(f"{os.getpid()}-{secrets.token_hex(8)}", site)
     first, second = secrets.token_bytes(32), secrets.token_bytes(32)
     try:
         won = (store.create(key, first), store.create(key, second))

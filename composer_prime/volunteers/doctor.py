@@ -14,14 +14,14 @@ from typing import Literal
 
 from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import Recipe, RecipeBase
-from composer_prime.errors import MachineUnfit
+from composer_prime.errors import ConfigError, MachineUnfit
 from composer_prime.outer.fragments import NamedShape
 from composer_prime.sync.protocol import GRACE_FLOOR_S
 from composer_prime.sync.terms import Terms
 from composer_prime.volunteers.fit import Fit, fit
 from composer_prime.volunteers.link import Link
 from composer_prime.volunteers.machine import Machine
-from composer_prime.volunteers.needs import Needs, model_of, needs_of
+from composer_prime.volunteers.needs import Needs, model_of, needs_of, spared_by
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -80,7 +80,7 @@ class Diagnosis:
         """Why not, in one line."""
         failed = "; ".join(f"{check.name}: {check.found}" for check in self.checks if check.verdict == "fail")
         remedies = "; ".join(check.remedy for check in self.checks if check.verdict == "fail" and check.remedy)
-        return MachineUnfit(f"this machine can't take part, thank you all the same: {failed}. {remedies}")
+        return MachineUnfit(f"this machine can't take part, thank you all the same: {failed}. {remedies}".rstrip())
 
 
 def diagnose(machine: Machine, task: Task | None, link: Link | None, clock_ahead_s: float | None) -> Diagnosis:
@@ -124,12 +124,14 @@ def machine_checks(machine: Machine, task: Task | None) -> Iterator[Check]:
 
 
 def package_checks(recipe: RecipeBase) -> Iterator[Check]:
-    """Whether the model and the recipe's environments are to be had here."""
+    """Whether the model, PRIME-RL where it trains, and an embedded site's environments are to be had here."""
     name = recipe.model.name
     folder = Path(name).expanduser()
     if name.startswith(("/", ".", "~")) and not folder.exists():
         remedy = "ask the run's owner for a recipe that names a model of the hub, or put the folder there"
         yield Check("model", "fail", f"{name} is a folder that isn't here", remedy)
+    if isinstance(recipe, PrimeRecipe):
+        yield prime_rl_check(recipe)
     if not isinstance(recipe, Recipe):
         return
     for source in recipe.orchestrator.train.source:
@@ -139,6 +141,17 @@ def package_checks(recipe: RecipeBase) -> Iterator[Check]:
             yield Check("environment", "fail", found, "pip install it; the run's owner knows from where")
         else:
             yield Check("environment", "ok", f"{source.env.taskset.id} is installed")
+
+
+def prime_rl_check(recipe: PrimeRecipe) -> Check:
+    """Whether the PRIME-RL that would train is here, in a version whose keys we know."""
+    from composer_prime.sites.prime_rl.installation import find_installation
+
+    try:
+        found = find_installation(recipe.prime_rl)
+    except ConfigError as error:
+        return Check("prime-rl", "fail", str(error))
+    return Check("prime-rl", "ok", f"{found.version}, started by {' '.join(found.command)}")
 
 
 def need_checks(machine: Machine, task: Task, needs: Needs, found: Fit | None) -> Iterator[Check]:
@@ -154,10 +167,21 @@ def need_checks(machine: Machine, task: Task, needs: Needs, found: Fit | None) -
     said = f"{_gib(needs.disk_bytes)} needed, {_gib(machine.free_disk_bytes)} free{lent}"
     yield Check("disk", "ok" if enough else "fail", said, remedy)
     if isinstance(task.recipe, PrimeRecipe):
-        memory = sum(gpu.memory_bytes for gpu in machine.torch.gpus) if machine.torch else 0
-        enough = needs.gpu_bytes <= memory
-        remedy = "" if enough else "join from a machine with more GPU memory"
-        yield Check("gpu memory", "ok" if enough else "fail", f"{_gib(needs.gpu_bytes)}, {_gib(memory)} there", remedy)
+        yield gpu_check(machine, task.recipe, needs)
+
+
+def gpu_check(machine: Machine, recipe: PrimeRecipe, needs: Needs) -> Check:
+    """The memory of all GPUs together; less than is needed is no hindrance where the recipe spares some."""
+    gpus = machine.torch.gpus if machine.torch else ()
+    memory = sum(gpu.memory_bytes for gpu in gpus)
+    said = f"{_gib(needs.gpu_bytes)} needed, " + (f"{_gib(memory)} there" if gpus else "and torch sees no GPU here")
+    spared = spared_by(recipe)
+    if gpus and needs.gpu_bytes > memory and spared is not None:
+        return Check("gpu memory", "warn", f"{said}; but {spared} is set, and how much that spares isn't known")
+    enough = bool(gpus) and needs.gpu_bytes <= memory
+    return Check(
+        "gpu memory", "ok" if enough else "fail", said, "" if enough else "join from a machine with more GPU memory"
+    )
 
 
 def pace_checks(task: Task, found: Fit | None) -> Iterator[Check]:
@@ -191,7 +215,7 @@ def link_checks(link: Link | None, needs: Needs | None, task: Task | None) -> It
     """The way to the bucket: its speed, and what joining and a round take over it."""
     if link is None:
         return
-    up, down = ("not measured" if mbit is None else f"{mbit:.1f} Mbit/s" for mbit in (link.up_mbit, link.down_mbit))
+    up, down = _rate(link.up_mbit, link.up_cap), _rate(link.down_mbit, link.down_cap)
     problem = f": {link.problem};" if link.problem else ","
     is_far = link.delay_s > FAR_S
     remedy = "the bucket is far away, or the way to it busy: each round takes several requests, one after another"
@@ -199,8 +223,9 @@ def link_checks(link: Link | None, needs: Needs | None, task: Task | None) -> It
     yield Check("link", "warn" if is_far else "ok", said, remedy if is_far else "")
     if needs is None or task is None:
         return
-    if link.down_mbit is not None:
-        join_s = 8 * needs.join_bytes / link.down_mbit / 1e6
+    up_mbit, down_mbit = link.usable
+    if down_mbit is not None:
+        join_s = 8 * needs.join_bytes / down_mbit / 1e6
         said = f"{needs.join_bytes / 1e6:.1f} MB in about {join_s:.0f} s"
         if join_s > task.recipe.site.exact_join_s:
             begin_s = join_s * needs.begin_bytes / needs.join_bytes
@@ -210,13 +235,18 @@ def link_checks(link: Link | None, needs: Needs | None, task: Task | None) -> It
             "joining", "warn" if slow else "ok", said, "it takes long, once each time you start" if slow else ""
         )
     moved = f"{needs.up_bytes / 1e6:.2f} MB up and {needs.down_bytes / 1e6:.2f} MB down"
-    if link.up_mbit is None or link.down_mbit is None:
+    if up_mbit is None or down_mbit is None:
         yield Check("a round", "ok", moved)
         return
-    round_s = 8 * (needs.up_bytes / link.up_mbit + needs.down_bytes / link.down_mbit) / 1e6
+    round_s = 8 * (needs.up_bytes / up_mbit + needs.down_bytes / down_mbit) / 1e6
     is_slow = task.terms.pace == "seconds" and round_s > task.terms.inner_seconds
     remedy = "slower than the run's rounds: some of your work goes into later ones" if is_slow else ""
     yield Check("a round", "warn" if is_slow else "ok", f"{moved} in about {round_s:.1f} s", remedy)
+
+
+def _rate(mbit: float | None, cap: float | None) -> str:
+    measured = "not measured" if mbit is None else f"{mbit:.1f} Mbit/s"
+    return measured if cap is None else f"{measured} (capped at {cap:g} Mbit/s)"
 
 
 def clock_checks(ahead_s: float | None) -> Iterator[Check]:

@@ -33,11 +33,13 @@ BEATS_WATCHED = 2.5 / 5
 class Entrance:
     """A run that lets this site in.
 
+    site          by what name
     terms         with the rounds that the run goes on to
     num_sites     that ever came, this one counted
     is_finished   whether the run has ended, so that there is nothing to do in it
     """
 
+    site: str
     manifest: Manifest
     terms: Terms
     num_sites: int
@@ -129,7 +131,7 @@ def enter(invitation: Invitation, store: Store, key: SigningKey, *, starting: bo
     if starting and not is_finished:
         _check_name(invitation, store, roster, terms)
     claimed = {keys.parse_claim(key)[0] for key in store.list(keys.sites_prefix()) if keys.is_claim(key)}
-    return Entrance(manifest, terms, len(claimed | {invitation.site}), is_finished)
+    return Entrance(invitation.site, manifest, terms, len(claimed | {invitation.site}), is_finished)
 
 
 def _check_name(invitation: Invitation, store: Store, roster: Roster, terms: Terms) -> None:

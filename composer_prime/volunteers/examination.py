@@ -7,10 +7,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from composer_prime.config.paths import run_uri
+from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import RecipeBase
+from composer_prime.errors import BadInput
 from composer_prime.store import open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.terms import terms_of
@@ -54,7 +57,7 @@ def examine(
         max_disk_bytes=wishes.max_disk_bytes,
         keep_batch=keep_batch,
     )
-    link = measure(store)
+    link = replace(measure(store, entrance.site), up_cap=wishes.mbit_up, down_cap=wishes.mbit_down)
     ahead_s = None if endpoint is None else clock_ahead_s(endpoint)
     return diagnose(machine.result(), task, link, ahead_s)
 
@@ -72,13 +75,25 @@ def examine_for_invitation(invitation: Invitation, wishes: Wishes) -> Diagnosis:
     folder = VolunteerFolder.default(invitation.run) if wishes.folder is None else wishes.folder
     with looking(folder.expanduser()) as machine, lent_key(key), closing(open_store(invitation.uri)) as store:
         entrance = enter(invitation, store, key, starting=False)
-        return examine(read_shared(invitation.recipe), entrance, store, wishes, machine)
+        recipe = read_shared(invitation.recipe)
+        check_caps(recipe, wishes)
+        return examine(recipe, entrance, store, wishes, machine)
+
+
+def check_caps(recipe: RecipeBase, wishes: Wishes) -> None:
+    """Raise BadInput when the volunteer limits the link of a site that wouldn't keep the limit."""
+    if isinstance(recipe, PrimeRecipe) and (wishes.mbit_up or wishes.mbit_down):
+        raise BadInput(
+            '--max-mbit-up and --max-mbit-down limit embedded sites, and this recipe\'s site.backend is "prime-rl": '
+            "leave them out, or limit the machine's link itself"
+        )
 
 
 def examine_for_recipe(recipe: RecipeBase, wishes: Wishes) -> Diagnosis:
     """What this machine can do for a site of a recipe, whose run need not be there yet."""
     from composer_prime.sites.embedded.shapes import named_shapes
 
+    check_caps(recipe, wishes)
     shapes = named_shapes(recipe.model.name)
     task = Task(recipe, terms_of(recipe), shapes, recipe.sites.count + 1, max_disk_bytes=wishes.max_disk_bytes)
     machine, uri = look(wishes.folder or recipe.output_dir), run_uri(recipe)
@@ -86,4 +101,6 @@ def examine_for_recipe(recipe: RecipeBase, wishes: Wishes) -> Diagnosis:
         return diagnose(machine, task, None, None)
     endpoint = endpoint_of(uri)
     with closing(open_store(uri)) as store:
-        return diagnose(machine, task, measure(store), None if endpoint is None else clock_ahead_s(endpoint))
+        up, down = wishes.mbit_up or recipe.site.max_mbit_up, wishes.mbit_down or recipe.site.max_mbit_down
+        link = replace(measure(store, recipe.site.name), up_cap=up, down_cap=down)
+    return diagnose(machine, task, link, None if endpoint is None else clock_ahead_s(endpoint))

@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 from composer_prime.config.paths import RunPaths
 from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import Recipe, RecipeBase
-from composer_prime.errors import BadInput, ConfigError, MachineUnfit
+from composer_prime.errors import ConfigError, MachineUnfit
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.store import open_store
 from composer_prime.volunteers import upstream
 from composer_prime.volunteers.caches import elsewhere, kept_below
 from composer_prime.volunteers.doctor import lines
 from composer_prime.volunteers.entrance import Entrance, check_date, enter, lent_key, own_key
-from composer_prime.volunteers.examination import examine, looking
+from composer_prime.volunteers.examination import check_caps, examine, looking
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
 from composer_prime.volunteers.shared_recipe import read_shared
@@ -98,11 +98,7 @@ def localized(invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, e
     recipe = read_shared(invitation.recipe)
     if recipe.outer is None:
         raise ConfigError("the invitation's recipe has no [outer] table, so there is no run to join: ask for another")
-    if isinstance(recipe, PrimeRecipe) and (wishes.mbit_up or wishes.mbit_down):
-        raise BadInput(
-            '--max-mbit-up and --max-mbit-down limit embedded sites, and this recipe\'s site.backend is "prime-rl": '
-            "leave them out, or limit the machine's link itself"
-        )
+    check_caps(recipe, wishes)
     store = invitation.uri.removesuffix(f"/{invitation.run}")
     outer = recipe.outer.model_copy(update={"store": store, "owner": entrance.manifest.owner})
     site = recipe.site.model_copy(

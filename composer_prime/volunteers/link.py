@@ -34,16 +34,28 @@ class Link:
 
     up_mbit, down_mbit   Mbit/s; None: not measured. `problem` says why nothing was sent
     delay_s              of a small request
+    up_cap, down_cap     Mbit/s that the site may use; None: all
     """
 
     up_mbit: float | None
     down_mbit: float | None
     delay_s: float
     problem: str = ""
+    up_cap: float | None = None
+    down_cap: float | None = None
+
+    @property
+    def usable(self) -> tuple[float | None, float | None]:
+        """Mbit/s (up, down) that a site has here: what was measured, and no more than it may use."""
+        return _least(self.up_mbit, self.up_cap), _least(self.down_mbit, self.down_cap)
 
 
-def measure(store: Store, *, clock: Callable[[], float] = time.perf_counter) -> Link:
-    """Send and fetch objects of growing size, below the store's place for trials.
+def _least(measured: float | None, cap: float | None) -> float | None:
+    return measured if measured is None or cap is None else min(measured, cap)
+
+
+def measure(store: Store, site: str | None = None, *, clock: Callable[[], float] = time.perf_counter) -> Link:
+    """Send and fetch objects of growing size, below the store's place for trials: the site's own, where it is named.
 
     Raises StoreUnusable when the store can't be reached. One that takes no trials is only read from; behind a gateway
     none is tried, since a guest there deletes nothing.
@@ -54,7 +66,7 @@ def measure(store: Store, *, clock: Callable[[], float] = time.perf_counter) -> 
     delay_s = clock() - began
     if isinstance(store, Guarded):
         return Link(None, _fetch_only(store, delay_s, clock), delay_s, "behind a gateway nothing is written to try it")
-    key = keys.probe(f"doctor-{os.urandom(8).hex()}")
+    key = keys.probe(f"doctor-{os.urandom(8).hex()}", site)
     try:
         return _send_and_fetch(store, key, delay_s, clock)
     except StoreError as error:

@@ -18,9 +18,11 @@ import pytest
 from botocore.exceptions import ClientError
 from botocore.session import Session
 
-from composer_prime.store import keys, open_store
+from composer_prime.errors import StoreUnusable
+from composer_prime.store import keys, open_store, probe_store
 from composer_prime.store.s3_client import S3Client
 from composer_prime.volunteers.credentials import rights_fault
+from composer_prime.volunteers.link import measure
 from tests.gateway.test_policy import OTHERS, OWN
 from tests.infra.policies import FOLDER
 from tests.servers import S3Server, moto_server
@@ -150,11 +152,26 @@ def test_a_guest_s_credentials_write_its_own_names_and_nothing_that_others_need(
             assert tried(carol, make(other)) == NOTHING, (kind, other)
     assert set(OTHERS) >= SHARED
     for kind, key in OTHERS.items():
-        assert tried(carol, key) == (dict.fromkeys(NOTHING, 200) if kind == "probe" else NOTHING), kind
+        assert tried(carol, key) == NOTHING, kind
+    assert tried(carol, keys.probe("7-ab", "carol")) == dict.fromkeys(NOTHING, 200)
+    for other in ("a", "alice", "carol-2"):
+        assert tried(carol, keys.probe("7-ab", other)) == NOTHING, other
     for name in ("runs/run-10/manifest.json", "manifest.json", f"runs/run-2/{keys.beat('carol', 0)}"):
         assert status(lambda name=name: carol.put(name, b"x", 10)) == 403, name
     for each in (admin, carol):
         each.close()
+
+
+def test_a_guest_tries_the_store_and_the_link_below_its_own_name(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in servers[2].environment().items():
+        monkeypatch.setenv(variable, value)
+    with closing(open_store(f"s3://{moto_server.BUCKET}/{RUN}")) as store:
+        probe_store(store, site="carol")
+        assert measure(store, "carol").up_mbit is not None
+        with pytest.raises(StoreUnusable, match="probe/alice/"):
+            probe_store(store, site="alice")
 
 
 # --- what the owner is told of credentials that go into an invitation -------------------------------------------------

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -24,6 +25,7 @@ from tests.servers.forward_proxy import forward_proxy
 from tests.sync.harness import HandSite
 
 pytestmark = pytest.mark.s3
+HOUR = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,30 @@ def put_late(ticket: Ticket, scene: Scene) -> bool:
         timeout=PATIENCE_S,
     )
     return "xpired" in answer.text
+
+
+def test_a_machine_whose_tickets_all_expired_while_it_slept_gets_new_ones_and_carries_on(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waking = {"to_write": iter([HOUR]), "to_read": iter([HOUR, timedelta(), HOUR])}
+    for way, ages in waking.items():
+        monkeypatch.setattr(tickets.S3Tickets, way, aged(getattr(tickets.S3Tickets, way), ages))
+    scene.alice.put(scene.key, scene.data)
+    assert scene.alice.get(scene.key) == scene.data and scene.alice.get_range(scene.key, 3, 5) == scene.data[3:8]
+    asked = [line["operation"] for line in scene.gateway.lines() if line["key"] == scene.key]
+    assert asked == ["put", "put", *["GET"] * 4], "a second ticket each time, and no third"
+
+
+def aged(make: Callable[..., Ticket], ages: Iterator[timedelta]) -> Callable[..., Ticket]:
+    """What makes tickets, as if it had been asked so long ago; when `ages` are over, now."""
+
+    def make_aged(*args: Any, **more: Any) -> Ticket:
+        at = datetime.now(UTC).replace(tzinfo=None) - next(ages, timedelta())
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("botocore.auth.get_current_datetime", lambda: at)
+            return make(*args, **more)
+
+    return make_aged
 
 
 @pytest.mark.parametrize(

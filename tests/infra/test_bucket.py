@@ -7,6 +7,7 @@ import pytest
 from composer_prime.store import keys, launch_keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.store.probe import probe_store
+from composer_prime.volunteers.link import measure
 from tests.gateway.guarded import admit_guests
 from tests.gateway.test_training import run_started, wait_for_manifest
 from tests.gateway.test_training import site as owned_site
@@ -95,10 +96,11 @@ def test_a_guest_writes_its_own_names_and_nothing_that_decides_for_others() -> N
     for key, if_absent in OWN:
         assert allowed(put(key("a"), if_absent=if_absent), guest), key("a")
         assert not allowed(put(key("b"), if_absent=if_absent), guest) and not allowed(delete(key("a")), guest), key("b")
-    decisive = [(key, once) for key, once in SHARED if key != keys.probe("7-ab")] + [(key, True) for key in OWNERS]
-    for key, if_absent in decisive + PUBLISHED:
+    trials = [(keys.probe("7-ab", other), False) for other in ("b", "a-2")]
+    for key, if_absent in [*SHARED, *trials, *((key, True) for key in OWNERS), *PUBLISHED]:
         assert not allowed(put(key, if_absent=if_absent), guest) and not allowed(delete(key), guest), key
-    assert allowed(put(keys.probe("7-ab"), if_absent=True), guest) and allowed(delete(keys.probe("7-ab")), guest)
+    trial = keys.probe("7-ab", "a")
+    assert allowed(put(trial, if_absent=True), guest) and allowed(delete(trial), guest)
     assert allowed(get(keys.commit(1, 2)), guest) and allowed(list_names(""), guest)
 
 
@@ -191,7 +193,8 @@ def test_a_whole_run_of_a_guest_stays_within_a_guest_s_policy(store_uri: Callabl
     wait_for_manifest(open_store(uri))
     admit_guests(open_store(uri), "alice")
     recorded = Recorded(open_store(uri))
-    probe_store(recorded)
+    probe_store(recorded, site="alice")
+    measure(recorded, "alice")
     run_started(owned_site(recorded, "alice"), owners)
     guest = policy("guest-policy", "alice")
     assert [request for request in recorded.requests if not allowed(request, guest)] == []

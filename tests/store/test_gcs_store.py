@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -18,6 +19,7 @@ import pytest
 
 from composer_prime.errors import KeyMissing, StoreError, StoreUnusable
 from composer_prime.store import Store, open_store, probe_store, remote, retry
+from tests.servers.forward_proxy import ForwardProxy, forward_proxy
 
 pytest.importorskip("gcsfs", reason="needs the extra: pip install 'composer-prime[gcs]'")
 
@@ -37,6 +39,7 @@ class CuedServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _CuedHandler)
         self.answers: list[tuple[int, Any]] = []
         self.requests: list[str] = []
+        self.to_proxies: list[str | None] = []
 
 
 class _CuedHandler(BaseHTTPRequestHandler):
@@ -49,6 +52,7 @@ class _CuedHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.requests.append(f"{self.command} {self.path}")
+        self.server.to_proxies.append(self.headers.get("Proxy-Authorization"))
         status, content = self.server.answers.pop(0) if self.server.answers else (200, {})
         body = json.dumps({"error": {"message": content}} if status >= 400 else content).encode()
         self.send_response(status)
@@ -56,7 +60,7 @@ class _CuedHandler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    do_POST = do_DELETE = do_GET
+    do_POST = do_DELETE = do_CONNECT = do_GET
 
 
 @pytest.fixture
@@ -172,6 +176,56 @@ def test_endpoint_where_nothing_listens_is_unusable_in_time(monkeypatch: pytest.
         with closing(open_store("gs://bucket")) as store, pytest.raises(StoreUnusable, match="no sound answer from"):
             probe_store(store)
     assert time.monotonic() - start < 5
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForwardProxy]:
+    """What the environment names for all but this machine; it alone knows where bucket.invalid is."""
+    for name in ("NO_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    with forward_proxy({"bucket.invalid": "127.0.0.1"}) as running:
+        for name in ("http_proxy", "https_proxy"):
+            monkeypatch.setenv(name, running.url)
+        yield running
+
+
+def test_a_proxy_from_the_environment_is_used(
+    cued: CuedServer, proxy: ForwardProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = f"bucket.invalid:{cued.server_port}"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{place}")
+    with closing(open_store("gs://bucket/run")) as store:
+        store.put("k", b"bytes")
+        assert store.list("") == []
+    assert [line.split()[0] for line in proxy.passed] == ["GET", "POST", "GET"], "first contact, put, list"
+    assert all(f" http://{place}/" in line for line in proxy.passed)
+
+
+def test_https_goes_through_a_tunnel_of_the_proxy(
+    cued: CuedServer, proxy: ForwardProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "FIRST_CONTACT_S", 0.1)
+    place = f"bucket.invalid:{cued.server_port}"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"https://{place}")
+    with closing(open_store("gs://bucket/run")) as store, pytest.raises(StoreUnusable, match="no sound answer"):
+        store.list("")  # the server at the tunnel's end speaks no TLS
+    assert set(proxy.passed) == {f"CONNECT {place}"}
+
+
+@pytest.mark.usefixtures("proxy")
+def test_a_proxy_gets_its_password_and_nobody_else_is_told_it(
+    cued: CuedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "FIRST_CONTACT_S", 0.1)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "https://bucket.invalid")
+    monkeypatch.setenv("https_proxy", f"http://alice:pass%2Bword@127.0.0.1:{cued.server_port}")
+    cued.answers = [(502, "no tunnels today")] * 9
+    with closing(open_store("gs://bucket/run")) as store, pytest.raises(StoreUnusable, match="502") as refused:
+        store.list("")
+    assert "word" not in str(refused.value)
+    assert set(cued.requests) == {"CONNECT bucket.invalid:443"}
+    assert set(cued.to_proxies) == {f"Basic {b64encode(b'alice:pass+word').decode()}"}
 
 
 def test_missing_package_names_the_extra_to_install() -> None:

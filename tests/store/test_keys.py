@@ -28,7 +28,7 @@ def test_keys_are_spelled_as_the_protocol_says() -> None:
     assert keys.claim("a", 7) == "sites/a/000007/claim.json"
     assert keys.beat("a", 7) == "sites/a/000007/beat"
     assert keys.tape("a", 7) == "tape/a/00000007.jsonl"
-    assert keys.probe("xyz") == "probe/xyz"
+    assert (keys.probe("xyz"), keys.probe("xyz", "a-b")) == ("probe/xyz", "probe/a-b/xyz")
     assert launch_keys.invitation("alice", 2) == "invitations/alice/0002.json"
     assert keys.export_step("bfloat16", 3, 12) == "exports/bfloat16/0003/00000012.json"
     assert keys.export_delta("bfloat16", 3, 12, SHA) == "exports/bfloat16/0003/00000012-0123456789abcdef"
@@ -164,7 +164,7 @@ def test_the_run_s_own_records_say_what_they_are() -> None:
     assert keys.place(keys.close(2)) == keys.Place("close", number=2)
     assert keys.place(keys.reopening(2)) == keys.Place("reopening", number=2)
     assert keys.place(keys.admission(2)) == keys.Place("admission", number=2)
-    assert keys.place(keys.probe("7-ab")) == keys.Place("probe")
+    assert keys.place(keys.probe("7-ab")) == keys.place(keys.probe("7-ab", "a")) == keys.Place("probe")
 
 
 @pytest.mark.parametrize(

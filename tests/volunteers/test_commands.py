@@ -10,27 +10,9 @@ from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers import examination
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import encode, read_invitation
-from composer_prime.volunteers.machine import Torch
-from tests.cli.command_line import Answer, call
+from tests.cli.command_line import Answer
 from tests.sync.harness import ThreadSite, make_terms, run_sites
-from tests.volunteers.owned_run import GIB, OWNER, OwnedRun, come, machine
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    return lambda *arguments: call(capsys, monkeypatch, *map(str, arguments))
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnedRun:
-    made = OwnedRun(tmp_path)
-    OWNER.save(tmp_path / "owner.key")
-    from composer_prime.config.toml import to_toml
-
-    (tmp_path / "recipe.toml").write_text(to_toml(made.recipe.to_data()))
-    able = machine(torch=Torch("2.13.0", 5e10, made.site.run.manifest.test_vector))
-    monkeypatch.setattr(examination, "look", lambda folder: able)
-    return made
+from tests.volunteers.owned_run import GIB, OwnedRun, come, machine
 
 
 def refused(answer: Answer, *parts: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from composer_prime.sync.terms import terms_of
 from composer_prime.volunteers import machine as machines
 from composer_prime.volunteers.doctor import Check, Diagnosis, Task, diagnose, lines, to_json
 from composer_prime.volunteers.link import Link
-from composer_prime.volunteers.machine import Torch
+from composer_prime.volunteers.machine import Gpu, Torch
 from composer_prime.volunteers.needs import gpu_bytes, gpu_bytes_beforehand, model_of, needs_of
 from tests.volunteers.owned_run import GIB, machine, run_recipe
 
@@ -115,6 +116,21 @@ def test_the_link_tells_how_long_joining_takes() -> None:
     assert "not measured" in check(unmeasured, "link").found and unmeasured.is_able
 
 
+def test_a_capped_link_is_judged_by_what_the_site_may_use() -> None:
+    wide = Link(1000.0, 1000.0, 0.03)
+    capped = diagnose(machine(), task(), replace(wide, up_cap=0.5, down_cap=0.001), 0.0)
+    said = check(capped, "link").found
+    assert "up 1000.0 Mbit/s (capped at 0.5 Mbit/s), down 1000.0 Mbit/s (capped at 0.001 Mbit/s)" in said
+    narrow = diagnose(machine(), task(), Link(0.5, 0.001, 0.03), 0.0)
+    for name in ("joining", "a round"):
+        assert check(capped, name) == check(narrow, name) != check(diagnose(machine(), task(), wide, 0.0), name)
+    assert check(capped, "joining").verdict == "warn"
+    loose = diagnose(machine(), task(), replace(wide, up_cap=5000.0, down_cap=5000.0), 0.0)
+    assert check(loose, "a round") == check(diagnose(machine(), task(), wide, 0.0), "a round")
+    unknown = diagnose(machine(), task(), Link(None, None, 0.03, "not tried", up_cap=2.0), 0.0)
+    assert check(unknown, "link").found.startswith("up not measured (capped at 2 Mbit/s): not tried; down not measured")
+
+
 SLOW = machine(torch=Torch("2.13", 1e5, "vector"))
 """So slow that a step takes minutes even of a model of these shapes."""
 
@@ -143,25 +159,69 @@ def test_with_timed_turns_the_doctor_says_how_many_steps_this_machine_makes() ->
     assert slow.verdict == "ok" and slow.found.startswith("at most 1 inner step between offers")
 
 
+@pytest.fixture
+def prime_rl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program of PRIME-RL's name on the PATH, which nothing here starts."""
+    program = tmp_path / "bin" / "rl"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    return program
+
+
+def prime_task(**tables) -> Task:
+    data = {"run": {"name": "r"}, "max_steps": 40, "model": {"name": "org/model"}, "site": {"backend": "prime-rl"},
+            "outer": {"inner_steps": 4, "grace_s": 12}, "prime_rl": {"version": "0.8.0"}}  # fmt: skip
+    recipe = PrimeRecipe.model_validate(data | tables)
+    return task(recipe=recipe, terms=terms_of(recipe))
+
+
+@pytest.mark.usefixtures("prime_rl")
 def test_the_doctor_says_that_a_prime_rl_recipe_is_not_fitted() -> None:
-    recipe = PrimeRecipe.model_validate(
-        {"run": {"name": "r"}, "max_steps": 40, "model": {"name": "org/model"}, "site": {"backend": "prime-rl"},
-         "outer": {"inner_steps": 4, "grace_s": 12}}
-    )  # fmt: skip
-    said = check(diagnose(machine(), task(recipe=recipe, terms=terms_of(recipe)), LINK, 0.0), "pace")
+    said = check(diagnose(machine(), prime_task(), LINK, 0.0), "pace")
     assert said.verdict == "warn" and "nothing is fitted to this machine" in said.found
     assert "the others wait at most 12 s (outer.grace_s)" in said.remedy
 
 
-def test_a_prime_rl_site_needs_gpus() -> None:
-    recipe = PrimeRecipe.model_validate(
-        {"run": {"name": "r"}, "max_steps": 40, "model": {"name": "org/model"}, "site": {"backend": "prime-rl"},
-         "outer": {"inner_steps": 4}}
-    )  # fmt: skip
-    able = diagnose(machine(), task(recipe=recipe, terms=terms_of(recipe)), LINK, 0.0)
+SMALL = Torch("2.13", 5e10, "vector", (Gpu("card", 2**10), Gpu("card", 2**10)))
+
+
+@pytest.mark.parametrize(
+    ("torch", "said"),
+    [
+        (Torch("2.13", 5e10, "vector"), "0.0 GiB needed, and torch sees no GPU here"),
+        (SMALL, f"{10 * NUMEL / GIB:.1f} GiB needed, 0.0 GiB there"),
+    ],
+    ids=["no GPU", "too small"],
+)
+def test_a_prime_rl_site_needs_gpus(prime_rl: Path, torch: Torch, said: str) -> None:
+    able = diagnose(machine(), prime_task(), LINK, 0.0)
     assert able.is_able and check(able, "gpu memory").verdict == "ok" and able.fit is None
-    without = diagnose(machine(torch=Torch("2.13", 5e10, "vector")), task(recipe=recipe), LINK, 0.0)
-    assert check(without, "gpu memory").verdict == "fail"
+    assert check(able, "prime-rl").found == f"0.8.0, started by {prime_rl}"
+    without = diagnose(machine(torch=torch), prime_task(), LINK, 0.0)
+    failed = check(without, "gpu memory")
+    assert failed.verdict == "fail" and failed.found == said and "join from a machine" in failed.remedy
+    assert "can't take part, thank you all the same: gpu memory" in str(without.refusal())
+
+
+@pytest.mark.usefixtures("prime_rl")
+def test_gpu_memory_that_a_recipe_spares_refuses_nobody() -> None:
+    sparing = prime_task(trainer={"model": {"lora": {"rank": 8}}})
+    found = diagnose(machine(torch=SMALL), sparing, LINK, 0.0)
+    said = check(found, "gpu memory")
+    assert found.is_able and said.verdict == "warn" and "trainer.model.lora is set" in said.found
+    assert not diagnose(machine(torch=Torch("2.13", 5e10, "vector")), sparing, LINK, 0.0).is_able, "without any GPU"
+
+
+def test_a_machine_without_prime_rl_is_refused_in_a_line_that_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = diagnose(machine(), prime_task(), LINK, 0.0)
+    assert not found.is_able and check(found, "prime-rl").found.startswith("prime_rl.command (rl) isn't on the PATH")
+    refusal = str(found.refusal())
+    assert "thank you all the same: prime-rl: " in refusal and "install PRIME-RL" in refusal and "\n" not in refusal
 
 
 def test_gpu_memory_is_known_beforehand_unless_the_recipe_spares_some(monkeypatch: pytest.MonkeyPatch) -> None:

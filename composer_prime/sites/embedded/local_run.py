@@ -118,7 +118,7 @@ def _prepare(launch: _Launch, surroundings: Surroundings, interrupt: Interrupt) 
     surroundings.console.print(f"preparing model {recipe.model.name}, seed {recipe.run.seed}", highlight=False)
     model = ModelResolution(surroundings.model_command(recipe), launch.paths)
     try:
-        check_bucket(recipe, new_run=launch.new_run)
+        check_bucket(recipe, launch.sites[0], new_run=launch.new_run)
         folder = model.wait(lambda: interrupt.is_set)
     finally:
         model.stop()

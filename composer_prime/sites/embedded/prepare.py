@@ -61,8 +61,8 @@ def check_backend(recipe: Recipe) -> None:
         )
 
 
-def check_bucket(recipe: RecipeBase, *, new_run: bool) -> None:
-    """Probe the bucket, where there is an outer loop.
+def check_bucket(recipe: RecipeBase, site: str, *, new_run: bool) -> None:
+    """Probe the bucket as this site, where there is an outer loop.
 
     Raises StoreUnusable, or BadInput when a new run would find another of its name there.
     """
@@ -71,7 +71,8 @@ def check_bucket(recipe: RecipeBase, *, new_run: bool) -> None:
         return
     store = open_store(uri, recipe.site.key_file)
     try:
-        probe_store(store, may_overwrite=recipe.outer is not None and recipe.outer.committer is not None)
+        may_overwrite = recipe.outer is not None and recipe.outer.committer is not None
+        probe_store(store, site=site, may_overwrite=may_overwrite)
         if new_run:
             check_new_run(recipe, store)
     finally:

@@ -72,7 +72,7 @@ def run_local(recipe: PrimeRecipe, resume: bool, *, dry_run: bool = False, say: 
     prepared = _prepare(recipe, place_sites(recipe), installation, resume, dry_run)
     if not dry_run:
         claim_run_folder(recipe, resume)
-        found_run(recipe)
+        found_run(recipe, recipe.site_names[0])
     return _run(prepared, installation, dry_run, say)
 
 
@@ -93,19 +93,19 @@ def run_site(
     prepared = _prepare(recipe, {keys.check_site_name(site): Placement()}, installation, resume, dry_run)
     if not dry_run:
         claim_site_folder(recipe, site, resume)
-        found_run(recipe)
+        found_run(recipe, site)
     return _run(prepared, installation, dry_run, say, continuing)
 
 
-def found_run(recipe: PrimeRecipe) -> None:
-    """See to it that the bucket holds the recipe's run, or the word of what it shall be.
+def found_run(recipe: PrimeRecipe, site: str) -> None:
+    """As this site, see to it that the bucket holds the recipe's run, or the word of what it shall be.
 
     Raises FingerprintMismatch or BadInput when it holds another run, StoreUnusable when it can't be used.
     """
     uri = run_uri(recipe)
     if recipe.outer is None or uri is None:
         return
-    check_bucket(recipe, new_run=False)
+    check_bucket(recipe, site, new_run=False)
     outer, terms = recipe.outer, terms_of(recipe)
     with closing(open_store(uri, recipe.site.key_file)) as store:
         if not store.list(keys.manifest()):

@@ -1,0 +1,26 @@
+"""What tests of the volunteers' commands start from; modules that test what lies below them have their own run."""
+
+from pathlib import Path
+
+import pytest
+
+from composer_prime.config.toml import to_toml
+from composer_prime.volunteers import examination
+from composer_prime.volunteers.machine import Torch
+from tests.cli.command_line import call
+from tests.volunteers.owned_run import OWNER, OwnedRun, machine
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    return lambda *arguments: call(capsys, monkeypatch, *map(str, arguments))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnedRun:
+    made = OwnedRun(tmp_path)
+    OWNER.save(tmp_path / "owner.key")
+    (tmp_path / "recipe.toml").write_text(to_toml(made.recipe.to_data()))
+    able = machine(torch=Torch("2.13.0", 5e10, made.site.run.manifest.test_vector))
+    monkeypatch.setattr(examination, "look", lambda folder: able)
+    return made
