@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -63,24 +63,28 @@ def main(
     gather_sites: int,
     honest_offers: int,
     output_dir: Path,
+    kinds: Sequence[str] = (),
 ) -> int:
     """Run both arms for each seed, then the crowd, and print tables; the exit code is 1 when something got through.
 
     max_steps       training steps of each honest site
     gather_sites    of the real runs: rounds that take more offers are cut into parts
     honest_offers   least number of honest offers that the crowd makes; 0: no crowd
+    kinds           what each adversary of the real runs plays, in turn; none: all twelve
 
-    Raises SiteError when a run fails, BadInput for more adversaries than there are names for.
+    Raises SiteError when a run fails, BadInput for an unknown kind, or more adversaries than there are names for.
     """
     if not 0 < hostile <= len(HOSTILE_NAMES):
         raise BadInput(f"--hostile ({hostile}) must be from 1 to {len(HOSTILE_NAMES)}: lower it")
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise BadInput(f"--kind {unknown[0]!r} isn't one of {', '.join(KINDS)}")
     logging.getLogger("composer_prime.sync").setLevel(logging.CRITICAL)  # a line a refusal: the tables sum them up
     console = Console(width=None if sys.stdout.isatty() else 200)
     found = Audit()
     pairs: list[tuple[Arm, Arm]] = []
     for seed in seeds:
         settings = {"run.seed": seed, "max_steps": max_steps, "outer.gather_sites": gather_sites}
-        arms = [_run_arm(recipe, settings, honest, number, output_dir) for number in (0, hostile)]
+        arms = [_run_arm(recipe, settings, honest, number, output_dir, kinds) for number in (0, hostile)]
         pairs.append((arms[0], arms[1]))
         found.add(arms[0].found)
         found.add(arms[1].found)
@@ -140,7 +144,9 @@ def describe_pairs(rewards: Sequence[tuple[float, float]]) -> str:
 # --- one real run ----------------------------------------------------------------------------------------------------
 
 
-def _run_arm(recipe: Path, settings: Mapping[str, int], honest: int, hostile: int, output_dir: Path) -> Arm:
+def _run_arm(
+    recipe: Path, settings: Mapping[str, int], honest: int, hostile: int, output_dir: Path, kinds: Sequence[str]
+) -> Arm:
     """A whole run in processes of their own, scored and audited.
 
     settings   of the recipe, in which this bench's runs differ
@@ -149,6 +155,8 @@ def _run_arm(recipe: Path, settings: Mapping[str, int], honest: int, hostile: in
     folder = (output_dir / f"adversaries-{hostile}-of-{honest + hostile}-seed{settings['run.seed']}").absolute()
     shutil.rmtree(folder, ignore_errors=True)
     setup = _Setup.prepare(recipe, settings, honest, hostile, folder)
+    if kinds:
+        setup = replace(setup, plans=tuple(replace(plan, kinds=tuple(kinds)) for plan in setup.plans))
     setup.run()
     wall_s = time.monotonic() - began
     store = open_store(setup.uri)

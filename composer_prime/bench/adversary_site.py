@@ -9,7 +9,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -65,18 +65,20 @@ class HostileSite:
         runtime: Runtime,
         first_kind: int,
         seed: int = 0,
+        kinds: Sequence[str] = tuple(KINDS),
     ) -> None:
         """Enter the run at `store`.
 
         honest       the sites to harm
         first_kind   index of the kind it plays first; the others follow in turn
+        kinds        what it plays
         """
         self._honest = frozenset(honest)
         self._store, self.site, self._runtime = store, site, runtime
         self._run = load_run(store)
         entered = enter(store, self._run, SiteIdentity(site, key), runtime=runtime, journal=None)
         self._roster, self._courier, self._incarnation = entered.roster, entered.courier, entered.incarnation
-        names = list(KINDS)
+        names = list(kinds)
         self._queue = deque(names[first_kind % len(names) :] + names[: first_kind % len(names)])
         self._turns = dict.fromkeys(names, 0)
         self._played: set[tuple[int, int]] = set()
@@ -209,6 +211,7 @@ class HostilePlan:
     honest      the sites to harm
     first_kind  index of the kind it plays first
     book        where the book goes, a file
+    kinds       what it plays, in turn
     """
 
     store: str
@@ -218,6 +221,7 @@ class HostilePlan:
     first_kind: int
     seed: int
     book: str
+    kinds: Sequence[str] = tuple(KINDS)
 
     def save(self, path: Path) -> Path:
         """Write the plan as JSON; the path is returned."""
@@ -248,6 +252,7 @@ def harass(plan: HostilePlan, wait: Callable[[float], object] = time.sleep) -> i
             runtime=runtime,
             first_kind=plan.first_kind,
             seed=plan.seed,
+            kinds=plan.kinds,
         )
         beat_every_s = load_run(store).terms.liveness_s / BEATS_PER_LIVENESS
         beaten_at, written = runtime.now(), 0

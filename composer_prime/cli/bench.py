@@ -190,10 +190,11 @@ def adversaries(
     honest_offers: Annotated[
         int, typer.Option(min=0, help="Honest offers to judge in one process, beside the adversaries; 0: none.")
     ] = 10_000,
+    kind: Annotated[list[str], typer.Option(help="What each adversary of the two arms plays; repeat it.")] = [],  # noqa: B006
     output_dir: Annotated[Path, typer.Option(help="Where the runs' folders go.")] = Path("outputs"),
 ) -> None:
     """Twelve kinds of hostile offers from three of ten sites: what is refused, what is bounded, what reward is lost."""
     from composer_prime.bench.adversaries import main
 
     seeds = seed if runs else []
-    raise typer.Exit(main(recipe, seeds, max_steps, honest, hostile, gather_sites, honest_offers, output_dir))
+    raise typer.Exit(main(recipe, seeds, max_steps, honest, hostile, gather_sites, honest_offers, output_dir, kind))

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from composer_prime.bench import adversary_site
-from composer_prime.bench.adversaries import describe_pairs
+from composer_prime.bench.adversaries import describe_pairs, main
 from composer_prime.bench.adversary_audit import Audit, audit
 from composer_prime.bench.adversary_crowd import CrowdPlan, crowd_plans, judge_crowd
 from composer_prime.bench.adversary_kinds import KINDS
 from composer_prime.bench.adversary_site import HostilePlan, harass, read_book
+from composer_prime.errors import BadInput
 from composer_prime.store import open_store
 from composer_prime.sync import witness
 from composer_prime.sync.merging import Merger
@@ -109,7 +110,8 @@ def test_the_crowds_runs_make_at_least_the_offers_asked_for_by_every_rule():
     }
 
 
-def test_an_adversary_beside_running_sites_leaves_a_book_and_equal_masters(tmp_path):
+@pytest.mark.parametrize("kinds", [tuple(KINDS), ("sign flip",)], ids=["all", "one"])
+def test_an_adversary_beside_running_sites_leaves_a_book_of_its_kinds_and_equal_masters(tmp_path, kinds):
     signing = {name: SigningKey.generate() for name in ("a", "b", "0-eve")}
     founding = Founding(keys={name: key.public for name, key in signing.items()})
     signing["0-eve"].save(tmp_path / "eve.key")
@@ -119,15 +121,22 @@ def test_an_adversary_beside_running_sites_leaves_a_book_and_equal_masters(tmp_p
         ThreadSite(open_store(uri), terms, name, data_seed=index, key=signing[name], founding=founding)
         for index, name in enumerate("ab")
     ]
-    plan = HostilePlan(uri, "0-eve", str(tmp_path / "eve.key"), ["a", "b"], 0, 0, str(tmp_path / "book.jsonl"))
+    plan = HostilePlan(uri, "0-eve", str(tmp_path / "eve.key"), ["a", "b"], 0, 0, str(tmp_path / "book.jsonl"), kinds)
     eve = threading.Thread(target=harass, args=(plan,), daemon=True)
     eve.start()
     run_sites(*sites)
     eve.join(30)
     assert not eve.is_alive()
     assert sites[0].summary["masters"] == sites[1].summary["masters"]
-    found = audit(open_store(uri), ["a", "b"], read_book(tmp_path / "book.jsonl"))
+    book = read_book(tmp_path / "book.jsonl")
+    assert len(book) > 1 and (len({deed.kind for deed in book}) == 1) == (len(kinds) == 1)
+    found = audit(open_store(uri), ["a", "b"], book)
     assert found.honest_refused == [] and found.unbounded == []
+
+
+def test_an_unknown_kind_is_refused_before_anything_runs(tmp_path):
+    with pytest.raises(BadInput, match="--kind 'sign flop' isn't one of scale x1000, sign flip, "):
+        main(tmp_path / "none.toml", [0], 8, 7, 3, 16, 0, tmp_path, ["sign flip", "sign flop"])
 
 
 def test_audits_add_up():
