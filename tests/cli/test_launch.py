@@ -215,6 +215,19 @@ def test_what_can_not_be_launched_is_refused_in_one_line(
     assert not (tmp_path / "out").exists() and not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["launch", "dry run"])
+@pytest.mark.parametrize("said", [(), ("--usd-per-hour", "0")], ids=["own price", "said"])
+def test_a_limit_on_cost_where_jobs_cost_nothing_is_refused_and_nothing_starts(
+    cli, tmp_path: Path, platform: LocalPlatform, dry: tuple[str, ...], said: tuple[str, ...]
+) -> None:
+    arguments = ("launch", RECIPE, "--on", "local", "--max-cost", "5", "--output_dir", str(tmp_path / "out"))
+    why = "(--usd-per-hour)" if said else "(this machine)"
+    assert_refused(cli(*arguments, *dry, *said), "--max-cost (5)", f"costs $0 {why}", "--usd-per-hour", "--max-hours")
+    assert not (tmp_path / "state").exists()
+    answer = cli(*arguments, "--dry-run", "--usd-per-hour", "2.5")
+    assert answer.code == 0 and "$2.50 an hour (--usd-per-hour); ends by itself after 0.9" in answer.out
+
+
 def test_a_replica_that_nobody_launched_is_refused(cli, launched: LaunchedByHand) -> None:
     launched.start("a", "pass")
     assert_refused(
