@@ -42,6 +42,13 @@ def require_token() -> None:
         raise BadInput(f"no token for Modal is set here: {TOKEN_REMEDY}")
 
 
+def environment_name() -> str:
+    """The environment of the workspace that this process works in; "" for the workspace's default."""
+    from modal.config import config
+
+    return config["environment"] or ""
+
+
 def _token() -> tuple[str, str] | None:
     from modal.config import config
 
