@@ -13,7 +13,13 @@ from typing import Any
 
 from composer_prime.errors import ExecutorError, JobUnknown
 from composer_prime.executors.base import Job, JobSpec, JobState, JobStatus, Price, check_names, hides_secrets
-from composer_prime.executors.modal_client import Connection, environment_name, modal_package, require_token
+from composer_prime.executors.modal_client import (
+    Connection,
+    environment_name,
+    modal_package,
+    require_proxy_support,
+    require_token,
+)
 from composer_prime.executors.modal_deploy import FUNCTION, TIMEOUT_MARGIN_S, deployed_function, settings
 from composer_prime.executors.modal_limits import MAX_TIMEOUT_S, check_spec, unbounded
 from composer_prime.executors.modal_logs import LogReader
@@ -57,6 +63,7 @@ class ModalExecutor:
     def check(self, spec: JobSpec) -> None:
         check_names(spec)
         check_spec(spec)
+        require_proxy_support()
         require_token()
 
     def describe(self, spec: JobSpec) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors import modal_client
+from composer_prime.executors.base import JobSpec
 from composer_prime.executors.modal_client import (
     Connection,
     explained,
@@ -14,6 +15,7 @@ from composer_prime.executors.modal_client import (
     require_proxy_support,
     require_token,
 )
+from composer_prime.executors.modal_jobs import ModalExecutor
 
 modal = pytest.importorskip("modal")
 known = modal.exception
@@ -121,9 +123,10 @@ def test_a_proxy_that_the_client_can_not_use_is_refused_at_once_in_one_clear_lin
     monkeypatch.setitem(sys.modules, "python_socks", None)
     if not refused:
         return require_proxy_support()
-    with pytest.raises(BadInput, match=rf"^{refused} is set, .*pip install 'composer-prime\[modal\]'") as caught:
-        _ = Connection().client
-    assert "hush" not in str(caught.value)
+    for ask in (lambda: Connection().client, lambda: ModalExecutor().check(JobSpec("run", "a", 1, ("true",), 60))):
+        with pytest.raises(BadInput, match=rf"^{refused} is set, .*pip install 'composer-prime\[modal\]'") as caught:
+            ask()
+        assert "hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize("ask", [require_token, lambda: Connection().client], ids=["check", "connection"])
