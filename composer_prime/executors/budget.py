@@ -6,7 +6,7 @@ limit, whatever happens to the supervisor.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobState, JobStatus, Price
@@ -97,10 +97,7 @@ def allowed_s(
     expenses, seconds = list(expenses), float(wanted_s)
     if limits.max_usd is not None:
         if usd_per_hour is None:
-            raise BadInput(
-                f"--max-cost ({limits.max_usd:g}) can't be kept, since this machine's price is unknown: "
-                "say --usd-per-hour, or leave --max-cost out and limit --max-hours"
-            )
+            raise BadInput(_unknown(limits.max_usd))
         if usd_per_hour > 0:
             left_usd = limits.max_usd - sum(each.most_usd(now) for each in expenses)
             seconds = min(seconds, left_usd / max(1, waiting) / usd_per_hour * HOUR_S - overrun_s)
@@ -110,10 +107,31 @@ def allowed_s(
     return int(seconds) if seconds >= min(MIN_JOB_S, wanted_s) else 0
 
 
+def price_of_job(listed: Price, usd_per_hour: float | None) -> Price:
+    """A job's price: what the person said of it, else what its platform lists."""
+    return listed if usd_per_hour is None else replace(listed, usd_per_hour=usd_per_hour, source="--usd-per-hour")
+
+
 def check_bounded(limits: Limits, price: Price, on: str) -> None:
-    """Raise BadInput for a limit on cost where an hour's price isn't the most that an hour can cost."""
-    if limits.max_usd is not None and price.unbounded:
+    """Raise BadInput for a limit on cost that no job could reach there, or that an hour's price can't keep."""
+    if limits.max_usd is None:
+        return
+    if price.usd_per_hour is None:
+        raise BadInput(_unknown(limits.max_usd, f" ({price.source})"))
+    if price.usd_per_hour == 0:
+        raise BadInput(
+            f"--max-cost ({limits.max_usd:g}) would limit nothing on {on}, where a job's hour costs $0 "
+            f"({price.source}): give its price by --usd-per-hour, or leave --max-cost out and limit --max-hours"
+        )
+    if price.unbounded:
         raise BadInput(
             f"--max-cost ({limits.max_usd:g}) can't be kept on {on}, which bills what a job uses beyond what it "
             f"asks for: {price.unbounded}, or leave --max-cost out and limit --max-hours"
         )
+
+
+def _unknown(max_usd: float, why: str = "") -> str:
+    return (
+        f"--max-cost ({max_usd:g}) can't be kept, since a job's price is unknown{why}: "
+        "give it by --usd-per-hour, or leave --max-cost out and limit --max-hours"
+    )

@@ -1,8 +1,9 @@
 """What a launch would start and what that costs an hour, said without starting, or writing, anything."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from composer_prime.executors.budget import Limits, allowed_s, check_bounded
+from composer_prime.executors.budget import Limits, allowed_s, check_bounded, price_of_job
 from composer_prime.executors.fleet import Fleet
 from composer_prime.executors.launching import LaunchPlan, spec_of
 from composer_prime.executors.records import Launch, LaunchBook
@@ -19,26 +20,26 @@ def dry_run_lines(plan: LaunchPlan, limits: Limits) -> Iterator[str]:
         total: float | None = 0.0
         for site in plan.sites:
             intent = fleet.intent(plan, site, 1, plan.timeout_s, "0" * 64)
-            price = intent.usd_per_hour
+            executor = fleet.executor(plan.on)
+            spec = spec_of(intent, launch.name, plan.secrets)
+            executor.check(spec)
+            price = price_of_job(executor.price(spec), plan.usd_per_hour)
+            check_bounded(limits, price, plan.on)
             seconds = allowed_s(
                 limits,
                 [],
                 wanted_s=plan.timeout_s,
-                usd_per_hour=price,
+                usd_per_hour=price.usd_per_hour,
                 overrun_s=intent.overrun_s,
                 waiting=len(plan.sites),
                 now=0.0,
             )
-            intent = intent.model_copy(update={"timeout_s": max(1, seconds)})
-            spec = spec_of(intent, launch.name, plan.secrets)
-            executor = fleet.executor(plan.on)
-            executor.check(spec)
-            check_bounded(limits, executor.price(spec), plan.on)
+            spec = replace(spec, timeout_s=max(1, seconds))
             yield f"site {site} on {plan.on}"
             yield from (f"  {line}" for line in executor.describe(spec).splitlines())
-            source = executor.price(spec).source if plan.usd_per_hour is None else "--usd-per-hour"
-            yield f"  price {_usd(price)} an hour ({source}); ends by itself after {seconds / 3600:.2f} h"
-            total = None if price is None or total is None else total + price
+            usd = price.usd_per_hour
+            yield f"  price {_usd(usd)} an hour ({price.source}); ends by itself after {seconds / 3600:.2f} h"
+            total = None if usd is None or total is None else total + usd
         yield f"all {len(plan.sites)} sites: {_usd(total)} an hour; {_limits(limits)}"
         yield f"run {plan.run_uri}; secrets from this environment: {', '.join(plan.secrets) or 'none'}"
         yield "nothing was started"

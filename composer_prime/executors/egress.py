@@ -23,14 +23,24 @@ def bucket_lines(
     ask_region: Callable[[str], str | None] = bucket_region,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[str]:
-    """What fetching costs over the whole run, after a warning where the bucket isn't in the jobs' region.
+    """What fetching costs over the whole run, after a warning where the bucket isn't in the jobs' region, and a line
+    where that can't be known.
 
     Nothing where the bucket is a folder. ask_region: an S3 bucket's name to its region, None where that can't be had.
     """
     usd_per_gb, _ = egress_usd_per_gb(plan.run_uri)
     if is_folder(plan.run_uri):
         return
-    far = _far_away(plan, ask_region, environment)
+    jobs, far = plan.recipe.launch.region, ""
+    if jobs:
+        region, source = _region(plan.run_uri, ask_region, environment)
+        if region is None:
+            yield f"launch.region ({jobs}) isn't compared with the bucket's: {source}"
+        elif region != jobs:
+            far = (
+                f"the bucket is in {region} (as {source}) and the jobs run in {jobs} (launch.region): every byte they "
+                "fetch takes longer and is charged as egress"
+            )
     try:
         fetched = fetched_bytes(plan, shapes)
     except (ComposerPrimeError, OSError) as error:
@@ -57,22 +67,20 @@ def traffic_line(fetched: int, rounds: int, uri: str) -> str:
     return f"bucket traffic: all sites fetch {gb:.2f} GB in {rounds} rounds, joins not counted, {cost} ({source})"
 
 
-def _far_away(plan: LaunchPlan, ask_region: Callable[[str], str | None], environment: Mapping[str, str]) -> str | None:
-    """What to warn of when an S3 bucket's region is known and isn't where the recipe says that the jobs run."""
-    jobs = plan.recipe.launch.region
-    scheme, _, place = plan.run_uri.partition("://")
-    if scheme != "s3" or not jobs:
-        return None
-    region, source = ask_region(place.partition("/")[0]), "it says itself"
-    if region is None:
-        name = next((name for name in ("AWS_REGION", "AWS_DEFAULT_REGION") if environment.get(name)), None)
-        region, source = (environment[name], f"{name} says; it could not be asked") if name else (None, "")
-    if region is None or region == jobs:
-        return None
-    return (
-        f"the bucket is in {region} (as {source}) and the jobs run in {jobs} (launch.region): every byte they fetch "
-        "takes longer and is charged as egress"
-    )
+def _region(
+    uri: str, ask_region: Callable[[str], str | None], environment: Mapping[str, str]
+) -> tuple[str | None, str]:
+    """Where a bucket is and who says so; None where that can't be known, and why."""
+    scheme, _, place = uri.partition("://")
+    if scheme != "s3":
+        return None, f"a {scheme}:// bucket isn't asked where it is"
+    region = ask_region(place.partition("/")[0])
+    if region is not None:
+        return region, "it says itself"
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        if environment.get(name):
+            return environment[name], f"{name} says; it could not be asked"
+    return None, "it doesn't say where it is, and neither AWS_REGION nor AWS_DEFAULT_REGION is set"
 
 
 def fetched_bytes(plan: LaunchPlan, shapes: Shapes) -> int:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors.base import Executor, Job, JobState, JobStatus, KnowsAccount
-from composer_prime.executors.budget import HOUR_S, ran_from
+from composer_prime.executors.budget import HOUR_S, price_of_job, ran_from
 from composer_prime.executors.launching import LaunchPlan, replica_command, spec_of
 from composer_prime.executors.open import absolute_option, file_takes, open_executor, open_recorded
 from composer_prime.executors.recorded_hosts import KnowsHosts, hosts_to_use, keep_hosts
@@ -141,9 +141,9 @@ class Fleet:
             created_at=self.clock(),
             created_by=who(),
         )
-        price = self.executor(plan.on).price(spec_of(intent, self.book.name, plan.secrets))
-        usd_per_hour = price.usd_per_hour if plan.usd_per_hour is None else plan.usd_per_hour
-        return intent.model_copy(update={"usd_per_hour": usd_per_hour, "overrun_s": price.overrun_s})
+        listed = self.executor(plan.on).price(spec_of(intent, self.book.name, plan.secrets))
+        price = price_of_job(listed, plan.usd_per_hour)
+        return intent.model_copy(update={"usd_per_hour": price.usd_per_hour, "overrun_s": price.overrun_s})
 
     def start(self, plan: LaunchPlan, site: str, attempt: int, timeout_s: int) -> Job:
         """Write the intent of an attempt, and submit its job. Attempts before it that may run are ended first.

@@ -1,11 +1,14 @@
 """One connection to Modal, whose package is imported late: requests repeated while Modal is busy, errors made ours."""
 
+import importlib.util
 import itertools
 import logging
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from composer_prime.errors import BadInput, ComposerPrimeError, ExecutorError, JobUnknown
 
@@ -42,6 +45,33 @@ def require_token() -> None:
         raise BadInput(f"no token for Modal is set here: {TOKEN_REMEDY}")
 
 
+def require_proxy_support() -> None:
+    """Raise BadInput where a proxy leads to Modal and what the client needs for that isn't there.
+
+    Left alone the client tries for a minute, and then says only that it can't connect.
+    """
+    modal_package()
+    from modal.config import config
+
+    server = urlsplit(config["server_url"].partition(",")[0])
+    proxies = urllib.request.getproxies()
+    name = next((name for name in (server.scheme, "all") if proxies.get(name)), None)
+    if name is None or config["disable_api_proxy"] or urllib.request.proxy_bypass(server.hostname or ""):
+        return
+    if importlib.util.find_spec("python_socks") is None:
+        raise BadInput(
+            f"{name.upper()}_PROXY is set, and Modal's client needs a package for that which isn't installed "
+            "(python_socks): pip install 'composer-prime[modal]', or set MODAL_DISABLE_API_PROXY=1"
+        )
+
+
+def environment_name() -> str:
+    """The environment of the workspace that this process works in; "" for the workspace's default."""
+    from modal.config import config
+
+    return config["environment"] or ""
+
+
 def _token() -> tuple[str, str] | None:
     from modal.config import config
 
@@ -63,6 +93,7 @@ class Connection:
         with self._lock:
             if self._client is not None:
                 return self._client
+            require_proxy_support()
             try:
                 if not (token := _token()):
                     # Another way to log in, or the reason why there is none. It is the process's: not ours to close.

@@ -13,7 +13,13 @@ from typing import Any
 
 from composer_prime.errors import ExecutorError, JobUnknown
 from composer_prime.executors.base import Job, JobSpec, JobState, JobStatus, Price, check_names, hides_secrets
-from composer_prime.executors.modal_client import Connection, modal_package, require_token
+from composer_prime.executors.modal_client import (
+    Connection,
+    environment_name,
+    modal_package,
+    require_proxy_support,
+    require_token,
+)
 from composer_prime.executors.modal_deploy import FUNCTION, TIMEOUT_MARGIN_S, deployed_function, settings
 from composer_prime.executors.modal_limits import MAX_TIMEOUT_S, check_spec, unbounded
 from composer_prime.executors.modal_logs import LogReader
@@ -51,11 +57,13 @@ class ModalExecutor:
     def __init__(self) -> None:
         self._connection = Connection()
         self._runs: dict[str, Records] = {}
+        self._account: str | None = None
 
     @hides_secrets
     def check(self, spec: JobSpec) -> None:
         check_names(spec)
         check_spec(spec)
+        require_proxy_support()
         require_token()
 
     def describe(self, spec: JobSpec) -> str:
@@ -112,6 +120,14 @@ class ModalExecutor:
             # Somebody else's call has the job; this one would find that out itself, at the price of a start.
             self._connection.ask(f"end of a second {spec.name}", lambda: call.cancel(terminate_containers=True))
         return job
+
+    def account(self) -> str:
+        """The workspace, and the environment in it where records are looked up: another's aren't seen. Asked once."""
+        if self._account is None:
+            workspace = modal_package().Workspace.from_context(client=self._connection.client)
+            self._connection.ask("name of the workspace", workspace.hydrate)
+            self._account = "/".join(part for part in (workspace.name, environment_name()) if part)
+        return self._account
 
     def find(self, run: str) -> list[Job]:
         try:

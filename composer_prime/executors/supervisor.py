@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from composer_prime.errors import BadInput, ExecutorError, StoreError
 from composer_prime.executors.base import JobState
-from composer_prime.executors.budget import Limits, check_bounded
+from composer_prime.executors.budget import Limits, check_bounded, price_of_job
 from composer_prime.executors.fleet import NOT_SUBMITTED, Fleet, Seen, SiteStopped, Stopped
 from composer_prime.executors.launching import LaunchPlan, spec_of
 from composer_prime.executors.pulses import Pulses
@@ -51,7 +51,7 @@ class Supervisor:
         spec = spec_of(intent, self._fleet.book.name, self._plan.secrets)
         executor = self._fleet.executor(self._plan.on)
         executor.check(spec)
-        check_bounded(self._limits, executor.price(spec), self._plan.on)
+        check_bounded(self._limits, price_of_job(executor.price(spec), self._plan.usd_per_hour), self._plan.on)
         self._usd_per_hour, self._overrun_s = intent.usd_per_hour, intent.overrun_s
 
     def run(self, wait: Callable[[], object], until: Callable[[], bool] = lambda: False) -> bool | None:

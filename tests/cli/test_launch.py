@@ -1,13 +1,15 @@
 """`launch`, `ps`, `logs` and `cancel`: what they print and refuse, from the bucket's URI alone."""
 
 import json
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from botocore.session import get_session
 
 from composer_prime.errors import BadInput, ExecutorError
 from composer_prime.executors.base import Job, JobSpec
@@ -19,6 +21,7 @@ from composer_prime.store import open_store
 from tests.cli.command_line import Answer, call
 from tests.executors.jobs import Stage
 from tests.executors.loopback_local import LocalPlatform
+from tests.servers import S3Server
 
 RECIPE = str(Path(__file__).parents[2] / "recipes/local/two_sites.toml")
 TOKEN = "hf_very-secret-0123456789"
@@ -213,6 +216,41 @@ def test_what_can_not_be_launched_is_refused_in_one_line(
 ) -> None:
     assert_refused(cli("launch", RECIPE, *arguments, "--output_dir", str(tmp_path / "out")), said)
     assert not (tmp_path / "out").exists() and not (tmp_path / "state").exists()
+
+
+@pytest.mark.s3
+def test_a_dry_run_warns_of_a_bucket_in_another_region_and_says_what_that_costs(
+    cli, tmp_path: Path, platform: LocalPlatform, store_uri: Callable[[str], str], moto: S3Server
+) -> None:
+    store_uri("moto")  # the AWS variables lead there
+    client = get_session().create_client("s3", region_name="eu-central-1")
+    client.create_bucket(Bucket="frankfurt", CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+    client.close()
+    bucket = ("--outer.store", "s3://frankfurt/runs", "--max_steps", "400000", "--output_dir", str(tmp_path / "out"))
+    arguments = ("launch", RECIPE, "--on", "local", "--dry-run", *bucket, "--launch.region")
+    answer = cli(*arguments, "us-east-1")
+    *_, warning, traffic = answer.out.splitlines()
+    cost = re.search(r" (\$\d+\.\d\d) where egress is charged", traffic)
+    assert cost is not None and cost[1] != "$0.00"
+    assert warning == (
+        "warning: the bucket is in eu-central-1 (as it says itself) and the jobs run in us-east-1 (launch.region): "
+        f"every byte they fetch takes longer and is charged as egress, {cost[1]} for the run's rounds; "
+        "use a bucket there"
+    )
+    assert "warning" not in cli(*arguments, "eu-central-1").out
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["launch", "dry run"])
+@pytest.mark.parametrize("said", [(), ("--usd-per-hour", "0")], ids=["own price", "said"])
+def test_a_limit_on_cost_where_jobs_cost_nothing_is_refused_and_nothing_starts(
+    cli, tmp_path: Path, platform: LocalPlatform, dry: tuple[str, ...], said: tuple[str, ...]
+) -> None:
+    arguments = ("launch", RECIPE, "--on", "local", "--max-cost", "5", "--output_dir", str(tmp_path / "out"))
+    why = "(--usd-per-hour)" if said else "(this machine)"
+    assert_refused(cli(*arguments, *dry, *said), "--max-cost (5)", f"costs $0 {why}", "--usd-per-hour", "--max-hours")
+    assert not (tmp_path / "state").exists()
+    answer = cli(*arguments, "--dry-run", "--usd-per-hour", "2.5")
+    assert answer.code == 0 and "$2.50 an hour (--usd-per-hour); ends by itself after 0.9" in answer.out
 
 
 def test_a_replica_that_nobody_launched_is_refused(cli, launched: LaunchedByHand) -> None:

@@ -64,6 +64,39 @@ def test_a_launch_whose_jobs_run_out_of_their_time_ends_within_its_cost(
     assert row.usd is not None and limits.max_usd is not None and 1.0 < row.usd <= limits.max_usd
 
 
+def test_a_preempted_replica_is_started_again_as_often_as_it_may_be(
+    platform: LoopbackPlatform, executor: Executor, stage: Stage, ended: None
+) -> None:
+    fleet = StagedFleet(stage.folder, f"mark('up' + sys.argv[3]); {FOREVER}", lambda on: executor)
+    said: list[str] = []
+    limits = Limits(max_restarts=1, hang_after_s=None)
+    supervisor = Supervisor(fleet, staged_plan(platform.launch_option(), "a"), limits, say=said.append)
+    supervisor.turn()
+    stage.await_mark("up1")
+    platform.preempt(executor.find(fleet.book.name)[0])
+    wait_until(lambda: not supervisor.turn() and ("a", 2) in states(fleet), "attempt 2 submitted")
+    assert states(fleet)["a", 1] == "preempted"
+    stage.await_mark("up2")
+    platform.preempt(executor.find(fleet.book.name)[1])
+    wait_until(supervisor.turn, "given up")
+    assert states(fleet) == {("a", 1): "preempted", ("a", 2): "preempted"}
+    assert said[-1].startswith("a: given up:") and "--max-restarts (1) is used up" in said[-1]
+    assert live_pids(platform, executor, fleet) == []
+
+
+def test_a_replica_that_ran_out_of_its_time_is_started_again_as_often_as_it_may_be(
+    platform: LoopbackPlatform, executor: Executor, stage: Stage, ended: None
+) -> None:
+    fleet = StagedFleet(stage.folder, FOREVER, lambda on: executor)
+    said: list[str] = []
+    limits = Limits(max_restarts=1, hang_after_s=None)
+    supervisor = Supervisor(fleet, staged_plan(platform.launch_option(), "a", timeout_s=1), limits, say=said.append)
+    wait_until(supervisor.turn, "given up")
+    assert states(fleet) == {("a", 1): "timed-out", ("a", 2): "timed-out"}
+    assert said[-1].startswith("a: given up:") and "--max-restarts (1) is used up" in said[-1]
+    assert live_pids(platform, executor, fleet) == []
+
+
 def test_a_replica_that_hangs_is_ended_and_started_anew(
     platform: LoopbackPlatform, executor: Executor, stage: Stage, ended: None
 ) -> None:

@@ -26,6 +26,7 @@ from tests.executors.platforms import Trouble
 
 SLOW_S = 2.0
 TOKEN_ID, TOKEN_SECRET = "ak-loopback", "as-loopback-secret"
+WORKSPACE = "loopback-team"
 BAD_IMAGE = "registry.invalid"
 """Images whose name begins so can't be built."""
 
@@ -45,7 +46,7 @@ class Servicer:
         self._secrets: dict[str, dict[str, str]] = {}
         self._volumes: dict[str, Path] = {}
         self._dicts: dict[str, dict[bytes, bytes]] = {}
-        self._named: dict[tuple[str, str], str] = {}
+        self._named: dict[tuple[str, str, str], str] = {}
         self._files: dict[str, bytes] = {}
         self._mounts: dict[str, dict[str, str]] = {}
         self.functions: dict[str, Function] = {}
@@ -113,8 +114,8 @@ class Servicer:
         return f"{prefix}-{self._own}{next(self._numbers):010d}"
 
     def _by_name(self, kind: str, request: Any) -> str:
-        """The id of a named object, made if the request allows it."""
-        key = (kind, request.deployment_name)
+        """The id of an environment's named object, made if the request allows it."""
+        key = (kind, request.environment_name, request.deployment_name)
         if key not in self._named:
             if request.object_creation_type == api.OBJECT_CREATION_TYPE_UNSPECIFIED:
                 raise GRPCError(Status.NOT_FOUND, f"no {kind} named {request.deployment_name!r}")
@@ -130,6 +131,9 @@ class Servicer:
 
     async def ClientHello(self, request: Any, _: Any) -> Any:
         return api.ClientHelloResponse(image_builder_version="2025.06")
+
+    async def WorkspaceNameLookup(self, request: Any, _: Any) -> Any:
+        return api.WorkspaceNameLookupResponse(workspace_name=WORKSPACE, username=WORKSPACE)
 
     async def EnvironmentGetOrCreate(self, request: Any, _: Any) -> Any:
         settings = api.EnvironmentSettings(image_builder_version="2025.06")

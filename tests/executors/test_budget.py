@@ -5,8 +5,16 @@ import random
 import pytest
 
 from composer_prime.errors import BadInput
-from composer_prime.executors.base import JobState, JobStatus
-from composer_prime.executors.budget import HOUR_S, Expense, Limits, allowed_s, ran_from
+from composer_prime.executors.base import JobState, JobStatus, Price
+from composer_prime.executors.budget import (
+    HOUR_S,
+    Expense,
+    Limits,
+    allowed_s,
+    check_bounded,
+    price_of_job,
+    ran_from,
+)
 
 NOW = 1_000_000.0
 DAY_S = 24 * 3600
@@ -45,7 +53,7 @@ def test_hours_count_from_the_first_job() -> None:
     assert seconds == HOUR_S
 
 
-def test_ones_own_machine_has_no_cost_limit() -> None:
+def test_a_limit_on_cost_cuts_no_job_that_costs_nothing() -> None:
     limits = Limits(max_usd=0.01)
     assert allowed_s(limits, [running(9, 9, 0.0)], wanted_s=60, usd_per_hour=0.0, waiting=1, now=NOW) == 60
 
@@ -53,6 +61,25 @@ def test_ones_own_machine_has_no_cost_limit() -> None:
 def test_a_limit_that_nobody_could_keep_is_refused() -> None:
     with pytest.raises(BadInput, match="--usd-per-hour"):
         allowed_s(Limits(max_usd=5.0), [], wanted_s=60, usd_per_hour=None, waiting=1, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("listed", "said_usd", "why"),
+    [
+        (Price(None, "H1000 is not in the list"), None, r"price is unknown \(H1000 is not in the list\): give it by"),
+        (Price(0.0, "this machine"), None, r"limit nothing on moon, where a job's hour costs \$0 \(this machine\)"),
+        (Price(2.0, "the list"), 0.0, r"costs \$0 \(--usd-per-hour\)"),
+    ],
+    ids=["unknown", "nothing", "said to be nothing"],
+)
+def test_a_limit_on_cost_that_could_never_bite_is_refused_with_its_reason_and_what_to_do(
+    listed: Price, said_usd: float | None, why: str
+) -> None:
+    price = price_of_job(listed, said_usd)
+    with pytest.raises(BadInput, match=rf"--max-cost \(5\) .*{why}.* --usd-per-hour, or leave .* --max-hours"):
+        check_bounded(Limits(max_usd=5.0), price, "moon")
+    check_bounded(Limits(max_hours=5.0), price, "moon")
+    check_bounded(Limits(max_usd=5.0), price_of_job(listed, 1.5), "moon")
 
 
 def test_what_is_not_known_to_have_started_costs_nothing_yet_but_is_kept() -> None:

@@ -160,25 +160,35 @@ def test_a_bucket_in_another_region_is_warned_about_with_its_cost(
     assert "$0.01 for the run's rounds" in warning and asked == ["b"]
 
 
-def test_a_region_that_is_the_jobs_own_or_unknown_is_not_warned_about() -> None:
+def test_a_region_that_is_the_jobs_own_is_not_warned_about() -> None:
     plan = planned({**FAR, "launch": {"region": "eu-west-1"}})
-    for told, variables in (
-        ("eu-west-1", {"AWS_REGION": "us-east-1"}),
-        (None, {"AWS_REGION": "eu-west-1"}),
-        (None, {}),
-    ):
+    for told, variables in (("eu-west-1", {"AWS_REGION": "us-east-1"}), (None, {"AWS_REGION": "eu-west-1"})):
         (line,) = bucket_lines(plan, shapes, ask_region=lambda name, told=told: told, environment=variables)
         assert line.startswith("bucket traffic")
 
 
-@pytest.mark.parametrize("store", ["gs://b/r", "hf://buckets/me/b/r", "s3://b/r"])
-def test_nobody_is_asked_for_a_region_without_need(store: str) -> None:
-    def nobody(name: str) -> str:
-        raise AssertionError("asked")
+def nobody(name: str) -> str:
+    raise AssertionError("asked")
 
-    launch = {} if store.startswith("s3") else {"region": "eu-west-1"}
-    plan = planned({"outer": {**FAR["outer"], "store": store}, "launch": launch})
-    (line,) = bucket_lines(plan, shapes, ask_region=nobody, environment={"AWS_REGION": "us-east-1"})
+
+@pytest.mark.parametrize(
+    ("store", "ask", "why"),
+    [
+        ("s3://b/r", lambda name: None, "it doesn't say where it is, and neither AWS_REGION nor AWS_DEFAULT_REGION"),
+        ("gs://b/r", nobody, "a gs:// bucket isn't asked where it is"),
+        ("hf://buckets/me/b/r", nobody, "a hf:// bucket isn't asked where it is"),
+    ],
+    ids=["s3", "gs", "hf"],
+)
+def test_a_region_that_can_not_be_compared_is_said(store: str, ask: Callable[[str], str | None], why: str) -> None:
+    plan = planned({"outer": {**FAR["outer"], "store": store}, "launch": {"region": "eu-west-1"}})
+    said, traffic = bucket_lines(plan, shapes, ask_region=ask, environment={})
+    assert said.startswith(f"launch.region (eu-west-1) isn't compared with the bucket's: {why}")
+    assert traffic.startswith("bucket traffic")
+
+
+def test_nobody_is_asked_for_a_region_without_need() -> None:
+    (line,) = bucket_lines(planned(FAR), shapes, ask_region=nobody, environment={"AWS_REGION": "us-east-1"})
     assert line.startswith("bucket traffic")
 
 

@@ -7,7 +7,15 @@ import pytest
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors import modal_client
-from composer_prime.executors.modal_client import Connection, explained, modal_package, require_token
+from composer_prime.executors.base import JobSpec
+from composer_prime.executors.modal_client import (
+    Connection,
+    explained,
+    modal_package,
+    require_proxy_support,
+    require_token,
+)
+from composer_prime.executors.modal_jobs import ModalExecutor
 
 modal = pytest.importorskip("modal")
 known = modal.exception
@@ -87,6 +95,38 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "modal", None)
     with pytest.raises(BadInput, match=r"pip install 'composer-prime\[modal\]'"):
         modal_package()
+
+
+PROXIED = {"HTTPS_PROXY": "http://me:hush-hush@127.0.0.1:1"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "refused"),
+    [
+        (PROXIED, "HTTPS_PROXY"),
+        ({"ALL_PROXY": "socks5://127.0.0.1:1"}, "ALL_PROXY"),
+        ({"HTTP_PROXY": "http://127.0.0.1:1"}, ""),
+        (PROXIED | {"NO_PROXY": "modal.com"}, ""),
+        (PROXIED | {"MODAL_DISABLE_API_PROXY": "1"}, ""),
+        ({}, ""),
+    ],
+    ids=["https", "all", "another scheme's", "not for modal", "not wanted", "none"],
+)
+def test_a_proxy_that_the_client_can_not_use_is_refused_at_once_in_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], refused: str
+) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    for name, value in {"MODAL_SERVER_URL": "https://api.modal.com,https://api.modal2.com", **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "python_socks", None)
+    if not refused:
+        return require_proxy_support()
+    for ask in (lambda: Connection().client, lambda: ModalExecutor().check(JobSpec("run", "a", 1, ("true",), 60))):
+        with pytest.raises(BadInput, match=rf"^{refused} is set, .*pip install 'composer-prime\[modal\]'") as caught:
+            ask()
+        assert "hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize("ask", [require_token, lambda: Connection().client], ids=["check", "connection"])

@@ -129,7 +129,7 @@ def test_a_cache_is_a_volume_that_outlives_its_job(
     ]
     assert wait_for(executor, jobs[1]).state is JobState.SUCCEEDED
     assert list(executor.logs(jobs[1])) == ["weights"]
-    assert ("vo", "composer-prime-cache-hf") in platform.servicer._named
+    assert ("vo", "", "composer-prime-cache-hf") in platform.servicer._named
 
 
 def test_an_image_that_can_not_be_built_is_refused_and_leaves_no_job(executor: ModalExecutor, spec: JobSpec) -> None:

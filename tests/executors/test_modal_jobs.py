@@ -17,7 +17,7 @@ from composer_prime.executors.base import Job, JobSpec, JobState
 from composer_prime.executors.budget import Limits
 from composer_prime.executors.fleet import Fleet
 from composer_prime.executors.launching import spec_of
-from composer_prime.executors.records import begin_launch
+from composer_prime.executors.records import LaunchBook, begin_launch
 from composer_prime.executors.supervisor import Supervisor
 from composer_prime.store.memory import MemoryStore
 
@@ -29,7 +29,7 @@ from tests.executors import loopback_modal_fixtures as fixtures
 from tests.executors.launches import small_plan
 from tests.executors.loopback_modal import LoopbackModal
 from tests.executors.loopback_modal_fixtures import SLEEP, wait_for, wait_until
-from tests.executors.loopback_modal_servicer import Servicer
+from tests.executors.loopback_modal_servicer import WORKSPACE, Servicer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the loopback finds a container's processes in /proc")
 platform, executor, spec = fixtures.platform, fixtures.executor, fixtures.spec
@@ -374,6 +374,52 @@ def test_a_job_that_modal_forgot_is_unknown(executor: ModalExecutor, spec: JobSp
     other = replace(job, id=replace(spec, attempt=2).name, attempt=2)
     with pytest.raises(JobUnknown, match="unused for 7 days"):
         executor.poll(other)
+
+
+# --- whose jobs ------------------------------------------------------------------------------------------------------
+
+
+def test_the_account_is_the_workspace_and_the_environment_asked_once(
+    platform: LoopbackModal, executor: ModalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = platform.servicer.requests.count("WorkspaceNameLookup")
+    assert [executor.account() for _ in range(3)] == [WORKSPACE] * 3
+    assert platform.servicer.requests.count("WorkspaceNameLookup") == before + 1
+    monkeypatch.setenv("MODAL_ENVIRONMENT", "dev")
+    assert platform.executor().account() == f"{WORKSPACE}/dev"
+
+
+def killed_before_modal_was_asked(executor: ModalExecutor, monkeypatch: pytest.MonkeyPatch) -> LaunchBook:
+    """A launch with an intent and no job, whose launcher ended on another machine than the one that looks now."""
+
+    def die(self: ModalExecutor, spec: JobSpec) -> Job:
+        raise Killed
+
+    book = begin_launch(MemoryStore(secrets.token_hex(8)), "small")
+    with monkeypatch.context() as there:
+        there.setattr(ModalExecutor, "submit", die)
+        with pytest.raises(Killed):
+            Fleet(book, opener=lambda on: executor).start(small_plan("modal", image="any"), "a", 1, 600)
+    monkeypatch.setattr("composer_prime.executors.fleet.who", lambda: "another-machine")
+    return book
+
+
+def test_from_another_machine_a_cancel_in_the_same_workspace_needs_no_time_out(
+    platform: LoopbackModal, executor: ModalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = killed_before_modal_was_asked(executor, monkeypatch)
+    ((seen, problem),) = Fleet(book, opener=lambda on: platform.executor()).cancel()
+    assert (seen.state, problem) == ("cancelled", "")
+
+
+def test_a_cancel_in_another_environment_of_the_workspace_confirms_nothing(
+    platform: LoopbackModal, executor: ModalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = killed_before_modal_was_asked(executor, monkeypatch)
+    monkeypatch.setenv("MODAL_ENVIRONMENT", "dev")
+    ((seen, problem),) = Fleet(book, opener=lambda on: platform.executor()).cancel()
+    assert f"was to be a job of {WORKSPACE}:" in problem and "isn't confirmed" in problem
+    assert seen.attempt.ended is None
 
 
 def test_threads_share_one_executor(platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec) -> None:

@@ -39,6 +39,12 @@ def test_what_is_copied_is_there_and_in_the_context() -> None:
     assert set(copied) == kept and all((REPOSITORY / path).exists() for path in copied)
 
 
+def test_the_environments_of_this_repository_are_installed() -> None:
+    ours = {f"/opt/composer-prime/envs/{path.parent.name}" for path in REPOSITORY.glob("envs/*/pyproject.toml")}
+    (installs,) = [run for run in arguments("RUN") if "--no-deps" in run]
+    assert ours and ours <= set(shlex.split(installs))
+
+
 def test_no_secret_is_built_in_and_the_container_is_not_roots() -> None:
     assert not re.search(r"SECRET|TOKEN|PASSWORD|AWS_", "\n".join(arguments("ENV") + arguments("ARG")))
     users = arguments("USER")
@@ -49,7 +55,8 @@ def test_packages_are_installed_without_leftovers() -> None:
     (system,) = [run for run in arguments("RUN") if "apt-get install" in run]
     assert "--no-install-recommends" in system and system.endswith("rm -rf /var/lib/apt/lists/*")
     ours = next(run for run in arguments("RUN") if "/opt/composer-prime" in run)
-    assert "uv pip install --no-deps /opt/composer-prime" in ours  # our bounds would move PRIME-RL's packages
+    # Our bounds would move PRIME-RL's packages.
+    assert re.search(r"uv pip install --no-deps\s+/opt/composer-prime ", ours)
 
 
 def test_hadolint_is_content() -> None:
