@@ -148,6 +148,10 @@ def join(
         raise BadInput("--pause and --resume say opposite things: give one of them")
     if pause or resume:
         place = folder_of(found, folder)
+        if not place.was_used:
+            raise BadInput(
+                f"site {found.site} never ran from {place.root}: add the --folder that it joined with to the command"
+            )
         runs = place.is_held()
         if resume and not runs and not place.is_paused:
             named = "INVITATION" if invitation.startswith(PREFIX) else invitation

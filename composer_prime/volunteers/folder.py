@@ -42,6 +42,11 @@ class VolunteerFolder:
         return self.root / f"{self.site}.site-lock"
 
     @property
+    def was_used(self) -> bool:
+        """Whether the site ever ran from here."""
+        return self.lock_file.exists()
+
+    @property
     def batch_file(self) -> Path:
         return self.root / f"{self.site}.batch.json"
 

@@ -245,7 +245,9 @@ def _claims(store: Store, roster: Roster, runtime: Runtime) -> list[_Claimed]:
         newest = newest_incarnation(store, site, roster, admissions=admissions) if roster.signed else max(numbers)
         place = (site, max(newest, 0), len(claims[site]))
         if newest < 0:
-            return _Claimed(*place, None, f"site {site} has claims, but none that its admitted key signed", revoked)
+            why = "it was admitted anew and has not come since, or another uses its name"
+            problem = f"site {site} has claims, but none that its admitted key signed: {why}"
+            return _Claimed(*place, None, problem, revoked)
         beat = read_or_say(store, Beat, key := keys.beat(site, newest))
         if isinstance(beat, str):
             return _Claimed(*place, None, f"site {site} has not beaten: {beat}", revoked)

@@ -124,12 +124,24 @@ def test_join_refuses_in_one_line(cli, run: OwnedRun) -> None:
 def test_pause_and_resume_need_no_process(cli, run: OwnedRun) -> None:
     invite(cli, run)
     line, place = encode(read_invitation(str(run.file()))), run.folder / "alice"
+    with VolunteerFolder(place, "alice").held():
+        pass  # it ran from there once
     paused = cli("join", line, "--folder", place, "--pause")
     assert paused.out == "site alice is paused; no process of it runs here\n"
     assert VolunteerFolder(place, "alice").is_paused
     with VolunteerFolder(place, "alice").held():
         assert cli("join", line, "--folder", place, "--resume").out == "site alice is not paused any more\n"
     assert not VolunteerFolder(place, "alice").is_paused
+
+
+@pytest.mark.parametrize("wish", ["--pause", "--resume"])
+def test_a_pause_in_a_folder_that_the_site_never_ran_from_is_refused_and_leaves_nothing(
+    cli, run: OwnedRun, wish: str
+) -> None:
+    invite(cli, run)
+    place = run.folder / "elsewhere"
+    refused(cli("join", run.file(), "--folder", place, wish), f"never ran from {place}: add the --folder that it")
+    assert not place.exists()
 
 
 def test_a_pause_of_a_site_that_runs_says_that_it_takes_a_moment(cli, run: OwnedRun) -> None:
@@ -144,6 +156,8 @@ def test_a_pause_of_a_site_that_runs_says_that_it_takes_a_moment(cli, run: Owned
 def test_where_nothing_was_paused_it_is_said_how_to_come_in_and_no_secret_is_told(cli, run: OwnedRun) -> None:
     invite(cli, run)
     place, line = run.folder / "alice", encode(read_invitation(str(run.file())))
+    with VolunteerFolder(place, "alice").held():
+        pass  # it ran from there once
     answer = cli("join", run.file(), "--folder", place, "--resume")
     assert answer.out == f"nothing was paused; composer-prime join {run.file()} comes in\n"
     pasted = cli("join", line, "--folder", place, "--resume")
