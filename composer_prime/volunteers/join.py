@@ -145,7 +145,7 @@ def disclosure(
             yield f"But the recipe names {asked}, so whoever runs it may see prompts and answers."
         environments = ", ".join(upstream.environments(recipe))
         yield f"Code that runs here: PRIME-RL; environments {environments}; model {recipe.model.name}."
-    yield "Ctrl-C leaves, and the same command comes back in; with --pause or --resume added, from another terminal, too."
+    yield "Ctrl-C leaves, and the same command comes back in; from another terminal, with --pause or --resume, too."
 
 
 def _product(shape: tuple[int, ...]) -> int:
