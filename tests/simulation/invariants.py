@@ -24,6 +24,8 @@ from composer_prime.sync.snapshots import Master
 from composer_prime.sync.validity import digests_of, part_shares
 from tests.outer.reference import numpy_aggregate
 from tests.simulation.coverage import refusal
+from tests.simulation.pins import Pins
+from tests.simulation.runtime import Process
 from tests.simulation.site import UNIT, SiteProcess
 
 if TYPE_CHECKING:
@@ -33,8 +35,6 @@ TOLERANCE = UNIT / 4
 """Rounding of a seed's additions stays far below it."""
 
 
-COLLECTABLE = re.compile(r"rounds/\d{4}/\d{8}/(offers|payload|merged)/[^/]+|masters/\d{4}/\d{8}-[0-9a-f]{16}")
-"""All that garbage collection may delete, in words of our own: never a commit, nor what tells who is in the run."""
 MANY_WRITE = re.compile(r"sites/.*/claim\.json|rounds/.*/offers/.*\.json")
 """What two processes of one name race for; on a store that lets two win, it may have two contents. Of all else there is
 one writer: the fixed committer makes the manifest, commits, parts and the close record (rule 15)."""
@@ -85,6 +85,7 @@ class Invariants:
         self._codings: tuple[FragmentCoding, ...] = ()
         self._lossy = self._codec.lossy
         self._forgets = self._lossy and not world.terms.error_feedback
+        self.pins = Pins(world.terms.liveness_s, world.terms.max_stale_rounds)
         self._finals: dict[tuple[int, int], str] = {}
         self._reopened_at_s = 0.0
         self.num_finished = 0
@@ -111,10 +112,11 @@ class Invariants:
         elif "/merged/" in key and key.endswith(".json"):
             self._part(Part.from_bytes(data, key))
 
-    def deleted(self, key: str) -> None:
+    def deleted(self, key: str, process: Process) -> None:
         self._world.coverage.branch("garbage: object deleted")
-        if not COLLECTABLE.fullmatch(key):
-            self.violate(f"{key} was deleted")
+        fault = self.pins.fault(key, process.collects_from, self._world.scheduler.time)
+        if fault is not None:
+            self.violate(f"{key} was deleted, and {fault}")
 
     def _offer(self, offer: Offer) -> None:
         if offer.version >= self._world.terms.final_version:

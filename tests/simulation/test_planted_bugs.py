@@ -215,6 +215,21 @@ def test_garbage_collection_of_a_commit(monkeypatch: pytest.MonkeyPatch) -> None
     )
 
 
+def test_garbage_collection_of_what_a_live_site_has_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = garbage.garbage_limit
+
+    check(
+        monkeypatch,
+        "is still pinned",
+        lambda: monkeypatch.setattr(garbage, "garbage_limit", lambda snapshots, pins: limit(snapshots, [])),
+        lambda plan: not plan.terms.keep_log and plan.terms.snapshot_rounds == 1 and _is_out_of_step(plan),
+    )
+
+
+def _is_out_of_step(plan: Plan) -> bool:
+    return bool(faults_of(plan) & {"phase", "slow_upload", "slow", "late"})
+
+
 def test_fused_multiply_add_at_one_site(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = replica.nesterov_next
 
