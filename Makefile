@@ -1,6 +1,7 @@
 # make demo    two sites train one policy on this machine          make demo-vllm   the same on a real vLLM server
 # make test    the test suite                                      make lint, fmt   check, or rewrite, the style
-# make test-prime-rl PRIME_RL_SRC=<checkout>    the tests that run upstream's own trainer, in .venv-prime-rl
+# make test-prime-rl PRIME_RL_SRC=<checkout>    the tests that run upstream's own trainer, and the codecs' under its
+#              torch, in .venv-prime-rl
 # make test-task-files    SkyPilot's and dstack's own parsers read our task files, from .venv-task-files
 #
 # Each makes .venv and installs what it needs by itself, and again only when a pyproject.toml changes.
@@ -49,6 +50,7 @@ test: $(STAMP)
 test-prime-rl: prime-rl-source $(PRIME_RL_STAMP)
 	PRIME_RL_SRC=$(abspath $(PRIME_RL_SRC)) OMP_NUM_THREADS=1 $(PRIME_RL_VENV)/bin/python -m pytest -m prime_rl \
 		tests/infra tests/losses tests/recipes tests/sites/prime_rl $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(PRIME_RL_VENV)/bin/python -m pytest tests/contracts/test_codec_contract.py tests/outer
 
 prime-rl-source:
 	$(if $(wildcard $(PRIME_RL_SRC)/src/prime_rl),,$(error PRIME_RL_SRC ($(PRIME_RL_SRC)) must be a checkout of PrimeIntellect-ai/prime-rl: make test-prime-rl PRIME_RL_SRC=<folder>))

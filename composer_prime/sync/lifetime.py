@@ -19,8 +19,8 @@ def read_manifest(data: bytes) -> Manifest:
     """Parse a manifest's bytes. Raises ProtocolError when it speaks another version, CorruptObject when it is none."""
     try:
         protocol = json.loads(data).get("protocol")
-    except (ValueError, AttributeError):
-        protocol = PROTOCOL  # not JSON at all: the record's own parser says so
+    except (ValueError, AttributeError, RecursionError):
+        protocol = PROTOCOL  # no JSON object at all: the record's own parser says so
     if protocol != PROTOCOL:
         raise ProtocolError(
             f"{keys.manifest()} speaks protocol {protocol}, this composer-prime speaks {PROTOCOL}: "

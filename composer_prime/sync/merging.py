@@ -5,7 +5,7 @@ site's turn it is, and a create-once record decides.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -127,7 +127,13 @@ class Merger:
         if closing.missing_parts():
             return None
         merged = empty(self._coding.plan.numel)
-        self._runtime.map(lambda index: self._place_part(closing, index, merged), range(closing.commit.num_parts))
+        faults = self._runtime.map(
+            lambda index: self._place_part(closing, index, merged), range(closing.commit.num_parts)
+        )
+        for index, fault in enumerate(faults):
+            if fault is not None:
+                self._restore_part(closing, index, fault)
+                self._place_part(closing, index, merged)
         return merged
 
     def _find_part(self, closing: Closing, index: int) -> Part | None:
@@ -159,25 +165,51 @@ class Merger:
         )
         return fault or self._roster.fault(part, part.reducer, commit.admissions)
 
-    def _place_part(self, closing: Closing, index: int, merged: Tensor) -> None:
-        """Fetch and decode one merged part into its place."""
+    def _place_part(self, closing: Closing, index: int, merged: Tensor) -> StoreError | None:
+        """Fetch and decode one merged part into its place. What is wrong, when its payload is gone or damaged."""
         part = closing.parts[index]
         start, stop = self._coding.part_bounds(index, closing.commit.num_parts)
         if part.payload is None:
             merged[start:stop] = 0.0
-            return
+            return None
         known = self._decoded.get(part.payload)
         if known is None:
-            data = self._store.get_range(part.payload, 0, part.nbytes + 1)
-            if sha256_hex(data) != part.sha256:
-                raise StoreError(f"{part.payload} has another sha256 than its record states: reading it again")
             try:
-                known = self._coding.merged_codec.decode(data, stop - start)
-            except CorruptObject as error:  # its hash is right: so it was merged wrongly, and everybody sees that
-                logger.error("part_void payload=%s error=%s", part.payload, error)
-                known = torch.zeros(stop - start)
-            self._decoded[part.payload] = known
+                data = self._store.get_range(part.payload, 0, part.nbytes + 1)
+            except KeyMissing as error:
+                return error
+            if sha256_hex(data) != part.sha256:
+                return StoreError(f"{part.payload} has another sha256 than its record states: reading it again")
+            known = self._decoded[part.payload] = self._decode_part(part.payload, data, stop - start)
         merged[start:stop] = dense(known)
+        return None
+
+    def _decode_part(self, payload: str, data: bytes, numel: int) -> Vector:
+        try:
+            return self._coding.merged_codec.decode(data, numel)
+        except CorruptObject as error:  # its hash is right: so it was merged wrongly, and everybody sees that
+            logger.error("part_void payload=%s error=%s", payload, error)
+            return torch.zeros(numel)
+
+    def _restore_part(self, closing: Closing, index: int, fault: StoreError) -> None:
+        """Make a merged payload anew, from the offers that its record leaves in it: their mean has the record's hash.
+
+        Who may merge puts it back, for the others. Raises `fault` where it can't be made: try again.
+        """
+        commit, part = closing.commit, closing.parts[index]
+        assert part.payload is not None
+        excluded = {entry.site for entry in part.excluded}
+        entries = [entry for entry in commit.taken if entry.site not in excluded]
+        read = self._runtime.map(lambda entry: self._read_slices(entry.offer, index, commit), entries)
+        vectors = {entry.site: got for entry, got in zip(entries, read, strict=True) if not isinstance(got, str)}
+        data = self._mean(commit, vectors, excluded)[1] if len(vectors) == len(entries) else b""
+        if sha256_hex(data) != part.sha256:
+            raise fault
+        logger.warning("part_restored payload=%s fault=%s", part.payload, fault)
+        if self._site and self._roster.authority(commit.admissions).allows(self._site):
+            self._store.put(part.payload, data)
+        start, stop = self._coding.part_bounds(index, commit.num_parts)
+        self._decoded[part.payload] = self._decode_part(part.payload, data, stop - start)
 
     # --- merging a part ---------------------------------------------------------------------------------------------
 
@@ -199,6 +231,8 @@ class Merger:
         if excluded and is_collected():
             closing.gone = True
             return
+        for entry in excluded:
+            logger.warning("offer_excluded site=%s part=%d why=%s", entry.site, index, entry.why)
         vectors = {entry.site: got for entry, got in zip(commit.taken, read, strict=True) if not isinstance(got, str)}
         part, merged = self._zero_part(closing, index, excluded), torch.zeros(0)
         if vectors:
@@ -212,15 +246,19 @@ class Merger:
     ) -> tuple[Part, Tensor]:
         """The part's record, and the values before they were coded."""
         commit = closing.commit
-        factors = part_shares(commit, [entry.site for entry in excluded], self._terms)
-        weighted = [(factors[site], vectors[site]) for site in sorted(vectors)]
-        merged = aggregate(self._terms.aggregate, weighted, trim=self._terms.trim)
-        data = self._coding.merged_codec.encode(merged)
+        merged, data = self._mean(commit, vectors, [entry.site for entry in excluded])
         sha = sha256_hex(data)
         payload = keys.merged_payload(commit.fragment, commit.version, index, sha)
         self._store.put(payload, data)
         part = self._zero_part(closing, index, excluded)
         return part.model_copy(update={"payload": payload, "sha256": sha, "nbytes": len(data)}), merged
+
+    def _mean(self, commit: Commit, vectors: Mapping[str, Tensor], excluded: Collection[str]) -> tuple[Tensor, bytes]:
+        """A part's values, and what they are coded to."""
+        factors = part_shares(commit, excluded, self._terms)
+        weighted = [(factors[site], vectors[site]) for site in sorted(vectors)]
+        merged = aggregate(self._terms.aggregate, weighted, trim=self._terms.trim)
+        return merged, self._coding.merged_codec.encode(merged)
 
     def _zero_part(self, closing: Closing, index: int, excluded: Sequence[Refused]) -> Part:
         return Part(
@@ -248,5 +286,4 @@ class Merger:
             data = self._store.get_range(offer.payload, start, length + (last == plan.num_slices))
             return decode(codec, data, digests_of(offer), offer.norms, plan, first, last)
         except (KeyMissing, CorruptObject) as error:
-            logger.warning("offer_excluded site=%s part=%d why=%s", offer.site, index, error)
             return str(error)

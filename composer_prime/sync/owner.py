@@ -34,10 +34,15 @@ class Owner:
         terms, number = prolonged(self._store, self._roster, self._manifest.terms)
         try:
             read_record(self._store, Close, keys.close(number))
-        except (KeyMissing, CorruptObject) as error:
+        except KeyMissing as error:
             raise BadInput(
                 f"run {self._manifest.run} isn't closed yet, it goes on to {terms.rounds} rounds: "
                 f"wait until its sites have ended it ({error})"
+            ) from None
+        except CorruptObject as error:
+            raise BadInput(
+                f"{error}: it can't be told how run {self._manifest.run} ended. Restore that object from a backup, or "
+                "delete it and start one site, which writes it again"
             ) from None
         if rounds <= terms.final_version:
             raise BadInput(

@@ -7,7 +7,7 @@ who is alive, or on whether a payload can be read just now.
 import base64
 import binascii
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -268,7 +268,7 @@ def part_fault(
     return None
 
 
-def part_shares(commit: Commit, excluded: Sequence[str], terms: Terms) -> dict[str, float]:
+def part_shares(commit: Commit, excluded: Collection[str], terms: Terms) -> dict[str, float]:
     """The multipliers of one part: the commit's own, or drawn anew over the offers that are sound in this part."""
     if not excluded:
         return {entry.site: entry.multiplier for entry in commit.taken}

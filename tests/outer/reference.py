@@ -3,6 +3,8 @@
 `random_fp32` draws every kind of float: random bit patterns (denormals, huge values), values near 1, and zeros.
 """
 
+import functools
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -25,6 +27,22 @@ def nesterov(
     lr32, mu32 = np.float32(lr), np.float32(mu)
     momentum = mu32 * momentum + pseudograd
     return params - lr32 * (pseudograd + mu32 * momentum), momentum
+
+
+def numpy_aggregate(rule: str, parts: list[tuple[float, np.ndarray]], trim: float) -> np.ndarray:
+    """The rules from their definitions, one fp32 operation after the other; the robust ones by np.sort."""
+    if rule in ("mean", "clipped"):
+        return functools.reduce(np.add, [np.float32(multiplier) * x for multiplier, x in parts])
+    y = np.sort([np.float32(multiplier) * x + np.float32(0) for multiplier, x in parts], axis=0)
+    n = len(y)
+    if rule == "median":
+        half = np.float32(0.5)
+        return y[n // 2] if n % 2 else half * y[n // 2 - 1] + half * y[n // 2]
+    k = min(math.floor(trim * n), (n - 1) // 2)
+    total = y[k]
+    for row in y[k + 1 : n - k]:
+        total = total + row
+    return total * np.float32(1 / (n - 2 * k))
 
 
 def fma(a: float, b: float, c: float) -> float:

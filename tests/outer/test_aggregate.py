@@ -11,7 +11,7 @@ from composer_prime.outer import aggregate as aggregate_module
 from composer_prime.outer import chunks
 from composer_prime.outer.aggregate import aggregate, comparators, weighted_mean
 from composer_prime.outer.shares import Weighed, shares
-from tests.outer.reference import fma, random_fp32, same_bits
+from tests.outer.reference import fma, numpy_aggregate, random_fp32, same_bits
 
 
 def test_bits_equal_numpy_over_every_kind_of_float():
@@ -58,20 +58,6 @@ def test_inputs_stay_and_the_result_is_new_memory():
 def test_nothing_and_unequal_lengths_are_refused(parts):
     with pytest.raises(ValueError, match="vectors of one length"):
         weighted_mean(parts)
-
-
-def numpy_aggregate(rule: str, parts: list[tuple[float, np.ndarray]], trim: float) -> np.ndarray:
-    """The robust rules from their definitions: np.sort, then one fp32 operation after the other."""
-    y = np.sort([np.float32(multiplier) * x + np.float32(0) for multiplier, x in parts], axis=0)
-    n = len(y)
-    if rule == "median":
-        half = np.float32(0.5)
-        return y[n // 2] if n % 2 else half * y[n // 2 - 1] + half * y[n // 2]
-    k = min(math.floor(trim * n), (n - 1) // 2)
-    total = y[k]
-    for row in y[k + 1 : n - k]:
-        total = total + row
-    return total * np.float32(1 / (n - 2 * k))
 
 
 def random_parts(seed: int, num_sites: int, numel: int) -> list[tuple[float, np.ndarray]]:

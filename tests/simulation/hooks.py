@@ -15,7 +15,7 @@ from torch import Tensor
 from composer_prime.outer.arithmetic import test_vector
 from composer_prime.outer.codecs import Codec
 from composer_prime.outer.slices import SlicePlan
-from composer_prime.sync import merging, returning, rounds, start
+from composer_prime.sync import archive, merging, returning, rounds, start
 from composer_prime.sync.canonical import Record
 from composer_prime.sync.protocol import RoundDecision, RoundView
 from composer_prime.sync.returning import OwnPast
@@ -31,6 +31,7 @@ def listening(coverage: Coverage) -> Iterator[None]:
     logger = logging.getLogger("composer_prime")
     level, propagate, threads = logger.level, logger.propagate, torch.get_num_threads()
     own_past, decide, vector = returning.own_past, rounds.decide_round, start.test_vector
+    collect = archive.collect_garbage
     from_bytes: Any = Record.__dict__["from_bytes"]
     decode, decode_whole, decode_outside = merging.decode, merging.decode_whole, invariants.decode
 
@@ -45,11 +46,16 @@ def listening(coverage: Coverage) -> Iterator[None]:
             coverage.branch(_decision_branch(view, decision))
         return decision
 
+    def heard_collection(*args: Any, runtime: Any, **others: Any) -> int:
+        runtime.process.collects_from = runtime.process.scheduler.time
+        return collect(*args, runtime=runtime, **others)
+
     logger.addHandler(coverage)
     logger.setLevel(logging.INFO)
     logger.propagate = False
     torch.set_num_threads(1)
     returning.own_past, rounds.decide_round, start.test_vector = heard_past, heard_decision, _vector
+    archive.collect_garbage = heard_collection
     Record.from_bytes = classmethod(_parsed_once(from_bytes.__func__))  # type: ignore[assignment]
     merging.decode, merging.decode_whole = _decoded_once(decode), _decoded_once(decode_whole)
     invariants.decode = merging.decode if decode_outside is decode else _decoded_once(decode_outside)
@@ -59,6 +65,7 @@ def listening(coverage: Coverage) -> Iterator[None]:
         merging.decode, merging.decode_whole, invariants.decode = decode, decode_whole, decode_outside
         Record.from_bytes = from_bytes
         returning.own_past, rounds.decide_round, start.test_vector = own_past, decide, vector
+        archive.collect_garbage = collect
         torch.set_num_threads(threads)
         logger.propagate = propagate
         logger.setLevel(level)

@@ -152,6 +152,8 @@ class Process:
         self.error: BaseException | None = None
         self.fibers: dict[Fiber, None] = {}
         """Its tasks that have not ended, oldest first."""
+        self.collects_from = 0.0
+        """When its last collection of garbage began."""
 
     def now(self) -> float:
         return self.offset_s + self.scheduler.time * self.skew
@@ -253,7 +255,7 @@ class SimRuntime:
     """`composer_prime.sync.runtime.Runtime` over the fibers of one process."""
 
     def __init__(self, process: Process) -> None:
-        self._process = process
+        self.process = self._process = process
 
     def now(self) -> float:
         return self._process.now()

@@ -35,7 +35,8 @@ class Bucket:
         self.history: dict[str, list[bytes]] = {}
         """All bytes that ever stood at a key, oldest first, beats left out."""
         self.on_write: Callable[[str, bytes], None] = lambda key, data: None
-        self.on_delete: Callable[[str], None] = lambda key: None
+        self.on_delete: Callable[[str, Process], None] = lambda key, process: None
+        self.on_beat: Callable[[bytes], None] = lambda data: None
         self.on_second_win: Callable[[str], None] = lambda key: None
         self.writers: dict[str, set[Process]] = {}
         """Who put what: payloads, masters and beats."""
@@ -78,7 +79,9 @@ class Bucket:
         if key not in self.objects:
             insort(self._keys, key)
         self.objects[key] = data
-        if not key.endswith(OVERWRITTEN):
+        if key.endswith(OVERWRITTEN):
+            self.on_beat(data)
+        else:
             known = self.history.setdefault(key, [])
             if not known or known[-1] != data:
                 known.append(data)
@@ -88,12 +91,12 @@ class Bucket:
         keys = self._keys
         return keys[bisect_left(keys, prefix) : bisect_left(keys, prefix + LAST)]
 
-    def delete(self, key: str) -> None:
+    def delete(self, key: str, process: Process) -> None:
         if key in self.objects:
             del self.objects[key]
             del self._keys[bisect_left(self._keys, key)]
             self.collected.add(key)
-            self.on_delete(key)
+            self.on_delete(key, process)
 
 
 @dataclass
@@ -152,7 +155,7 @@ class SimStore:
         self._write("put", key, lambda now: self._bucket.put(key, data, self._process, damage))
 
     def delete(self, key: str) -> None:
-        self._write("delete", key, lambda now: self._bucket.delete(key))
+        self._write("delete", key, lambda now: self._bucket.delete(key, self._process))
 
     def get(self, key: str) -> bytes:
         self._read("get", key)
@@ -277,7 +280,7 @@ class Desk:
         return self._bucket.list(prefix)
 
     def delete(self, key: str) -> None:
-        self._bucket.delete(key)
+        self._bucket.delete(key, self._process)
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -8,14 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from composer_prime.errors import StoreError
 from composer_prime.outer.aggregate import aggregate
 from composer_prime.outer.merge import blending
+from composer_prime.outer.sparse import dense
 from composer_prime.sync import courier, garbage, merging, replica, returning, site_clock
 from composer_prime.sync.courier import Courier
 from composer_prime.sync.merging import Merger
 from composer_prime.sync.protocol import Authority
+from composer_prime.sync.records import Commit, Refused
 from composer_prime.sync.replica import Replica
 from composer_prime.sync.rounds import RoundCloser
 from composer_prime.sync.site_clock import OuterLoop
@@ -69,12 +72,12 @@ class Overwriting:
         return getattr(self._inner, name)
 
 
-def overwriting(method: Callable[..., Any]) -> Callable[..., Any]:
+def overwriting(method: Callable[..., Any], kind: type[Overwriting] = Overwriting) -> Callable[..., Any]:
     """The method with a store that overwrites."""
 
     def run(self: Any, *args: Any) -> Any:
         store = self._store
-        self._store = Overwriting(store)
+        self._store = kind(store)
         try:
             return method(self, *args)
         finally:
@@ -212,6 +215,21 @@ def test_garbage_collection_of_a_commit(monkeypatch: pytest.MonkeyPatch) -> None
     )
 
 
+def test_garbage_collection_of_what_a_live_site_has_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = garbage.garbage_limit
+
+    check(
+        monkeypatch,
+        "is still pinned",
+        lambda: monkeypatch.setattr(garbage, "garbage_limit", lambda snapshots, pins: limit(snapshots, [])),
+        lambda plan: not plan.terms.keep_log and plan.terms.snapshot_rounds == 1 and _is_out_of_step(plan),
+    )
+
+
+def _is_out_of_step(plan: Plan) -> bool:
+    return bool(faults_of(plan) & {"phase", "slow_upload", "slow", "late"})
+
+
 def test_fused_multiply_add_at_one_site(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = replica.nesterov_next
 
@@ -283,6 +301,54 @@ def test_late_work_dropped_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda: monkeypatch.setattr(site_clock, "is_stale", lambda *_: True),
         lambda plan: True,
     )
+
+
+def test_work_grows_old_in_void_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was once: a round that took nobody's work made that of all one round older."""
+    carry = OuterLoop._carry
+
+    def aging(self: Any, stand: Any, new_base: Any, master: Any, settled: Any) -> Any:
+        if settled is not None and settled.outcome == "void":
+            settled = replace(settled, outcome="missed")
+        return carry(self, stand, new_base, master, settled)
+
+    plan = draw_plan(738)  # one of few in which work misses a round and then meets a void one
+    with monkeypatch.context() as planted:
+        planted.setattr(OuterLoop, "_carry", aging)
+        assert "tokens after 1 rounds missed" in run_plan(plan).violations[0]
+    assert run_plan(plan).violations == ()
+
+
+@pytest.mark.parametrize("rule", ["trimmed", "median"])
+def test_a_robust_rule_that_takes_the_lowest(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+    def lowest(rule: Any, parts: Any, *, trim: float) -> Any:
+        return torch.stack([multiplier * dense(x) for multiplier, x in parts]).amin(0)
+
+    check(
+        monkeypatch,
+        "isn't what its log makes",
+        lambda: monkeypatch.setattr(merging, "aggregate", lowest),
+        lambda plan: plan.terms.aggregate == rule and plan.num_sites > 2 and not plan.racy,
+    )
+
+
+def test_a_fixed_committer_commits_a_round_twice_where_two_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(
+        monkeypatch,
+        "two contents at rounds/",
+        lambda: monkeypatch.setattr(RoundCloser, "_commit", overwriting(RoundCloser._commit, Twice)),
+        lambda plan: plan.racy,
+    )
+
+
+class Twice(Overwriting):
+    """A store on which another commit of the same process follows at once."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        self._inner.put(key, data)
+        other = Commit.from_bytes(data, key).model_copy(update={"refused": (Refused(site="s09", why="late"),)})
+        self._inner.put(key, other.to_bytes())
+        return True
 
 
 def test_unreadable_payload_left_out_of_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,7 @@ class World:
         self.invariants = Invariants(self)
         self.bucket.on_write = self._wrote
         self.bucket.on_delete = self.invariants.deleted
+        self.bucket.on_beat = lambda data: self.invariants.pins.beat(data, self.scheduler.time)
         self.bucket.on_second_win = lambda key: self.coverage.branch(f"racy store: two won {_kind_of(key)}")
         self._pending = 0
         self._healed_at = 0.0

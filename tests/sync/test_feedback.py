@@ -1,6 +1,8 @@
 """Error feedback: what coding took from a merged offer comes with the next one, also over a crash (rules 9 and 12)."""
 
 import copy
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 
 from composer_prime.store import keys, open_store
 from composer_prime.sync.journal import FileJournal, Journal
+from composer_prime.sync.records import Commit
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.terms import Terms
 from tests.sync.harness import HandSite, make_net, make_terms
@@ -156,6 +159,35 @@ def test_the_journal_stands_before_the_offers_record(store):
     site.hand_over(0, 1.0)
     site.tick()
     assert len(order) == 1 and store.list(order[0]) == order
+
+
+def test_an_offer_waits_for_a_full_disk_and_is_merged_once_with_nothing_lost(store, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("composer_prime.sync.driver.RETRY_S", 0.02)
+    sync, offered_before = os.fsync, []
+
+    def full(file: int) -> None:
+        offered_before.append(store.list(keys.offers_prefix(0, 0)))
+        if len(offered_before) <= 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(file)
+
+    monkeypatch.setattr("composer_prime.sync.journal.os.fsync", full)
+    site = Walker(store, make_terms(codec="int8", rounds=8), journal=FileJournal(tmp_path))
+    saved = site.checkpoint()
+    for _ in range(2):  # up to the first turn, whose offer is merged before the step returns
+        site.step()
+    site.die()
+    assert offered_before == [[], [], []]
+    assert caplog.text.count("can't be written (No space left on device): free some space on the site's disk") == 2
+    commit = Commit.from_bytes(store.get(keys.commit(0, 0)), "commit")
+    assert [(entry.site, entry.tokens) for entry in commit.taken] == [("a", 20)]
+    assert store.list(keys.payloads_prefix(0, 0, "a")) == [commit.taken[0].payload]
+    back = Walker(store, make_terms(codec="int8", rounds=8), journal=FileJournal(tmp_path), checkpoint=saved)
+    ledger = back.outer._stands[0].ledger
+    assert (ledger.trained, ledger.merged, ledger.dropped) == (20, 20, 0)
+    torch.testing.assert_close(back.held(), flat(back, plain(2)), rtol=1e-5, atol=1e-5)
+    assert store.list(keys.offers_prefix(0, 1)) == []
+    back.outer.close()
 
 
 def test_the_journal_keeps_the_last_two_payloads_of_each_fragment(tmp_path: Path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from composer_prime.errors import StoreError
 from composer_prime.store import keys, open_store
 from composer_prime.store.metered import MeteredStore
 from composer_prime.sync.reading import read_record
@@ -191,6 +192,62 @@ def test_an_offer_that_is_damaged_in_one_part_is_left_out_of_that_part_by_its_re
     for index in range(6):
         wanted = left_out if excluded[index] else sound
         torch.testing.assert_close(moved[100 * index : 100 * index + 100], torch.full((100,), wanted))
+
+
+def parts_of_a_round(store, excluding: bool = False) -> tuple[Crowd, list[Part]]:
+    """Six sites up to the moment when every part of their round is merged, and some have read none of them.
+
+    excluding   whether one offer is damaged, so that the parts leave it out
+    """
+    crowd = Crowd(store, terms_of("fp32", merged_codec="int8", slices=6), 6, 6 * 256)
+    crowd.look_around()
+    for index, site in enumerate(crowd.sites):
+        site.hand_over(0, torch.randn(6 * 256, generator=torch.Generator().manual_seed(index)))
+        site.runtime.run_tasks()
+        site.courier._bring(0)
+    if excluding:
+        store.put(read_record(store, Offer, keys.offer(0, 0, "s02")).payload, b"nothing of it")
+    records = [keys.merged(0, 0, index) for index in range(6)]
+    for turn in range(60):
+        if all(store.list(record) for record in records):
+            break
+        crowd.sites[turn % 6].courier.tick()
+        crowd.clock[0] += 1.0
+    assert {site.courier.versions()[0] for site in crowd.sites} == {0, 1}
+    return crowd, [read_record(store, Part, record) for record in records]
+
+
+@pytest.mark.parametrize("excluding", [False, True])
+@pytest.mark.parametrize("damage", ["flipped", "absent"])
+def test_a_merged_payload_that_is_damaged_is_made_anew_from_the_offers_in_it_and_put_back(store, damage, excluding):
+    crowd, parts = parts_of_a_round(store, excluding)
+    place = next(index for index, part in enumerate(parts) if bool(part.excluded) == excluding)
+    payload = parts[place].payload
+    sound = store.get(payload)
+    store.delete(payload)
+    if damage == "flipped":
+        store.put(payload, sound[:-1] + bytes([sound[-1] ^ 1]))
+    for site in crowd.sites:
+        site.courier.tick()
+    assert {site.courier.versions()[0] for site in crowd.sites} == {1} and len(crowd.masters()) == 1
+    assert store.get(payload) == sound
+
+
+def test_a_merged_payload_is_waited_for_while_an_offer_in_it_is_gone_too(store):
+    crowd, parts = parts_of_a_round(store)
+    behind = next(site for site in crowd.sites if site.courier.versions()[0] == 0)
+    part = next(part for part in parts if part.payload is not None and part.reducer != behind.name)
+    other = next(site.name for site in crowd.sites if site is not behind)
+    offered = read_record(store, Offer, keys.offer(0, 0, other)).payload
+    kept = store.get(offered)
+    for key in (part.payload, offered):
+        store.delete(key)
+    with pytest.raises(StoreError, match=part.payload):
+        behind.courier.tick()
+    store.put(offered, kept)
+    for site in crowd.sites:
+        site.courier.tick()
+    assert behind.courier.versions() == (1,) and len(crowd.masters()) == 1
 
 
 def test_real_sites_in_parts_end_with_equal_masters_and_every_token_merged(store):

@@ -6,16 +6,25 @@ import threading
 import pytest
 import torch
 
-from composer_prime.errors import FingerprintMismatch, ProtocolError
+from composer_prime.errors import CorruptObject, FingerprintMismatch, ProtocolError
 from composer_prime.outer.fragments import trainable
 from composer_prime.store import keys, open_store
-from composer_prime.sync.canonical import PROTOCOL
+from composer_prime.sync.canonical import MAX_RECORD_BYTES, PROTOCOL
 from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.records import Manifest
 from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.start import Founding, create_or_join
-from tests.sync.harness import ThreadSite, assert_fates_add_up, make_net, make_terms, run_sites, shas, train_step
+from tests.sync.harness import (
+    HandSite,
+    ThreadSite,
+    assert_fates_add_up,
+    make_net,
+    make_terms,
+    run_sites,
+    shas,
+    train_step,
+)
 
 
 @pytest.fixture
@@ -175,6 +184,28 @@ def test_a_run_of_another_protocol_version_is_refused_by_its_number(store):
     store.create(keys.manifest(), b'{"protocol": 99, "whatever": true}')
     with pytest.raises(ProtocolError, match=f"speaks protocol 99, this composer-prime speaks {PROTOCOL}"):
         OuterLoop(store, make_terms(), run="run", site="b").join(make_net().named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("damage", "word"),
+    [
+        (lambda data: data[: len(data) // 2], "Invalid JSON"),
+        (lambda data: b"\xff" + data, "Invalid JSON"),
+        (lambda data: data.replace(b'"fingerprint"', b'"fingerprinz"'), "Field required"),
+        (lambda data: b"null", "Input should be an object"),
+        (lambda data: b"[" * 200_000, "Invalid JSON"),
+        (lambda data: data + b" " * MAX_RECORD_BYTES, f"a record at most {MAX_RECORD_BYTES}"),
+    ],
+    ids=["cut", "flipped", "renamed", "null", "nested", "oversized"],
+)
+def test_a_corrupt_manifest_stops_who_joins_with_one_line_that_names_it(store, damage, word):
+    HandSite(store, make_terms(), "a", [0.0])
+    store.put(keys.manifest(), damage(store.get(keys.manifest())))
+    before = store.list("")
+    with pytest.raises(CorruptObject, match=rf"^manifest\.json .*{word}") as raised:
+        OuterLoop(store, make_terms(), run="run", site="b").join(make_net().named_parameters())
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 200
+    assert store.list("") == before
 
 
 def test_of_many_sites_that_start_at_once_one_creates_the_run(store):

@@ -102,6 +102,22 @@ def test_of_two_who_reopen_at_once_one_wins_and_the_other_is_told(store):
     assert len(store.list(keys.reopenings_prefix())) == 1
 
 
+def test_a_corrupt_close_record_stops_nobody_and_reopening_says_what_to_do_about_it(store):
+    corrupted = ThreadSite(store, make_terms(), "a")
+    corrupted.after_join = lambda: store.create(keys.close(), b'{"number": 0, "vers')
+    run_sites(corrupted)
+    late = ThreadSite(store, make_terms(), "b")
+    run_sites(late)
+    assert late.steps == 0 and late.summary["masters"] == corrupted.summary["masters"]
+    with pytest.raises(BadInput, match=r"close\.json is no Close.*backup, or delete it and start one site") as raised:
+        Owner(store).reopen(5)
+    assert "\n" not in str(raised.value)
+    store.delete(keys.close())
+    run_sites(ThreadSite(store, make_terms(), "b"))
+    assert [master["sha256"] for master in late.summary["masters"]] == list(read_close(store, 0).masters)
+    assert Owner(store).reopen(5).number == 1
+
+
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
@@ -233,6 +249,35 @@ def test_a_number_that_someone_else_took_meanwhile_is_told_and_stays(store):
     with pytest.raises(BadInput, match=r"admissions/0001\.json was written by someone else"):
         late.admit("c", SITES["c"].public)
     assert sorted(Admission.from_bytes(store.get(keys.admission(1)), "admission").keys) == ["a", "b"]
+
+
+def test_a_corrupt_admission_record_changes_no_key_for_anybody_and_the_next_one_counts(store, caplog):
+    clock, terms = [0.0], make_terms(fragments=1, rounds=5)
+    a, b = (HandSite(store, terms, name, clock, key=SITES[name], founding=founding("a", "b")) for name in "ab")
+
+    def round_of_both() -> Commit:
+        version = a.courier.versions()[0]
+        clock[0] += terms.liveness_s / 2  # so that both look at the roster
+        for site in (a, b):
+            site.beat()
+            site.hand_over(0, 1.0 + (site is b))
+            site.tick()
+        for site in (a, b, a):
+            clock[0] += 1.0
+            site.tick()
+        for site in (a, b):
+            site.courier.collect(0)
+        return Commit.from_bytes(store.get(keys.commit(0, version)), "commit")
+
+    store.create(keys.admission(1), b'{"keys": {')
+    commit = round_of_both()
+    assert commit.admissions == 1 and [entry.site for entry in commit.taken] == ["a", "b"]
+    assert "admission_void number=1 fault=is unreadable" in caplog.text
+    Owner(store, OWNER).revoke("b")
+    with pytest.raises(SiteRevoked):
+        round_of_both()
+    joined = HandSite(store, terms, "a", clock, key=SITES["a"])
+    assert joined.courier.master(0).sha256 == a.courier.master(0).sha256 and joined.roster.newest == 2
 
 
 # --- guests ----------------------------------------------------------------------------------------------------------
