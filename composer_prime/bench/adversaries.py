@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -154,9 +154,7 @@ def _run_arm(
     began = time.monotonic()
     folder = (output_dir / f"adversaries-{hostile}-of-{honest + hostile}-seed{settings['run.seed']}").absolute()
     shutil.rmtree(folder, ignore_errors=True)
-    setup = _Setup.prepare(recipe, settings, honest, hostile, folder)
-    if kinds:
-        setup = replace(setup, plans=tuple(replace(plan, kinds=tuple(kinds)) for plan in setup.plans))
+    setup = _Setup.prepare(recipe, settings, honest, hostile, folder, kinds)
     setup.run()
     wall_s = time.monotonic() - began
     store = open_store(setup.uri)
@@ -200,7 +198,9 @@ class _Setup:
         return uri
 
     @classmethod
-    def prepare(cls, recipe: Path, chosen: Mapping[str, int], honest: int, hostile: int, folder: Path) -> _Setup:
+    def prepare(
+        cls, recipe: Path, chosen: Mapping[str, int], honest: int, hostile: int, folder: Path, kinds: Sequence[str]
+    ) -> _Setup:
         """Make the keys and write the recipe that every site of this arm reads."""
         names = [chr(ord("a") + index) for index in range(honest)]
         public: dict[str, str] = {}
@@ -240,6 +240,7 @@ class _Setup:
                 first_kind=len(KINDS) // len(HOSTILE_NAMES) * index + chosen["run.seed"],
                 seed=chosen["run.seed"],
                 book=str(folder / "books" / f"{name}.jsonl"),
+                kinds=tuple(kinds or KINDS),
             )
             for index, name in enumerate(HOSTILE_NAMES[:hostile])
         )

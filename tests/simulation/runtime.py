@@ -255,19 +255,19 @@ class SimRuntime:
     """`composer_prime.sync.runtime.Runtime` over the fibers of one process."""
 
     def __init__(self, process: Process) -> None:
-        self.process = self._process = process
+        self.process = process
 
     def now(self) -> float:
-        return self._process.now()
+        return self.process.now()
 
     def lock(self) -> Any:
-        return SimCondition(self._process)
+        return SimCondition(self.process)
 
     def condition(self) -> SimCondition:
-        return SimCondition(self._process)
+        return SimCondition(self.process)
 
     def spawn(self, name: str, body: Callable[[], None]) -> Fiber:
-        return self._process.spawn(body)
+        return self.process.spawn(body)
 
     def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         listed = list(items)
@@ -276,7 +276,7 @@ class SimRuntime:
         results: list[Any] = [None] * len(listed)
         errors: list[Exception | None] = [None] * len(listed)
 
-        scheduler = self._process.scheduler
+        scheduler = self.process.scheduler
         left, caller = len(listed), scheduler.current
         token = caller.token
 
@@ -291,8 +291,8 @@ class SimRuntime:
                 scheduler.wake_at(scheduler.time, caller, token, True)
 
         for place in range(len(listed)):
-            self._process.spawn(partial(run, place))
-        self._process.wait(None)
+            self.process.spawn(partial(run, place))
+        self.process.wait(None)
         for error in errors:
             if error is not None:
                 raise error

@@ -25,6 +25,12 @@ def invite(cli, run: OwnedRun, *more: object) -> Answer:
     return cli("invite", run.uri, "--name", "alice", *files, *more)
 
 
+def ran_once(place: Path) -> None:
+    """Leave the folder as a site does that ran from there and is out."""
+    with VolunteerFolder(place, "alice").held():
+        pass
+
+
 def test_inviting_says_what_was_written_and_that_it_is_secret(cli, run: OwnedRun) -> None:
     answer = invite(cli, run, "--expires", "12h")
     assert answer.code == 0 and "site alice may join run run until" in answer.out
@@ -124,8 +130,7 @@ def test_join_refuses_in_one_line(cli, run: OwnedRun) -> None:
 def test_pause_and_resume_need_no_process(cli, run: OwnedRun) -> None:
     invite(cli, run)
     line, place = encode(read_invitation(str(run.file()))), run.folder / "alice"
-    with VolunteerFolder(place, "alice").held():
-        pass  # it ran from there once
+    ran_once(place)
     paused = cli("join", line, "--folder", place, "--pause")
     assert paused.out == "site alice is paused; no process of it runs here\n"
     assert VolunteerFolder(place, "alice").is_paused
@@ -156,8 +161,7 @@ def test_a_pause_of_a_site_that_runs_says_that_it_takes_a_moment(cli, run: Owned
 def test_where_nothing_was_paused_it_is_said_how_to_come_in_and_no_secret_is_told(cli, run: OwnedRun) -> None:
     invite(cli, run)
     place, line = run.folder / "alice", encode(read_invitation(str(run.file())))
-    with VolunteerFolder(place, "alice").held():
-        pass  # it ran from there once
+    ran_once(place)
     answer = cli("join", run.file(), "--folder", place, "--resume")
     assert answer.out == f"nothing was paused; composer-prime join {run.file()} comes in\n"
     pasted = cli("join", line, "--folder", place, "--resume")
