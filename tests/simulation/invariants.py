@@ -136,6 +136,7 @@ class Invariants:
     def _commit(self, key: str, data: bytes) -> None:
         commit = Commit.from_bytes(data, key)
         place = (commit.fragment, commit.version)
+        self._world.progress.closed()
         self._by_host("commit", commit.committer, commit.admissions)
         for payload in [payload for payload, taken_at in self._payloads.items() if taken_at == place]:
             del self._payloads[payload]
@@ -215,6 +216,7 @@ class Invariants:
     def joined(self, process: SiteProcess, present: list[int]) -> None:
         outer = process.outer
         process.seen = [None] * self._world.terms.fragments
+        self._world.progress.joined(process.site.name)
         self._hook_tape(process)
         for fragment, (there, seen) in enumerate(zip(present, outer._courier.versions(), strict=True)):
             if seen < there - 1:

@@ -123,6 +123,11 @@ class Link:
     damage: int | None = None
     hits: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def is_clean(self) -> bool:
+        """Whether no fault changes it just now."""
+        return not (self.num_cuts or self.loss or self.unreadable or self.damage is not None) and self.factor == 1
+
     def count(self, what: str) -> None:
         self.hits[what] = self.hits.get(what, 0) + 1
 

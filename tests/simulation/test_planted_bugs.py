@@ -1,6 +1,7 @@
 """The simulator is worth what it catches: each kind of bug, planted in production code, breaks an invariant."""
 
 import contextlib
+import math
 import shlex
 import sys
 from collections.abc import Callable
@@ -14,16 +15,16 @@ from composer_prime.errors import StoreError
 from composer_prime.outer.aggregate import aggregate
 from composer_prime.outer.merge import blending
 from composer_prime.outer.sparse import dense
-from composer_prime.sync import courier, garbage, merging, replica, returning, site_clock
+from composer_prime.sync import courier, garbage, merging, replica, returning, rounds, site_clock
 from composer_prime.sync.courier import Courier
 from composer_prime.sync.merging import Merger
-from composer_prime.sync.protocol import Authority
+from composer_prime.sync.protocol import Authority, RoundDecision, RoundView
 from composer_prime.sync.records import Commit, Refused
 from composer_prime.sync.replica import Replica
 from composer_prime.sync.rounds import RoundCloser
 from composer_prime.sync.site_clock import OuterLoop
 from tests.simulation.__main__ import main
-from tests.simulation.plan import Plan, draw_plan
+from tests.simulation.plan import Fault, Plan, draw_plan
 from tests.simulation.shrink import command, shrink
 from tests.simulation.world import World, run_plan
 
@@ -107,6 +108,24 @@ def test_fragment_clock_by_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(OuterLoop, "_take_turn", own)
 
     check(monkeypatch, "deadlock", plant, lambda plan: plan.terms.fragments > 1 and plan.terms.quorum > 1)
+
+
+def test_a_round_that_waits_for_a_site_that_is_away_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    decide = rounds.decide_round
+
+    def patient(view: RoundView, quorum: int, grace_s: float) -> RoundDecision:
+        staying = {site.name for site in World.playing.sites.values() if site.process and not site.is_gone}
+        return decide(replace(view, live=view.live | staying), quorum, math.inf)
+
+    def is_long(fault: Fault) -> bool:
+        return fault.kind in ("pause", "absent", "crash", "cut") and fault.for_s > 30
+
+    check(
+        monkeypatch,
+        "stall: no round closed in",
+        lambda: monkeypatch.setattr(rounds, "decide_round", patient),
+        lambda plan: any(map(is_long, plan.faults)),
+    )
 
 
 def test_residual_applied_when_refused(monkeypatch: pytest.MonkeyPatch) -> None:

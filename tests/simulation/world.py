@@ -19,6 +19,7 @@ from tests.simulation.coverage import Coverage
 from tests.simulation.hooks import listening
 from tests.simulation.invariants import Invariants
 from tests.simulation.plan import EVERYONE, Fault, Plan, draw_plan
+from tests.simulation.progress import Progress
 from tests.simulation.runtime import Process, Scheduler
 from tests.simulation.site import Checkpoint, Site, SiteProcess
 from tests.simulation.store import Bucket, Desk, Link
@@ -82,6 +83,7 @@ class World:
         self._plan_starts(rng)
         for fault in plan.faults:
             self._plan_fault(fault)
+        self.progress = Progress(self, self._round_s() + self.terms.liveness_s)
 
     def _site(self, index: int, rng: random.Random) -> Site:
         link = Link(latency_s=0.01 + 0.05 * rng.random(), upload_s=0.05 + 0.2 * rng.random())
@@ -112,7 +114,9 @@ class World:
         def run() -> None:
             self._pending -= 1
             self.scheduler.num_events += 1
+            self.progress.look()
             act()
+            self.progress.look()
             self.look_for_end()
 
         self.scheduler.call_at(at_s, run)
@@ -302,13 +306,17 @@ class World:
                 self._later(at_s, lambda site=site, kept=kept: self._start(site, kept[-1] if kept else None))
         return True
 
-    def _limit_s(self) -> float:
-        """Virtual time by which the run must be over, all faults healed: each round may need each time-out once."""
+    def _round_s(self) -> float:
+        """Virtual time within which a round of one fragment closes when nothing goes wrong, at its worst."""
         terms = self.terms
         slowest = max(site.step_s / min(site.skew, 1.0) for site in self.sites.values())
         upload = max(site.link.upload_s for site in self.sites.values())
-        turn = max(terms.steps_per_turn * slowest, terms.seconds_per_turn * 2) + upload + terms.grace_s * 2 + 5
-        return (terms.rounds + 2) * terms.fragments * turn + 4 * terms.liveness_s + PATIENCE_S
+        return max(terms.steps_per_turn * slowest, terms.seconds_per_turn * 2) + upload + terms.grace_s * 2 + 5
+
+    def _limit_s(self) -> float:
+        """Virtual time by which the run must be over, all faults healed: each round may need each time-out once."""
+        terms = self.terms
+        return (terms.rounds + 2) * terms.fragments * self._round_s() + 4 * terms.liveness_s + PATIENCE_S
 
     def play(self) -> Result:
         World.playing = self
