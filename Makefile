@@ -28,8 +28,8 @@ ENVS := $(patsubst %/pyproject.toml,%,$(wildcard envs/*/pyproject.toml))
 RECIPE ?= recipes/local/two_sites.toml
 PIP_ARGS ?=
 TEST_ARGS ?=
-# How many tests at a time, each file's in order; 0: one after another. On two cores three keep busy what one leaves idle.
-TEST_JOBS ?= 3
+# How many tests at a time, each file's in order; 0: one after another. On two cores four keep busy what one leaves idle.
+TEST_JOBS ?= 4
 
 # The first interpreter that runs and is 3.11, 3.12 or 3.13.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
