@@ -107,6 +107,8 @@ class Invariants:
             self.violate(f"two contents at {key}")
         if key.endswith("/commit.json"):
             self._commit(key, data)
+        elif keys.is_claim(key):
+            self.pins.claim(*keys.parse_claim(key))
         elif keys.is_offer(key):
             self._offer(Offer.from_bytes(data, key))
         elif "/merged/" in key and key.endswith(".json"):

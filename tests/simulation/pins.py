@@ -27,12 +27,17 @@ class _Pulse:
 
 
 class Pins:
-    """One world's beats, by site and incarnation."""
+    """One world's claims and beats, by site and incarnation."""
 
     def __init__(self, liveness_s: float, max_stale_rounds: int) -> None:
         self._longest_s = liveness_s / MOST_SKEW
         self._max_stale_rounds = max_stale_rounds
         self._pulses: dict[str, dict[int, _Pulse]] = {}
+        self._claimed: dict[str, int] = {}
+
+    def claim(self, site: str, incarnation: int) -> None:
+        """An incarnation of a name was claimed: what older ones pinned nobody needs, they stop."""
+        self._claimed[site] = max(incarnation, self._claimed.get(site, incarnation))
 
     def beat(self, data: bytes, now: float) -> None:
         """A beat was written, maybe a late one."""
@@ -54,7 +59,9 @@ class Pins:
         if match[3] == "payload":
             version += self._max_stale_rounds
         for site, pulses in self._pulses.items():
-            pulse = pulses[max(pulses)]
+            pulse = pulses.get(self._claimed[site])
+            if pulse is None:
+                continue  # it has yet to say what it needs, and looks for that afterwards
             steady = pulse.steady_since <= since - LATE_S and now - pulse.at < self._longest_s
             if steady and pulse.is_present and version >= pulse.pins[fragment]:
                 return f"is still pinned: {site} needs fragment {fragment} from version {pulse.pins[fragment]} on"
