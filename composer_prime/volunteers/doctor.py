@@ -19,8 +19,9 @@ from composer_prime.outer.fragments import NamedShape
 from composer_prime.sync.protocol import GRACE_FLOOR_S
 from composer_prime.sync.terms import Terms
 from composer_prime.volunteers.fit import Fit, fit
+from composer_prime.volunteers.fit_prime_rl import fit_prime_rl
 from composer_prime.volunteers.link import Link
-from composer_prime.volunteers.machine import Machine
+from composer_prime.volunteers.machine import Gpu, Machine
 from composer_prime.volunteers.needs import Needs, model_of, needs_of, spared_by
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -69,7 +70,7 @@ class Diagnosis:
 
     checks: tuple[Check, ...]
     needs: Needs | None = None
-    fit: Fit | None = None
+    fit: Fit[Recipe] | Fit[PrimeRecipe] | None = None
 
     @property
     def is_able(self) -> bool:
@@ -89,11 +90,10 @@ def diagnose(machine: Machine, task: Task | None, link: Link | None, clock_ahead
     needs = found_fit = None
     if task is not None:
         checks += package_checks(task.recipe)
-        if isinstance(task.recipe, Recipe):
-            try:
-                found_fit = fit(task.recipe, task.terms, model_of(task.shapes), machine, keep_batch=task.keep_batch)
-            except MachineUnfit as error:
-                checks.append(Check("memory", "fail", str(error)))
+        try:
+            found_fit = _fit(machine, task)
+        except MachineUnfit as error:
+            checks.append(Check("gpus" if isinstance(task.recipe, PrimeRecipe) else "memory", "fail", str(error)))
         recipe = task.recipe if found_fit is None else found_fit.recipe
         needs = needs_of(recipe, task.terms, task.shapes, task.num_sites)
         checks += need_checks(machine, task, needs, found_fit)
@@ -101,6 +101,21 @@ def diagnose(machine: Machine, task: Task | None, link: Link | None, clock_ahead
     checks += link_checks(link, needs, task)
     checks += clock_checks(clock_ahead_s)
     return Diagnosis(tuple(checks), needs, found_fit)
+
+
+def _fit(machine: Machine, task: Task) -> Fit[Recipe] | Fit[PrimeRecipe] | None:
+    """The recipe as this machine runs it; None without the GPUs that PRIME-RL needs. Raises MachineUnfit."""
+    model = model_of(task.shapes)
+    if isinstance(task.recipe, Recipe):
+        return fit(task.recipe, task.terms, model, machine, keep_batch=task.keep_batch)
+    if not gpus_of(machine) or not isinstance(task.recipe, PrimeRecipe):
+        return None
+    return fit_prime_rl(task.recipe, task.terms, model, gpus_of(machine), keep_batch=task.keep_batch)
+
+
+def gpus_of(machine: Machine) -> tuple[Gpu, ...]:
+    """The GPUs that torch can use here."""
+    return machine.torch.gpus if machine.torch else ()
 
 
 def machine_checks(machine: Machine, task: Task | None) -> Iterator[Check]:
@@ -154,7 +169,7 @@ def prime_rl_check(recipe: PrimeRecipe) -> Check:
     return Check("prime-rl", "ok", f"{found.version}, started by {' '.join(found.command)}")
 
 
-def need_checks(machine: Machine, task: Task, needs: Needs, found: Fit | None) -> Iterator[Check]:
+def need_checks(machine: Machine, task: Task, needs: Needs, found: Fit[RecipeBase] | None) -> Iterator[Check]:
     """Memory, disk and GPUs."""
     if found is not None or not isinstance(task.recipe, Recipe):
         enough = needs.memory_bytes <= machine.free_memory_bytes
@@ -166,13 +181,13 @@ def need_checks(machine: Machine, task: Task, needs: Needs, found: Fit | None) -
     remedy = "" if enough else "free some space, choose another --folder, or lend more with --max-disk-gib"
     said = f"{_gib(needs.disk_bytes)} needed, {_gib(machine.free_disk_bytes)} free{lent}"
     yield Check("disk", "ok" if enough else "fail", said, remedy)
-    if isinstance(task.recipe, PrimeRecipe):
+    if isinstance(task.recipe, PrimeRecipe) and (found is not None or not gpus_of(machine)):
         yield gpu_check(machine, task.recipe, needs)
 
 
 def gpu_check(machine: Machine, recipe: PrimeRecipe, needs: Needs) -> Check:
     """The memory of all GPUs together; less than is needed is no hindrance where the recipe spares some."""
-    gpus = machine.torch.gpus if machine.torch else ()
+    gpus = gpus_of(machine)
     memory = sum(gpu.memory_bytes for gpu in gpus)
     said = f"{_gib(needs.gpu_bytes)} needed, " + (f"{_gib(memory)} there" if gpus else "and torch sees no GPU here")
     spared = spared_by(recipe)
@@ -184,13 +199,16 @@ def gpu_check(machine: Machine, recipe: PrimeRecipe, needs: Needs) -> Check:
     )
 
 
-def pace_checks(task: Task, found: Fit | None) -> Iterator[Check]:
+def pace_checks(task: Task, found: Fit[RecipeBase] | None) -> Iterator[Check]:
     """How many inner steps lie between two offers here, or how long theirs take, which all sites share."""
     terms, wait_s = task.terms, f"{task.terms.grace_s:g} s (outer.grace_s)"
     if isinstance(task.recipe, PrimeRecipe):
-        remedy = f"where steps take longer here than elsewhere the others wait at most {wait_s}, then go on without you"
-        said = "nothing is fitted to this machine: a PRIME-RL recipe runs as it stands, its batch and lengths too"
-        yield Check("pace", "warn", said, remedy if terms.pace == "steps" else "")
+        said = "how long a step takes here isn't known before it trains; each GPU counts as much as the recipe's"
+        if terms.pace == "seconds":
+            yield Check("pace", "ok", f"{said}; you make as many as there is time for")
+        else:
+            remedy = f"who is behind is waited for {wait_s} at most, then the others go on"
+            yield Check("pace", "warn", said, remedy)
     if found is None or found.step_s is None:
         return
     if terms.pace == "seconds":

@@ -5,8 +5,9 @@ aren't touched.
 """
 
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from composer_prime.config.recipe import Recipe
+from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.errors import MachineUnfit
 from composer_prime.sync.terms import Terms
 from composer_prime.volunteers.machine import Machine
@@ -23,10 +24,11 @@ STEPS_A_TURN = 2
 OPERATIONS = 8
 """For each parameter and token: two to generate, six to train."""
 GIB = 2**30
+AnyRecipe = TypeVar("AnyRecipe", bound=RecipeBase, covariant=True)
 
 
 @dataclass(frozen=True)
-class Fit:
+class Fit(Generic[AnyRecipe]):
     """The recipe as this machine will run it.
 
     reasons    each change, and why
@@ -34,13 +36,13 @@ class Fit:
     step_s     an inner step will take, about; None: not known
     """
 
-    recipe: Recipe
+    recipe: AnyRecipe
     reasons: tuple[str, ...]
     memory_bytes: int
     step_s: float | None
 
 
-def fit(recipe: Recipe, terms: Terms, model: Model, machine: Machine, *, keep_batch: bool = False) -> Fit:
+def fit(recipe: Recipe, terms: Terms, model: Model, machine: Machine, *, keep_batch: bool = False) -> Fit[Recipe]:
     """Fit batch and threads to a machine. Raises MachineUnfit when even the smallest does not.
 
     keep_batch   leave the number of rollouts a step as it is: a site goes on as it began

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from composer_prime.config.paths import RunPaths
 from composer_prime.config.prime_rl import PrimeRecipe
@@ -22,6 +22,7 @@ from composer_prime.volunteers.caches import elsewhere, kept_below
 from composer_prime.volunteers.doctor import lines
 from composer_prime.volunteers.entrance import Entrance, check_date, enter, lent_key, own_key
 from composer_prime.volunteers.examination import check_caps, examine, looking
+from composer_prime.volunteers.fit_prime_rl import batch_size, with_batch_size
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
 from composer_prime.volunteers.shared_recipe import read_shared
@@ -33,7 +34,6 @@ PAUSED_LOOK_S = 0.5
 
 Say = Callable[[str], None]
 RunSite = Callable[[Any, str, bool], int]
-AnyRecipe = TypeVar("AnyRecipe", bound=RecipeBase)
 
 
 def folder_of(invitation: Invitation, folder: Path | None) -> VolunteerFolder:
@@ -89,8 +89,9 @@ def prepare(invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, say
         say(line)
     if diagnosis.fit is None:
         return recipe
-    folder.keep_batch_size(diagnosis.fit.recipe.orchestrator.batch_size)
-    return diagnosis.fit.recipe
+    fitted = diagnosis.fit.recipe
+    folder.keep_batch_size(fitted.orchestrator.batch_size if isinstance(fitted, Recipe) else batch_size(fitted))
+    return fitted
 
 
 def localized(invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, entrance: Entrance) -> RecipeBase:
@@ -113,10 +114,13 @@ def localized(invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, e
     return _with_batch(recipe, folder.batch_size)
 
 
-def _with_batch(recipe: AnyRecipe, batch_size: int | None) -> AnyRecipe:
-    if batch_size is None or not isinstance(recipe, Recipe):
+def _with_batch(recipe: RecipeBase, size: int | None) -> RecipeBase:
+    if size is None:
         return recipe
-    orchestrator = recipe.orchestrator.model_copy(update={"batch_size": batch_size})
+    if isinstance(recipe, PrimeRecipe):
+        return with_batch_size(recipe, size)
+    assert isinstance(recipe, Recipe)
+    orchestrator = recipe.orchestrator.model_copy(update={"batch_size": size})
     return recipe.model_copy(update={"orchestrator": orchestrator})
 
 

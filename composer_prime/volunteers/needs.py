@@ -27,8 +27,10 @@ CHECKPOINTS = 3
 BROADCASTS = 4
 """Weights on their way from the trainer to the inference server."""
 LOGS_BYTES = 2**30
-GPU_BYTES = 4 + 4 + 2
-"""A parameter's bytes on the GPUs of a PRIME-RL site: weights and gradient in fp32, the inference server's in bf16."""
+TRAINER_BYTES = 4 + 4
+"""A parameter's bytes on the GPUs of a PRIME-RL site that train: weights and gradient in fp32."""
+SERVER_BYTES = 2
+"""The same on those that generate: the inference server's weights in bf16, beside which it needs its cache."""
 OPTIMIZER_BYTES = 4 + 4
 """Adam's moments: on the GPUs too where a recipe turns off `optim_cpu_offload`, which PRIME-RL has on by default."""
 SPARING = ("trainer.model.lora", "trainer.model.fsdp_cpu_offload")
@@ -107,8 +109,13 @@ def gpu_bytes(recipe: RecipeBase, numel: int) -> int:
     """Memory on all GPUs of a site together, for a model of so many parameters."""
     if not isinstance(recipe, PrimeRecipe):
         return 0
+    return trainer_bytes(recipe, numel) + SERVER_BYTES * numel
+
+
+def trainer_bytes(recipe: PrimeRecipe, numel: int) -> int:
+    """Memory on the GPUs that train, together."""
     offloads = recipe.upstream_value("trainer.model.optim_cpu_offload", True)
-    return (GPU_BYTES + (0 if offloads else OPTIMIZER_BYTES)) * numel
+    return (TRAINER_BYTES + (0 if offloads else OPTIMIZER_BYTES)) * numel
 
 
 def spared_by(recipe: PrimeRecipe) -> str | None:

@@ -178,31 +178,45 @@ def prime_task(**tables) -> Task:
 
 
 @pytest.mark.usefixtures("prime_rl")
-def test_the_doctor_says_that_a_prime_rl_recipe_is_not_fitted() -> None:
+def test_the_doctor_says_that_the_pace_of_a_prime_rl_site_is_not_known_beforehand() -> None:
     said = check(diagnose(machine(), prime_task(), LINK, 0.0), "pace")
-    assert said.verdict == "warn" and "nothing is fitted to this machine" in said.found
-    assert "the others wait at most 12 s (outer.grace_s)" in said.remedy
+    assert said.verdict == "warn" and "isn't known before it trains" in said.found
+    assert "waited for 12 s (outer.grace_s) at most" in said.remedy
+    timed = check(diagnose(machine(), prime_task(outer=TIMED), LINK, 0.0), "pace")
+    assert timed.verdict == "ok" and "as many as there is time for" in timed.found
 
 
+TIMED = {"inner_steps": 4, "pace": "seconds", "inner_seconds": 60}
 SMALL = Torch("2.13", 5e10, "vector", (Gpu("card", 2**10), Gpu("card", 2**10)))
 
 
 @pytest.mark.parametrize(
-    ("torch", "said"),
+    ("torch", "name", "said"),
     [
-        (Torch("2.13", 5e10, "vector"), "0.0 GiB needed, and torch sees no GPU here"),
-        (SMALL, f"{10 * NUMEL / GIB:.1f} GiB needed, 0.0 GiB there"),
+        (Torch("2.13", 5e10, "vector"), "gpu memory", "0.0 GiB needed, and torch sees no GPU here"),
+        (SMALL, "gpus", f"this machine's 2 GPUs have 0.0 GiB each at the least, and a model of {NUMEL:,} parameters"),
     ],
     ids=["no GPU", "too small"],
 )
-def test_a_prime_rl_site_needs_gpus(prime_rl: Path, torch: Torch, said: str) -> None:
+def test_a_prime_rl_site_needs_gpus(prime_rl: Path, torch: Torch, name: str, said: str) -> None:
     able = diagnose(machine(), prime_task(), LINK, 0.0)
-    assert able.is_able and check(able, "gpu memory").verdict == "ok" and able.fit is None
+    assert able.is_able and check(able, "gpu memory").verdict == "ok"
     assert check(able, "prime-rl").found == f"0.8.0, started by {prime_rl}"
     without = diagnose(machine(torch=torch), prime_task(), LINK, 0.0)
-    failed = check(without, "gpu memory")
-    assert failed.verdict == "fail" and failed.found == said and "join from a machine" in failed.remedy
-    assert "can't take part, thank you all the same: gpu memory" in str(without.refusal())
+    failed = check(without, name)
+    assert failed.verdict == "fail" and failed.found.startswith(said)
+    refusal = str(without.refusal())
+    assert f"can't take part, thank you all the same: {name}: " in refusal and "join from a" in refusal
+
+
+@pytest.mark.usefixtures("prime_rl")
+def test_the_doctor_says_how_a_machines_gpus_are_shared_out() -> None:
+    tables = {"inference": {}, "deployment": {"num_train_gpus": 4, "num_infer_gpus": 4}}
+    pod = machine(torch=Torch("2.13", 5e10, "vector", (Gpu("card", 24 * GIB),) * 2))
+    found = diagnose(pod, prime_task(**tables), LINK, 0.0)
+    said = "\n".join(lines(found))
+    assert found.is_able and "GPUs: 1 to train, 1 to generate, of 2 here" in said
+    assert "orchestrator.batch_size 32, not 128: 25% of the recipe's GPUs" in said
 
 
 @pytest.mark.usefixtures("prime_rl")
