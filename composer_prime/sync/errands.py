@@ -113,3 +113,7 @@ class OpenRound:
         """An offer isn't worth merging; the commit says why."""
         self.verdicts[site], self.faults[site] = "invalid", why
         self.offers.pop(site, None)
+
+    def set_aside(self, site: str, why: str) -> None:
+        """A sound offer of a process that was replaced: its site has nothing in this round, and can't offer again."""
+        self.verdicts[site], self.faults[site] = "empty", why

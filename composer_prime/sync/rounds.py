@@ -161,6 +161,9 @@ class RoundCloser:
                 current.refuse(site, fault or "unreadable")
                 logger.warning("offer_refused fragment=%d site=%s why=%s", replica.fragment, site, fault)
                 continue
+            if (newer := self._members.incarnation(site)) > found.incarnation:
+                current.set_aside(site, f"was made by incarnation {found.incarnation}, {newer} has taken over")
+                continue
             current.verdicts[site] = _worth(found)
             if found.payload is not None:
                 current.offers[site] = found
@@ -187,8 +190,6 @@ class RoundCloser:
         fault = self._roster.fault(offer, site)
         if fault is not None:
             return fault
-        if offer.incarnation < self._members.incarnation(site):
-            return f"was made by incarnation {offer.incarnation}, {self._members.incarnation(site)} has taken over"
         return offer_fault(
             offer,
             site=site,

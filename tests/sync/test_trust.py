@@ -134,6 +134,24 @@ def test_an_offer_of_a_process_that_was_replaced_is_refused_once_its_successor_b
     assert [entry.site for entry in commit.taken] == ["a"] and "has taken over" in commit.refused[0].why
 
 
+def test_an_offer_of_a_process_that_was_replaced_holds_no_round_up(store, clock):
+    terms = make_terms(quorum=2, grace_s=1.0)
+    a, old, silent = (HandSite(store, terms, name, clock) for name in "abc")
+    old.hand_over(0, 2.0)
+    old.runtime.run_tasks()
+    old.courier._bring(0)
+    new = HandSite(store, terms, "b", clock)  # it can offer nothing: the key is taken
+    a.hand_over(0, 1.0)
+    for _ in range(3):
+        for site in (a, new, silent):
+            site.beat()
+        closing(clock, a)
+    commit = read_record(store, Commit, keys.commit(0, 0))
+    assert commit.taken == () and [entry.site for entry in commit.refused] == ["b"]
+    settled = a.courier.collect(0)[1]
+    assert settled is not None and settled.outcome in ("missed", "void"), "a keeps its work, for the next round"
+
+
 def test_an_understated_norm_is_found_when_the_payload_is_decoded(store, clock):
     a, b = (HandSite(store, make_terms(grace_s=1.0, aggregate="clipped"), name, clock) for name in "ab")
     b.hand_over(0, 1000.0)
