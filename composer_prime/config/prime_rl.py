@@ -6,6 +6,7 @@ is refused what composer-prime decides itself, and what must not be written to a
 
 import difflib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -62,6 +63,19 @@ SECRET_ENDINGS = ("_KEY", "_SECRET", "_TOKEN", "_PASSWORD", "_ACCESS_KEY_ID")
 _ABSENT = object()
 
 
+@dataclass(frozen=True)
+class Layout:
+    """GPUs of one site on its machine: `train` for the trainer, `infer` for its inference server, if it starts one."""
+
+    train: int
+    infer: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.train + self.infer
+
+
 class PrimeRlConfig(Table):
     """`[prime_rl]`: the PRIME-RL that runs the sites."""
 
@@ -101,6 +115,12 @@ class PrimeRecipe(RecipeBase):
         """What stands at a dotted name of PRIME-RL's tables; `default` where nothing does."""
         found = _at(self.upstream, name)
         return default if found is _ABSENT else found
+
+    @property
+    def layout(self) -> Layout:
+        """The GPUs that `[deployment]` asks for on one node."""
+        infer = 0 if self.upstream.get("inference") is None else self.upstream_value("deployment.num_infer_gpus", 1)
+        return Layout(self.upstream_value("deployment.num_train_gpus", 1), infer)
 
     def to_data(self) -> dict[str, Any]:
         """The recipe as JSON types; PRIME-RL's cleared settings are its word for null, which TOML lacks."""

@@ -7,10 +7,9 @@ they may grow (prime_rl/configs/rl.py, trainer.py). How fast a GPU is isn't know
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from composer_prime.config.prime_rl import PrimeRecipe
+from composer_prime.config.prime_rl import Layout, PrimeRecipe
 from composer_prime.errors import MachineUnfit
 from composer_prime.sync.terms import Terms
 from composer_prime.volunteers.fit import GIB, Fit
@@ -26,19 +25,6 @@ SPLITS = ("trainer.model.cp", "trainer.model.ep", "trainer.dp_replicate")
 """Each must divide the number of GPUs that train."""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """GPUs of one site: `train` for the trainer, `infer` for its inference server, if it starts one."""
-
-    train: int
-    infer: int
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.train + self.infer
-
-
 def fit_prime_rl(
     recipe: PrimeRecipe, terms: Terms, model: Model, gpus: Sequence[Gpu], *, keep_batch: bool = False
 ) -> Fit[PrimeRecipe]:
@@ -49,7 +35,7 @@ def fit_prime_rl(
 
     Raises MachineUnfit when there are too few, or their memory can't hold trainer and inference server apart.
     """
-    wanted = layout_of(recipe)
+    wanted = recipe.layout
     if recipe.upstream.get("slurm") is not None:
         return Fit(recipe, ("GPUs: SLURM places them, as the recipe says",), memory_bytes(recipe, terms, model), None)
     if recipe.upstream_value("deployment.type") == "multi_node":
@@ -68,12 +54,6 @@ def fit_prime_rl(
     return Fit(recipe, tuple(reasons), memory_bytes(recipe, terms, model), None)
 
 
-def layout_of(recipe: PrimeRecipe) -> Layout:
-    """The GPUs that a recipe asks for on one node."""
-    infer = recipe.upstream_value("deployment.num_infer_gpus", 1) if recipe.upstream.get("inference") is not None else 0
-    return Layout(recipe.upstream_value("deployment.num_train_gpus", 1), infer)
-
-
 def batch_size(recipe: PrimeRecipe) -> int:
     """Rollouts of a step, or its tokens where the recipe counts those."""
     return recipe.upstream_value(_batch_key(recipe)) or DEFAULT_BATCH
@@ -87,7 +67,7 @@ def with_batch_size(recipe: PrimeRecipe, size: int) -> PrimeRecipe:
 def _layouts(recipe: PrimeRecipe, model: Model, gpus: Sequence[Gpu]) -> Iterator[Layout]:
     """Every way to share the GPUs out. Raises MachineUnfit where there is none."""
     unit = math.lcm(*(value for name in SPLITS if isinstance(value := recipe.upstream_value(name, 1), int)))
-    wanted, tensor = layout_of(recipe), recipe.upstream_value("inference.vllm.tensor_parallel_size", 1)
+    wanted, tensor = recipe.layout, recipe.upstream_value("inference.vllm.tensor_parallel_size", 1)
     least = Layout(unit, tensor if wanted.infer else 0)
     if least.total > len(gpus):
         raise MachineUnfit(

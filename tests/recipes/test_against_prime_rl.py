@@ -20,7 +20,7 @@ from composer_prime.sites.prime_rl.installation import find_installation
 from composer_prime.sites.prime_rl.launch import run_local, run_site
 from composer_prime.sites.prime_rl.toml import LOSS_PATH
 from composer_prime.sync.terms import terms_of
-from composer_prime.volunteers.fit_prime_rl import batch_size, fit_prime_rl, layout_of
+from composer_prime.volunteers.fit_prime_rl import batch_size, fit_prime_rl
 from composer_prime.volunteers.machine import Gpu
 from composer_prime.volunteers.needs import Model
 from tests.architecture import REPOSITORY
@@ -123,7 +123,7 @@ def test_upstream_accepts_a_recipe_that_was_fitted_to_a_smaller_machine(rl: Path
     assert resolved(configs, "orchestrator")["batch_size"] == batch_size(fitted) == 64 < batch_size(recipe)
     inference = resolved(configs, "inference")
     parallel = inference.get("vllm") or inference["parallel"]
-    assert parallel.get("data_parallel_size", parallel.get("dp")) == layout_of(fitted).infer == 2
+    assert parallel.get("data_parallel_size", parallel.get("dp")) == fitted.layout.infer == 2
 
 
 def test_upstream_evaluates_beside_an_outer_run(rl: Path, tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from composer_prime.config.prime_rl import PrimeRecipe
+from composer_prime.config.prime_rl import Layout, PrimeRecipe
 from composer_prime.errors import MachineUnfit
 from composer_prime.sync.terms import terms_of
 from composer_prime.volunteers.fit import Fit
-from composer_prime.volunteers.fit_prime_rl import Layout, batch_size, fit_prime_rl, layout_of
+from composer_prime.volunteers.fit_prime_rl import batch_size, fit_prime_rl
 from composer_prime.volunteers.machine import Gpu
 from composer_prime.volunteers.needs import Model
 
@@ -45,7 +45,7 @@ def test_gpus_are_shared_out_as_the_recipe_shares_its_own_and_the_batch_follows(
     gpus: int, layout: tuple[int, int], batch: int
 ) -> None:
     found = fitted(prime_recipe(), gpus)
-    assert layout_of(found.recipe) == Layout(*layout) and batch_size(found.recipe) == batch
+    assert found.recipe.layout == Layout(*layout) and batch_size(found.recipe) == batch
     assert found.reasons[0].startswith(f"GPUs: {layout[0]} to train, {layout[1]} to generate, of {gpus} here")
     assert (len(found.reasons) == 2) == (batch < 256)
 
@@ -64,15 +64,15 @@ def test_the_recipe_that_was_given_stays_as_it_was() -> None:
 def test_smaller_cards_are_met_with_more_of_them() -> None:
     recipe = prime_recipe(deployment={"num_train_gpus": 1, "num_infer_gpus": 1})
     found = fitted(recipe, 8, gib=16)
-    assert layout_of(found.recipe) == Layout(2, 1) and batch_size(found.recipe) == 256
+    assert found.recipe.layout == Layout(2, 1) and batch_size(found.recipe) == 256
     assert "the recipe's 1 and 1 don't fit" in found.reasons[0]
 
 
 def test_parallelism_says_in_which_steps_numbers_of_gpus_may_grow() -> None:
     tensor = prime_recipe(inference={"vllm": {"tensor_parallel_size": 2}})
-    assert layout_of(fitted(tensor, 5).recipe) == Layout(3, 2)
+    assert fitted(tensor, 5).recipe.layout == Layout(3, 2)
     context = prime_recipe(trainer={"model": {"cp": 2}}, inference={"vllm": {"tensor_parallel_size": 2}})
-    assert layout_of(fitted(context, 7).recipe) == Layout(2, 4), "who generates is the slower"
+    assert fitted(context, 7).recipe.layout == Layout(2, 4), "who generates is the slower"
     with pytest.raises(MachineUnfit, match="has 3 GPUs, and the recipe needs 4 at the least: 2 to train, 2 to gener"):
         fitted(context, 3)
 
@@ -84,18 +84,18 @@ def test_one_gpu_is_too_few_for_trainer_and_server_and_enough_for_a_trainer() ->
     assert alone.model_extra is not None
     del alone.model_extra["inference"]  # its server runs elsewhere
     found = fitted(alone, 1)
-    assert layout_of(found.recipe) == Layout(1, 0) and batch_size(found.recipe) == 64
+    assert found.recipe.layout == Layout(1, 0) and batch_size(found.recipe) == 64
 
 
 def test_memory_is_asked_of_trainer_and_server_apart() -> None:
     offloading = prime_recipe(trainer={"model": {"optim_cpu_offload": False}})
     with pytest.raises(MachineUnfit, match=r"needs 59\.6 on those that train and 7\.5 on each that generates"):
         fitted(offloading, 2, gib=48)
-    assert layout_of(fitted(offloading, 3, gib=48).recipe) == Layout(2, 1)
+    assert fitted(offloading, 3, gib=48).recipe.layout == Layout(2, 1)
     with pytest.raises(MachineUnfit, match="join from a larger machine"):
         fitted(prime_recipe(), 8, gib=7)
     sparing = prime_recipe(trainer={"model": {"lora": {"rank": 8}}})
-    assert layout_of(fitted(sparing, 2, gib=7).recipe) == Layout(1, 1), "how much it spares isn't known"
+    assert fitted(sparing, 2, gib=7).recipe.layout == Layout(1, 1), "how much it spares isn't known"
 
 
 def test_a_batch_is_whole_groups_and_a_sample_for_each_that_trains_at_least() -> None:
@@ -116,12 +116,12 @@ def test_a_batch_counted_in_tokens_is_made_smaller_as_such() -> None:
 
 def test_a_site_goes_on_with_the_batch_that_it_began_with() -> None:
     kept = fitted(prime_recipe(), 2, keep_batch=True)
-    assert batch_size(kept.recipe) == 256 and layout_of(kept.recipe) == Layout(1, 1)
+    assert batch_size(kept.recipe) == 256 and kept.recipe.layout == Layout(1, 1)
 
 
 def test_more_gpus_than_a_node_is_said_to_have_are_allowed_where_they_are_needed() -> None:
     found = fitted(prime_recipe(inference={"vllm": {"tensor_parallel_size": 2}}), 16, gib=4)
-    assert layout_of(found.recipe) == Layout(8, 4) and batch_size(found.recipe) == 256
+    assert found.recipe.layout == Layout(8, 4) and batch_size(found.recipe) == 256
     assert found.recipe.upstream_value("deployment.gpus_per_node") == 12
 
 

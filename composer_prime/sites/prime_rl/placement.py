@@ -87,7 +87,7 @@ def place_sites(recipe: PrimeRecipe, visible: Sequence[str] | None = None) -> di
     names = recipe.site_names
     if len(names) == 1 or recipe.upstream.get("slurm") is not None:
         return {name: Placement() for name in names}
-    each = gpus_of(recipe)
+    each = recipe.layout.total
     visible = visible_gpus() if visible is None else visible
     if len(visible) < each * len(names):
         raise ConfigError(
@@ -101,13 +101,6 @@ def place_sites(recipe: PrimeRecipe, visible: Sequence[str] | None = None) -> di
         _check_free(name, ports)
         placed[name] = Placement(tuple(visible[index * each : (index + 1) * each]), ports)
     return placed
-
-
-def gpus_of(recipe: PrimeRecipe) -> int:
-    """GPUs of this machine that one site takes, by its `[deployment]`."""
-    deployment = recipe.upstream.get("deployment") or {}
-    inference = 0 if recipe.upstream.get("inference") is None else deployment.get("num_infer_gpus", 1)
-    return deployment.get("num_train_gpus", 1) + inference
 
 
 def visible_gpus() -> list[str]:
