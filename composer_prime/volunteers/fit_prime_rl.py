@@ -6,7 +6,7 @@ they may grow (prime_rl/configs/rl.py, trainer.py). How fast a GPU is isn't know
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from composer_prime.config.prime_rl import Layout, PrimeRecipe
@@ -64,7 +64,7 @@ def with_batch_size(recipe: PrimeRecipe, size: int) -> PrimeRecipe:
     return _with(recipe, _batch_key(recipe), size)
 
 
-def _layouts(recipe: PrimeRecipe, model: Model, gpus: Sequence[Gpu]) -> Iterator[Layout]:
+def _layouts(recipe: PrimeRecipe, model: Model, gpus: Sequence[Gpu]) -> list[Layout]:
     """Every way to share the GPUs out. Raises MachineUnfit where there is none."""
     unit = math.lcm(*(value for name in SPLITS if isinstance(value := recipe.upstream_value(name, 1), int)))
     wanted, tensor = recipe.layout, recipe.upstream_value("inference.vllm.tensor_parallel_size", 1)
@@ -85,7 +85,7 @@ def _layouts(recipe: PrimeRecipe, model: Model, gpus: Sequence[Gpu]) -> Iterator
             f"{model.numel:,} parameters needs {trainer_bytes(recipe, model.numel) / GIB:.1f} on those that train and "
             f"{SERVER_BYTES * model.numel / tensor / GIB:.1f} on each that generates: join from a larger machine"
         )
-    yield from found
+    return found
 
 
 def _share(found: Layout, wanted: Layout) -> float:
