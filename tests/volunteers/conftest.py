@@ -24,3 +24,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnedRun:
     able = machine(torch=Torch("2.13.0", 5e10, made.site.run.manifest.test_vector))
     monkeypatch.setattr(examination, "look", lambda folder: able)
     return made
+
+
+@pytest.fixture
+def prime_rl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program of PRIME-RL's name on the PATH, which nothing here starts."""
+    program = tmp_path / "bin" / "rl"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    return program

@@ -159,17 +159,6 @@ def test_with_timed_turns_the_doctor_says_how_many_steps_this_machine_makes() ->
     assert slow.verdict == "ok" and slow.found.startswith("at most 1 inner step between offers")
 
 
-@pytest.fixture
-def prime_rl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program of PRIME-RL's name on the PATH, which nothing here starts."""
-    program = tmp_path / "bin" / "rl"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\nexit 1\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent))
-    return program
-
-
 def prime_task(**tables) -> Task:
     data = {"run": {"name": "r"}, "max_steps": 40, "model": {"name": "org/model"}, "site": {"backend": "prime-rl"},
             "outer": {"inner_steps": 4, "grace_s": 12}, "prime_rl": {"version": "0.8.0"}}  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 
 from composer_prime.config import Recipe
 from composer_prime.config.paths import run_uri
+from composer_prime.config.prime_rl import Layout, PrimeRecipe
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, InvitationRefused, MachineUnfit
@@ -27,9 +28,9 @@ from composer_prime.volunteers import examination, folder
 from composer_prime.volunteers import join as joining
 from composer_prime.volunteers.caches import HUB_PLACES
 from composer_prime.volunteers.folder import VolunteerFolder
-from composer_prime.volunteers.invitation import read_invitation
+from composer_prime.volunteers.invitation import Invitation, read_invitation
 from composer_prime.volunteers.join import folder_of, join
-from composer_prime.volunteers.machine import Torch
+from composer_prime.volunteers.machine import Gpu, Torch
 from composer_prime.volunteers.warden import Reason, Warden
 from composer_prime.volunteers.wishes import Wishes
 from tests.volunteers.owned_run import GIB, OWNER, OwnedRun, machine
@@ -341,15 +342,44 @@ def test_one_folder_holds_one_process_of_a_site(run: OwnedRun) -> None:
     assert not place.is_held()
 
 
-def test_limits_of_the_link_are_for_embedded_sites(run: OwnedRun) -> None:
+def invite_to_prime_rl(run: OwnedRun, **tables: object) -> Invitation:
+    """An invitation whose recipe is for PRIME-RL."""
     invitation = run.invite()
     data = tomllib.loads(invitation.recipe)
-    data = {name: data[name] for name in ("run", "max_steps", "outer")} | {"model": {"name": "m"}}
-    recipe = to_toml(data | {"site": {"backend": "prime-rl"}})
+    data = {name: data[name] for name in ("run", "max_steps", "outer")} | {"model": {"name": "org/model"}}
+    recipe = to_toml(data | {"site": {"backend": "prime-rl"}} | tables)
     changed = invitation.model_copy(update={"recipe": recipe, "signature": None})
-    signed = changed.model_copy(update={"signature": OWNER.sign(changed.message(run.site.run.sha256))})
+    return changed.model_copy(update={"signature": OWNER.sign(changed.message(run.site.run.sha256))})
+
+
+def test_limits_of_the_link_are_for_embedded_sites(run: OwnedRun) -> None:
     with pytest.raises(BadInput, match="limit embedded sites"):
-        join(signed, wishes(run, mbit_up=1.0), lambda line: None, FakeSite())
+        join(invite_to_prime_rl(run), wishes(run, mbit_up=1.0), lambda line: None, FakeSite())
+
+
+@pytest.mark.usefixtures("prime_rl")
+def test_a_prime_rl_site_runs_on_this_machines_gpus_and_goes_on_with_its_batch(
+    run: OwnedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invitation = invite_to_prime_rl(
+        run,
+        prime_rl={"version": "0.8.0"},
+        inference={},
+        deployment={"num_train_gpus": 4, "num_infer_gpus": 4},
+        orchestrator={"batch_size": 64, "group_size": 8},
+    )
+    given: list[PrimeRecipe] = []
+
+    def site(recipe: PrimeRecipe, name: str, resume: bool) -> int:
+        given.append(recipe)
+        return 0
+
+    for gpus in (4, 2):
+        torch = Torch("2.13.0", 5e10, run.site.run.manifest.test_vector, (Gpu("card", 24 * GIB),) * gpus)
+        monkeypatch.setattr(examination, "look", lambda folder, torch=torch: machine(torch=torch))
+        assert join(invitation, wishes(run), lambda line: None, site) == 0
+    assert [recipe.layout for recipe in given] == [Layout(2, 2), Layout(1, 1)]
+    assert [recipe.upstream_value("orchestrator.batch_size") for recipe in given] == [32, 32]
 
 
 def test_the_warden_ends_nothing_that_it_does_not_watch(tmp_path: Path) -> None:
