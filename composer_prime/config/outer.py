@@ -156,7 +156,7 @@ class SiteConfig(Table):
     their upper halves, as bf16 holds them, and the lower ones come beside it."""
 
     max_mbit_up: float | None = Field(default=None, gt=0)
-    """Mbit/s that an embedded site sends to the bucket, on average; None: what the link gives."""
+    """Mbit/s that a site sends to the bucket, on average; None: what the link gives."""
 
     max_mbit_down: float | None = Field(default=None, gt=0)
     """Mbit/s that it fetches from the bucket."""

@@ -11,9 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from composer_prime.config.paths import run_uri
-from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import RecipeBase
-from composer_prime.errors import BadInput
 from composer_prime.store import open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.terms import terms_of
@@ -76,24 +74,13 @@ def examine_for_invitation(invitation: Invitation, wishes: Wishes) -> Diagnosis:
     with looking(folder.expanduser()) as machine, lent_key(key), closing(open_store(invitation.uri)) as store:
         entrance = enter(invitation, store, key, starting=False)
         recipe = read_shared(invitation.recipe)
-        check_caps(recipe, wishes)
         return examine(recipe, entrance, store, wishes, machine)
-
-
-def check_caps(recipe: RecipeBase, wishes: Wishes) -> None:
-    """Raise BadInput when the volunteer limits the link of a site that wouldn't keep the limit."""
-    if isinstance(recipe, PrimeRecipe) and (wishes.mbit_up or wishes.mbit_down):
-        raise BadInput(
-            '--max-mbit-up and --max-mbit-down limit embedded sites, and this recipe\'s site.backend is "prime-rl": '
-            "leave them out, or limit the machine's link itself"
-        )
 
 
 def examine_for_recipe(recipe: RecipeBase, wishes: Wishes) -> Diagnosis:
     """What this machine can do for a site of a recipe, whose run need not be there yet."""
     from composer_prime.sites.embedded.shapes import named_shapes
 
-    check_caps(recipe, wishes)
     shapes = named_shapes(recipe.model.name)
     task = Task(recipe, terms_of(recipe), shapes, recipe.sites.count + 1, max_disk_bytes=wishes.max_disk_bytes)
     machine, uri = look(wishes.folder or recipe.output_dir), run_uri(recipe)

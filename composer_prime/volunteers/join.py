@@ -21,7 +21,7 @@ from composer_prime.volunteers import upstream
 from composer_prime.volunteers.caches import elsewhere, kept_below
 from composer_prime.volunteers.doctor import lines
 from composer_prime.volunteers.entrance import Entrance, check_date, enter, lent_key, own_key
-from composer_prime.volunteers.examination import check_caps, examine, looking
+from composer_prime.volunteers.examination import examine, looking
 from composer_prime.volunteers.fit_prime_rl import batch_size, with_batch_size
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
@@ -99,7 +99,6 @@ def localized(invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, e
     recipe = read_shared(invitation.recipe)
     if recipe.outer is None:
         raise ConfigError("the invitation's recipe has no [outer] table, so there is no run to join: ask for another")
-    check_caps(recipe, wishes)
     store = invitation.uri.removesuffix(f"/{invitation.run}")
     outer = recipe.outer.model_copy(update={"store": store, "owner": entrance.manifest.owner})
     site = recipe.site.model_copy(

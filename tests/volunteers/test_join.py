@@ -352,11 +352,6 @@ def invite_to_prime_rl(run: OwnedRun, **tables: object) -> Invitation:
     return changed.model_copy(update={"signature": OWNER.sign(changed.message(run.site.run.sha256))})
 
 
-def test_limits_of_the_link_are_for_embedded_sites(run: OwnedRun) -> None:
-    with pytest.raises(BadInput, match="limit embedded sites"):
-        join(invite_to_prime_rl(run), wishes(run, mbit_up=1.0), lambda line: None, FakeSite())
-
-
 @pytest.mark.usefixtures("prime_rl")
 def test_a_prime_rl_site_runs_on_this_machines_gpus_and_goes_on_with_its_batch(
     run: OwnedRun, monkeypatch: pytest.MonkeyPatch
@@ -377,7 +372,8 @@ def test_a_prime_rl_site_runs_on_this_machines_gpus_and_goes_on_with_its_batch(
     for gpus in (4, 2):
         torch = Torch("2.13.0", 5e10, run.site.run.manifest.test_vector, (Gpu("card", 24 * GIB),) * gpus)
         monkeypatch.setattr(examination, "look", lambda folder, torch=torch: machine(torch=torch))
-        assert join(invitation, wishes(run), lambda line: None, site) == 0
+        assert join(invitation, wishes(run, mbit_up=1.5), lambda line: None, site) == 0
+    assert {recipe.site.max_mbit_up for recipe in given} == {1.5}
     assert [recipe.layout for recipe in given] == [Layout(2, 2), Layout(1, 1)]
     assert [recipe.upstream_value("orchestrator.batch_size") for recipe in given] == [32, 32]
 

@@ -7,6 +7,7 @@ the trainer's own module: `OuterHook` says which, and what each does.
 import functools
 import inspect
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -29,7 +30,9 @@ from composer_prime.sync.ranks import TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 
-OUTER, SITE, KEY, SAME_NAME = (f"COMPOSER_PRIME_{name}" for name in ("OUTER", "SITE", "KEY", "SAME_NAME"))
+OUTER, SITE, KEY, SAME_NAME, MBIT_UP, MBIT_DOWN = (
+    f"COMPOSER_PRIME_{name}" for name in ("OUTER", "SITE", "KEY", "SAME_NAME", "MAX_MBIT_UP", "MAX_MBIT_DOWN")
+)
 
 Function = Callable[..., Any]
 
@@ -42,19 +45,23 @@ class HookSettings:
     site      the site's name; None: that of upstream's run
     key_file  the site's private key, in a run that admits keys
     replace   whether the site takes its name over from a process that is still alive; otherwise it is refused
+    mbit_up, mbit_down   that it moves to and from the bucket at most, on average; None: what the link gives
     """
 
     uri: str
     site: str | None
     key_file: Path | None
     replace: bool = True
+    mbit_up: float | None = None
+    mbit_down: float | None = None
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> "HookSettings | None":
         """None where no outer run is configured. Raises ConfigError when only a part of one is."""
-        uri, site, key, same = (environ.get(name, "").strip() for name in (OUTER, SITE, KEY, SAME_NAME))
+        said = {name: environ.get(name, "").strip() for name in (OUTER, SITE, KEY, SAME_NAME, MBIT_UP, MBIT_DOWN)}
+        uri, site, key, same = (said[name] for name in (OUTER, SITE, KEY, SAME_NAME))
         if not uri:
-            for name, value in ((SITE, site), (KEY, key), (SAME_NAME, same)):
+            for name, value in said.items():
                 if value:
                     raise ConfigError(
                         f"{name} is set ({value}) and {OUTER} isn't: set {OUTER} to the run's place in its bucket, "
@@ -65,7 +72,21 @@ class HookSettings:
             raise ConfigError(
                 f'{SAME_NAME} ({same}) must be "replace" or "refuse": what to do when a process of its name is alive'
             )
-        return cls(uri, site or None, Path(key).expanduser() if key else None, same != "refuse")
+        up, down = (_mbit(name, said[name]) for name in (MBIT_UP, MBIT_DOWN))
+        return cls(uri, site or None, Path(key).expanduser() if key else None, same != "refuse", up, down)
+
+
+def _mbit(name: str, value: str) -> float | None:
+    """A limit of the link in Mbit/s; None where none is given. Raises ConfigError for what isn't one."""
+    if not value:
+        return None
+    try:
+        found = float(value)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise ConfigError(f"{name} ({value}) must be a number above 0, in Mbit/s: correct it, or unset it for no limit")
+    return found
 
 
 def install(environ: Mapping[str, str] = os.environ) -> None:
@@ -108,7 +129,8 @@ def _place(settings: HookSettings, upstream: versions.Upstream, config: Any) -> 
         check_site_name(name)
     except ConfigError as error:
         raise ConfigError(f"{SITE}: {error}") from None
-    return Place(settings.uri, name, settings.key_file, folder / FOLDER, settings.replace)
+    limits = settings.mbit_up, settings.mbit_down
+    return Place(settings.uri, name, settings.key_file, folder / FOLDER, settings.replace, *limits)
 
 
 def _show_our_log() -> None:

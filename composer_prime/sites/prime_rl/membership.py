@@ -22,6 +22,7 @@ from composer_prime.sites.embedded.result import write_whole
 from composer_prime.sites.prime_rl.result import RESULT, STEPS_LEFT
 from composer_prime.store import open_store, race_store
 from composer_prime.store.base import Store
+from composer_prime.store.throttled import throttle
 from composer_prime.sync.entering import SiteIdentity
 from composer_prime.sync.founding import FoundingRecord, changed_terms, check_founded, find_founding
 from composer_prime.sync.journal import FileJournal
@@ -46,6 +47,7 @@ class Place:
     key_file  its private key, in a run that admits keys
     folder    what the outer loop keeps on this site's disk
     replace   as `SiteIdentity.replace`
+    mbit_up, mbit_down   as `SiteConfig.max_mbit_up` and `max_mbit_down`
     """
 
     uri: str
@@ -53,6 +55,8 @@ class Place:
     key_file: Path | None
     folder: Path
     replace: bool = True
+    mbit_up: float | None = None
+    mbit_down: float | None = None
 
     @property
     def journal(self) -> Path:
@@ -189,7 +193,7 @@ class _Leading:
         """This site's outer loop, with the state of its checkpoint. Raises BadInput, StoreError."""
         place = self._place
         key = None if place.key_file is None else SigningKey.load(place.key_file)
-        self._store = store = open_store(place.uri, place.key_file)
+        self._store = store = throttle(open_store(place.uri, place.key_file), place.mbit_up, place.mbit_down)
         self._announced = find_founding(store)
         founding, run, terms, signed = self._asked(self._announced)
         if signed and key is None:

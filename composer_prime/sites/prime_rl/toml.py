@@ -221,7 +221,9 @@ def site_environment(recipe: PrimeRecipe, site: str) -> dict[str, str]:
     key_file = recipe.site.key_file
     key = {} if key_file is None else {"COMPOSER_PRIME_KEY": str(key_file.expanduser().absolute())}
     same = {"COMPOSER_PRIME_SAME_NAME": "refuse"} if recipe.site.same_name == "refuse" else {}
-    return {"COMPOSER_PRIME_OUTER": uri, "COMPOSER_PRIME_SITE": site, **key, **same}
+    limits = {"UP": recipe.site.max_mbit_up, "DOWN": recipe.site.max_mbit_down}
+    caps = {f"COMPOSER_PRIME_MAX_MBIT_{way}": str(mbit) for way, mbit in limits.items() if mbit is not None}
+    return {"COMPOSER_PRIME_OUTER": uri, "COMPOSER_PRIME_SITE": site, **key, **same, **caps}
 
 
 def _place(data: Data, recipe: PrimeRecipe, files: SiteFiles, dialect: Dialect) -> None:

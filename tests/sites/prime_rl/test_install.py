@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from composer_prime.errors import ConfigError
-from composer_prime.sites.prime_rl import hook, versions
+from composer_prime.sites.prime_rl import hook, membership, versions
 from composer_prime.store import open_store
+from composer_prime.store.file import FileStore
+from composer_prime.store.throttled import ThrottledStore
 from composer_prime.sync.founding import FoundingRecord, announce
 from tests.sites.prime_rl.launched import announced
 from tests.sites.prime_rl.standin_runs import STANDIN, site
-from tests.sync.harness import make_terms
+from tests.sync.harness import HandSite, make_terms
 
 OUTER = {"COMPOSER_PRIME_OUTER": "/nowhere", "COMPOSER_PRIME_SITE": "a"}
 
@@ -85,7 +87,7 @@ def test_every_name_is_wrapped_where_a_run_is_configured_and_none_where_not(trai
 
 
 def test_a_site_or_key_without_a_store_is_refused() -> None:
-    for name in ("COMPOSER_PRIME_SITE", "COMPOSER_PRIME_KEY", "COMPOSER_PRIME_SAME_NAME"):
+    for name in (hook.SITE, hook.KEY, hook.SAME_NAME, hook.MBIT_UP, hook.MBIT_DOWN):
         with pytest.raises(ConfigError, match=f"{name} is set .x. and COMPOSER_PRIME_OUTER isn't"):
             hook.install({name: "x"})
 
@@ -95,6 +97,26 @@ def test_whether_a_name_may_be_taken_over_is_read_or_refused() -> None:
     assert [each.replace for each in found if each is not None] == [True, True, False]
     with pytest.raises(ConfigError, match=r'SAME_NAME \(no\) must be "replace" or "refuse"'):
         hook.HookSettings.read(OUTER | {"COMPOSER_PRIME_SAME_NAME": "no"})
+
+
+def test_limits_of_the_link_are_read_or_refused() -> None:
+    found = hook.HookSettings.read(OUTER | {hook.MBIT_UP: "2.5", hook.MBIT_DOWN: ""})
+    assert found is not None and (found.mbit_up, found.mbit_down) == (2.5, None)
+    for wrong in ("0", "-1", "fast", "nan", "inf"):
+        with pytest.raises(ConfigError, match=rf"MAX_MBIT_DOWN \({wrong}\) must be a number above 0, in Mbit/s"):
+            hook.HookSettings.read(OUTER | {hook.MBIT_DOWN: wrong})
+
+
+@pytest.mark.parametrize(("limits", "kind"), [((1.5, None), ThrottledStore), ((None, None), FileStore)])
+def test_limits_of_the_link_hold_for_the_trainers_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: tuple[float | None, float | None], kind: type
+) -> None:
+    uri = str(tmp_path / "bucket")
+    HandSite(open_store(uri), make_terms(), "a", [0.0])
+    monkeypatch.setattr(membership.dist, "get_rank", lambda: 0)
+    leading = membership._Leading(membership.Place(uri, "b", None, tmp_path / "b", True, *limits), None)
+    leading.open()
+    assert type(leading._store) is kind
 
 
 def test_in_a_trainer_that_is_said_in_one_line(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:

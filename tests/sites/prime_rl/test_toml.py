@@ -45,13 +45,14 @@ def test_the_newest_version_gets_the_recipe_as_it_stands_and_our_keys() -> None:
 def test_the_trainer_learns_its_run_and_site_and_no_credentials(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
     outer = {"inner_steps": 10, "fragments": 2, "store": "s3://bucket/runs"}
-    site = {"backend": "prime-rl", "key_file": "keys/b.key", "same_name": "refuse"}
+    site = {"backend": "prime-rl", "key_file": "keys/b.key", "same_name": "refuse", "max_mbit_down": 12.5}
     data = render(prime_recipe(outer=outer, site=site), version, SiteFiles("b", FOLDER))
     assert data["trainer"]["env_vars"] == {
         "COMPOSER_PRIME_OUTER": "s3://bucket/runs/test",
         "COMPOSER_PRIME_SITE": "b",
         "COMPOSER_PRIME_KEY": str(Path("keys/b.key").absolute()),
         "COMPOSER_PRIME_SAME_NAME": "refuse",
+        "COMPOSER_PRIME_MAX_MBIT_DOWN": "12.5",
     }
     assert "hush-hush" not in json.dumps(data)
 
