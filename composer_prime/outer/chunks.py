@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from composer_prime.outer.reuse import RESERVE
+
 CHUNK_ELEMENTS = 4 * 2**20
 """Elements in a span; a multiple of every codec's block."""
 
@@ -22,12 +24,12 @@ def spans(numel: int) -> Iterator[tuple[int, int]]:
 
 
 def empty(numel: int) -> Tensor:
-    """fp32 [numel] on the CPU, not initialised.
+    """fp32 [numel] on the CPU, not initialised; where it is long, in memory that was used before (reuse.py).
 
     From numpy, which asks the kernel for huge pages: for vectors of 100 MB and more, first touches of small pages cost
     more than the arithmetic.
     """
-    return torch.from_numpy(np.empty(numel, dtype=np.float32))
+    return torch.from_numpy(RESERVE.take(4 * numel).view(np.float32))
 
 
 def scratch(numel: int) -> Tensor:

@@ -8,15 +8,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from composer_prime.errors import CorruptObject
 from composer_prime.outer.chunks import empty
 from composer_prime.outer.codecs import Codec, is_sparse
+from composer_prime.outer.reuse import RESERVE
 from composer_prime.outer.slices import SlicePlan, root_sha256, slice_digest
-from composer_prime.outer.sparse import Vector, dense
+from composer_prime.outer.sparse import Sparse, Vector, dense
 
 NORM_TOLERANCE = 1e-4
 """Relative difference between a declared norm and the real one that rounding explains."""
@@ -49,6 +49,13 @@ class Coded:
         """The hash that names the payload."""
         return root_sha256(self.digests)
 
+    def residual_of(self, movement: Tensor) -> Tensor:
+        """What coding took from `movement`, which was coded: movement - decoded, in its memory."""
+        if isinstance(self.decoded, Sparse):
+            self.decoded.subtract_from(movement)
+            return movement
+        return movement.sub_(self.decoded)
+
 
 def plan_slices(numel: int, num_slices: int, codecs: Sequence[Codec]) -> SlicePlan:
     """The slices of a fragment whose payloads and parts are coded by `codecs`; one where a codec can't be cut."""
@@ -64,7 +71,8 @@ def code(codec: Codec, x: Tensor, plan: SlicePlan) -> Coded:
         few = codec.decode_sparse(piece, plan.numel)
         return Coded(piece, (slice_digest(piece),), (norm_of(torch.from_numpy(few.values)),), few)
     decoded = empty(plan.numel) if codec.lossy else x
-    data, at, digests, norms = _buffer(sum(codec.nbytes(plan.size(i)) for i in range(plan.num_slices))), 0, [], []
+    nbytes = sum(codec.nbytes(plan.size(index)) for index in range(plan.num_slices))
+    data, at, digests, norms = RESERVE.take(nbytes).data, 0, [], []
     for start, stop in zip(plan.bounds, plan.bounds[1:], strict=False):
         piece = codec.encode(x[start:stop])
         data[at : at + len(piece)] = piece
@@ -74,11 +82,6 @@ def code(codec: Codec, x: Tensor, plan: SlicePlan) -> Coded:
         digests.append(slice_digest(piece))
         norms.append(norm_of(decoded[start:stop]))
     return Coded(data.toreadonly(), tuple(digests), tuple(norms), decoded)
-
-
-def _buffer(nbytes: int) -> memoryview:
-    """New memory, in huge pages where it is large: first touches of 100 MB of small ones take longer than a copy."""
-    return np.empty(nbytes, dtype=np.uint8).data
 
 
 def decode_whole(

@@ -9,11 +9,8 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from torch import Tensor
-
 from composer_prime.errors import KeyMissing, RunGone, StoreError
-from composer_prime.outer.payloads import Coded, code
-from composer_prime.outer.sparse import Sparse
+from composer_prime.outer.payloads import code
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.archive import Archive
@@ -223,6 +220,12 @@ class Courier:
         return any(errand.outcome == "out" for errand in list(self._errands.values()))
 
     @property
+    def is_uploading(self) -> bool:
+        """Whether nothing that is on its way has come so far that an offer of it could stand, or soon stand."""
+        out = [errand for errand in list(self._errands.values()) if errand.outcome == "out"]
+        return bool(out) and not any(errand.ready for errand in out)
+
+    @property
     def is_gathering(self) -> bool:
         """Whether a round that this site is in is coming together just now."""
         return self._closer.is_gathering
@@ -378,7 +381,7 @@ class Courier:
         assert movement is not None
         coded = code(codec, movement, plan)
         payload = keys.payload(fragment, errand.version, self._site, coded.sha256)
-        residual = _left_of(movement, coded) if codec.lossy and self._terms.error_feedback else None
+        residual = coded.residual_of(movement) if codec.lossy and self._terms.error_feedback else None
         with self.changed:
             replica.merger.keep(payload, coded.decoded)
             errand.data, errand.payload, errand.sha256, errand.nbytes = coded.data, payload, coded.sha256, coded.nbytes
@@ -488,11 +491,3 @@ class Courier:
             self._roster.check_admitted(self._site)
             self._admitted_by = newest
         self._members.observe()
-
-
-def _left_of(movement: Tensor, coded: Coded) -> Tensor:
-    """What coding took: movement - decoded, in the memory of `movement`."""
-    if isinstance(coded.decoded, Sparse):
-        coded.decoded.subtract_from(movement)
-        return movement
-    return movement.sub_(coded.decoded)

@@ -157,8 +157,8 @@ class Driver:
         """The pause until the next pass, when nothing has moved for `waited_s`."""
         if not self._courier.has_errands:
             return IDLE_POLL_S
-        if not self.awaited and not self._courier.is_gathering:
-            return OPEN_POLL_S
+        if self._courier.is_uploading or not (self.awaited or self._courier.is_gathering):
+            return OPEN_POLL_S  # the end of an upload wakes us
         return min(max(POLL_SHARE * waited_s, BUSY_POLL_S if self.awaited else GATHERING_POLL_S), OPEN_POLL_S)
 
     def _beats(self) -> None:
