@@ -13,36 +13,38 @@ SEGMENT_SHARE = 1.02
 TURN_BYTES = 5_000
 SITE_BYTES = 3_000
 """Bytes each way that a turn's records and looks at the bucket take: so many, and so many for each site."""
-TURN_S = 0.065
+TURN_S = 0.021
 """Seconds of a turn between one site's writing and the others' reading: offers and the commit are found by looking."""
-UNHURRIED_S = 0.075
+UNHURRIED_S = 0.12
 """Seconds more while the training thread isn't waiting yet: the bucket is looked at less often then."""
+UNHURRIED_SHARE = 0.5
+"""At most this share of the time in which it doesn't wait: then a faster link never makes a turn longer."""
 HURRY_FROM, HURRY_TO = 0.4, 0.8
 """Where the training thread's wait begins, as shares of a turn: with the first no look comes before it, with the second
 all of them do."""
-SYNC_NS = 11.4
+SYNC_NS = 3.6
 """CPU nanoseconds of a turn for each parameter of the fragment, off the training thread: error feedback, the journal,
 the mean and the outer step."""
 CODING_NS: Mapping[str, tuple[float, float]] = {
-    "fp32": (4.0, 3.0),
-    "bf16": (4.2, 2.0),
-    "int8": (8.0, 4.0),
-    "int4": (9.0, 5.0),
-    "e3m0": (10.0, 5.0),
-    "topk": (3.8, 2.2),
+    "fp32": (3.3, 2.1),
+    "bf16": (6.4, 4.7),
+    "int8": (8.9, 4.0),
+    "int4": (6.7, 3.0),
+    "e3m0": (8.5, 3.8),
+    "topk": (2.2, 1.0),
 }
-"""CPU nanoseconds to code a parameter, and to decode and add it, hashes and norms included; topk's and bf16's as
-fitted to what `bench link` measured."""
-MOVE_NS = 3.0
+"""CPU nanoseconds to code a parameter, and to decode and add it, hashes and norms included, as fitted to what `bench
+link` measured; so are the other seconds and nanoseconds here."""
+MOVE_NS = 1.5
 """CPU nanoseconds for each byte sent or fetched."""
-OVERLAP = 0.5
+OVERLAP = 0.48
 """Where sites share cores: share of the wait for a core, or for the link, in which the other goes on."""
-TRAINER_NS = 1.25
+TRAINER_NS = 2.1
 """Nanoseconds for each parameter of the fragment that a turn takes from the training thread: capture and adoption."""
-STEP_S = 0.00027
+STEP_S = 0.00038
 """Seconds by which an inner step ends later, since the outer loop's threads take turns with the training thread."""
 
-CROWDING = 1.46
+CROWDING = 1.28
 """How much longer work takes, for each site on a core, where sites (and the store) share the cores of one machine."""
 
 FIRST_BYTES, TRAINED_BYTES = 1.35, 3.35
@@ -196,9 +198,9 @@ def beside_s(payload: Payload, pace: Pace, codec: str, transfer_s: float) -> flo
     work_s = work_ns * 1e-9 * pace.crowding
     waiting_s = work_s * (1 - 1 / pace.crowding)  # for cores that other sites use
     hurried_s = TURN_S + work_s + transfer_s - OVERLAP * min(transfer_s, waiting_s)
-    waits_from = pace.sync_delay * pace.step_s / hurried_s
-    unhurried = (waits_from - HURRY_FROM) / (HURRY_TO - HURRY_FROM)
-    return hurried_s + UNHURRIED_S * min(1.0, max(0.0, unhurried))
+    hidden_s = pace.sync_delay * pace.step_s
+    unhurried = (hidden_s / hurried_s - HURRY_FROM) / (HURRY_TO - HURRY_FROM)
+    return hurried_s + min(UNHURRIED_S, UNHURRIED_SHARE * hidden_s) * min(1.0, max(0.0, unhurried))
 
 
 def payloads_of(numels: Sequence[int], codec: str, merged_codec: str = "int8", slices: int = 128) -> list[Payload]:

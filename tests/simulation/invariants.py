@@ -198,6 +198,7 @@ class Invariants:
         if flipped is not None:
             if master.version > flipped and self._masters.get(place) == master.sha256:
                 del process.flipped[master.fragment]
+                self._world.progress.in_order_from_now(process.site.name)
             return
         known = self._masters.setdefault(place, master.sha256)
         if known != master.sha256:
@@ -218,7 +219,7 @@ class Invariants:
     def joined(self, process: SiteProcess, present: list[int]) -> None:
         outer = process.outer
         process.seen = [None] * self._world.terms.fragments
-        self._world.progress.joined(process.site.name)
+        self._world.progress.in_order_from_now(process.site.name)
         self._hook_tape(process)
         for fragment, (there, seen) in enumerate(zip(present, outer._courier.versions(), strict=True)):
             if seen < there - 1:
@@ -338,6 +339,8 @@ class Invariants:
             book.moved_on |= self._lossy or why != "stale"
         else:
             coverage.branch(f"site: {event}")
+            if event == "whole":
+                self._world.progress.in_order_from_now(process.site.name)
 
     def _moved_on(self, process: SiteProcess, fragment: int, version: int) -> bool:
         """Whether any round between the master that a process stands on and the one it adopts now took something."""

@@ -14,7 +14,8 @@ class Progress:
     """Since when each site was in order, and when a round closed last.
 
     Nothing changes a site's link, its pauses or its process but the world's own acts, so a look before and after each
-    of those misses nothing. A stall that no act ends is seen at the end of the run, by its length.
+    of those misses nothing; what heals by itself is told (`in_order_from_now`). A stall that no act ends is seen at the
+    end of the run, by its length.
     """
 
     def __init__(self, world: "World", limit_s: float) -> None:
@@ -29,8 +30,8 @@ class Progress:
         self._judge()
         self._closed_at_s = self._world.scheduler.time
 
-    def joined(self, name: str) -> None:
-        """A site takes part from now on."""
+    def in_order_from_now(self, name: str) -> None:
+        """A site has joined, its last master has become whole, or one that had been corrupted is right again."""
         self._out_at_s[name] = self._world.scheduler.time
 
     def look(self) -> None:
@@ -47,14 +48,20 @@ class Progress:
         if idle_s < self._limit_s:
             return
         long_since = world.scheduler.time - self._limit_s
-        sound = [name for name in world.sites if self._out_at_s.get(name, 0.0) <= long_since]
+        sound = [name for name in world.sites if self._troubled_until_s(name) <= long_since]
         sound = [name for name in sound if _in_order(world.sites[name])]
         may_commit = any(name not in world.guests and terms.committer in (None, name) for name in sound)
         is_open = min(world.invariants.present()) < terms.final_version
         if is_open and may_commit and len(sound) >= terms.quorum:
             world.invariants.violate(f"stall: no round closed in {idle_s:.0f} s, though {', '.join(sound)} could")
 
+    def _troubled_until_s(self, name: str) -> float:
+        """When the site was out of order last, or a request ended that began when it was."""
+        return max(self._out_at_s.get(name, 0.0), self._world.sites[name].link.slow_until)
+
 
 def _in_order(site: "Site") -> bool:
     process = site.process
-    return process is not None and process.state == "training" and not process.process.is_paused and site.link.is_clean
+    if process is None or process.state != "training" or process.process.is_paused or not site.link.is_clean:
+        return False
+    return not process.flipped and not process.outer._courier.is_coarse()  # with such masters nobody can commit

@@ -111,6 +111,7 @@ class Link:
     loss           probability that a request is lost, or its answer, or that it is sent twice
     unreadable     probability that payloads can't be read, while all else can
     damage         draws how payloads that are put arrive damaged; None: they arrive as they were sent
+    slow_until     when the last request ends that began while the link was slow: it stays as slow as it began
     """
 
     latency_s: float = 0.03
@@ -121,6 +122,7 @@ class Link:
     loss: float = 0.0
     unreadable: float = 0.0
     damage: int | None = None
+    slow_until: float = 0.0
     hits: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -189,7 +191,14 @@ class SimStore:
         delay = link.latency_s * (0.5 + self._rng.random())
         if link.upload_s and op == "put" and ("/payload/" in key or key.startswith("masters/")):
             delay += link.upload_s * (0.7 + 0.6 * self._rng.random())
-        return delay * link.factor
+        return self._as_slow_as_now(delay)
+
+    def _as_slow_as_now(self, seconds: float) -> float:
+        link = self._link
+        if link.factor != 1:
+            seconds *= link.factor
+            link.slow_until = max(link.slow_until, self._scheduler.time + seconds)
+        return seconds
 
     def _read(self, op: str, key: str) -> None:
         """Wait until the instant at which the read takes effect, which is that of its answer."""
@@ -201,7 +210,7 @@ class SimStore:
             self._fail(op, key, "lost")
         if link.unreadable and ("/payload/" in key or "/merged/" in key) and self._rng.random() < link.unreadable:
             self._fail(op, key, "payload unreadable")
-        scheduler.sleep(link.latency_s * (0.5 + self._rng.random()) * link.factor)
+        scheduler.sleep(self._as_slow_as_now(link.latency_s * (0.5 + self._rng.random())))
         scheduler.num_events += 1
         if link.num_cuts:
             self._fail(op, key, "cut")
