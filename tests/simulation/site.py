@@ -151,8 +151,10 @@ class SiteProcess:
         """
         replica = self.outer._courier._replicas[draw // 2 % self.world.terms.fragments]
         master = replica.master
-        if master.coarse or master.version + 2 > self.world.terms.final_version:
-            return False
+        bit = (replica.fragment, draw % 23)
+        if master.coarse or master.version + 2 > self.world.terms.final_version or bit in self.world.flipped_bits:
+            return False  # sites that are wrong in the same bit would be right together
+        self.world.flipped_bits.add(bit)
         weights = master.weights.clone()
         weights.view(torch.int32)[self.world.plan.num_sites] ^= 1 << (draw % 23)
         replica.master = replace(master, weights=weights, known_sha=master.sha256 if draw % 2 else None)

@@ -63,6 +63,7 @@ class World:
         self.bucket = Bucket(racy=plan.racy)
         self.coverage.may_differ = self._holds_flipped_bit
         self._corrupted: dict[Process, SiteProcess] = {}
+        self.flipped_bits: set[tuple[int, int]] = set()
         rng = random.Random(plan.seed + 1)
         self.sites = {f"s{index:02d}": self._site(index, rng) for index in range(plan.num_sites)}
         signing = self.sites.values() if plan.signed else ()
