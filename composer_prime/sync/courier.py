@@ -221,7 +221,7 @@ class Courier:
 
     @property
     def is_uploading(self) -> bool:
-        """Whether nothing that is on its way has come so far that an offer of it could stand, or soon stand."""
+        """Whether captures are on their way and all are still being coded or uploaded: no offer of them stands."""
         out = [errand for errand in list(self._errands.values()) if errand.outcome == "out"]
         return bool(out) and not any(errand.ready for errand in out)
 
