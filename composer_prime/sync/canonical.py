@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from composer_prime.errors import CorruptObject
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of the objects and rules in the bucket; a site refuses a run of another one."""
 
 MAX_RECORD_BYTES = 4 * 2**20

@@ -484,7 +484,7 @@ class Courier:
         except KeyMissing as error:
             raise RunGone(
                 f"{self._store.uri} no longer holds the run's manifest: its objects were deleted. This site's "
-                "checkpoint is intact; restore the bucket, or create a new run from the checkpoint"
+                "checkpoint is intact: restore the bucket, then start it again with --resume"
             ) from error
         newest = self._roster.refresh()
         if newest != self._admitted_by:  # a commit may have told the roster of it before

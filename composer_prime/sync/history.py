@@ -12,18 +12,18 @@ from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Commit
+from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import Runtime
 from composer_prime.sync.terms import Terms
 
 
 @dataclass(frozen=True)
 class PastRound:
-    """A closed round: what it took, whether its commit was void, and the admission record it honoured."""
+    """A closed round: what it took, and whether its commit was void."""
 
     version: int
     taken: dict[str, str]
     void: bool
-    admissions: int
 
 
 def voids_among(versions: Sequence[int], commits: Sequence[Commit | None], known: Iterable[int]) -> set[int]:
@@ -46,6 +46,8 @@ class History:
     rounds: deque[PastRound] = field(default_factory=deque)
     taken: dict[str, str] = field(default_factory=dict)
     """sha256 by key of the payloads that these rounds took."""
+    floor: int = 0
+    """The newest admission record that a commit has honoured, void or not; later ones may not fall behind it."""
 
     @classmethod
     def empty(cls, terms: Terms) -> "History":
@@ -53,7 +55,9 @@ class History:
         return cls(deque(maxlen=terms.max_stale_rounds))
 
     @classmethod
-    def read(cls, store: Store, runtime: Runtime, terms: Terms, fragment: int, version: int) -> "History":
+    def read(
+        cls, store: Store, runtime: Runtime, terms: Terms, roster: Roster, fragment: int, version: int
+    ) -> "History":
         """The window behind `version`, as the commit of that round states it. Raises CorruptObject on a hole."""
         history = cls.empty(terms)
         versions = range(max(0, version - terms.max_stale_rounds), version)
@@ -61,26 +65,30 @@ class History:
             lambda number: find_record(store, Commit, keys.commit(fragment, number)), [*versions, version]
         )
         newest = commits.pop()
+        if newest is not None and roster.author_fault(newest) is not None:
+            newest = None
         voids = newest.voids if newest is not None else ()
         for number, commit in zip(versions, commits, strict=True):
             if commit is None and number not in voids:
                 raise CorruptObject(f"{store.uri} has no sound commit of round {number} of fragment {fragment}")
             history.add(number, None if number in voids else commit)
+        for commit in [*commits, newest] if version > 0 else []:
+            if commit is not None and roster.author_fault(commit) is None:
+                history.honour(commit)
         return history
+
+    def honour(self, commit: Commit) -> None:
+        """A site that may commit has made this commit: who is revoked can't bring an older admission back, after any
+        number of void rounds."""
+        self.floor = max(self.floor, commit.admissions)
 
     def add(self, version: int, commit: Commit | None) -> None:
         """One more round has closed; None: its commit was void."""
         taken = {} if commit is None else {entry.payload: entry.sha256 for entry in commit.taken}
-        admissions = 0 if commit is None else commit.admissions
-        self.rounds.append(PastRound(version, taken, commit is None, admissions))
+        self.rounds.append(PastRound(version, taken, commit is None))
         self.taken = {payload: sha for past in self.rounds for payload, sha in past.taken.items()}
 
     @property
     def voids(self) -> tuple[int, ...]:
         """Versions whose commits were void."""
         return tuple(past.version for past in self.rounds if past.void)
-
-    @property
-    def admissions(self) -> int:
-        """The newest admission record that one of these rounds honoured; later ones may not fall behind it."""
-        return max((past.admissions for past in self.rounds), default=0)

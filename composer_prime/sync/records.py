@@ -3,6 +3,7 @@
 Payloads and masters are binary and live in `outer/`.
 """
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -72,8 +73,11 @@ class Offer(Signed):
 
     @property
     def norm(self) -> float:
-        """L2 norm of the whole movement as it decodes."""
-        return sum(norm * norm for norm in self.norms) ** 0.5
+        """L2 norm of the whole movement as it decodes, the same double on every machine."""
+        squares = 0.0
+        for norm in self.norms:  # sum() compensates from Python 3.12 on, and pow() differs between C libraries
+            squares += norm * norm
+        return math.sqrt(squares)
 
 
 class Taken(Record):
@@ -138,6 +142,8 @@ class Commit(Signed):
     """Parts in which the offers taken are merged, each by one site; 0: every site merges all for itself."""
     admissions: int = Field(default=0, ge=0)
     """The last admission record that this commit honours; 0: those of the manifest."""
+    admission_sha: str | None = None
+    """sha256 of that record's bytes; None for 0. Nobody can name a record that the owner has yet to write."""
     committer: str
     incarnation: int
 

@@ -88,7 +88,7 @@ class Replica:
 
     def _stand_on(self, master: Master) -> None:
         """All at once or, when something can't be read, not at all."""
-        history = History.read(self._store, self._runtime, self._terms, self.fragment, master.version)
+        history = History.read(self._store, self._runtime, self._terms, self._roster, self.fragment, master.version)
         previous = self._run.sha256
         if master.version > 0:
             previous = sha256_hex(read_bytes(self._store, keys.commit(self.fragment, master.version - 1)))
@@ -158,7 +158,7 @@ class Replica:
         if self.is_judge and fault is None and commit.base_sha != self.master.sha256:
             fault = self._heal(commit)
         if fault is not None and not self._stranded:
-            if self._was_mistaken(fault):
+            if self._was_mistaken(fault, is_chained=commit.previous == self.previous):
                 return self._judge(data)
             return self._void(fault, commit)
         if self._stranded:
@@ -167,15 +167,16 @@ class Replica:
         return Closing(commit, sha256_hex(data), seen_at=now, asked_at=now)
 
     def _signature_fault(self, commit: Commit) -> str | None:
-        if not self._roster.knows(commit.admissions):
-            return f"honours admission {commit.admissions}, which isn't there"
-        if commit.admissions < self.history.admissions:
-            return f"honours admission {commit.admissions}, an earlier commit {self.history.admissions}"
+        if (fault := self._roster.author_fault(commit)) is not None:
+            return fault
+        if commit.admissions < self.history.floor:
+            return f"honours admission {commit.admissions}, an earlier commit {self.history.floor}"
+        self.history.honour(commit)
         for entry in commit.taken:
             fault = self._roster.fault(entry.offer, entry.site, commit.admissions)
             if fault is not None:
                 return f"takes an offer of {entry.site} that {fault}"
-        return self._roster.fault(commit, commit.committer, commit.admissions)
+        return None
 
     def _void(self, fault: str, commit: Commit | None) -> Round:
         """A round that took nothing, since its commit is faulty; who is no judge only doubts it."""
@@ -279,8 +280,11 @@ class Replica:
         logger.warning("master_doubted fragment=%d version=%d ours=%s", self.fragment, self.version, ours[:16])
         return self._rebuild()
 
-    def _was_mistaken(self, fault: str) -> bool:
-        """Before a commit is called void: as `is_mistaken`, but MasterMismatch when the log makes our master again."""
+    def _was_mistaken(self, fault: str, is_chained: bool) -> bool:
+        """Before a commit is called void: as `is_mistaken`, but MasterMismatch when the log makes our master again.
+
+        is_chained   whether the commit names the bytes that stand here as the one before
+        """
         if not self.is_judge:
             return False
         theirs = self._bases_of_others()
@@ -288,10 +292,16 @@ class Replica:
             return True
         ours = self.master.sha256
         if is_odd_one_out(ours, theirs):
+            cause = "this machine computes differently; run the test vector on it and take it out"
+            if not is_chained and self.version > 0:
+                cause = (
+                    "others have read other bytes as the commit before than stand in the bucket now; restore "
+                    f"{keys.commit(self.fragment, self.version - 1)} from a backup and start this site again"
+                )
             raise MasterMismatch(
                 f"fragment {self.fragment} version {self.version}: our master is {ours[:16]}, rebuilt from the log it "
                 f"is the same, but the others' offers stand on {', '.join(sorted({sha[:16] for sha in theirs}))} (the "
-                f"commit {fault}): this machine computes differently; run the test vector on it and take it out"
+                f"commit {fault}): {cause}"
             )
         return False
 
@@ -343,7 +353,7 @@ class _Rebuilt(Replica):
         """A rebuild compares at its end, not on the way."""
         return None
 
-    def _was_mistaken(self, fault: str) -> bool:
+    def _was_mistaken(self, fault: str, is_chained: bool) -> bool:
         """Nor does it ask the others."""
         return False
 

@@ -8,13 +8,13 @@ import logging
 from collections.abc import Mapping
 from typing import TypeVar
 
-from composer_prime.errors import ConfigError, KeyMissing, SiteRevoked
+from composer_prime.errors import ConfigError, CorruptObject, KeyMissing, SiteRevoked
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.sync.canonical import Signed
+from composer_prime.sync.canonical import Signed, sha256_hex
 from composer_prime.sync.protocol import Authority
-from composer_prime.sync.reading import find_record
-from composer_prime.sync.records import Admission, Manifest
+from composer_prime.sync.reading import read_bytes
+from composer_prime.sync.records import Admission, Commit, Manifest
 from composer_prime.sync.signatures import SigningKey, verify
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ class Roster:
         self._key = key
         self._lists = [Admission(number=1, keys=manifest.keys, committer=manifest.terms.committer)]
         self._authorities = [_authority_of(self._lists[0])]
+        self._shas: list[str | None] = [None]
+        """sha256 of each record's bytes; None where there is none of the owner's."""
         self.signed = manifest.owner is not None or bool(manifest.keys)
         """Whether records need signatures in this run."""
 
@@ -58,10 +60,18 @@ class Roster:
 
     def refresh(self) -> int:
         """Read admission records that are new, and return the number of the last one; 0: the manifest's own list."""
-        while (admission := self._read(len(self._lists))) is not None:
+        while (found := self._read(len(self._lists))) is not None:
+            admission, sha = found
             self._lists.append(admission)
             self._authorities.append(_authority_of(admission))
+            self._shas.append(sha)
         return self.newest
+
+    @property
+    def honoured(self) -> tuple[int, str | None]:
+        """What a commit made now names: number and sha256 of the owner's last record; 0 and None: the manifest."""
+        number = next((number for number in range(self.newest, 0, -1) if self._shas[number] is not None), 0)
+        return number, self._shas[number]
 
     def admitted(self) -> Mapping[str, str]:
         """Public key by site, as the last admission record read so far has it."""
@@ -79,9 +89,17 @@ class Roster:
         """The number of the last admission record, of those read so far, that has the site; None: none has."""
         return next((number for number in range(self.newest, -1, -1) if site in self._lists[number].keys), None)
 
-    def knows(self, number: int) -> bool:
-        """Whether the admission record of that number is there; 0 always is."""
-        return number < len(self._lists) or number <= self.refresh()
+    def author_fault(self, commit: Commit) -> str | None:
+        """Why no site made this commit that may commit under the admission record it names; None when one did.
+
+        The same at any time: it names the record by its bytes, so that none which comes later makes it sound.
+        """
+        number = commit.admissions
+        if number >= len(self._lists) and number > self.refresh():
+            return f"honours admission {number}, which isn't there"
+        if commit.admission_sha != self._shas[number] or (number > 0 and self._shas[number] is None):
+            return f"honours another admission {number} than the one that the owner signed"
+        return self.authority(number).fault(commit.committer, "made") or self.fault(commit, commit.committer, number)
 
     def authority(self, number: int | None = None) -> Authority:
         """Who may commit, merge and close under that admission record (None: the last one known)."""
@@ -115,19 +133,22 @@ class Roster:
             return f"has a signature that is not {who}'s"
         return None
 
-    def _read(self, number: int) -> Admission | None:
-        """The admission record of that number; one that the owner didn't sign repeats the list before it."""
+    def _read(self, number: int) -> tuple[Admission, str | None] | None:
+        """The admission record of that number and its sha256; one not of the owner's repeats the list before it."""
         key = keys.admission(number)
         try:
-            self._store.get_range(key, 0, 1)
+            data = read_bytes(self._store, key)
         except KeyMissing:
             return None
-        record = find_record(self._store, Admission, key)
-        fault = "is unreadable" if record is None else self.owner_fault(record)
-        if record is not None and fault is None and record.number == number:
-            return record
+        try:
+            record = Admission.from_bytes(data, key)
+            fault = f"says that it is number {record.number}" if record.number != number else self.owner_fault(record)
+        except CorruptObject as error:
+            record, fault = None, str(error)
+        if record is not None and fault is None:
+            return record, sha256_hex(data)
         logger.error("admission_void number=%d fault=%s", number, fault)
-        return self._lists[-1]
+        return self._lists[-1], None
 
 
 def _authority_of(admission: Admission) -> Authority:

@@ -237,6 +237,7 @@ class RoundCloser:
         if replica.is_mistaken([base for site, base in current.bases.items() if site != self._site]):
             del self._rounds[replica.fragment]  # its offers were judged by a wrong master
             return False
+        admissions, admission_sha = self._roster.honoured
         record = write_commit(
             facts=replica.coding.facts,
             version=current.version,
@@ -246,7 +247,8 @@ class RoundCloser:
             refused=current.faults,
             voids=replica.history.voids,
             terms=self._terms,
-            admissions=self._roster.newest,
+            admissions=admissions,
+            admission_sha=admission_sha,
             committer=self._site,
             incarnation=self._incarnation,
         )

@@ -30,7 +30,7 @@ from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import Runtime, ThreadRuntime
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.snapshots import Master
-from composer_prime.sync.start import Founding, create_or_join, refuse_to_create
+from composer_prime.sync.start import Founding, check_same_run, create_or_join, refuse_to_create
 from composer_prime.sync.terms import Terms, terms_of
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,8 @@ class OuterLoop:
 
         named_parameters   the model's, after a checkpoint was loaded if there was one; frozen ones don't take part
 
-        Raises FingerprintMismatch, ProtocolError, StoreError; nothing of the run is changed then.
+        Raises FingerprintMismatch, ProtocolError, StoreError, and ConfigError for a checkpoint of another run; nothing
+        of the run is changed then.
         """
         self.join_with(LocalParameters(dict(trainable(named_parameters))))
 
@@ -139,6 +140,8 @@ class OuterLoop:
         """As `join`, with parameters that may lie elsewhere than in this process."""
         self._params = params
         store, runtime = self._store, self._runtime
+        if self._restored is not None:
+            check_same_run(store, self._restored.get("run", ""))
         run = create_or_join(store, self._terms, self._run_name, self._site, self._params, runtime, self._founding)
         self._run, self._terms, self._fragments = run, run.terms, run.fragments
         self._check_restored()
@@ -431,8 +434,10 @@ class OuterLoop:
     # --- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold beside the parameters: per fragment its base, what is out, the token counts."""
+        """What a checkpoint must hold beside the parameters: the run's manifest, by its sha256, and per fragment its
+        base, what is out, the token counts."""
         return {
+            "run": self._run.sha256,
             "step": self._step,
             "fragments": [stand.to_dict() for stand in self._stands],
         }

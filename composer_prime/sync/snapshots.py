@@ -4,14 +4,16 @@ A snapshot is believed only when something create-once names its hash: the manif
 round that starts from it, or a close record for the last one (rule 1).
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import NamedTuple
 
 from torch import Tensor
 
-from composer_prime.errors import CorruptObject, ProtocolError
+from composer_prime.errors import CorruptObject, KeyMissing, ProtocolError
 from composer_prime.outer.halves import AtOnce, lower_half, upper_half
 from composer_prime.outer.master_header import HEADER_BYTES, most_nbytes, read_header
 from composer_prime.outer.masters import (
@@ -24,8 +26,9 @@ from composer_prime.outer.masters import (
 )
 from composer_prime.store import keys
 from composer_prime.store.base import Store
+from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.lifetime import close_fault
-from composer_prime.sync.reading import find_record
+from composer_prime.sync.reading import find_record, read_bytes
 from composer_prime.sync.records import Close, Commit
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import Run
@@ -115,21 +118,50 @@ def vouched_sha(store: Store, run: Run, roster: Roster, fragment: int, version: 
     """The hash of master(fragment, version) that something create-once names; None when nothing does yet."""
     if version == 0:
         return run.manifest.masters[fragment]
-    commit = find_record(store, Commit, keys.commit(fragment, version))
-    if commit is not None:
-        if not roster.knows(commit.admissions):
-            return None
-        if roster.fault(commit, commit.committer, commit.admissions) is not None:
-            return None
-        if not roster.authority(commit.admissions).allows(commit.committer):
-            return None
-        after = find_record(store, Commit, keys.commit(fragment, version + 1))
-        return None if after is not None and version in after.voids else commit.base_sha
+    if _commit_at(store, fragment, version) is not None:
+        return _vouched_by_log(store, roster, fragment, version)
     for number in range(run.closing, -1, -1):
         close = find_record(store, Close, keys.close(number))
         if close is not None and len(close.versions) > fragment and close.versions[fragment] == version:
-            return close.masters[fragment] if close_fault(roster, close) is None else None
+            is_sound = close_fault(roster, close) is None and roster.fault(close, close.closed_by) is None
+            return close.masters[fragment] if is_sound else None  # of a site that is admitted now, too
     return None
+
+
+def _vouched_by_log(store: Store, roster: Roster, fragment: int, version: int) -> str | None:
+    """The base that commit(fragment, version) names, if a site that is admitted now made it, or a commit that follows
+    from it by its hashes: who is revoked and can still write may have put commits far ahead."""
+    found = first = _commit_at(store, fragment, version)
+    if first is None or roster.author_fault(first.commit) is not None:
+        return None
+    for at in itertools.count(version + 1):
+        following = _commit_at(store, fragment, at)
+        if following is not None and roster.author_fault(following.commit) is not None:
+            following = None
+        if following is not None and version in following.commit.voids:
+            return None
+        if roster.fault(found.commit, found.commit.committer) is None:
+            break
+        if following is None or following.commit.previous != found.sha256:
+            return None
+        found = following
+    return first.commit.base_sha
+
+
+class _Stands(NamedTuple):
+    """A commit as it stands in the bucket."""
+
+    commit: Commit
+    sha256: str
+
+
+def _commit_at(store: Store, fragment: int, version: int) -> _Stands | None:
+    key = keys.commit(fragment, version)
+    try:
+        data = read_bytes(store, key)
+        return _Stands(Commit.from_bytes(data, key), sha256_hex(data))
+    except (KeyMissing, CorruptObject):
+        return None
 
 
 def vouched_snapshots(

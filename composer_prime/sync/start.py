@@ -14,8 +14,9 @@ from composer_prime.outer.arithmetic import test_vector
 from composer_prime.outer.fragments import Fragment, model_fingerprint, plan_fragments
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.sync.canonical import PROTOCOL
+from composer_prime.sync.canonical import PROTOCOL, sha256_hex
 from composer_prime.sync.parameters import Parameters
+from composer_prime.sync.reading import read_bytes
 from composer_prime.sync.records import Manifest, ParameterShape
 from composer_prime.sync.run import Run, load_run
 from composer_prime.sync.runtime import Runtime
@@ -118,6 +119,26 @@ def _wait_for_creator(store: Store, terms: Terms, runtime: Runtime) -> None:
             )
         with waiting:
             waiting.wait(timeout=1.0)
+
+
+def check_same_run(store: Store, run_sha: str) -> None:
+    """Raise ConfigError unless the bucket holds the run of a checkpoint, by its manifest's sha256.
+
+    A checkpoint's movement counts from masters of its own run; in one made anew from its weights it would count twice.
+    """
+    try:
+        held = sha256_hex(read_bytes(store, keys.manifest()))
+    except KeyMissing:
+        held = None
+    if held == run_sha:
+        return
+    what = "holds no run any more, and this site's checkpoint is of one: restore the bucket and start again"
+    if held is not None:
+        what = "holds another run than this site's checkpoint is of: name the bucket or the run.name that it belongs to"
+    raise ConfigError(
+        f"{store.uri} {what}; or start without the checkpoint (without --resume), to begin at the masters that are "
+        "there, or at the model's weights where there are none"
+    )
 
 
 def check_fit(found: Run, terms: Terms, named_shapes: Sequence[tuple[str, tuple[int, ...]]], run: str) -> None:

@@ -163,6 +163,7 @@ def write_commit(
     voids: tuple[int, ...],
     terms: Terms,
     admissions: int,
+    admission_sha: str | None = None,
     committer: str,
     incarnation: int,
 ) -> Commit:
@@ -178,6 +179,7 @@ def write_commit(
         voids=voids,
         num_parts=num_parts(len(take), facts.num_slices, terms),
         admissions=admissions,
+        admission_sha=admission_sha,
         committer=committer,
         incarnation=incarnation,
     )

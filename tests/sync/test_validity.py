@@ -1,6 +1,7 @@
 """What makes an offer, a commit or a part sound: each check, broken once."""
 
 import base64
+import math
 
 import pytest
 
@@ -54,6 +55,11 @@ def fault_of(record, *, version=3, taken=None):
 def test_a_sound_offer_has_no_fault_and_its_norm_is_that_of_all_slices():
     assert fault_of(offer()) is None and offer().norm == 5.0
     assert fault_of(offer(payload=None, sha256=None, slices="", nbytes=0, norms=(), tokens=0, steps=0)) is None
+
+
+def test_a_norm_is_summed_from_left_to_right_with_a_rounding_each_whatever_python_sums_like():
+    """Python 3.12 compensates in sum(): a site on it would give other multipliers than one on 3.11."""
+    assert offer(norms=(1.0, *[1e-8] * 100)).norm == 1.0 != math.sqrt(math.fsum([1.0, *[1e-16] * 100]))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,159 @@
+"""Rule 14 over time: who was revoked and can still write to the bucket brings nothing of its own into a master."""
+
+import pytest
+import torch
+
+from composer_prime.outer.masters import pack_master
+from composer_prime.store import Store, keys
+from composer_prime.sync.canonical import sha256_hex
+from composer_prime.sync.owner import Owner
+from composer_prime.sync.reading import read_record
+from composer_prime.sync.records import Admission, Close, Commit
+from composer_prime.sync.signatures import SigningKey
+from composer_prime.sync.snapshots import Master, newest_master, store_master, vouched_sha
+from composer_prime.sync.start import Founding
+from tests.sync.harness import HandSite, make_terms
+
+OWNER = SigningKey.from_bytes(bytes(32))
+SITES = {name: SigningKey.from_bytes(name.encode() * 32) for name in "abc"}
+TERMS = make_terms(rounds=40, max_stale_rounds=3, grace_s=1.0)
+
+
+@pytest.fixture
+def site(store, clock):
+    """-> a live site by name, of a run that admits a and b and has an owner."""
+
+    def make(name: str) -> HandSite:
+        founding = Founding(OWNER.public, {name: SITES[name].public for name in "ab"})
+        return HandSite(store, TERMS, name, clock, key=SITES[name], founding=founding)
+
+    return make
+
+
+def play(clock: list[float], *sites: HandSite, rounds: int = 1) -> None:
+    """Rounds of fragment 0 in which all of these sites offer."""
+    for _ in range(rounds):
+        before = sites[0].replicas[0].version
+        for each in sites:
+            each.hand_over(0, 1.0)
+        while any(each.replicas[0].version == before for each in sites):
+            for each in sites:
+                each.beat()
+                each.tick()
+            clock[0] += 0.5
+
+
+def void_commit(author: HandSite, version: int, **fields) -> Commit:
+    """A commit that takes nothing and follows from what `author` knows, signed by it."""
+    replica = author.replicas[0]
+    record = Commit(
+        fragment=0,
+        version=version,
+        base_sha=replica.master.sha256,
+        taken=(),
+        refused=(),
+        previous=replica.previous,
+        voids=replica.history.voids,
+        num_parts=0,
+        committer=author.name,
+        incarnation=0,
+    ).model_copy(update=fields)
+    return record.model_copy(update={"signature": SITES[author.name].sign(record.message(author.run.sha256))})
+
+
+def put_commit(store: Store, record: Commit) -> str:
+    """-> the sha256 of its bytes."""
+    assert store.create(keys.commit(0, record.version), record.to_bytes())
+    return sha256_hex(record.to_bytes())
+
+
+def test_a_revoked_site_brings_its_old_admission_back_by_no_number_of_void_rounds(store, clock, site):
+    a, b = site("a"), site("b")
+    Owner(store, OWNER).revoke("b")
+    play(clock, a)  # honours the revocation
+    assert read_record(store, Commit, keys.commit(0, 0)).admissions == 1
+    for version in range(1, 1 + TERMS.max_stale_rounds):
+        store.create(keys.commit(0, version), b"garbage")
+    for reader in (a, b):
+        reader.courier.follow()
+    # Sound in all but the admission that it honours, the one before the revocation.
+    put_commit(store, void_commit(b, a.replicas[0].version))
+    (closed,) = a.replicas[0].advance()
+    assert closed.fault == "honours admission 0, an earlier commit 1"
+
+
+def test_who_joins_knows_the_revocation_too(store, clock, site):
+    a, b = site("a"), site("b")
+    Owner(store, OWNER).revoke("b")
+    play(clock, a, rounds=2)
+    store_master(store, a.replicas[0].master)
+    play(clock, a)
+    joined = site("a").replicas[0]
+    assert joined.version == 3 and joined.history.floor == 1
+    b.courier.follow()
+    put_commit(store, void_commit(b, 3))
+    assert [closed.fault for closed in joined.advance()] == ["honours admission 0, an earlier commit 1"]
+
+
+def test_a_commit_that_names_an_admission_before_the_owner_wrote_it_stays_void_afterwards(store, clock, site):
+    a = site("a")
+    put_commit(store, void_commit(a, 0, admissions=1))
+    (closed,) = a.replicas[0].advance()
+    assert closed.fault == "honours admission 1, which isn't there"
+    Owner(store, OWNER).admit("c", SITES["c"].public)
+    (again,) = site("b").replicas[0].advance()
+    assert again.fault == "honours another admission 1 than the one that the owner signed"
+
+
+def test_a_commit_can_not_honour_an_admission_that_the_owner_did_not_sign(store, clock, site):
+    a = site("a")
+    forged = Admission(number=1, keys={"a": SITES["a"].public}).to_bytes()
+    store.create(keys.admission(1), forged)
+    put_commit(store, void_commit(a, 0, admissions=1, admission_sha=sha256_hex(forged)))
+    (closed,) = a.replicas[0].advance()
+    assert closed.fault == "honours another admission 1 than the one that the owner signed"
+    play(clock, a)
+    assert not a.replicas[0].history.rounds[-1].void
+    commit = read_record(store, Commit, keys.commit(0, 1))
+    assert (commit.admissions, commit.admission_sha) == (0, None)
+
+
+def far_ahead(site: HandSite, version: int) -> Master:
+    """A stored master of the site's own making."""
+    master = Master(0, version, torch.full((site.run.fragments[0].numel,), 66.0), None)
+    site.store.put(keys.master(0, version, master.sha256), pack_master(master.weights, None))
+    return master
+
+
+@pytest.mark.parametrize("by", ["a commit", "a close record"])
+def test_a_snapshot_that_only_a_revoked_site_vouches_for_is_passed_over(store, clock, site, by):
+    a, b = site("a"), site("b")
+    poisoned = far_ahead(b, 30)
+    if by == "a commit":
+        put_commit(store, void_commit(b, 30, base_sha=poisoned.sha256))
+    else:
+        close = Close(number=0, versions=(30, 30), masters=(poisoned.sha256,) * 2, closed_by="b")
+        signed = close.model_copy(update={"signature": SITES["b"].sign(close.message(b.run.sha256))})
+        store.create(keys.close(), signed.to_bytes())
+    newest = newest_master(store, a.run, a.roster, 0)
+    assert newest is not None and newest.version == 30  # a member can still do that: docs/security.md
+    Owner(store, OWNER).revoke("b")
+    play(clock, a)
+    a.roster.refresh()
+    newest = newest_master(store, a.run, a.roster, 0)
+    assert newest is not None and newest.version == 0
+
+
+def test_a_snapshot_that_a_revoked_site_vouched_for_counts_as_far_as_members_went_on_from_it(store, clock, site):
+    a, b = site("a"), site("b")
+    play(clock, b)
+    first = store_master(store, b.replicas[0].master)
+    a.courier.follow()
+    play(clock, b)  # commit 1, by b, stands on that master
+    a.courier.follow()
+    Owner(store, OWNER).revoke("b")
+    a.roster.refresh()
+    assert read_record(store, Commit, keys.commit(0, 1)).committer == "b"
+    assert vouched_sha(store, a.run, a.roster, 0, 1) is None
+    play(clock, a)
+    assert str(vouched_sha(store, a.run, a.roster, 0, 1)).startswith(keys.parse_master(first)[2])
