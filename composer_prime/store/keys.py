@@ -1,7 +1,7 @@
 """Where every object of a run lies: with `launch_keys`, the only place where keys are spelled.
 
 Keys are relative to the run's root in the bucket. Numbers have a fixed width, so that names sort as numbers do,
-and every function here is pure; DESIGN.md section 4 and docs/protocol.md say what each object holds.
+and every function here is pure; docs/protocol.md says what each object holds.
 """
 
 import re

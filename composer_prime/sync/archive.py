@@ -99,6 +99,7 @@ class Archive:
                 number=self._run.closing,
                 versions=tuple(master.version for master in masters),
                 masters=tuple(master.sha256 for master in masters),
+                voids=tuple(replica.history.voids for replica in self._replicas),
                 closed_by=self._site,
             )
             if self._store.create(keys.close(record.number), self._roster.sign(record).to_bytes()):

@@ -30,7 +30,7 @@ def canonical(value: Any) -> bytes:
 
 
 class Record(BaseModel):
-    """Base of every record: frozen, strict about unknown fields, canonical as bytes."""
+    """Base of every record: frozen, strict about unknown fields; there is one sequence of bytes for each."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -44,11 +44,14 @@ class Record(BaseModel):
         if len(data) > MAX_RECORD_BYTES:
             raise CorruptObject(f"{key} has {len(data)} bytes, a record at most {MAX_RECORD_BYTES}: it is not read")
         try:
-            return cls.model_validate_json(data)
+            record = cls.model_validate_json(data)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "record"
             raise CorruptObject(f"{key} is no {cls.__name__}: {where}: {first['msg']}") from error
+        if record.to_bytes() != data:  # else what a reader makes of it would be its JSON parser's matter
+            raise CorruptObject(f"{key} holds a {cls.__name__} in other bytes than its canonical ones: it is not read")
+        return record
 
 
 class Signed(Record):

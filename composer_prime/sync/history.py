@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from composer_prime.errors import CorruptObject
 from composer_prime.store import keys
 from composer_prime.store.base import Store
+from composer_prime.sync.lifetime import close_fault
 from composer_prime.sync.reading import find_record
-from composer_prime.sync.records import Commit
+from composer_prime.sync.records import Close, Commit
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import Runtime
 from composer_prime.sync.terms import Terms
@@ -56,9 +57,14 @@ class History:
 
     @classmethod
     def read(
-        cls, store: Store, runtime: Runtime, terms: Terms, roster: Roster, fragment: int, version: int
+        cls, store: Store, runtime: Runtime, terms: Terms, roster: Roster, fragment: int, version: int, closing: int = 0
     ) -> "History":
-        """The window behind `version`, as the commit of that round states it. Raises CorruptObject on a hole."""
+        """The window behind `version`, as the commit of that round or a close record states it.
+
+        closing   the number of the run's next close record
+
+        Raises CorruptObject on a hole.
+        """
         history = cls.empty(terms)
         versions = range(max(0, version - terms.max_stale_rounds), version)
         commits = runtime.map(
@@ -67,7 +73,10 @@ class History:
         newest = commits.pop()
         if newest is not None and roster.author_fault(newest) is not None:
             newest = None
-        voids = newest.voids if newest is not None else ()
+        if newest is not None:
+            voids = newest.voids
+        else:
+            voids = _voids_at_close(store, roster, fragment, version, closing) if version > 0 else ()
         for number, commit in zip(versions, commits, strict=True):
             if commit is None and number not in voids:
                 raise CorruptObject(f"{store.uri} has no sound commit of round {number} of fragment {fragment}")
@@ -92,3 +101,14 @@ class History:
     def voids(self) -> tuple[int, ...]:
         """Versions whose commits were void."""
         return tuple(past.version for past in self.rounds if past.void)
+
+
+def _voids_at_close(store: Store, roster: Roster, fragment: int, version: int, closing: int) -> tuple[int, ...]:
+    """Which rounds behind `version` were void, by a close record of a run that ended there; none where it didn't."""
+    for number in range(closing, -1, -1):
+        close = find_record(store, Close, keys.close(number))
+        if close is None or close.versions[fragment : fragment + 1] != (version,) or len(close.voids) <= fragment:
+            continue
+        if close_fault(roster, close) is None:
+            return close.voids[fragment]
+    return ()

@@ -69,10 +69,17 @@ def newest_incarnation(store: Store, site: str, roster: Roster, above: int = -1,
     for number in sorted(numbers, reverse=True):
         if number <= above:
             break
-        claim = find_record(store, Claim, keys.claim(site, number)) if roster.signed else None
-        if not roster.signed or (claim is not None and roster.fault(claim, site, admissions) is None):
+        if not roster.signed or is_own_claim(store, site, number, roster, admissions):
             return number
     return above
+
+
+def is_own_claim(store: Store, site: str, incarnation: int, roster: Roster, admissions: int | None = None) -> bool:
+    """Whether a claim is one that its site signed, for that incarnation: a copy of another of its claims is none."""
+    claim = find_record(store, Claim, keys.claim(site, incarnation))
+    if claim is None or (claim.site, claim.incarnation) != (site, incarnation):
+        return False
+    return roster.fault(claim, site, admissions) is None
 
 
 def check_name_is_free(store: Store, runtime: Runtime, site: str, roster: Roster, patience_s: float) -> int:
@@ -203,8 +210,7 @@ class Members:
         if not self.roster.signed:
             return True
         if (site, incarnation) not in self._claims:
-            claim = find_record(self.store, Claim, keys.claim(site, incarnation))
-            self._claims[site, incarnation] = claim is not None and self.roster.fault(claim, site) is None
+            self._claims[site, incarnation] = is_own_claim(self.store, site, incarnation, self.roster)
         return self._claims[site, incarnation]
 
     def _read(self, site: str, incarnation: int) -> bytes | None:

@@ -15,6 +15,8 @@ MAX_COUNT = 2**53
 """Largest count that a record may say: sums and means of such are numbers still, in floats too."""
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
 SiteState = Literal["joining", "live", "done", "leaving"]
 
 
@@ -33,7 +35,7 @@ class Manifest(Record):
     fingerprint: str
     """sha256 of the trainable parameters' names and shapes."""
     parameters: tuple[ParameterShape, ...]
-    masters: tuple[str, ...]
+    masters: tuple[Sha256, ...]
     """sha256 of master(f, 0) for every fragment."""
     terms: Terms
     test_vector: str
@@ -52,7 +54,7 @@ class Offer(Signed):
     incarnation: int = Field(ge=0)
     fragment: int = Field(ge=0)
     version: int = Field(ge=0)
-    base_sha: str | None
+    base_sha: Sha256 | None
     """sha256 of master(fragment, version), on which this offer stands; None: this site's master is coarse, it
     vouches for none and doesn't count towards the quorum."""
     tokens: Count
@@ -63,7 +65,7 @@ class Offer(Signed):
     codec: str
     payload: str | None
     """Key of the payload; None says: this site has no movement to offer, don't wait for it."""
-    sha256: str | None
+    sha256: Sha256 | None
     """Root of the slices' hashes (`outer.slices`)."""
     slices: str = ""
     """The slices' hashes (`outer.slices.slice_digest`), base64; so a slice can be checked alone."""
@@ -130,11 +132,11 @@ class Commit(Signed):
 
     fragment: int = Field(ge=0)
     version: int = Field(ge=0)
-    base_sha: str
+    base_sha: Sha256
     taken: tuple[Taken, ...]
     """Sorted by site. Empty: a void round, the next master is the same."""
     refused: tuple[Refused, ...]
-    previous: str
+    previous: Sha256
     """sha256 of the bytes of commit(fragment, version - 1); of the manifest for version 0."""
     voids: tuple[int, ...] = ()
     """Which of the last `max_stale_rounds` commits don't follow from manifest and offers, and so took nothing."""
@@ -142,7 +144,7 @@ class Commit(Signed):
     """Parts in which the offers taken are merged, each by one site; 0: every site merges all for itself."""
     admissions: int = Field(default=0, ge=0)
     """The last admission record that this commit honours; 0: those of the manifest."""
-    admission_sha: str | None = None
+    admission_sha: Sha256 | None = None
     """sha256 of that record's bytes; None for 0. Nobody can name a record that the owner has yet to write."""
     committer: str
     incarnation: int
@@ -154,11 +156,11 @@ class Part(Signed):
     fragment: int = Field(ge=0)
     version: int = Field(ge=0)
     part: int = Field(ge=0)
-    commit_sha: str
+    commit_sha: Sha256
     excluded: tuple[Refused, ...]
     """Offers that the commit takes and whose bytes in this part are unsound."""
     payload: str | None
-    sha256: str | None
+    sha256: Sha256 | None
     nbytes: int = Field(ge=0)
     reducer: str
 
@@ -194,7 +196,9 @@ class Close(Signed):
 
     number: int = Field(ge=0)
     versions: tuple[int, ...]
-    masters: tuple[str, ...]
+    masters: tuple[Sha256, ...]
+    voids: tuple[tuple[int, ...], ...]
+    """Of each fragment, which of the last `max_stale_rounds` commits were void: a later commit would say so."""
     closed_by: str
 
 

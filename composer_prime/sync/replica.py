@@ -88,7 +88,8 @@ class Replica:
 
     def _stand_on(self, master: Master) -> None:
         """All at once or, when something can't be read, not at all."""
-        history = History.read(self._store, self._runtime, self._terms, self._roster, self.fragment, master.version)
+        place = (self.fragment, master.version, self._run.closing)
+        history = History.read(self._store, self._runtime, self._terms, self._roster, *place)
         previous = self._run.sha256
         if master.version > 0:
             previous = sha256_hex(read_bytes(self._store, keys.commit(self.fragment, master.version - 1)))
@@ -307,11 +308,14 @@ class Replica:
 
     def _bases_of_others(self) -> list[str]:
         listed = self._store.list(keys.offers_prefix(self.fragment, self.version))
-        records = self._runtime.map(
-            lambda key: find_record(self._store, Offer, key), [key for key in listed if keys.is_offer(key)]
-        )
-        others = [record for record in records if record is not None and record.site != self._site]
-        return [record.base_sha for record in others if record.base_sha is not None]
+        names = [key for key in listed if keys.is_offer(key)]
+        records = self._runtime.map(lambda key: find_record(self._store, Offer, key), names)
+        return [
+            record.base_sha
+            for key, record in zip(names, records, strict=True)
+            if record is not None and record.base_sha is not None and keys.offer_site(key) != self._site
+            if self._roster.fault(record, keys.offer_site(key)) is None
+        ]
 
     def _waits_in_vain(self, closing: Closing) -> bool:
         """Whether parts are missing since they were collected. Who may merge them finds that out by trying; the others

@@ -155,7 +155,7 @@ class RoundCloser:
         for key, found in zip(new, self._runtime.map(self._read_offer, new), strict=True):
             site = keys.offer_site(key)
             fault = found if isinstance(found, str) else self._fault(found, site, replica)
-            if isinstance(found, Offer) and found.base_sha is not None:
+            if isinstance(found, Offer) and found.base_sha is not None and self._roster.fault(found, site) is None:
                 current.bases[site] = found.base_sha
             if isinstance(found, str) or fault is not None:
                 current.refuse(site, fault or "unreadable")

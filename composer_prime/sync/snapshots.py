@@ -122,7 +122,9 @@ def vouched_sha(store: Store, run: Run, roster: Roster, fragment: int, version: 
         return _vouched_by_log(store, roster, fragment, version)
     for number in range(run.closing, -1, -1):
         close = find_record(store, Close, keys.close(number))
-        if close is not None and len(close.versions) > fragment and close.versions[fragment] == version:
+        if close is None or not len(close.versions) == len(close.masters) == len(run.fragments):
+            continue
+        if close.versions[fragment] == version:
             is_sound = close_fault(roster, close) is None and roster.fault(close, close.closed_by) is None
             return close.masters[fragment] if is_sound else None  # of a site that is admitted now, too
     return None

@@ -261,6 +261,8 @@ def part_fault(
     excluded = [entry.site for entry in part.excluded]
     if excluded != sorted(set(excluded)) or not set(excluded) <= set(sites):
         return "excludes sites that the commit doesn't take, or not in order"
+    if part.payload is not None and excluded == sites:
+        return "has a payload, though no offer is left to merge"
     if part.payload is None:
         return None if excluded == sites else "has no payload, though offers are left to merge"
     if part.sha256 is None or part.payload != keys.merged_payload(part.fragment, part.version, index, part.sha256):

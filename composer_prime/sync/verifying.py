@@ -146,7 +146,8 @@ class Verifier:
                 if number < self.run.closing:
                     raise CorruptObject(f"{key} is gone, though {keys.reopening(number + 1)} stands") from None
                 continue
-            if not len(close.versions) == len(close.masters) == len(self.run.fragments) or close.number != number:
+            lengths = {len(close.versions), len(close.masters), len(close.voids)}
+            if lengths != {len(self.run.fragments)} or close.number != number:
                 raise CorruptObject(f"{key} of {close.closed_by} isn't a record of closing {number} of this run")
             if (fault := close_fault(self._roster, close)) is not None:
                 raise CorruptObject(f"{key} of {close.closed_by} {fault}")
@@ -202,6 +203,9 @@ class Verifier:
         for number, close in self._closes.items():
             if close.versions[fragment] == master.version and close.masters[fragment] != master.sha256:
                 what = f"names the master {close.masters[fragment]}, the log makes {master.sha256}"
+                raise _fault(fragment, master.version, keys.close(number), what, close.closed_by)
+            if close.versions[fragment] == master.version and close.voids[fragment] != replica.history.voids:
+                what = f"says that rounds {close.voids[fragment]} were void, those were {replica.history.voids}"
                 raise _fault(fragment, master.version, keys.close(number), what, close.closed_by)
         return len(stored)
 
@@ -314,7 +318,7 @@ class _Checked(Replica):
         """Nothing is healed: whether the log or the commit is wrong, what the sites made of it tells."""
         return f"names the master {commit.base_sha}, the log makes {self.master.sha256}"
 
-    def _was_mistaken(self, fault: str) -> bool:
+    def _was_mistaken(self, fault: str, is_chained: bool) -> bool:
         """Nor does an auditor ask who agrees with it."""
         return False
 

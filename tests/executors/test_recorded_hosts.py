@@ -28,6 +28,7 @@ from composer_prime.executors.ssh_link import Patience
 from composer_prime.executors.ssh_names import written_out
 from composer_prime.store import launch_keys, open_store
 from composer_prime.store.memory import MemoryStore
+from composer_prime.sync.canonical import canonical
 from tests.architecture import REPOSITORY
 from tests.executors.jobs import FOREVER, Stage
 from tests.executors.launches import small_recipe
@@ -271,7 +272,7 @@ def test_a_hostile_record_is_refused_in_one_line(what: str) -> None:
     launch = book()
     table = {name: value for name, value in {**SOUND, **HOSTILE[what]}.items()}
     record = {"on": ON, "hosts": {"a": SOUND, "b": table}, "created_at": 0.0, "created_by": "eve"}
-    launch.store.create(launch_keys.hosts(1, 1), json.dumps(record).encode())
+    launch.store.create(launch_keys.hosts(1, 1), canonical(record))
     with pytest.raises(BadInput, match=r"aren't used: .*Give a hosts file of your own by --on ssh:FILE") as refused:
         hosts_to_use(launch, ON)
     assert str(refused.value).isprintable() and "tok" not in str(refused.value)
@@ -282,10 +283,10 @@ def test_a_hostile_record_is_refused_in_one_line(what: str) -> None:
     [
         b"",
         b"[hosts.a]",
-        json.dumps({"on": ON, "hosts": {}, "created_at": 0.0, "created_by": "eve"}).encode(),
-        json.dumps({"on": ON, "hosts": {"../a": SOUND}, "created_at": 0.0, "created_by": "eve"}).encode(),
-        json.dumps({"on": ON, "hosts": {"a": SOUND}, "created_at": 0.0, "created_by": "eve", "x": 1}).encode(),
-        json.dumps({"on": ON, "hosts": {"a" * 63: SOUND}, "created_at": 0.0, "created_by": "e" * 2**22}).encode(),
+        canonical({"on": ON, "hosts": {}, "created_at": 0.0, "created_by": "eve"}),
+        canonical({"on": ON, "hosts": {"../a": SOUND}, "created_at": 0.0, "created_by": "eve"}),
+        canonical({"on": ON, "hosts": {"a": SOUND}, "created_at": 0.0, "created_by": "eve", "x": 1}),
+        canonical({"on": ON, "hosts": {"a" * 63: SOUND}, "created_at": 0.0, "created_by": "e" * 2**22}),
     ],
     ids=["empty", "no JSON", "no host", "a path as name", "a strange field", "too large"],
 )
@@ -304,7 +305,7 @@ def test_a_hostile_record_is_a_jobs_own_trouble_and_reaches_no_machine(launched:
     with closing(open_store(launched.uri)) as store:
         record = json.loads(store.get(launch_keys.hosts(1, 1)))
         record["hosts"]["left"]["proxy_jump"] = "-oProxyCommand=touch"
-        store.put(launch_keys.hosts(1, 1), json.dumps(record).encode())
+        store.put(launch_keys.hosts(1, 1), canonical(record))
     row = launched.row()
     assert row["state"] == "unknown" and "proxy_jump (-oProxyCommand=touch) must be" in row["message"]
     assert launched.elsewhere("logs", launched.uri).returncode == 2

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from composer_prime.errors import CorruptObject, KeyMissing, RunGone, StoreError
+from composer_prime.errors import ConfigError, CorruptObject, KeyMissing, MasterMismatch, RunGone, StoreError
 from composer_prime.store import Store, keys
 from composer_prime.store.faulty import FaultPlan, FaultyStore, WriteLog
 from composer_prime.sync.canonical import MAX_RECORD_BYTES
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Beat, Offer
-from tests.sync.harness import ThreadSite, assert_fates_add_up, make_terms, run_sites, shas
+from tests.sync.harness import HandSite, ThreadSite, assert_fates_add_up, make_terms, run_sites, shas
 
 FAULTS = FaultPlan(
     error_before=0.1, error_after=0.1, own_retry=0.1, latency=0.2, latency_s=0.01, stale_list=0.2, stale_operations=5
@@ -112,8 +112,16 @@ def test_after_a_bucket_was_emptied_and_restored_a_site_goes_on_from_its_checkpo
     backup = {key: store.get(key) for key in store.list("")}
     emptied = ThreadSite(store, terms, "a", state=first.saved)
     emptied.after_join = lambda: [store.delete(key) for key in store.list("")]
-    with pytest.raises(RunGone, match="This site's checkpoint is intact; restore the bucket"):
+    with pytest.raises(RunGone, match="This site's checkpoint is intact: restore the bucket"):
         run_sites(emptied)
+    for key in store.list(""):
+        store.delete(key)
+    with pytest.raises(ConfigError, match="holds no run any more, and this site's checkpoint is of one: restore"):
+        run_sites(ThreadSite(store, terms, "a", state=first.saved))
+    assert store.list("") == []
+    run_sites(ThreadSite(store, make_terms(rounds=1), "b", seed=3))
+    with pytest.raises(ConfigError, match="holds another run than this site's checkpoint is of"):
+        run_sites(ThreadSite(store, terms, "a", state=first.saved))
     for key in store.list(""):
         store.delete(key)
     for key, data in backup.items():
@@ -138,3 +146,27 @@ def test_a_record_that_is_too_large_is_not_read_and_stops_nobody(store, what):
     assert shas(sites[0]) == shas(sites[1])
     for site in sites:
         assert_fates_add_up(site)
+
+
+def test_who_reads_a_commit_that_was_damaged_after_others_read_it_is_told_what_to_restore(store, clock):
+    """It isn't this machine that computes differently."""
+    terms = make_terms(fragments=1, rounds=5)
+    early, late = (HandSite(store, terms, name, clock) for name in "ab")
+    early.hand_over(0, 1.0)
+    clock[0] += terms.liveness_s + 1.0
+    for _ in range(2):
+        early.beat()
+        early.tick()
+        clock[0] += terms.grace_s + 1.0
+    assert early.courier.versions() == (1,)
+    early.courier.collect(0)
+    store.put(keys.commit(0, 0), b"damaged")
+    early.hand_over(0, 2.0)
+    for _ in range(3):
+        early.beat()
+        early.tick()
+        clock[0] += terms.grace_s + 1.0
+    assert early.courier.versions() == (2,)
+    with pytest.raises(MasterMismatch, match=r"restore rounds/0000/00000000/commit\.json from a backup"):
+        late.courier.follow()
+        late.courier.follow()

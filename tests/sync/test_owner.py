@@ -7,6 +7,7 @@ import pytest
 from composer_prime.errors import BadInput, ConfigError, SiteRevoked
 from composer_prime.store import Store, keys, open_store
 from composer_prime.sync.owner import Owner
+from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Admission, Close, Commit, Reopening
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
@@ -67,6 +68,16 @@ def test_a_run_may_be_reopened_again_and_again(store):
         back = ThreadSite(store, make_terms(), "a")
         run_sites(back)
         assert back.steps >= 4 and read_close(store, number).versions == (4 + 2 * number, 4 + 2 * number)
+
+
+def test_who_joins_a_reopened_run_knows_which_of_its_last_rounds_were_void(store):
+    first = ThreadSite(store, make_terms(), "a")
+    first.after_join = lambda: store.create(keys.commit(0, 2), b"garbage")
+    run_sites(first)
+    assert read_close(store, 0).voids == ((2,), ())
+    Owner(store).reopen(6)
+    run_sites(ThreadSite(store, make_terms(), "b", seed=7))
+    assert [read_record(store, Commit, keys.commit(fragment, 4)).voids for fragment in range(2)] == [(2,), ()]
 
 
 def test_a_run_that_goes_on_and_one_that_had_so_many_rounds_are_not_reopened(store):
@@ -271,8 +282,8 @@ def test_a_corrupt_admission_record_changes_no_key_for_anybody_and_the_next_one_
 
     store.create(keys.admission(1), b'{"keys": {')
     commit = round_of_both()
-    assert commit.admissions == 1 and [entry.site for entry in commit.taken] == ["a", "b"]
-    assert "admission_void number=1 fault=is unreadable" in caplog.text
+    assert commit.admissions == 0 and [entry.site for entry in commit.taken] == ["a", "b"]
+    assert "admission_void number=1 fault=admissions/0001.json is no Admission" in caplog.text
     Owner(store, OWNER).revoke("b")
     with pytest.raises(SiteRevoked):
         round_of_both()

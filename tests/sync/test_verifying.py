@@ -13,7 +13,7 @@ from composer_prime.errors import BadInput, CorruptObject, ProtocolError
 from composer_prime.outer.codecs import get_codec
 from composer_prime.store import Store, keys, open_store
 from composer_prime.sync import archive
-from composer_prime.sync.canonical import sha256_hex
+from composer_prime.sync.canonical import canonical, sha256_hex
 from composer_prime.sync.merging import Merger
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Close, Commit, Offer, Part, Refused
@@ -284,7 +284,7 @@ def test_a_changed_manifest_is_found(gathered, copied):
     store = copied(gathered)
     data = json.loads(store.get(keys.manifest()))
     data["terms"]["lr"] = 0.5
-    store.put(keys.manifest(), json.dumps(data).encode())
+    store.put(keys.manifest(), canonical(data))
     assert_found(store, "fragment 0 version 0: manifest.json has sha256", "changed afterwards")
 
 
@@ -401,6 +401,6 @@ def test_a_run_of_another_protocol_version_is_refused_by_its_number(request):
 def test_a_machine_that_computes_differently_says_so_before_anything_is_replayed(gathered, copied):
     store = copied(gathered)
     data = json.loads(store.get(keys.manifest()))
-    store.put(keys.manifest(), json.dumps(data | {"test_vector": "0" * 64}).encode())
+    store.put(keys.manifest(), canonical(data | {"test_vector": "0" * 64}))
     with pytest.raises(ProtocolError, match="test vector"):
         Verifier(store)

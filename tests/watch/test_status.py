@@ -9,6 +9,7 @@ from rich.console import Console
 
 from composer_prime.errors import BadInput, CorruptObject
 from composer_prime.store import Store, keys, open_store
+from composer_prime.sync.canonical import canonical
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Commit, Offer
 from composer_prime.sync.signatures import SigningKey
@@ -183,7 +184,7 @@ def test_a_run_with_keys_says_so_and_believes_signed_beats_only(store):
     for name, key in pair.items():
         HandSite(store, make_terms(), name, [0.0], key=key, founding=founding)
     data = json.loads(store.get(keys.beat("b", 0)))
-    store.put(keys.beat("b", 0), json.dumps(data | {"state": "done"}).encode())
+    store.put(keys.beat("b", 0), canonical(data | {"state": "done"}))
     status = look(store)
     assert status.signed and status.owner == owner.public
     assert (site_of(status, "a").state, site_of(status, "b").state) == ("live", "silent")
@@ -263,7 +264,7 @@ def taking_run(store: Store, *, num_parts: int, **changes) -> dict[str, Tape]:
     for entry, norm in zip(taken, (1.0, 2.0, 400.0), strict=True):
         entry["offer"]["norms"] = (norm,)
     commit = json.loads(commit_of_nobody()) | {"version": 0, "taken": taken, "committer": "a", "num_parts": num_parts}
-    store.create(keys.commit(0, 0), json.dumps(commit).encode())
+    store.create(keys.commit(0, 0), canonical(commit))
     return {site: Tape(store, site, 0) for site in "abc"}
 
 
@@ -329,7 +330,7 @@ def test_a_run_of_some_hundred_rounds_is_counted_whole(store_uri):
         for version in range(300):
             taken = tuple(entry_of(site, fragment, version) for site in "abcd")
             commit = json.loads(commit_of_nobody()) | {"fragment": fragment, "version": version, "taken": taken}
-            store.create(keys.commit(fragment, version), json.dumps(commit).encode())
+            store.create(keys.commit(fragment, version), canonical(commit))
             for site, tape in tapes.items():
                 store.create(keys.offer(fragment, version, site), b"on the tape")
                 tape.write("offer", fragment=fragment, version=version, tokens=10, nbytes=100)

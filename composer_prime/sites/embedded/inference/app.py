@@ -41,7 +41,7 @@ class Server:
         self._tokenizer = tokenizer
 
     def app(self, lifespan: Callable[[Starlette], contextlib.AbstractAsyncContextManager[None]]) -> Starlette:
-        """The routes of DESIGN 5."""
+        """The routes of the policy server."""
         return Starlette(
             routes=[
                 Route("/health", self._health),
