@@ -118,8 +118,9 @@ def vouched_sha(store: Store, run: Run, roster: Roster, fragment: int, version: 
     """The hash of master(fragment, version) that something create-once names; None when nothing does yet."""
     if version == 0:
         return run.manifest.masters[fragment]
-    if _commit_at(store, fragment, version) is not None:
-        return _vouched_by_log(store, roster, fragment, version)
+    stands = _commit_at(store, fragment, version)
+    if stands is not None:
+        return _vouched_by_log(store, roster, stands)
     for number in range(run.closing, -1, -1):
         close = find_record(store, Close, keys.close(number))
         if close is None or not len(close.versions) == len(close.masters) == len(run.fragments):
@@ -130,11 +131,29 @@ def vouched_sha(store: Store, run: Run, roster: Roster, fragment: int, version: 
     return None
 
 
-def _vouched_by_log(store: Store, roster: Roster, fragment: int, version: int) -> str | None:
-    """The base that commit(fragment, version) names, if a site that is admitted now made it, or a commit that follows
-    from it by its hashes: who is revoked and can still write may have put commits far ahead."""
-    found = first = _commit_at(store, fragment, version)
-    if first is None or roster.author_fault(first.commit) is not None:
+class _Stands(NamedTuple):
+    """A commit as it stands in the bucket."""
+
+    commit: Commit
+    sha256: str
+
+
+def _commit_at(store: Store, fragment: int, version: int) -> _Stands | None:
+    """What stands as that commit; None when nothing does, or no commit of that round."""
+    key = keys.commit(fragment, version)
+    try:
+        data = read_bytes(store, key)
+        commit = Commit.from_bytes(data, key)
+    except (KeyMissing, CorruptObject):
+        return None
+    return _Stands(commit, sha256_hex(data)) if (commit.fragment, commit.version) == (fragment, version) else None
+
+
+def _vouched_by_log(store: Store, roster: Roster, first: _Stands) -> str | None:
+    """The base that a commit names, if a site that is admitted now made it, or a commit that follows from it by hashes:
+    who is revoked and can still write may have put commits far ahead."""
+    found, fragment, version = first, first.commit.fragment, first.commit.version
+    if roster.author_fault(first.commit) is not None:
         return None
     for at in itertools.count(version + 1):
         following = _commit_at(store, fragment, at)
@@ -148,22 +167,6 @@ def _vouched_by_log(store: Store, roster: Roster, fragment: int, version: int) -
             return None
         found = following
     return first.commit.base_sha
-
-
-class _Stands(NamedTuple):
-    """A commit as it stands in the bucket."""
-
-    commit: Commit
-    sha256: str
-
-
-def _commit_at(store: Store, fragment: int, version: int) -> _Stands | None:
-    key = keys.commit(fragment, version)
-    try:
-        data = read_bytes(store, key)
-        return _Stands(Commit.from_bytes(data, key), sha256_hex(data))
-    except (KeyMissing, CorruptObject):
-        return None
 
 
 def vouched_snapshots(
