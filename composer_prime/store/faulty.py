@@ -1,7 +1,8 @@
 """A store that fails on purpose, by a seeded plan: for tests, simulations and dress rehearsals.
 
-Faults are those that a sound object store, seen over a bad network, may show: lost requests, lost answers, latency and
-late listings. Reads that lag behind writes are no such fault, and happen only when a plan asks for them.
+Faults are those that a sound object store, seen over a bad network, may show: lost requests, lost answers, transfers
+that break midway, latency and late listings. Reads that lag behind writes are no such fault, and happen only when a
+plan asks for them.
 """
 
 import random
@@ -16,6 +17,8 @@ from composer_prime.store.base import Store
 
 T = TypeVar("T")
 
+_WRITES = ("create", "put", "delete")
+
 
 @dataclass(frozen=True)
 class FaultPlan:
@@ -23,6 +26,8 @@ class FaultPlan:
 
     error_before   the operation fails and nothing happened.
     error_after    the operation took place, and its answer is lost: the caller sees a failure.
+    torn           the operation breaks midway, after part of its latency, and the caller sees a failure: a read gives
+                   no byte; a write has happened whole or not at all, as the seed has it. No store keeps half of it.
     own_retry      a create's answer is lost and the client sends it again, so that it meets its own first try.
     latency        the operation waits up to `latency_s` seconds before it acts.
     stale_list     a list misses keys first written within the last `stale_operations` operations or `stale_s` seconds.
@@ -32,6 +37,7 @@ class FaultPlan:
     seed: int = 0
     error_before: float = 0.0
     error_after: float = 0.0
+    torn: float = 0.0
     own_retry: float = 0.0
     latency: float = 0.0
     latency_s: float = 0.1
@@ -41,7 +47,7 @@ class FaultPlan:
     stale_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("error_before", "error_after", "own_retry", "latency", "stale_list", "stale_read"):
+        for name in ("error_before", "error_after", "torn", "own_retry", "latency", "stale_list", "stale_read"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"fault plan's {name} ({getattr(self, name)}) is a probability: give 0 to 1")
         for name in ("latency_s", "stale_operations", "stale_s"):
@@ -82,6 +88,8 @@ class _Draw:
     number: int
     error_before: bool
     error_after: bool
+    is_torn: bool
+    torn_lands: bool
     own_retry: bool
     latency_s: float
     stale_list: bool
@@ -170,6 +178,10 @@ class FaultyStore:
         )
         if draw.error_before:
             raise StoreError(f"{what}, before it acted: try again")
+        if draw.is_torn:
+            if draw.torn_lands and act in _WRITES:
+                do(draw)
+            raise StoreError(f"{what}, midway: try again")
         done = do(draw)
         if draw.error_after:
             raise StoreError(f"{what}, after it acted: try again")
@@ -182,8 +194,19 @@ class FaultyStore:
             chances = (plan.error_before, plan.error_after, plan.own_retry, plan.stale_list, plan.stale_read)
             before, after, own_retry, stale_list, stale_read = (self._random.random() < chance for chance in chances)
             is_slow, share = self._random.random() < plan.latency, self._random.random()
-            latency_s = share * plan.latency_s if is_slow else 0.0
-            return _Draw(self._num_drawn, before, after, own_retry, latency_s, stale_list, stale_read)
+            is_torn, torn_at = self._random.random() < plan.torn, self._random.random()
+            latency_s = (share * plan.latency_s if is_slow else 0.0) * (torn_at if is_torn else 1.0)
+            return _Draw(
+                number=self._num_drawn,
+                error_before=before,
+                error_after=after,
+                is_torn=is_torn,
+                torn_lands=self._random.random() < 0.5,
+                own_retry=own_retry,
+                latency_s=latency_s,
+                stale_list=stale_list,
+                stale_read=stale_read,
+            )
 
     def _written(self, key: str, write: Callable[[], T]) -> T:
         """Do a write and note when, and what it replaced, as far as the plan needs it."""

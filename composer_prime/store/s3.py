@@ -63,7 +63,14 @@ class _Vanished(Exception):
     """What beat our create is not there when we read it back: still being written, or deleted. Worth another try."""
 
 
-_UNANSWERED = (botocore.ConnectionError, botocore.HTTPClientError, ConnectionError, TimeoutError, _Vanished)
+_UNANSWERED = (
+    botocore.ConnectionError,
+    botocore.HTTPClientError,
+    botocore.IncompleteReadError,  # the connection ended between two reads of a body; within one, an HTTPClientError
+    ConnectionError,
+    TimeoutError,
+    _Vanished,
+)
 _FAILURES = (*_UNANSWERED, botocore.BotoCoreError, botocore.ClientError, OSError)
 
 

@@ -1,5 +1,6 @@
 """`composer-prime create`: what it writes, from what, and what it refuses; the runs are joined by real sites' loops."""
 
+import secrets
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from composer_prime.errors import BadInput, ProtocolError
+from composer_prime.sites.prime_rl import create as create_module
 from composer_prime.store import keys, open_store
 from composer_prime.sync.creating import CREATOR, create_run, present_weights
 from composer_prime.sync.founding import FoundingRecord, announce, check_founded, find_founding
@@ -17,6 +19,7 @@ from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.start import Founding
 from tests.cli.command_line import Answer, call
+from tests.store.meeting import Meeting
 from tests.sync.harness import make_net, make_terms
 
 RECIPE = """
@@ -119,6 +122,19 @@ def test_a_run_that_its_first_site_founds_is_announced_with_the_recipes_settings
     assert other.code == 2 and "outer.inner_steps: run 4, recipe 8" in other.err
     both = create("--weights", "first-site", "--from", str(tmp_path / "bucket"))
     assert both.code == 2 and "exclude each other" in both.err
+
+
+@pytest.mark.parametrize(("weights", "written"), [("now", keys.manifest()), ("first-site", keys.founding())])
+def test_a_run_is_not_created_where_two_of_racing_writers_win_unless_one_site_commits(
+    weights: str, written: str, create: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = Meeting(secrets.token_hex(8), num_meeting=2)
+    monkeypatch.setattr(create_module, "open_store", lambda uri: bucket)
+    refused = create("--weights", weights)
+    assert refused.code == 2 and "(of 20 races of 16 writers, " in refused.err, refused.err
+    assert bucket.list("") == []
+    assert create("--weights", weights, "--outer.committer", "a").code == 0
+    assert written in bucket.list("")
 
 
 def test_present_weights_follow_the_log_beyond_the_last_snapshot() -> None:

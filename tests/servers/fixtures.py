@@ -1,13 +1,16 @@
 """Fixtures of the servers that only the store room's tests need; modules import them by name."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
+from composer_prime.store import Store, open_store
 from composer_prime.store.hf import ENDPOINT_VARIABLE
-from tests.servers import S3Server, fake_gcs
+from tests.servers import S3Server, fake_gcs, faulty_s3
 from tests.servers import rclone as rclone_server
 from tests.servers.fake_gcs import GCSServer
+from tests.servers.faulty_s3 import FaultyServer
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +28,23 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """An rclone that serves S3 for the whole session, with the bucket `tests.servers.rclone.BUCKET`."""
     with rclone_server.running(tmp_path_factory.mktemp("rclone")) as server:
         yield server
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyServer]:
+    """An S3 server that fails on cue, and the AWS variables that point to it."""
+    with faulty_s3.running() as server:
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        for variable, value in S3Server("faulty", endpoint, "key", "secret").environment().items():
+            monkeypatch.setenv(variable, value)
+        yield server
+
+
+@pytest.fixture
+def faulty_store(faulty: FaultyServer) -> Iterator[Store]:
+    """The bucket of the server that fails on cue."""
+    with closing(open_store("s3://bucket")) as store:
+        yield store
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -55,6 +56,45 @@ def test_error_after_the_act_means_that_it_took_place(inner: MemoryStore) -> Non
         store.delete("k")
     assert inner.list("") == ["new"]
     assert inner.create("new", b"created"), "whoever tries again finds the own bytes"
+
+
+def test_torn_write_leaves_all_of_its_bytes_or_none_as_the_seed_has_it(inner: MemoryStore) -> None:
+    inner.put("k", b"old")
+    store, stood = FaultyStore(inner, FaultPlan(torn=1)), []
+    for number in range(40):
+        with pytest.raises(StoreError, match=r"put of k .* planned fault \d+ of seed 0, midway: try again"):
+            store.put("k", b"new %d" % number)
+        stood.append(inner.get("k"))
+    landed = [data == b"new %d" % number for number, data in enumerate(stood)]
+    assert 10 < sum(landed) < 30
+    before = [b"old", *stood]
+    assert all(stood[number] == before[number] for number in range(40) if not landed[number])
+    for key in (f"k{number}" for number in range(40)):
+        with pytest.raises(StoreError, match=f"create of {key} .*midway"):
+            store.create(key, b"created")
+    created = [key for key in inner.list("") if key != "k"]
+    assert 10 < len(created) < 30 and {inner.get(key) for key in created} == {b"created"}
+
+
+def test_torn_read_is_a_failure_and_never_short_bytes(inner: MemoryStore) -> None:
+    inner.put("k", b"0123456789")
+    store = FaultyStore(inner, FaultPlan(torn=1))
+    for read in (lambda: store.get("k"), lambda: store.get_range("k", 2, 5), lambda: store.list("")):
+        for _ in range(5):
+            with pytest.raises(StoreError, match="midway") as raised:
+                read()
+            assert not isinstance(raised.value, KeyMissing)
+
+
+def test_torn_transfer_breaks_after_a_part_of_its_latency(inner: MemoryStore) -> None:
+    slept: dict[float, list[float]] = {0.0: [], 1.0: []}
+    for torn, pauses in slept.items():
+        store = FaultyStore(inner, FaultPlan(torn=torn, latency=1), sleep=pauses.append)
+        for _ in range(20):
+            with suppress(StoreError):
+                store.put("k", b"")
+    assert len(slept[0.0]) == len(slept[1.0]) == 20
+    assert all(0 < part < whole for whole, part in zip(slept[0.0], slept[1.0], strict=True))
 
 
 def test_create_sent_twice_by_its_client_has_won_because_the_same_bytes_stand(inner: MemoryStore) -> None:
@@ -130,7 +170,7 @@ def test_stale_reads_happen_only_when_asked_for(inner: MemoryStore) -> None:
             read()
 
 
-PLENTY = FaultPlan(error_before=0.2, error_after=0.2, own_retry=0.3, stale_list=0.5, stale_read=0.2)
+PLENTY = FaultPlan(error_before=0.2, error_after=0.2, torn=0.2, own_retry=0.3, stale_list=0.5, stale_read=0.2)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -150,7 +190,9 @@ def test_empty_plan_changes_nothing(inner: MemoryStore) -> None:
     assert outcomes(FaultyStore(inner, plan)) == outcomes(FaultyStore(plain, FaultPlan(seed=9)))
 
 
-@pytest.mark.parametrize("bad", [{"error_before": 1.5}, {"stale_read": -0.1}, {"latency_s": -1}, {"stale_s": -1}])
+@pytest.mark.parametrize(
+    "bad", [{"error_before": 1.5}, {"torn": 2}, {"stale_read": -0.1}, {"latency_s": -1}, {"stale_s": -1}]
+)
 def test_plan_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
     (name,) = bad
     with pytest.raises(ConfigError, match=rf"{name} \("):

@@ -30,7 +30,8 @@ DELIMITERS = b"\r\n--==0==--\r\n--\n--==0==\n"
 class CuedServer(ThreadingHTTPServer):
     """Answers each request with the next of `answers`, then with an empty listing.
 
-    An answer is a status and a message, or a status below 400 and what to answer as JSON.
+    An answer is a status and a message, or a status below 400 and what to answer as JSON. The next `num_torn` objects
+    that are read are cut: half of the bytes come, then the connection ends.
     """
 
     daemon_threads = True
@@ -40,6 +41,7 @@ class CuedServer(ThreadingHTTPServer):
         self.answers: list[tuple[int, Any]] = []
         self.requests: list[str] = []
         self.to_proxies: list[str | None] = []
+        self.num_torn = 0
 
 
 class _CuedHandler(BaseHTTPRequestHandler):
@@ -58,7 +60,10 @@ class _CuedHandler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        is_torn = "alt=media" in self.path and self.server.num_torn > 0
+        self.server.num_torn -= is_torn
+        self.wfile.write(body[: len(body) // 2] if is_torn else body)
+        self.close_connection = self.close_connection or is_torn
 
     do_POST = do_DELETE = do_CONNECT = do_GET
 
@@ -135,6 +140,23 @@ def test_failure_that_lasts_is_a_store_error_with_its_cause(
     with pytest.raises(StoreError, match=r"busy \(503\)") as raised:
         cued_store.get("k")
     assert not isinstance(raised.value, StoreUnusable | KeyMissing)
+
+
+def test_a_read_that_is_cut_is_tried_again_until_all_bytes_are_there(cued: CuedServer, cued_store: Store) -> None:
+    cued.answers, cued.num_torn = [(200, {"bytes": "0123456789"})] * 3, 2
+    assert json.loads(cued_store.get("k")) == {"bytes": "0123456789"}
+    assert len(cued.requests) == 3
+
+
+def test_a_read_that_is_always_cut_is_a_store_error_and_never_short_bytes(
+    cued: CuedServer, cued_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "RETRY_S", 0.3)
+    cued.answers, cued.num_torn = [(200, "0123456789")] * 100, 100
+    with pytest.raises(StoreError, match=r"get of k in gs://bucket/run failed: no sound answer .*: check") as raised:
+        cued_store.get("k")
+    assert not isinstance(raised.value, StoreUnusable | KeyMissing)
+    assert len(cued.requests) > 1
 
 
 @pytest.mark.parametrize("status", [401, 403])

@@ -1,7 +1,6 @@
 """Races of writers pass on every store that keeps create-if-absent, and name the one that doesn't."""
 
 import secrets
-import threading
 from collections.abc import Callable
 from contextlib import closing
 
@@ -11,6 +10,7 @@ from composer_prime.errors import StoreError, StoreUnusable
 from composer_prime.store import open_store, probe_store, race_store
 from composer_prime.store.faulty import FaultPlan, FaultyStore
 from composer_prime.store.memory import MemoryStore
+from tests.store.meeting import Meeting
 
 REMEDY = r"use a store that honours If-None-Match, or name one fixed committer: outer\.committer"
 
@@ -42,26 +42,6 @@ def test_rclone_works_as_a_store_but_is_refused_because_every_writer_wins(store_
             race_store(store, writers=8, races=5)
         with pytest.raises(StoreUnusable, match=f"store {store.uri} .*of two writers of one key, 2 won"):
             probe_store(store)
-
-
-class Meeting(MemoryStore):
-    """Checks, then writes: only writers who meet in between see that this is no create-if-absent."""
-
-    def __init__(self, name: str, num_meeting: int) -> None:
-        super().__init__(name)
-        self._barrier = threading.Barrier(num_meeting)
-        self._lock = threading.Lock()
-        self._num_left = num_meeting
-
-    def create(self, key: str, data: bytes) -> bool:
-        with self._lock:
-            meets = self._num_left > 0
-            self._num_left -= meets
-        if not meets:
-            return super().create(key, data)
-        self._barrier.wait()
-        self.put(key, data)
-        return True
 
 
 def test_store_that_checks_then_writes_passes_the_cheap_probe_and_fails_the_race() -> None:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +19,7 @@ from composer_prime.errors import StoreError, StoreUnusable
 from composer_prime.store import Store, open_store, probe_store, remote, retry, s3
 from composer_prime.store.s3 import S3Settings, S3Store
 from composer_prime.store.s3_client import READ_BYTES, STREAMED_BYTES
-from tests.servers import S3Server, faulty_s3
+from tests.servers import S3Server
 from tests.servers import seaweed as seaweed_server
 from tests.servers.faulty_s3 import FaultyServer
 
@@ -30,19 +30,6 @@ def send_to(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Point the AWS variables at `endpoint`."""
     for name, value in S3Server("test", endpoint, "key", "secret").environment().items():
         monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyServer]:
-    with faulty_s3.running() as server:
-        send_to(f"http://127.0.0.1:{server.server_port}", monkeypatch)
-        yield server
-
-
-@pytest.fixture
-def faulty_store(faulty: FaultyServer) -> Iterator[Store]:
-    with closing(open_store("s3://bucket")) as store:
-        yield store
 
 
 def test_client_is_imported_only_when_an_s3_uri_is_opened() -> None:

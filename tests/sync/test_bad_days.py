@@ -16,9 +16,16 @@ from composer_prime.sync.records import Beat, Offer
 from tests.sync.harness import HandSite, ThreadSite, assert_fates_add_up, make_terms, run_sites, shas
 
 FAULTS = FaultPlan(
-    error_before=0.1, error_after=0.1, own_retry=0.1, latency=0.2, latency_s=0.01, stale_list=0.2, stale_operations=5
+    error_before=0.1,
+    error_after=0.1,
+    torn=0.1,
+    own_retry=0.1,
+    latency=0.2,
+    latency_s=0.01,
+    stale_list=0.2,
+    stale_operations=5,
 )
-"""All that a sound store over a bad network may show: requests and answers lost, repeated, late; lists that lag."""
+"""All that a sound store over a bad network may show: requests and answers lost, torn, repeated, late; late lists."""
 
 
 class LaterFaulty:

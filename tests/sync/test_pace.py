@@ -10,7 +10,8 @@ from composer_prime.store import keys, open_store
 from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Commit, Offer
-from composer_prime.sync.runtime import ThreadRuntime
+from composer_prime.sync.runtime import ThreadRuntime, side_by_side
+from tests.crowd import Crowd
 from tests.sync.harness import ThreadSite, make_terms, run_sites
 
 
@@ -94,3 +95,18 @@ def test_parallel_requests_keep_their_order_and_raise_the_first_error_when_all_h
         runtime.map(half, [1, 0, 2, 4])
     assert sorted(done) == [0, 1, 2, 4]
     runtime.close()
+
+
+def test_sixteen_requests_of_a_site_are_under_way_at_once_and_no_more():
+    runtime, crowd = ThreadRuntime(), Crowd(16)
+    try:
+        runtime.map(lambda number: crowd.visit(), range(64))
+    finally:
+        runtime.close()
+    assert crowd.most == 16
+
+
+def test_eight_bodies_run_side_by_side_and_no_more():
+    crowd = Crowd(8)
+    side_by_side(ThreadRuntime(), "test", [crowd.visit] * 20)
+    assert crowd.most == 8

@@ -1,5 +1,6 @@
 """What the hook says when it can't be installed: one line, the exit code of a person's mistake, nothing touched."""
 
+import secrets
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -8,15 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from composer_prime.errors import ConfigError
+from composer_prime.errors import ConfigError, StoreUnusable
 from composer_prime.sites.prime_rl import hook, membership, versions
-from composer_prime.store import open_store
+from composer_prime.store import keys, open_store
 from composer_prime.store.file import FileStore
 from composer_prime.store.throttled import ThrottledStore
 from composer_prime.sync.founding import FoundingRecord, announce
+from composer_prime.sync.site_clock import OuterLoop
 from tests.sites.prime_rl.launched import announced
 from tests.sites.prime_rl.standin_runs import STANDIN, site
-from tests.sync.harness import HandSite, make_terms
+from tests.store.meeting import Meeting
+from tests.sync.harness import HandSite, make_net, make_terms
 
 OUTER = {"COMPOSER_PRIME_OUTER": "/nowhere", "COMPOSER_PRIME_SITE": "a"}
 
@@ -117,6 +120,26 @@ def test_limits_of_the_link_hold_for_the_trainers_store(
     leading = membership._Leading(membership.Place(uri, "b", None, tmp_path / "b", True, *limits), None)
     leading.open()
     assert type(leading._store) is kind
+
+
+def test_an_announced_run_is_not_founded_where_two_of_racing_writers_win_unless_one_site_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership.dist, "get_rank", lambda: 0)
+
+    def announced_in(bucket: Meeting, committer: str | None) -> OuterLoop:
+        monkeypatch.setattr(membership, "open_store", lambda uri, key_file: bucket)
+        announce(bucket, FoundingRecord(run="run", terms=make_terms(committer=committer)))
+        return membership._Leading(membership.Place(bucket.uri, "a", None, tmp_path / "a"), None).open()
+
+    refused, trusted = (Meeting(secrets.token_hex(8), num_meeting=2) for _ in range(2))
+    with pytest.raises(StoreUnusable, match=r"of 20 races of 16 writers, .*had [23] winners"):
+        announced_in(refused, committer=None).join(make_net().named_parameters())
+    assert refused.list("") == [keys.founding()]
+    outer = announced_in(trusted, committer="a")
+    outer.join(make_net().named_parameters())
+    outer.close()
+    assert keys.manifest() in trusted.list("")
 
 
 def test_in_a_trainer_that_is_said_in_one_line(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,29 @@
+"""How much of a link and of a server one store takes: parts under way, and connections that stay open."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+from composer_prime.store import Store
+from composer_prime.store.s3 import S3Settings, S3Store
+from tests.crowd import Crowd
+from tests.servers.faulty_s3 import FaultyServer
+
+
+def test_four_parts_of_an_object_are_under_way_at_once_and_no_more(faulty: FaultyServer) -> None:
+    crowd = Crowd(4)
+    faulty.visit = crowd.visit
+    with closing(S3Store("bucket", settings=S3Settings(part_bytes=1000))) as store:
+        store.put("k", bytes(16_000))
+    assert len(faulty.objects["/bucket/k"]) == 16_000
+    assert crowd.most == 4
+
+
+def test_no_more_than_32_connections_stay_open_after_a_rush(faulty: FaultyServer, faulty_store: Store) -> None:
+    faulty.objects["/bucket/k"] = b"bytes"
+    crowd = Crowd(40)
+    faulty.visit = crowd.visit
+    with ThreadPoolExecutor(40) as pool:
+        assert list(pool.map(lambda _: faulty_store.get("k"), range(40))) == [b"bytes"] * 40
+    assert crowd.most == 40
+    with faulty.changed:
+        assert faulty.changed.wait_for(lambda: faulty.num_connections == 32, timeout=10), faulty.num_connections
