@@ -144,7 +144,8 @@ def test_a_residual_changes_only_when_the_commit_took_the_offer(store):
     other.join(30)
     assert merged == [40, 40, 120], "taken, missed, taken with what was missed"
     first, missed, taken = residuals
-    assert first.abs().max() > 0 and torch.equal(missed, first) and not torch.equal(taken, missed)
+    assert first.abs().max() > 0
+    assert torch.equal(missed, first) and not torch.equal(taken, missed)
 
 
 def test_an_offer_made_after_a_missed_one_is_taken_with_a_residual_of_its_own(store):
