@@ -79,6 +79,9 @@ class RunStatus:
     """A run as one look at its bucket shows it.
 
     rounds_done   training rounds that every fragment has had, of `rounds`
+    quorum        least number of valid offers that a round merges
+    contributing  sites of which the newest closed round of some fragment took an offer
+    live          sites in state live that were seen to beat; None: not known of every one, as after a single look
     liveness_s    silence after which the sites themselves give one up
     watched_s     seconds between the two looks; 0: there was one
     refused       offers that commits left out, counted by reason
@@ -99,6 +102,9 @@ class RunStatus:
     signed: bool
     owner: str | None
     committer: str | None
+    quorum: int
+    contributing: int
+    live: int | None
     liveness_s: float
     watched_s: float
     sites: tuple[SiteStatus, ...]

@@ -100,6 +100,7 @@ class _Look:
         """Everything, put together."""
         terms = self._terms
         versions = [rounds.version for rounds in self._rounds]
+        sites = tuple(self._site(claimed) for claimed in self._claimed)
         return RunStatus(
             uri=self._store.uri,
             run=self._manifest.run,
@@ -115,9 +116,12 @@ class _Look:
             signed=self._roster.signed,
             owner=self._manifest.owner,
             committer=self._roster.authority().committer,
+            quorum=terms.quorum,
+            contributing=sum(site.contributing for site in sites),
+            live=_num_live(sites),
             liveness_s=terms.liveness_s,
             watched_s=self._watch_s,
-            sites=tuple(self._site(claimed) for claimed in self._claimed),
+            sites=sites,
             by_fragment=tuple(self._fragment(rounds) for rounds in self._rounds),
             refused=dict(sum((rounds.refused() for rounds in self._rounds), Counter[str]()).most_common()),
             bytes=self._bytes(),
@@ -228,6 +232,12 @@ class _Look:
     def _bytes(self) -> Bytes:
         masters = sum(rounds.snapshot_bytes for rounds in self._rounds)
         return Bytes(sum(self._offered.values()), sum(rounds.merged_bytes for rounds in self._rounds), masters)
+
+
+def _num_live(sites: Sequence[SiteStatus]) -> int | None:
+    """Live sites, as rounds wait for them; None when it isn't known of one whether it still beats."""
+    beating = [site.beating for site in sites if site.state == "live"]
+    return None if None in beating else sum(map(bool, beating))
 
 
 def _claims(store: Store, roster: Roster, runtime: Runtime) -> list[_Claimed]:

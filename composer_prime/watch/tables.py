@@ -35,6 +35,7 @@ def run_lines(status: RunStatus) -> list[str]:
         f"P {status.fragments}, tau {status.sync_delay}, codec {status.codec}; {access}{committer}",
         f"payloads {size(written.payloads)}, merged parts {size(written.merged)}, "
         f"stored masters {size(written.masters)}",
+        f"live {live(status)}, contributing {status.contributing}, quorum {status.quorum}",
     ]
 
 
@@ -103,6 +104,16 @@ def alive(site: SiteStatus) -> str:
     if site.beating is None:
         return f"beat {site.beat_counter}"
     return "yes" if site.beating else "no"
+
+
+def live(status: RunStatus) -> str:
+    """How many sites are live, as far as looking went."""
+    if status.live is not None:
+        return str(status.live)
+    if not status.watched_s:
+        return "unknown (one look: --watch-s tells)"
+    seen = sum(site.state == "live" and site.beating is True for site in status.sites)
+    return f"{seen} or more (--watch-s {status.watched_s:g} is too short to tell)"
 
 
 def size(num_bytes: int) -> str:

@@ -27,6 +27,8 @@ def test_a_storm_loses_nothing_and_ends_with_equal_masters(tmp_path: Path) -> No
     print(report.to_json())
     assert (report.hash_differences, report.log_faults, report.crashes) == ([], [], [])
     assert report.faults == dict.fromkeys(sorted(KINDS), 1) and report.faults_missed == 0
+    assert report.faults_held == 3  # a kill, a stop and a cut, each in the middle of an upload
+    assert report.participation > 0.8 and report.participation_of_all > 0.5
     assert len(report.sites) == plan.num_sites + 1  # one joined late
     assert report.not_rejoined == 0 and len(report.rejoin_s) == 1 and len(report.join_s) == 1
     for site in report.sites:

@@ -61,6 +61,7 @@ def test_status_as_json_holds_everything(cli, run: str):
     found = json.loads(cli("status", run, "--json").out)
     assert (found["run"], found["closed"], found["rounds_done"], found["problems"]) == ("run", True, 3, [])
     assert [site["site"] for site in found["sites"]] == ["a", "b"] and len(found["by_fragment"]) == 2
+    assert (found["live"], found["contributing"], found["quorum"]) == (0, 2, 2)
 
 
 def test_status_watches_for_as_long_as_it_is_told(cli, run: str):

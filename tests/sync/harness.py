@@ -10,7 +10,9 @@ from torch import nn
 
 from composer_prime.errors import Superseded
 from composer_prime.outer.fragments import trainable
+from composer_prime.store import keys
 from composer_prime.store.base import Store
+from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.entering import SiteIdentity, enter
 from composer_prime.sync.errands import Capture
 from composer_prime.sync.journal import Journal
@@ -156,6 +158,17 @@ class HandSite:
         self.trained += tokens
         movement = torch.full((numel,), float(values)) if not isinstance(values, torch.Tensor) else values
         self.courier.submit(Capture(fragment, movement, torch.zeros(numel), None, tokens, 1, self.trained))
+
+
+class SpoilingStore(MemoryStore):
+    """Opens the bytes of a store in memory anew; a site's payloads are cut short on their way while `spoils`."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store.uri.removeprefix("memory://"))
+        self.spoils = False
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        super().put(key, data[:-1] if self.spoils and keys.is_payload(key) else data)
 
 
 class ThreadSite(threading.Thread):

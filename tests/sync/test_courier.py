@@ -10,6 +10,7 @@ from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.slices import root_sha256, slice_digest
 from composer_prime.store import keys
 from composer_prime.sync.canonical import sha256_hex
+from composer_prime.sync.protocol import STAGGER_S
 from composer_prime.sync.records import Commit, Offer
 from composer_prime.sync.replica import Replica, rebuild_master
 from composer_prime.sync.snapshots import Master
@@ -71,6 +72,57 @@ def test_nobody_closes_a_round_that_a_live_site_has_not_offered_to_until_grace(s
     clock[0] += 2.0
     closing(clock, a)
     assert a.courier.versions() == (1, 0) and outcome_of(b) is None
+
+
+def offer_all(clock: list[float], sites: list[HandSite]) -> None:
+    """Each hands a movement over that nobody has offered before."""
+    for index, site in enumerate(sites):
+        site.courier.collect(0)
+        hand_over(site, 1.0 + index / 10 + clock[0])
+
+
+def play_at_once(clock: list[float], sites: list[HandSite]) -> None:
+    """A round that closes now, since every live site offers."""
+    offer_all(clock, sites)
+    for _ in range(3):
+        for site in sites:
+            site.tick()
+    clock[0] += 2.0
+
+
+def seconds_to_close(clock: list[float], sites: list[HandSite]) -> float:
+    """Play a round in which only these sites offer; how long it took until its commit stood."""
+    key, began = keys.commit(0, sites[0].courier.versions()[0]), clock[0]
+    offer_all(clock, sites)
+    while not sites[0].store.list(key) and clock[0] - began < 60.0:
+        clock[0] += 0.25
+        for site in sites:
+            site.tick()
+    for site in sites:
+        site.tick()
+    return clock[0] - began
+
+
+def test_grace_follows_how_long_the_rounds_took_that_a_site_saw_close(store, clock):
+    a, b, c = (HandSite(store, make_terms(rounds=9, grace_s=30.0, liveness_s=1e6), name, clock) for name in "abc")
+    for _ in range(3):
+        play_at_once(clock, [a, b, c])
+    assert a.courier.versions() == (3, 0)
+    assert 2.0 <= seconds_to_close(clock, [a, b]) <= 2.5 + STAGGER_S, "c is live and says nothing"
+    assert [entry.site for entry in commit_of(store, 0, 3).taken] == ["a", "b"]
+
+
+def test_rounds_that_a_site_took_no_part_in_do_not_lengthen_its_grace(store, clock):
+    a, b, c = (HandSite(store, make_terms(rounds=20, grace_s=30.0, liveness_s=1e6), name, clock) for name in "abc")
+    for _ in range(3):
+        play_at_once(clock, [a, b, c])
+    for _ in range(4):
+        seconds_to_close(clock, [b, c])
+        clock[0] += 20.0
+        a.tick()
+    assert {site.courier.versions() for site in (a, b, c)} == {(7, 0)}
+    assert seconds_to_close(clock, [a, b]) <= 2.5 + STAGGER_S
+    assert commit_of(store, 0, 7).committer == "a", "to b a round takes longer by now"
 
 
 def test_a_dead_site_holds_a_round_up_only_until_its_beat_times_out(store, clock):

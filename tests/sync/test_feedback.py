@@ -3,6 +3,7 @@
 import copy
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from composer_prime.sync.journal import FileJournal, Journal
 from composer_prime.sync.records import Commit
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.terms import Terms
-from tests.sync.harness import HandSite, make_net, make_terms
+from tests.sync.harness import HandSite, SpoilingStore, ThreadSite, make_net, make_terms
 
 LOSSY = ["int8", "int4", "e3m0", "topk", "bf16"]
 
@@ -124,6 +125,30 @@ def test_a_killed_site_gets_its_residual_back_from_the_journal(store, tmp_path: 
 
 
 def test_a_residual_changes_only_when_the_commit_took_the_offer(store):
+    terms = make_terms(codec="int4", fragments=1, rounds=4, committer="b", grace_s=60.0)
+    spoiling, joined = SpoilingStore(store), threading.Event()
+    other = ThreadSite(store, terms, "b")
+    other.after_join = lambda: joined.wait(30)
+    other.start()
+    site, residuals, merged = Walker(spoiling, terms), [], []
+    joined.set()
+    for spoils in (False, True, False):
+        spoiling.spoils = spoils
+        for _ in range(terms.inner_steps):
+            site.step()
+        residuals.append(site.outer._stands[0].residual)
+        merged.append(site.outer._stands[0].ledger.merged)
+    while not site.outer.finished:
+        site.step()
+    site.outer.close()
+    other.join(30)
+    assert merged == [40, 40, 120], "taken, missed, taken with what was missed"
+    first, missed, taken = residuals
+    assert first.abs().max() > 0
+    assert torch.equal(missed, first) and not torch.equal(taken, missed)
+
+
+def test_an_offer_made_after_a_missed_one_is_taken_with_a_residual_of_its_own(store):
     clock = [0.0]
     a, b = (HandSite(store, make_terms(codec="int4", grace_s=0.0), name, clock) for name in "ab")
     a.hand_over(0, 1.0)

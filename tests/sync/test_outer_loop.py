@@ -1,12 +1,14 @@
 """Whole sites on threads: the outer loop as a trainer meets it."""
 
+import contextlib
 import json
 import threading
 
 import pytest
 import torch
 
-from composer_prime.errors import CorruptObject, FingerprintMismatch, ProtocolError
+from composer_prime.config import settle_site
+from composer_prime.errors import ConfigError, CorruptObject, FingerprintMismatch, ProtocolError, Superseded
 from composer_prime.outer.fragments import trainable
 from composer_prime.store import keys, open_store
 from composer_prime.sync.canonical import MAX_RECORD_BYTES, PROTOCOL
@@ -15,8 +17,10 @@ from composer_prime.sync.records import Manifest
 from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.start import Founding, create_or_join
+from tests.config.recipes import recipe
 from tests.sync.harness import (
     HandSite,
+    SpoilingStore,
     ThreadSite,
     assert_fates_add_up,
     make_net,
@@ -120,6 +124,35 @@ def test_work_that_met_only_void_rounds_is_not_stale_and_is_merged_in_the_first_
     assert not events(store, "a", "dropped")
     assert [(ledger["merged"], ledger["dropped"]) for ledger in site.summary["tokens"]] == [(site.steps * 10, 0)] * 2
     assert shas(site) == shas(idle)
+
+
+def test_work_is_carried_over_as_many_missed_rounds_as_it_may_and_dropped_after_one_more(store):
+    terms = make_terms(fragments=1, rounds=5, max_stale_rounds=2, committer="b", grace_s=60.0)
+    spoiling = SpoilingStore(store)
+    site, other = ThreadSite(spoiling, terms, "a"), ThreadSite(store, terms, "b", data_seed=1)
+    gate, count, seen = threading.Barrier(2), site.outer.after_inner_step, []
+    for one in (site, other):  # both are members before either trains
+        one.after_join = lambda: gate.wait(30)
+    spoiling.spoils = True
+
+    def after_inner_step(tokens: int, samples: int):
+        report = count(tokens, samples)
+        if report.adopted:
+            ledger, master = site.outer._stands[0].ledger, site.outer._courier.master(0)
+            held = site.outer._params.read(site.outer._fragments[0])
+            seen.append((master.version, ledger.carried, ledger.dropped, torch.equal(held, master.weights)))
+            spoiling.spoils = ledger.dropped == 0
+        return report
+
+    site.outer.after_inner_step = after_inner_step  # type: ignore[method-assign]
+    run_sites(site, other)
+    assert seen[:4] == [(1, 40, 0, False), (2, 80, 0, False), (3, 0, 120, True), (4, 0, 120, True)]
+    (dropped,) = events(store, "a", "dropped")
+    assert (dropped["why"], dropped["fragment"], dropped["version"], dropped["tokens"]) == ("stale", 0, 3, 120)
+    assert [event["tokens"] for event in events(store, "a", "carried")] == [40, 80]
+    assert next(event["tokens"] for event in events(store, "a", "merged")) == 40
+    assert_fates_add_up(site)
+    assert shas(site) == shas(other)
 
 
 def test_a_site_that_joins_a_finished_run_gets_its_masters_and_trains_nothing(store):
@@ -238,6 +271,28 @@ def test_the_older_process_of_a_name_stops_with_a_word_when_a_newer_one_starts(s
     new.join(30)
     assert not old.is_alive() and "started again as incarnation 1" in str(old.error)
     assert new.error is None
+
+
+@pytest.mark.parametrize("same_name", ["refuse", "replace"])
+def test_a_recipe_says_whether_a_second_process_of_a_name_is_refused_or_takes_over(tmp_path, same_name):
+    outer = {"inner_steps": 4, "sync_delay": 0, "liveness_s": 0.5, "store": f"memory://{tmp_path.name}"}
+    asked = recipe(outer=outer, site={"same_name": same_name}, output_dir=str(tmp_path))
+    settings = settle_site(asked, "a", inference_port=1, model_dir=tmp_path / "model", resume=False)
+    first, second = OuterLoop.from_settings(settings), OuterLoop.from_settings(settings)
+    first.join(make_net().named_parameters())
+    try:
+        if same_name == "refuse":
+            with pytest.raises(ConfigError, match=r"site a already runs as incarnation 0: .*site\.same_name"):
+                second.join(make_net().named_parameters())
+            first.after_inner_step(10, 1)
+        else:
+            second.join(make_net().named_parameters())
+            second.close()
+        claims = [key for key in first._store.list(keys.site_prefix("a")) if keys.is_claim(key)]
+        assert claims == [keys.claim("a", number) for number in range(1 if same_name == "refuse" else 2)]
+    finally:
+        with contextlib.suppress(Superseded):
+            first.close()
 
 
 def test_a_newer_process_that_may_not_replace_a_live_one_is_refused_and_the_older_trains_on(store):

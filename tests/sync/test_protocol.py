@@ -16,6 +16,7 @@ from composer_prime.sync.protocol import (
     garbage_limit,
     is_due,
     is_odd_one_out,
+    is_stale,
     num_parts,
     reducer_rank,
     run_is_over,
@@ -151,6 +152,12 @@ def test_grace_is_as_long_as_rounds_take_within_the_runs_limit():
     assert adaptive_grace([1e3] * 3, terms) == 30.0
     assert takeover_s(20.0) == 5.0 and takeover_s(0.1) == GRACE_FLOOR_S
     assert adaptive_grace([100.0] * 9 + [2.0] * 8, terms) == 2.0, "old rounds count for nothing"
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_work_is_stale_once_it_missed_more_rounds_than_it_may(most):
+    terms = make_terms(max_stale_rounds=most)
+    assert [is_stale(missed, terms) for missed in (0, most, most + 1)] == [False, False, True]
 
 
 def test_a_round_is_cut_into_parts_only_when_many_offer_and_the_codec_can_be_cut():

@@ -13,7 +13,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from composer_prime.errors import ComposerPrimeError, ConfigError, FingerprintMismatch, SiteError, Superseded
 from composer_prime.store import open_store
+from composer_prime.sync.run import load_run
 from composer_prime.sync.site_clock import OuterLoop, OuterReport
+from composer_prime.sync.snapshots import load_master
 from tests.sync.harness import make_terms
 from tests.sync.ranked_site import (
     MODELS,
@@ -88,6 +90,16 @@ def test_every_layout_ends_with_the_masters_of_sites_without_ranks(tmp_path, ref
                 assert ledger["merged"] == ledger["trained"] == 12 * 12  # 12 steps of 12 tokens, on however many ranks
             for seen in others:
                 assert seen[model]["state"] == seen[model]["summary"] == {}
+
+
+def test_masters_of_bf16_parameters_are_fp32_and_the_net_holds_their_rounding(references):
+    store, held = open_store("memory://ranks-bf16"), references["bf16"]["net"]
+    run = load_run(store)
+    for fragment, wanted in zip(run.fragments, references["bf16"]["summary"]["masters"], strict=True):
+        weights = load_master(store, run, fragment.index, wanted["version"], wanted["sha256"]).weights
+        rounded = weights.bfloat16()
+        assert weights.dtype == torch.float32 and (weights != rounded.float()).sum() > weights.numel() / 2
+        assert torch.equal(torch.cat([held[name].flatten() for name in fragment.names]), rounded)
 
 
 def test_tied_parameters_go_once_frozen_ones_not_at_all_and_adapters_do(tmp_path):

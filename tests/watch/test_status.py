@@ -158,6 +158,38 @@ def test_two_looks_tell_who_beats_and_one_look_leaves_it_open(store):
     assert "who is alive" in drawn(look(store)) and "who is alive" not in drawn(status)
 
 
+def test_live_contributing_and_quorum_are_three_counts(store):
+    clock, terms = [0.0], make_terms(fragments=1, quorum=1, grace_s=0.0, liveness_s=10.0)
+    a, b, c, _, over = (HandSite(store, terms, name, clock) for name in "abcde")
+    for value, site in ((1.0, a), (2.0, b)):
+        site.hand_over(0, value)
+        site.runtime.run_tasks()
+        site.courier._bring(0)
+    for site in (a, b, a, b):
+        site.tick()
+        clock[0] += 2.0
+
+    def beat(seconds: float) -> None:
+        for site in (a, b, c):
+            site.beat()
+        over.pulse.beat("done", (1,), (1,), 0, 0)
+
+    status = look(store, 3.0, beat)
+    assert len(status.sites) == 5 and status.by_fragment[0].version == 1
+    assert (status.live, status.contributing, status.quorum) == (3, 2, 1)
+    assert "live 3, contributing 2, quorum 1" in drawn(status)
+
+
+def test_how_many_are_live_is_left_open_where_looking_went_not_far_enough(store):
+    a, _ = (HandSite(store, make_terms(liveness_s=10.0), name, [0.0]) for name in "ab")
+    beat: Callable[[float], object] = lambda seconds: a.beat()  # noqa: E731
+    once, short, long = look(store), look(store, 1.0, beat), look(store, 3.0, beat)
+    assert [status.live for status in (once, short, long)] == [None, None, 1]
+    assert "live unknown (one look: --watch-s tells), contributing 0, quorum 1" in drawn(once)
+    assert "live 1 or more (--watch-s 1 is too short to tell), " in drawn(short)
+    assert "live 1, " in drawn(long)
+
+
 def test_a_site_that_came_back_shows_its_newest_process(store):
     for _ in range(3):
         site = HandSite(store, make_terms(), "a", [0.0])
