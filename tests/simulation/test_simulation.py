@@ -1,11 +1,14 @@
 """Whole runs in virtual time: no seed's faults break an invariant, and a seed is always the same run."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
 from composer_prime.store import keys
-from tests.architecture import source_files
+from tests.architecture import REPOSITORY, source_files
 from tests.simulation.coverage import KNOWN, OUT_OF_REACH, Table
 from tests.simulation.plan import EVERYONE, Fault, Plan, draw_plan
 from tests.simulation.runtime import Process, Scheduler, SimRuntime
@@ -14,6 +17,7 @@ from tests.simulation.world import run_plan, run_seed
 
 NUM_SEEDS = 200
 NUM_LONG_SEEDS = 3_000
+SEED_WITH_PARTS_AND_FAULTS = 314
 
 
 def check_seeds(first: int, stop: int) -> int:
@@ -44,6 +48,22 @@ def test_a_seed_is_the_same_run_again(seed: int) -> None:
     first, again = run_seed(seed, record=True), run_seed(seed, record=True)
     assert first.log_sha256 == again.log_sha256
     assert (first.num_events, first.ended_at_s) == (again.num_events, again.ended_at_s)
+
+
+def test_a_seed_is_the_same_run_in_another_process_that_hashes_otherwise() -> None:
+    """No order comes from a set of names: each process draws its own hashes of them."""
+    play = [sys.executable, "-m", "tests.simulation", "--seed", str(SEED_WITH_PARTS_AND_FAULTS)]
+    processes = [
+        subprocess.Popen(
+            play, cwd=REPOSITORY, env=os.environ | {"PYTHONHASHSEED": hashes}, stdout=subprocess.PIPE, text=True
+        )
+        for hashes in ("1", "2")
+    ]
+    first, again = (process.communicate()[0] for process in processes)
+    assert [process.returncode for process in processes] == [0, 0]
+    assert "/merged/" in first
+    assert sum(line.split()[1:3] == ["--", "fault"] for line in first.splitlines()) > 3
+    assert first == again
 
 
 def test_shrinking_keeps_the_fault_that_matters() -> None:
