@@ -11,7 +11,7 @@ from composer_prime.store import keys
 from tests.architecture import REPOSITORY, source_files
 from tests.simulation.coverage import KNOWN, OUT_OF_REACH, Table
 from tests.simulation.plan import EVERYONE, Fault, Plan, draw_plan
-from tests.simulation.runtime import Process, Scheduler, SimRuntime
+from tests.simulation.runtime import Events, Process, Scheduler, SimRuntime
 from tests.simulation.shrink import command, shrink
 from tests.simulation.world import run_plan, run_seed
 
@@ -47,7 +47,7 @@ def test_no_seed_of_many_breaks_an_invariant(first: int) -> None:
 def test_a_seed_is_the_same_run_again(seed: int) -> None:
     first, again = run_seed(seed, record=True), run_seed(seed, record=True)
     assert first.log_sha256 == again.log_sha256
-    assert (first.num_events, first.ended_at_s) == (again.num_events, again.ended_at_s)
+    assert (first.events, first.ended_at_s) == (again.events, again.ended_at_s)
 
 
 def test_a_seed_is_the_same_run_in_another_process_that_hashes_otherwise() -> None:
@@ -64,6 +64,25 @@ def test_a_seed_is_the_same_run_in_another_process_that_hashes_otherwise() -> No
     assert "/merged/" in first
     assert sum(line.split()[1:3] == ["--", "fault"] for line in first.splitlines()) > 3
     assert first == again
+
+
+def test_events_are_counted_for_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, waited = Process.wait, []
+
+    def heard(self: Process, seconds: float | None) -> bool:
+        waited.append(wait(self, seconds))
+        return waited[-1]
+
+    monkeypatch.setattr(Process, "wait", heard)
+    faults = Fault("loss", 0, at_s=5.0, for_s=60.0, amount=0.5), Fault("crash", 1, at_s=5.0, for_s=3.0)
+    result = run_plan(plan_of(4, *faults), record=True)
+    requests = [entry for entry in result.log if entry[1] != "--"]
+    failed = [entry for entry in requests if isinstance(entry[-1], str) and len(entry) == 5]
+    reads = [entry for entry in requests if entry[2] in ("get", "list") and len(entry) == 4]
+    num_writes = len(requests) - len(failed) - len(reads)
+    assert min(len(failed), len(reads), num_writes) > 0
+    assert result.events == Events(len(reads), num_writes, len(failed), 2, waited.count(False))
+    assert result.num_events == len(requests) + 2 + waited.count(False)
 
 
 def test_shrinking_keeps_the_fault_that_matters() -> None:
