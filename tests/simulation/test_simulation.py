@@ -1,14 +1,17 @@
 """Whole runs in virtual time: no seed's faults break an invariant, and a seed is always the same run."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from composer_prime.store import keys
 from tests.architecture import REPOSITORY, source_files
+from tests.simulation.__main__ import main
 from tests.simulation.coverage import KNOWN, OUT_OF_REACH, Table
 from tests.simulation.plan import EVERYONE, Fault, Plan, draw_plan
 from tests.simulation.runtime import Events, Process, Scheduler, SimRuntime
@@ -142,6 +145,24 @@ def test_the_table_shows_branches_that_were_never_met() -> None:
     assert rows["part: an offer excluded"] == [".", "."]
     assert rows.keys() >= KNOWN
     assert OUT_OF_REACH.keys() <= KNOWN
+
+
+def test_the_page_has_every_cell_of_the_printed_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "coverage.md"
+    monkeypatch.setattr(sys, "argv", ["simulation", "--seeds", "3:5", "--coverage", str(path)])
+    assert main() == 0
+    printed, written = capsys.readouterr().out.splitlines(), path.read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in written if line.startswith("| ")]
+    shown = {row[0]: row[1:] for row in rows}
+    assert len(shown) > len(KNOWN)
+    for line in printed[2 : len(shown)]:
+        name = next(name for name in shown if line.startswith(f"{name}  "))
+        assert shown.pop(name) == line.removeprefix(name).split()
+    assert shown.keys() == {"", "seeds with it"}
+    assert all(f"- {branch}: {why}." in written for branch, why in OUT_OF_REACH.items())
+    assert re.search(r"2 seeds, .* sites and \d+ events each: \d+ reads, \d+ writes, ", printed[-1])
 
 
 def test_a_fault_free_run_ends_with_a_close_record() -> None:
