@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from tests.simulation.plan import STRIKES
 
@@ -140,3 +141,33 @@ class Table:
             lines.append(f"{branch:{width}}{cells}{self.branches[branch] or '.':>9}")
         lines += [f"{branch}: {why}" for branch, why in OUT_OF_REACH.items() if branch not in self.branches]
         return "\n".join(lines)
+
+    def markdown(self) -> str:
+        """The same as a table of a page."""
+        kinds = sorted(self.seeds)
+        lines = ["| | " + " | ".join([*kinds, "seeds"]) + " |", "|---|" + "--:|" * (len(kinds) + 1)]
+        lines.append("| seeds with it | " + " | ".join(f"{self.seeds[kind]:,}" for kind in kinds) + " | |")
+        for branch in sorted(KNOWN | self.branches.keys()):
+            numbers = [*(self.cells[kind, branch] for kind in kinds), self.branches[branch]]
+            lines.append(f"| {branch} | " + " | ".join(f"{number:,}" if number else "." for number in numbers) + " |")
+        return "\n".join(lines)
+
+
+HEAD = """# Which decisions the simulation met, under which faults
+Made by `python -m tests.simulation --seeds {seeds} --coverage {path}`; how fast it is and what came of it:
+[benchmarks.md](benchmarks.md#simulation), what the faults are: [operations.md](operations.md#simulation-and-benches).
+
+A row is a decision of a site, or what befell one, a column a kind of fault. A cell says in how many of the seeds that
+have such a fault the decision was met, once or more; a dot says: in none. A seed with several kinds of faults is in
+each of their columns, one without any in `none`; the last column counts every seed once. `racy` is a store that lets
+two writers win.
+"""
+
+
+def page(table: Table, seeds: str, path: Path) -> str:
+    """A page of the documentation, made of nothing but the table."""
+    unmet = [f"- {branch}: {why}." for branch, why in OUT_OF_REACH.items() if branch not in table.branches]
+    lines = [HEAD.format(seeds=seeds, path=path.as_posix()), table.markdown()]
+    if unmet:
+        lines += ["", "What these seeds can hardly meet, and why:", *unmet]
+    return "\n".join(lines) + "\n"

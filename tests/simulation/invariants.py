@@ -219,14 +219,35 @@ class Invariants:
             versions.append(version)
         return versions
 
-    def joined(self, process: SiteProcess, present: list[int]) -> None:
+    def within_reach(self) -> list[int]:
+        """The version of each fragment that a process which reads the log from now on must come to.
+
+        That of the open round, or of the last closed one as long as a part of it is yet to be merged: by others, since
+        a process merges none before it has joined. An earlier round is complete, or nobody could have closed the next.
+        """
+        versions, history = enumerate(self.present()), self._world.bucket.history
+        return [
+            version - any(key not in history for key in self._parts(fragment, version - 1))
+            for fragment, version in versions
+        ]
+
+    def _parts(self, fragment: int, version: int) -> list[str]:
+        """The keys of what a closed round is merged in; none for another round, or one that is gathered."""
+        if (fragment, version) not in self.commits:
+            return []
+        key = keys.commit(fragment, version)
+        num_parts = Commit.from_bytes(self._world.bucket.history[key][-1], key).num_parts
+        return [keys.merged(fragment, version, part) for part in range(num_parts)]
+
+    def joined(self, process: SiteProcess, within_reach: list[int]) -> None:
+        """A process is in, where it had to come to; or before a round whose parts were collected while it slept."""
         outer = process.outer
         process.seen = [None] * self._world.terms.fragments
         self._world.progress.in_order_from_now(process.site.name)
         self._hook_tape(process)
-        for fragment, (there, seen) in enumerate(zip(present, outer._courier.versions(), strict=True)):
-            if seen < there - 1:
-                self.violate(f"{process.site.name} joined at {fragment}/{seen}, the log was at {there}")
+        for fragment, (there, seen) in enumerate(zip(within_reach, outer._courier.versions(), strict=True)):
+            if seen < there and self._world.bucket.collected.isdisjoint(self._parts(fragment, seen)):
+                self.violate(f"{process.site.name} joined at {fragment}/{seen}, the log led to {there}")
         process.books = [Book() for _ in outer._stands]
         saved = process.checkpoint
         for index, (book, stand) in enumerate(zip(process.books, outer._stands, strict=True)):

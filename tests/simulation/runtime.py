@@ -5,14 +5,41 @@ paused (its tasks stand still while time goes on) or killed (its tasks end at th
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass
 from functools import partial
 from heapq import heappop, heappush
+from operator import add
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
 SHORTEST_S = 1e-6
 """Least time that passes in a wait, so that rounding never makes a loop of waits stand still."""
+
+
+@dataclass(frozen=True)
+class Events:
+    """How often what happened in a run. They are apart: the total is their sum.
+
+    num_reads     gets and lists that were answered
+    num_writes    puts, creates and deletes that reached the bucket: first and second tries, and lost races, too
+    num_failed    requests whose process was told that they failed
+    num_faults    of the plan that struck; those that are there from the start are left out
+    num_wakeups   waits that ended because their time was up: inner steps, and looks at what may have changed
+    """
+
+    num_reads: int = 0
+    num_writes: int = 0
+    num_failed: int = 0
+    num_faults: int = 0
+    num_wakeups: int = 0
+
+    def __add__(self, other: "Events") -> "Events":
+        return Events(*map(add, astuple(self), astuple(other)))
+
+    @property
+    def total(self) -> int:
+        return sum(astuple(self))
 
 
 class Fiber:
@@ -76,17 +103,25 @@ def _work(fiber: Fiber | None) -> None:
 class Scheduler:
     """The heap of wake-ups. `run` is called outside of all fibers.
 
-    num_events   timers that fired, requests that took effect, and faults, so far
+    num_events   of any kind, so far: wake-ups are those that are nothing else
+    num_reads, num_writes, num_failed, num_faults   as in `Events`
     """
 
     def __init__(self) -> None:
         self.time = 0.0
         self.num_events = 0
+        self.num_reads = self.num_writes = self.num_failed = self.num_faults = 0
         self.is_stopped = False
         self.current: Any = None
         self._heap: list[tuple[float, int, Fiber | None, int, Any]] = []
         self._number = 0
         self._hub = getcurrent()
+
+    def events(self) -> Events:
+        """What happened so far."""
+        told = self.num_reads + self.num_writes + self.num_failed + self.num_faults
+        wakeups = self.num_events - told
+        return Events(self.num_reads, self.num_writes, self.num_failed, self.num_faults, wakeups)
 
     def call_at(self, at: float, function: Callable[[], Any]) -> None:
         """Call a function, outside of all fibers, at a virtual time."""

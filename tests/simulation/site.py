@@ -204,7 +204,7 @@ class SiteProcess:
             )
             if self.checkpoint is not None:
                 self.outer.load_state_dict(self.checkpoint.state())
-            present = world.invariants.present()
+            within_reach = world.invariants.within_reach()
             try:
                 self.outer.join(named)
             except StoreError:
@@ -219,7 +219,7 @@ class SiteProcess:
             break
         self.watched = True
         self.state = "training"
-        world.invariants.joined(self, present)
+        world.invariants.joined(self, within_reach)
 
     def _load(self) -> None:
         if self.checkpoint is not None:

@@ -211,9 +211,10 @@ class SimStore:
         if link.unreadable and ("/payload/" in key or "/merged/" in key) and self._rng.random() < link.unreadable:
             self._fail(op, key, "payload unreadable")
         scheduler.sleep(self._as_slow_as_now(link.latency_s * (0.5 + self._rng.random())))
-        scheduler.num_events += 1
         if link.num_cuts:
             self._fail(op, key, "cut")
+        scheduler.num_events += 1
+        scheduler.num_reads += 1
         if self._log is not None:
             self._log.append((scheduler.time, process.name, op, key))
 
@@ -234,6 +235,7 @@ class SimStore:
             if link.num_cuts and fate > 0.5:
                 return
             scheduler.num_events += 1
+            scheduler.num_writes += 1
             result.append(effect(scheduler.time))
             if self._log is not None:
                 self._log.append((scheduler.time, process.name, op, key, result[-1]))
@@ -261,6 +263,8 @@ class SimStore:
     def _fail(self, op: str, key: str, how: str) -> None:
         self._link.count(how)
         self._sleep(0.2 + 2 * self._rng.random())
+        self._scheduler.num_events += 1
+        self._scheduler.num_failed += 1
         if self._log is not None:
             self._log.append((self._scheduler.time, self._process.name, op, key, how))
         raise StoreError(f"{op} of {key} in {self.uri} failed: {how}")

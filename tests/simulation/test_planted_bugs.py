@@ -15,6 +15,7 @@ from composer_prime.errors import StoreError
 from composer_prime.outer.aggregate import aggregate
 from composer_prime.outer.merge import blending
 from composer_prime.outer.sparse import dense
+from composer_prime.store import keys
 from composer_prime.sync import courier, garbage, merging, replica, returning, rounds, site_clock
 from composer_prime.sync.courier import Courier
 from composer_prime.sync.merging import Merger
@@ -422,6 +423,22 @@ def test_own_work_taken_for_overtaken_after_a_return(monkeypatch: pytest.MonkeyP
         lambda: monkeypatch.setattr(Courier, "catch_up", Courier.follow),
         _has_crash,
     )
+
+
+def test_a_process_that_joins_one_round_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves the last closed round for later, though all that it takes is there."""
+
+    def hasty(self: Any) -> None:
+        for own in self._replicas:
+            while keys.commit(own.fragment, own.version + 1) in World.playing.bucket.objects:
+                self._advance(own)
+        self._overtaken.clear()
+
+    check(monkeypatch, "the log led to", lambda: monkeypatch.setattr(Courier, "catch_up", hasty), _comes_late)
+
+
+def _comes_late(plan: Plan) -> bool:
+    return "late" in faults_of(plan) and not _has_crash(plan)
 
 
 def test_a_guest_commits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,26 @@
 """Whole runs in virtual time: no seed's faults break an invariant, and a seed is always the same run."""
 
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from composer_prime.store import keys
-from tests.architecture import source_files
+from tests.architecture import REPOSITORY, source_files
+from tests.simulation.__main__ import main
 from tests.simulation.coverage import KNOWN, OUT_OF_REACH, Table
 from tests.simulation.plan import EVERYONE, Fault, Plan, draw_plan
-from tests.simulation.runtime import Process, Scheduler, SimRuntime
+from tests.simulation.runtime import Events, Process, Scheduler, SimRuntime
 from tests.simulation.shrink import command, shrink
 from tests.simulation.world import run_plan, run_seed
 
 NUM_SEEDS = 200
 NUM_LONG_SEEDS = 3_000
+SEED_WITH_PARTS_AND_FAULTS = 314
 
 
 def check_seeds(first: int, stop: int) -> int:
@@ -43,7 +50,42 @@ def test_no_seed_of_many_breaks_an_invariant(first: int) -> None:
 def test_a_seed_is_the_same_run_again(seed: int) -> None:
     first, again = run_seed(seed, record=True), run_seed(seed, record=True)
     assert first.log_sha256 == again.log_sha256
-    assert (first.num_events, first.ended_at_s) == (again.num_events, again.ended_at_s)
+    assert (first.events, first.ended_at_s) == (again.events, again.ended_at_s)
+
+
+def test_a_seed_is_the_same_run_in_another_process_that_hashes_otherwise() -> None:
+    """No order comes from a set of names: each process draws its own hashes of them."""
+    play = [sys.executable, "-m", "tests.simulation", "--seed", str(SEED_WITH_PARTS_AND_FAULTS)]
+    processes = [
+        subprocess.Popen(
+            play, cwd=REPOSITORY, env=os.environ | {"PYTHONHASHSEED": hashes}, stdout=subprocess.PIPE, text=True
+        )
+        for hashes in ("1", "2")
+    ]
+    first, again = (process.communicate()[0] for process in processes)
+    assert [process.returncode for process in processes] == [0, 0]
+    assert "/merged/" in first
+    assert sum(line.split()[1:3] == ["--", "fault"] for line in first.splitlines()) > 3
+    assert first == again
+
+
+def test_events_are_counted_for_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, waited = Process.wait, []
+
+    def heard(self: Process, seconds: float | None) -> bool:
+        waited.append(wait(self, seconds))
+        return waited[-1]
+
+    monkeypatch.setattr(Process, "wait", heard)
+    faults = Fault("loss", 0, at_s=5.0, for_s=60.0, amount=0.5), Fault("crash", 1, at_s=5.0, for_s=3.0)
+    result = run_plan(plan_of(4, *faults), record=True)
+    requests = [entry for entry in result.log if entry[1] != "--"]
+    failed = [entry for entry in requests if isinstance(entry[-1], str) and len(entry) == 5]
+    reads = [entry for entry in requests if entry[2] in ("get", "list") and len(entry) == 4]
+    num_writes = len(requests) - len(failed) - len(reads)
+    assert min(len(failed), len(reads), num_writes) > 0
+    assert result.events == Events(len(reads), num_writes, len(failed), 2, waited.count(False))
+    assert result.num_events == len(requests) + 2 + waited.count(False)
 
 
 def test_shrinking_keeps_the_fault_that_matters() -> None:
@@ -103,6 +145,24 @@ def test_the_table_shows_branches_that_were_never_met() -> None:
     assert rows["part: an offer excluded"] == [".", "."]
     assert rows.keys() >= KNOWN
     assert OUT_OF_REACH.keys() <= KNOWN
+
+
+def test_the_page_has_every_cell_of_the_printed_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "coverage.md"
+    monkeypatch.setattr(sys, "argv", ["simulation", "--seeds", "3:5", "--coverage", str(path)])
+    assert main() == 0
+    printed, written = capsys.readouterr().out.splitlines(), path.read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in written if line.startswith("| ")]
+    shown = {row[0]: row[1:] for row in rows}
+    assert len(shown) > len(KNOWN)
+    for line in printed[2 : len(shown)]:
+        name = next(name for name in shown if line.startswith(f"{name}  "))
+        assert shown.pop(name) == line.removeprefix(name).split()
+    assert shown.keys() == {"", "seeds with it"}
+    assert all(f"- {branch}: {why}." in written for branch, why in OUT_OF_REACH.items())
+    assert re.search(r"2 seeds, .* sites and \d+ events each: \d+ reads, \d+ writes, ", printed[-1])
 
 
 def test_a_fault_free_run_ends_with_a_close_record() -> None:

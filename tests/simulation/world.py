@@ -20,7 +20,7 @@ from tests.simulation.hooks import listening
 from tests.simulation.invariants import Invariants
 from tests.simulation.plan import EVERYONE, Fault, Plan, draw_plan
 from tests.simulation.progress import Progress
-from tests.simulation.runtime import Process, Scheduler
+from tests.simulation.runtime import Events, Process, Scheduler
 from tests.simulation.site import Checkpoint, Site, SiteProcess
 from tests.simulation.store import Bucket, Desk, Link
 
@@ -36,11 +36,16 @@ class Result:
     """What one run was like."""
 
     plan: Plan
-    num_events: int
+    events: Events
     ended_at_s: float
     violations: tuple[str, ...]
     branches: dict[str, int]
     log: tuple[tuple[Any, ...], ...] = ()
+
+    @property
+    def num_events(self) -> int:
+        """Of all kinds."""
+        return self.events.total
 
     @property
     def log_sha256(self) -> str:
@@ -114,7 +119,6 @@ class World:
 
         def run() -> None:
             self._pending -= 1
-            self.scheduler.num_events += 1
             self.progress.look()
             act()
             self.progress.look()
@@ -153,14 +157,19 @@ class World:
         process = site.process
         if process is not None and process.is_running and not process.process.is_paused and not site.is_gone:
             self._note("fault", fault.kind, site.name, fault.for_s, fault.amount)
-            self.coverage.branch(f"fault: {fault.kind}")
+            self._struck(fault.kind)
             act(fault, site)
 
     def _strike_all(self, fault: Fault, act: Any) -> None:
         if any(site.process is not None and site.process.is_running for site in self.sites.values()):
             self._note("fault", fault.kind, "all", fault.for_s)
-            self.coverage.branch(f"fault: {fault.kind}")
+            self._struck(fault.kind)
             act(fault)
+
+    def _struck(self, kind: str) -> None:
+        self.scheduler.num_events += 1
+        self.scheduler.num_faults += 1
+        self.coverage.branch(f"fault: {kind}")
 
     def _outage(self, fault: Fault) -> None:
         """The store answers nobody."""
@@ -293,7 +302,8 @@ class World:
         ended = self.invariants.num_finished and keys.close() in self.bucket.objects
         if not more or not ended or self.invariants.violations:
             return False
-        self.coverage.branch("fault: reopen")
+        self._note("fault", "reopen", "all", 0.0)
+        self._struck("reopen")
         rounds = self.terms.final_version + more
         desk = Desk(self.bucket, self._processes[-1].process)
         Owner(desk, OWNER if self.guests else None).reopen(rounds)
@@ -333,7 +343,7 @@ class World:
                     site.process.process.kill()
         return Result(
             self.plan,
-            self.scheduler.num_events,
+            self.scheduler.events(),
             self.scheduler.time,
             tuple(self.invariants.violations),
             dict(self.coverage.branches),
