@@ -10,7 +10,6 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from composer_prime.errors import StoreError
 from composer_prime.redaction import Redactor, secret_values
 from composer_prime.store import keys
 from composer_prime.store.base import Store
@@ -28,6 +27,8 @@ class Tape:
         self._incarnation = incarnation
         self._redactor = Redactor(secret_values(environment))
         self._lines: list[str] = []
+        self._unsure = b""
+        """Bytes of an object that may have been written, or not."""
         self._lock = threading.Lock()
         self._number = len(store.list(keys.tape_prefix(site)))
 
@@ -41,17 +42,19 @@ class Tape:
             self._lines.append(line)
 
     def flush(self) -> None:
-        """Write what is buffered as a new object. A number that another incarnation took is skipped."""
-        with self._lock:
-            lines, self._lines = self._lines, []
-        if not lines:
-            return
-        data = ("\n".join(lines) + "\n").encode()
-        try:
-            while not self._store.create(keys.tape(self._site, self._number), data):
+        """Write what is buffered as a new object. A number that another incarnation took is skipped.
+
+        What a failed flush may have written is written again first, byte for byte, so that no event stands twice.
+        """
+        while self._take():
+            while not self._store.create(keys.tape(self._site, self._number), self._unsure):
                 self._number += 1
-        except StoreError:
-            with self._lock:
-                self._lines = lines + self._lines
-            raise
-        self._number += 1
+            self._number, self._unsure = self._number + 1, b""
+
+    def _take(self) -> bool:
+        """Whether there is something to write, in `_unsure` then."""
+        with self._lock:
+            if not self._unsure and self._lines:
+                self._unsure = ("\n".join(self._lines) + "\n").encode()
+                self._lines = []
+        return bool(self._unsure)

@@ -2,6 +2,9 @@
 
 import json
 
+import pytest
+
+from composer_prime.errors import StoreError
 from composer_prime.redaction import HIDDEN, SECRET_NAMES_VARIABLE
 from composer_prime.store import keys
 from composer_prime.store.memory import MemoryStore
@@ -50,3 +53,38 @@ def test_a_tape_of_a_process_takes_its_own_environment(request, monkeypatch) -> 
     tape.write("dropped", why=KEY)
     tape.flush()
     assert [event["why"] for event in written(MemoryStore(request.node.name))] == [HIDDEN]
+
+
+def test_events_whose_answer_was_lost_stand_once_and_later_ones_in_the_next_object(request, monkeypatch) -> None:
+    store = MemoryStore(request.node.name)
+    tape, create = Tape(store, "a", 0), store.create
+
+    def answer_lost(key: str, data: bytes) -> bool:
+        create(key, data)
+        raise StoreError("no answer")
+
+    tape.write("offer", tokens=1)
+    monkeypatch.setattr(store, "create", answer_lost)
+    with pytest.raises(StoreError):
+        tape.flush()
+    tape.write("merged", tokens=2)
+    with pytest.raises(StoreError):
+        tape.flush()
+    monkeypatch.setattr(store, "create", create)
+    tape.flush()
+    assert [event["tokens"] for event in written(store)] == [1, 2] and len(store.list(keys.tape_prefix("a"))) == 2
+
+
+def test_events_that_were_not_written_come_under_the_next_number_that_is_free(request, monkeypatch) -> None:
+    store = MemoryStore(request.node.name)
+    tape = Tape(store, "a", 0)
+    other = Tape(store, "a", 1)
+    tape.write("offer", tokens=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "create", lambda key, data: (_ for _ in ()).throw(StoreError("not sent")))
+        with pytest.raises(StoreError):
+            tape.flush()
+    other.write("join", tokens=0)
+    other.flush()
+    tape.flush()
+    assert [event["tokens"] for event in written(store)] == [0, 1]
