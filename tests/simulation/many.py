@@ -17,6 +17,13 @@ CHUNK = 10
 """Seeds that a process is given at once; after so many it looks for cycles, which on every allocation takes a tenth."""
 
 
+def _leave_modules_alone() -> None:
+    """What importing made is there to stay: looking for cycles in it would take as long as three seeds, each time."""
+    gc.disable()
+    gc.collect()
+    gc.freeze()
+
+
 class _Played(NamedTuple):
     seed: int
     num_sites: int
@@ -37,7 +44,7 @@ def _play(seed: int) -> _Played:
 def play_many(first: int, stop: int, jobs: int, coverage: Path | None = None) -> int:
     """Play seeds, print what came of it, write the table as a page where one is asked for; returns how many failed."""
     table, started, events, num_sites, failed = Table(), time.monotonic(), Events(), 0, []
-    with multiprocessing.get_context("spawn").Pool(jobs, initializer=gc.disable) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, initializer=_leave_modules_alone) as pool:
         for played in pool.imap_unordered(_play, range(first, stop), CHUNK):
             events, num_sites = events + played.events, num_sites + played.num_sites
             table.add(played.faults, played.branches)
