@@ -100,6 +100,7 @@ class Archive:
                 versions=tuple(master.version for master in masters),
                 masters=tuple(master.sha256 for master in masters),
                 voids=tuple(replica.history.voids for replica in self._replicas),
+                floors=tuple(replica.history.floor for replica in self._replicas),
                 closed_by=self._site,
             )
             if self._store.create(keys.close(record.number), self._roster.sign(record).to_bytes()):

@@ -6,7 +6,7 @@ processes that write the same record write the same bytes.
 
 import hashlib
 import json
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -30,7 +30,10 @@ def canonical(value: Any) -> bytes:
 
 
 class Record(BaseModel):
-    """Base of every record: frozen, strict about unknown fields; there is one sequence of bytes for each."""
+    """Base of every record: frozen, strict about unknown fields, canonical as bytes."""
+
+    one_form: ClassVar[bool] = False
+    """Whether it is read in its canonical bytes only: records by which sites judge each other are."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -49,13 +52,15 @@ class Record(BaseModel):
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "record"
             raise CorruptObject(f"{key} is no {cls.__name__}: {where}: {first['msg']}") from error
-        if record.to_bytes() != data:  # else what a reader makes of it would be its JSON parser's matter
+        if cls.one_form and record.to_bytes() != data:  # else a JSON parser's leniency would decide what it says
             raise CorruptObject(f"{key} holds a {cls.__name__} in other bytes than its canonical ones: it is not read")
         return record
 
 
 class Signed(Record):
     """A record that carries its writer's signature when the run admits keys."""
+
+    one_form = True
 
     signature: str | None = None
     """ed25519 over `message`, base64; None in a run without keys."""

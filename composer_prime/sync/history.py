@@ -71,12 +71,12 @@ class History:
             lambda number: find_record(store, Commit, keys.commit(fragment, number)), [*versions, version]
         )
         newest = commits.pop()
-        if newest is not None and roster.author_fault(newest) is not None:
+        if newest is not None and (not newest.is_at(fragment, version) or roster.author_fault(newest) is not None):
             newest = None
-        if newest is not None:
-            voids = newest.voids
-        else:
-            voids = _voids_at_close(store, roster, fragment, version, closing) if version > 0 else ()
+        voids = () if newest is None else newest.voids
+        close = _close_at(store, roster, fragment, version, closing) if newest is None or closing else None
+        if close is not None:
+            voids, history.floor = close.voids[fragment], close.floors[fragment]
         for number, commit in zip(versions, commits, strict=True):
             if commit is None and number not in voids:
                 raise CorruptObject(f"{store.uri} has no sound commit of round {number} of fragment {fragment}")
@@ -103,12 +103,12 @@ class History:
         return tuple(past.version for past in self.rounds if past.void)
 
 
-def _voids_at_close(store: Store, roster: Roster, fragment: int, version: int, closing: int) -> tuple[int, ...]:
-    """Which rounds behind `version` were void, by a close record of a run that ended there; none where it didn't."""
-    for number in range(closing, -1, -1):
+def _close_at(store: Store, roster: Roster, fragment: int, version: int, closing: int) -> Close | None:
+    """The close record of a run that ended before round `version`, which no commit need follow; None where none is."""
+    for number in range(closing, -1, -1) if version > 0 else ():
         close = find_record(store, Close, keys.close(number))
-        if close is None or close.versions[fragment : fragment + 1] != (version,) or len(close.voids) <= fragment:
+        if close is None or not len(close.versions) == len(close.voids) == len(close.floors) > fragment:
             continue
-        if close_fault(roster, close) is None:
-            return close.voids[fragment]
-    return ()
+        if close.versions[fragment] == version and close_fault(roster, close) is None:
+            return close
+    return None

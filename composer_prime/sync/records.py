@@ -30,6 +30,8 @@ class ParameterShape(Record):
 class Manifest(Record):
     """What a run is: created once, before anything else but the first masters."""
 
+    one_form = True
+
     protocol: int
     run: str
     fingerprint: str
@@ -72,6 +74,10 @@ class Offer(Signed):
     nbytes: int = Field(ge=0)
     norms: tuple[float, ...] = ()
     """L2 norm of each slice as it decodes."""
+
+    def is_at(self, site: str, fragment: int, version: int) -> bool:
+        """Whether it is the record of that key: a signed one may have been copied from elsewhere."""
+        return (self.site, self.fragment, self.version) == (site, fragment, version)
 
     @property
     def norm(self) -> float:
@@ -149,6 +155,10 @@ class Commit(Signed):
     committer: str
     incarnation: int
 
+    def is_at(self, fragment: int, version: int) -> bool:
+        """Whether it is the record of that key."""
+        return (self.fragment, self.version) == (fragment, version)
+
 
 class Part(Signed):
     """Create-once: one part of a sliced round as merged by its reducer. Without a payload it is a zero part."""
@@ -199,6 +209,8 @@ class Close(Signed):
     masters: tuple[Sha256, ...]
     voids: tuple[tuple[int, ...], ...]
     """Of each fragment, which of the last `max_stale_rounds` commits were void: a later commit would say so."""
+    floors: tuple[Annotated[int, Field(ge=0)], ...]
+    """Of each fragment, the newest admission record that a commit of it has honoured."""
     closed_by: str
 
 

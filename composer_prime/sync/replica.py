@@ -70,6 +70,7 @@ class Replica:
         self._site = site
         self.fragment = fragment
         self.coding = run.codings[fragment]
+        self.history = History.empty(run.terms)
         self.merger = Merger(store, runtime, roster, self.coding, run.terms, site)
         self.closing: Closing | None = None
         """The open round's commit, once it is there, until its merge is complete."""
@@ -93,6 +94,7 @@ class Replica:
         previous = self._run.sha256
         if master.version > 0:
             previous = sha256_hex(read_bytes(self._store, keys.commit(self.fragment, master.version - 1)))
+        history.floor = max(history.floor, self.history.floor)
         self.master, self.history, self.previous = master, history, previous
 
     @property
@@ -314,7 +316,8 @@ class Replica:
             record.base_sha
             for key, record in zip(names, records, strict=True)
             if record is not None and record.base_sha is not None and keys.offer_site(key) != self._site
-            if self._roster.fault(record, keys.offer_site(key)) is None
+            if record.is_at(keys.offer_site(key), self.fragment, self.version)
+            if self._roster.fault(record, record.site) is None
         ]
 
     def _waits_in_vain(self, closing: Closing) -> bool:

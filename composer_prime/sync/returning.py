@@ -97,7 +97,7 @@ def own_past(
         (version, offer)
         for version, offer in zip(versions, offers, strict=True)
         if offer is not None and offer.payload is not None and roster.fault(offer, site) is None
-        if (offer.site, offer.fragment, offer.version) == (site, fragment, version)
+        if offer.is_at(site, fragment, version)
     ]
     if not own:
         return OwnPast(None, False, False, tuple(merged))

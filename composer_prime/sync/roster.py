@@ -5,6 +5,7 @@ keys, whenever they read it.
 """
 
 import logging
+import threading
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ class Roster:
         self._run_sha = run_sha
         self._owner = manifest.owner
         self._key = key
+        self._lock = threading.Lock()
         self._lists = [Admission(number=1, keys=manifest.keys, committer=manifest.terms.committer)]
         self._authorities = [_authority_of(self._lists[0])]
         self._shas: list[str | None] = [None]
@@ -39,9 +41,9 @@ class Roster:
 
     def check_admitted(self, site: str) -> None:
         """Raise ConfigError, saying what to do, unless this process may sign as `site`; SiteRevoked where it might."""
+        self.refresh()
         if not self.signed:
             return
-        self.refresh()
         admitted = self._lists[-1].keys.get(site)
         if self._key is None:
             raise ConfigError(f"this run admits keys, and site {site} has none: set site.key_file to its key file")
@@ -59,12 +61,17 @@ class Roster:
         return len(self._lists) - 1
 
     def refresh(self) -> int:
-        """Read admission records that are new, and return the number of the last one; 0: the manifest's own list."""
-        while (found := self._read(len(self._lists))) is not None:
+        """Read admission records that are new, and return the number of the last one; 0: the manifest's own list.
+
+        From any thread.
+        """
+        while (found := self._read(number := len(self._lists))) is not None:
             admission, sha = found
-            self._lists.append(admission)
-            self._authorities.append(_authority_of(admission))
-            self._shas.append(sha)
+            with self._lock:  # several threads may have read that one at once
+                if number == len(self._lists):
+                    self._authorities.append(_authority_of(admission))
+                    self._shas.append(sha)
+                    self._lists.append(admission)
         return self.newest
 
     @property
@@ -92,7 +99,8 @@ class Roster:
     def author_fault(self, commit: Commit) -> str | None:
         """Why no site made this commit that may commit under the admission record it names; None when one did.
 
-        The same at any time: it names the record by its bytes, so that none which comes later makes it sound.
+        In a run with an owner the same at any time: a commit names the record by its bytes, which only the owner makes,
+        so that none which comes later makes it sound.
         """
         number = commit.admissions
         if number >= len(self._lists) and number > self.refresh():

@@ -155,8 +155,8 @@ class RoundCloser:
         for key, found in zip(new, self._runtime.map(self._read_offer, new), strict=True):
             site = keys.offer_site(key)
             fault = found if isinstance(found, str) else self._fault(found, site, replica)
-            if isinstance(found, Offer) and found.base_sha is not None and self._roster.fault(found, site) is None:
-                current.bases[site] = found.base_sha
+            if isinstance(found, Offer) and (base := self._base_of(found, site, replica)) is not None:
+                current.bases[site] = base
             if isinstance(found, str) or fault is not None:
                 current.refuse(site, fault or "unreadable")
                 logger.warning("offer_refused fragment=%d site=%s why=%s", replica.fragment, site, fault)
@@ -185,6 +185,11 @@ class RoundCloser:
             return read_record(self._store, Offer, key)
         except (CorruptObject, KeyMissing) as error:
             return str(error)
+
+    def _base_of(self, offer: Offer, site: str, replica: Replica) -> str | None:
+        """The master that an offer vouches for; None where it names none, or isn't its site's for this round."""
+        is_own = offer.is_at(site, *_place(replica)) and self._roster.fault(offer, site) is None
+        return offer.base_sha if is_own else None
 
     def _fault(self, offer: Offer, site: str, replica: Replica) -> str | None:
         fault = self._roster.fault(offer, site)

@@ -4,7 +4,6 @@ A snapshot is believed only when something create-once names its hash: the manif
 round that starts from it, or a close record for the last one (rule 1).
 """
 
-import itertools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -118,9 +117,11 @@ def vouched_sha(store: Store, run: Run, roster: Roster, fragment: int, version: 
     """The hash of master(fragment, version) that something create-once names; None when nothing does yet."""
     if version == 0:
         return run.manifest.masters[fragment]
+    if version > run.terms.final_version:
+        return None
     stands = _commit_at(store, fragment, version)
-    if stands is not None:
-        return _vouched_by_log(store, roster, stands)
+    if stands is not None and (sha := _vouched_by_log(store, roster, stands, run.terms.final_version)) is not None:
+        return sha
     for number in range(run.closing, -1, -1):
         close = find_record(store, Close, keys.close(number))
         if close is None or not len(close.versions) == len(close.masters) == len(run.fragments):
@@ -146,27 +147,27 @@ def _commit_at(store: Store, fragment: int, version: int) -> _Stands | None:
         commit = Commit.from_bytes(data, key)
     except (KeyMissing, CorruptObject):
         return None
-    return _Stands(commit, sha256_hex(data)) if (commit.fragment, commit.version) == (fragment, version) else None
+    return _Stands(commit, sha256_hex(data)) if commit.is_at(fragment, version) else None
 
 
-def _vouched_by_log(store: Store, roster: Roster, first: _Stands) -> str | None:
+def _vouched_by_log(store: Store, roster: Roster, first: _Stands, final_version: int) -> str | None:
     """The base that a commit names, if a site that is admitted now made it, or a commit that follows from it by hashes:
     who is revoked and can still write may have put commits far ahead."""
     found, fragment, version = first, first.commit.fragment, first.commit.version
     if roster.author_fault(first.commit) is not None:
         return None
-    for at in itertools.count(version + 1):
+    for at in range(version + 1, final_version + 1):
         following = _commit_at(store, fragment, at)
         if following is not None and roster.author_fault(following.commit) is not None:
             following = None
         if following is not None and version in following.commit.voids:
             return None
         if roster.fault(found.commit, found.commit.committer) is None:
-            break
+            return first.commit.base_sha
         if following is None or following.commit.previous != found.sha256:
             return None
         found = following
-    return first.commit.base_sha
+    return None
 
 
 def vouched_snapshots(

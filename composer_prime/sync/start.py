@@ -15,6 +15,7 @@ from composer_prime.outer.fragments import Fragment, model_fingerprint, plan_fra
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import PROTOCOL, sha256_hex
+from composer_prime.sync.lifetime import read_manifest
 from composer_prime.sync.parameters import Parameters
 from composer_prime.sync.reading import read_bytes
 from composer_prime.sync.records import Manifest, ParameterShape
@@ -127,7 +128,9 @@ def check_same_run(store: Store, run_sha: str) -> None:
     A checkpoint's movement counts from masters of its own run; in one made anew from its weights it would count twice.
     """
     try:
-        held = sha256_hex(read_bytes(store, keys.manifest()))
+        data = read_bytes(store, keys.manifest())
+        read_manifest(data)  # of a run of another protocol say so, first of all
+        held = sha256_hex(data)
     except KeyMissing:
         held = None
     if held == run_sha:

@@ -46,15 +46,18 @@ class Tape:
 
         What a failed flush may have written is written again first, byte for byte, so that no event stands twice.
         """
-        while self._take():
-            while not self._store.create(keys.tape(self._site, self._number), self._unsure):
-                self._number += 1
-            self._number, self._unsure = self._number + 1, b""
+        while data := self._next():
+            number = self._number
+            while not self._store.create(keys.tape(self._site, number), data):
+                number += 1
+            with self._lock:
+                if self._unsure is data:  # else another thread, which waits no more for this one, has written it too
+                    self._number, self._unsure = number + 1, b""
 
-    def _take(self) -> bool:
-        """Whether there is something to write, in `_unsure` then."""
+    def _next(self) -> bytes:
+        """What is to be written next; empty when nothing is."""
         with self._lock:
             if not self._unsure and self._lines:
                 self._unsure = ("\n".join(self._lines) + "\n").encode()
                 self._lines = []
-        return bool(self._unsure)
+            return self._unsure

@@ -73,7 +73,7 @@ def offer_fault(
     base_sha        the hash of the master on which the round stands; None when it isn't known here
     taken           what earlier commits took: a payload is taken at most once
     """
-    if (offer.site, offer.fragment, offer.version) != (site, facts.index, version):
+    if not offer.is_at(site, facts.index, version):
         return f"record says {offer.site} {offer.fragment}/{offer.version}, its key {site} {facts.index}/{version}"
     if None not in (offer.base_sha, base_sha) and offer.base_sha != base_sha:
         return f"stands on master {str(offer.base_sha)[:16]}, the round on {str(base_sha)[:16]}"
@@ -163,7 +163,7 @@ def write_commit(
     voids: tuple[int, ...],
     terms: Terms,
     admissions: int,
-    admission_sha: str | None = None,
+    admission_sha: str | None,
     committer: str,
     incarnation: int,
 ) -> Commit:
@@ -203,7 +203,7 @@ def commit_fault(
 
     Signatures, and whether the base hash is ours, are judged by the caller.
     """
-    if (commit.fragment, commit.version) != (facts.index, version):
+    if not commit.is_at(facts.index, version):
         return f"record says {commit.fragment}/{commit.version}, its key {facts.index}/{version}"
     if commit.previous != previous:
         return f"names {commit.previous[:16]} as the commit before, that one is {previous[:16]}"

@@ -146,7 +146,7 @@ class Verifier:
                 if number < self.run.closing:
                     raise CorruptObject(f"{key} is gone, though {keys.reopening(number + 1)} stands") from None
                 continue
-            lengths = {len(close.versions), len(close.masters), len(close.voids)}
+            lengths = {len(close.versions), len(close.masters), len(close.voids), len(close.floors)}
             if lengths != {len(self.run.fragments)} or close.number != number:
                 raise CorruptObject(f"{key} of {close.closed_by} isn't a record of closing {number} of this run")
             if (fault := close_fault(self._roster, close)) is not None:
@@ -206,6 +206,9 @@ class Verifier:
                 raise _fault(fragment, master.version, keys.close(number), what, close.closed_by)
             if close.versions[fragment] == master.version and close.voids[fragment] != replica.history.voids:
                 what = f"says that rounds {close.voids[fragment]} were void, those were {replica.history.voids}"
+                raise _fault(fragment, master.version, keys.close(number), what, close.closed_by)
+            if close.versions[fragment] == master.version and close.floors[fragment] != replica.history.floor:
+                what = f"says that admission {close.floors[fragment]} was honoured, that was {replica.history.floor}"
                 raise _fault(fragment, master.version, keys.close(number), what, close.closed_by)
         return len(stored)
 

@@ -177,11 +177,11 @@ class World:
             self._cut(fault, site)
 
     def _restart(self, fault: Fault) -> None:
-        """Every process is killed; those that were their site's newest start again, from their checkpoints."""
-        killed = [site for site in self.sites.values() if site.process is not None and site.process.is_running]
-        for process in self._processes:
-            if process.is_running:
-                process.kill()
+        """Every process is killed; each site that had one, be it the older of two, starts again from its checkpoint."""
+        running = [process for process in self._processes if process.is_running]
+        killed = [site for site in self.sites.values() if any(process.site is site for process in running)]
+        for process in running:
+            process.kill()
 
         def back() -> None:
             for site in killed:

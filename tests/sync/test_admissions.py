@@ -1,8 +1,11 @@
 """Rule 14 over time: who was revoked and can still write to the bucket brings nothing of its own into a master."""
 
+import threading
+
 import pytest
 import torch
 
+from composer_prime.errors import CorruptObject
 from composer_prime.outer.masters import pack_master
 from composer_prime.store import Store, keys
 from composer_prime.sync.canonical import sha256_hex
@@ -146,7 +149,9 @@ def test_a_snapshot_that_only_a_revoked_site_vouches_for_is_passed_over(store, c
     if by == "a commit":
         put_commit(store, void_commit(b, 30, base_sha=poisoned.sha256))
     else:
-        close = Close(number=0, versions=(30, 30), masters=(poisoned.sha256,) * 2, voids=((), ()), closed_by="b")
+        close = Close(
+            number=0, versions=(30, 30), masters=(poisoned.sha256,) * 2, voids=((), ()), floors=(0, 0), closed_by="b"
+        )
         signed = close.model_copy(update={"signature": SITES["b"].sign(close.message(b.run.sha256))})
         store.create(keys.close(), signed.to_bytes())
     newest = newest_master(store, a.run, a.roster, 0)
@@ -171,3 +176,45 @@ def test_a_snapshot_that_a_revoked_site_vouched_for_counts_as_far_as_members_wen
     assert vouched_sha(store, a.run, a.roster, 0, 1) is None
     play(clock, a)
     assert str(vouched_sha(store, a.run, a.roster, 0, 1)).startswith(keys.parse_master(first)[2])
+
+
+def test_a_record_of_the_owner_is_counted_once_by_however_many_threads_read_it_at_once(store, clock, site):
+    a = site("a")
+    Owner(store, OWNER).admit("c", SITES["c"].public)
+    gate = threading.Barrier(8)
+    read = a.roster._read
+
+    def read_together(number: int):
+        found = read(number)
+        if number == 1:
+            gate.wait(10)
+        return found
+
+    a.roster._read = read_together
+    threads = [threading.Thread(target=a.roster.refresh) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert a.roster.newest == 1 and a.roster.honoured[0] == 1
+    a.roster._read = read
+    Owner(store, OWNER).revoke("c")
+    assert a.roster.refresh() == 2 and "c" not in a.roster.admitted()
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_window_goes_by_no_commit_that_was_copied_there_from_another_round(store, clock, site, ended):
+    a = site("a")
+    store.create(keys.commit(0, 0), b"garbage")
+    a.courier.follow()
+    play(clock, a)
+    store.create(keys.commit(0, 2), store.get(keys.commit(0, 1)).replace(b'"voids":[0]', b'"voids":[]'))
+    close = Close(number=0, versions=(2, 2), masters=("0" * 64,) * 2, voids=((0,), ()), floors=(3, 0), closed_by="a")
+    if ended:
+        signed = close.model_copy(update={"signature": SITES["a"].sign(close.message(a.run.sha256))})
+        store.create(keys.close(), signed.to_bytes())
+        window = History.read(store, a.runtime, TERMS, a.roster, 0, 2, closing=1)
+        assert (window.voids, window.floor) == ((0,), 3)
+    else:
+        with pytest.raises(CorruptObject, match="has no sound commit of round 0"):
+            History.read(store, a.runtime, TERMS, a.roster, 0, 2)

@@ -66,7 +66,9 @@ def test_a_part_that_no_site_writes_is_a_part_of_zeros_for_everybody(store, kind
 
 def test_a_close_record_that_names_fewer_masters_than_fragments_vouches_for_nothing(store, clock):
     site = HandSite(store, make_terms(), "a", clock)
-    store.create(keys.close(), Close(number=0, versions=(2,), masters=(), voids=(), closed_by="a").to_bytes())
+    store.create(
+        keys.close(), Close(number=0, versions=(2,), masters=(), voids=(), floors=(), closed_by="a").to_bytes()
+    )
     assert vouched_sha(store, site.run, site.roster, 0, 2) is None
 
 
@@ -89,16 +91,19 @@ def test_a_copy_of_a_sites_own_offer_in_a_later_round_is_none_of_its_offers(stor
     assert past.newest is None and not past.open
 
 
-def test_offers_that_nobody_signed_make_no_site_doubt_its_own_master(store, clock):
-    """A commit that is void, and made-up sites on another master: the site would stop as the odd one out."""
+@pytest.mark.parametrize("signed", [False, True])
+def test_offers_that_are_not_of_that_round_make_no_site_doubt_its_own_master(store, clock, signed):
+    """A commit that is void, and offers on another master, made up or copied: it would stop as the odd one out."""
     a = HandSite(store, make_terms(), "a", clock, key=KEYS["a"], founding=FOUNDING)
     a.hand_over(0, 1.0)
     a.runtime.run_tasks()
     a.courier._bring(0)
     offer = read_record(store, Offer, keys.offer(0, 0, "a"))
-    for name in ("x", "y", "z"):
-        made_up = offer.model_copy(update={"site": name, "base_sha": "f" * 64})
-        store.create(keys.offer(0, 0, name), made_up.to_bytes())
+    for name in ("b",) if signed else ("x", "y", "z"):
+        other = offer.model_copy(update={"site": name, "base_sha": "f" * 64, "version": 7 if signed else 0})
+        if signed:
+            other = other.model_copy(update={"signature": KEYS["b"].sign(other.message(a.run.sha256))})
+        store.create(keys.offer(0, 0, name), other.to_bytes())
     unsigned = Commit(
         fragment=0,
         version=0,

@@ -219,6 +219,7 @@ def forge_commit(site: HandSite, version: int, **changes) -> None:
         voids=replica.history.voids,
         terms=site.run.terms,
         admissions=0,
+        admission_sha=None,
         committer="b",
         incarnation=0,
     )

@@ -1,6 +1,8 @@
 """A site's tape in the bucket: events in order, and no secret of the process that wrote them."""
 
+import contextlib
 import json
+import threading
 
 import pytest
 
@@ -88,3 +90,25 @@ def test_events_that_were_not_written_come_under_the_next_number_that_is_free(re
     other.flush()
     tape.flush()
     assert [event["tokens"] for event in written(store)] == [0, 1]
+
+
+def test_two_threads_that_flush_at_once_write_every_event_once_and_no_empty_object(request, monkeypatch) -> None:
+    store = MemoryStore(request.node.name)
+    tape, create, inside = Tape(store, "a", 0), store.create, threading.Barrier(2)
+
+    def together(key: str, data: bytes) -> bool:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            inside.wait(2)
+        return create(key, data)
+
+    monkeypatch.setattr(store, "create", together)
+    tape.write("offer", tokens=1)
+    threads = [threading.Thread(target=tape.flush) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    monkeypatch.setattr(store, "create", create)
+    tape.write("merged", tokens=2)
+    tape.flush()
+    assert [event["tokens"] for event in written(store)] == [1, 2] and len(store.list(keys.tape_prefix("a"))) == 2

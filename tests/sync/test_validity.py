@@ -131,6 +131,7 @@ def commit(take=("a", "b"), terms=TERMS, **changes):
         voids=(1,),
         terms=terms,
         admissions=0,
+        admission_sha=None,
         committer="a",
         incarnation=0,
     )
@@ -228,6 +229,7 @@ def test_a_commit_that_takes_a_copy_or_a_taken_payload_is_refused():
         voids=(1,),
         terms=TERMS,
         admissions=0,
+        admission_sha=None,
         committer="a",
         incarnation=0,
     )

@@ -228,7 +228,7 @@ def test_the_run_s_end_is_told(run: OwnedRun) -> None:
 
 def test_who_comes_after_the_run_s_end_is_told_so_before_any_check(run: OwnedRun) -> None:
     invitation, said, site = run.invite(), [], FakeSite(ends_with=0)
-    close = Close(number=0, versions=(), masters=(), voids=(), closed_by="a")
+    close = Close(number=0, versions=(), masters=(), voids=(), floors=(), closed_by="a")
     run.store.create(keys.close(), run.site.roster.sign(close.model_copy(update={"closed_by": "b"})).to_bytes())
     assert join(invitation, wishes(run), said.append, site) == 0
     assert len(site.recipes) == 1, "another site's word that a closed it counts for nothing"
