@@ -1,6 +1,5 @@
 """A site's tape in the bucket: events in order, and no secret of the process that wrote them."""
 
-import contextlib
 import json
 import threading
 
@@ -92,23 +91,30 @@ def test_events_that_were_not_written_come_under_the_next_number_that_is_free(re
     assert [event["tokens"] for event in written(store)] == [0, 1]
 
 
-def test_two_threads_that_flush_at_once_write_every_event_once_and_no_empty_object(request, monkeypatch) -> None:
+def test_a_flush_that_ends_long_after_another_one_takes_no_event_from_it(request, monkeypatch) -> None:
+    """As a courier's does for which nobody waits any more."""
     store = MemoryStore(request.node.name)
-    tape, create, inside = Tape(store, "a", 0), store.create, threading.Barrier(2)
+    tape, create = Tape(store, "a", 0), store.create
+    is_in, may_end = threading.Event(), threading.Event()
+    late = threading.Thread(target=tape.flush)
 
-    def together(key: str, data: bytes) -> bool:
-        with contextlib.suppress(threading.BrokenBarrierError):
-            inside.wait(2)
+    def slow(key: str, data: bytes) -> bool:
+        if threading.current_thread() is late:
+            is_in.set()
+            may_end.wait(20)
+        elif b"merged" in data and not may_end.is_set():
+            may_end.set()
+            late.join(20)
+            raise StoreError("not sent")
         return create(key, data)
 
-    monkeypatch.setattr(store, "create", together)
+    monkeypatch.setattr(store, "create", slow)
     tape.write("offer", tokens=1)
-    threads = [threading.Thread(target=tape.flush) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    monkeypatch.setattr(store, "create", create)
+    late.start()
+    assert is_in.wait(20)
+    tape.flush()
     tape.write("merged", tokens=2)
+    with pytest.raises(StoreError):
+        tape.flush()
     tape.flush()
     assert [event["tokens"] for event in written(store)] == [1, 2] and len(store.list(keys.tape_prefix("a"))) == 2
