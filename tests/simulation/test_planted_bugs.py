@@ -332,11 +332,13 @@ def test_work_grows_old_in_void_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
             settled = replace(settled, outcome="missed")
         return carry(self, stand, new_base, master, settled)
 
-    plan = draw_plan(738)  # one of few in which work misses a round and then meets a void one
-    with monkeypatch.context() as planted:
-        planted.setattr(OuterLoop, "_carry", aging)
-        assert "tokens after 1 rounds missed" in run_plan(plan).violations[0]
-    assert run_plan(plan).violations == ()
+    def fits(plan: Plan) -> bool:
+        return plan.terms.max_stale_rounds == 1 and "both" in faults_of(plan)
+
+    def plant() -> None:
+        monkeypatch.setattr(OuterLoop, "_carry", aging)
+
+    check(monkeypatch, "tokens after 1 rounds missed", plant, fits)
 
 
 @pytest.mark.parametrize("rule", ["trimmed", "median"])
