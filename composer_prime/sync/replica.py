@@ -322,9 +322,10 @@ class Replica:
 
     def _waits_in_vain(self, closing: Closing) -> bool:
         """Whether parts are missing since they were collected. Who may merge them finds that out by trying; the others
-        must ask."""
+        must ask, and replicas that only follow (`site` is empty then)."""
         authority, now = self._roster.authority(closing.commit.admissions), self._runtime.now()
-        if authority.allows(self._site) or now - closing.asked_at < takeover_s(self._terms.grace_s):
+        merges = self._site != "" and authority.allows(self._site)
+        if merges or now - closing.asked_at < takeover_s(self._terms.grace_s):
             return False
         closing.asked_at = now
         return self._is_collected()

@@ -12,6 +12,8 @@ from composer_prime.store import keys, open_store
 from composer_prime.store.metered import MeteredStore
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Commit, Offer, Part
+from composer_prime.sync.replica import StrictReplica
+from composer_prime.sync.snapshots import load_master, store_master
 from composer_prime.sync.terms import Terms
 from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
 
@@ -283,3 +285,27 @@ def test_an_offer_whose_norms_have_no_finite_sum_is_refused_and_stops_nobody(sto
     assert commit.num_parts and [entry.site for entry in commit.refused] == ["s02"]
     assert "no finite sum" in commit.refused[0].why
     assert len(crowd.masters()) == 1 and crowd.sites[0].courier.versions() == (1,)
+
+
+def test_who_only_follows_goes_on_from_a_snapshot_when_the_parts_it_waits_for_were_collected(store):
+    """As the follower does that makes a coarse master whole: it merges no part, and so it can't find out by trying."""
+    crowd, _ = parts_of_a_round(store)
+    first = crowd.sites[0].run.manifest.masters[0]
+    start = load_master(store, crowd.sites[0].run, 0, 0, first)
+    for _ in range(4):
+        for site in crowd.sites:
+            site.courier.tick()
+        crowd.clock[0] += 1.0
+    for site in crowd.sites:
+        site.courier.collect(0)
+    crowd.num_rounds = 1
+    crowd.round()
+    store_master(store, crowd.sites[0].courier.master(0))
+    crowd.round()
+    for key in store.list("rounds/0000/00000000/merged/"):
+        store.delete(key)
+    site = crowd.sites[0]
+    follower = StrictReplica(store, site.run, 0, runtime=site.runtime, roster=site.roster, site="", start=start)
+    assert follower.advance() == []
+    crowd.clock[0] += site.run.terms.grace_s + 1.0
+    assert [closed.version for closed in follower.advance()] == [0, 1] and follower.version == 2
