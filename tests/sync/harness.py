@@ -17,6 +17,7 @@ from composer_prime.sync.entering import SiteIdentity, enter
 from composer_prime.sync.errands import Capture
 from composer_prime.sync.journal import Journal
 from composer_prime.sync.parameters import LocalParameters
+from composer_prime.sync.records import Commit
 from composer_prime.sync.runtime import Condition, Task
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.site_clock import OuterLoop
@@ -109,6 +110,20 @@ class HandRuntime:
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+def empty_commit(**fields: Any) -> Commit:
+    """A commit of the first round that takes nothing, unsigned, but for `fields`; at least base_sha and previous."""
+    plain = {
+        "fragment": 0,
+        "version": 0,
+        "taken": (),
+        "refused": (),
+        "num_parts": 0,
+        "committer": "a",
+        "incarnation": 0,
+    }
+    return Commit(**(plain | fields))
 
 
 class HandSite:

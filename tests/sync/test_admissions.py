@@ -16,7 +16,7 @@ from composer_prime.sync.records import Admission, Close, Commit
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.snapshots import Master, newest_master, store_master, vouched_sha
 from composer_prime.sync.start import Founding
-from tests.sync.harness import HandSite, make_terms
+from tests.sync.harness import HandSite, empty_commit, make_terms
 
 OWNER = SigningKey.from_bytes(bytes(32))
 SITES = {name: SigningKey.from_bytes(name.encode() * 32) for name in "abc"}
@@ -52,18 +52,8 @@ def play(clock: list[float], *sites: HandSite, rounds: int = 1) -> None:
 def void_commit(author: HandSite, version: int, **fields) -> Commit:
     """A commit that takes nothing and follows from what `author` knows, signed by it."""
     replica = author.replicas[0]
-    record = Commit(
-        fragment=0,
-        version=version,
-        base_sha=replica.master.sha256,
-        taken=(),
-        refused=(),
-        previous=replica.previous,
-        voids=replica.history.voids,
-        num_parts=0,
-        committer=author.name,
-        incarnation=0,
-    ).model_copy(update=fields)
+    known = {"base_sha": replica.master.sha256, "previous": replica.previous, "voids": replica.history.voids}
+    record = empty_commit(**({"version": version, "committer": author.name} | known | fields))
     return record.model_copy(update={"signature": SITES[author.name].sign(record.message(author.run.sha256))})
 
 

@@ -14,7 +14,7 @@ from composer_prime.sync.returning import own_past
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.snapshots import vouched_sha
 from composer_prime.sync.start import Founding
-from tests.sync.harness import HandSite, make_terms
+from tests.sync.harness import HandSite, empty_commit, make_terms
 from tests.sync.test_many_sites import Crowd, terms_of
 
 KEYS = {name: SigningKey.from_bytes(name.encode() * 32) for name in "ab"}
@@ -104,17 +104,7 @@ def test_offers_that_are_not_of_that_round_make_no_site_doubt_its_own_master(sto
         if signed:
             other = other.model_copy(update={"signature": KEYS["b"].sign(other.message(a.run.sha256))})
         store.create(keys.offer(0, 0, name), other.to_bytes())
-    unsigned = Commit(
-        fragment=0,
-        version=0,
-        base_sha="f" * 64,
-        taken=(),
-        refused=(),
-        previous=a.run.sha256,
-        num_parts=0,
-        committer="a",
-        incarnation=0,
-    )
+    unsigned = empty_commit(base_sha="f" * 64, previous=a.run.sha256)
     store.create(keys.commit(0, 0), unsigned.to_bytes())
     a.courier.follow()
     assert a.replicas[0].version == 1 and a.replicas[0].history.voids == (0,)
@@ -133,17 +123,7 @@ def test_offers_that_are_not_of_that_round_make_no_site_doubt_its_own_master(sto
     ],
 )
 def test_a_record_has_one_form_and_in_any_other_it_is_not_read(other):
-    record = Commit(
-        fragment=0,
-        version=3,
-        base_sha="0" * 64,
-        taken=(),
-        refused=(),
-        previous="1" * 64,
-        num_parts=0,
-        committer="a",
-        incarnation=0,
-    )
+    record = empty_commit(version=3, base_sha="0" * 64, previous="1" * 64)
     text = record.to_bytes().decode()
     assert Commit.from_bytes(text.encode(), "commit") == record and other(text) != text
     with pytest.raises(CorruptObject, match=r"^commit "):

@@ -11,7 +11,7 @@ from composer_prime.sync.records import Beat, Claim, Commit, Manifest, Offer, Pa
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
-from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
+from tests.sync.harness import HandSite, ThreadSite, empty_commit, make_terms, run_sites
 
 
 @pytest.fixture
@@ -90,17 +90,7 @@ def test_a_commit_of_an_outsider_is_a_void_round(store, clock, signing, founding
     a.hand_over(0, 1.0)
     a.runtime.run_tasks()
     a.courier._bring(0)
-    forged = Commit(
-        fragment=0,
-        version=0,
-        base_sha=before,
-        taken=(),
-        refused=(),
-        previous=a.run.sha256,
-        num_parts=0,
-        committer="a",
-        incarnation=0,
-    )
+    forged = empty_commit(base_sha=before, previous=a.run.sha256)
     store.create(keys.commit(0, 0), forged.to_bytes())
     a.courier.follow()
     assert a.courier.master(0).version == 1 and a.replicas[0].history.voids == (0,)
