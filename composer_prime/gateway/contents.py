@@ -11,6 +11,7 @@ from composer_prime.errors import CorruptObject
 from composer_prime.gateway.policy import RunFacts
 from composer_prime.outer.slices import root_sha256, slice_digest
 from composer_prime.store.keys import Place
+from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.records import Beat, Claim, Offer
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.validity import offer_fault
@@ -72,7 +73,9 @@ def beat_fault(
 
 
 def tape_fault(key: str, place: Place, data: bytes) -> str | None:
-    """Why this is no piece of that site's tape; None when it is: JSON lines that name the site."""
+    """Why this is no piece of that site's tape; None when it is: JSON lines that name the site, under their hash."""
+    if not (sha := sha256_hex(data)).startswith(place.sha):
+        return f"{key} holds bytes whose hash is {sha[: len(place.sha)]}"
     try:
         events = [json.loads(line) for line in data.decode().splitlines()]
         sites = {event["site"] for event in events}

@@ -337,9 +337,9 @@ def tape_prefix(site: str) -> str:
     return f"tape/{check_site_name(site)}/"
 
 
-def tape(site: str, number: int) -> str:
-    """The `number`-th piece of a site's tape of metrics and events (JSON lines)."""
-    return f"{tape_prefix(site)}{fixed_number('tape number', number, TAPE_DIGITS)}.jsonl"
+def tape(site: str, number: int, sha: str) -> str:
+    """The `number`-th piece of a site's tape of metrics and events (JSON lines), addressed by its sha256 (hex)."""
+    return f"{tape_prefix(site)}{fixed_number('tape number', number, TAPE_DIGITS)}-{short_sha(sha)}.jsonl"
 
 
 # --- any key ---------------------------------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ _PLACES = {
         "snapshot": rf"snapshots/[a-z0-9]+/(?P<number>\d{{{ROUND_DIGITS}}})-{_SHA16}/[^/]+",
         "claim": rf"{_INCARNATION}/claim\.json",
         "beat": rf"{_INCARNATION}/beat",
-        "tape": rf"tape/{_NAME}/(?P<number>\d{{{TAPE_DIGITS}}})\.jsonl",
+        "tape": rf"tape/{_NAME}/(?P<number>\d{{{TAPE_DIGITS}}})-{_SHA16}\.jsonl",
     }.items()
 }
 

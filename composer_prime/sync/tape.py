@@ -13,6 +13,7 @@ from typing import Any
 from composer_prime.redaction import Redactor, secret_values
 from composer_prime.store import keys
 from composer_prime.store.base import Store
+from composer_prime.sync.canonical import sha256_hex
 
 
 class Tape:
@@ -42,17 +43,15 @@ class Tape:
             self._lines.append(line)
 
     def flush(self) -> None:
-        """Write what is buffered as a new object. A number that another incarnation took is skipped.
+        """Write what is buffered as a new object. Another process of the name may write one of the same number.
 
         What a failed flush may have written is written again first, byte for byte, so that no event stands twice.
         """
         while data := self._next():
-            number = self._number
-            while not self._store.create(keys.tape(self._site, number), data):
-                number += 1
+            self._store.create(keys.tape(self._site, self._number, sha256_hex(data)), data)
             with self._lock:
                 if self._unsure is data:  # else another thread, which waits no more for this one, has written it too
-                    self._number, self._unsure = number + 1, b""
+                    self._number, self._unsure = self._number + 1, b""
 
     def _next(self) -> bytes:
         """What is to be written next; empty when nothing is."""

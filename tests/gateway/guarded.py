@@ -25,7 +25,7 @@ from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.store.gateway import GatewayStore
 from composer_prime.store.gateway_client import Place
-from composer_prime.sync.canonical import Signed
+from composer_prime.sync.canonical import Signed, sha256_hex
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Beat, Claim, Offer
 from composer_prime.sync.signatures import SigningKey
@@ -186,6 +186,11 @@ def beat_of(name: str, incarnation: int = 0, counter: int = 1, **changes: Any) -
 
 def tape_of(name: str) -> bytes:
     return json.dumps({"event": "join", "site": name, "incarnation": 0}).encode() + b"\n"
+
+
+def tape_key(site: str, data: bytes) -> str:
+    """Where the first piece of a site's tape stands that holds `data`."""
+    return keys.tape(site, 0, sha256_hex(data))
 
 
 def refusal(act: Any) -> str:

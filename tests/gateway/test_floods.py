@@ -25,6 +25,7 @@ from composer_prime.gateway.serving import gateway_app
 from composer_prime.store import gateway_wire as wire
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
+from composer_prime.sync.canonical import sha256_hex
 from tests.gateway.guarded import (
     FAST,
     KEYS,
@@ -38,6 +39,7 @@ from tests.gateway.guarded import (
     make_run,
     offer_of,
     signed,
+    tape_key,
 )
 
 CLAIM = f"objects/{keys.claim('alice', 0)}?operation=create"
@@ -147,9 +149,9 @@ def test_who_still_waits_when_the_gateway_ends_is_told_to_come_again_and_it_is_i
 
 @pytest.mark.parametrize("deep", [b"[" * 200_000, b'{"a":' * 50_000, b"[" * 900 + b"]" * 900])
 def test_deep_json_is_refused_like_any_other_that_is_wrong(gateway: Guarded, deep: bytes) -> None:
-    tape = gateway.ask("alice", "PUT", f"objects/{keys.tape('alice', 0)}?operation=create", deep)
+    tape = gateway.ask("alice", "PUT", f"objects/{tape_key('alice', deep)}?operation=create", deep)
     assert tape.status_code == 403 and "is no tape" in tape.text
-    order = gateway.ask("alice", "POST", f"tickets/{keys.tape('alice', 0)}", deep[:1000])
+    order = gateway.ask("alice", "POST", f"tickets/{tape_key('alice', deep)}", deep[:1000])
     assert order.status_code == 400
     assert [line["status"] for line in gateway.lines()] == [403, 400]
 
@@ -231,7 +233,7 @@ def _seen_of(gateway: Guarded) -> Callable[[], Any]:
 def test_long_listings_count_as_several_requests(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(store)
     for number in range(2500):
-        store.put(keys.tape("bob", number), b"{}\n")
+        store.put(keys.tape("bob", number, sha256_hex(b"{}\n")), b"{}\n")
     with guarding(store, rates=Rates(site=Rate(0.001, 5), gateway=FAST.gateway)) as gateway:
         codes = [gateway.ask("alice", "GET", f"keys?prefix={keys.tape_prefix('bob')}").status_code for _ in range(3)]
     assert codes == [200, 200, 429], "each costs three of five"

@@ -23,6 +23,7 @@ from tests.gateway.guarded import (
     make_run,
     offer_of,
     signed,
+    tape_key,
     tape_of,
 )
 from tests.sync.harness import HandSite
@@ -76,7 +77,7 @@ def test_who_did_not_come_in_time_writes_nothing_else_either(store: Store) -> No
         writes = {
             offer.payload: ("put", bytes(work.data)),
             keys.beat("alice", 0): ("put", signed(gateway.served, "alice", beat_of("alice"))),
-            keys.tape("alice", 0): ("create", tape_of("alice")),
+            tape_key("alice", tape_of("alice")): ("create", tape_of("alice")),
         }
         with closing(gateway.store("alice")) as alice:
             for key, (operation, data) in writes.items():

@@ -20,6 +20,7 @@ from tests.gateway.guarded import (
     offer_of,
     refusal,
     signed,
+    tape_key,
     tape_of,
 )
 from tests.gateway.test_policy import OTHERS, OWN, SHA
@@ -65,7 +66,7 @@ def test_a_member_makes_its_offer_and_is_seen_to_live(scene: Scene) -> None:
     assert offer.payload is not None
     scene.alice.put(offer.payload, payload.data)
     assert scene.alice.create(keys.offer(0, 0, "alice"), scene.sign(offer))
-    assert scene.alice.create(keys.tape("alice", 0), tape_of("alice"))
+    assert scene.alice.create(tape_key("alice", tape_of("alice")), tape_of("alice"))
     assert scene.bucket.get(offer.payload) == bytes(payload.data)
     assert scene.alice.get(keys.manifest()) == scene.bucket.get(keys.manifest())
     assert scene.alice.list("") == scene.bucket.list("")
@@ -161,7 +162,7 @@ def test_a_beat_that_isn_t_hers_or_comes_too_late_is_refused(scene: Scene) -> No
     "data", [b"", b"text", b"[]\n", b'"site"\n', tape_of("bob"), tape_of("alice") + tape_of("bob"), b"\xff"]
 )
 def test_a_tape_that_isn_t_hers_is_refused(scene: Scene, data: bytes) -> None:
-    assert "(403)" in refusal(lambda: scene.alice.create(keys.tape("alice", 0), data))
+    assert "(403)" in refusal(lambda: scene.alice.create(tape_key("alice", data), data))
     assert scene.bucket.list(keys.tape_prefix("alice")) == []
 
 

@@ -15,7 +15,7 @@ OWN: dict[str, tuple[Callable[[str], str], set[str]]] = {
     "payload": (lambda site: keys.payload(1, 2, site, SHA), {"create", "put"}),
     "claim": (lambda site: keys.claim(site, 3), {"create"}),
     "beat": (lambda site: keys.beat(site, 3), {"put"}),
-    "tape": (lambda site: keys.tape(site, 4), {"create"}),
+    "tape": (lambda site: keys.tape(site, 4, SHA), {"create"}),
 }
 """Kinds that hold a site's name, and how a member writes its own."""
 OTHERS = {

@@ -20,7 +20,7 @@ OWN: list[tuple[Callable[[str], str], bool]] = [
     (lambda site: keys.payload(1, 2, site, SHA), False),
     (lambda site: keys.claim(site, 3), True),
     (lambda site: keys.beat(site, 3), False),
-    (lambda site: keys.tape(site, 4), True),
+    (lambda site: keys.tape(site, 4, SHA), True),
 ]
 """Every key that holds a site's name, and whether it is create-once."""
 
@@ -161,7 +161,14 @@ def test_a_site_deletes_nothing_but_its_probes_unless_it_collects_garbage() -> N
     doomed = [keys.offer(1, 2, "b"), keys.payload(1, 2, "b", SHA), keys.merged(1, 2, 0), keys.master(1, 2, SHA)]
     assert not any(allowed(delete(key), site) for key in doomed)
     assert all(allowed(delete(key), [*site, *collector]) for key in doomed)
-    kept = [keys.manifest(), keys.commit(1, 2), keys.claim("a", 0), keys.beat("a", 0), keys.tape("a", 0), keys.close()]
+    kept = [
+        keys.manifest(),
+        keys.commit(1, 2),
+        keys.claim("a", 0),
+        keys.beat("a", 0),
+        keys.tape("a", 0, SHA),
+        keys.close(),
+    ]
     assert not any(allowed(delete(key), [*site, *collector]) for key in kept)
 
 

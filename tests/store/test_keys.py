@@ -27,7 +27,7 @@ def test_keys_are_spelled_as_the_protocol_says() -> None:
     assert keys.master(3, 12, SHA) == "masters/0003/00000012-0123456789abcdef"
     assert keys.claim("a", 7) == "sites/a/000007/claim.json"
     assert keys.beat("a", 7) == "sites/a/000007/beat"
-    assert keys.tape("a", 7) == "tape/a/00000007.jsonl"
+    assert keys.tape("a", 7, SHA) == "tape/a/00000007-0123456789abcdef.jsonl"
     assert (keys.probe("xyz"), keys.probe("xyz", "a-b")) == ("probe/xyz", "probe/a-b/xyz")
     assert launch_keys.invitation("alice", 2) == "invitations/alice/0002.json"
     assert keys.export_step("bfloat16", 3, 12) == "exports/bfloat16/0003/00000012.json"
@@ -62,7 +62,7 @@ def test_every_key_is_legal_in_every_store_and_below_its_prefix(
         keys.masters_prefix(fragment): [keys.master(fragment, version, SHA)],
         keys.sites_prefix(): [keys.claim(site, incarnation), keys.beat(site, incarnation)],
         keys.site_prefix(site): [keys.claim(site, incarnation), keys.beat(site, incarnation)],
-        keys.tape_prefix(site): [keys.tape(site, version)],
+        keys.tape_prefix(site): [keys.tape(site, version, SHA)],
         keys.exports_prefix("float32"): [
             keys.export_step("float32", fragment, version),
             keys.export_delta("float32", fragment, version, SHA),
@@ -76,7 +76,7 @@ def test_every_key_is_legal_in_every_store_and_below_its_prefix(
 def test_names_sort_as_numbers(one: int, other: int) -> None:
     assert (keys.commit(0, one) < keys.commit(0, other)) == (one < other)
     assert (keys.master(0, one, SHA) < keys.master(0, other, SHA)) == (one < other)
-    assert (keys.tape("a", one) < keys.tape("a", other)) == (one < other)
+    assert (keys.tape("a", one, SHA) < keys.tape("a", other, SHA)) == (one < other)
 
 
 def test_each_kind_is_told_from_the_others() -> None:
@@ -86,7 +86,13 @@ def test_each_kind_is_told_from_the_others() -> None:
         keys.is_claim: keys.claim("a", 0),
         keys.is_beat: keys.beat("a", 0),
     }
-    others = [keys.manifest(), keys.commit(0, 0), keys.payload(0, 0, "a", SHA), keys.tape("a", 0), "sites/a/1/beat"]
+    others = [
+        keys.manifest(),
+        keys.commit(0, 0),
+        keys.payload(0, 0, "a", SHA),
+        keys.tape("a", 0, SHA),
+        "sites/a/1/beat",
+    ]
     for is_kind, own in kinds.items():
         assert [key for key in [*kinds.values(), *others] if is_kind(key)] == [own]
 
@@ -113,7 +119,7 @@ def test_bad_site_name_is_refused_wherever_a_site_is_spelled(site: str) -> None:
         lambda: keys.payload(0, 0, site, SHA),
         lambda: keys.claim(site, 0),
         lambda: keys.beat(site, 0),
-        lambda: keys.tape(site, 0),
+        lambda: keys.tape(site, 0, SHA),
     ]
     for act in spell:
         with pytest.raises(ConfigError, match=r"site\.name"):
@@ -154,7 +160,7 @@ def test_any_key_says_what_it_is(fragment: int, version: int, site: str, incarna
     )
     assert keys.place(keys.claim(site, incarnation)) == place("claim", site, 0, incarnation)
     assert keys.place(keys.beat(site, incarnation)) == place("beat", site, 0, incarnation)
-    assert keys.place(keys.tape(site, version)) == place("tape", site, 0, version)
+    assert keys.place(keys.tape(site, version, SHA)) == place("tape", site, 0, version, SHA[:16])
 
 
 def test_the_run_s_own_records_say_what_they_are() -> None:
@@ -169,7 +175,15 @@ def test_the_run_s_own_records_say_what_they_are() -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["", "a", "manifest.json/x", "xmanifest.json", "rounds/0/0/offers/a.json", torchft_keys.run(), "tape/a/1.jsonl"],
+    [
+        "",
+        "a",
+        "manifest.json/x",
+        "xmanifest.json",
+        "rounds/0/0/offers/a.json",
+        torchft_keys.run(),
+        "tape/a/00000001.jsonl",
+    ],
 )
 def test_what_no_run_of_sites_holds_is_no_place(key: str) -> None:
     assert keys.place(key) is None

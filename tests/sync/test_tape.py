@@ -76,19 +76,18 @@ def test_events_whose_answer_was_lost_stand_once_and_later_ones_in_the_next_obje
     assert [event["tokens"] for event in written(store)] == [1, 2] and len(store.list(keys.tape_prefix("a"))) == 2
 
 
-def test_events_that_were_not_written_come_under_the_next_number_that_is_free(request, monkeypatch) -> None:
+@pytest.mark.parametrize("lets_two_win", [False, True])
+def test_two_processes_of_one_name_never_write_over_each_other(request, monkeypatch, lets_two_win) -> None:
     store = MemoryStore(request.node.name)
-    tape = Tape(store, "a", 0)
-    other = Tape(store, "a", 1)
-    tape.write("offer", tokens=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(store, "create", lambda key, data: (_ for _ in ()).throw(StoreError("not sent")))
-        with pytest.raises(StoreError):
+    if lets_two_win:
+        monkeypatch.setattr(store, "create", lambda key, data: store.put(key, data) or True)
+    tapes = [Tape(store, "a", incarnation) for incarnation in range(2)]
+    for number in range(2):
+        for tape in tapes:
+            tape.write("offer", tokens=number)
             tape.flush()
-    other.write("join", tokens=0)
-    other.flush()
-    tape.flush()
-    assert [event["tokens"] for event in written(store)] == [0, 1]
+    assert [event["tokens"] for event in written(store)] == [0, 0, 1, 1]
+    assert sorted(event["incarnation"] for event in written(store)) == [0, 0, 1, 1]
 
 
 def test_a_flush_that_ends_long_after_another_one_takes_no_event_from_it(request, monkeypatch) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.store import keys, open_store
+from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.records import Beat
 from composer_prime.volunteers.contribution import contribution, lines
 from composer_prime.watch.status import look
@@ -57,8 +58,8 @@ def test_wrong_numbers_on_a_tape_change_nothing_and_stop_nobody(request: pytest.
     store = open_store(f"memory://{request.node.name}")
     run_sites(ThreadSite(store, make_terms(), "a"))
     before = contribution(store, "a"), look(store)
-    pieces = len(store.list(keys.tape_prefix("a")))
-    store.put(keys.tape("a", pieces), b"\n".join(WRONG_LINES))
+    pieces, wrong = len(store.list(keys.tape_prefix("a"))), b"\n".join(WRONG_LINES)
+    store.put(keys.tape("a", pieces, sha256_hex(wrong)), wrong)
     assert contribution(store, "a") == before[0]
     now = look(store)
     assert (now.sites, now.fragments, now.bytes) == (before[1].sites, before[1].fragments, before[1].bytes)
