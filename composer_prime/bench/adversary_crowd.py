@@ -1,7 +1,7 @@
 """Ten sites in one process and one virtual clock, seven honest and three hostile, for thousands of judged offers.
 
 The couriers, records, signatures and checks are those of real sites; what is left out is training: an honest site
-moves a small vector towards a common goal, with noise of its own.
+moves a small vector towards a common goal, which moves on, with noise of its own.
 """
 
 import contextlib
@@ -35,6 +35,8 @@ MOST_PASSES = 400
 """Passes in which a round must close; more mean that it hangs."""
 NOISE = 1.0
 PULL = 0.3
+DRIFT = 0.3
+"""How far the goal moves on in a round: what sites have in common as long as they train, in units of their noise."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,8 @@ class _HonestSite:
         entered = enter(store, self._run, SiteIdentity(name, key), runtime=clock, journal=None)
         self._courier, self._pulse = entered.courier, entered.pulse
         self._random = torch.Generator().manual_seed(hash((plan.seed, ord(name))))
-        self._goal = torch.randn(plan.numel, generator=torch.Generator().manual_seed(plan.seed)) * 10
+        common = torch.Generator().manual_seed(plan.seed)
+        self._goal, self._drift = (torch.randn(plan.numel, generator=common) * far for far in (10, DRIFT))
         self._trained = 0
         self.beat()
 
@@ -194,7 +197,7 @@ class _HonestSite:
         master, _ = self._courier.collect(0)
         noise = torch.randn(master.weights.numel(), generator=self._random) * NOISE
         self._trained += 10
-        movement = PULL * (master.weights - self._goal) + noise
+        movement = PULL * (master.weights - self._goal - version * self._drift) + noise
         self._courier.submit(Capture(0, movement, torch.zeros_like(movement), None, 10, 1, self._trained))
 
     def act(self) -> None:

@@ -105,7 +105,9 @@ def _scaled(scene: Scene) -> Hostile:
     return _coded("scale x1000", "", scene, scene.movement * SCALE)
 
 
-def _flipped(scene: Scene) -> Hostile:
+def _flipped(scene: Scene) -> Hostile | None:
+    if not scene.past:
+        return None  # the run has gone nowhere yet: noise the other way is noise
     return _coded("sign flip", "", scene, -scene.movement)
 
 

@@ -127,8 +127,9 @@ class HostileSite:
                 self._play(fragment, version)
 
     def _is_read_again(self, deed: Deed) -> bool:
-        """Whether the committer of that round may have looked at its offers a second time already."""
-        following = min(deed.version + 1, self._run.terms.final_version - 1)
+        """Whether the committer of that round may have looked at its offers for the last time already."""
+        terms = self._run.terms
+        following = min(deed.version + terms.max_stale_rounds, terms.final_version - 1)
         return find_record(self._store, Commit, keys.commit(deed.fragment, following)) is not None
 
     def _play(self, fragment: int, version: int) -> None:

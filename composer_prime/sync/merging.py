@@ -114,11 +114,10 @@ class Merger:
         except CorruptObject as error:
             raise StoreError(f"{error}; a commit took it, so the round can't be skipped: reading it again") from error
         parts = [(entry.multiplier, vector) for entry, vector in zip(entries, vectors, strict=True)]
-        merged = aggregate(self._terms.aggregate, parts, trim=self._terms.trim)
         if self.witness is not None:
             sites = (entry.site for entry in entries)
-            self.witness.gathered(closing.commit, dict(zip(sites, vectors, strict=True)), merged)
-        return merged
+            self.witness.gathered(closing.commit, dict(zip(sites, vectors, strict=True)))
+        return aggregate(self._terms.aggregate, parts, trim=self._terms.trim)
 
     def _from_parts(self, closing: Closing) -> Tensor | None:
         missing = closing.missing_parts()
@@ -202,7 +201,7 @@ class Merger:
         entries = [entry for entry in commit.taken if entry.site not in excluded]
         read = self._runtime.map(lambda entry: self._read_slices(entry.offer, index, commit), entries)
         vectors = {entry.site: got for entry, got in zip(entries, read, strict=True) if not isinstance(got, str)}
-        data = self._mean(commit, vectors, excluded)[1] if len(vectors) == len(entries) else b""
+        data = self._mean(commit, vectors, excluded) if len(vectors) == len(entries) else b""
         if sha256_hex(data) != part.sha256:
             raise fault
         logger.warning("part_restored payload=%s fault=%s", part.payload, fault)
@@ -234,31 +233,26 @@ class Merger:
         for entry in excluded:
             logger.warning("offer_excluded site=%s part=%d why=%s", entry.site, index, entry.why)
         vectors = {entry.site: got for entry, got in zip(commit.taken, read, strict=True) if not isinstance(got, str)}
-        part, merged = self._zero_part(closing, index, excluded), torch.zeros(0)
+        part = self._zero_part(closing, index, excluded)
         if vectors:
-            part, merged = self._merge(closing, index, vectors, excluded)
+            part = self._merge(part, commit, vectors)
         key = keys.merged(commit.fragment, commit.version, index)
         if self._store.create(key, self._roster.sign(part).to_bytes()) and self.witness is not None:
-            self.witness.reduced(part, vectors, merged)
+            self.witness.reduced(part, vectors)
 
-    def _merge(
-        self, closing: Closing, index: int, vectors: Mapping[str, Tensor], excluded: Sequence[Refused]
-    ) -> tuple[Part, Tensor]:
-        """The part's record, and the values before they were coded."""
-        commit = closing.commit
-        merged, data = self._mean(commit, vectors, [entry.site for entry in excluded])
+    def _merge(self, part: Part, commit: Commit, vectors: Mapping[str, Tensor]) -> Part:
+        """The part's record with what these movements make."""
+        data = self._mean(commit, vectors, [entry.site for entry in part.excluded])
         sha = sha256_hex(data)
-        payload = keys.merged_payload(commit.fragment, commit.version, index, sha)
+        payload = keys.merged_payload(commit.fragment, commit.version, part.part, sha)
         self._store.put(payload, data)
-        part = self._zero_part(closing, index, excluded)
-        return part.model_copy(update={"payload": payload, "sha256": sha, "nbytes": len(data)}), merged
+        return part.model_copy(update={"payload": payload, "sha256": sha, "nbytes": len(data)})
 
-    def _mean(self, commit: Commit, vectors: Mapping[str, Tensor], excluded: Collection[str]) -> tuple[Tensor, bytes]:
-        """A part's values, and what they are coded to."""
+    def _mean(self, commit: Commit, vectors: Mapping[str, Tensor], excluded: Collection[str]) -> bytes:
+        """A part's values as they are coded."""
         factors = part_shares(commit, excluded, self._terms)
         weighted = [(factors[site], vectors[site]) for site in sorted(vectors)]
-        merged = aggregate(self._terms.aggregate, weighted, trim=self._terms.trim)
-        return merged, self._coding.merged_codec.encode(merged)
+        return self._coding.merged_codec.encode(aggregate(self._terms.aggregate, weighted, trim=self._terms.trim))
 
     def _zero_part(self, closing: Closing, index: int, excluded: Sequence[Refused]) -> Part:
         return Part(

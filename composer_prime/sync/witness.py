@@ -6,16 +6,16 @@ Only a site that takes part has a witness; masters that are rebuilt or verified 
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from composer_prime.errors import SiteRevoked, StoreError, StoreUnusable
-from composer_prime.outer.sparse import Sparse, Vector
+from composer_prime.outer.sparse import Sparse, Vector, dense
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.reading import find_record
@@ -32,32 +32,57 @@ MIN_TAKEN = 3
 """Fewer offers have no round to stand against: of two that differ neither is the odd one."""
 SAMPLE_BLOCKS, BLOCK_ELEMENTS = 2**6, 2**12
 """Of a longer vector so many blocks of so many neighbours are looked at: milliseconds an offer, however long it is."""
+NOTHING = 1e-6
+"""Sums of vectors of length 1 that are no longer than this are rounding: those cancel each other."""
 
 
-def agreement(vectors: Mapping[str, Vector], merged: Tensor) -> dict[str, float]:
-    """The cosine of each movement with what the round made of all, by site, 3 digits.
+def agreement(vectors: Mapping[str, Vector]) -> dict[str, float]:
+    """The cosine of each movement with the sum of the others' directions, by site, 3 digits.
 
-    vectors   fp32 [n], or sparse: looked at where it has values
-    merged    fp32 [n]
+    vectors   fp32 [n] each, or each sparse: then looked at where it has values
 
-    Of more than 2^18 elements a sample, the same at every site. Nothing of fewer than three movements, and no site
-    whose movement or whose merged values are all zero, or aren't finite.
+    Every other movement counts alike, however long it is, and none speaks for itself: what flips the way that others
+    go is below 0 as soon as they have one in common. Of more than 2^18 elements a sample, the same at every site.
+    Nothing of fewer than three movements, and no site whose movement is all zero, or isn't finite.
     """
-    if len(vectors) < MIN_TAKEN:
+    sparse = {site: vector for site, vector in vectors.items() if isinstance(vector, Sparse)}
+    if sparse:
+        found = _sparse_cosines(sparse)
+    else:
+        found = _dense_cosines({site: dense(vector).numpy() for site, vector in vectors.items()})
+    return {site: round(cosine, 3) + 0.0 for site, cosine in found.items()}
+
+
+def _dense_cosines(vectors: Mapping[str, np.ndarray]) -> dict[str, float]:
+    samples = {site: _picked(vector, sample_spans(len(vector))).astype(np.float64) for site, vector in vectors.items()}
+    directions = _directions(samples)
+    if not directions:
         return {}
-    whole = merged.numpy()
-    spans = sample_spans(len(whole))
-    sample = _picked(whole, spans).astype(np.float64)
-    length = _length(sample)
-    cosines: dict[str, float | None] = {}
-    for site, vector in vectors.items():
-        if isinstance(vector, Sparse):
-            few = sample_spans(len(vector.values))
-            there = whole[_picked(vector.places, few)].astype(np.float64)
-            cosines[site] = _cosine(_picked(vector.values, few).astype(np.float64), there, _length(there))
-        else:
-            cosines[site] = _cosine(_picked(vector.numpy(), spans).astype(np.float64), sample, length)
+    total = sum(directions.values(), np.zeros(()))
+    cosines = {site: _cosine(direction, total - direction) for site, direction in directions.items()}
     return {site: cosine for site, cosine in cosines.items() if cosine is not None}
+
+
+def _sparse_cosines(vectors: Mapping[str, Sparse]) -> dict[str, float]:
+    directions = _directions({site: vector.values.astype(np.float64) for site, vector in vectors.items()})
+    if not directions:
+        return {}
+    total = np.zeros(next(iter(vectors.values())).length, dtype=np.float32)
+    for site, direction in directions.items():
+        total[vectors[site].places] += direction.astype(np.float32)
+    cosines: dict[str, float | None] = {}
+    for site, direction in directions.items():
+        few = sample_spans(len(direction))
+        own = _picked(direction, few)
+        cosines[site] = _cosine(own, total[_picked(vectors[site].places, few)] - own.astype(np.float32))
+    return {site: cosine for site, cosine in cosines.items() if cosine is not None}
+
+
+def _directions(vectors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Of fp64 vectors those of length 1; none where fewer than three have a direction."""
+    lengths = {site: _length(vector) for site, vector in vectors.items()}
+    found = {site: vectors[site] / length for site, length in lengths.items() if 0 < length < math.inf}
+    return found if len(found) >= MIN_TAKEN else {}
 
 
 @lru_cache(maxsize=64)
@@ -78,10 +103,10 @@ def _length(x: np.ndarray) -> float:
     return math.sqrt(np.dot(x, x))
 
 
-def _cosine(x: np.ndarray, y: np.ndarray, length: float) -> float | None:
-    """length: of y. None: one of them is zero, or isn't finite."""
-    scale = _length(x) * length
-    return round(float(np.dot(x, y)) / scale, 3) + 0.0 if 0 < scale < math.inf else None
+def _cosine(x: np.ndarray, y: np.ndarray) -> float | None:
+    """None where one of them has no direction; what rounding left of nothing is none."""
+    scale = _length(x) * _length(y)
+    return float(np.dot(x, y)) / scale if scale > NOTHING else None
 
 
 def is_second_record(stands: Offer, taken: Offer, *, is_atomic: bool) -> bool:
@@ -96,14 +121,20 @@ def is_second_record(stands: Offer, taken: Offer, *, is_atomic: bool) -> bool:
     return is_atomic or stands.incarnation == taken.incarnation
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Committed:
-    """A round that this site's commit closed, and the admission record under which its offers were signed."""
+    """A round that this site's commit closed, and the admission record under which its offers were signed.
+
+    num_looks   how often its offers were read again
+    told        sites of which the tape says already that they have put another offer over the one that was taken
+    """
 
     fragment: int
     version: int
     admissions: int
     taken: tuple[Taken, ...] = ()
+    num_looks: int = 0
+    told: set[str] = field(default_factory=set)
 
 
 class Witness:
@@ -117,16 +148,16 @@ class Witness:
         self._tape = tape
         self._agreements: dict[int, tuple[int, dict[str, float]]] = {}
         self._created: dict[int, _Committed] = {}
-        self._unread: dict[int, _Committed] = {}
+        self._unread: dict[int, list[_Committed]] = defaultdict(list)
         self._tasks: list[Task] = []
 
     # --- while a round is merged ------------------------------------------------------------------------------------
 
-    def gathered(self, commit: Commit, vectors: Mapping[str, Vector], merged: Tensor) -> None:
-        """This site has read every payload of a round and merged them."""
-        self._agreements[commit.fragment] = commit.version, agreement(vectors, merged)
+    def gathered(self, commit: Commit, vectors: Mapping[str, Vector]) -> None:
+        """This site has read every payload of a round."""
+        self._agreements[commit.fragment] = commit.version, agreement(vectors)
 
-    def reduced(self, part: Part, vectors: Mapping[str, Vector], merged: Tensor) -> None:
+    def reduced(self, part: Part, vectors: Mapping[str, Vector]) -> None:
         """This site's record of a part stands: only who merged it has seen the slices."""
         self._tape.write(
             "part",
@@ -134,7 +165,7 @@ class Witness:
             version=part.version,
             part=part.part,
             excluded={entry.site: entry.why for entry in part.excluded},
-            agreement=agreement(vectors, merged),
+            agreement=agreement(vectors),
         )
 
     # --- when it has closed -----------------------------------------------------------------------------------------
@@ -145,14 +176,16 @@ class Witness:
             self._created[fragment] = _Committed(fragment, version, self._roster.newest)
 
     def settle(self, fragment: int, version: int, taken: tuple[Taken, ...]) -> dict[str, Any]:
-        """What the tape is to say of a closed round's offers; the round before, if this site closed it, is read again.
+        """What the tape is to say of a closed round's offers.
 
-        By now who would put a second record over an offer has had a whole round for it.
+        Of the rounds that this site closed the offers are read twice more: when the next round has closed, since who
+        would put a second record over an offer has had a whole round for it, and `max_stale_rounds` rounds later, when
+        no site needs that record any more.
         """
-        self._read_again(fragment)
+        self._read_again(fragment, version)
         own = self._created.pop(fragment, None)
         if own is not None and own.version == version and taken:
-            self._unread[fragment] = _Committed(fragment, version, own.admissions, taken)
+            self._unread[fragment].append(_Committed(fragment, version, own.admissions, taken))
         seen_at, seen = self._agreements.pop(fragment, (version, {}))
         return {
             "clipped": clipped(taken, self._terms),
@@ -173,10 +206,19 @@ class Witness:
 
     # --- second records ---------------------------------------------------------------------------------------------
 
-    def _read_again(self, fragment: int) -> None:
-        """Beside the passes: n requests of a round, by one site."""
-        committed = self._unread.pop(fragment, None)
-        if committed is not None:
+    def _read_again(self, fragment: int, version: int | None = None) -> None:
+        """Beside the passes: n requests of a round at each of two looks, by one site.
+
+        version   of the round that has closed now; None: this site leaves, and looks at all for the last time
+        """
+        waiting = self._unread.pop(fragment, [])
+        for committed in waiting:
+            age = math.inf if version is None else version - committed.version
+            if age < self._terms.max_stale_rounds:
+                self._unread[fragment].append(committed)
+                if committed.num_looks:
+                    continue
+            committed.num_looks += 1
             self._tasks = [task for task in self._tasks if task.is_alive()]
             self._tasks.append(self._runtime.spawn("outer-witness", partial(self._look, committed)))
 
@@ -184,6 +226,7 @@ class Witness:
         place = {"fragment": committed.fragment, "version": committed.version}
         try:
             for site in self._put_over(committed):
+                committed.told.add(site)
                 logger.warning("offer_put_over fragment=%d version=%d site=%s", *place.values(), site)
                 self._tape.write("equivocated", by=site, **place)
         except (StoreError, StoreUnusable, SiteRevoked) as error:
@@ -194,7 +237,7 @@ class Witness:
 
         What was collected as garbage, and what isn't signed by the site, proves nothing.
         """
-        offers = [entry.offer for entry in committed.taken]
+        offers = [entry.offer for entry in committed.taken if entry.site not in committed.told]
         found = self._runtime.map(
             lambda offer: find_record(self._store, Offer, keys.offer(offer.fragment, offer.version, offer.site)), offers
         )

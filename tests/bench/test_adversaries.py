@@ -45,8 +45,8 @@ def test_every_kind_is_refused_or_bounded_and_named_and_no_honest_offer_is_refus
         elif plan is not IN_PARTS or kind not in FOUND_BY_THE_PARTS:
             assert tally.bounded == 0, kind
         assert kind in TAKEN_BUT_BOUNDED or tally.whys, kind
-        assert tally.named == tally.made or kind == "sign flip", kind
-    assert found.kinds["sign flip"].named > 0
+        assert tally.named == tally.made, kind
+    assert found.honest_against == 0
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ def test_a_hostile_offer_that_no_tape_names_is_a_complaint(monkeypatch: pytest.M
 
 
 def test_a_second_record_put_after_the_committers_last_look_is_no_complaint(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(adversary_site, "OVERWRITE_S", 8.0)
+    monkeypatch.setattr(adversary_site, "OVERWRITE_S", 30.0)
     found = judge_crowd(GATHERED)
     assert found.complaints == [] and found.kinds["equivocation"].bounded > found.kinds["equivocation"].named
 
 
 def test_a_sign_flip_that_no_tape_names_is_counted_and_no_complaint(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(witness, "agreement", lambda vectors, merged: {})
+    monkeypatch.setattr(witness, "agreement", lambda vectors: {})
     found = judge_crowd(replace(GATHERED, rounds=8))
     assert found.complaints == [] and found.kinds["sign flip"].bounded > found.kinds["sign flip"].named == 0
 

@@ -75,28 +75,59 @@ def put_over(store: Store, site: HandSite, version: int, key: SigningKey | None 
 
 def test_a_movement_the_other_way_has_a_negative_cosine_and_the_others_a_positive_one():
     east, northeast = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])
-    found = agreement({"a": east, "b": northeast, "c": -east}, torch.tensor([2.0, 1.0]))
-    near, nearer = round(2 / math.sqrt(5), 3), round(3 / math.sqrt(10), 3)
-    assert found == {"a": near, "b": nearer, "c": -near}
+    found = agreement({"a": east, "b": northeast, "c": east + northeast, "d": -east})
+    directions = [east, northeast / 2**0.5, (east + northeast) / 5**0.5, -east]
+    for index, site in enumerate("abcd"):
+        others = sum(directions[:index] + directions[index + 1 :], torch.zeros(2))
+        assert found[site] == pytest.approx(
+            float(torch.nn.functional.cosine_similarity(directions[index], others, 0)), abs=6e-4
+        )
+    assert found["d"] < 0 < min(found["b"], found["c"])
+
+
+def test_however_long_a_movement_is_it_counts_as_one_and_never_for_itself():
+    east, north = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    assert agreement({"a": east, "b": 1000 * east, "c": -1000 * east})["c"] == -1.0
+    assert agreement({"a": east, "b": east, "c": 1e6 * north}) == {"a": 0.707, "b": 0.707, "c": 0.0}
+
+
+@pytest.mark.parametrize("codec", ["dense", "sparse"])
+def test_a_flip_is_seen_among_ten_whose_common_direction_is_a_hundredth_of_their_noise(codec):
+    """Where each movement's own part in the sum would be ten times what they have in common."""
+    generator = torch.Generator().manual_seed(0)
+    common = torch.randn(2**18, generator=generator)
+    vectors: dict[str, Any] = {}
+    for index in range(10):
+        x = 0.1 * common + torch.randn(2**18, generator=generator)
+        x = -x if index == 9 else x
+        places = np.flatnonzero(x.abs().numpy() > 1)
+        vectors[str(index)] = x if codec == "dense" else Sparse(2**18, places, x.numpy()[places])
+    found = agreement(vectors)
+    assert found["9"] < -0.005 and min(found[str(index)] for index in range(9)) > 0.005
 
 
 def test_two_offers_have_no_round_to_stand_against():
-    assert agreement({"a": torch.ones(4), "b": -torch.ones(4)}, torch.ones(4)) == {}
+    assert agreement({"a": torch.ones(4), "b": -torch.ones(4)}) == {}
+    assert agreement({"a": torch.ones(4), "b": -torch.ones(4), "c": torch.zeros(4)}) == {}
 
 
 def test_no_cosine_is_ever_not_a_number():
     huge, zero, fine = torch.full((64,), 3e38), torch.zeros(64), torch.full((64,), 1e-38)
-    assert agreement({"a": huge, "b": zero, "c": fine}, huge) == {"a": 1.0, "c": 1.0}
-    assert agreement({"a": huge, "b": huge, "c": fine}, zero) == {}
-    assert agreement({"a": huge, "b": huge, "c": fine}, torch.full((64,), torch.inf)) == {}
+    assert agreement({"a": huge, "b": zero, "c": fine, "d": fine}) == {"a": 1.0, "c": 1.0, "d": 1.0}
+    assert agreement({"a": huge, "b": huge, "c": fine, "d": torch.full((64,), torch.inf)}).keys() == set("abc")
+    assert agreement({"a": huge, "b": huge, "c": -fine, "d": -fine, "e": fine}) == {"c": -1.0, "d": -1.0}
 
 
 def test_a_sparse_movement_is_compared_where_it_has_values():
     places = np.array([1, 5, 6])
     few = Sparse(8, places, np.array([1.0, -2.0, 3.0], dtype=np.float32))
-    merged = torch.arange(8.0)
-    wanted = (1 - 2 * 5 + 3 * 6) / math.sqrt((1 + 4 + 9) * (1 + 25 + 36))
-    assert agreement({"a": few, "b": few, "c": few}, merged)["a"] == round(wanted, 3)
+    beside = Sparse(8, np.array([0, 1]), np.array([4.0, 3.0], dtype=np.float32))
+    alone = Sparse(8, np.array([7]), np.array([5.0], dtype=np.float32))
+    found = agreement({"a": few, "b": few, "c": beside, "d": alone})
+    others = np.array([1.0, -2.0, 3.0]) / math.sqrt(14) + np.array([3 / 5, 0.0, 0.0])
+    wanted = np.dot([1.0, -2.0, 3.0], others) / math.sqrt(14) / np.linalg.norm(others)
+    assert found["a"] == found["b"] == round(float(wanted), 3)
+    assert found["c"] == 0.6 and "d" not in found
 
 
 def test_of_a_long_vector_at_most_2_to_the_18_elements_are_read_from_its_first_to_its_last_and_they_tell_as_much():
@@ -108,15 +139,18 @@ def test_of_a_long_vector_at_most_2_to_the_18_elements_are_read_from_its_first_t
     assert all(one.stop <= other.start for one, other in pairwise(spans))
     generator = torch.Generator().manual_seed(0)
     common, noise = (torch.randn(2**20, generator=generator) for _ in range(2))
-    found = agreement({"a": common, "b": -common, "c": common + noise}, common)
-    assert (found["a"], found["b"]) == (1.0, -1.0) and abs(found["c"] - 0.5**0.5) < 0.01
+    found = agreement({"a": common, "b": common, "c": common, "d": -common, "e": common + noise})
+    assert found["d"] < -0.95 and abs(found["e"] - 0.5**0.5) < 0.01
 
 
 def test_every_site_of_a_gathered_round_tells_the_same_agreement_and_who_stood_against_it(store, clock):
     sites = signed_sites(store, clock)
-    play_round(clock, sites, {"a": 1.0, "b": 1.5, "c": -1.0})
+    half = torch.arange(sites[0].run.fragments[0].numel) % 2
+    values: dict[str, torch.Tensor | float] = {"a": 1.0, "b": 1.0 + half, "c": -1.0}
+    play_round(clock, sites, values)
     events = [told(site, "round")[-1]["agreement"] for site in sites]
-    assert events == [{"a": 1.0, "b": 1.0, "c": -1.0}] * 3
+    assert events == [agreement({"a": torch.ones(99), "b": 1.0 + half, "c": -torch.ones(99)})] * 3
+    assert events[0]["c"] < -0.9
 
 
 def test_masters_that_are_rebuilt_or_verified_compare_nothing(store, clock, monkeypatch):
@@ -197,6 +231,17 @@ def test_a_second_record_over_an_offer_that_was_taken_is_told_once_by_the_rounds
     ]
 
 
+def test_one_that_comes_when_the_next_round_has_closed_is_told_max_stale_rounds_later(store, clock):
+    sites = signed_sites(store, clock, max_stale_rounds=3)
+    version = play_round(clock, sites, apart(0))
+    play_round(clock, sites, apart(1))
+    put_over(store, sites[2], version)
+    play_round(clock, sites, apart(2))
+    assert [told(site, "equivocated") for site in sites] == [[], [], []]
+    play_round(clock, sites, apart(3))
+    assert [event["by"] for site in sites for event in told(site, "equivocated")] == ["c"]
+
+
 @pytest.mark.parametrize("what", ["untouched", "deleted", "forged", "another round's", "garbled"])
 def test_what_the_site_itself_has_not_signed_for_that_round_proves_nothing(store, clock, what):
     sites = signed_sites(store, clock)
@@ -260,7 +305,7 @@ def test_without_keys_no_offer_is_read_a_second_time(clock):
         return store.num_reads
 
     assert reads("unsigned-rounds", None) == 3
-    assert reads("signed-rounds", SIGNING["a"]) == 6
+    assert reads("signed-rounds", SIGNING["a"]) == 3 + 2 + 3  # by the committer, when the next had closed, at the end
 
 
 def test_where_a_store_lets_two_win_a_second_processs_record_is_no_second_word(store, clock):
