@@ -22,7 +22,7 @@ class Named:
     excluded      from a part, by the part's number, as who merged it tells
     clipped       taken and cut by the norm clip
     equivocated   taken, and then another one was put over it
-    agreement     of the taken with what was merged, by part; under WHOLE where all was merged at once
+    agreement     of the taken with the others, by part; under WHOLE where all was merged at once
     told          what tapes say of rounds that may not be: void ones, refusals of honest offers
     """
 
@@ -34,7 +34,7 @@ class Named:
     told: set[str] = field(default_factory=set)
 
     def stood_against(self, place: Place) -> bool:
-        """Whether an offer pointed away from what its round merged, on the whole."""
+        """Whether an offer pointed away from where the others went, on the whole."""
         return is_against(self.agreement.get(place, {}))
 
     def add(self, event: Mapping[str, Any], honest: Collection[str]) -> None:

@@ -18,7 +18,7 @@ class SiteStatus:
     rounds_taken        rounds that merged an offer of it; `rounds_missed` closed without the one it had made
     rounds_clipped      of the taken, those in which the norm clip shortened its offer; `least_clip` is the smallest
                         factor, None where there was no such round
-    rounds_against      of the taken, those in which its offer pointed away from what was merged, as tapes tell
+    rounds_against      of the taken, those in which its offer pointed away from where the others went, as tapes tell
     rounds_equivocated  of the taken, those in which it put another signed offer over the one that was taken, as the
                         round's committer tells
     """
