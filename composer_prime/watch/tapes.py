@@ -18,8 +18,8 @@ class TapeFacts:
     offered    bytes of its payload by (fragment, version) of the round; 0 where it had nothing to offer
     dropped    tokens by fragment; summed
     faults     why a commit was void, by (fragment, version), where the site found one so
-    agreement  how offers stood to the others of their round, -1 to 1: by (fragment, version, site), then by the part that this
-               site merged; under WHOLE where it merged the whole round
+    agreement  how offers stood to the others of their round, -1 to 1: by (fragment, version, site), then by the part
+               that this site merged; under WHOLE where it merged the whole round
     second     (fragment, version, site) of offers over which, as this site says, their sites put another
     problems   pieces and lines that aren't what a tape holds
     """
