@@ -71,7 +71,7 @@ def _decode_int8(data: Bytes, size: int) -> Vector:
     _ask_scales(bits.view(np.float32), 127)
     _ask((codes != -128).all(), "a code of -128")
     scales = np.repeat(bits.view(np.float32), 256)[:size]
-    return np.multiply(codes, scales, dtype=np.float32)
+    return codes.astype(np.float32) * scales
 
 
 def _ask_scales(scales: Vector, largest: int) -> None:
@@ -85,8 +85,8 @@ def _decode_int4(data: Bytes, size: int) -> Vector:
     scales = _widened(data[:head])
     _ask_scales(scales, 7)
     nibbles = _nibbles(data[head:], size)
-    codes = (nibbles ^ 8).astype(np.int8) - np.int8(8)
-    return np.multiply(codes, np.repeat(scales, 64)[:size], dtype=np.float32)
+    codes = (nibbles ^ 8).astype(np.float32) - np.float32(8)
+    return codes * np.repeat(scales, 64)[:size]
 
 
 def _nibbles(data: Bytes, size: int) -> Bytes:

@@ -102,7 +102,10 @@ def decode_master(data: bytes, size: int, num_vectors: int) -> list[Vector]:
         at += have
     blocks = [np.stack(planes[at : at + 4], axis=1).reshape(-1) for at in range(0, len(planes), 4)]
     values = np.concatenate(blocks) if blocks else np.zeros(0, np.uint8)
-    return list(values.view("<f4").reshape(num_vectors, size))
+    vectors = values.view("<f4").reshape(num_vectors, size)
+    if not np.isfinite(vectors).all():
+        raise BadMaster("a value that isn't finite")
+    return list(vectors)
 
 
 def _plane(piece: bytes, length: int) -> npt.NDArray[np.uint8]:
@@ -110,7 +113,7 @@ def _plane(piece: bytes, length: int) -> npt.NDArray[np.uint8]:
         try:
             if zstandard.frame_content_size(piece) != length:
                 raise BadMaster("a frame that states another length than its plane's")
-            piece = zstandard.ZstdDecompressor().decompress(piece)
+            piece = zstandard.ZstdDecompressor().decompress(piece, max_output_size=length, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise BadMaster(str(error)) from error
     return np.frombuffer(piece, np.uint8)

@@ -7,7 +7,6 @@ import base64
 import hashlib
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,8 +43,22 @@ class Log:
     """The newest admission that a commit named which was signed under it."""
     taken: list[Taken] = field(default_factory=list)
 
+    @property
+    def size(self) -> int:
+        """Values of the fragment."""
+        return self.slices.bounds[-1]
+
+    def part_size(self, index: int, num_parts: int) -> int:
+        """Values of one part."""
+        return sum(self.slices.sizes()[each] for each in self.slices.part(index, num_parts))
+
     def window(self, terms: Record) -> range:
+        """The last `max_stale_rounds` rounds."""
         return range(max(0, self.version - terms["max_stale_rounds"]), self.version)
+
+    def recent_voids(self, terms: Record) -> list[int]:
+        """Which of these were void."""
+        return [void for void in self.voids if void in self.window(terms)]
 
 
 def slice_hashes(offer: Record) -> list[bytes]:
@@ -55,15 +68,6 @@ def slice_hashes(offer: Record) -> list[bytes]:
 
 def slice_hash(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:_HASH_BYTES]
-
-
-def slice_sizes(offer: Record, log: Log, terms: Record) -> Iterator[tuple[int, int]]:
-    """Where each slice's bytes begin and how many there are."""
-    at = 0
-    for size in log.slices.sizes():
-        num_bytes = offer["nbytes"] if terms["codec"] == "topk" else size_bounds(terms["codec"], size)[0]
-        yield at, num_bytes
-        at += num_bytes
 
 
 def compared(offer: Record) -> bool:
@@ -114,8 +118,9 @@ def _payload_fault(offer: Record, log: Log, terms: Record) -> str | None:
     window = [each.offer for each in log.taken if each.version in log.window(terms)]
     if any(each["payload"] == offer["payload"] for each in window):
         return "has a payload that was taken before"
-    if compared(offer) and any(each["sha256"] == offer["sha256"] for each in window if compared(each)):
-        return "equals one that was taken"
+    theirs = [each["sha256"] for each in window if each["site"] != offer["site"]]
+    if compared(offer) and offer["sha256"] in theirs:
+        return "equals one of another site that was taken"
     return None
 
 
@@ -138,7 +143,7 @@ def commit_fault(commit: Record, log: Log, terms: Record, members: Members) -> s
         return "names another commit before"
     if commit["base_sha"] != log.master_sha:
         return "stands on another master"
-    if commit["voids"] != [void for void in log.voids if void in log.window(terms)]:
+    if commit["voids"] != log.recent_voids(terms):
         return "names other void rounds"
     admission = honours(commit, members)
     if admission is None:
@@ -171,7 +176,7 @@ def commit_fault(commit: Record, log: Log, terms: Record, members: Members) -> s
 
 def parts_of(num_offers: int, slices: Slices, terms: Record) -> int:
     """Into how many parts a round is cut; 0 where everybody reads every payload."""
-    if num_offers <= terms["gather_sites"] or terms["codec"] == "topk":
+    if num_offers <= terms["gather_sites"] or len(slices) == 1:
         return 0
     return min(num_offers, len(slices))
 
@@ -192,13 +197,11 @@ def part_fault(
     if excluded != sorted(set(excluded)) or not set(excluded) <= set(taken):
         return "leaves out sites out of order, or such that weren't taken"
     if len(excluded) == len(taken):
-        empty = (part["payload"], part["sha256"], part["nbytes"]) == (None, None, 0)
-        return None if empty else "has a payload of nothing"
+        return None if part["payload"] is None else "has a payload of nothing"
     if part["payload"] is None or part["sha256"] is None:
         return "has no payload"
     if part["payload"] != f"rounds/{log.fragment:04}/{log.version:08}/merged/{index:04}-{part['sha256'][:16]}":
         return "has a payload key of another part or hash"
-    size = sum(log.slices.sizes()[each] for each in log.slices.part(index, commit["num_parts"]))
-    if part["nbytes"] != size_bounds(terms["merged_codec"], size)[0]:
+    if part["nbytes"] != size_bounds(terms["merged_codec"], log.part_size(index, commit["num_parts"]))[0]:
         return "has another size than its values"
     return None

@@ -85,7 +85,8 @@ class Members:
 
     def may_close(self, admission: Admission, site: str, kind: str, record: dict[str, Any]) -> bool:
         """Whether `record` is by `site`, and `site` one that may commit, merge parts and close the run."""
-        if site in admission.guests or admission.committer not in (None, site):
+        may = site not in admission.guests if admission.committer is None else site == admission.committer
+        if not may:
             return False
         return self.signed(admission, site, kind, record)
 
