@@ -91,7 +91,7 @@ def _decode_int4(data: Bytes, size: int) -> Vector:
 
 def _nibbles(data: Bytes, size: int) -> Bytes:
     """Codes of 4 bits, the first in the low half; none of them 8, nor any behind the last."""
-    codes = np.stack([data & 15, data >> 4], axis=1).reshape(-1)
+    codes = np.stack([data & 15, data >> 4], axis=1).reshape(-1).astype(np.uint8)
     _ask(not codes[size:].any(), "a last high half that isn't 0")
     _ask((codes != 8).all(), "a code of 8")
     return codes[:size]

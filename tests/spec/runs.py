@@ -24,7 +24,9 @@ KEYS = {name: SigningKey.from_bytes(name.encode() * 32) for name in "abcdefg"}
 class Play:
     """A run of two fragments, 7,700 and 4,907 values: whole blocks of every codec, and a short last one."""
 
-    def __init__(self, folder: Path, names: str, *, signed: bool = False, sizes: tuple[int, ...] = (10, 700, 7), **terms: Any):
+    def __init__(
+        self, folder: Path, names: str, *, signed: bool = False, sizes: tuple[int, ...] = (10, 700, 7), **terms: Any
+    ) -> None:
         """names: of sites of one letter each, admitted from the start where `signed`; sizes: of the model's layers"""
         self.store = open_store(f"file://{folder}")
         self.folder, self.clock, self._sizes = folder, [0.0], sizes
