@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from composer_prime.store import keys, open_store
 from composer_prime.sync.canonical import Signed, canonical, sha256_hex
-from composer_prime.sync.records import Commit, Offer, Part, Taken
+from composer_prime.sync.records import Admission, Commit, Offer, Part, Taken
 from composer_prime.sync.run import load_run
 from composer_prime.sync.signatures import SigningKey
 from tests.spec.arithmetic import multipliers
@@ -96,6 +96,15 @@ class Forger:
         del fields["signature"]
         message = f"composer-prime/6/Commit/{self.run.sha256}\n".encode() + canonical(fields)
         return canonical(fields | {"signature": KEYS[self.commit.committer].sign(message)})
+
+    def admission(self, by: SigningKey, **fields: Any) -> dict[str, Any]:
+        """Put one more admission, of all sites, and return what a commit says that names it."""
+        number = 1 + len(list((self.folder / "admissions").glob("*.json")))
+        public = {name: key.public for name, key in KEYS.items()}
+        record = Admission(**{"number": number, "keys": public} | fields)
+        data = record.model_copy(update={"signature": by.sign(record.message(self.run.sha256))}).to_bytes()
+        (self.folder / keys.admission(number)).write_bytes(data)
+        return {"admissions": number, "admission_sha": sha256_hex(data)}
 
     # --- parts ------------------------------------------------------------------------------------------------------
 

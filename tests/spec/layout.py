@@ -16,7 +16,6 @@ from tests.spec.codecs import BLOCKS
 Vector = npt.NDArray[np.float32]
 
 _MASTER_BLOCK = 2**20
-_WRAPPERS = {"_checkpoint_wrapped_module", "_orig_mod"}
 
 
 class BadMaster(Exception):
@@ -25,7 +24,7 @@ class BadMaster(Exception):
 
 def blocks_of(parameters: list[dict[str, Any]]) -> list[list[tuple[str, list[int]]]]:
     """Names and shapes by block, in the order of blocks, of the manifest's list, which is in the model's order."""
-    named = [(clean_name(each["name"]), each["shape"]) for each in parameters]
+    named = [(each["name"], each["shape"]) for each in parameters]
     numbered = any(number_of(name) is not None for name, _ in named)
     found: dict[tuple[int, int | str], list[tuple[str, list[int]]]] = {}
     seen_number = False
@@ -41,10 +40,6 @@ def blocks_of(parameters: list[dict[str, Any]]) -> list[list[tuple[str, list[int
         found.setdefault(place, []).append((name, shape))
     order = sorted(found) if numbered else list(found)
     return [sorted(found[place]) for place in order]
-
-
-def clean_name(name: str) -> str:
-    return ".".join(piece for piece in name.split(".") if piece not in _WRAPPERS)
 
 
 def number_of(name: str) -> int | None:

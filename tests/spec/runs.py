@@ -22,7 +22,7 @@ KEYS = {name: SigningKey.from_bytes(name.encode() * 32) for name in "abcdefg"}
 
 
 class Play:
-    """A run of two fragments, 7,700 and 4,907 values: whole blocks of every codec, and a short last one."""
+    """A run of two fragments, by default of 7,700 and 4,907 values: of every codec whole blocks and a short last one."""
 
     def __init__(
         self, folder: Path, names: str, *, signed: bool = False, sizes: tuple[int, ...] = (10, 700, 7), **terms: Any
@@ -30,6 +30,8 @@ class Play:
         """names: of sites of one letter each, admitted from the start where `signed`; sizes: of the model's layers"""
         self.store = open_store(f"file://{folder}")
         self.folder, self.clock, self._sizes = folder, [0.0], sizes
+        self.scale = 0.01
+        """Of the first site's movement."""
         self._terms = make_terms(**{"rounds": 9, "snapshot_rounds": 100, "liveness_s": 1e6, "slices": 8, **terms})
         self._founding = Founding(OWNER.public, {name: KEYS[name].public for name in names}) if signed else None
         self.sites: list[HandSite] = []
@@ -62,7 +64,7 @@ class Play:
         before = max(site.replicas[fragment].version for site in self.sites)
         for place, site in enumerate(self.sites):
             generator = torch.Generator().manual_seed(1000 * before + 10 * fragment + place)
-            movement = torch.randn(site.replicas[fragment].numel, generator=generator) * 0.01 * 3**place
+            movement = torch.randn(site.replicas[fragment].numel, generator=generator) * self.scale * 3**place
             site.hand_over(fragment, movement, tokens=3 + 7 * place)
             site.runtime.run_tasks()
         spoil(self.folder, before)

@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +71,11 @@ def moved_by_a(site: str, back: int = 0, at: int = 0) -> Forgery:
     return lambda forger: forger.taking(forger.changed_offers("a", **forger.payload_of(site, back, at)))
 
 
+def admission_of(folder: Path, number: int) -> dict[str, Any]:
+    """What a commit says that names an admission."""
+    return {"admissions": number, "admission_sha": sha256_hex((folder / keys.admission(number)).read_bytes())}
+
+
 def zeros_of_two(forger: Forger) -> bytes:
     offers = forger.offers()
     for site in "ab":
@@ -131,9 +137,7 @@ VOID: dict[str, Forgery] = {
     "another's signature": lambda forger: forger.signed(forger.commit, "e").to_bytes(),
     "a guest's": lambda forger: forger.changed(committer="c"),
     "a stranger's": lambda forger: forger.changed(committer="e"),
-    "an older admission": lambda forger: forger.changed(
-        admissions=1, admission_sha=sha256_hex((forger.folder / keys.admission(1)).read_bytes()), committer="a"
-    ),
+    "an older admission": lambda forger: forger.changed(committer="a", **admission_of(forger.folder, 1)),
     "an admission to come": lambda forger: forger.changed(admissions=3, admission_sha="0" * 64),
     "an admission of other bytes": lambda forger: forger.changed(admission_sha="0" * 64),
     "an admission without bytes": lambda forger: forger.changed(admission_sha=None),
@@ -171,6 +175,40 @@ def test_the_reader_and_verify_agree_on_a_commit_with(forger, kind, is_void):
     reading, verdict = both(forger.folder)
     assert (reading.wrong, verdict.wrong) == ([], [])
     assert reading.versions(0) == LAST + 1
+    assert reading.voids.keys() == ({(0, LAST)} if is_void else set()), reading.voids
+
+
+def test_a_void_commit_keeps_both_from_the_older_admissions_of_later_ones(signed, tmp_path):
+    for admission, voids in ((1, {(0, 1), (0, 2)}), (2, {(0, 1)})):
+        folder = tmp_path / str(admission)
+        shutil.copytree(signed, folder)
+        forger = Forger(folder, 1)
+        named = {number: admission_of(folder, number) for number in (1, 2)}
+        void = forger.changed(fragment=1, committer="a", **named[2])
+        for version in (2, LAST):
+            shutil.rmtree(folder / keys.round_prefix(0, version))
+        (folder / keys.commit(0, 1)).write_bytes(void)
+        (folder / keys.round_prefix(0, 2)).mkdir()
+        after = {"version": 2, "previous": sha256_hex(void), "voids": (1,), "taken": (), "committer": "a"}
+        (folder / keys.commit(0, 2)).write_bytes(forger.changed(**after, **named[admission]))
+        assert both(folder)[0].voids.keys() == voids
+
+
+ADMISSIONS = {
+    "a committer, who is a guest besides": ({"committer": "d", "guests": ("d", "b")}, "d", OWNER, False),
+    "another committer": ({"committer": "d"}, "a", OWNER, True),
+    "other keys": ({"keys": {"a": KEYS["b"].public}}, "a", OWNER, True),
+    "another number": ({"number": 4}, "a", OWNER, True),
+    "another's signature": ({}, "a", KEYS["a"], True),
+}
+
+
+@pytest.mark.parametrize("kind", ADMISSIONS)
+def test_the_reader_and_verify_agree_on_a_commit_under_an_admission_with(forger, kind):
+    fields, committer, by, is_void = ADMISSIONS[kind]
+    data = forger.changed(committer=committer, **forger.admission(by, **fields) | {"admissions": 3})
+    (forger.folder / keys.commit(0, LAST)).write_bytes(data)
+    reading, _ = both(forger.folder)
     assert reading.voids.keys() == ({(0, LAST)} if is_void else set()), reading.voids
 
 
