@@ -22,7 +22,7 @@ KEYS = {name: SigningKey.from_bytes(name.encode() * 32) for name in "abcdefg"}
 
 
 class Play:
-    """A run of two fragments, by default of 7,700 and 4,907 values: of every codec whole blocks and a short last one."""
+    """A run of two fragments, by default of 7,700 and 4,907 values: whole blocks of any codec and a short last one."""
 
     def __init__(
         self, folder: Path, names: str, *, signed: bool = False, sizes: tuple[int, ...] = (10, 700, 7), **terms: Any
