@@ -178,6 +178,17 @@ def test_the_reader_and_verify_agree_on_a_commit_with(forger, kind, is_void):
     assert reading.voids.keys() == ({(0, LAST)} if is_void else set()), reading.voids
 
 
+@pytest.mark.parametrize(("factor", "is_true"), [(1.00005, True), (1.0002, False), (0.9998, False), (0.0, False)])
+def test_the_reader_and_verify_agree_on_how_far_a_norm_may_be_from_the_payload(forger, factor, is_true):
+    data = norms_of_a(lambda norms: (factor * norms[0], *norms[1:]))(forger)
+    (forger.folder / keys.commit(0, LAST)).write_bytes(data)
+    reading, verdict = both(forger.folder)
+    assert reading.voids == {} and reading.versions(0) == LAST + is_true
+    told = [] if is_true else [str(forger.offers()["a"].payload)]
+    assert [wrong.split(":")[0] for wrong in reading.wrong] == told
+    assert len(verdict.wrong) == len(told) and all(key in verdict.wrong[0] for key in told)
+
+
 def test_a_void_commit_keeps_both_from_the_older_admissions_of_later_ones(signed, tmp_path):
     for admission, voids in ((1, {(0, 1), (0, 2)}), (2, {(0, 1)})):
         folder = tmp_path / str(admission)
