@@ -41,7 +41,7 @@ def decoded(decoder: Callable[..., Any], *args: object) -> bytes | None:
 
 
 def movement(generator: np.random.Generator, size: int, kind: int = 0) -> torch.Tensor:
-    """Values of all magnitudes, zeros and minus zeros among them; of kind 1 few but zeros, of kind 2 of one magnitude."""
+    """Values of all magnitudes, zeros and minus zeros among them; kind 1: few but zeros, kind 2: of one magnitude."""
     values = generator.standard_normal(size) * 10.0 ** generator.integers(-44, 36, size)
     values[generator.random(size) < (0.3, 0.995, 0.0)[kind]] *= 0.0
     return torch.from_numpy((np.sign(values) if kind == 2 else values).astype(np.float32))
@@ -52,13 +52,13 @@ def spoiled(data: bytearray, generator: np.random.Generator, num_changes: int) -
     if num_changes == 4:
         return data + b"\0"
     for place in generator.integers(0, len(data), num_changes):
-        data[place] = (0, 1, 0x7F, 0x80, 0x88, 0xFF, int(generator.integers(256)))[generator.integers(7)]
+        data[place] = (0, 1, 0x55, 0x7F, 0x80, 0x88, 0xFF, int(generator.integers(256)))[generator.integers(8)]
     return data
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_both_decode_the_same_bytes_to_the_same_bits_and_refuse_the_same(codec):
-    generator, ours, num_refused = np.random.default_rng(7), get_codec(codec), 0
+    generator, ours, num_refused = np.random.default_rng(10), get_codec(codec), 0
     for size in (1, 63, 257, 4096, 4131):
         assert size_bounds(codec, size) == ours.size_bounds(size)
         for number in range(60):
