@@ -1,0 +1,74 @@
+"""Multipliers, merge rules and the outer step, in the document's order of operations."""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float32]
+
+
+def offer_norm(norms: list[float]) -> float:
+    """Of an offer, from its slices' norms; inf where the squares have no finite sum."""
+    total = 0.0
+    for norm in norms:
+        total += norm * norm
+    return math.sqrt(total)
+
+
+def multipliers(offers: list[dict[str, Any]], terms: dict[str, Any]) -> list[float]:
+    """One for each offer of a commit, or of those that are left in a part; each a fp32 number."""
+    counts = [1 if terms["weighting"] == "equal" else offer[terms["weighting"]] for offer in offers]
+    total = sum(counts)
+    if terms["weighting"] == "equal" or total == 0:
+        shares = [1 / len(offers) for _ in offers]
+    else:
+        shares = [count / total for count in counts]
+    if terms["aggregate"] == "mean" or not offers:
+        return [float(np.float32(share)) for share in shares]
+    norms = [offer_norm(offer["norms"]) for offer in offers]
+    limit = terms["clip"] * sorted(norms)[(len(norms) - 1) // 2]
+    factors = [1.0 if norm <= limit else limit / norm for norm in norms]
+    if terms["aggregate"] == "clipped":
+        factors = [share * factor for share, factor in zip(shares, factors, strict=True)]
+    return [float(np.float32(factor)) for factor in factors]
+
+
+def merge(vectors: list[Vector], factors: list[float], terms: dict[str, Any]) -> Vector:
+    """fp32 movement of the round, of decoded offers sorted by site; not finite where it overflows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        products = [np.float32(factor) * vector for factor, vector in zip(factors, vectors, strict=True)]
+        if terms["aggregate"] in ("mean", "clipped"):
+            return _summed(products)
+        ordered = np.sort(np.stack(products) + np.float32(0), axis=0)  # + 0 makes a zero of minus zero
+        count = len(products)
+        if terms["aggregate"] == "trimmed":
+            cut = min(math.floor(terms["trim"] * count), (count - 1) // 2)
+            return _summed(list(ordered[cut : count - cut])) * np.float32(1 / (count - 2 * cut))
+        if count % 2:
+            return ordered[count // 2]
+        return ordered[count // 2 - 1] * np.float32(0.5) + ordered[count // 2] * np.float32(0.5)
+
+
+def _summed(products: list[Vector]) -> Vector:
+    total = products[0].copy()
+    for product in products[1:]:
+        total = total + product
+    return total
+
+
+def outer_step(master: list[Vector], merged: Vector, terms: dict[str, Any]) -> list[Vector]:
+    """Weights, and momentum where the run has any, one round on."""
+    lr, mu = np.float32(terms["lr"]), np.float32(terms["momentum"])
+    with np.errstate(over="ignore", invalid="ignore"):
+        if terms["momentum"] == 0:
+            return [_rounded(master[0] - lr * merged)]
+        momentum = _rounded(mu * master[1] + merged)
+        return [_rounded(master[0] - lr * (merged + mu * momentum)), momentum]
+
+
+def _rounded(values: npt.NDArray[np.floating]) -> Vector:
+    """numpy's fp32 arithmetic rounds each operation; here its type only is asserted."""
+    assert values.dtype == np.float32
+    return values.astype(np.float32, copy=False)

@@ -1,0 +1,289 @@
+"""What is void is void for both: commits and parts that don't follow, judged by the reader and by `verify`."""
+
+import base64
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from composer_prime.store import keys
+from composer_prime.sync.canonical import sha256_hex
+from composer_prime.sync.owner import Owner
+from composer_prime.sync.records import Refused
+from tests.spec.forging import Forger
+from tests.spec.reader import Reading, read_run
+from tests.spec.runs import KEYS, OWNER, Play, Verdict, verify
+
+LAST = 3
+"""The round whose commit is changed: nothing in the bucket speaks of it afterwards."""
+
+ALL_OUT = tuple(Refused(site=site, why="") for site in "abcde")
+NOTHING = {"payload": None, "sha256": None, "slices": "", "norms": (), "tokens": 0, "steps": 0, "nbytes": 0}
+
+
+def both(folder: Path) -> tuple[Reading, Verdict]:
+    """The reading and the verifier's verdict, which agree on masters and void rounds."""
+    reading, verdict = read_run(folder), verify(folder)
+    assert reading.masters == verdict.masters
+    assert reading.voids.keys() == verdict.voids.keys(), (reading.voids, verdict.voids)
+    return reading, verdict
+
+
+# --- commits ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with keys: a and b from the start, the guest c since the first admission, d since the second."""
+    folder = tmp_path_factory.mktemp("signed")
+    play = Play(folder, "ab", signed=True, sizes=(10, 40, 7), quorum=2, aggregate="clipped", max_stale_rounds=2)
+    play.rounds(1, fragments=1)
+    Owner(play.store, OWNER).admit("c", KEYS["c"].public, guest=True)
+    play.join("c")
+    play.rounds(1, fragments=1)
+    Owner(play.store, OWNER).admit("d", KEYS["d"].public)
+    play.join("d")
+    play.rounds(LAST - 1, fragments=1)
+    return folder
+
+
+@pytest.fixture
+def forger(signed: Path, tmp_path: Path) -> Forger:
+    """One for a copy of that run."""
+    shutil.copytree(signed, tmp_path / "run")
+    return Forger(tmp_path / "run", LAST)
+
+
+Forgery = Callable[[Forger], bytes]
+
+
+def of_a(**changes: object) -> Forgery:
+    """The commit in which a's offer is another one."""
+    return lambda forger: forger.taking(forger.changed_offers("a", **changes))
+
+
+def moved_by_a(site: str, back: int = 0, at: int = 0) -> Forgery:
+    """The commit in which a's offer has the bytes of another one, or another key."""
+    return lambda forger: forger.taking(forger.changed_offers("a", **forger.payload_of(site, back, at)))
+
+
+def admission_of(folder: Path, number: int) -> dict[str, Any]:
+    """What a commit says that names an admission."""
+    return {"admissions": number, "admission_sha": sha256_hex((folder / keys.admission(number)).read_bytes())}
+
+
+def zeros_of_two(forger: Forger) -> bytes:
+    offers = forger.offers()
+    for site in "ab":
+        changed = forger.changed_offers(site, **forger.zeros_of(site))
+        offers |= {offer.site: offer for offer in changed if offer.site == site}
+    return forger.taking(offers.values())
+
+
+def norms_of_a(change: Callable[[tuple[float, ...]], tuple[float, ...]]) -> Forgery:
+    return lambda forger: of_a(norms=change(forger.offers()["a"].norms))(forger)
+
+
+def slices_of_a(change: Callable[[bytes], bytes]) -> Forgery:
+    def made(forger: Forger) -> bytes:
+        raw = base64.b64decode(forger.offers()["a"].slices)
+        return of_a(slices=base64.b64encode(change(raw)).decode())(forger)
+
+    return made
+
+
+SOUND: dict[str, Forgery] = {
+    "as it was": lambda forger: forger.changed(),
+    "two offers fewer": lambda forger: forger.taking(list(forger.offers().values())[:2]),
+    "no offer": lambda forger: forger.taking([]),
+    "other words for people": lambda forger: forger.changed(
+        refused=(Refused(site="No Name!", why="\u20ac\x7f"),), incarnation=-(2**70)
+    ),
+    "no master named by two of four": lambda forger: forger.taking(forger.changed_offers("ac", base_sha=None)),
+    "a payload as old as it may be": moved_by_a("a", at=2),
+    "a's own bytes once more, under another key": moved_by_a("a", back=1),
+    "the same zeros of two sites": zeros_of_two,
+}
+
+VOID: dict[str, Forgery] = {
+    "no JSON": lambda forger: b"{",
+    "a space": lambda forger: forger.commit.to_bytes().replace(b",", b", ", 1),
+    "an unknown field": lambda forger: forger.raw(lambda fields: fields.update(more=1)),
+    "a field left out": lambda forger: forger.raw(lambda fields: fields.pop("voids")),
+    "half a character": lambda forger: forger.raw(
+        lambda fields: fields.update(refused=[{"site": "x", "why": "\ud800"}])
+    ),
+    "a count as a fraction": lambda forger: forger.raw(lambda fields: fields.update(num_parts=0.0)),
+    "a multiplier as a count": lambda forger: forger.raw(lambda fields: fields["taken"][0].update(multiplier=1)),
+    "a hash in capitals": lambda forger: forger.raw(lambda fields: fields.update(previous="A" * 64)),
+    "another fragment": lambda forger: forger.changed(fragment=1),
+    "another round": lambda forger: forger.changed(version=LAST + 1),
+    "another commit before": lambda forger: forger.changed(previous="0" * 64),
+    "another master": lambda forger: forger.changed(base_sha="0" * 64),
+    "a void round that wasn't": lambda forger: forger.changed(voids=(LAST - 1,)),
+    "multipliers one up": lambda forger: forger.weighed(lambda x: float(np.nextafter(np.float32(x), np.float32(2)))),
+    "multipliers that aren't fp32": lambda forger: forger.weighed(lambda x: math.nextafter(x, 2)),
+    "a part": lambda forger: forger.changed(num_parts=1),
+    "offers out of order": lambda forger: forger.changed(taken=forger.commit.taken[::-1]),
+    "an offer twice": lambda forger: forger.changed(taken=forger.commit.taken[:1] + forger.commit.taken),
+    "fewer offers than the quorum": lambda forger: forger.taking([forger.offers()["a"]]),
+    "no master named by three of four": lambda forger: forger.taking(forger.changed_offers("acd", base_sha=None)),
+    "offers of the round before": lambda forger: forger.taking(forger.offers(back=1).values()),
+    "no signature": lambda forger: forger.commit.model_copy(update={"signature": None}).to_bytes(),
+    "another's signature": lambda forger: forger.signed(forger.commit, "e").to_bytes(),
+    "a guest's": lambda forger: forger.changed(committer="c"),
+    "a stranger's": lambda forger: forger.changed(committer="e"),
+    "an older admission": lambda forger: forger.changed(committer="a", **admission_of(forger.folder, 1)),
+    "an admission to come": lambda forger: forger.changed(admissions=3, admission_sha="0" * 64),
+    "an admission of other bytes": lambda forger: forger.changed(admission_sha="0" * 64),
+    "an admission without bytes": lambda forger: forger.changed(admission_sha=None),
+    "an offer of nothing": of_a(**NOTHING),
+    "an offer on another master": of_a(base_sha="0" * 64),
+    "an offer of another fragment": of_a(fragment=1),
+    "an offer in another codec": of_a(codec="int8"),
+    "no tokens": of_a(tokens=0),
+    "no steps": of_a(steps=0),
+    "more tokens than were trained": of_a(trained_tokens=2),
+    "another size": of_a(nbytes=1764),
+    "a norm below 0": norms_of_a(lambda norms: (-1.0, *norms[1:])),
+    "norms without end": norms_of_a(lambda norms: (1e200, *norms[1:])),
+    "a norm fewer": norms_of_a(lambda norms: norms[1:]),
+    "a slice fewer": slices_of_a(lambda raw: raw[20:]),
+    "slices of something else": slices_of_a(lambda raw: raw[::-1]),
+    "another's payload": lambda forger: of_a(payload=forger.offers()["b"].payload)(forger),
+    "a payload that was taken": moved_by_a("a", back=1, at=1),
+    "a payload too old": moved_by_a("a", at=3),
+    "a copy of this round": moved_by_a("b"),
+    "a copy of the round before": moved_by_a("b", back=1),
+    "offers without a signature": lambda forger: forger.taking(
+        offer.model_copy(update={"signature": None}) for offer in forger.offers().values()
+    ),
+    "an offer signed by another": lambda forger: forger.taking(
+        forger.signed(offer, "b") for offer in forger.offers().values()
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "is_void"), [*((kind, False) for kind in SOUND), *((kind, True) for kind in VOID)])
+def test_the_reader_and_verify_agree_on_a_commit_with(forger, kind, is_void):
+    data = (VOID if is_void else SOUND)[kind](forger)
+    (forger.folder / keys.commit(0, LAST)).write_bytes(data)
+    reading, verdict = both(forger.folder)
+    assert (reading.wrong, verdict.wrong) == ([], [])
+    assert reading.versions(0) == LAST + 1
+    assert reading.voids.keys() == ({(0, LAST)} if is_void else set()), reading.voids
+
+
+@pytest.mark.parametrize(("factor", "is_true"), [(1.00005, True), (1.0002, False), (0.9998, False), (0.0, False)])
+def test_the_reader_and_verify_agree_on_how_far_a_norm_may_be_from_the_payload(forger, factor, is_true):
+    data = norms_of_a(lambda norms: (factor * norms[0], *norms[1:]))(forger)
+    (forger.folder / keys.commit(0, LAST)).write_bytes(data)
+    reading, verdict = both(forger.folder)
+    assert reading.voids == {} and reading.versions(0) == LAST + is_true
+    told = [] if is_true else [str(forger.offers()["a"].payload)]
+    assert [wrong.split(":")[0] for wrong in reading.wrong] == told
+    assert len(verdict.wrong) == len(told) and all(key in verdict.wrong[0] for key in told)
+
+
+def test_a_void_commit_keeps_both_from_the_older_admissions_of_later_ones(signed, tmp_path):
+    for admission, voids in ((1, {(0, 1), (0, 2)}), (2, {(0, 1)})):
+        folder = tmp_path / str(admission)
+        shutil.copytree(signed, folder)
+        forger = Forger(folder, 1)
+        named = {number: admission_of(folder, number) for number in (1, 2)}
+        void = forger.changed(fragment=1, committer="a", **named[2])
+        for version in (2, LAST):
+            shutil.rmtree(folder / keys.round_prefix(0, version))
+        (folder / keys.commit(0, 1)).write_bytes(void)
+        (folder / keys.round_prefix(0, 2)).mkdir()
+        after = {"version": 2, "previous": sha256_hex(void), "voids": (1,), "taken": (), "committer": "a"}
+        (folder / keys.commit(0, 2)).write_bytes(forger.changed(**after, **named[admission]))
+        assert both(folder)[0].voids.keys() == voids
+
+
+ADMISSIONS = {
+    "a committer, who is a guest besides": ({"committer": "d", "guests": ("d", "b")}, "d", OWNER, False),
+    "another committer": ({"committer": "d"}, "a", OWNER, True),
+    "other keys": ({"keys": {"a": KEYS["b"].public}}, "a", OWNER, True),
+    "another number": ({"number": 4}, "a", OWNER, True),
+    "another's signature": ({}, "a", KEYS["a"], True),
+}
+
+
+@pytest.mark.parametrize("kind", ADMISSIONS)
+def test_the_reader_and_verify_agree_on_a_commit_under_an_admission_with(forger, kind):
+    fields, committer, by, is_void = ADMISSIONS[kind]
+    data = forger.changed(committer=committer, **forger.admission(by, **fields) | {"admissions": 3})
+    (forger.folder / keys.commit(0, LAST)).write_bytes(data)
+    reading, _ = both(forger.folder)
+    assert reading.voids.keys() == ({(0, LAST)} if is_void else set()), reading.voids
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sliced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One round of five parts, in a run with keys."""
+    folder = tmp_path_factory.mktemp("sliced")
+    Play(folder, "abcde", signed=True, quorum=5, codec="int8").rounds(1, fragments=1)
+    return folder
+
+
+@pytest.fixture
+def reducer(sliced: Path, tmp_path: Path) -> Forger:
+    """One for a copy of that run."""
+    shutil.copytree(sliced, tmp_path / "run")
+    return Forger(tmp_path / "run", 0)
+
+
+def set_code_to_128(data: bytearray) -> None:
+    data[-1] = 0x80
+
+
+ZEROS: dict[str, Callable[[Forger], object]] = {
+    "no JSON": lambda forger: (forger.folder / keys.merged(0, 0, 2)).write_bytes(b"{"),
+    "another fragment": lambda forger: forger.part(2, fragment=1),
+    "another round": lambda forger: forger.part(2, version=1),
+    "another part": lambda forger: forger.part(2, part=1),
+    "another commit": lambda forger: forger.part(2, commit_sha="0" * 64),
+    "another's signature": lambda forger: forger.part(2, by="f"),
+    "a stranger": lambda forger: forger.part(2, reducer="f"),
+    "a stranger left out": lambda forger: forger.part(2, excluded=(Refused(site="f", why=""),)),
+    "one left out twice": lambda forger: forger.part(2, excluded=(Refused(site="a", why=""),) * 2),
+    "all left out, and a payload": lambda forger: forger.part(2, excluded=ALL_OUT),
+    "no payload": lambda forger: forger.part(2, payload=None),
+    "no hash": lambda forger: forger.part(2, sha256=None),
+    "another payload": lambda forger: forger.part(2, payload=keys.merged_payload(0, 0, 1, "0" * 64)),
+    "another size": lambda forger: forger.part(2, nbytes=1),
+}
+"""Records that don't follow: nobody is at fault that anyone could name, and the part is one of zeros."""
+
+LIES: dict[str, Callable[[Forger], object]] = {
+    "other values": lambda forger: forger.merged_bytes(2, lambda data: data.reverse()),
+    "bytes that don't decode": lambda forger: forger.merged_bytes(2, set_code_to_128),
+    "a sound offer left out": lambda forger: forger.part(2, excluded=(Refused(site="b", why="mine is better"),)),
+    "all offers left out": lambda forger: forger.part(2, excluded=ALL_OUT, payload=None, sha256=None, nbytes=0),
+}
+"""Records that follow, and aren't what the offers make: `verify` names the reducer."""
+
+
+@pytest.mark.parametrize("kind", ZEROS)
+def test_the_reader_and_verify_agree_that_a_part_counts_as_zeros_with(reducer, kind):
+    before = read_run(reducer.folder).masters
+    ZEROS[kind](reducer)
+    reading, verdict = both(reducer.folder)
+    assert (reading.wrong, verdict.wrong) == ([], [])
+    assert reading.zeros.keys() == {(0, 0, 2)} and reading.masters[0, 1] != before[0, 1]
+
+
+@pytest.mark.parametrize("kind", LIES)
+def test_the_reader_and_verify_agree_that_a_reducer_lied_with(reducer, kind):
+    LIES[kind](reducer)
+    reading, verdict = read_run(reducer.folder), verify(reducer.folder)
+    assert [wrong.split(":")[0] for wrong in reading.wrong] == [keys.merged(0, 0, 2)]
+    assert keys.merged(0, 0, 2) in verdict.wrong[0] and len(verdict.wrong) == 1

@@ -1,0 +1,40 @@
+"""The run's test vector, by docs/protocol.md alone: what a machine must compute to take part."""
+
+import hashlib
+
+import numpy as np
+
+from tests.spec.arithmetic import merge, multipliers, outer_step
+from tests.spec.codecs import decode, encode_merged
+from tests.spec.layout import Vector
+
+_SIZE = 65_795
+_TERMS = {"aggregate": "mean", "weighting": "tokens", "lr": 0.7, "momentum": 0.9}
+
+
+def vector_sha() -> str:
+    """The sha256 that a manifest holds."""
+    digest = hashlib.sha256()
+    master = [_values(1), np.zeros(_SIZE, np.float32)]
+    for number in range(3):
+        factors = multipliers([{"tokens": tokens} for tokens in (3, 5, 11 + number)], _TERMS)
+        vectors = []
+        for place, codec in enumerate(("fp32", "bf16", "int8")):
+            payload = encode_merged(codec, _values(16 * number + place + 2))
+            digest.update(payload)
+            vectors.append(decode(codec, payload, _SIZE))
+        master = outer_step(master, merge(vectors, factors, _TERMS), _TERMS)
+        for vector in master:
+            digest.update(vector.astype("<f4").tobytes())
+    return digest.hexdigest()
+
+
+def _values(number: int) -> Vector:
+    index = np.arange(_SIZE, dtype=np.uint64)
+    state = index + np.uint64(number * _SIZE)
+    for _ in range(3):
+        state = (state * 1_664_525 + 1_013_904_223) % 2**32
+        state ^= state >> 15
+    exponent = np.where(index % 16 == 0, (state >> 23) % 4, 120 + (state >> 23) % 8)
+    bits = (state & 1) << 31 | exponent.astype(np.uint64) << 23 | state & 0x7FFFFF
+    return bits.astype(np.uint32).view(np.float32)
