@@ -5,7 +5,7 @@ Nothing local enters here: two replicas that have read the same log hold the sam
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from composer_prime.errors import CorruptObject, KeyMissing, MasterMismatch, ProtocolError, StoreError
@@ -57,8 +57,10 @@ class Replica:
         site: str,
         start: Master | None = None,
         at_most: int | None = None,
+        but_for: Collection[int] = (),
     ) -> None:
-        """Stand on `start`, or on the newest vouched snapshot, none above version `at_most`; `advance` moves on.
+        """Stand on `start`, or on the newest vouched snapshot, none above version `at_most` nor of the versions
+        `but_for`; `advance` moves on.
 
         Raises CorruptObject when the bucket holds no sound snapshot.
         """
@@ -79,7 +81,7 @@ class Replica:
         """Whether our master is wrong and the log to make it anew is gone; what a live site pins is less than that."""
         self.on_pass: Callable[[], None] = lambda: None
         """Called when a round has been passed, with all that was read for it found sound."""
-        master = start or newest_master(store, run, roster, fragment, at_most=at_most)
+        master = start or newest_master(store, run, roster, fragment, at_most=at_most, but_for=but_for)
         if master is None:
             raise CorruptObject(
                 f"{store.uri} holds no sound snapshot of fragment {fragment} that its log vouches for: "
@@ -95,6 +97,7 @@ class Replica:
         if master.version > 0:
             previous = sha256_hex(read_bytes(self._store, keys.commit(self.fragment, master.version - 1)))
         history.floor = max(history.floor, self.history.floor)
+        history.all_voids |= self.history.all_voids
         self.master, self.history, self.previous = master, history, previous
 
     @property
@@ -260,11 +263,22 @@ class Replica:
         return f"stands on master {commit.base_sha[:16]}, the log makes {self.master.sha256[:16]} here"
 
     def _rebuild(self) -> bool:
-        """Make our master anew from a snapshot and the log; whether it was another one, or can't be made any more."""
+        """Make our master anew from a snapshot and the log; whether it was another one, or can't be made any more.
+
+        From a snapshot for which a commit vouches that we took for sound: who makes the commit in question, or made a
+        void one, may have stored a master of its own making.
+        """
         ours = self.master.sha256
         try:
             self.master = rebuild_master(
-                self._store, self._run, self.fragment, self.version, runtime=self._runtime, roster=self._roster
+                self._store,
+                self._run,
+                self.fragment,
+                self.version,
+                runtime=self._runtime,
+                roster=self._roster,
+                at_most=max(self.version - 1, 0),
+                but_for=self.history.all_voids - {0},  # for the first one the manifest vouches
             )
         except ProtocolError:
             self._stranded = self._is_collected()
@@ -355,7 +369,7 @@ class Replica:
 
 
 class _Rebuilt(Replica):
-    """A replica that is only ever moved up to one version, and never heals itself."""
+    """Moved up to one version by the log alone; it never heals itself."""
 
     def _heal(self, commit: Commit) -> str | None:
         """A rebuild compares at its end, not on the way."""
@@ -365,12 +379,21 @@ class _Rebuilt(Replica):
         """Nor does it ask the others."""
         return False
 
+    def _jump(self) -> list[Round]:
+        raise ProtocolError(
+            f"{self._store.uri} no longer holds what round {self.version} of {self.fragment} is made of"
+        )
 
-class StrictReplica(_Rebuilt):
+
+class StrictReplica(Replica):
     """Follows the log from a whole master that the log vouches for, so that what stands on another one is void."""
 
     def _heal(self, commit: Commit) -> str | None:
         return f"stands on master {commit.base_sha[:16]}, the log makes {self.master.sha256[:16]}"
+
+    def _was_mistaken(self, fault: str, is_chained: bool) -> bool:
+        """It doesn't ask the others."""
+        return False
 
 
 def rebuild_master(
@@ -382,18 +405,21 @@ def rebuild_master(
     runtime: Runtime,
     roster: Roster,
     start: Master | None = None,
+    at_most: int | None = None,
+    but_for: Collection[int] = (),
 ) -> Master:
     """master(fragment, version) from `start`, or the newest vouched snapshot at or below it, and the log.
 
+    at_most, but_for   of snapshots: no newer one, and none of these versions
+
     Raises StoreError when a commit up to `version` is missing, ProtocolError when the log before it is gone.
     """
-    replica = _Rebuilt(store, run, fragment, runtime=runtime, roster=roster, site="", start=start, at_most=version)
+    chosen = {"start": start, "at_most": version if at_most is None else at_most, "but_for": but_for}
+    replica = _Rebuilt(store, run, fragment, runtime=runtime, roster=roster, site="", **chosen)
     while replica.version < version:
         if not replica.advance():
             raise StoreError(
                 f"{store.uri} has no complete round {replica.version} of fragment {fragment}, "
                 f"which master version {version} is made of"
             )
-    if replica.version > version:
-        raise ProtocolError(f"{store.uri} no longer holds the log of fragment {fragment} up to version {version}")
     return replica.master
