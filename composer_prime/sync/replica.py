@@ -267,10 +267,13 @@ class Replica:
 
         From a snapshot for which a commit vouches that we took for sound: who makes the commit in question, or made a
         void one, may have stored a master of its own making.
+
+        Raises MasterMismatch when we have read the rounds before otherwise, so that what this site was told of its
+        offers is wrong.
         """
         ours = self.master.sha256
         try:
-            self.master = rebuild_master(
+            exact = _rebuilt(
                 self._store,
                 self._run,
                 self.fragment,
@@ -284,7 +287,14 @@ class Replica:
             self._stranded = self._is_collected()
             if not self._stranded:
                 raise
-        return self._stranded or self.master.sha256 != ours
+            return True
+        if exact.history.rounds != self.history.rounds:
+            raise MasterMismatch(
+                f"fragment {self.fragment} version {self.version}: with a wrong master, this site judged a round "
+                "before it otherwise than the log does: start it again, it goes on from its checkpoint"
+            )
+        self.master = exact.master
+        return self.master.sha256 != ours
 
     def is_mistaken(self, theirs: Sequence[str]) -> bool:
         """Whether our master was wrong, as the base hashes of the others' offers say and the log confirms.
@@ -368,23 +378,6 @@ class Replica:
         ]
 
 
-class _Rebuilt(Replica):
-    """Moved up to one version by the log alone; it never heals itself."""
-
-    def _heal(self, commit: Commit) -> str | None:
-        """A rebuild compares at its end, not on the way."""
-        return None
-
-    def _was_mistaken(self, fault: str, is_chained: bool) -> bool:
-        """Nor does it ask the others."""
-        return False
-
-    def _jump(self) -> list[Round]:
-        raise ProtocolError(
-            f"{self._store.uri} no longer holds what round {self.version} of {self.fragment} is made of"
-        )
-
-
 class StrictReplica(Replica):
     """Follows the log from a whole master that the log vouches for, so that what stands on another one is void."""
 
@@ -396,7 +389,33 @@ class StrictReplica(Replica):
         return False
 
 
+class _Rebuilt(StrictReplica):
+    """Moved up to one version by the log alone."""
+
+    def _jump(self) -> list[Round]:
+        raise ProtocolError(
+            f"{self._store.uri} no longer holds what round {self.version} of {self.fragment} is made of"
+        )
+
+
 def rebuild_master(
+    store: Store,
+    run: Run,
+    fragment: int,
+    version: int,
+    *,
+    runtime: Runtime,
+    roster: Roster,
+    start: Master | None = None,
+) -> Master:
+    """master(fragment, version) from `start`, or the newest vouched snapshot at or below it, and the log.
+
+    Raises StoreError when a commit up to `version` is missing, ProtocolError when the log before it is gone.
+    """
+    return _rebuilt(store, run, fragment, version, runtime=runtime, roster=roster, start=start).master
+
+
+def _rebuilt(
     store: Store,
     run: Run,
     fragment: int,
@@ -407,13 +426,8 @@ def rebuild_master(
     start: Master | None = None,
     at_most: int | None = None,
     but_for: Collection[int] = (),
-) -> Master:
-    """master(fragment, version) from `start`, or the newest vouched snapshot at or below it, and the log.
-
-    at_most, but_for   of snapshots: no newer one, and none of these versions
-
-    Raises StoreError when a commit up to `version` is missing, ProtocolError when the log before it is gone.
-    """
+) -> Replica:
+    """A replica on it. Of snapshots none is newer than `at_most`, or of the versions `but_for`."""
     chosen = {"start": start, "at_most": version if at_most is None else at_most, "but_for": but_for}
     replica = _Rebuilt(store, run, fragment, runtime=runtime, roster=roster, site="", **chosen)
     while replica.version < version:
@@ -422,4 +436,4 @@ def rebuild_master(
                 f"{store.uri} has no complete round {replica.version} of fragment {fragment}, "
                 f"which master version {version} is made of"
             )
-    return replica.master
+    return replica

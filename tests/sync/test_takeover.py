@@ -1,4 +1,4 @@
-"""Rule 1: who is admitted may store a master of its own making and commit on it; nobody who follows the log moves."""
+"""Rule 1: who is admitted may store a master of its own making and commit on it; who follows the log doesn't move."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from composer_prime.errors import MasterMismatch
 from composer_prime.store import Store, keys
 from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.records import Commit
+from composer_prime.sync.replica import rebuild_master
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.snapshots import Master, store_master
 from composer_prime.sync.start import Founding
@@ -78,3 +79,37 @@ def test_nor_does_a_later_commit_that_hides_the_void_one_move_anybody(store, clo
         with pytest.raises(MasterMismatch):
             site.courier.follow()
         assert (site.replicas[0].version, site.replicas[0].master.sha256) == (2, honest)
+
+
+def test_a_master_is_rebuilt_past_a_commit_that_was_void_for_its_base(store, clock):
+    a, b, e = entered(store, clock)
+    commit_on(e, "f" * 64, version=1, previous=e.replicas[0].previous)
+    for version in (2, 3):
+        a.courier.follow()
+        a.courier.collect(0)
+        a.hand_over(0, 1.0)
+        to_version(clock, version + 1, a, b)
+    good = a.courier.master(0)
+    assert a.replicas[0].history.voids == (1,) and good.version == 4
+    assert rebuild_master(store, a.run, 0, 4, runtime=a.runtime, roster=a.roster).sha256 == good.sha256
+    b.replicas[0].master = Master(0, 4, good.weights + 1, None)
+    a.courier.collect(0)
+    a.hand_over(0, 1.0)
+    to_version(clock, 5, a, b)
+    assert b.courier.master(0).sha256 == a.courier.master(0).sha256
+
+
+def test_who_took_its_own_commit_on_a_wrong_master_for_sound_stops_and_calls_no_other_void(store, clock):
+    a, b, e = entered(store, clock)
+    wrong = Master(0, 1, a.courier.master(0).weights + 1, None)
+    e.replicas[0].master = wrong
+    commit_on(e, wrong.sha256, version=1, previous=e.replicas[0].previous)
+    for site in (a, b, e):
+        site.courier.follow()
+        site.courier.collect(0)
+    assert (e.replicas[0].history.voids, a.replicas[0].history.voids) == ((), (1,))
+    b.hand_over(0, 2.0)
+    to_version(clock, 3, a, b)
+    with pytest.raises(MasterMismatch, match="start it again"):
+        e.courier.follow()
+    assert e.replicas[0].version == 2
