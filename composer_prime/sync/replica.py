@@ -5,8 +5,9 @@ Nothing local enters here: two replicas that have read the same log hold the sam
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 
 from composer_prime.errors import CorruptObject, KeyMissing, MasterMismatch, ProtocolError, StoreError
 from composer_prime.outer.outer_optimizer import nesterov_next
@@ -230,7 +231,7 @@ class Replica:
         """Who is no judge waits, unless a newer snapshot stands: what it waits for may be gone with the log before."""
         if self.is_judge:
             return [self._pass(void, self.master.unchanged(), commit_sha, None)]
-        return self._jump() if self._is_collected() else []
+        return self._jump() if any(self._newer_snapshots(self.version)) else []
 
     def _forget_round(self) -> None:
         self.closing = self._looked = None
@@ -284,7 +285,7 @@ class Replica:
                 but_for=self.history.all_voids - {0},  # for the first one the manifest vouches
             )
         except ProtocolError:
-            self._stranded = self._is_collected()
+            self._stranded = self._may_be_gone(self.version - 1)
             if not self._stranded:
                 raise
             return True
@@ -355,9 +356,17 @@ class Replica:
         return self._is_collected()
 
     def _is_collected(self) -> bool:
-        """Whether what rounds here were made of may have been deleted: a newer snapshot stands."""
-        newest = next(vouched_snapshots(self._store, self._run, self._roster, self.fragment), None)
-        return newest is not None and newest[0] > self.version
+        """Whether what the open round is made of may have been deleted (rule 13)."""
+        return self._may_be_gone(self.version)
+
+    def _may_be_gone(self, version: int) -> bool:
+        """Whether garbage may go up to that round: two snapshots are newer, and the log isn't kept."""
+        newer = islice(self._newer_snapshots(version), 2)
+        return not self._terms.keep_log and len(list(newer)) == 2
+
+    def _newer_snapshots(self, version: int) -> Iterator[int]:
+        found = vouched_snapshots(self._store, self._run, self._roster, self.fragment)
+        return takewhile(lambda stored: stored > version, (stored for stored, _ in found))
 
     def _jump(self) -> list[Round]:
         """Stand on a newer snapshot, since the log before it is gone; the rounds in between, as their commits tell."""

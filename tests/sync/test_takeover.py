@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from composer_prime.errors import MasterMismatch
+from composer_prime.errors import MasterMismatch, StoreError
 from composer_prime.store import Store, keys
 from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.records import Commit
@@ -113,3 +113,26 @@ def test_who_took_its_own_commit_on_a_wrong_master_for_sound_stops_and_calls_no_
     with pytest.raises(MasterMismatch, match="start it again"):
         e.courier.follow()
     assert e.replicas[0].version == 2
+
+
+def test_a_commit_whose_payload_is_kept_back_makes_nobody_jump_to_a_master_of_its_sites_own_making(store, clock):
+    a, _, e = entered(store, clock)
+    honest = a.courier.master(0).sha256
+    for site in (a, e):
+        site.beat()
+    e.hand_over(0, 2.0)
+    e.runtime.run_tasks()
+    e.courier._bring(0)
+    clock[0] += 61.0  # it is alone, and nobody else has offered
+    for _ in range(3):
+        e.courier._members.observe()
+        if not e.courier._closer.serve(e.replicas[0]):
+            clock[0] += 1.0
+    commit = Commit.from_bytes(store.get(keys.commit(0, 1)), "commit")
+    store.delete(commit.taken[0].payload)
+    own = Master(0, 2, torch.full((a.replicas[0].numel,), 7.0), None)
+    commit_on(e, own.sha256, version=2, previous=sha256_hex(commit.to_bytes()))
+    store_master(store, own)
+    with pytest.raises(StoreError, match="no object at"):
+        a.courier.follow()
+    assert (a.replicas[0].version, a.replicas[0].master.sha256) == (1, honest)
