@@ -58,7 +58,9 @@ class Errand:
     version: int
     """The round that was open at the capture."""
     data: bytes | memoryview | None = None
-    """The payload's bytes, once coded and until uploaded."""
+    """The payload's bytes, once coded and until uploaded and written ahead."""
+    stored: bool = False
+    """Whether the payload is in the bucket; it may still have to be written ahead."""
     payload: str | None = None
     sha256: str | None = None
     slices: str = ""
