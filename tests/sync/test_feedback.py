@@ -264,3 +264,16 @@ def test_a_committer_whose_journal_is_full_closes_the_others_rounds_and_uploads_
     settled = b.courier.collect(0)[1]
     assert b.courier.versions() == (1, 0) and settled is not None and settled.outcome == "taken"
     assert sum(map(keys.is_payload, puts)) == 1
+
+
+def test_a_journal_on_a_full_disk_leaves_no_half_entry_that_keeps_it_full(tmp_path, monkeypatch):
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    journal = FileJournal(tmp_path)
+    (tmp_path / "0000-aaaa.new").write_bytes(b"of a process that was killed")
+    with monkeypatch.context() as patch:
+        patch.setattr("composer_prime.sync.journal.os.fsync", full)
+        with pytest.raises(StoreError, match="No space left"):
+            journal.write(0, keys.payload(0, 0, "a", "1" * 64), torch.zeros(3))
+    assert list(tmp_path.iterdir()) == []
