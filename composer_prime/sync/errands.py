@@ -7,7 +7,7 @@ from torch import Tensor
 
 from composer_prime.outer.pseudograd import pseudograd
 from composer_prime.sync.protocol import Verdict
-from composer_prime.sync.records import Offer
+from composer_prime.sync.records import MAX_REASON, Offer
 from composer_prime.sync.runtime import Task
 
 Outcome = Literal["out", "taken", "missed", "void", "overtaken"]
@@ -113,7 +113,7 @@ class OpenRound:
 
     def refuse(self, site: str, why: str) -> None:
         """An offer isn't worth merging; the commit says why."""
-        self.verdicts[site], self.faults[site] = "invalid", why
+        self.verdicts[site], self.faults[site] = "invalid", why[:MAX_REASON]
         self.offers.pop(site, None)
 
     def set_aside(self, site: str, why: str) -> None:

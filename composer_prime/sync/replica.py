@@ -18,7 +18,7 @@ from composer_prime.sync.history import History, voids_among
 from composer_prime.sync.merging import Closing, Merger
 from composer_prime.sync.protocol import is_odd_one_out, takeover_s
 from composer_prime.sync.reading import find_record, read_bytes
-from composer_prime.sync.records import Commit, Offer, Taken
+from composer_prime.sync.records import MAX_REASON, Commit, Offer, Taken
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import Run
 from composer_prime.sync.runtime import Runtime
@@ -187,6 +187,7 @@ class Replica:
 
     def _void(self, fault: str, commit: Commit | None) -> Round:
         """A round that took nothing, since its commit is faulty; who is no judge only doubts it."""
+        fault = fault[:MAX_REASON]
         if self.is_judge:
             logger.error("commit_void fragment=%d version=%d fault=%s", self.fragment, self.version, fault)
         refused = {} if commit is None else {entry.site: entry.why for entry in commit.refused}
