@@ -17,19 +17,14 @@ from composer_prime.sync.archive import Archive
 from composer_prime.sync.errands import Capture, Errand, Settled
 from composer_prime.sync.journal import Journal
 from composer_prime.sync.members import Members, Pulse
-from composer_prime.sync.protocol import (
-    due_fragment,
-    reducer_rank,
-    run_is_over,
-    takeover_s,
-)
+from composer_prime.sync.protocol import due_fragment, reducer_rank, run_is_over, takeover_s
 from composer_prime.sync.records import Offer
 from composer_prime.sync.refining import Refining
 from composer_prime.sync.replica import Replica, Round
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.rounds import RoundCloser
 from composer_prime.sync.run import Run
-from composer_prime.sync.runtime import Runtime, side_by_side
+from composer_prime.sync.runtime import PARALLEL_BODIES, Room, Runtime, side_by_side
 from composer_prime.sync.snapshots import Master
 from composer_prime.sync.tape import Tape
 from composer_prime.sync.witness import Witness
@@ -86,6 +81,7 @@ class Courier:
         """Guards masters and errands, which move together; notified when a round has settled."""
         self._masters = [replica.master for replica in replicas]
         self._errands: dict[int, Errand] = {}
+        self._uploads = Room(runtime, PARALLEL_BODIES)
         self._overtaken: set[int] = set()
         self._archive = Archive(
             store, run, runtime=runtime, roster=roster, members=members, replicas=replicas, tape=tape, site=site
@@ -364,9 +360,13 @@ class Courier:
         """Code one payload, write ahead what that leaves, and upload it: payload before record."""
         started = self._runtime.now()
         try:
-            if errand.data is None:
-                self._code(errand)
-            self._runtime.map(lambda act: act(errand), [self._put, self._write_ahead])
+            with self._uploads:
+                started = self._runtime.now()
+                if errand.data is None:
+                    self._code(errand)
+                # Not in `runtime.map`, whose threads the passes need: a slow link's uploads would hold all of them.
+                both = [partial(act, errand) for act in (self._put, self._write_ahead)]
+                side_by_side(self._runtime, "outer-upload", both)
             with self.changed:
                 errand.data, errand.ready = None, True
         except BaseException as error:
