@@ -17,19 +17,14 @@ from composer_prime.sync.archive import Archive
 from composer_prime.sync.errands import Capture, Errand, Settled
 from composer_prime.sync.journal import Journal
 from composer_prime.sync.members import Members, Pulse
-from composer_prime.sync.protocol import (
-    due_fragment,
-    reducer_rank,
-    run_is_over,
-    takeover_s,
-)
+from composer_prime.sync.protocol import due_fragment, reducer_rank, run_is_over, takeover_s
 from composer_prime.sync.records import Offer
 from composer_prime.sync.refining import Refining
 from composer_prime.sync.replica import Replica, Round
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.rounds import RoundCloser
 from composer_prime.sync.run import Run
-from composer_prime.sync.runtime import Runtime, side_by_side
+from composer_prime.sync.runtime import PARALLEL_BODIES, Room, Runtime, side_by_side
 from composer_prime.sync.snapshots import Master
 from composer_prime.sync.tape import Tape
 from composer_prime.sync.witness import Witness
@@ -86,6 +81,7 @@ class Courier:
         """Guards masters and errands, which move together; notified when a round has settled."""
         self._masters = [replica.master for replica in replicas]
         self._errands: dict[int, Errand] = {}
+        self._uploads = Room(runtime, PARALLEL_BODIES)
         self._overtaken: set[int] = set()
         self._archive = Archive(
             store, run, runtime=runtime, roster=roster, members=members, replicas=replicas, tape=tape, site=site
@@ -241,8 +237,7 @@ class Courier:
                 self._look_at_members(now)
             if self.returning:
                 self._look_for_others()
-            for fragment in list(self._errands):
-                self._bring(fragment)
+            failed = [error for error in map(self._bring, list(self._errands)) if error is not None]
             for fragment in self._served():
                 if self._closer.serve(self._replicas[fragment]):
                     self._witness.created(fragment, self._replicas[fragment].version)
@@ -250,6 +245,8 @@ class Courier:
                     self.follow([fragment])
             self._reduce_parts()
             self._archive.tick()
+            if failed:  # an upload: it holds up nobody else's rounds
+                raise failed[0]
 
     def _look_at_log(self, now: float) -> None:
         """Follow the fragments that may have moved, and where a turn is near the one that is due by then."""
@@ -363,9 +360,13 @@ class Courier:
         """Code one payload, write ahead what that leaves, and upload it: payload before record."""
         started = self._runtime.now()
         try:
-            if errand.data is None:
-                self._code(errand)
-            self._runtime.map(lambda act: act(errand), [self._put, self._write_ahead])
+            with self._uploads:
+                started = self._runtime.now()
+                if errand.data is None:
+                    self._code(errand)
+                # Not in `runtime.map`, whose threads the passes need: a slow link's uploads would hold all of them.
+                both = [partial(act, errand) for act in (self._put, self._write_ahead)]
+                side_by_side(self._runtime, "outer-upload", both)
             with self.changed:
                 errand.data, errand.ready = None, True
         except BaseException as error:
@@ -390,7 +391,9 @@ class Courier:
 
     def _put(self, errand: Errand) -> None:
         assert errand.payload is not None and errand.data is not None
-        self._store.put(errand.payload, errand.data)
+        if not errand.stored:  # the journal's disk may be full for hours
+            self._store.put(errand.payload, errand.data)
+            errand.stored = True
 
     def _write_ahead(self, errand: Errand) -> None:
         """Rule 12: what the payload leaves if it is taken must outlive a crash before the offer's record names it."""
@@ -398,21 +401,24 @@ class Courier:
             assert errand.payload is not None
             self._journal.write(errand.capture.fragment, errand.payload, errand.residual)
 
-    def _bring(self, fragment: int) -> None:
-        """Create the offer's record once its payload is there, in whatever round is open by then."""
+    def _bring(self, fragment: int) -> StoreError | None:
+        """Create the offer's record once its payload is there, in whatever round is open by then.
+
+        Returns what its upload failed of, which is tried again.
+        """
         errand = self._errands.get(fragment)
         if errand is None or errand.outcome != "out" or errand.offered_at is not None:
-            return
-        if errand.failure is not None:
-            failure = errand.failure
-            if isinstance(failure, StoreError):
-                self._start_upload(errand)
-            raise failure
+            return None
+        if (failure := errand.failure) is not None:
+            if not isinstance(failure, StoreError):
+                raise failure
+            self._start_upload(errand)
+            return failure
         replica = self._replicas[fragment]
         if not errand.ready or replica.version >= self._terms.final_version:
-            return  # after the last round there is none to offer into, until the owner opens another
+            return None  # after the last round there is none to offer into, until the owner opens another
         if replica.master.coarse and not self._closer.is_vouched_for(replica):
-            return
+            return None
         offer = self._offer_of(errand, replica.master)
         # The record names the round first and the claims are read then: docs/protocol.md, "Two processes of one name".
         self._pulse.check()
@@ -426,10 +432,11 @@ class Courier:
         if not won:
             # An earlier incarnation offered in this round: its record stands, and this capture misses the round.
             logger.info("offer_stands_already fragment=%d version=%d", fragment, offer.version)
-            return
+            return None
         self._tape.write(
             "offer", fragment=fragment, version=offer.version, tokens=errand.capture.tokens, nbytes=errand.nbytes
         )
+        return None
 
     def _offer_of(self, errand: Errand, master: Master) -> Offer:
         capture = errand.capture

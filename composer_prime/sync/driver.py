@@ -56,6 +56,8 @@ class Driver:
         self._beat_every_s = beat_every_s
         self._progress = progress
         self._state: SiteState = "joining"
+        self._beating = runtime.lock()
+        """Held for one beat: the last one that is written says the last state."""
         self._signal = runtime.condition()
         self._awake = False
         self._stop = False
@@ -176,7 +178,8 @@ class Driver:
         inner_step, trained_tokens = self._progress()
         courier = self._courier
         try:
-            self._pulse.beat(self._state, courier.versions(), courier.pins(), inner_step, trained_tokens)
+            with self._beating:
+                self._pulse.beat(self._state, courier.versions(), courier.pins(), inner_step, trained_tokens)
         except (StoreError, StoreUnusable, SiteRevoked) as error:
             # That we aren't let in any more, the courier says, too.
             logger.warning("beat_failed error=%s", error)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from composer_prime.outer.pseudograd import pseudograd
 from composer_prime.sync.protocol import Verdict
-from composer_prime.sync.records import Offer
+from composer_prime.sync.records import MAX_REASON, Offer
 from composer_prime.sync.runtime import Task
 
 Outcome = Literal["out", "taken", "missed", "void", "overtaken"]
@@ -58,7 +58,9 @@ class Errand:
     version: int
     """The round that was open at the capture."""
     data: bytes | memoryview | None = None
-    """The payload's bytes, once coded and until uploaded."""
+    """The payload's bytes, once coded and until uploaded and written ahead."""
+    stored: bool = False
+    """Whether the payload is in the bucket; it may still have to be written ahead."""
     payload: str | None = None
     sha256: str | None = None
     slices: str = ""
@@ -111,7 +113,7 @@ class OpenRound:
 
     def refuse(self, site: str, why: str) -> None:
         """An offer isn't worth merging; the commit says why."""
-        self.verdicts[site], self.faults[site] = "invalid", why
+        self.verdicts[site], self.faults[site] = "invalid", why[:MAX_REASON]
         self.offers.pop(site, None)
 
     def set_aside(self, site: str, why: str) -> None:

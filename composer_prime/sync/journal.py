@@ -45,6 +45,8 @@ class FileJournal:
         temporary = place.with_suffix(".new")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            for left in self._folder.glob(f"{fragment:04d}-*.new"):  # of a process that was killed
+                left.unlink(missing_ok=True)
             with temporary.open("wb") as file:
                 file.write(_header(payload, residual.numel()))
                 file.write(residual.numpy().astype("<f4", copy=False).data)
@@ -57,6 +59,7 @@ class FileJournal:
             for old in entries[:-KEPT]:
                 old.unlink()
         except OSError as error:
+            temporary.unlink(missing_ok=True)  # it may be what fills the disk
             raise StoreError(
                 f"{place} can't be written ({error.strerror}): free some space on the site's disk"
             ) from error

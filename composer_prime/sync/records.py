@@ -126,6 +126,10 @@ class Taken(Record):
         return self.offer.trained_tokens
 
 
+MAX_REASON = 300
+"""Characters of a reason: it may quote what a stranger wrote, and a record that is too long counts for nothing."""
+
+
 class Refused(Record):
     """An offer that a commit, or one part of it, leaves out, and why."""
 

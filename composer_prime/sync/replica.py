@@ -5,8 +5,9 @@ Nothing local enters here: two replicas that have read the same log hold the sam
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 
 from composer_prime.errors import CorruptObject, KeyMissing, MasterMismatch, ProtocolError, StoreError
 from composer_prime.outer.outer_optimizer import nesterov_next
@@ -17,7 +18,7 @@ from composer_prime.sync.history import History, voids_among
 from composer_prime.sync.merging import Closing, Merger
 from composer_prime.sync.protocol import is_odd_one_out, takeover_s
 from composer_prime.sync.reading import find_record, read_bytes
-from composer_prime.sync.records import Commit, Offer, Taken
+from composer_prime.sync.records import MAX_REASON, Commit, Offer, Taken
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import Run
 from composer_prime.sync.runtime import Runtime
@@ -57,8 +58,10 @@ class Replica:
         site: str,
         start: Master | None = None,
         at_most: int | None = None,
+        but_for: Collection[int] = (),
     ) -> None:
-        """Stand on `start`, or on the newest vouched snapshot, none above version `at_most`; `advance` moves on.
+        """Stand on `start`, or on the newest vouched snapshot, none above version `at_most` nor of the versions
+        `but_for`; `advance` moves on.
 
         Raises CorruptObject when the bucket holds no sound snapshot.
         """
@@ -79,7 +82,7 @@ class Replica:
         """Whether our master is wrong and the log to make it anew is gone; what a live site pins is less than that."""
         self.on_pass: Callable[[], None] = lambda: None
         """Called when a round has been passed, with all that was read for it found sound."""
-        master = start or newest_master(store, run, roster, fragment, at_most=at_most)
+        master = start or newest_master(store, run, roster, fragment, at_most=at_most, but_for=but_for)
         if master is None:
             raise CorruptObject(
                 f"{store.uri} holds no sound snapshot of fragment {fragment} that its log vouches for: "
@@ -95,6 +98,7 @@ class Replica:
         if master.version > 0:
             previous = sha256_hex(read_bytes(self._store, keys.commit(self.fragment, master.version - 1)))
         history.floor = max(history.floor, self.history.floor)
+        history.all_voids |= self.history.all_voids
         self.master, self.history, self.previous = master, history, previous
 
     @property
@@ -183,6 +187,7 @@ class Replica:
 
     def _void(self, fault: str, commit: Commit | None) -> Round:
         """A round that took nothing, since its commit is faulty; who is no judge only doubts it."""
+        fault = fault[:MAX_REASON]
         if self.is_judge:
             logger.error("commit_void fragment=%d version=%d fault=%s", self.fragment, self.version, fault)
         refused = {} if commit is None else {entry.site: entry.why for entry in commit.refused}
@@ -227,7 +232,7 @@ class Replica:
         """Who is no judge waits, unless a newer snapshot stands: what it waits for may be gone with the log before."""
         if self.is_judge:
             return [self._pass(void, self.master.unchanged(), commit_sha, None)]
-        return self._jump() if self._is_collected() else []
+        return self._jump() if any(self._newer_snapshots(self.version)) else []
 
     def _forget_round(self) -> None:
         self.closing = self._looked = None
@@ -260,17 +265,38 @@ class Replica:
         return f"stands on master {commit.base_sha[:16]}, the log makes {self.master.sha256[:16]} here"
 
     def _rebuild(self) -> bool:
-        """Make our master anew from a snapshot and the log; whether it was another one, or can't be made any more."""
+        """Make our master anew from a snapshot and the log; whether it was another one, or can't be made any more.
+
+        From a snapshot for which a commit vouches that we took for sound: who makes the commit in question, or made a
+        void one, may have stored a master of its own making.
+
+        Raises MasterMismatch when we have read the rounds before otherwise, so that what this site was told of its
+        offers is wrong.
+        """
         ours = self.master.sha256
         try:
-            self.master = rebuild_master(
-                self._store, self._run, self.fragment, self.version, runtime=self._runtime, roster=self._roster
+            exact = _rebuilt(
+                self._store,
+                self._run,
+                self.fragment,
+                self.version,
+                runtime=self._runtime,
+                roster=self._roster,
+                at_most=max(self.version - 1, 0),
+                but_for=self.history.all_voids - {0},  # for the first one the manifest vouches
             )
         except ProtocolError:
-            self._stranded = self._is_collected()
+            self._stranded = self._may_be_gone(self.version - 1)
             if not self._stranded:
                 raise
-        return self._stranded or self.master.sha256 != ours
+            return True
+        if exact.history.rounds != self.history.rounds:
+            raise MasterMismatch(
+                f"fragment {self.fragment} version {self.version}: with a wrong master, this site judged a round "
+                "before it otherwise than the log does: start it again, it goes on from its checkpoint"
+            )
+        self.master = exact.master
+        return self.master.sha256 != ours
 
     def is_mistaken(self, theirs: Sequence[str]) -> bool:
         """Whether our master was wrong, as the base hashes of the others' offers say and the log confirms.
@@ -331,9 +357,17 @@ class Replica:
         return self._is_collected()
 
     def _is_collected(self) -> bool:
-        """Whether what rounds here were made of may have been deleted: a newer snapshot stands."""
-        newest = next(vouched_snapshots(self._store, self._run, self._roster, self.fragment), None)
-        return newest is not None and newest[0] > self.version
+        """Whether what the open round is made of may have been deleted (rule 13)."""
+        return self._may_be_gone(self.version)
+
+    def _may_be_gone(self, version: int) -> bool:
+        """Whether garbage may go up to that round: two snapshots are newer, and the log isn't kept."""
+        newer = islice(self._newer_snapshots(version), 2)
+        return not self._terms.keep_log and len(list(newer)) == 2
+
+    def _newer_snapshots(self, version: int) -> Iterator[int]:
+        found = vouched_snapshots(self._store, self._run, self._roster, self.fragment)
+        return takewhile(lambda stored: stored > version, (stored for stored, _ in found))
 
     def _jump(self) -> list[Round]:
         """Stand on a newer snapshot, since the log before it is gone; the rounds in between, as their commits tell."""
@@ -354,23 +388,24 @@ class Replica:
         ]
 
 
-class _Rebuilt(Replica):
-    """A replica that is only ever moved up to one version, and never heals itself."""
-
-    def _heal(self, commit: Commit) -> str | None:
-        """A rebuild compares at its end, not on the way."""
-        return None
-
-    def _was_mistaken(self, fault: str, is_chained: bool) -> bool:
-        """Nor does it ask the others."""
-        return False
-
-
-class StrictReplica(_Rebuilt):
+class StrictReplica(Replica):
     """Follows the log from a whole master that the log vouches for, so that what stands on another one is void."""
 
     def _heal(self, commit: Commit) -> str | None:
         return f"stands on master {commit.base_sha[:16]}, the log makes {self.master.sha256[:16]}"
+
+    def _was_mistaken(self, fault: str, is_chained: bool) -> bool:
+        """It doesn't ask the others."""
+        return False
+
+
+class _Rebuilt(StrictReplica):
+    """Moved up to one version by the log alone."""
+
+    def _jump(self) -> list[Round]:
+        raise ProtocolError(
+            f"{self._store.uri} no longer holds what round {self.version} of {self.fragment} is made of"
+        )
 
 
 def rebuild_master(
@@ -387,13 +422,28 @@ def rebuild_master(
 
     Raises StoreError when a commit up to `version` is missing, ProtocolError when the log before it is gone.
     """
-    replica = _Rebuilt(store, run, fragment, runtime=runtime, roster=roster, site="", start=start, at_most=version)
+    return _rebuilt(store, run, fragment, version, runtime=runtime, roster=roster, start=start).master
+
+
+def _rebuilt(
+    store: Store,
+    run: Run,
+    fragment: int,
+    version: int,
+    *,
+    runtime: Runtime,
+    roster: Roster,
+    start: Master | None = None,
+    at_most: int | None = None,
+    but_for: Collection[int] = (),
+) -> Replica:
+    """A replica on it. Of snapshots none is newer than `at_most`, or of the versions `but_for`."""
+    chosen = {"start": start, "at_most": version if at_most is None else at_most, "but_for": but_for}
+    replica = _Rebuilt(store, run, fragment, runtime=runtime, roster=roster, site="", **chosen)
     while replica.version < version:
         if not replica.advance():
             raise StoreError(
                 f"{store.uri} has no complete round {replica.version} of fragment {fragment}, "
                 f"which master version {version} is made of"
             )
-    if replica.version > version:
-        raise ProtocolError(f"{store.uri} no longer holds the log of fragment {fragment} up to version {version}")
-    return replica.master
+    return replica

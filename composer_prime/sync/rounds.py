@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from composer_prime.errors import CorruptObject, KeyMissing
 from composer_prime.store import keys
 from composer_prime.store.base import Store
+from composer_prime.sync.canonical import MAX_RECORD_BYTES
 from composer_prime.sync.errands import OpenRound
 from composer_prime.sync.members import Members
 from composer_prime.sync.protocol import (
@@ -31,6 +32,11 @@ from composer_prime.sync.runtime import Runtime
 from composer_prime.sync.validity import copies, offer_fault, write_commit
 
 logger = logging.getLogger(__name__)
+
+MAX_REFUSED = 100
+"""Refused offers that a commit names: anybody may write some, and nothing depends on them."""
+SPARED_BYTES = 2**19
+"""Of a commit's record, for what isn't the offers taken."""
 
 
 class RoundCloser:
@@ -159,7 +165,8 @@ class RoundCloser:
                 current.bases[site] = base
             if isinstance(found, str) or fault is not None:
                 current.refuse(site, fault or "unreadable")
-                logger.warning("offer_refused fragment=%d site=%s why=%s", replica.fragment, site, fault)
+                why = current.faults[site]
+                logger.warning("offer_refused fragment=%d site=%s why=%s", replica.fragment, site, why)
                 continue
             if (newer := self._members.incarnation(site)) > found.incarnation:
                 current.set_aside(site, f"was made by incarnation {found.incarnation}, {newer} has taken over")
@@ -233,7 +240,7 @@ class RoundCloser:
 
     def _commit(self, current: OpenRound, replica: Replica, sites: tuple[str, ...]) -> bool:
         """Create the commit; losing the race is as good."""
-        take = {site: current.offers[site] for site in sites}
+        take = self._fitting(current, replica, sites)
         gathered = num_parts(len(take), replica.coding.plan.num_slices, self._terms) == 0
         if gathered and not self._check_payloads(current, replica, take):
             return False  # fewer are left: decide again
@@ -249,7 +256,7 @@ class RoundCloser:
             base_sha=replica.master.sha256,
             previous=replica.previous,
             take=take,
-            refused=current.faults,
+            refused=dict(list(current.faults.items())[:MAX_REFUSED]),
             voids=replica.history.voids,
             terms=self._terms,
             admissions=admissions,
@@ -259,6 +266,19 @@ class RoundCloser:
         )
         data = self._roster.sign(record).to_bytes()
         return self._store.create(keys.commit(replica.fragment, current.version), data)
+
+    def _fitting(self, current: OpenRound, replica: Replica, sites: tuple[str, ...]) -> dict[str, Offer]:
+        """The offers that one record has room for, those that vouch for the master first, then as drawn per round."""
+
+        def order(site: str) -> tuple[bool, int]:
+            return current.verdicts[site] != "valid", commit_rank(site, sites, *_place(replica))
+
+        left, take = MAX_RECORD_BYTES - SPARED_BYTES, {}
+        for site in sorted(sites, key=order):
+            left -= len(current.offers[site].to_bytes())
+            if left >= 0:
+                take[site] = current.offers[site]
+        return take
 
 
 def _worth(offer: Offer) -> Verdict:

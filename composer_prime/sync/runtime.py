@@ -105,6 +105,25 @@ def side_by_side(runtime: Runtime, name: str, bodies: Iterable[Callable[[], None
         raise errors[0]
 
 
+class Room:
+    """A context that so many tasks may be in at once; the others wait."""
+
+    def __init__(self, runtime: Runtime, places: int) -> None:
+        self._changed = runtime.condition()
+        self._free = places
+
+    def __enter__(self) -> None:
+        with self._changed:
+            while not self._free:
+                self._changed.wait()
+            self._free -= 1
+
+    def __exit__(self, *raised: object) -> None:
+        with self._changed:
+            self._free += 1
+            self._changed.notify_all()
+
+
 class ThreadRuntime:
     """The runtime of a real site: threads and the monotonic clock."""
 

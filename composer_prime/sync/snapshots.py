@@ -5,7 +5,7 @@ round that starts from it, or a close record for the last one (rule 1).
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -184,15 +184,25 @@ def vouched_snapshots(
 
 
 def newest_master(
-    store: Store, run: Run, roster: Roster, fragment: int, *, at_most: int | None = None, above: int = -1
+    store: Store,
+    run: Run,
+    roster: Roster,
+    fragment: int,
+    *,
+    at_most: int | None = None,
+    above: int = -1,
+    but_for: Collection[int] = (),
 ) -> Master | None:
-    """The newest stored master of a fragment that is whole and vouched for, from version `above` + 1 to `at_most`.
+    """The newest stored master of a fragment that is whole and vouched for, from version `above` + 1 to `at_most`, and
+    none of the versions `but_for`.
 
     A corrupt one is passed over with a warning, since an older one and the log make the same master. None: no such.
     """
     for version, sha in vouched_snapshots(store, run, roster, fragment, at_most):
         if version <= above:
             return None
+        if version in but_for:
+            continue
         try:
             return load_master(store, run, fragment, version, sha)
         except CorruptObject as error:

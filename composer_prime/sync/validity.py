@@ -92,6 +92,8 @@ def offer_fault(
         return f"states {len(offer.norms)} norms, the fragment has {facts.num_slices} slices"
     if not math.isfinite(offer.norm):
         return f"states norms of up to {max(offer.norms)}, whose squares have no finite sum"
+    if len(offer.slices) > 2 * DIGEST_BYTES * facts.num_slices:  # it would be remembered, decoded
+        return f"states {len(offer.slices)} characters of hashes for {facts.num_slices} slices"
     try:
         digests = digests_of(offer)
     except ProtocolError as error:

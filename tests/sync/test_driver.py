@@ -1,7 +1,12 @@
 """How often a site looks into the bucket: seldom while nothing can have happened there, often when training waits."""
 
+import threading
+
 from composer_prime.store import keys
+from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.driver import BUSY_POLL_S, IDLE_POLL_S, OPEN_POLL_S, Driver
+from composer_prime.sync.reading import read_record
+from composer_prime.sync.records import Beat
 from composer_prime.sync.tape import Tape
 from tests.sync.harness import HandSite, make_terms
 
@@ -35,3 +40,27 @@ def test_one_offer_that_stands_is_watched_while_another_fragments_upload_goes_on
     a.tick()
     a.hand_over(1, 1.0)
     assert driver_of(a)._patience_s(0.0) == BUSY_POLL_S
+
+
+def test_a_beat_that_is_late_on_its_way_does_not_overwrite_the_word_that_a_site_leaves(store, clock):
+    held, gate = threading.Event(), threading.Event()
+
+    class Late(MemoryStore):
+        def put(self, key: str, data: bytes | memoryview) -> None:
+            if keys.is_beat(key) and not held.is_set() and threading.current_thread().name == "beating":
+                held.set()
+                assert gate.wait(30)
+            super().put(key, data)
+
+    driver = driver_of(HandSite(Late(store.uri.removeprefix("memory://")), make_terms(), "a", clock))
+    driver._state = "live"
+    beating = threading.Thread(target=driver._try_beat, name="beating", daemon=True)
+    beating.start()
+    assert held.wait(30)
+    leaving = threading.Thread(target=driver.announce, args=["leaving"], daemon=True)
+    leaving.start()
+    leaving.join(0.2)
+    gate.set()
+    for thread in (beating, leaving):
+        thread.join(30)
+    assert read_record(store, Beat, keys.beat("a", 0)).state == "leaving"

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from composer_prime.errors import StoreError
 from composer_prime.store import keys, open_store
+from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.journal import FileJournal, Journal
 from composer_prime.sync.records import Commit
 from composer_prime.sync.site_clock import OuterLoop
@@ -227,3 +229,51 @@ def test_the_journal_keeps_the_last_two_payloads_of_each_fragment(tmp_path: Path
     (path,) = [path for path in (tmp_path / "journal").iterdir() if "3333" in path.name]
     path.write_bytes(path.read_bytes()[:-5])
     assert journal.read(0, payloads[3]) is None
+
+
+class FullDisk:
+    """A journal that can't be written."""
+
+    def write(self, fragment: int, payload: str, residual: torch.Tensor) -> None:
+        raise StoreError("can't be written (No space left on device)")
+
+    def read(self, fragment: int, payload: str) -> None:
+        return None
+
+
+def test_a_committer_whose_journal_is_full_closes_the_others_rounds_and_uploads_its_own_payload_once(store, clock):
+    puts: list[str] = []
+
+    class Counted(MemoryStore):
+        def put(self, key: str, data: bytes | memoryview) -> None:
+            puts.append(key)
+            super().put(key, data)
+
+    terms = make_terms(codec="int8", committer="a", grace_s=2.0)
+    counted = Counted(store.uri.removeprefix("memory://"))
+    a = HandSite(counted, terms, "a", clock, journal=FullDisk())
+    b = HandSite(store, terms, "b", clock)
+    for site, value in ((a, 1.0), (b, 2.0)):
+        site.hand_over(0, torch.randn(a.replicas[0].numel) * value)
+    for _ in range(8):
+        b.tick()
+        with pytest.raises(StoreError, match="No space left"):
+            a.tick()
+        clock[0] += 1.0
+    b.courier.follow()
+    settled = b.courier.collect(0)[1]
+    assert b.courier.versions() == (1, 0) and settled is not None and settled.outcome == "taken"
+    assert sum(map(keys.is_payload, puts)) == 1
+
+
+def test_a_journal_on_a_full_disk_leaves_no_half_entry_that_keeps_it_full(tmp_path, monkeypatch):
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    journal = FileJournal(tmp_path)
+    (tmp_path / "0000-aaaa.new").write_bytes(b"of a process that was killed")
+    with monkeypatch.context() as patch:
+        patch.setattr("composer_prime.sync.journal.os.fsync", full)
+        with pytest.raises(StoreError, match="No space left"):
+            journal.write(0, keys.payload(0, 0, "a", "1" * 64), torch.zeros(3))
+    assert list(tmp_path.iterdir()) == []

@@ -4,13 +4,20 @@ import threading
 import time
 
 import pytest
+import torch
+from torch import nn
 
 from composer_prime.errors import ConfigError
+from composer_prime.outer.fragments import trainable
 from composer_prime.store import keys, open_store
 from composer_prime.store.memory import MemoryStore
+from composer_prime.sync.entering import SiteIdentity, enter
+from composer_prime.sync.errands import Capture
+from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Commit, Offer
-from composer_prime.sync.runtime import ThreadRuntime, side_by_side
+from composer_prime.sync.runtime import PARALLEL_BODIES, ThreadRuntime, side_by_side
+from composer_prime.sync.start import Founding, create_or_join
 from tests.crowd import Crowd
 from tests.sync.harness import ThreadSite, make_terms, run_sites
 
@@ -110,3 +117,40 @@ def test_eight_bodies_run_side_by_side_and_no_more():
     crowd = Crowd(8)
     side_by_side(ThreadRuntime(), "test", [crowd.visit] * 20)
     assert crowd.most == 8
+
+
+class Held(MemoryStore):
+    """Payloads wait on their way, as over a slow link, until the gate is open."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.gate, self.crowd = threading.Event(), Crowd(PARALLEL_BODIES)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        if keys.is_payload(key):
+            self.crowd.visit()
+            assert self.gate.wait(60)
+        super().put(key, data)
+
+
+def test_a_site_goes_on_looking_at_the_bucket_while_all_its_fragments_are_being_uploaded(request):
+    store, runtime = Held(request.node.name), ThreadRuntime()
+    net = nn.Sequential(*(nn.Linear(2, 2) for _ in range(20)))
+    params = LocalParameters(dict(trainable(net.named_parameters())))
+    run = create_or_join(store, make_terms(fragments=20, inner_steps=20), "run", "a", params, runtime, Founding())
+    courier = enter(store, run, SiteIdentity("a"), runtime=runtime, journal=None).courier
+    try:
+        for fragment in run.fragments:
+            local = torch.randn(fragment.numel)
+            courier.submit(Capture(fragment.index, torch.zeros_like(local), local, None, 10, 1, 10))
+        looking = threading.Thread(target=courier.tick, daemon=True)
+        looking.start()
+        looking.join(20)
+        assert not looking.is_alive()
+    finally:
+        store.gate.set()
+        courier.finish()
+        runtime.close()
+    courier.tick()
+    assert len([key for key in store.list("rounds/") if keys.is_offer(key)]) == 20
+    assert store.crowd.most == PARALLEL_BODIES

@@ -7,6 +7,7 @@ import pytest
 
 from composer_prime.outer.slices import root_sha256, slice_digest
 from composer_prime.store import keys
+from composer_prime.sync import validity
 from composer_prime.sync.history import voids_among
 from composer_prime.sync.protocol import Authority
 from composer_prime.sync.records import Commit, Offer, Part, Refused
@@ -87,6 +88,15 @@ def test_a_norm_is_summed_from_left_to_right_with_a_rounding_each_whatever_pytho
 )
 def test_an_offer_that_cannot_stand_in_the_round_is_refused_with_the_reason(changes, word):
     assert word in (fault_of(offer(**changes)) or "")
+
+
+def test_of_hashes_that_are_too_many_nothing_is_remembered():
+    """An admitted site can sign megabytes of them, round after round."""
+    before = validity._digests.cache_info().currsize
+    for number in range(3):
+        many = base64.b64encode(bytes([number]) * 20 * 50_000).decode()
+        assert "characters of hashes for 2 slices" in str(fault_of(offer(slices=many)))
+    assert validity._digests.cache_info().currsize == before
 
 
 def test_a_late_payload_may_stand_in_a_later_round_until_it_is_too_old():
