@@ -1,6 +1,7 @@
 """torchft's DiLoCo over a bucket, each replica a process of its own, as people run it."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from torch import Tensor
 from composer_prime.integrations.torchft_rounds import Decision
 from composer_prime.store import open_store, torchft_keys
 from tests.architecture import REPOSITORY
+from tests.forked import Program
 from tests.integrations.replicas import in_lockstep
 
 pytest.importorskip("torchft")
@@ -22,7 +24,7 @@ pytest.importorskip("torchft")
 TRAIN: dict[str, Any] = {"inner_steps": 8, "num_fragments": 2, "delay": 1, "alpha": 0.25, "steps": 40}
 """Five rounds of each fragment."""
 
-Replica = tuple[subprocess.Popen[bytes], Path]
+Replica = tuple[Program, Path]
 
 
 def start(folder: Path, names: str, *, die_at: dict[str, int] | None = None, **manager: Any) -> dict[str, Replica]:
@@ -36,8 +38,8 @@ def start(folder: Path, names: str, *, die_at: dict[str, int] | None = None, **m
         }
         out = folder / f"{name}.pt"
         arguments = [f"file://{folder / 'bucket'}", name, json.dumps(settings), str(out)]
-        program = [sys.executable, "-m", "tests.integrations.torchft_replica", *arguments]
-        started[name] = subprocess.Popen(program, cwd=REPOSITORY, stderr=subprocess.PIPE), out
+        program = Program("tests.integrations.torchft_replica", arguments, os.environ, folder / f"{name}.log")
+        started[name] = program, out
     return started
 
 
@@ -45,10 +47,10 @@ def end(replica: Replica) -> dict[str, Any]:
     """What a replica saved, once it has ended well."""
     process, out = replica
     try:
-        _, errors = process.communicate(timeout=120)
+        code = process.wait(120)
     finally:
         process.kill()
-    assert process.returncode == 0, errors.decode()
+    assert code == 0, process.log.read_text()
     return torch.load(out)
 
 
@@ -71,8 +73,7 @@ def test_the_others_finish_when_a_replica_is_killed(tmp_path: Path) -> None:
     replicas = start(tmp_path, "abc", min_replicas=2, timeout_s=5.0, die_at={"c": 18})
     first, second = end(replicas["a"]), end(replicas["b"])
     process, out = replicas["c"]
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL and not out.exists(), errors.decode()
+    assert process.wait(60) == -signal.SIGKILL and not out.exists(), process.log.read_text()
     assert (first["step"], first["part"]) == (second["step"], second["part"]) == (10, 2)
     assert torch.equal(first["masters"], second["masters"])
     store = open_store(f"file://{tmp_path / 'bucket' / 'run'}")

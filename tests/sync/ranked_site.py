@@ -4,7 +4,6 @@ Parameters move by numbers that follow from their names and global places alone,
 same bits; `train` is for the tests that want gradients.
 """
 
-import multiprocessing
 import os
 import time
 from collections.abc import Callable
@@ -24,10 +23,9 @@ from composer_prime.store import open_store
 from composer_prime.sync.ranked_loop import RankedLoop
 from composer_prime.sync.ranks import Ranks
 from composer_prime.sync.site_clock import OuterLoop
+from tests.forked import PROCESSES
 from tests.sync.harness import make_terms
 
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload([__name__])
 MAX_STEPS = 200
 
 

@@ -29,6 +29,7 @@ from composer_prime.sites.embedded.inference_client import InferenceClient
 from composer_prime.sites.embedded.ports import HOST
 from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer
 from composer_prime.sites.embedded.samples import make_samples
+from composer_prime.sites.embedded.start import imported
 from composer_prime.sites.embedded.task_order import TaskOrder
 from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
 from composer_prime.sites.embedded.weights import WeightsWatcher
@@ -194,6 +195,7 @@ async def serve(settings: SiteSettings) -> None:
     drop_batches(settings.paths.rollouts, first_step(settings))
     sources = load_sources(settings)
     import_tokenizers()
+    imported()
     async with InferenceClient(f"http://{HOST}:{settings.inference_port}") as inference:
         await inference.wait_ready()
         weights = WeightsWatcher(settings.paths, inference, version=-1 if publishes_first(settings) else 0)

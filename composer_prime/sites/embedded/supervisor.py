@@ -21,6 +21,7 @@ from composer_prime.config.paths import SitePaths
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import BadInput, ComposerPrimeError, ProcessCrashed, SiteRevoked
 from composer_prime.metrics import MetricsTape
+from composer_prime.sites.embedded import start
 from composer_prime.sites.embedded.ports import HOST
 from composer_prime.sites.embedded.processes import QUIET_ENV, Child, describe_exit, stop
 from composer_prime.sites.embedded.restarts import ROLES, Verdict, judge_exit
@@ -58,7 +59,7 @@ class SiteState(enum.Enum):
 
 def role_command(role: str, site_dir: Path) -> list[str]:
     """The command of one role's process."""
-    return [sys.executable, "-m", f"composer_prime.sites.embedded.{role}", str(site_dir)]
+    return [sys.executable, "-m", start.__name__, f"{start.__package__}.{role}", str(site_dir)]
 
 
 class SiteSupervisor:

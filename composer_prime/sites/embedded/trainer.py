@@ -26,6 +26,7 @@ from composer_prime.sites.embedded.broadcasts import load_weights, publish, weig
 from composer_prime.sites.embedded.checkpoints import newest_checkpoint, save_checkpoint
 from composer_prime.sites.embedded.learner import Learner, StepReport, import_loss
 from composer_prime.sites.embedded.result import MasterVersion, SiteResult
+from composer_prime.sites.embedded.start import imported
 
 POLL_S = 0.01
 """Seconds between two looks for the next batch."""
@@ -267,6 +268,7 @@ def main(site_dir: Path) -> int:
         settings = SiteSettings.load(site_dir)
         torch.set_num_threads(settings.recipe.site.threads)
         trainer = build(settings)
+        imported()
         settings.paths.loaded.touch()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: trainer.interrupt())

@@ -3,15 +3,18 @@
 import os
 import socket
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from composer_prime.store import open_store
 from composer_prime.sync.founding import FoundingRecord, announce
+from tests.forked import Program
 from tests.sync.harness import make_terms
 
 REPOSITORY = Path(__file__).parents[3]
+Process = subprocess.Popen[bytes] | Program
 HOOKED = "composer_prime.sites.prime_rl.loss.composer_loss"
 PLAIN = "composer_prime.losses.composer.composer_loss"
 
@@ -27,10 +30,10 @@ class Launched:
     num_ranks: int = 1
     env: dict[str, str] = field(default_factory=dict)
     timeout_s: float = 280
-    _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _processes: list[Process] = field(default_factory=list)
 
-    def launch(self, command: list[str], path: list[Path]) -> None:
-        """Start every rank, with `path` to import from."""
+    def launch(self, module: str, arguments: list[str], path: list[Path]) -> None:
+        """Start every rank as `python -m module *arguments`, with `path` to import from."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -50,9 +53,13 @@ class Launched:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         self._processes = []
         for rank in range(self.num_ranks):
-            with self._log(rank).open("wb") as log:
-                environment = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                self._processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+            environment = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            self._processes.append(self._start(module, arguments, environment, self._log(rank)))
+
+    def _start(self, module: str, arguments: list[str], environment: dict[str, str], log: Path) -> Process:
+        with log.open("wb") as output:
+            command = [sys.executable, "-m", module, *arguments]
+            return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
     def _log(self, rank: int) -> Path:
         """What a rank prints; beside its folder, so that this holds what the trainer makes and nothing else."""
@@ -65,7 +72,9 @@ class Launched:
                 process.wait(self.timeout_s)
         finally:
             self.kill()
-        return self._processes[0].returncode, self.output()
+        code = self._processes[0].returncode
+        assert code is not None
+        return code, self.output()
 
     def finish(self) -> str:
         """Wait for an orderly end; what rank 0 printed."""

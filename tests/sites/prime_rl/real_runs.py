@@ -110,8 +110,7 @@ class RealTrainer(Launched):
         file = self.folder / "trainer.json"
         self.folder.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(config))
-        command = [sys.executable, "-m", "tests.sites.prime_rl.cpu_trainer", "@", str(file)]
-        self.launch(command, [*self.path, *source_path()])
+        self.launch("tests.sites.prime_rl.cpu_trainer", ["@", str(file)], [*self.path, *source_path()])
         return self
 
     def wait_for(self, place: str) -> None:

@@ -1,6 +1,5 @@
 """Starts stand-in trainers, and reads what they left."""
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.forked import Program
 from tests.sites.prime_rl.launched import HOOKED, Launched, outer_env
 
 STANDIN = Path(__file__).parent / "standin"
@@ -38,8 +38,11 @@ class Trainer(Launched):
         config: dict[str, Any] = {"output_dir": str(self.folder)} | CONFIG
         for key, value in (self.config | changes).items():
             config[key] = config[key] | value if isinstance(value, dict) else value
-        self.launch([sys.executable, "-m", "prime_rl.trainer.rl.train", repr(config)], [*self.path, STANDIN])
+        self.launch("prime_rl.trainer.rl.train", [repr(config)], [*self.path, STANDIN])
         return self
+
+    def _start(self, module: str, arguments: list[str], environment: dict[str, str], log: Path) -> Program:
+        return Program(module, arguments, environment, log)
 
     def broadcast(self, step: int) -> dict[str, Tensor]:
         """The weights that went to inference after a step."""

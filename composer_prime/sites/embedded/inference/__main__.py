@@ -16,6 +16,7 @@ from typing import NoReturn
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ComposerPrimeError
 from composer_prime.sites.embedded.ports import listen
+from composer_prime.sites.embedded.start import imported
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ def main(arguments: list[str]) -> int:
             # Late, because it loads torch: a port in use is known at once, and nobody waits for it.
             from composer_prime.sites.embedded.inference.serve import serve
 
+            imported()
             serve(settings, listener)
     except ComposerPrimeError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
