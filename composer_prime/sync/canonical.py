@@ -6,17 +6,22 @@ processes that write the same record write the same bytes.
 
 import hashlib
 import json
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from composer_prime.errors import CorruptObject
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Version of the objects and rules in the bucket; a site refuses a run of another one."""
 
 MAX_RECORD_BYTES = 4 * 2**20
 """Largest record that is read; a bigger one is corrupt, whatever it says."""
+
+MAX_COUNT = 2**53
+"""Largest integer that a record may say: every language has it, and sums and means of such are numbers still."""
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 
 
 def sha256_hex(data: bytes) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from composer_prime.errors import CorruptObject, KeyMissing, StoreError
+from composer_prime.errors import CorruptObject, KeyMissing, SiteError, StoreError
 from composer_prime.outer.aggregate import aggregate
 from composer_prime.outer.chunks import empty
 from composer_prime.outer.payloads import byte_range, decode, decode_whole
@@ -29,6 +29,8 @@ from composer_prime.sync.validity import digests_of, part_fault, part_shares
 from composer_prime.sync.witness import Witness
 
 logger = logging.getLogger(__name__)
+
+NOT_CODED = "what the part's offers make can't be coded"
 
 
 @dataclass
@@ -201,8 +203,8 @@ class Merger:
         entries = [entry for entry in commit.taken if entry.site not in excluded]
         read = self._runtime.map(lambda entry: self._read_slices(entry.offer, index, commit), entries)
         vectors = {entry.site: got for entry, got in zip(entries, read, strict=True) if not isinstance(got, str)}
-        data = self._mean(commit, vectors, excluded) if len(vectors) == len(entries) else b""
-        if sha256_hex(data) != part.sha256:
+        data = self._mean(commit, vectors, excluded) if len(vectors) == len(entries) else None
+        if data is None or sha256_hex(data) != part.sha256:
             raise fault
         logger.warning("part_restored payload=%s fault=%s", part.payload, fault)
         if self._site and self._roster.authority(commit.admissions).allows(self._site):
@@ -241,18 +243,28 @@ class Merger:
             self.witness.reduced(part, vectors)
 
     def _merge(self, part: Part, commit: Commit, vectors: Mapping[str, Tensor]) -> Part:
-        """The part's record with what these movements make."""
-        data = self._mean(commit, vectors, [entry.site for entry in part.excluded])
+        """The part's record with what these movements make; nothing, of all, where that can't be coded."""
+        why = {entry.site: entry.why for entry in part.excluded}
+        data = self._mean(commit, vectors, why)
+        if data is None:
+            logger.error("part_not_coded fragment=%d version=%d part=%d", part.fragment, part.version, part.part)
+            sites = (entry.site for entry in commit.taken)
+            none = tuple(Refused(site=site, why=why.get(site, NOT_CODED)) for site in sites)
+            return part.model_copy(update={"excluded": none})
         sha = sha256_hex(data)
         payload = keys.merged_payload(commit.fragment, commit.version, part.part, sha)
         self._store.put(payload, data)
         return part.model_copy(update={"payload": payload, "sha256": sha, "nbytes": len(data)})
 
-    def _mean(self, commit: Commit, vectors: Mapping[str, Tensor], excluded: Collection[str]) -> bytes:
-        """A part's values as they are coded."""
+    def _mean(self, commit: Commit, vectors: Mapping[str, Tensor], excluded: Collection[str]) -> bytes | None:
+        """A part's values as they are coded; None where they are none that `merged_codec` has a code for."""
         factors = part_shares(commit, excluded, self._terms)
         weighted = [(factors[site], vectors[site]) for site in sorted(vectors)]
-        return self._coding.merged_codec.encode(aggregate(self._terms.aggregate, weighted, trim=self._terms.trim))
+        merged = aggregate(self._terms.aggregate, weighted, trim=self._terms.trim)
+        try:
+            return self._coding.merged_codec.encode(merged)
+        except SiteError:  # of values of 3e38 a mean is infinite, or no bf16: any site may send such
+            return None
 
     def _zero_part(self, closing: Closing, index: int, excluded: Sequence[Refused]) -> Part:
         return Part(

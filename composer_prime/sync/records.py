@@ -8,12 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from composer_prime.sync.canonical import Record, Signed
+from composer_prime.sync.canonical import Count, Positive, Record, Signed
 from composer_prime.sync.terms import Terms
-
-MAX_COUNT = 2**53
-"""Largest count that a record may say: sums and means of such are numbers still, in floats too."""
-Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -24,7 +20,7 @@ class ParameterShape(Record):
     """One trainable parameter as the run knows it."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
 
 
 class Manifest(Record):
@@ -32,7 +28,7 @@ class Manifest(Record):
 
     one_form = True
 
-    protocol: int
+    protocol: Count
     run: str
     fingerprint: str
     """sha256 of the trainable parameters' names and shapes."""
@@ -53,9 +49,9 @@ class Offer(Signed):
     """One site's coded pseudo-gradient for round `version` of `fragment`, or the word that it has none."""
 
     site: str
-    incarnation: int = Field(ge=0)
-    fragment: int = Field(ge=0)
-    version: int = Field(ge=0)
+    incarnation: Count
+    fragment: Count
+    version: Count
     base_sha: Sha256 | None
     """sha256 of master(fragment, version), on which this offer stands; None: this site's master is coarse, it
     vouches for none and doesn't count towards the quorum."""
@@ -71,7 +67,7 @@ class Offer(Signed):
     """Root of the slices' hashes (`outer.slices`)."""
     slices: str = ""
     """The slices' hashes (`outer.slices.slice_digest`), base64; so a slice can be checked alone."""
-    nbytes: int = Field(ge=0)
+    nbytes: Count
     norms: tuple[float, ...] = ()
     """L2 norm of each slice as it decodes."""
 
@@ -140,24 +136,24 @@ class Refused(Record):
 class Commit(Signed):
     """The one record that closes round `version` of `fragment`."""
 
-    fragment: int = Field(ge=0)
-    version: int = Field(ge=0)
+    fragment: Count
+    version: Count
     base_sha: Sha256
     taken: tuple[Taken, ...]
     """Sorted by site. Empty: a void round, the next master is the same."""
     refused: tuple[Refused, ...]
     previous: Sha256
     """sha256 of the bytes of commit(fragment, version - 1); of the manifest for version 0."""
-    voids: tuple[int, ...] = ()
+    voids: tuple[Count, ...] = ()
     """Which of the last `max_stale_rounds` commits don't follow from manifest and offers, and so took nothing."""
-    num_parts: int = Field(ge=0)
+    num_parts: Count
     """Parts in which the offers taken are merged, each by one site; 0: every site merges all for itself."""
-    admissions: int = Field(default=0, ge=0)
+    admissions: Count = 0
     """The last admission record that this commit honours; 0: those of the manifest."""
     admission_sha: Sha256 | None = None
     """sha256 of that record's bytes; None for 0. Nobody can name a record that the owner has yet to write."""
     committer: str
-    incarnation: int
+    incarnation: Count
 
     def is_at(self, fragment: int, version: int) -> bool:
         """Whether it is the record of that key."""
@@ -167,15 +163,15 @@ class Commit(Signed):
 class Part(Signed):
     """Create-once: one part of a sliced round as merged by its reducer. Without a payload it is a zero part."""
 
-    fragment: int = Field(ge=0)
-    version: int = Field(ge=0)
-    part: int = Field(ge=0)
+    fragment: Count
+    version: Count
+    part: Count
     commit_sha: Sha256
     excluded: tuple[Refused, ...]
     """Offers that the commit takes and whose bytes in this part are unsound."""
     payload: str | None
     sha256: Sha256 | None
-    nbytes: int = Field(ge=0)
+    nbytes: Count
     reducer: str
 
 
@@ -183,37 +179,37 @@ class Claim(Signed):
     """Create-once: this process is incarnation `incarnation` of `site`."""
 
     site: str
-    incarnation: int = Field(ge=0)
+    incarnation: Count
     nonce: str
     host: str
-    pid: int
+    pid: Count
 
 
 class Beat(Signed):
     """The only key that is overwritten: a site's sign of life."""
 
     site: str
-    incarnation: int
+    incarnation: Count
     counter: Count
     state: SiteState
-    versions: tuple[int, ...]
+    versions: tuple[Count, ...]
     """Next round of each fragment, as this site knows it."""
     inner_step: Count
     trained_tokens: Count
     """All tokens this site has trained; what a crash loses is counted from it."""
-    pins: tuple[int, ...]
+    pins: tuple[Count, ...]
     """Oldest version of each fragment that this site may still need."""
 
 
 class Close(Signed):
     """Create-once: the final versions; later commits are invalid until the run is reopened."""
 
-    number: int = Field(ge=0)
-    versions: tuple[int, ...]
+    number: Count
+    versions: tuple[Count, ...]
     masters: tuple[Sha256, ...]
-    voids: tuple[tuple[int, ...], ...]
+    voids: tuple[tuple[Count, ...], ...]
     """Of each fragment, which of the last `max_stale_rounds` commits were void: a later commit would say so."""
-    floors: tuple[Annotated[int, Field(ge=0)], ...]
+    floors: tuple[Count, ...]
     """Of each fragment, the newest admission record that a commit of it has honoured."""
     closed_by: str
 
@@ -221,14 +217,14 @@ class Close(Signed):
 class Reopening(Signed):
     """Create-once: the run goes on to `rounds` training rounds. Signed by the owner where there is one."""
 
-    number: int = Field(ge=1)
-    rounds: int = Field(ge=1)
+    number: Positive
+    rounds: Positive
 
 
 class Admission(Signed):
     """Create-once, owner-signed: the keys admitted, by site, from now on, the guests, and a fixed committer."""
 
-    number: int = Field(ge=1)
+    number: Positive
     keys: dict[str, str]
     """Public key by site name; the whole list, so that a site left out is revoked."""
     committer: str | None = None
@@ -241,8 +237,8 @@ class Invited(Signed):
     """Create-once, owner-signed: who was invited, and until when. What was admitted stands in the admissions."""
 
     site: str
-    number: int = Field(ge=1)
+    number: Positive
     public: str
     guest: bool
-    expires_at: int = Field(ge=0)
+    expires_at: Count
     """Unix seconds from which on the site doesn't come in any more, if it hasn't until then."""

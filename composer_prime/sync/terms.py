@@ -9,17 +9,17 @@ from pydantic import Field, model_validator
 
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import ConfigError
-from composer_prime.sync.canonical import Record
+from composer_prime.sync.canonical import Count, Positive, Record
 
 
 class Terms(Record):
     """The settings of the outer loop, frozen when the run is created."""
 
-    inner_steps: int = Field(ge=1)
+    inner_steps: Positive
     """H: inner steps between two offers of the same fragment."""
-    fragments: int = Field(ge=1)
+    fragments: Positive
     """P: fragments the model is cut into."""
-    sync_delay: int = Field(ge=0)
+    sync_delay: Count
     """tau: inner steps a round may take before the training thread waits for it."""
     merge_alpha: float = Field(default=0.0, ge=0, le=1)
     """alpha: how much of the local value the blend keeps; 0 is the exact rule."""
@@ -48,25 +48,25 @@ class Terms(Record):
     trim: float = Field(default=0.2, ge=0, lt=0.5)
     """With aggregate "trimmed": share of the values cut off at each end."""
 
-    gather_sites: int = Field(default=4, ge=1)
+    gather_sites: Positive = 4
     """Up to so many offers everyone reads everyone's; a round of more is cut into parts, each merged by one site."""
     slices: int = Field(default=128, ge=1, le=1024)
     """At most so many pieces of a payload have a hash of their own and can be read alone."""
-    quorum: int = Field(ge=1)
+    quorum: Positive
     """Valid offers without which no round merges anything."""
     grace_s: float = Field(ge=0)
     """Longest time, from the quorum-th valid offer, that a round waits for the other live sites, seconds."""
     liveness_s: float = Field(gt=0)
     """Seconds without a new beat after which a site isn't waited for."""
-    max_stale_rounds: int = Field(ge=1)
+    max_stale_rounds: Positive
     """Rounds a site may miss with an offer out before its carried work is dropped."""
-    snapshot_rounds: int = Field(ge=1)
+    snapshot_rounds: Positive
     """K: rounds between two snapshots of a master."""
     keep_log: bool = True
     """Whether offers and payloads that nobody needs any more are kept, so that the whole run can be verified."""
     committer: str | None = None
     """The only site that creates commits, for a store that lets two writers of one key win; None: every site may."""
-    rounds: int = Field(ge=1)
+    rounds: Positive
     """Training rounds of every fragment, after which the run ends for all sites. One closing round follows."""
 
     @property

@@ -52,6 +52,8 @@ def _digests(slices: str, site: str) -> tuple[bytes, ...]:
         raw = base64.b64decode(slices, validate=True)
     except (binascii.Error, ValueError) as error:
         raise ProtocolError(f"slices of an offer of {site} are no base64: refuse it") from error
+    if base64.b64encode(raw).decode() != slices:  # releases of Python differ in what else they take for it
+        raise ProtocolError(f"slices of an offer of {site} aren't base64 in its one spelling: refuse it")
     if len(raw) % DIGEST_BYTES:
         raise ProtocolError(f"slices of an offer of {site} are {len(raw)} bytes, no multiple of {DIGEST_BYTES}")
     return tuple(raw[at : at + DIGEST_BYTES] for at in range(0, len(raw), DIGEST_BYTES))

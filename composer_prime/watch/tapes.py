@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from composer_prime.sync.records import MAX_COUNT
+from composer_prime.sync.canonical import MAX_COUNT
 
 WHOLE = -1
 """Stands for a part where a round has none."""

@@ -182,8 +182,14 @@ _DECODERS: dict[str, Callable[[Bytes, int], Vector]] = {
 }
 
 
-def encode_merged(codec: str, values: Vector) -> bytes:
-    """A part's bytes in the merged codec; values finite."""
+BF16_END = np.float32(2.0**128 - 2.0**119)
+"""From here on bf16 rounds to infinity."""
+
+
+def encode_merged(codec: str, values: Vector) -> bytes | None:
+    """A part's bytes in the merged codec; None where a value has no code."""
+    if not np.isfinite(values).all() or (codec == "bf16" and np.abs(values).max() >= BF16_END):
+        return None
     if codec == "fp32":
         return values.astype("<f4").tobytes()
     if codec == "bf16":

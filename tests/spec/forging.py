@@ -94,7 +94,7 @@ class Forger:
         fields = json.loads(self.commit.to_bytes())
         change(fields)
         del fields["signature"]
-        message = f"composer-prime/6/Commit/{self.run.sha256}\n".encode() + canonical(fields)
+        message = f"composer-prime/7/Commit/{self.run.sha256}\n".encode() + canonical(fields)
         return canonical(fields | {"signature": KEYS[self.commit.committer].sign(message)})
 
     def admission(self, by: SigningKey, **fields: Any) -> dict[str, Any]:

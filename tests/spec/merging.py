@@ -115,7 +115,9 @@ class Merger:
             fault = f"can't be read: {error}"
         if part is None or fault is not None:
             return self._zeros(log, index, size, fault)
-        again, left_out = self._merged_again(log, commit, part)
+        if part["payload"] is None and self._has_no_code(log, commit, part):
+            return np.zeros(size, np.float32)
+        again, left_out = self._merged_again(log, commit, part, {each["site"] for each in part["excluded"]})
         coded = None if again is None else codecs.encode_merged(self.terms["merged_codec"], again)
         made = None if coded is None else sha256(coded)
         if [each["site"] for each in part["excluded"]] != left_out or made != part["sha256"]:
@@ -137,10 +139,17 @@ class Merger:
         self.zeros[log.fragment, log.version, index] = fault or ""
         return np.zeros(size, np.float32)
 
-    def _merged_again(self, log: Log, commit: Record, part: Record) -> tuple[Vector | None, list[str]]:
-        """What the offers that a part's record leaves in it make, None if one doesn't hold; and who doesn't hold."""
+    def _has_no_code(self, log: Log, commit: Record, part: Record) -> bool:
+        """Whether the offers that hold make values which the merged codec has no code for."""
+        _, left_out = self._merged_again(log, commit, part, set())
+        again, _ = self._merged_again(log, commit, part, set(left_out))
+        return again is not None and codecs.encode_merged(self.terms["merged_codec"], again) is None
+
+    def _merged_again(
+        self, log: Log, commit: Record, part: Record, stated: set[str]
+    ) -> tuple[Vector | None, list[str]]:
+        """What the offers but those `stated` make in a part, None if one doesn't hold; and who doesn't hold."""
         wanted = log.slices.part(part["part"], commit["num_parts"])
-        stated = {each["site"] for each in part["excluded"]}
         is_last = part["part"] == commit["num_parts"] - 1
         offers, vectors, left_out, is_whole = [], [], [], True
         for offer in (each["offer"] for each in commit["taken"]):

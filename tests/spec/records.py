@@ -14,7 +14,7 @@ from typing import Any
 
 MAX_RECORD_BYTES = 4 * 2**20
 MAX_COUNT = 2**53
-PROTOCOL = 6
+PROTOCOL = 7
 
 Check = Callable[[Any], bool]
 
@@ -73,12 +73,12 @@ def sha256_hex(value: Any) -> bool:
     return type(value) is str and re.fullmatch(r"[0-9a-f]{64}", value) is not None
 
 
-INTEGER, NATURAL, POSITIVE, COUNT = within(), within(0), within(1), within(0, MAX_COUNT)
+COUNT, POSITIVE = within(0, MAX_COUNT), within(1, MAX_COUNT)
 
 _TERMS = fields(
     inner_steps=POSITIVE,
     fragments=POSITIVE,
-    sync_delay=NATURAL,
+    sync_delay=COUNT,
     merge_alpha=real(0, 1),
     pace=one_of("steps", "seconds"),
     inner_seconds=real(0),
@@ -110,9 +110,9 @@ def terms(value: Any) -> bool:
 
 OFFER = fields(
     site=text,
-    incarnation=NATURAL,
-    fragment=NATURAL,
-    version=NATURAL,
+    incarnation=COUNT,
+    fragment=COUNT,
+    version=COUNT,
     base_sha=maybe(sha256_hex),
     tokens=COUNT,
     steps=COUNT,
@@ -121,35 +121,35 @@ OFFER = fields(
     payload=maybe(text),
     sha256=maybe(sha256_hex),
     slices=text,
-    nbytes=NATURAL,
+    nbytes=COUNT,
     norms=many(real()),
     signature=maybe(text),
 )
 REASONS = many(fields(site=text, why=text))
 COMMIT = fields(
-    fragment=NATURAL,
-    version=NATURAL,
+    fragment=COUNT,
+    version=COUNT,
     base_sha=sha256_hex,
     taken=many(fields(offer=OFFER, multiplier=real())),
     refused=REASONS,
     previous=sha256_hex,
-    voids=many(INTEGER),
-    num_parts=NATURAL,
-    admissions=NATURAL,
+    voids=many(COUNT),
+    num_parts=COUNT,
+    admissions=COUNT,
     admission_sha=maybe(sha256_hex),
     committer=text,
-    incarnation=INTEGER,
+    incarnation=COUNT,
     signature=maybe(text),
 )
 PART = fields(
-    fragment=NATURAL,
-    version=NATURAL,
-    part=NATURAL,
+    fragment=COUNT,
+    version=COUNT,
+    part=COUNT,
     commit_sha=sha256_hex,
     excluded=REASONS,
     payload=maybe(text),
     sha256=maybe(sha256_hex),
-    nbytes=NATURAL,
+    nbytes=COUNT,
     reducer=text,
     signature=maybe(text),
 )
@@ -157,7 +157,7 @@ MANIFEST = fields(
     protocol=one_of(PROTOCOL),
     run=text,
     fingerprint=sha256_hex,
-    parameters=many(fields(name=text, shape=many(INTEGER))),
+    parameters=many(fields(name=text, shape=many(COUNT))),
     masters=many(sha256_hex),
     terms=terms,
     test_vector=text,
@@ -167,11 +167,11 @@ MANIFEST = fields(
 )
 FOUNDING = fields(protocol=one_of(PROTOCOL), run=text, terms=terms, owner=maybe(text), keys=by_site(text))
 CLOSE = fields(
-    number=NATURAL,
-    versions=many(INTEGER),
+    number=COUNT,
+    versions=many(COUNT),
     masters=many(sha256_hex),
-    voids=many(many(INTEGER)),
-    floors=many(NATURAL),
+    voids=many(many(COUNT)),
+    floors=many(COUNT),
     closed_by=text,
     signature=maybe(text),
 )

@@ -88,6 +88,15 @@ def norms_of_a(change: Callable[[tuple[float, ...]], tuple[float, ...]]) -> Forg
     return lambda forger: of_a(norms=change(forger.offers()["a"].norms))(forger)
 
 
+def respelled(text: str) -> str:
+    """The same bytes to whoever takes no notice of the bits that base64 leaves over, or of padding without need."""
+    digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    whole = text.rstrip("=")
+    if whole == text:
+        return text + "===="
+    return whole[:-1] + digits[digits.index(whole[-1]) + 1] + text[len(whole) :]
+
+
 def slices_of_a(change: Callable[[bytes], bytes]) -> Forgery:
     def made(forger: Forger) -> bytes:
         raw = base64.b64decode(forger.offers()["a"].slices)
@@ -101,7 +110,7 @@ SOUND: dict[str, Forgery] = {
     "two offers fewer": lambda forger: forger.taking(list(forger.offers().values())[:2]),
     "no offer": lambda forger: forger.taking([]),
     "other words for people": lambda forger: forger.changed(
-        refused=(Refused(site="No Name!", why="\u20ac\x7f"),), incarnation=-(2**70)
+        refused=(Refused(site="No Name!", why="\u20ac\x7f"),), incarnation=2**53
     ),
     "no master named by two of four": lambda forger: forger.taking(forger.changed_offers("ac", base_sha=None)),
     "a payload as old as it may be": moved_by_a("a", at=2),
@@ -119,6 +128,8 @@ VOID: dict[str, Forgery] = {
     ),
     "a count as a fraction": lambda forger: forger.raw(lambda fields: fields.update(num_parts=0.0)),
     "a multiplier as a count": lambda forger: forger.raw(lambda fields: fields["taken"][0].update(multiplier=1)),
+    "a number below 0": lambda forger: forger.changed(incarnation=-1),
+    "a number above 2^53": lambda forger: forger.changed(incarnation=2**53 + 1),
     "a hash in capitals": lambda forger: forger.raw(lambda fields: fields.update(previous="A" * 64)),
     "another fragment": lambda forger: forger.changed(fragment=1),
     "another round": lambda forger: forger.changed(version=LAST + 1),
@@ -153,6 +164,7 @@ VOID: dict[str, Forgery] = {
     "norms without end": norms_of_a(lambda norms: (1e200, *norms[1:])),
     "a norm fewer": norms_of_a(lambda norms: norms[1:]),
     "a slice fewer": slices_of_a(lambda raw: raw[20:]),
+    "hashes spelled otherwise": lambda forger: of_a(slices=respelled(forger.offers()["a"].slices))(forger),
     "slices of something else": slices_of_a(lambda raw: raw[::-1]),
     "another's payload": lambda forger: of_a(payload=forger.offers()["b"].payload)(forger),
     "a payload that was taken": moved_by_a("a", back=1, at=1),

@@ -20,7 +20,7 @@ def vector_sha() -> str:
         factors = multipliers([{"tokens": tokens} for tokens in (3, 5, 11 + number)], _TERMS)
         vectors = []
         for place, codec in enumerate(("fp32", "bf16", "int8")):
-            payload = encode_merged(codec, _values(16 * number + place + 2))
+            payload = encode_merged(codec, _values(16 * number + place + 2)) or b""
             digest.update(payload)
             vectors.append(decode(codec, payload, _SIZE))
         master = outer_step(master, merge(vectors, factors, _TERMS), _TERMS)

@@ -10,11 +10,13 @@ from torch import nn
 from composer_prime.errors import StoreError
 from composer_prime.store import keys, open_store
 from composer_prime.store.metered import MeteredStore
+from composer_prime.sync.merging import NOT_CODED
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Commit, Offer, Part
 from composer_prime.sync.replica import StrictReplica
 from composer_prime.sync.snapshots import load_master, store_master
 from composer_prime.sync.terms import Terms
+from composer_prime.sync.verifying import Verifier
 from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
 
 
@@ -285,6 +287,33 @@ def test_an_offer_whose_norms_have_no_finite_sum_is_refused_and_stops_nobody(sto
     assert commit.num_parts and [entry.site for entry in commit.refused] == ["s02"]
     assert "no finite sum" in commit.refused[0].why
     assert len(crowd.masters()) == 1 and crowd.sites[0].courier.versions() == (1,)
+
+
+def test_values_that_have_no_code_once_they_are_merged_make_a_part_of_zeros_and_stop_nobody(store):
+    """As a site may send that means harm: its offer is sound, and outweighs the others."""
+    crowd = Crowd(store, terms_of("fp32", merged_codec="bf16", slices=6), 6, 600)
+    crowd.look_around()
+    for index, site in enumerate(crowd.sites):
+        values = torch.full((600,), 1.0 + index)
+        if index == 0:
+            values[:90] = 3.4028e38
+        site.hand_over(0, values, tokens=10 if index else 10**12)
+        site.runtime.run_tasks()
+        site.courier._bring(0)
+    for _ in range(12):
+        for site in crowd.sites:
+            site.courier.tick()
+        crowd.clock[0] += 1.0
+    parts = [read_record(store, Part, keys.merged(0, 0, index)) for index in range(6)]
+    everyone = [f"s{index:02d}" for index in range(6)]
+    assert parts[0].payload is None and [entry.site for entry in parts[0].excluded] == everyone
+    assert {entry.why for entry in parts[0].excluded} == {NOT_CODED}
+    assert all(part.payload is not None and not part.excluded for part in parts[1:])
+    assert len(crowd.masters()) == 1 and crowd.sites[0].courier.versions() == (1,)
+    assert float(crowd.sites[0].courier.master(0).weights[:90].abs().max()) == 0.0
+    verifier = Verifier(store)
+    assert verifier.check(0).num_parts == 6
+    verifier.close()
 
 
 def test_who_only_follows_goes_on_from_a_snapshot_when_the_parts_it_waits_for_were_collected(store):

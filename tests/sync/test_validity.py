@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from composer_prime.errors import ProtocolError
 from composer_prime.outer.slices import root_sha256, slice_digest
 from composer_prime.store import keys
 from composer_prime.sync import validity
@@ -15,6 +16,7 @@ from composer_prime.sync.validity import (
     FragmentFacts,
     commit_fault,
     copies,
+    digests_of,
     offer_fault,
     part_fault,
     part_shares,
@@ -63,6 +65,12 @@ def test_a_norm_is_summed_from_left_to_right_with_a_rounding_each_whatever_pytho
     assert offer(norms=(1.0, *[1e-8] * 100)).norm == 1.0 != math.sqrt(math.fsum([1.0, *[1e-16] * 100]))
 
 
+@pytest.mark.parametrize("spelled", [base64.b64encode(b"x" * 60).decode() + "====", "eHh4eHh4eHh4eHh4eHh4eHh4eHg\n="])
+def test_hashes_have_one_spelling_so_that_no_release_of_python_takes_for_base64_what_another_does_not(spelled):
+    with pytest.raises(ProtocolError, match="refuse it"):
+        digests_of(offer(slices=spelled))
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
@@ -80,6 +88,7 @@ def test_a_norm_is_summed_from_left_to_right_with_a_rounding_each_whatever_pytho
         ({"norms": (1e200, 1.0)}, "no finite sum"),
         ({"slices": "?"}, "base64"),
         ({"slices": base64.b64encode(b"x" * 33).decode()}, "multiple of 20"),
+        ({"slices": base64.b64encode(b"x" * 40).decode()[:-2] + "B="}, "spelling"),
         ({"slices": base64.b64encode(b"x" * 40).decode()}, "don't make"),
         ({"payload": keys.payload(0, 3, "b", "c" * 64)}, "belongs to"),
         ({"payload": keys.payload(0, 3, "a", "c" * 64)}, "not that of its sha256"),

@@ -339,10 +339,10 @@ def test_a_part_with_a_wrong_mean_and_right_hashes_is_found_and_its_reducer_name
 def test_a_reducer_that_lies_through_a_whole_run_is_found_though_all_sites_agree(request, monkeypatch):
     honest = Merger._merge
 
-    def lie(self, closing, index, vectors, excluded):
+    def lie(self, part, commit, vectors):
         if self._site == "c":
             vectors = {site: vector * 2 for site, vector in vectors.items()}
-        return honest(self, closing, index, vectors, excluded)
+        return honest(self, part, commit, vectors)
 
     monkeypatch.setattr(Merger, "_merge", lie)
     store = make_run(open_store(f"memory://{request.node.name}"), "abcdef", **SLICED)
