@@ -33,6 +33,8 @@ PASS_S = 0.25
 """Virtual seconds between two passes of a site."""
 MOST_PASSES = 400
 """Passes in which a round must close; more mean that it hangs."""
+OVERWRITE_S = 0.3
+"""Virtual seconds after which a second offer is put over the first."""
 NOISE = 1.0
 PULL = 0.3
 DRIFT = 0.3
@@ -133,6 +135,7 @@ class Crowd:
                 runtime=self._clock,
                 first_kind=4 * index + plan.seed,
                 seed=plan.seed,
+                overwrite_s=OVERWRITE_S,
             )
             for index, name in enumerate(hostile_names)
         ]

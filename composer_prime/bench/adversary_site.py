@@ -30,7 +30,7 @@ from composer_prime.sync.signatures import SigningKey
 
 BEATS_PER_LIVENESS = 5
 POLL_S = 0.05
-OVERWRITE_S = 0.3
+OVERWRITE_S = 2.0
 """Seconds after which the second offer of an equivocation is put over the first: others have read that by then."""
 WAIT_FOR_RUN_S = 300.0
 FAR_FUTURE = 10**9
@@ -66,13 +66,16 @@ class HostileSite:
         first_kind: int,
         seed: int = 0,
         kinds: Sequence[str] = tuple(KINDS),
+        overwrite_s: float = OVERWRITE_S,
     ) -> None:
         """Enter the run at `store`.
 
         honest       the sites to harm
         first_kind   index of the kind it plays first; the others follow in turn
         kinds        what it plays
+        overwrite_s  seconds after which a second offer is put over the first
         """
+        self._overwrite_s = overwrite_s
         self._honest = frozenset(honest)
         self._store, self.site, self._runtime = store, site, runtime
         self._run = load_run(store)
@@ -144,7 +147,7 @@ class HostileSite:
         for key, data in hostile.objects:
             self._store.put(key, data)
         deed = self._note(hostile, version)
-        self._overwrites += [(self._runtime.now() + OVERWRITE_S, deed, *one) for one in hostile.later]
+        self._overwrites += [(self._runtime.now() + self._overwrite_s, deed, *one) for one in hostile.later]
 
     def _note(self, hostile: Hostile, version: int) -> Deed:
         self._turns[hostile.kind] += 1

@@ -324,7 +324,7 @@ class Courier:
         """Decide what a closed round means for this site's capture of that fragment."""
         errand = self._errands.get(closed.fragment)
         took_part = errand is not None and errand.offered_at == closed.version
-        self._closer.note_closed(closed, took_part)
+        seen = self._closer.note_closed(closed, took_part)
         self.closed_at = self._runtime.now()
         self._tape.write(
             "round",
@@ -334,7 +334,7 @@ class Courier:
             refused=closed.refused,
             fault=closed.fault,
             parts=closed.num_parts,
-            **self._witness.settle(closed.fragment, closed.version, closed.taken),
+            **self._witness.settle(closed.fragment, closed.version, closed.taken, seen),
         )
         entry = closed.taken_of(self._site)
         if entry is not None and (errand is None or errand.payload != entry.payload):

@@ -175,21 +175,26 @@ class Witness:
         if self._roster.signed:
             self._created[fragment] = _Committed(fragment, version, self._roster.newest)
 
-    def settle(self, fragment: int, version: int, taken: tuple[Taken, ...]) -> dict[str, Any]:
+    def settle(
+        self, fragment: int, version: int, taken: tuple[Taken, ...], seen: Mapping[str, Offer]
+    ) -> dict[str, Any]:
         """What the tape is to say of a closed round's offers.
+
+        seen   the sound offers that this site had read, by site: where another was taken, two were made
 
         Of the rounds that this site closed the offers are read twice more: when the next round has closed, since who
         would put a second record over an offer has had a whole round for it, and `max_stale_rounds` rounds later, when
         no site needs that record any more.
         """
         self._read_again(fragment, version)
+        told = self._tell_second(taken, seen)
         own = self._created.pop(fragment, None)
         if own is not None and own.version == version and taken:
-            self._unread[fragment].append(_Committed(fragment, version, own.admissions, taken))
-        seen_at, seen = self._agreements.pop(fragment, (version, {}))
+            self._unread[fragment].append(_Committed(fragment, version, own.admissions, taken, told=told))
+        compared_at, cosines = self._agreements.pop(fragment, (version, {}))
         return {
             "clipped": clipped(taken, self._terms),
-            "agreement": seen if seen_at == version and taken else {},
+            "agreement": cosines if compared_at == version and taken else {},
         }
 
     def finish(self, wait_s: float) -> None:
@@ -205,6 +210,24 @@ class Witness:
             logger.warning("tape_not_flushed error=%s", error)
 
     # --- second records ---------------------------------------------------------------------------------------------
+
+    def _tell_second(self, taken: tuple[Taken, ...], seen: Mapping[str, Offer]) -> set[str]:
+        """Sites that put another record over their offer before the commit took one of both."""
+        if not self._roster.signed:
+            return set()
+        is_atomic = self._roster.authority().committer is None
+        told = set()
+        for entry in taken:
+            before = seen.get(entry.site)
+            if before is not None and is_second_record(entry.offer, before, is_atomic=is_atomic):
+                self._tell(entry.offer)
+                told.add(entry.site)
+        return told
+
+    def _tell(self, taken: Offer) -> None:
+        place = {"fragment": taken.fragment, "version": taken.version}
+        logger.warning("offer_put_over fragment=%d version=%d site=%s", *place.values(), taken.site)
+        self._tape.write("equivocated", by=taken.site, **place)
 
     def _read_again(self, fragment: int, version: int | None = None) -> None:
         """Beside the passes: n requests of a round at each of two looks, by one site.
@@ -223,17 +246,16 @@ class Witness:
             self._tasks.append(self._runtime.spawn("outer-witness", partial(self._look, committed)))
 
     def _look(self, committed: _Committed) -> None:
-        place = {"fragment": committed.fragment, "version": committed.version}
         try:
-            for site in self._put_over(committed):
-                committed.told.add(site)
-                logger.warning("offer_put_over fragment=%d version=%d site=%s", *place.values(), site)
-                self._tape.write("equivocated", by=site, **place)
+            for taken in self._put_over(committed):
+                committed.told.add(taken.site)
+                self._tell(taken)
         except (StoreError, StoreUnusable, SiteRevoked) as error:
-            logger.warning("offers_not_read_again fragment=%d version=%d error=%s", *place.values(), error)
+            place = committed.fragment, committed.version
+            logger.warning("offers_not_read_again fragment=%d version=%d error=%s", *place, error)
 
-    def _put_over(self, committed: _Committed) -> Iterator[str]:
-        """Sites whose offer was taken and that have signed another one for that round since, which stands there now.
+    def _put_over(self, committed: _Committed) -> Iterator[Offer]:
+        """Offers taken whose sites have signed another one for that round since, which stands there now.
 
         What was collected as garbage, and what isn't signed by the site, proves nothing.
         """
@@ -246,4 +268,4 @@ class Witness:
             if stands is None or not is_second_record(stands, taken, is_atomic=is_atomic):
                 continue
             if self._roster.fault(stands, taken.site, committed.admissions) is None:
-                yield taken.site
+                yield taken

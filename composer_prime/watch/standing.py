@@ -1,7 +1,7 @@
 """How a site's offers stood to the rounds that took them: who was clipped, who pointed away, who signed two.
 
 The clip follows from the commits. What only payloads show is on tapes, which are their writers' own word: of a round
-that many merged the middle one counts, and of a second record only the word of who closed the round.
+that many merged the middle one counts, and of a second record the word of who closed the round, or of two others.
 """
 
 import statistics
@@ -47,7 +47,8 @@ class Standing:
             place = (commit.fragment, commit.version, entry.site)
             told = [tape.agreement[place] for tape in tapes.values() if place in tape.agreement]
             self._against[entry.site] += is_against(_merged(told, parts))
-            self._equivocated[entry.site] += teller is not None and place in teller.second
+            others = sum(place in tape.second for site, tape in tapes.items() if site != entry.site)
+            self._equivocated[entry.site] += others > 1 or (teller is not None and place in teller.second)
 
     def of(self, site: str) -> Stood:
         """One site's part in it."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from composer_prime.bench import adversary_site
+from composer_prime.bench import adversary_crowd
 from composer_prime.bench.adversaries import describe_pairs, main
 from composer_prime.bench.adversary_audit import Audit, audit
 from composer_prime.bench.adversary_crowd import CrowdPlan, crowd_plans, judge_crowd
@@ -65,7 +65,7 @@ def test_a_hostile_offer_that_no_tape_names_is_a_complaint(monkeypatch: pytest.M
 
 
 def test_a_second_record_put_after_the_committers_last_look_is_no_complaint(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(adversary_site, "OVERWRITE_S", 30.0)
+    monkeypatch.setattr(adversary_crowd, "OVERWRITE_S", 30.0)
     found = judge_crowd(GATHERED)
     assert found.complaints == [] and found.kinds["equivocation"].bounded > found.kinds["equivocation"].named
 

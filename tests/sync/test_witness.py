@@ -231,6 +231,29 @@ def test_a_second_record_over_an_offer_that_was_taken_is_told_once_by_the_rounds
     ]
 
 
+def test_one_that_comes_before_the_commit_is_told_by_those_who_had_read_the_first(store, clock):
+    sites = signed_sites(store, clock)
+    play_round(clock, sites, apart(0))
+    for site in sites:
+        site.courier.collect(0)
+    for site in (sites[2], sites[0]):
+        site.hand_over(0, apart(1)[site.name])
+        site.tick()
+    sites[0].tick()  # a has an offer in the round and has read c's
+    put_over(store, sites[2], 1)
+    sites[1].hand_over(0, apart(1)["b"])
+    for _ in range(8):
+        for site in reversed(sites):
+            site.tick()
+        clock[0] += 1.0
+    commit = read_record(store, Commit, keys.commit(0, 1))
+    (tokens,) = (entry.offer.tokens for entry in commit.taken if entry.site == "c")
+    told_by = {site.name for site in sites if told(site, "equivocated")}
+    assert [event["by"] for site in sites for event in told(site, "equivocated")] == ["c"] * len(told_by)
+    assert ("a" in told_by) == (tokens == 5), "a has seen the first; the commit took the second"
+    assert told_by
+
+
 def test_one_that_comes_when_the_next_round_has_closed_is_told_max_stale_rounds_later(store, clock):
     sites = signed_sites(store, clock, max_stale_rounds=3)
     version = play_round(clock, sites, apart(0))

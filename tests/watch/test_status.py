@@ -325,6 +325,17 @@ def test_who_was_clipped_or_stood_against_a_round_is_shown_and_of_second_records
     assert [cell.strip() for cell in row.strip("│").split("│")] == ["c", "1", "0.01", "1", "1"]
 
 
+@pytest.mark.parametrize("tellers", ["b", "c", "bc"])
+def test_of_a_second_record_that_the_committer_has_not_seen_two_others_must_tell(store, tellers):
+    tapes = taking_run(store, num_parts=0)
+    for teller in tellers:
+        tapes[teller].write("equivocated", fragment=0, version=0, by="c")
+        tapes[teller].write("equivocated", fragment=0, version=0, by="a")
+        tapes[teller].flush()
+    assert stood(look(store))["a"][3] == (len(tellers) > 1)
+    assert stood(look(store))["c"][3] == 0, "c's own word doesn't count against it"
+
+
 def test_in_a_round_of_parts_an_offer_stands_against_it_when_it_does_so_on_the_whole(store):
     tapes = taking_run(store, num_parts=2)
     tapes["a"].write("part", fragment=0, version=0, part=0, excluded={}, agreement={"a": -0.2, "b": 0.2})
