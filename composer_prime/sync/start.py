@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from composer_prime.errors import BadInput, ConfigError, FingerprintMismatch, KeyMissing, ProtocolError
+from composer_prime.errors import ConfigError, FingerprintMismatch, KeyMissing, ProtocolError
 from composer_prime.outer.arithmetic import test_vector
 from composer_prime.outer.fragments import Fragment, model_fingerprint, plan_fragments
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.sync.canonical import PROTOCOL
-from composer_prime.sync.lifetime import find_manifest
+from composer_prime.sync.canonical import PROTOCOL, sha256_hex
+from composer_prime.sync.lifetime import read_manifest
 from composer_prime.sync.parameters import Parameters
+from composer_prime.sync.reading import read_bytes
 from composer_prime.sync.records import Manifest, ParameterShape
 from composer_prime.sync.run import Run, load_run
 from composer_prime.sync.runtime import Runtime
@@ -124,12 +125,16 @@ def _wait_for_creator(store: Store, terms: Terms, runtime: Runtime) -> None:
 def check_same_run(store: Store, run_sha: str) -> None:
     """Raise ConfigError unless the bucket holds the run of a checkpoint, by its manifest's sha256.
 
+    Raises StoreUnusable where it doesn't answer: that says nothing of what it holds.
     A checkpoint's movement counts from masters of its own run; in one made anew from its weights it would count twice.
     """
     try:
-        _, held = find_manifest(store)
-    except BadInput:
+        data = read_bytes(store, keys.manifest())
+    except KeyMissing:
         held = None
+    else:
+        read_manifest(data)  # of a run of another protocol say so, first of all
+        held = sha256_hex(data)
     if held == run_sha:
         return
     what = "holds no run any more, and this site's checkpoint is of one: restore the bucket and start again"

@@ -7,9 +7,18 @@ from typing import Any, cast
 
 import pytest
 
-from composer_prime.errors import ConfigError, CorruptObject, KeyMissing, MasterMismatch, RunGone, StoreError
+from composer_prime.errors import (
+    ConfigError,
+    CorruptObject,
+    KeyMissing,
+    MasterMismatch,
+    RunGone,
+    StoreError,
+    StoreUnusable,
+)
 from composer_prime.store import Store, keys
 from composer_prime.store.faulty import FaultPlan, FaultyStore, WriteLog
+from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.canonical import MAX_RECORD_BYTES
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Beat, Offer
@@ -139,6 +148,24 @@ def test_after_a_bucket_was_emptied_and_restored_a_site_goes_on_from_its_checkpo
     assert [master["version"] for master in again.summary["masters"]] == [13, 13]
     for ledger in again.summary["tokens"]:
         assert (ledger["merged"], ledger["dropped"]) == (ledger["trained"], 0)
+
+
+@pytest.mark.parametrize("error", [StoreUnusable("no answer within 20 s"), StoreError("503")])
+def test_a_store_that_is_down_when_a_site_comes_back_is_not_taken_for_one_that_was_emptied(store, monkeypatch, error):
+    """Who starts it again must hear of an outage, not be told to restore a bucket that lacks nothing."""
+    first = ThreadSite(store, make_terms(rounds=12), "a", stop_after=5)
+    run_sites(first)
+    again = ThreadSite(store, make_terms(rounds=12), "a", state=first.saved)
+    with monkeypatch.context() as patch:
+
+        def down(*_: object) -> bytes:
+            raise error
+
+        patch.setattr(MemoryStore, "get_range", down)
+        patch.setattr(MemoryStore, "get", down)
+        with pytest.raises(type(error), match=str(error)):
+            run_sites(again)
+    run_sites(ThreadSite(store, make_terms(rounds=12), "a", state=first.saved))
 
 
 @pytest.mark.parametrize("what", ["an offer", "a beat"])
