@@ -40,7 +40,7 @@ FAR_FUTURE = 10**9
 class Deed:
     """A line of the book: which hostile offer was made; `by` is who made it, `site` under which name it stands.
 
-    again   a second line for an offer: another record was put over it, and the round after it hadn't closed yet
+    again   a second line for an offer: another record was put over it while its round's committer could still see that
     """
 
     by: str
