@@ -125,7 +125,7 @@ def is_second_record(stands: Offer, taken: Offer, *, is_atomic: bool) -> bool:
 class _Committed:
     """A round that this site's commit closed, and the admission record under which its offers were signed.
 
-    num_looks   how often its offers were read again
+    looked_at   whether its offers were read again already
     told        sites of which the tape says already that they have put another offer over the one that was taken
     """
 
@@ -133,7 +133,7 @@ class _Committed:
     version: int
     admissions: int
     taken: tuple[Taken, ...] = ()
-    num_looks: int = 0
+    looked_at: bool = False
     told: set[str] = field(default_factory=set)
 
 
@@ -239,9 +239,9 @@ class Witness:
             age = math.inf if version is None else version - committed.version
             if age < self._terms.max_stale_rounds:
                 self._unread[fragment].append(committed)
-                if committed.num_looks:
+                if committed.looked_at:
                     continue
-            committed.num_looks += 1
+            committed.looked_at = True
             self._tasks = [task for task in self._tasks if task.is_alive()]
             self._tasks.append(self._runtime.spawn("outer-witness", partial(self._look, committed)))
 
