@@ -4,8 +4,8 @@ Bytes are written to a hidden temporary file beside their place and then linked 
 the only two acts on a POSIX file system that are whole or not at all, and of which exactly one link can win.
 
 Durability: a crashed process leaves the old bytes or the new ones, and at worst a temporary file, which `list` ignores.
-`create` also syncs the file before it gets its name (0.2 ms on the development machine), so that a power cut can't
-leave an empty write-once record. `put` doesn't sync: what it writes is content-addressed and checked, or a beat.
+What a write has answered also outlasts a power cut, as in an object store: the file is synced before it gets its name,
+and its folder after. A commit that outlived the payloads it takes would hold up every site for ever.
 """
 
 import errno
@@ -19,6 +19,7 @@ from composer_prime.errors import ConfigError, KeyMissing, StoreError
 from composer_prime.store.base import check_create, check_key, check_prefix, check_range, is_key
 
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+_NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
 _REMEDIES = {
     errno.ENOSPC: "free some space or move the store",
     errno.EDQUOT: "free some of your quota or move the store",
@@ -30,6 +31,30 @@ _REMEDIES = {
     errno.EISDIR: "a folder stands where the store needs a file: no key may be the folder of another",
     errno.ENAMETOOLONG: "choose a folder with a shorter path",
 }
+
+
+def sync_folder(folder: str | Path) -> None:
+    """Return once the names in a folder are on the disk; at once where the system can't sync folders."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: str | Path) -> None:
+    """Make a folder, and those above it, whose names outlast a power cut."""
+    missing = []
+    at = os.path.abspath(folder)
+    while not os.path.isdir(at):
+        missing.append(at)
+        at = os.path.dirname(at)
+    os.makedirs(folder, exist_ok=True)
+    for made in missing:
+        sync_folder(os.path.dirname(made))
 
 
 class FileStore:
@@ -48,10 +73,9 @@ class FileStore:
     def create(self, key: str, data: bytes) -> bool:
         check_create(key, data)
         path = self._path(key)
-        with self._failures("create", key), self._temporary_file(path, data, sync=True) as temporary:
+        with self._failures("create", key), self._temporary_file(path, data) as temporary:
             try:
                 os.link(temporary, path)
-                return True
             except FileExistsError:
                 return self._holds(path, data)
             except OSError as error:
@@ -61,12 +85,15 @@ class FileStore:
                     f"create of {key} in {self.uri} failed: {error.strerror} (the file system can't make hard links): "
                     "choose a folder on another file system, or an s3:// store"
                 ) from error
+            sync_folder(os.path.dirname(path))
+            return True
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         check_key(key)
         path = self._path(key)
-        with self._failures("put", key), self._temporary_file(path, data, sync=False) as temporary:
+        with self._failures("put", key), self._temporary_file(path, data) as temporary:
             os.replace(temporary, path)
+            sync_folder(os.path.dirname(path))
 
     def get(self, key: str) -> bytes:
         check_key(key)
@@ -103,21 +130,20 @@ class FileStore:
         return os.path.join(self._root, *key.split("/"))
 
     @contextmanager
-    def _temporary_file(self, path: str, data: bytes | memoryview, *, sync: bool) -> Iterator[str]:
+    def _temporary_file(self, path: str, data: bytes | memoryview) -> Iterator[str]:
         """A new hidden file in `path`'s folder that holds `data`; gone afterwards, unless it was renamed."""
         folder, name = os.path.split(path)
         temporary = os.path.join(folder, f".{name[:64]}.{os.getpid()}-{secrets.token_hex(8)}")
         try:
             file = open(temporary, "xb")  # noqa: SIM115 (closed by the `with` below; opened here to make the folder once)
         except FileNotFoundError:
-            os.makedirs(folder, exist_ok=True)
+            make_folder(folder)
             file = open(temporary, "xb")  # noqa: SIM115
         try:
             with file:
                 file.write(data)
-                if sync:
-                    file.flush()
-                    os.fsync(file.fileno())
+                file.flush()
+                os.fsync(file.fileno())
             yield temporary
         finally:
             with suppress(FileNotFoundError):

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from composer_prime.errors import StoreError
+from composer_prime.store.file import make_folder, sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class FileJournal:
         place = self._path(fragment, payload)
         temporary = place.with_suffix(".new")
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             for left in self._folder.glob(f"{fragment:04d}-*.new"):  # of a process that was killed
                 left.unlink(missing_ok=True)
             with temporary.open("wb") as file:
@@ -53,6 +54,7 @@ class FileJournal:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, place)
+            sync_folder(self._folder)
             entries = sorted(
                 self._folder.glob(f"{fragment:04d}-*.safetensors"), key=lambda path: path.stat().st_mtime_ns
             )

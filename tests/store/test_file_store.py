@@ -1,7 +1,9 @@
 """The folder store's own promises: no torn or half-made object after a crash, and errors that say what to do."""
 
+import errno
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
 from composer_prime.store import open_store, probe_store
 from composer_prime.store.file import FileStore
+from tests.store.power_cut import Disk
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -69,6 +72,7 @@ def test_process_that_dies_in_a_write_leaves_no_object(tmp_path: Path, act: str,
     code = f"""if True:
         import os, sys
         from composer_prime.store.file import FileStore
+        os.mkdir(sys.argv[1] + "/a")
         os.{at} = lambda *_: os._exit(9)
         FileStore(sys.argv[1]).{act}("a/k", b"half")
     """
@@ -172,3 +176,30 @@ def test_foreign_files_are_not_listed(tmp_path: Path) -> None:
     for foreign in (".DS_Store", "a/.hidden", "a/with space", "a/ümlaut"):
         (tmp_path / foreign).write_text("")
     assert store.list("") == ["a/k"]
+
+
+def test_what_a_write_has_answered_outlasts_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    store = FileStore(tmp_path / "new" / "bucket")
+    assert store.create("runs/one/commit", b"record")
+    store.put("runs/one/payloads/0000", b"first")
+    store.put("runs/one/payloads/0000", b"another, longer")
+    for key in ("runs/one/commit", "runs/one/payloads/0000"):
+        assert disk.has(tmp_path / "new" / "bucket" / key, below=tmp_path)
+    (tmp_path / "new" / "bucket" / "unsynced").write_bytes(b"x")
+    assert not disk.has(tmp_path / "new" / "bucket" / "unsynced", below=tmp_path)
+
+
+def test_where_folders_cannot_be_synced_the_store_writes_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    store = FileStore(tmp_path)
+    assert store.create("a/one", b"1") and store.get("a/one") == b"1"
