@@ -160,9 +160,16 @@ class MasterReader:
         return Merged(means, version * len(fragments), num_void)
 
     def _commits(self, fragment: int, version: int) -> Sequence[Commit | None]:
-        """The commits before `version`, and the one of it, which tells of voids, where it stands."""
-        versions = range(version + 1)
-        found = self.runtime.map(lambda at: find_record(self.store, Commit, keys.commit(fragment, at)), versions)
+        """The commits before `version`, and the one of it, which tells of voids, where it stands; None for what no site
+        put there that may commit."""
+
+        def commit_at(at: int) -> Commit | None:
+            commit = find_record(self.store, Commit, keys.commit(fragment, at))
+            if commit is None or not commit.is_at(fragment, at) or self.roster.author_fault(commit) is not None:
+                return None
+            return commit
+
+        found = self.runtime.map(commit_at, range(version + 1))
         return found if found[-1] is not None else found[:-1]
 
     def _newest_stored(self, fragment: int) -> int:

@@ -1,5 +1,7 @@
 """A store that keeps what was read, for whoever will soon read it again over a slow link."""
 
+import threading
+
 from composer_prime.store.base import Store
 from composer_prime.store.metered import MeteredStore
 
@@ -10,7 +12,7 @@ Place = tuple[str, int, int]
 class RememberingStore(MeteredStore):
     """A `Store` whose ranges can be had again from `recalled()`, in memory: those that `keep` said were sound.
 
-    Only for keys whose content never changes. `keep` and `forget` are called between reads.
+    Only for keys whose content never changes. `keep` is called between reads, `forget` by any thread at any time.
     """
 
     def __init__(self, inner: Store, most_nbytes: int) -> None:
@@ -18,26 +20,30 @@ class RememberingStore(MeteredStore):
         super().__init__(inner)
         self._most_nbytes = most_nbytes
         self._nbytes = 0
+        self._lock = threading.Lock()
         self._fresh: dict[Place, bytes] = {}
         self._kept: dict[Place, bytes] | None = {}
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         data = super().get_range(key, start, length)
-        if self._kept is not None:
-            self._fresh[key, start, length] = data
+        with self._lock:
+            if self._kept is not None:
+                self._fresh[key, start, length] = data
         return data
 
     def keep(self) -> None:
         """What was read since the last call was what it should be."""
-        fresh, self._fresh = self._fresh, {}
-        nbytes = sum(map(len, fresh.values()))
-        if self._kept is not None and self._nbytes + nbytes <= self._most_nbytes:
-            self._kept.update(fresh)
-            self._nbytes += nbytes
+        with self._lock:
+            fresh, self._fresh = self._fresh, {}
+            nbytes = sum(map(len, fresh.values()))
+            if self._kept is not None and self._nbytes + nbytes <= self._most_nbytes:
+                self._kept.update(fresh)
+                self._nbytes += nbytes
 
     def forget(self) -> None:
         """Keep nothing from now on."""
-        self._fresh, self._kept = {}, None
+        with self._lock:
+            self._fresh, self._kept = {}, None
 
     def recalled(self) -> Store:
         """The same store, which serves what is kept from memory."""

@@ -20,6 +20,9 @@ from composer_prime.sync.tape import Tape
 
 logger = logging.getLogger(__name__)
 
+AGAIN_S = 15.0
+"""Seconds after which a snapshot whose upload failed is tried again, where no newer one is due."""
+
 
 class Archive:
     """One site's share in it. Used by the courier's thread; snapshots are stored by a task of their own."""
@@ -45,6 +48,8 @@ class Archive:
         self._tape = tape
         self._site = site
         self._due: dict[int, int] = {}
+        self._failed: Master | None = None  # the last one only: each holds a fragment's masters in memory
+        self._again_at = 0.0
         self.task: Task | None = None
         """What stores a snapshot, or did."""
         self.closed = False
@@ -72,12 +77,24 @@ class Archive:
             if master.version >= version:
                 del self._due[fragment]
                 if master.version == version:
-                    self.task = self._runtime.spawn("outer-archive", partial(self._store_and_collect, master))
+                    self._start(master)
                     return
+        if self._failed is not None and self._runtime.now() >= self._again_at:
+            self._start(self._failed)
+
+    def _start(self, master: Master) -> None:
+        if self._failed is not None and self._failed.fragment == master.fragment:
+            self._failed = None
+        self.task = self._runtime.spawn("outer-archive", partial(self._store_and_collect, master))
 
     def _store_and_collect(self, master: Master) -> None:
         try:
             store_master(self._store, master)
+        except StoreError as error:
+            logger.warning("snapshot_failed fragment=%d version=%d error=%s", master.fragment, master.version, error)
+            self._failed, self._again_at = master, self._runtime.now() + AGAIN_S
+            return
+        try:
             if not self._run.terms.keep_log:
                 collect_garbage(
                     self._store,
@@ -87,8 +104,8 @@ class Archive:
                     members=self._members,
                     runtime=self._runtime,
                 )
-        except StoreError as error:
-            logger.warning("snapshot_failed fragment=%d version=%d error=%s", master.fragment, master.version, error)
+        except StoreError as error:  # with the next snapshot
+            logger.warning("garbage_left fragment=%d version=%d error=%s", master.fragment, master.version, error)
 
     def _close_run(self) -> None:
         """Rule 11: once every fragment is final, make sure that the final masters and the close record stand."""

@@ -17,6 +17,7 @@ WATCHED = {
     "lower_half_refused": "join: lower half refused",
     "garbage_collected": "garbage: collected",
     "snapshot_failed": "store: snapshot failed",
+    "garbage_left": "store: garbage left",
     "snapshot_refused": "store: snapshot refused",
     "store_failed": "store: pass failed",
     "beat_failed": "store: beat failed",
