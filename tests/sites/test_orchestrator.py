@@ -241,10 +241,8 @@ def process(settings: SiteSettings, **environment: str) -> Iterator[subprocess.P
             child.kill()
 
 
-def ended_within(child: subprocess.Popen[str], seconds: float) -> int:
-    began = time.monotonic()
+def ended(child: subprocess.Popen[str]) -> int:
     child.communicate(timeout=DEADLINE_S)
-    assert time.monotonic() - began < seconds
     return child.returncode
 
 
@@ -262,18 +260,18 @@ def test_the_process_ends_with_the_trainers_result_and_never_loads_torch(tmp_pat
             wait_for(lambda: read_batch(settings.paths.rollouts, 0) is not None)
             loaded = {mapping.path for mapping in psutil.Process(child.pid).memory_maps()}
             settings.paths.result.write_text("{}")
-            assert ended_within(child, 2.0) == 0
+            assert ended(child) == 0
     assert not [path for path in loaded if "torch" in path]
 
 
-def test_the_process_ends_quickly_on_sigterm_with_rollouts_in_flight(tmp_path: Path, tokenizer_dir: Path) -> None:
+def test_the_process_ends_on_sigterm_though_rollouts_in_flight_never_end(tmp_path: Path, tokenizer_dir: Path) -> None:
     policy = FakePolicy(is_open=False)
     with serving(policy) as port:
         settings = letters_site(tmp_path, port=port, model_dir=tokenizer_dir)
         with process(settings) as child:
             wait_for(lambda: len(policy.words) == 16)
             child.send_signal(signal.SIGTERM)
-            assert ended_within(child, 2.0) == 0
+            assert ended(child) == 0
 
 
 def test_the_process_says_in_its_last_line_what_is_wrong_with_an_environment(tmp_path: Path) -> None:
