@@ -55,18 +55,18 @@ def _land(wait: Callable[[], None], stage: Tensor, target: Tensor) -> None:
     target.copy_(stage)
 
 
-class CudaSide:
-    """A side stream of one CUDA device."""
+class DeviceSide:
+    """A side stream of one device, in torch's words for any accelerator."""
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.Stream(device)
 
     def enter(self, values: Tensor) -> Tensor:
-        """See `SideStream.enter`."""
-        self._stream.wait_stream(torch.cuda.current_stream(values.device))
-        with torch.cuda.stream(self._stream):
+        """See `SideStream.enter`. Values that are freed meanwhile keep their memory until the stream is past it."""
+        self._stream.wait_stream(torch.accelerator.current_stream(values.device))
+        with self._current():
             flat = values.reshape(-1)  # new memory when not contiguous, and then the side stream's
-        flat.record_stream(self._stream)
+        values.record_stream(self._stream)
         return flat
 
     def stage(self, numel: int, dtype: torch.dtype) -> Tensor:
@@ -75,14 +75,27 @@ class CudaSide:
 
     def copy(self, source: Tensor, stage: Tensor) -> Callable[[], None]:
         """See `SideStream.copy`."""
-        copied = torch.cuda.Event()
-        with torch.cuda.stream(self._stream):
+        copied = torch.Event(source.device, enable_timing=False)
+        with self._current():
             stage.copy_(source, non_blocking=True)
-            copied.record(self._stream)
+        copied.record(self._stream)
         return copied.synchronize
+
+    def _current(self) -> torch.Stream:
+        """The stream for one `with`: a torch.Stream keeps in itself what was current, so threads can't share one."""
+        of = self._stream
+        return torch.Stream(stream_id=of.stream_id, device_index=of.device_index, device_type=of.device_type)
+
+
+def has_side_streams(device: torch.device) -> bool:
+    """Whether a device is an accelerator with streams beside the default one: any but MPS."""
+    if device.type in ("cpu", "mps"):
+        return False
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and accelerator.type == device.type
 
 
 @functools.cache
-def cuda_side(device: torch.device) -> CudaSide:
-    """The side stream of a CUDA device, made once."""
-    return CudaSide(torch.cuda.Stream(device))
+def side_stream(device: torch.device) -> DeviceSide:
+    """The side stream of a device, made once."""
+    return DeviceSide(device)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from composer_prime.errors import SiteError
 from composer_prime.outer.chunks import empty
-from composer_prime.outer.device_copy import copy_off, cuda_side
+from composer_prime.outer.device_copy import copy_off, has_side_streams, side_stream
 from composer_prime.outer.fragments import Fragment
 
 
@@ -87,7 +87,7 @@ def copy_to_host(values: Tensor, target: Tensor) -> None:
     target  fp32 [values.numel()] on the CPU. Written, in the logical order of `values`.
     """
     with torch.no_grad():
-        if values.device.type == "cuda":
-            copy_off(values, target, cuda_side(values.device))
+        if has_side_streams(values.device):
+            copy_off(values, target, side_stream(values.device))
         else:
             target.copy_(values.reshape(-1))
