@@ -1,6 +1,6 @@
 """Copies off a device wait for what they must and for nothing else: on a side stream that is as late as it may be.
 
-The same copies on a real device: tests/outer/test_pseudograd.py, marker gpu.
+On a GPU, marker gpu, the same claims as on the simulated device of test_late_device.py.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from composer_prime.outer import device_copy
 from composer_prime.outer.chunks import CHUNK_ELEMENTS
-from composer_prime.outer.device_copy import STAGES, copy_off
+from composer_prime.outer.device_copy import STAGES, copy_off, has_side_streams
+from tests.outer.device_claims import CLAIMS, Device, Gpu
 
 
 class LazySide:
@@ -76,3 +77,14 @@ def test_without_waiting_for_a_copy_its_values_would_not_be_there(monkeypatch: p
     values, target = torch.ones(3), torch.empty(3)
     copy_off(values, target, LazySide(lambda: None))
     assert bool(torch.isnan(target).all())
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta", "mps"])
+def test_a_device_without_streams_of_its_own_has_no_side_stream(device: str) -> None:
+    assert not has_side_streams(torch.device(device))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.__name__)
+def test_on_a_gpu(claim: Callable[[Device], None]) -> None:
+    claim(Gpu())

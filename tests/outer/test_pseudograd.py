@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from composer_prime.errors import SiteError
-from composer_prime.outer.chunks import CHUNK_ELEMENTS
 from composer_prime.outer.fragments import plan_fragments
 from composer_prime.outer.pseudograd import copy_to_host, flatten, pseudograd, rounded, write_back
 
@@ -105,35 +104,3 @@ def test_a_copy_to_the_host_is_whole_and_in_logical_order_for_any_strides():
     target = torch.full((26,), -1.0)
     copy_to_host(values, target[1:25])
     assert torch.equal(target[1:25], values.reshape(-1).float()) and target[0] == target[25] == -1
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_a_device_copy_is_what_the_cpu_has_and_may_be_overwritten_at_once(dtype):
-    """More than two spans, so that pinned buffers are reused, behind a long queue that writes the values late."""
-    generator = torch.Generator().manual_seed(0)
-    numel = 2 * CHUNK_ELEMENTS + 5
-    start = torch.randn(numel, generator=generator).to(dtype)
-    (fragment,) = plan_fragments([("a", (numel,)), ("b", (6, 4))], 1)
-    small = torch.randn(4, 6, generator=generator).to(dtype).t()
-    expected = flatten({"a": start + 1, "b": small}, fragment)
-    values = start.cuda()
-    busy = torch.randn(4096, 4096, device="cuda")
-    for _ in range(50):
-        busy = busy @ busy / 64
-    values += 1  # queued behind all of that
-    flat = flatten({"a": values, "b": small.cuda()}, fragment)
-    values.zero_()  # the optimizer's next step
-    torch.cuda.synchronize()
-    assert torch.equal(flat, expected)
-
-
-@pytest.mark.gpu
-def test_parameters_on_a_device_hold_what_those_on_the_cpu_do_after_a_write():
-    here, there = (
-        parameters(torch.bfloat16),
-        {name: p.detach().cuda() for name, p in parameters(torch.bfloat16).items()},
-    )
-    target = flatten(parameters(torch.float32, seed=1), FRAGMENT)
-    assert torch.equal(write_back(target, here, FRAGMENT), write_back(target, there, FRAGMENT))
-    assert torch.equal(flatten(there, FRAGMENT), flatten(here, FRAGMENT))
