@@ -461,7 +461,7 @@ class Courier:
 
     def _served(self) -> list[int]:
         """Fragments whose open round this site may close: where it has an offer; a fixed committer also the due one."""
-        served = {f for f, errand in self._errands.items() if errand.offered_at == self._replicas[f].version}
+        served = {f for f, errand in list(self._errands.items()) if errand.offered_at == self._replicas[f].version}
         if self._roster.authority().committer == self._site and not self.is_over():
             served.add(due_fragment(self.versions()))
         return sorted(f for f in served if self._replicas[f].closing is None)

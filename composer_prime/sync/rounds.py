@@ -89,7 +89,7 @@ class RoundCloser:
     @property
     def is_gathering(self) -> bool:
         """Whether another site's offer stands in a round of ours: the rest, and a commit, are likely to come soon."""
-        return any(current.verdicts.keys() - {self._site} for current in self._rounds.values())
+        return any(current.verdicts.keys() - {self._site} for current in list(self._rounds.values()))
 
     def is_vouched_for(self, replica: Replica) -> bool:
         """Whether as many other sites as the quorum have offered on one and the same master of the open round."""
