@@ -4,17 +4,15 @@
 simulation; decisions are `protocol`'s, arithmetic is `Replica`'s. All of it runs off the training thread (rule 8).
 """
 
-import base64
 import logging
 from collections.abc import Callable
 from functools import partial
 
-from composer_prime.errors import KeyMissing, RunGone, StoreError
-from composer_prime.outer.payloads import code
+from composer_prime.errors import KeyMissing, RoundWaits, RunGone, StoreError
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.archive import Archive
-from composer_prime.sync.errands import Capture, Errand, Settled
+from composer_prime.sync.errands import Capture, Errand, Outcome, Settled
 from composer_prime.sync.journal import Journal
 from composer_prime.sync.members import Members, Pulse
 from composer_prime.sync.protocol import due_fragment, reducer_rank, run_is_over, takeover_s
@@ -24,9 +22,10 @@ from composer_prime.sync.replica import Replica, Round
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.rounds import RoundCloser
 from composer_prime.sync.run import Run
-from composer_prime.sync.runtime import PARALLEL_BODIES, Room, Runtime, side_by_side
+from composer_prime.sync.runtime import Runtime, side_by_side
 from composer_prime.sync.snapshots import Master
 from composer_prime.sync.tape import Tape
+from composer_prime.sync.uploads import Uploads
 from composer_prime.sync.witness import Witness
 
 logger = logging.getLogger(__name__)
@@ -69,7 +68,6 @@ class Courier:
         self._replicas = replicas
         self._refining = refining
         self._tape = tape
-        self._journal = journal
         self._site = site
         self._incarnation = incarnation
         self._closer = RoundCloser(
@@ -81,7 +79,14 @@ class Courier:
         """Guards masters and errands, which move together; notified when a round has settled."""
         self._masters = [replica.master for replica in replicas]
         self._errands: dict[int, Errand] = {}
-        self._uploads = Room(runtime, PARALLEL_BODIES)
+        self.uploads = Uploads(
+            *(store, run.terms),
+            runtime=runtime,
+            replicas=replicas,
+            journal=journal,
+            changed=self.changed,
+            site=site,
+        )
         self._overtaken: set[int] = set()
         self._archive = Archive(
             store, run, runtime=runtime, roster=roster, members=members, replicas=replicas, tape=tape, site=site
@@ -98,12 +103,8 @@ class Courier:
         self._under_way: tuple[int, int] | None = None
         self.closed_at = runtime.now()
         """When this site last saw a round close, on its own clock."""
-        self.on_ready: Callable[[], None] = lambda: None
-        """Called when an upload has ended, so that the next pass comes at once."""
         self.has_offered = False
         """Whether this process has made an offer; `changed` is notified of the first."""
-        self.upload_s = 0.0
-        """Seconds that coding and uploading took, off the training thread."""
 
     # --- what the training thread asks ------------------------------------------------------------------------------
 
@@ -177,7 +178,7 @@ class Courier:
             errand = Errand(capture, self._masters[capture.fragment].version, ready=capture.local is None)
             self._errands[capture.fragment] = errand
         if capture.local is not None:
-            self._start_upload(errand)
+            self.uploads.start(errand)
         return errand.version
 
     def reinstate(self, errand: Errand) -> None:
@@ -262,16 +263,23 @@ class Courier:
     def catch_up(self) -> None:
         """Read the log up to now, on entering. What it says of this site's name is for `Returning` to judge.
 
-        Fragments side by side: while one waits for the bucket, another computes.
+        Fragments side by side: while one waits for the bucket, another computes. A round of which something is missing
+        or damaged is the present: the sites that are here wait before it, too.
         """
         side_by_side(self._runtime, "outer-catch-up", [partial(self._read_on, replica) for replica in self._replicas])
-        self.follow()
+        if not any(replica.closing is not None for replica in self._replicas):
+            self.follow()
         with self.changed:
             self._overtaken.clear()
 
     def _read_on(self, replica: Replica) -> None:
-        while self._advance(replica):
-            pass
+        try:
+            while self._advance(replica):
+                pass
+        except (KeyMissing, RoundWaits) as error:
+            if replica.closing is None:
+                raise
+            logger.warning("round_waits fragment=%d version=%d error=%s", replica.fragment, replica.version, error)
 
     def follow(self, fragments: list[int] | None = None) -> None:
         """Apply every commit there is, to these or all fragments, and settle the captures they decide."""
@@ -341,65 +349,20 @@ class Courier:
             self._overtaken.add(closed.fragment)
         if errand is None or errand.outcome != "out":
             return
-        if entry is not None and errand.payload == entry.payload:
-            errand.outcome = "taken"
+        if entry is not None:
+            self._end(errand, "taken" if errand.payload == entry.payload else "overtaken")
         elif errand.offered_at is not None or errand.ready:
             # Offered and passed over, or a moment too late: fresher work replaces it.
-            errand.outcome = "missed" if closed.taken else "void"
+            self._end(errand, "missed" if closed.taken else "void")
         # else: the upload outlasted the round; its payload goes into the next one under a new record (rule 4)
-        if errand.outcome != "out":
-            self._replicas[closed.fragment].merger.release(errand.payload)
+
+    def _end(self, errand: Errand, outcome: Outcome) -> None:
+        errand.outcome = outcome
+        self._replicas[errand.capture.fragment].merger.release(errand.payload)
 
     # --- offers -----------------------------------------------------------------------------------------------------
 
-    def _start_upload(self, errand: Errand) -> None:
-        errand.failure = None
-        errand.upload = self._runtime.spawn("outer-upload", partial(self._upload, errand))
-
-    def _upload(self, errand: Errand) -> None:
-        """Code one payload, write ahead what that leaves, and upload it: payload before record."""
-        started = self._runtime.now()
-        try:
-            with self._uploads:
-                started = self._runtime.now()
-                if errand.data is None:
-                    self._code(errand)
-                # Not in `runtime.map`, whose threads the passes need: a slow link's uploads would hold all of them.
-                both = [partial(act, errand) for act in (self._put, self._write_ahead)]
-                side_by_side(self._runtime, "outer-upload", both)
-            with self.changed:
-                errand.data, errand.ready = None, True
-        except BaseException as error:
-            errand.failure = error
-        with self.changed:  # uploads of several fragments may end at once
-            self.upload_s += self._runtime.now() - started
-        self.on_ready()
-
-    def _code(self, errand: Errand) -> None:
-        fragment, movement = errand.capture.fragment, errand.capture.movement()
-        replica = self._replicas[fragment]
-        codec, plan = replica.coding.codec, replica.coding.plan
-        assert movement is not None
-        coded = code(codec, movement, plan)
-        payload = keys.payload(fragment, errand.version, self._site, coded.sha256)
-        residual = coded.residual_of(movement) if codec.lossy and self._terms.error_feedback else None
-        with self.changed:
-            replica.merger.keep(payload, coded.decoded)
-            errand.data, errand.payload, errand.sha256, errand.nbytes = coded.data, payload, coded.sha256, coded.nbytes
-            errand.slices = base64.b64encode(b"".join(coded.digests)).decode()
-            errand.norms, errand.residual = coded.norms, residual
-
-    def _put(self, errand: Errand) -> None:
-        assert errand.payload is not None and errand.data is not None
-        if not errand.stored:  # the journal's disk may be full for hours
-            self._store.put(errand.payload, errand.data)
-            errand.stored = True
-
-    def _write_ahead(self, errand: Errand) -> None:
-        """Rule 12: what the payload leaves if it is taken must outlive a crash before the offer's record names it."""
-        if errand.residual is not None and self._journal is not None:
-            assert errand.payload is not None
-            self._journal.write(errand.capture.fragment, errand.payload, errand.residual)
+    # --- offers -----------------------------------------------------------------------------------------------------
 
     def _bring(self, fragment: int) -> StoreError | None:
         """Create the offer's record once its payload is there, in whatever round is open by then.
@@ -412,7 +375,7 @@ class Courier:
         if (failure := errand.failure) is not None:
             if not isinstance(failure, StoreError):
                 raise failure
-            self._start_upload(errand)
+            self.uploads.start(errand)
             return failure
         replica = self._replicas[fragment]
         if not errand.ready or replica.version >= self._terms.final_version:

@@ -65,7 +65,7 @@ class Driver:
         self._tasks: list[Task] = []
         self.awaited = False
         """Whether the training thread waits for a round, so that every moment counts."""
-        courier.on_ready = self.wake
+        courier.uploads.on_ready = self.wake
 
     def start(self, state: SiteState) -> None:
         """Beat once, so that others see this site, then start both tasks."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from composer_prime.errors import CorruptObject, KeyMissing, SiteError, StoreError
+from composer_prime.errors import CorruptObject, KeyMissing, RoundWaits, SiteError, StoreError
 from composer_prime.outer.aggregate import aggregate
 from composer_prime.outer.chunks import empty
 from composer_prime.outer.payloads import byte_range, decode, decode_whole
@@ -114,7 +114,7 @@ class Merger:
         try:
             vectors = self._runtime.map(lambda entry: self.fetch(entry.offer), entries)
         except CorruptObject as error:
-            raise StoreError(f"{error}; a commit took it, so the round can't be skipped: reading it again") from error
+            raise RoundWaits(f"{error}; a commit took it, so the round can't be skipped: reading it again") from error
         parts = [(entry.multiplier, vector) for entry, vector in zip(entries, vectors, strict=True)]
         if self.witness is not None:
             sites = (entry.site for entry in entries)
@@ -180,7 +180,7 @@ class Merger:
             except KeyMissing as error:
                 return error
             if sha256_hex(data) != part.sha256:
-                return StoreError(f"{part.payload} has another sha256 than its record states: reading it again")
+                return RoundWaits(f"{part.payload} has another sha256 than its record states: reading it again")
             known = self._decoded[part.payload] = self._decode_part(part.payload, data, stop - start)
         merged[start:stop] = dense(known)
         return None

@@ -464,6 +464,6 @@ class OuterLoop:
             "bytes_down": traffic.bytes_down,
             "stall_s": self._stall_s,
             "finish_s": self._finish_s,
-            "upload_s": self._courier.upload_s,
+            "upload_s": self._courier.uploads.seconds,
             "tokens": [stand.ledger.to_dict() for stand in self._stands],
         }
