@@ -1,7 +1,8 @@
 """Rule 13: deletes what nobody needs any more. Commits stay for ever; snapshots, offers and payloads go.
 
-Safe by its order: the snapshots are listed first and the members looked at afterwards. A site that joins says so before
-it looks for a snapshot, so either its pin is seen here, or it finds a snapshot at least as new as the ones found here.
+Safe by its order: snapshots are listed first, then admissions are read, and the members looked at last. A site that
+joins was admitted, and then says so, before it looks for a snapshot: so either its pin is seen and believed here, or it
+finds a snapshot at least as new as the ones found here.
 """
 
 import logging
@@ -27,6 +28,7 @@ def collect_garbage(
         for version, sha in vouched_snapshots(store, run, roster, fragment)
         if is_whole(store, run, fragment, version, sha)
     ]
+    roster.refresh()
     members.observe()
     limit = garbage_limit(sound, [pins[fragment] for pins in members.pins(runtime.now()) if len(pins) > fragment])
     if limit <= 0:

@@ -169,7 +169,7 @@ class Members:
     roster: Roster
     liveness_s: float
     _seen: dict[str, _Sighting] = field(default_factory=dict)
-    _claims: dict[tuple[str, int], bool] = field(default_factory=dict)
+    _claims: dict[tuple[str, int], tuple[str | None, bool]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._observing = self.runtime.lock()
@@ -190,13 +190,16 @@ class Members:
 
     def _list(self) -> dict[str, int]:
         """The newest incarnation of every site that claims its name soundly."""
-        newest: dict[str, int] = {}
+        claimed: dict[str, list[int]] = {}
         for key in self.store.list(keys.sites_prefix()):
             if keys.is_claim(key):
                 site, incarnation = keys.parse_claim(key)
-                if incarnation > newest.get(site, -1) and self._is_sound(site, incarnation):
-                    newest[site] = incarnation
-        return newest
+                claimed.setdefault(site, []).append(incarnation)
+        sound = {
+            site: next((each for each in sorted(incarnations, reverse=True) if self._is_sound(site, each)), None)
+            for site, incarnations in claimed.items()
+        }
+        return {site: incarnation for site, incarnation in sound.items() if incarnation is not None}
 
     def _read_beats(self, newest: dict[str, int]) -> None:
         self._newest = newest
@@ -206,12 +209,15 @@ class Members:
             self._look_at(site, newest[site], data, now)
 
     def _is_sound(self, site: str, incarnation: int) -> bool:
-        """Whether a claim is its site's own; each is read once, and only where claims are signed."""
+        """Whether a claim is its site's own; each is read once for a key that its site has, and only where claims are
+        signed: it may have been seen before the admission that makes it sound, or be of a key that was taken away."""
         if not self.roster.signed:
             return True
-        if (site, incarnation) not in self._claims:
-            self._claims[site, incarnation] = is_own_claim(self.store, site, incarnation, self.roster)
-        return self._claims[site, incarnation]
+        public = self.roster.admitted().get(site)
+        known = self._claims.get((site, incarnation))
+        if known is None or known[0] != public:
+            known = self._claims[site, incarnation] = public, is_own_claim(self.store, site, incarnation, self.roster)
+        return known[1]
 
     def _read(self, site: str, incarnation: int) -> bytes | None:
         try:

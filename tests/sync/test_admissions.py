@@ -9,10 +9,11 @@ from composer_prime.errors import CorruptObject
 from composer_prime.outer.masters import pack_master
 from composer_prime.store import Store, keys
 from composer_prime.sync.canonical import sha256_hex
+from composer_prime.sync.garbage import collect_garbage
 from composer_prime.sync.history import History
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.reading import read_record
-from composer_prime.sync.records import Admission, Close, Commit
+from composer_prime.sync.records import Admission, Claim, Close, Commit
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.snapshots import Master, newest_master, store_master, vouched_sha
 from composer_prime.sync.start import Founding
@@ -208,3 +209,51 @@ def test_a_window_goes_by_no_commit_that_was_copied_there_from_another_round(sto
     else:
         with pytest.raises(CorruptObject, match="has no sound commit of round 1"):
             History.read(store, a.runtime, TERMS, a.roster, 0, 2)
+
+
+def test_a_site_whose_claim_is_read_before_its_admission_is_seen_as_soon_as_that_is_known(store, clock, site):
+    a = site("a")
+    Owner(store, OWNER).admit("c", SITES["c"].public)
+    site("c")
+    a.courier._members.notice_newcomers()  # before a commit; a has not looked at the admissions yet
+    clock[0] += TERMS.liveness_s
+    site("b")
+    a.tick()
+    assert a.roster.newest == 1 and "c" in a.courier._members.live(clock[0])
+
+
+def test_a_claim_under_a_key_that_was_replaced_hides_its_site_from_nobody(store, clock, site):
+    a, stolen = site("a"), site("b")
+    far = stolen.roster.sign(Claim(site="b", incarnation=9, nonce="", host="", pid=0))
+    store.create(keys.claim("b", 9), far.to_bytes())
+    a.courier._members.observe()
+    Owner(store, OWNER).admit("b", SITES["c"].public)
+    founding = Founding(OWNER.public, {name: SITES[name].public for name in "ab"})
+    HandSite(store, TERMS, "b", clock, key=SITES["c"], founding=founding)
+    clock[0] += TERMS.liveness_s
+    site("a")
+    a.tick()
+    assert "b" in a.courier._members.live(clock[0])
+
+
+def test_claims_are_not_read_again_for_an_admission_that_concerns_other_sites(store, clock, site):
+    a, _ = site("a"), site("b")
+    a.courier._members.observe()
+    Owner(store, OWNER).admit("c", SITES["c"].public)
+    a.roster.refresh()
+    store.delete(keys.claim("b", 0))  # so that reading it would tell
+    store.create(keys.claim("b", 0), b"garbage")
+    assert a.courier._members._list().keys() == {"a", "b"}
+
+
+def test_what_a_newly_admitted_joiner_pins_is_kept_by_who_did_not_know_of_its_admission(store, clock):
+    terms = TERMS.model_copy(update={"keep_log": False, "snapshot_rounds": 2, "quorum": 1})
+    founding = Founding(OWNER.public, {name: SITES[name].public for name in "ab"})
+    a = HandSite(store, terms, "a", clock, key=SITES["a"], founding=founding)
+    play(clock, a, rounds=5)
+    Owner(store, OWNER).admit("c", SITES["c"].public)
+    c = HandSite(store, terms, "c", clock, key=SITES["c"], founding=founding)
+    c.pulse.beat("joining", (0, 0), (0, 0), 0, 0)  # it was slow, and hasn't looked for a snapshot yet
+    before = store.list(keys.offers_prefix(0, 0))
+    collect_garbage(store, a.run, 0, roster=a.roster, members=a.courier._members, runtime=a.runtime)
+    assert before and store.list(keys.offers_prefix(0, 0)) == before
