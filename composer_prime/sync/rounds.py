@@ -251,6 +251,8 @@ class RoundCloser:
             del self._rounds[replica.fragment]  # its offers were judged by a wrong master
             return False
         admissions, admission_sha = self._roster.honoured
+        if self._roster.newest != self._judged_by:
+            return False  # another thread has read newer ones: an offer that it takes may be of who is revoked
         record = write_commit(
             facts=replica.coding.facts,
             version=current.version,

@@ -126,9 +126,9 @@ def vouched_sha(store: Store, run: Run, roster: Roster, fragment: int, version: 
         close = find_record(store, Close, keys.close(number))
         if close is None or not len(close.versions) == len(close.masters) == len(run.fragments):
             continue
-        if close.versions[fragment] == version:
-            is_sound = close_fault(roster, close) is None and roster.fault(close, close.closed_by) is None
-            return close.masters[fragment] if is_sound else None  # of a site that is admitted now, too
+        is_sound = close_fault(roster, close) is None and roster.fault(close, close.closed_by) is None
+        if close.versions[fragment] == version and is_sound:  # of a site that is admitted now, too
+            return close.masters[fragment]
     return None
 
 

@@ -1,6 +1,7 @@
 """Rule 14 over time: who was revoked and can still write to the bucket brings nothing of its own into a master."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -257,3 +258,32 @@ def test_what_a_newly_admitted_joiner_pins_is_kept_by_who_did_not_know_of_its_ad
     before = store.list(keys.offers_prefix(0, 0))
     collect_garbage(store, a.run, 0, roster=a.roster, members=a.courier._members, runtime=a.runtime)
     assert before and store.list(keys.offers_prefix(0, 0)) == before
+
+
+def test_a_commit_honours_the_admission_by_which_its_offers_were_judged(store, clock, site):
+    a, b = site("a"), site("b")
+    for each, value in ((a, 1.0), (b, 2.0)):
+        each.hand_over(0, value)
+        each.tick()
+    Owner(store, OWNER).revoke("b")
+
+    def meanwhile_another_thread_reads_admissions(theirs):
+        a.roster.refresh()
+        return False
+
+    a.replicas[0].is_mistaken = meanwhile_another_thread_reads_admissions
+    for _ in range(6):
+        a.tick()
+        clock[0] += 1.0
+    assert a.replicas[0].history.voids == ()
+    commit = read_record(store, Commit, keys.commit(0, 0))
+    assert commit.admissions == 1 and [entry.site for entry in commit.taken] == ["a"]
+
+
+def test_a_close_record_that_nobody_signed_hides_none_of_the_ends_before(store, clock, site):
+    a = site("a")
+    known = {"versions": (2, 2), "masters": ("1" * 64,) * 2, "voids": ((), ()), "floors": (0, 0), "closed_by": "a"}
+    for number, author in ((0, a.roster), (1, None)):
+        close = Close(number=number, **known)
+        store.create(keys.close(number), (author.sign(close) if author else close).to_bytes())
+    assert vouched_sha(store, replace(a.run, closing=1), a.roster, 0, 2) == "1" * 64
