@@ -96,6 +96,7 @@ def _follow(merger: Merger, log: Log, reading: Reading) -> None:
     master = _first_master(merger, log)
     _note(merger, log, reading)
     while log.version <= reading.rounds and (data := merger.get(round_key(log, "commit.json"))) is not None:
+        data = data[: records.MAX_RECORD_BYTES + 1]
         commit, fault = _judged(merger, log, data)
         following = master
         if fault is None and commit is not None and commit["taken"]:

@@ -217,6 +217,18 @@ def test_a_void_commit_keeps_both_from_the_older_admissions_of_later_ones(signed
         assert both(folder)[0].voids.keys() == voids
 
 
+def test_both_hash_no_more_of_a_commit_that_is_too_long_than_shows_that_it_is(forger, tmp_path):
+    for version in (2, LAST):
+        shutil.rmtree(forger.folder / keys.round_prefix(0, version))
+    void, before = b"x" * (4 * 2**20 + 10), Forger(forger.folder, 1)
+    (forger.folder / keys.commit(0, 1)).write_bytes(void)
+    (forger.folder / keys.round_prefix(0, 2)).mkdir()
+    previous = sha256_hex(void[: 4 * 2**20 + 1])
+    after = before.changed(version=2, previous=previous, voids=(1,), taken=(), num_parts=0)
+    (forger.folder / keys.commit(0, 2)).write_bytes(after)
+    assert both(forger.folder)[0].voids.keys() == {(0, 1)}
+
+
 ADMISSIONS = {
     "a committer, who is a guest besides": ({"committer": "d", "guests": ("d", "b")}, "d", OWNER, False),
     "another committer": ({"committer": "d"}, "a", OWNER, True),
