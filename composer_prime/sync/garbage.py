@@ -6,6 +6,7 @@ finds a snapshot at least as new as the ones found here.
 """
 
 import logging
+from functools import partial
 
 from composer_prime.store import keys
 from composer_prime.store.base import Store
@@ -13,7 +14,7 @@ from composer_prime.sync.members import Members
 from composer_prime.sync.protocol import garbage_limit
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import Run
-from composer_prime.sync.runtime import Runtime
+from composer_prime.sync.runtime import Runtime, side_by_side
 from composer_prime.sync.snapshots import is_whole, vouched_snapshots
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ def collect_garbage(
         for key in store.list(keys.masters_prefix(fragment))
         if keys.is_master(key) and keys.parse_master(key)[1] < limit
     ]
-    runtime.map(store.delete, doomed)
+    # Not in `runtime.map`, whose threads the passes need: there may be thousands.
+    side_by_side(runtime, "outer-garbage", [partial(store.delete, key) for key in doomed])
     if doomed:
         logger.info("garbage_collected fragment=%d below=%d objects=%d", fragment, limit, len(doomed))
     return len(doomed)

@@ -1,11 +1,18 @@
 """Rule 13: what nobody needs goes, and nobody is ever cut off by it."""
 
+import threading
+from dataclasses import replace
+
 import pytest
 import torch
 
 from composer_prime.errors import RunGone, StoreError
 from composer_prime.store import Store, keys
+from composer_prime.store.memory import MemoryStore
 from composer_prime.sync import replica
+from composer_prime.sync.garbage import collect_garbage
+from composer_prime.sync.members import Members
+from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.snapshots import Master
 from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
 
@@ -157,3 +164,34 @@ def test_a_bucket_that_is_emptied_under_a_live_run_stops_its_sites_with_a_word(s
     clock[0] += 5.0
     with pytest.raises(RunGone, match="no longer holds the run's manifest"):
         a.tick()
+
+
+def test_what_takes_long_to_delete_holds_up_no_pass(store, clock):
+    a = HandSite(store, TERMS.model_copy(update={"keep_log": True}), "a", clock)
+    rounds(clock, 25, a)
+    deleting, go_on, runtime = threading.Event(), threading.Event(), ThreadRuntime()
+
+    class Slow(MemoryStore):
+        def delete(self, key: str) -> None:
+            deleting.set()
+            go_on.wait(30)
+            super().delete(key)
+
+    slow, terms = Slow(store.uri.removeprefix("memory://")), a.run.terms.model_copy(update={"keep_log": False})
+    known = {"roster": a.roster, "members": Members(slow, runtime, a.roster, 0.0), "runtime": runtime}
+    found: list[int] = []
+    collecting = threading.Thread(
+        target=lambda: found.append(collect_garbage(slow, replace(a.run, terms=terms), 0, **known)), daemon=True
+    )
+    passing = threading.Thread(target=lambda: [runtime.map(abs, range(20)) for _ in range(100)], daemon=True)
+    try:
+        collecting.start()
+        assert deleting.wait(30)
+        passing.start()
+        passing.join(5)
+        assert not passing.is_alive()
+    finally:
+        go_on.set()
+        collecting.join(30)
+    assert found[0] > 20 and min(versions_of(store, "offers")) > 10
+    runtime.close()
