@@ -53,6 +53,15 @@ def test_failures_that_pass_are_outlived_with_growing_pauses() -> None:
         assert longest / 2 <= pause <= longest
 
 
+def test_sites_that_lost_the_same_server_at_once_do_not_come_back_to_it_together() -> None:
+    sites = [Clock() for _ in range(20)]
+    for site in sites:
+        site.run(Patience(30, 90), num_failures=6)
+    for pauses in zip(*(site.pauses for site in sites), strict=True):
+        assert len(set(pauses)) == len(sites)
+        assert max(pauses) - min(pauses) > max(pauses) / 4, "they are spread over the pause, not a moment apart"
+
+
 def test_last_failure_is_raised_when_its_time_is_over() -> None:
     clock = Clock()
     with pytest.raises(OSError, match="failure"):
