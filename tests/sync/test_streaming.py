@@ -1,0 +1,58 @@
+"""Rule 8: a fragment's exchange runs beside the training, which waits when tau is used up, and that is measured."""
+
+import json
+import threading
+
+import pytest
+
+from composer_prime.store import keys, open_store
+from composer_prime.store.memory import MemoryStore
+from composer_prime.sync.site_clock import OuterLoop
+from tests.sync.harness import ThreadSite, make_net, make_terms, run_sites
+
+HELD_S = 0.4
+
+
+class Held(MemoryStore):
+    """Payloads wait on their way, as over a slow link, until the gate is open."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.gate = threading.Event()
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        if keys.is_payload(key):
+            assert self.gate.wait(20)
+        super().put(key, data)
+
+
+@pytest.mark.parametrize("sync_delay", [0, 1, 3])
+def test_training_goes_on_for_tau_steps_of_an_upload_then_waits_and_says_for_how_long(request, sync_delay):
+    store = Held(request.node.name)
+    terms = make_terms(fragments=1, inner_steps=4, sync_delay=sync_delay, rounds=3)
+    outer, net = OuterLoop(store, terms, run="run", site="a"), make_net()
+    outer.join(net.named_parameters())
+    try:
+        for _ in range(3 + sync_delay):  # the fragment is due at step 4
+            report = outer.after_inner_step(10, 1)
+            assert not report.adopted and not store.gate.is_set()
+        before_s = outer.summary()["stall_s"]
+        opener = threading.Timer(HELD_S, store.gate.set)
+        opener.start()
+        report = outer.after_inner_step(10, 1)
+        assert store.gate.is_set() and report.adopted == (0,)
+        assert 0.9 * HELD_S < report.stall_s < 30
+        assert outer.summary()["stall_s"] == pytest.approx(before_s + report.stall_s)
+        assert before_s < HELD_S / 2, "steps in which nothing is waited for take no time"
+    finally:
+        store.gate.set()
+        outer.close()
+
+
+@pytest.mark.parametrize("merge_alpha", [0.0, 0.5])
+def test_the_tape_marks_counts_of_merged_tokens_that_a_blend_makes_approximate(request, merge_alpha):
+    store = open_store(f"memory://{request.node.name}")
+    run_sites(ThreadSite(store, make_terms(merge_alpha=merge_alpha, sync_delay=1), "a"))
+    lines = [line for key in store.list(keys.tape_prefix("a")) for line in store.get(key).splitlines()]
+    merged = [event for event in map(json.loads, lines) if event["event"] == "merged"]
+    assert merged and {event["approximate"] for event in merged} == {merge_alpha > 0}
