@@ -6,11 +6,11 @@ are the creator's, the model is what the first site has loaded. No torch, so tha
 
 from pydantic import Field
 
-from composer_prime.errors import BadInput, ProtocolError
+from composer_prime.errors import BadInput, CorruptObject, KeyMissing, ProtocolError
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import PROTOCOL, Record
-from composer_prime.sync.reading import find_record
+from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Manifest
 from composer_prime.sync.terms import Terms
 
@@ -26,18 +26,32 @@ class FoundingRecord(Record):
 
 
 def announce(store: Store, record: FoundingRecord) -> None:
-    """Write down what the run in `store` shall be. Raises BadInput when another is written down there already."""
+    """Write down what the run in `store` shall be.
+
+    Raises BadInput when another is written down there already, CorruptObject when what is there can't be read.
+    """
     if store.create(keys.founding(), record.to_bytes()):
         return
-    present = find_record(store, FoundingRecord, keys.founding())
+    present = find_founding(store)
     if present != record:
         said = "something else" if present is None else changed_terms(present.terms, record.terms) or "other keys"
         raise BadInput(f"{store.uri} is already to hold another run ({said}): give this run another run.name")
 
 
 def find_founding(store: Store) -> FoundingRecord | None:
-    """What the run in `store` was announced to be; None when nobody has announced one."""
-    return find_record(store, FoundingRecord, keys.founding())
+    """What the run in `store` was announced to be; None when nobody has announced one.
+
+    Raises CorruptObject when it can't be read: whoever wrote the manifest then would decide terms and keys alone.
+    """
+    try:
+        return read_record(store, FoundingRecord, keys.founding())
+    except KeyMissing:
+        return None
+    except CorruptObject as error:
+        raise CorruptObject(
+            f"{error}. Restore it from a backup; or delete it, and where there is no {keys.manifest()} yet announce "
+            "the run again with `composer-prime create RECIPE`"
+        ) from None
 
 
 def check_founded(manifest: Manifest, record: FoundingRecord | None) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from composer_prime.errors import BadInput, ConfigError, SiteRevoked
 from composer_prime.store import Store, keys, open_store
+from composer_prime.sync.canonical import MAX_RECORD_BYTES
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Admission, Close, Commit, Reopening
@@ -127,6 +128,23 @@ def test_a_corrupt_close_record_stops_nobody_and_reopening_says_what_to_do_about
     run_sites(ThreadSite(store, make_terms(), "b"))
     assert [master["sha256"] for master in late.summary["masters"]] == list(read_close(store, 0).masters)
     assert Owner(store).reopen(5).number == 1
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b'{"number": 1, "rou', b"x" * (MAX_RECORD_BYTES + 1)], ids=["empty", "cut", "oversized"]
+)
+def test_a_damaged_reopening_reopens_nothing_for_anybody_and_the_next_one_counts(store, damage):
+    first = ThreadSite(store, make_terms(), "a")
+    run_sites(first)
+    Owner(store).reopen(5)
+    store.put(keys.reopening(1), damage)
+    late = ThreadSite(store, make_terms(), "b")
+    run_sites(late)
+    assert late.steps == 0 and late.summary["masters"] == first.summary["masters"]
+    assert Owner(store).reopen(5).number == 2
+    again = ThreadSite(store, make_terms(), "a")
+    run_sites(again)
+    assert [master["version"] for master in again.summary["masters"]] == [6, 6]
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------
