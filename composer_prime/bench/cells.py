@@ -25,7 +25,7 @@ def measure_cells(
     json_path: Path | None,
     notes: Callable[[FoundT], Sequence[str]] = lambda found: (),
 ) -> Console:
-    """Measure the cells, draw each one alone with its notes, and then all of them. Returns the console.
+    """Measure the cells, draw each one alone with its notes, and then all of them, if several. Returns the console.
 
     json_path   rewritten after every cell with the records so far
     """
@@ -39,5 +39,6 @@ def measure_cells(
                 console.print(f"  {line}", highlight=False)
             if json_path is not None:
                 json_path.write_text(json.dumps([record(*each) for each in results], indent=1) + "\n")
-    console.print(draw(results))
+    if len(results) > 1:
+        console.print(draw(results))
     return console

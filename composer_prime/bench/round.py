@@ -7,21 +7,25 @@ other's, no more.
 
 import multiprocessing
 import os
+import queue
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from composer_prime.bench.seaweed import BUCKET, seaweed
-from composer_prime.errors import BadInput
+from composer_prime.errors import BadInput, SiteError
 from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.fragments import Fragment
 from composer_prime.outer.merge import settling
@@ -36,6 +40,7 @@ from composer_prime.sync.start import Founding, create_or_join
 from composer_prime.sync.terms import Terms
 
 SITES = ("a", "b")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,9 +60,13 @@ class RoundBench:
 
 
 def main(params: int = 25_000_000, repeats: int = 5, codec: str = "fp32") -> None:
-    """Run the bench and print medians and their ratio. Raises BadInput without s3fs, or a SeaweedFS to start."""
+    """Run the bench and print medians and their ratio.
+
+    Raises BadInput without s3fs, a SeaweedFS to start, or such a codec; SiteError when a site ends early.
+    """
     if find_spec("s3fs") is None:
         raise BadInput("bench round compares with s3fs, which isn't installed here: pip install s3fs")
+    get_codec(codec)
     bench = RoundBench(f"s3://{BUCKET}/bench-round", params, repeats, codec)
     with tempfile.TemporaryDirectory() as folder, seaweed(Path(folder)) as server:
         os.environ.update(server.environment())
@@ -66,17 +75,38 @@ def main(params: int = 25_000_000, repeats: int = 5, codec: str = "fp32") -> Non
 
 
 def measure(bench: RoundBench) -> tuple[list[float], list[float]]:
-    """Seconds of each round and of each plain transfer, the slower process's, after one of each that warms up."""
+    """Seconds of each round and of each plain transfer, the slower process's, after one of each that warms up.
+
+    Raises SiteError when a site ends early.
+    """
     context = multiprocessing.get_context("spawn")
     barrier, answers = context.Barrier(len(SITES)), context.Queue()
     processes = [context.Process(target=_site, args=(bench, index, barrier, answers)) for index in range(len(SITES))]
     for process in processes:
         process.start()
-    times = [answers.get(timeout=600) for _ in SITES]
-    for process in processes:
-        process.join()
+    try:
+        times = [_answer(answers, processes) for _ in SITES]
+        for process in processes:
+            process.join()
+    finally:
+        for process in processes:
+            process.kill()  # one that is left alone would wait for the other for ever
+            process.join()
     rounds, plain = ([max(pair) for pair in zip(*series, strict=True)] for series in zip(*times, strict=True))
     return rounds[1:], plain[1:]
+
+
+def _answer(answers: "Queue[T]", processes: Sequence[BaseProcess]) -> T:
+    while True:
+        try:
+            return answers.get(timeout=0.5)
+        except queue.Empty:
+            for process, site in zip(processes, SITES, strict=True):
+                if process.exitcode:
+                    raise SiteError(
+                        f"site {site} of the bench ended early with exit code {process.exitcode}: "
+                        "its own words stand above"
+                    ) from None
 
 
 def _site(bench: RoundBench, index: int, barrier: Barrier, answers: Queue) -> None:

@@ -250,7 +250,8 @@ def run_storm(
                 "reference", replace(plan, duration_s=reference_s, num_faults=0, outage_s=0.0), plan.turn_s
             )
             say(f"  {reference.tokens_per_s:.0f} tokens merged a second, a round takes {reference.round_s:.2f} s")
-        say(f"the storm of {plan.duration_s:.0f} s, {plan.num_faults} faults and an outage of {plan.outage_s:.0f} s")
+        outage = f", an outage of {plan.outage_s:.0f} s" if plan.outage_s else ""
+        say(f"the storm: {plan.duration_s:.0f} s, faults: {plan.num_faults}{outage}")
         # more rounds than fit, so that the run doesn't end before its time is over
         report = play("storm", plan, plan.turn_s if reference is None else 0.9 * reference.round_s)
         return report.against(reference)

@@ -70,7 +70,8 @@ def main(
             run_once(variant, seed, output_dir, f"sweep-{number}-{seed}", held_out_prompts) for seed in seeds
         ]
         console.print(draw({variant: outcomes[variant]}, seeds), end="")
-    console.print(draw(outcomes, seeds))
+    if len(outcomes) > 1:
+        console.print(draw(outcomes, seeds))
     if baseline is not None:
         console.print(draw_differences(outcomes, variants[baseline]))
     console.print(f"load {os.getloadavg()[0]:.2f}")

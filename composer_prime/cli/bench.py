@@ -24,7 +24,7 @@ def loss(
 def outer(
     params: Annotated[int, typer.Option(min=1, help="fp32 parameters of the measured fragment.")] = 10_000_000,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds that are measured.")] = 5,
-    codec: Annotated[str, typer.Option(help="How pseudo-gradients travel: fp32, bf16 or int8.")] = "int8",
+    codec: Annotated[str, typer.Option(help="How pseudo-gradients travel.")] = "int8",
     store: Annotated[str | None, typer.Option(help="Where payloads go; default: a temporary folder.")] = None,
 ) -> None:
     """A round of the outer loop: coding, upload, commit, download, apply."""

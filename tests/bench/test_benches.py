@@ -1,18 +1,24 @@
 """The benches measure what they say, on small sizes; what they print is for people and not asserted as times."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from composer_prime.bench import outer as bench_outer
+from composer_prime.bench import round as bench_round
 from composer_prime.bench import sweep
+from composer_prime.bench.cells import measure_cells
+from composer_prime.bench.round import RoundBench
 from composer_prime.bench.sweep import Outcome, draw, draw_differences, read_outcome, run_once
 from composer_prime.config.paths import RunPaths
-from composer_prime.errors import BadInput, SiteError
+from composer_prime.errors import BadInput, ConfigError, SiteError
 from composer_prime.metrics import MetricsTape
 from composer_prime.store import keys, open_store
+from composer_prime.sync.reading import read_record
+from composer_prime.sync.records import Commit
 
 
 def test_bench_outer_measures_every_phase_of_real_rounds() -> None:
@@ -71,3 +77,33 @@ def test_a_sweep_refuses_a_baseline_that_is_none_of_its_variants(tmp_path: Path)
         sweep.main(["a.toml", "b.toml"], [0], tmp_path, baseline=2)
     with pytest.raises(BadInput, match="given twice"):
         sweep.main(["a.toml"], [0, 0], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+def test_a_round_of_two_processes_is_timed_and_so_are_its_bytes_by_plain_s3fs(
+    store_uri: Callable[[str], str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    uri = store_uri("seaweed")
+    rounds, plain = bench_round.measure(RoundBench(uri, params=10_000, repeats=2, codec="fp32"))
+    assert len(rounds) == len(plain) == 2 and min(*rounds, *plain) > 0
+    store = open_store(uri)
+    assert [len(read_record(store, Commit, keys.commit(0, number)).taken) for number in range(3)] == [2, 2, 2]
+    assert len(store.list("plain/")) == 6 and len(store.get("plain/0/0")) == 40_000
+    with pytest.raises(SiteError, match=r"site [ab] of the bench ended early with exit code 1"):
+        bench_round.measure(RoundBench(f"{uri}/other", params=10_000, repeats=2, codec="none"))
+    assert 'outer.codec ("none") must be one of' in capfd.readouterr().err
+
+
+def test_a_codec_that_there_is_not_is_refused_before_any_process_starts() -> None:
+    with pytest.raises(ConfigError, match=r'outer\.codec \("none"\) must be one of fp32'):
+        bench_round.main(codec="none")
+
+
+def test_a_bench_of_one_cell_draws_it_once_and_one_of_several_each_and_all(capsys: pytest.CaptureFixture[str]) -> None:
+    def drawn(*cells: str) -> str:
+        measure_cells(cells, len, lambda results: f"rows: {len(results)}", lambda cell, found: {}, None)
+        return capsys.readouterr().out
+
+    assert drawn("one") == "rows: 1"
+    assert drawn("one", "two") == "rows: 1rows: 1rows: 2\n"
