@@ -19,6 +19,8 @@ from composer_prime.outer.pseudograd import copy_to_host, flatten, write_back
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 WAIT_S = 60
+OTHERS = -1e3
+"""What others write into memory that was freed."""
 
 
 class Device(Protocol):
@@ -173,7 +175,7 @@ def copied_while_dropped(device: Device, start: Tensor) -> Tensor:
         copied = side.copy(flat, stage)
         del flat, values
         own.synchronize()
-        others = [torch.empty(size, dtype=dtype, device=where).fill_(-1) for _ in range(2)]
+        others = [torch.empty(size, dtype=dtype, device=where).fill_(OTHERS) for _ in range(8)]
         own.synchronize()
     copied()
     del others
