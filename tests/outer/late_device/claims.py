@@ -54,6 +54,15 @@ def every_piece_of_work_is_late(device: LateDevice) -> None:
     device.delay(DELAY_S)
 
 
+def a_whole_device_can_be_waited_for(device: LateDevice) -> None:
+    other = torch.Stream(device.at(1))
+    device.pause(other)
+    queued = other.record_event()
+    assert not queued.query()
+    torch.accelerator.synchronize(1)
+    assert queued.query()
+
+
 def streams_are_in_no_order_but_by_wait_stream(device: LateDevice) -> None:
     where, own = device.at(0), own_stream(device)
     values, other = torch.zeros(NUMEL, device=where), torch.Stream(where)
@@ -201,6 +210,7 @@ LATE_CLAIMS: tuple[Callable[[LateDevice], None], ...] = (
     a_copy_into_pinned_memory_is_there_once_its_event_was_waited_for,
     pinned_values_are_read_when_the_device_comes_to_it,
     every_piece_of_work_is_late,
+    a_whole_device_can_be_waited_for,
     streams_are_in_no_order_but_by_wait_stream,
     an_event_is_as_it_was_when_it_was_waited_for,
     freed_memory_is_poisoned_unless_a_stream_is_noted_that_is_not_past_it,

@@ -80,7 +80,13 @@ class LateDevice:
 def _module() -> types.ModuleType:
     """What torch asks of a backend's Python module."""
     module = types.ModuleType(f"torch.{NAME}")
-    answers = {"is_available": True, "is_initialized": True, "_is_in_bad_fork": False, "device_count": NUM_DEVICES}
+    answers = {
+        "is_available": True,
+        "is_initialized": True,
+        "_is_in_bad_fork": False,
+        "_lazy_init": None,  # without it torch 2.11 takes the device for unused, and `synchronize` doesn't wait
+        "device_count": NUM_DEVICES,
+    }
     for name, answer in answers.items():
         setattr(module, name, lambda answer=answer: answer)
     setattr(module, "current_device", torch.accelerator.current_device_index)  # noqa: B010
