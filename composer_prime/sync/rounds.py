@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 MAX_REFUSED = 100
 """Refused offers that a commit names: anybody may write some, and nothing depends on them."""
+TAKEN_BYTES = 64
+"""What a commit says besides of an offer that it takes, at most."""
 SPARED_BYTES = 2**19
 """Of a commit's record, for what isn't the offers taken."""
 
@@ -278,7 +280,7 @@ class RoundCloser:
 
         left, take = MAX_RECORD_BYTES - SPARED_BYTES, {}
         for site in sorted(sites, key=order):
-            left -= len(current.offers[site].to_bytes())
+            left -= len(current.offers[site].to_bytes()) + TAKEN_BYTES
             if left >= 0:
                 take[site] = current.offers[site]
         return take
