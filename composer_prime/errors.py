@@ -17,6 +17,7 @@
      +-- TeacherError             a teacher gave no usable answer: it drops out of a mixture
      +-- ProtocolError            the bucket holds what no sound site writes
      |    +-- CorruptObject         an object whose bytes don't match its record
+     |    |    +-- PayloadUnsound     they have the hash that it states, and are no sound payload
      |    +-- MasterMismatch        our masters differ from the log even after a rebuild
      |    +-- Superseded            another process of our name has a higher incarnation
      |    +-- RunGone               the bucket no longer holds the run we are in
@@ -107,6 +108,10 @@ class ProtocolError(ComposerPrimeError):
 
 class CorruptObject(ProtocolError):
     """An object's bytes don't match the record that names it."""
+
+
+class PayloadUnsound(CorruptObject):
+    """A payload's bytes are those that were signed, and break their codec, or have another norm: so it is for ever."""
 
 
 class MasterMismatch(ProtocolError):

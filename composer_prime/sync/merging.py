@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from composer_prime.errors import CorruptObject, KeyMissing, RoundWaits, SiteError, StoreError
+from composer_prime.errors import CorruptObject, KeyMissing, PayloadUnsound, RoundWaits, SiteError, StoreError
 from composer_prime.outer.aggregate import aggregate
 from composer_prime.outer.chunks import empty
 from composer_prime.outer.payloads import byte_range, decode, decode_whole
@@ -20,7 +20,7 @@ from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.reading import read_record
-from composer_prime.sync.records import Commit, Offer, Part, Refused
+from composer_prime.sync.records import Commit, Offer, Part, Refused, Taken
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import FragmentCoding
 from composer_prime.sync.runtime import Runtime
@@ -107,19 +107,37 @@ class Merger:
         """The merged pseudo-gradient of a round that takes something; None while parts of it are missing.
 
         Raises StoreError when something the commit names can't be read: try again, a round is never skipped.
+        Raises PayloadUnsound when the commit takes what can never be merged.
         """
         if closing.commit.num_parts:
             return self._from_parts(closing)
         entries = closing.commit.taken
-        try:
-            vectors = self._runtime.map(lambda entry: self.fetch(entry.offer), entries)
-        except CorruptObject as error:
-            raise RoundWaits(f"{error}; a commit took it, so the round can't be skipped: reading it again") from error
+        vectors = self._fetch_all(entries)
         parts = [(entry.multiplier, vector) for entry, vector in zip(entries, vectors, strict=True)]
         if self.witness is not None:
             sites = (entry.site for entry in entries)
             self.witness.gathered(closing.commit, dict(zip(sites, vectors, strict=True)))
         return aggregate(self._terms.aggregate, parts, trim=self._terms.trim)
+
+    def _fetch_all(self, entries: Sequence[Taken]) -> list[Vector]:
+        """What a commit takes, decoded; of several faults one that is for ever is raised."""
+
+        def fetch(entry: Taken) -> Vector | CorruptObject | KeyMissing:
+            try:
+                return self.fetch(entry.offer)
+            except PayloadUnsound as error:
+                return PayloadUnsound(f"takes an offer of {entry.site} it may not: {error}")
+            except (CorruptObject, KeyMissing) as error:
+                return error
+
+        found = self._runtime.map(fetch, entries)
+        faults = [each for each in found if isinstance(each, CorruptObject | KeyMissing)]
+        if not faults:
+            return [each for each in found if not isinstance(each, CorruptObject | KeyMissing)]
+        error = next((each for each in faults if isinstance(each, PayloadUnsound)), faults[0])
+        if isinstance(error, PayloadUnsound | KeyMissing):
+            raise error
+        raise RoundWaits(f"{error}; a commit took it, so the round can't be skipped: reading it again") from error
 
     def _from_parts(self, closing: Closing) -> Tensor | None:
         missing = closing.missing_parts()

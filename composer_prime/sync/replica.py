@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
-from composer_prime.errors import CorruptObject, KeyMissing, MasterMismatch, ProtocolError, StoreError
+from composer_prime.errors import CorruptObject, KeyMissing, MasterMismatch, PayloadUnsound, ProtocolError, StoreError
 from composer_prime.outer.outer_optimizer import nesterov_next
 from composer_prime.store import keys
 from composer_prime.store.base import Store
@@ -202,6 +202,8 @@ class Replica:
             return [self._pass(closed, master.unchanged(), closing.commit_sha, commit)]
         try:
             mean = self.merger.pseudograd(closing)
+        except PayloadUnsound as error:
+            return self._pass_void(self._void(str(error), commit), closing.commit_sha)
         except KeyMissing:
             if self._is_collected():
                 return self._jump()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from composer_prime.errors import CorruptObject, KeyMissing, ProtocolError
+from composer_prime.errors import CorruptObject, KeyMissing, PayloadUnsound, ProtocolError
 from composer_prime.outer.fragments import model_fingerprint
 from composer_prime.store import keys
 from composer_prime.store.base import Store
@@ -390,6 +390,8 @@ class _CheckingMerger(Merger):
     def _payload_fault(self, offer: Offer) -> CorruptObject | None:
         try:
             self.fetch(offer)
+        except PayloadUnsound:
+            return None  # a void round, for every site
         except (KeyMissing, CorruptObject) as error:
             if isinstance(error, KeyMissing) and not self._terms.keep_log:
                 return None  # collected, maybe: the replica finds out

@@ -3,6 +3,7 @@
 What is missing or changed is told apart from what is void: nothing here depends on a clock, and no round is skipped.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,10 @@ from tests.spec.layout import Vector
 from tests.spec.records import Unreadable
 from tests.spec.rules import Log, Record
 from tests.spec.signing import Members, sha256
+
+
+class OtherBytes(codecs.Undecodable):
+    """Bytes that aren't those that were hashed."""
 
 
 class Unfinished(Exception):
@@ -60,16 +65,19 @@ class Merger:
         if commit["num_parts"]:
             parts = [self._part(log, commit, commit_sha, index) for index in range(commit["num_parts"])]
             return np.concatenate(parts)
-        vectors = []
-        for offer in offers:
-            try:
-                data = self.need(offer["payload"])
-                if len(data) != offer["nbytes"]:
-                    raise codecs.Undecodable(f"has {len(data)} bytes")
-                vectors.append(np.concatenate(self._decoded(log, offer, data, range(len(log.slices)))))
-            except codecs.Undecodable as error:
-                raise Unfinished(f"{offer['payload']}: isn't what its offer says: {error}") from error
+        vectors = [self._whole(log, offer) for offer in offers]
         return arithmetic.merge(vectors, [each["multiplier"] for each in commit["taken"]], self.terms)
+
+    def _whole(self, log: Log, offer: Record) -> Vector:
+        """A payload's values. Unfinished as long as its bytes aren't those that the offer names; Undecodable, and that
+        is for ever, where they are and break a rule."""
+        data = self.need(offer["payload"])
+        if len(data) != offer["nbytes"]:
+            raise Unfinished(f"{offer['payload']}: has {len(data)} bytes, its offer says {offer['nbytes']}")
+        try:
+            return np.concatenate(self._decoded(log, offer, data, range(len(log.slices))))
+        except OtherBytes as error:
+            raise Unfinished(f"{offer['payload']}: isn't what its offer says: {error}") from error
 
     def _ask_record(self, log: Log, offer: Record) -> None:
         """The offer's own record should be what the commit took; nothing depends on it any more."""
@@ -94,9 +102,9 @@ class Merger:
             at, length = cuts[index]
             piece = data[at : at + length]
             if len(piece) != length or rules.slice_hash(piece) != hashes[index]:
-                raise codecs.Undecodable(f"slice {index} has another hash")
+                raise OtherBytes(f"slice {index} has another hash")
             values = codecs.decode(self.terms["codec"], piece, sizes[index])
-            norm = float(f"{np.linalg.norm(values.astype(np.float64)):.4e}")
+            norm = math.sqrt(math.fsum(np.square(values.astype(np.float64)).tolist()))
             if abs(offer["norms"][index] - norm) > 1e-4 * norm + 1e-30:
                 raise codecs.Undecodable(f"slice {index} has another norm")
             found.append(values)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.spec import arithmetic, layout, records, rules, signing
+from tests.spec.codecs import Undecodable
 from tests.spec.layout import Vector
 from tests.spec.merging import Merger, Unfinished, round_key
 from tests.spec.records import Unreadable
@@ -92,7 +93,7 @@ def _ask_founding(folder: Path, manifest: Record) -> None:
 
 def _follow(merger: Merger, log: Log, reading: Reading) -> None:
     """Apply every commit of one fragment; what each round made goes into the reading."""
-    terms, members = merger.terms, merger.members
+    members = merger.members
     master = _first_master(merger, log)
     _note(merger, log, reading)
     while log.version <= reading.rounds and (data := merger.get(round_key(log, "commit.json"))) is not None:
@@ -100,10 +101,7 @@ def _follow(merger: Merger, log: Log, reading: Reading) -> None:
         commit, fault = _judged(merger, log, data)
         following = master
         if fault is None and commit is not None and commit["taken"]:
-            merged = merger.merged(log, commit, sha256(data))
-            following = arithmetic.outer_step(master, merged, terms)
-            if not all(np.isfinite(vector).all() for vector in following):
-                following, fault = master, "makes a master that isn't finite"
+            following, fault = _step(merger, log, commit, sha256(data), master)
         if fault is not None:
             reading.voids[log.fragment, log.version] = fault
             log.voids.append(log.version)
@@ -114,6 +112,19 @@ def _follow(merger: Merger, log: Log, reading: Reading) -> None:
         master = following
         log.previous, log.version, log.master_sha = sha256(data), log.version + 1, layout.master_sha(master)
         _note(merger, log, reading)
+
+
+def _step(
+    merger: Merger, log: Log, commit: Record, commit_sha: str, master: list[Vector]
+) -> tuple[list[Vector], str | None]:
+    """What a sound commit makes of the master, or why it makes none."""
+    try:
+        following = arithmetic.outer_step(master, merger.merged(log, commit, commit_sha), merger.terms)
+    except Undecodable as error:
+        return master, f"takes a payload that is none: {error}"
+    if not all(np.isfinite(vector).all() for vector in following):
+        return master, "makes a master that isn't finite"
+    return following, None
 
 
 def _first_master(merger: Merger, log: Log) -> list[Vector]:
