@@ -12,6 +12,7 @@ from typing import TypeVar
 from composer_prime.errors import ConfigError, CorruptObject, KeyMissing, SiteRevoked
 from composer_prime.store import keys
 from composer_prime.store.base import Store
+from composer_prime.sync.admitted import AdmittedBy
 from composer_prime.sync.canonical import Signed, sha256_hex
 from composer_prime.sync.protocol import Authority
 from composer_prime.sync.reading import read_bytes
@@ -32,8 +33,7 @@ class Roster:
         self._owner = manifest.owner
         self._key = key
         self._lock = threading.Lock()
-        self._lists = [Admission(number=1, keys=manifest.keys, committer=manifest.terms.committer)]
-        self._authorities = [_authority_of(self._lists[0])]
+        self._by = AdmittedBy(Admission(number=1, keys=manifest.keys, committer=manifest.terms.committer))
         self._shas: list[str | None] = [None]
         """sha256 of each record's bytes; None where there is none of the owner's."""
         self.signed = manifest.owner is not None or bool(manifest.keys)
@@ -44,7 +44,7 @@ class Roster:
         self.refresh()
         if not self.signed:
             return
-        admitted = self._lists[-1].keys.get(site)
+        admitted = self._by.keys.get(site)
         if self._key is None:
             raise ConfigError(f"this run admits keys, and site {site} has none: set site.key_file to its key file")
         if admitted is None and site == self.held_by(self._key.public):
@@ -58,20 +58,19 @@ class Roster:
     @property
     def newest(self) -> int:
         """The number of the last admission record read so far; 0: the manifest's own list."""
-        return len(self._lists) - 1
+        return self._by.newest
 
     def refresh(self) -> int:
         """Read admission records that are new, and return the number of the last one; 0: the manifest's own list.
 
         From any thread.
         """
-        while (found := self._read(number := len(self._lists))) is not None:
+        while (found := self._read(number := self.newest + 1)) is not None:
             admission, sha = found
             with self._lock:  # several threads may have read that one at once
-                if number == len(self._lists):
-                    self._authorities.append(_authority_of(admission))
+                if number == self.newest + 1:
                     self._shas.append(sha)
-                    self._lists.append(admission)
+                    self._by.add(admission)
         return self.newest
 
     @property
@@ -82,19 +81,15 @@ class Roster:
 
     def admitted(self) -> Mapping[str, str]:
         """Public key by site, as the last admission record read so far has it."""
-        return self._lists[-1].keys
+        return self._by.keys
 
     def held_by(self, public: str) -> str | None:
         """The site that has, or was the last one to have, that key; None: nobody ever had it."""
-        for admission in reversed(self._lists):
-            for site, key in sorted(admission.keys.items()):
-                if key == public:
-                    return site
-        return None
+        return self._by.held_by(public)
 
     def last_admission_of(self, site: str) -> int | None:
         """The number of the last admission record, of those read so far, that has the site; None: none has."""
-        return next((number for number in range(self.newest, -1, -1) if site in self._lists[number].keys), None)
+        return self._by.last_of(site)
 
     def author_fault(self, commit: Commit) -> str | None:
         """Why no site made this commit that may commit under the admission record it names; None when one did.
@@ -103,7 +98,7 @@ class Roster:
         so that none which comes later makes it sound.
         """
         number = commit.admissions
-        if number >= len(self._lists) and number > self.refresh():
+        if number > self.newest and number > self.refresh():
             return f"honours admission {number}, which isn't there"
         if commit.admission_sha != self._shas[number] or (number > 0 and self._shas[number] is None):
             return f"honours another admission {number} than the one that the owner signed"
@@ -111,7 +106,7 @@ class Roster:
 
     def authority(self, number: int | None = None) -> Authority:
         """Who may commit, merge and close under that admission record (None: the last one known)."""
-        return self._authorities[-1 if number is None else number]
+        return self._by.authority(self.newest if number is None else number)
 
     def sign(self, record: S) -> S:
         """The record with this process's signature, where the run asks for one."""
@@ -123,7 +118,7 @@ class Roster:
         """Why this record isn't one that `site` signed under that admission record (None: the last known one)."""
         if not self.signed:
             return None
-        public = self._lists[-1 if number is None else number].keys.get(site)
+        public = self._by.key_of(site, self.newest if number is None else number)
         return self._unsigned(record, site, public)
 
     def owner_fault(self, record: Signed) -> str | None:
@@ -141,8 +136,8 @@ class Roster:
             return f"has a signature that is not {who}'s"
         return None
 
-    def _read(self, number: int) -> tuple[Admission, str | None] | None:
-        """The admission record of that number and its sha256; one not of the owner's repeats the list before it."""
+    def _read(self, number: int) -> tuple[Admission | None, str | None] | None:
+        """The admission record of that number and its sha256; None for both where it isn't the owner's."""
         key = keys.admission(number)
         try:
             data = read_bytes(self._store, key)
@@ -156,8 +151,4 @@ class Roster:
         if record is not None and fault is None:
             return record, sha256_hex(data)
         logger.error("admission_void number=%d fault=%s", number, fault)
-        return self._lists[-1], None
-
-
-def _authority_of(admission: Admission) -> Authority:
-    return Authority(admission.committer, frozenset(admission.guests))
+        return None, None
