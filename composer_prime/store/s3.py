@@ -37,6 +37,10 @@ _CREDENTIALS_MISSING = (
 )
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"}  # AWS says 400 to these
 _ELSEWHERE = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
+_HIDDEN = "InvalidObjectState"
+"""An object that its writer put into an archive: nobody reads it, and no credentials help."""
+_HIDDEN_WORDS = "Server Side Encryption"
+"""What AWS says (400 InvalidRequest) of an object that its writer encrypted with a key of its own."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +236,7 @@ class S3Store(RemoteStore):
         status, code = _answer(error)
         if isinstance(error, _CREDENTIALS_MISSING) or code in _EXPIRED:
             return Verdict.REFUSED
-        if status in (401, 403) and code not in _ELSEWHERE:
+        if status in (401, 403) and code not in _ELSEWHERE and code != _HIDDEN:
             return Verdict.REFUSED
         if not status:
             return Verdict.PASSES if isinstance(error, _UNANSWERED) else Verdict.LASTS
@@ -254,6 +258,8 @@ class S3Store(RemoteStore):
             )
         if status == 404:
             return KeyMissing(f"no object at {key} in {self.uri}")
+        if code == _HIDDEN or (code == "InvalidRequest" and _HIDDEN_WORDS in _words(error)):
+            return KeyMissing(f"no object that anybody can read at {key} in {self.uri}: {_words(error)} ({code})")
         if isinstance(error, _UNANSWERED):
             environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
             endpoint = self._settings.endpoint or environment

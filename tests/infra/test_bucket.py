@@ -1,6 +1,7 @@
 """The bucket's policies against what sites really do: everything a site writes is allowed to it, and not to another."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -170,6 +171,16 @@ def test_a_site_deletes_nothing_but_its_probes_unless_it_collects_garbage() -> N
         keys.close(),
     ]
     assert not any(allowed(delete(key), [*site, *collector]) for key in kept)
+
+
+@pytest.mark.parametrize(
+    "header", ["storage-class", "server-side-encryption-customer-algorithm", "server-side-encryption-aws-kms-key-id"]
+)
+def test_nobody_writes_what_the_others_could_not_read(header: str) -> None:
+    for key, if_absent in ((keys.payload(0, 1, "a", SHA), False), (keys.commit(0, 1), True)):
+        plain = put(key, if_absent=if_absent)
+        hidden = replace(plain, context={**plain.context, f"s3:x-amz-{header}": "GLACIER"})
+        assert allowed(plain, policy("site-policy", "a")) and not allowed(hidden, policy("site-policy", "a"))
 
 
 def test_nothing_goes_without_tls() -> None:

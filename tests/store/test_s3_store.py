@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import botocore.exceptions
 import pytest
 
-from composer_prime.errors import StoreError, StoreUnusable
+from composer_prime.errors import KeyMissing, StoreError, StoreUnusable
 from composer_prime.store import Store, open_store, probe_store, remote, retry, s3
 from composer_prime.store.s3 import S3Settings, S3Store
 from composer_prime.store.s3_client import READ_BYTES, STREAMED_BYTES
@@ -112,6 +113,26 @@ def test_failure_that_is_no_accident_is_not_tried_again(faulty: FaultyServer, fa
     with pytest.raises(StoreError, match="InvalidRequest"):
         faulty_store.put("k", b"")
     assert faulty.puts == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (403, "InvalidObjectState", "The operation is not valid for the object's storage class"),
+        (400, "InvalidRequest", "The object was stored using a form of Server Side Encryption. The correct parameters"),
+    ],
+)
+def test_an_object_that_its_writer_hid_is_as_good_as_none(status: int, code: str, words: str) -> None:
+    answer = {"Error": {"Code": code, "Message": words}, "ResponseMetadata": {"HTTPStatusCode": status}}
+
+    class Hiding(S3Store):
+        def _client(self):
+            raise botocore.exceptions.ClientError(answer, "GetObject")
+
+    store = Hiding("bucket")
+    store._reached = True
+    with pytest.raises(KeyMissing, match=code):
+        store.get_range("rounds/0000/00000000/payload/a-0", 0, 10)
 
 
 def test_wrong_region_is_named_with_its_remedy(faulty: FaultyServer, faulty_store: Store) -> None:
