@@ -76,7 +76,9 @@ class History:
         if newest is not None and (not newest.is_at(fragment, version) or roster.author_fault(newest) is not None):
             newest = None
         voids = () if newest is None else newest.voids
-        close = _close_at(store, roster, fragment, version, closing) if newest is None or closing else None
+        close = None
+        if newest is None or closing:
+            close = _close_at(store, roster, fragment, version, closing, by_member=newest is not None)
         if close is not None:
             voids, history.floor = close.voids[fragment], close.floors[fragment]
         for number, commit in zip(versions, commits, strict=True):
@@ -107,12 +109,19 @@ class History:
         return tuple(past.version for past in self.rounds if past.void)
 
 
-def _close_at(store: Store, roster: Roster, fragment: int, version: int, closing: int) -> Close | None:
-    """The close record of a run that ended before round `version`, which no commit need follow; None where none is."""
+def _close_at(
+    store: Store, roster: Roster, fragment: int, version: int, closing: int, *, by_member: bool
+) -> Close | None:
+    """The close record of a run that ended before round `version`, which no commit need follow; None where none is.
+
+    by_member   only one of a site that is admitted now: where a commit follows, no other's word is needed
+    """
     for number in range(closing, -1, -1) if version > 0 else ():
         close = find_record(store, Close, keys.close(number))
         if close is None or not len(close.versions) == len(close.voids) == len(close.floors) > fragment:
             continue
-        if close.versions[fragment] == version and close_fault(roster, close) is None:
+        if close.versions[fragment] != version or close_fault(roster, close) is not None:
+            continue
+        if not by_member or roster.fault(close, close.closed_by) is None:
             return close
     return None

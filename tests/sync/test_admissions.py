@@ -287,3 +287,15 @@ def test_a_close_record_that_nobody_signed_hides_none_of_the_ends_before(store, 
         close = Close(number=number, **known)
         store.create(keys.close(number), (author.sign(close) if author else close).to_bytes())
     assert vouched_sha(store, replace(a.run, closing=1), a.roster, 0, 2) == "1" * 64
+
+
+def test_a_revoked_site_s_close_record_tells_who_joins_a_reopened_run_nothing_that_a_commit_tells(store, clock, site):
+    a, b = site("a"), site("b")
+    play(clock, a, b, rounds=2)
+    Owner(store, OWNER).revoke("b")
+    a.roster.refresh()
+    play(clock, a, rounds=2)
+    known = {"versions": (3, 3), "masters": ("1" * 64,) * 2, "voids": ((2,), ()), "floors": (9, 9), "closed_by": "b"}
+    store.create(keys.close(1), b.roster.sign(Close(number=1, **known)).to_bytes())
+    window = History.read(store, a.runtime, TERMS, a.roster, 0, 3, closing=1)
+    assert (window.voids, window.floor) == ((), 1)
