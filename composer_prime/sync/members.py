@@ -13,7 +13,7 @@ from composer_prime.errors import ConfigError, CorruptObject, KeyMissing, Supers
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
-from composer_prime.sync.reading import find_record, read_bytes
+from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Beat, Claim, SiteState
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import Runtime
@@ -22,6 +22,8 @@ WAITED_FOR: frozenset[SiteState] = frozenset({"live"})
 """States in which a silent site holds up a round until it times out."""
 PRESENT: frozenset[SiteState] = frozenset({"live", "joining"})
 """States in which a site still needs what it has pinned."""
+MAX_BEAT_BYTES = 256 * 2**10
+"""Longest beat that counts: every site's is read again and again, and kept. Ten thousand fragments make 200 kB."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ class Members:
 
     def _read(self, site: str, incarnation: int) -> bytes | None:
         try:
-            return read_bytes(self.store, keys.beat(site, incarnation))
+            return self.store.get_range(keys.beat(site, incarnation), 0, MAX_BEAT_BYTES + 1)
         except KeyMissing:
             return None
 
@@ -230,7 +232,7 @@ class Members:
             self._seen.pop(site, None)  # claimed, not beating yet: joining
             return
         known, digest = self._seen.get(site), sha256_hex(data)
-        if known is not None and known.digest == digest:
+        if (known is not None and known.digest == digest) or len(data) > MAX_BEAT_BYTES:
             return
         try:
             beat = Beat.from_bytes(data, keys.beat(site, incarnation))

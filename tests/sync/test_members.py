@@ -7,7 +7,14 @@ import pytest
 
 from composer_prime.errors import ConfigError, Superseded
 from composer_prime.store import keys, open_store
-from composer_prime.sync.members import Members, Pulse, check_name_is_free, claim_incarnation, newest_incarnation
+from composer_prime.sync.members import (
+    MAX_BEAT_BYTES,
+    Members,
+    Pulse,
+    check_name_is_free,
+    claim_incarnation,
+    newest_incarnation,
+)
 from composer_prime.sync.records import Manifest, SiteState
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.terms import Terms
@@ -170,3 +177,16 @@ def test_a_claim_whose_process_never_beat_keeps_nobody_from_the_name(store, rost
     claim_incarnation(store, "a", roster)
     judged = check_name_is_free(store, BeatingRuntime(lambda: None), "a", roster, 10.0)
     assert claim_incarnation(store, "a", roster, judged).incarnation == 1
+
+
+def test_a_beat_of_endless_numbers_is_no_sign_of_life_and_is_not_remembered(store, roster, runtime):
+    members, pulse = Members(store, runtime, roster, liveness_s=10), pulse_of(store, roster)
+    beat(pulse)
+    members.observe()
+    beat(pulse, pins=(1,) * MAX_BEAT_BYTES)
+    runtime.advance(10.5)
+    members.observe()
+    assert members.live(now=10.5) == frozenset() and members.beats()["a"].pins == (0,)
+    pulse.beat("live", (10**8,) * 10**4, (10**8,) * 10**4, 2**53, 2**53)
+    members.observe()
+    assert members.live(now=10.5) == {"a"}, "of ten thousand fragments it isn't too long"
