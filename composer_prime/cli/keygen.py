@@ -23,8 +23,9 @@ def keygen(
     key.save(path)
     typer.echo(key.public)
     typer.echo(
-        "Of a site, the recipe has it under [outer.keys], with the site's name; or the owner of a run that is there "
-        f'lets it in, by admit or invite and --public: a = "{key.public}"\n'
-        f'Of a run\'s owner, the recipe has it under [outer]: owner = "{key.public}"',
+        f"A site's key stands under [outer.keys] of a new run's recipe, by the site's name: a = \"{key.public}\"\n"
+        "The owner of a run that is there admits or invites a site, with that key: "
+        f"composer-prime admit STORE --site a --public {key.public} --key OWNER.KEY\n"
+        f"An owner's key stands under [outer] of a new run's recipe: owner = \"{key.public}\"",
         err=True,
     )

@@ -25,7 +25,7 @@ def draw(status: RunStatus, console: Console) -> None:
 def run_lines(status: RunStatus) -> list[str]:
     """The run as a whole, in a few lines."""
     state = "closed" if status.closed else "going on"
-    times = f", reopened {status.reopened} times" if status.reopened else ""
+    times = f", reopened {'once' if status.reopened == 1 else f'{status.reopened} times'}" if status.reopened else ""
     access = "open to whoever can write" if not status.signed else f"keys, owner {status.owner or 'none'}"
     committer = f"; {status.committer} alone commits" if status.committer else ""
     written = status.bytes

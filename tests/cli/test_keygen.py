@@ -31,12 +31,15 @@ def test_keygen_writes_the_private_key_and_prints_the_public_one_as_its_only_out
     assert verify(public, b"message", SigningKey.load(path).sign(b"message"))
 
 
-def test_the_hint_holds_the_lines_for_a_site_and_for_an_owner(app: typer.Typer, tmp_path: Path) -> None:
+def test_the_hint_holds_the_lines_for_a_site_and_for_an_owner_and_the_command_that_admits_it(
+    app: typer.Typer, tmp_path: Path
+) -> None:
     answer = CliRunner().invoke(app, [str(tmp_path / "a.pem")])
     public = answer.stdout.strip()
-    site, owner = answer.stderr.splitlines()
+    site, command, owner = answer.stderr.splitlines()
     assert "[outer.keys]" in site and "[outer]" in owner
     assert tomllib.loads(f"[outer.keys]\n{site.rpartition(': ')[2]}") == {"outer": {"keys": {"a": public}}}
+    assert command.endswith(f": composer-prime admit STORE --site a --public {public} --key OWNER.KEY")
     assert tomllib.loads(f"[outer]\n{owner.rpartition(': ')[2]}") == {"outer": {"owner": public}}
 
 

@@ -130,4 +130,5 @@ def test_the_lines_above_have_the_run_its_bytes_and_three_counts_of_sites():
         "payloads 1.10 MB, merged parts 2.20 kB, stored masters 3.30 GB",
         "live 89, contributing 88, quorum 87",
     ]
+    assert drawn(replace(STATUS, reopened=1)).splitlines()[1].startswith("going on, reopened once: 84 of 85 rounds; ")
     assert drawn(STATUS).splitlines()[-2:] == ["refused 91: stands on another master", "problem: tape/a is no JSON"]
