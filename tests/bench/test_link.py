@@ -73,6 +73,30 @@ def test_without_root_one_line_says_what_is_missing(monkeypatch: pytest.MonkeyPa
         link.main([Cell(50, "int8", 8, 1)])
 
 
+def test_what_sites_report_is_counted_for_a_round_and_utilisation_is_the_share_of_training() -> None:
+    cell = Cell(50, "int8", 32, 7, sites=3, rounds=2)
+    names = ("object_up", "object_down", "wire_up", "wire_down", "turn_s", "wait_s", "other_s", "late_s", "cpu_s")
+    reports = [
+        {"at_s": at_s, "masters": [[5, "one"]], **{name: 10 * place + site for place, name in enumerate(names)}}
+        for site, at_s in enumerate((3.0, 4.0, 9.0))
+    ]
+    found = link._summed(cell, reports, finish=True)
+    assert (found.round_s, found.utilisation) == (2.0, pytest.approx(32 * 0.03 / 2.0)), "the middle site's"
+    assert [found.up_bytes, found.down_bytes, found.wire_up, found.wire_down] == [0.5, 5.5, 10.5, 15.5]
+    assert [found.turn_s, found.wait_s, found.other_s, found.late_s, found.cpu_s] == [20.5, 25.5, 30.5, 35.5, 40.5]
+    assert found.masters_equal
+
+
+def test_masters_differ_where_two_of_one_version_do_and_at_the_end_where_versions_do() -> None:
+    def equal(*masters: list[list[object]], finish: bool = False) -> bool:
+        return link.masters_equal(masters, finish)
+
+    one, same, later, other = [[5, "x"], [4, "y"]], [[5, "x"], [4, "y"]], [[5, "x"], [5, "z"]], [[5, "x"], [4, "?"]]
+    assert equal(one, same, finish=True) and not equal(one, other)
+    assert equal(one, later) and not equal(one, later, finish=True)
+    assert not equal(one, later, other)
+
+
 @pytest.mark.slow
 @pytest.mark.s3
 @pytest.mark.usefixtures("links")

@@ -12,6 +12,10 @@ from composer_prime.bench.storm_plan import Record, StormPlan, make_terms
 from composer_prime.store import keys
 from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.records import Claim
+from composer_prime.sync.run import load_run
+from composer_prime.sync.runtime import ThreadRuntime
+from tests.sync.harness import ThreadSite, run_sites
+from tests.sync.harness import make_terms as quick_terms
 
 PLAN = StormPlan(num_sites=2, duration_s=100)
 Line = dict[str, Any]
@@ -69,3 +73,27 @@ def test_a_rejoin_lasts_from_the_new_process_until_a_round_takes_an_offer_of_tha
     again = (*starts, Start(70, 5, "killed"))
     found = storm_reading._first_merges(store, record(place("a", *again)), books, rounds[:2], "killed")
     assert found == [None], "who was killed again before it came to a round isn't counted, the last one is"
+
+
+def test_a_site_that_ended_with_another_master_than_the_log_makes_is_a_difference() -> None:
+    store = MemoryStore("storm-differences")
+    run_sites(site := ThreadSite(store, quick_terms(), "a"))
+    run, runtime = load_run(store), ThreadRuntime()
+    masters = site.summary["masters"]
+
+    def differences(**ends: list[Line]) -> list[str]:
+        books = {name: [{"event": "ended", "finished": True, "masters": end}] for name, end in ends.items()}
+        return storm_reading._compare_masters(store, run, runtime, books)
+
+    assert differences(a=masters) == []
+    assert differences() == ["no site came to the run's end"]
+    (found,) = differences(a=masters, b=[masters[0], {**masters[1], "sha256": "f" * 64}])
+    assert found.startswith(f"b ended with (4, '{'f' * 64}') of fragment 1, the log makes 4, ")
+    (found,) = differences(b=[{**masters[0], "version": 3}, masters[1]])
+    assert found.startswith("b ended with (3, ")
+    assert storm_reading._verify(store) == []
+    store.delete(keys.commit(1, 2))
+    assert "is gone" in storm_reading._verify(store)[0]
+    store.delete(keys.close())
+    assert storm_reading._verify(store) == ["the run has no close record"]
+    runtime.close()
