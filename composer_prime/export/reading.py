@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from composer_prime.errors import BadInput, CorruptObject, KeyMissing, ProtocolError, RunGone, StoreError
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.sync.history import voids_among
+from composer_prime.sync.history import find_commit, voids_among
 from composer_prime.sync.lifetime import close_fault, find_manifest
 from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Close, Commit
@@ -162,14 +162,7 @@ class MasterReader:
     def _commits(self, fragment: int, version: int) -> Sequence[Commit | None]:
         """The commits before `version`, and the one of it, which tells of voids, where it stands; None for what no site
         put there that may commit."""
-
-        def commit_at(at: int) -> Commit | None:
-            commit = find_record(self.store, Commit, keys.commit(fragment, at))
-            if commit is None or not commit.is_at(fragment, at) or self.roster.author_fault(commit) is not None:
-                return None
-            return commit
-
-        found = self.runtime.map(commit_at, range(version + 1))
+        found = self.runtime.map(lambda at: find_commit(self.store, self.roster, fragment, at), range(version + 1))
         return found if found[-1] is not None else found[:-1]
 
     def _newest_stored(self, fragment: int) -> int:

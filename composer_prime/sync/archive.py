@@ -21,7 +21,7 @@ from composer_prime.sync.tape import Tape
 logger = logging.getLogger(__name__)
 
 AGAIN_S = 15.0
-"""Seconds after which a snapshot whose upload failed is tried again, where no newer one is due."""
+"""Seconds after a failed upload until the next is tried."""
 
 
 class Archive:
@@ -48,8 +48,10 @@ class Archive:
         self._tape = tape
         self._site = site
         self._due: dict[int, int] = {}
-        self._failed: Master | None = None  # the last one only: each holds a fragment's masters in memory
-        self._again_at = 0.0
+        self._waiting: dict[int, Master] = {}
+        """By fragment, to be stored one after another, also when the rounds have gone on: where an upload outlasts
+        rounds, the same fragments would be passed over again and again. At most one more copy of the masters."""
+        self._again_at = float("-inf")
         self.task: Task | None = None
         """What stores a snapshot, or did."""
         self.closed = False
@@ -70,29 +72,28 @@ class Archive:
 
     def _store_snapshot(self) -> None:
         """Start storing a snapshot that is due, beside the passes, one at a time; then garbage may go."""
-        if self.task is not None and self.task.is_alive():
-            return
         for fragment, version in list(self._due.items()):
             master = self._replicas[fragment].master
             if master.version >= version:
                 del self._due[fragment]
                 if master.version == version:
-                    self._start(master)
-                    return
-        if self._failed is not None and self._runtime.now() >= self._again_at:
-            self._start(self._failed)
-
-    def _start(self, master: Master) -> None:
-        if self._failed is not None and self._failed.fragment == master.fragment:
-            self._failed = None
-        self.task = self._runtime.spawn("outer-archive", partial(self._store_and_collect, master))
+                    self._waiting[fragment] = master
+        if (
+            not self._waiting
+            or self._runtime.now() < self._again_at
+            or (self.task is not None and self.task.is_alive())
+        ):
+            return
+        first = self._waiting.pop(next(iter(self._waiting)))
+        self.task = self._runtime.spawn("outer-archive", partial(self._store_and_collect, first))
 
     def _store_and_collect(self, master: Master) -> None:
         try:
             store_master(self._store, master)
         except StoreError as error:
             logger.warning("snapshot_failed fragment=%d version=%d error=%s", master.fragment, master.version, error)
-            self._failed, self._again_at = master, self._runtime.now() + AGAIN_S
+            self._again_at = self._runtime.now() + AGAIN_S
+            self._waiting.setdefault(master.fragment, master)  # unless a newer one is due by now
             return
         try:
             if not self._run.terms.keep_log:

@@ -18,6 +18,14 @@ from composer_prime.sync.runtime import Runtime
 from composer_prime.sync.terms import Terms
 
 
+def find_commit(store: Store, roster: Roster, fragment: int, version: int) -> Commit | None:
+    """The commit of a round as a site made it that may commit; None when there is none. It may be void all the same."""
+    commit = find_record(store, Commit, keys.commit(fragment, version))
+    if commit is None or not commit.is_at(fragment, version) or roster.author_fault(commit) is not None:
+        return None
+    return commit
+
+
 @dataclass(frozen=True)
 class PastRound:
     """A closed round: what it took, and whether its commit was void."""
@@ -69,12 +77,8 @@ class History:
         """
         history = cls.empty(terms)
         versions = range(max(0, version - terms.max_stale_rounds), version)
-        commits = runtime.map(
-            lambda number: find_record(store, Commit, keys.commit(fragment, number)), [*versions, version]
-        )
+        commits = runtime.map(lambda number: find_commit(store, roster, fragment, number), [*versions, version])
         newest = commits.pop()
-        if newest is not None and (not newest.is_at(fragment, version) or roster.author_fault(newest) is not None):
-            newest = None
         voids = () if newest is None else newest.voids
         close = None
         if newest is None or closing:
@@ -86,7 +90,7 @@ class History:
                 raise CorruptObject(f"{store.uri} has no sound commit of round {number} of fragment {fragment}")
             history.add(number, None if number in voids else commit)
         for commit in [*commits, newest] if version > 0 else []:
-            if commit is not None and roster.author_fault(commit) is None:
+            if commit is not None:
                 history.honour(commit)
         return history
 

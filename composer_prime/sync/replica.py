@@ -14,7 +14,7 @@ from composer_prime.outer.outer_optimizer import nesterov_next
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
-from composer_prime.sync.history import History, voids_among
+from composer_prime.sync.history import History, find_commit, voids_among
 from composer_prime.sync.merging import Closing, Merger
 from composer_prime.sync.protocol import is_odd_one_out, takeover_s
 from composer_prime.sync.reading import find_record, read_bytes
@@ -378,7 +378,7 @@ class Replica:
             raise StoreError(f"{self._store.uri} lost what round {self.version} of fragment {self.fragment} is made of")
         versions = range(self.version, master.version)
         commits = self._runtime.map(
-            lambda version: find_record(self._store, Commit, keys.commit(self.fragment, version)), versions
+            lambda version: find_commit(self._store, self._roster, self.fragment, version), versions
         )
         self._stand_on(master)
         self._forget_round()

@@ -17,12 +17,12 @@ from composer_prime.outer.sparse import dense
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.errands import Errand
-from composer_prime.sync.history import voids_among
+from composer_prime.sync.history import find_commit, voids_among
 from composer_prime.sync.journal import Journal
 from composer_prime.sync.ledger import FragmentLedger
 from composer_prime.sync.parameters import Parameters
 from composer_prime.sync.reading import find_record
-from composer_prime.sync.records import Commit, Offer, Taken
+from composer_prime.sync.records import Offer, Taken
 from composer_prime.sync.replica import Replica
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import Runtime
@@ -87,7 +87,7 @@ def own_past(
     fragment, now = replica.fragment, replica.version
     versions = range(since, now + 1)
     offers = runtime.map(lambda version: find_record(store, Offer, keys.offer(fragment, version, site)), versions)
-    commits = runtime.map(lambda version: find_record(store, Commit, keys.commit(fragment, version)), range(since, now))
+    commits = runtime.map(lambda version: find_commit(store, roster, fragment, version), range(since, now))
     voids = voids_among(range(since, now), commits, replica.history.voids)
     merged: list[Taken] = []
     for version, commit in zip(range(since, now), commits, strict=True):

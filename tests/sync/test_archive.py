@@ -59,3 +59,21 @@ def test_of_a_failed_snapshot_nothing_is_left_to_do_once_a_newer_one_stands() ->
     site.tick(times=2)
     site.tick()
     assert versions_stored(store) == [0, 4]
+
+
+def test_a_snapshot_that_is_due_while_another_is_stored_is_stored_afterwards_though_rounds_went_on() -> None:
+    store, clock = MemoryStore("test_archive_waiting"), [0.0]
+    site = HandSite(store, make_terms(fragments=2, snapshot_rounds=4, rounds=40), "a", clock)
+    for _ in range(6):  # a slow link: what stores the first snapshot doesn't come to it
+        for fragment in (0, 1):
+            site.hand_over(fragment, 1.0)
+            stored = site.courier._archive.task
+            next(task for task in site.runtime.tasks if task.is_alive() and task is not stored).run()
+            for _ in range(3):
+                site.courier.follow()
+                site.courier.tick()
+            site.courier.collect(fragment)
+    assert site.courier.versions() == (6, 6) and store.list("masters/0001/00000004") == []
+    site.tick(times=2)
+    site.tick()
+    assert [len(store.list(f"masters/000{fragment}/00000004")) for fragment in (0, 1)] == [1, 1]
