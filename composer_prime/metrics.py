@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from composer_prime.redaction import Redactor, secret_values
 
@@ -39,9 +39,35 @@ OUTER_ROUND = "outer/round"
 OUTER_STALL_S = "outer/stall_s"
 """Seconds the training thread waited for the outer loop."""
 OUTER_UPLOAD_S = "outer/upload_s"
-OUTER_PSEUDOGRAD_NORM = "outer/pseudograd_norm"
+"""Seconds that coding and uploading took beside training, since this process began; so the bytes below."""
 OUTER_BYTES_UP = "outer/bytes_up"
 OUTER_BYTES_DOWN = "outer/bytes_down"
+
+
+class OuterNumbers(Protocol):
+    """What the outer loop counts, after an inner step (`sync.site_clock.OuterReport`)."""
+
+    @property
+    def round(self) -> int: ...
+    @property
+    def stall_s(self) -> float: ...
+    @property
+    def upload_s(self) -> float: ...
+    @property
+    def bytes_up(self) -> int: ...
+    @property
+    def bytes_down(self) -> int: ...
+
+
+def outer_values(report: OuterNumbers) -> dict[str, float]:
+    """A step's report by metric name."""
+    return {
+        OUTER_ROUND: report.round,
+        OUTER_STALL_S: report.stall_s,
+        OUTER_UPLOAD_S: report.upload_s,
+        OUTER_BYTES_UP: report.bytes_up,
+        OUTER_BYTES_DOWN: report.bytes_down,
+    }
 
 
 class MetricsTape:

@@ -44,12 +44,17 @@ class OuterReport:
     stall_s   seconds the training thread spent in the outer loop in this step; the wait for the others once there is
               nothing left to train is not in it, but in the summary's finish_s
     round     rounds closed so far, over all fragments, as this site knows
+    upload_s  seconds that coding and uploading took beside training, since this process began
+    bytes_up, bytes_down   what went to and came from the bucket since then
     adopted   fragments whose parameters were moved to a newer master in this step
     """
 
     stop: bool
     stall_s: float
     round: int
+    upload_s: float
+    bytes_up: int
+    bytes_down: int
     adopted: tuple[int, ...] = ()
 
 
@@ -232,7 +237,16 @@ class OuterLoop:
             self._driver.wake()
         stall_s = self._runtime.now() - started - (self._finish_s - finish_s)
         self._stall_s += stall_s
-        return OuterReport(self._finished, stall_s, sum(self._courier.versions()), tuple(self._adopted))
+        traffic = self._store.traffic()
+        return OuterReport(
+            self._finished,
+            stall_s,
+            round=sum(self._courier.versions()),
+            upload_s=self._courier.uploads.seconds,
+            bytes_up=traffic.bytes_up,
+            bytes_down=traffic.bytes_down,
+            adopted=tuple(self._adopted),
+        )
 
     def _is_due(self, step: int) -> bool:
         since = max(self._turn_at, self._courier.closed_at)

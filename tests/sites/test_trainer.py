@@ -233,6 +233,9 @@ class FakeReport:
     stop: bool
     stall_s: float
     round: int
+    upload_s: float = 0.5
+    bytes_up: int = 10
+    bytes_down: int = 20
 
 
 class FakeOuter:
@@ -286,6 +289,7 @@ def test_the_outer_loop_decides_the_end_and_moves_the_weights_before_they_are_pu
     tape = read_tape(settings.paths.tape("trainer"))
     assert outer.tokens == [record[metrics.TRAIN_TOKENS] for record in tape]
     assert [record[metrics.OUTER_ROUND] for record in tape] == [0, 1, 1, 2]
+    assert all(record[metrics.OUTER_UPLOAD_S] == 0.5 and record[metrics.OUTER_BYTES_UP] == 10 for record in tape)
     assert (result.steps, result.outer_rounds, result.stall_s) == (4, 2, 1.0)
     assert (result.bytes_up, result.bytes_down) == (10, 20)
     assert result.master_sha256["0"].model_dump() == {"version": 2, "sha256": "ab"}

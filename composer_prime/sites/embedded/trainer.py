@@ -34,15 +34,11 @@ POLL_S = 0.01
 logger = logging.getLogger(__name__)
 
 
-class Report(Protocol):
+class Report(metrics.OuterNumbers, Protocol):
     """What the outer loop says after an inner step."""
 
     @property
     def stop(self) -> bool: ...
-    @property
-    def stall_s(self) -> float: ...
-    @property
-    def round(self) -> int: ...
 
 
 class Outer(Protocol):
@@ -199,7 +195,7 @@ class Trainer:
             **learned.details,
         }
         if report is not None:
-            values |= {metrics.OUTER_STALL_S: report.stall_s, metrics.OUTER_ROUND: report.round}
+            values |= metrics.outer_values(report)
         self._tape.log(self.step - 1, **values)
         logger.info("step=%d loss=%.5f tokens=%d step_s=%.3f", self.step - 1, learned.loss, learned.tokens, step_s)
 

@@ -289,8 +289,7 @@ class OuterHook:
         with ending_in_one_line():
             report = membership.after_step(tokens, samples, is_last=max_steps is not None and step >= max_steps)
         if report is not None:
-            values = {metrics.OUTER_ROUND: report.round, metrics.OUTER_STALL_S: report.stall_s}
-            self._upstream.log(values, step)
+            self._upstream.log(metrics.outer_values(report), step)
 
 
 def trained_tokens(batch: Mapping[str, Any]) -> Tensor:

@@ -29,7 +29,13 @@ MONITORS: dict[str, dict[str, Any]] = {
     "559b447": {"monitors": {"wandb": WANDB, "file": {}}},
 }
 """What switches the monitors on, by version; v0.7.0 has no metrics file."""
-OUTER = {metrics.OUTER_ROUND, metrics.OUTER_STALL_S}
+OUTER = {
+    metrics.OUTER_ROUND,
+    metrics.OUTER_STALL_S,
+    metrics.OUTER_UPLOAD_S,
+    metrics.OUTER_BYTES_UP,
+    metrics.OUTER_BYTES_DOWN,
+}
 THEIRS = "mismatch_kl/all/mean"
 OURS = {"policy_loss/mean", "kl_loss/mean", "replay_loss/mean", "is_masked/mean", "mismatch_kl/mean"}
 
