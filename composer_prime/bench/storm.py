@@ -267,8 +267,8 @@ def main(
     liveness_s: float = 6.0,
     json_path: Path | None = None,
     folder: Path | None = None,
-) -> None:
-    """Run the bench and print its table.
+) -> int:
+    """Run the bench and print its table; the exit code is 1 when masters differ or the log has a fault.
 
     folder   keeps books, logs and the store's data; None: a temporary one
     """
@@ -288,3 +288,4 @@ def main(
     console.print(report.draw())
     if json_path is not None:
         json_path.write_text(report.to_json())
+    return int(bool(report.hash_differences or report.log_faults))

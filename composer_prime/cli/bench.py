@@ -171,7 +171,9 @@ def storm(
     """Real site processes on a real SeaweedFS under kill -9, SIGSTOP, cuts, late joins, store restarts and 503s."""
     from composer_prime.bench.storm import main
 
-    main(sites, minutes, seed, faults_per_hour, outage_s, reference_minutes, liveness_s, json_path, folder)
+    raise typer.Exit(
+        main(sites, minutes, seed, faults_per_hour, outage_s, reference_minutes, liveness_s, json_path, folder)
+    )
 
 
 @app.command("adversaries")

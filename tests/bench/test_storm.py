@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from composer_prime.bench import storm
 from composer_prime.bench.storm import run_storm
 from composer_prime.bench.storm_book import Book, has_merged, newest_versions, read_book
 from composer_prime.bench.storm_faults import DECK, SCRIPTS, Fault, schedule
@@ -43,16 +44,27 @@ def test_a_storm_loses_nothing_and_ends_with_equal_masters(tmp_path: Path) -> No
     assert sum(site.lost for site in killed) <= plan.step_tokens * plan.checkpoint_steps
 
 
+def report(**numbers: Any) -> StormReport:
+    """A report in which nothing was counted, but for these."""
+    blank: dict[str, Any] = {
+        field.name: 0 for field in fields(StormReport) if field.default is field.default_factory is MISSING
+    }
+    return StormReport(**(blank | numbers))
+
+
+@pytest.mark.parametrize(("found", "code"), [({}, 0), ({"hash_differences": ["f"]}, 1), ({"log_faults": ["f"]}, 1)])
+def test_a_storm_in_which_masters_came_to_differ_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: dict[str, list[str]], code: int
+) -> None:
+    monkeypatch.setattr(storm, "run_storm", lambda *_: report(**found))
+    monkeypatch.setattr(StormReport, "draw", lambda self: "")
+    assert storm.main(folder=tmp_path) == code
+
+
 def test_goodput_counts_late_sites_from_their_start_and_leavers_until_they_go(tmp_path: Path) -> None:
     def place(name: str, *starts: Start) -> Place:
         nothing: Any = None
         return Place(name, tmp_path, gate=nothing, config=nothing, nursery=nothing, starts=list(starts))
-
-    def report(**numbers: Any) -> StormReport:
-        blank: dict[str, Any] = {
-            field.name: 0 for field in fields(StormReport) if field.default is field.default_factory is MISSING
-        }
-        return StormReport(**(blank | numbers))
 
     plan = StormPlan(num_sites=2, duration_s=100)
     places = {name: place(name, Start(90.0, 1, "first")) for name in "ab"}
