@@ -449,8 +449,9 @@ class Invariants:
             return self._from_parts(commit, coding)
         weighted: list[tuple[float, np.ndarray]] = []
         for entry in commit.taken:
-            key = keys.offer(commit.fragment, commit.version, entry.site)
-            offer = Offer.from_bytes(history[key][-1], key)
+            key, offer = keys.offer(commit.fragment, commit.version, entry.site), entry.offer
+            if offer not in (Offer.from_bytes(data, key) for data in history[key]):  # a late one may stand there, too,
+                self.violate(f"{key} never held the offer that its commit takes")  # once the first was collected
             data = history[entry.payload][-1]
             values = decode(coding.codec, data, digests_of(offer), offer.norms, coding.plan, 0, coding.plan.num_slices)
             weighted.append((entry.multiplier, values.numpy()))
