@@ -5,7 +5,7 @@ simulation; decisions are `protocol`'s, arithmetic is `Replica`'s. All of it run
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from composer_prime.errors import KeyMissing, RoundWaits, RunGone, StoreError
@@ -13,6 +13,7 @@ from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.archive import Archive
 from composer_prime.sync.errands import Capture, Errand, Outcome, Settled
+from composer_prime.sync.history import find_commit
 from composer_prime.sync.journal import Journal
 from composer_prime.sync.members import Members, Pulse
 from composer_prime.sync.protocol import due_fragment, reducer_rank, run_is_over, takeover_s
@@ -264,7 +265,8 @@ class Courier:
         """Read the log up to now, on entering. What it says of this site's name is for `Returning` to judge.
 
         Fragments side by side: while one waits for the bucket, another computes. A round of which something is missing
-        or damaged is the present: the sites that are here wait before it, too.
+        or damaged is the present where no commit follows: the sites that are here wait before it, too. One that they
+        have passed is passed by a newer snapshot; raises StoreError where none stands yet.
         """
         side_by_side(self._runtime, "outer-catch-up", [partial(self._read_on, replica) for replica in self._replicas])
         if not any(replica.closing is not None for replica in self._replicas):
@@ -273,13 +275,18 @@ class Courier:
             self._overtaken.clear()
 
     def _read_on(self, replica: Replica) -> None:
-        try:
-            while self._advance(replica):
-                pass
-        except (KeyMissing, RoundWaits) as error:
-            if replica.closing is None:
-                raise
-            logger.warning("round_waits fragment=%d version=%d error=%s", replica.fragment, replica.version, error)
+        while True:
+            try:
+                while self._advance(replica):
+                    pass
+                return
+            except (KeyMissing, RoundWaits) as error:
+                if replica.closing is None:
+                    raise
+                logger.warning("round_waits fragment=%d version=%d error=%s", replica.fragment, replica.version, error)
+                if find_commit(self._store, self._roster, replica.fragment, replica.version + 1) is None:
+                    return
+                self._settle_all(replica, replica.leap(error))
 
     def follow(self, fragments: list[int] | None = None) -> None:
         """Apply every commit there is, to these or all fragments, and settle the captures they decide."""
@@ -317,8 +324,12 @@ class Courier:
 
     def _advance(self, replica: Replica) -> bool:
         rounds = replica.advance()
-        if not rounds:
-            return False
+        if rounds:
+            self._settle_all(replica, rounds)
+        return bool(rounds)
+
+    def _settle_all(self, replica: Replica, rounds: Sequence[Round]) -> None:
+        """The replica has passed these rounds."""
         with self.changed:
             self._masters[replica.fragment] = replica.master
             for closed in rounds:
@@ -326,7 +337,6 @@ class Courier:
             self.changed.notify_all()
         if not replica.master.coarse:
             _ = replica.master.sha256  # hashed here and now, while the training thread already goes on
-        return True
 
     def _settle(self, closed: Round) -> None:
         """Decide what a closed round means for this site's capture of that fragment."""

@@ -118,14 +118,18 @@ def _close_at(
 ) -> Close | None:
     """The close record of a run that ended before round `version`, which no commit need follow; None where none is.
 
-    by_member   only one of a site that is admitted now: where a commit follows, no other's word is needed
+    One of a site that is admitted now comes before any other's: who was revoked may still write one.
+
+    by_member   only such a one: where a commit follows, no other's word is needed
     """
+    others: Close | None = None
     for number in range(closing, -1, -1) if version > 0 else ():
         close = find_record(store, Close, keys.close(number))
         if close is None or not len(close.versions) == len(close.voids) == len(close.floors) > fragment:
             continue
         if close.versions[fragment] != version or close_fault(roster, close) is not None:
             continue
-        if not by_member or roster.fault(close, close.closed_by) is None:
+        if roster.fault(close, close.closed_by) is None:
             return close
-    return None
+        others = others or close
+    return None if by_member else others

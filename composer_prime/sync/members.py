@@ -187,7 +187,7 @@ class Members:
         with self._observing:
             newest = self._list()
             beating = {site for site, seen in self._seen.items() if seen.beat.state != "joining"}
-            if newest != self._newest or beating != newest.keys():
+            if newest != self._newest or not newest.keys() <= beating:  # who was revoked is still among those seen
                 self._read_beats(newest)
 
     def _list(self) -> dict[str, int]:

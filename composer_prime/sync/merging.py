@@ -7,6 +7,7 @@ site's turn it is, and a create-once record decides.
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -41,6 +42,7 @@ class Closing:
     asked_at  when it last asked whether the round was collected, of which missing parts are a sign
     parts     merged parts found so far
     gone      whether the round was found to be collected as garbage while parts of it were missing here
+    unsound   why the commit is void after all: it takes what can never be merged
     """
 
     commit: Commit
@@ -49,10 +51,27 @@ class Closing:
     asked_at: float
     parts: dict[int, Part] = field(default_factory=dict)
     gone: bool = False
+    unsound: str | None = None
 
     def missing_parts(self) -> list[int]:
         """Parts that nobody has merged yet, as far as this site knows."""
         return [index for index in range(self.commit.num_parts) if index not in self.parts]
+
+
+class Stated(NamedTuple):
+    """All that an offer says of its payload and that the bytes are compared with: what was read for one offer vouches
+    for no other that names the same object and says something else of it."""
+
+    payload: str
+    nbytes: int
+    slices: str
+    norms: tuple[float, ...]
+
+    @classmethod
+    def of(cls, offer: Offer) -> Self:
+        """What that offer says; it has a payload."""
+        assert offer.payload is not None
+        return cls(offer.payload, offer.nbytes, offer.slices, offer.norms)
 
 
 class Merger:
@@ -67,16 +86,17 @@ class Merger:
         self._coding = coding
         self._terms = terms
         self._site = site
-        self._decoded: dict[str, Vector] = {}
-        self._kept: dict[str, Vector] = {}
+        self._decoded: dict[Stated, Vector] = {}
+        self._merged: dict[str, Vector] = {}
+        self._kept: dict[str, tuple[Stated, Vector]] = {}
         self.witness: Witness | None = None
         """Who tells how the offers stood to what was made of them; None: nobody wants to know."""
 
     # --- payloads ---------------------------------------------------------------------------------------------------
 
-    def keep(self, payload: str, decoded: Vector) -> None:
+    def keep(self, stated: Stated, decoded: Vector) -> None:
         """This site's own payload needn't be fetched: what it decodes to is known."""
-        self._kept[payload] = decoded
+        self._kept[stated.payload] = stated, decoded
 
     def release(self, payload: str | None) -> None:
         """The own payload is settled."""
@@ -85,21 +105,26 @@ class Merger:
     def forget(self) -> None:
         """Free the others' payloads; called when a round has closed."""
         self._decoded.clear()
+        self._merged.clear()
 
     def fetch(self, offer: Offer) -> Vector:
         """The decoded movement of an offer. Raises KeyMissing, CorruptObject on other bytes than stated."""
-        assert offer.payload is not None
-        known = self._kept.get(offer.payload)
+        stated = Stated.of(offer)
+        known = self._own(stated)
         if known is None:
-            known = self._decoded.get(offer.payload)
+            known = self._decoded.get(stated)
         if known is not None:
             return known
-        data = self._store.get_range(offer.payload, 0, offer.nbytes + 1)
+        data = self._store.get_range(stated.payload, 0, offer.nbytes + 1)
         if len(data) != offer.nbytes:
             raise CorruptObject(f"{offer.payload} has {len(data)} bytes or more, its offer says {offer.nbytes}")
         decoded = decode_whole(self._coding.codec, data, digests_of(offer), offer.norms, self._coding.plan)
-        self._decoded[offer.payload] = decoded
+        self._decoded[stated] = decoded
         return decoded
+
+    def _own(self, stated: Stated) -> Vector | None:
+        kept = self._kept.get(stated.payload)
+        return kept[1] if kept is not None and kept[0] == stated else None
 
     # --- the mean ---------------------------------------------------------------------------------------------------
 
@@ -191,7 +216,7 @@ class Merger:
         if part.payload is None:
             merged[start:stop] = 0.0
             return None
-        known = self._decoded.get(part.payload)
+        known = self._merged.get(part.payload)
         if known is None:
             try:
                 data = self._store.get_range(part.payload, 0, part.nbytes + 1)
@@ -199,7 +224,7 @@ class Merger:
                 return error
             if sha256_hex(data) != part.sha256:
                 return RoundWaits(f"{part.payload} has another sha256 than its record states: reading it again")
-            known = self._decoded[part.payload] = self._decode_part(part.payload, data, stop - start)
+            known = self._merged[part.payload] = self._decode_part(part.payload, data, stop - start)
         merged[start:stop] = dense(known)
         return None
 
@@ -228,7 +253,7 @@ class Merger:
         if self._site and self._roster.authority(commit.admissions).allows(self._site):
             self._store.put(part.payload, data)
         start, stop = self._coding.part_bounds(index, commit.num_parts)
-        self._decoded[part.payload] = self._decode_part(part.payload, data, stop - start)
+        self._merged[part.payload] = self._decode_part(part.payload, data, stop - start)
 
     # --- merging a part ---------------------------------------------------------------------------------------------
 
@@ -301,13 +326,13 @@ class Merger:
         """One offer's values in a part, or why they can't be merged. In the last part: nothing may come after them."""
         plan, codec = self._coding.plan, self._coding.codec
         first, last = plan.part(index, commit.num_parts)
-        assert offer.payload is not None
-        own = self._kept.get(offer.payload)
+        stated = Stated.of(offer)
+        own = self._own(stated)
         if own is not None:
             return dense(own)[plan.bounds[first] : plan.bounds[last]]
         try:
             start, length = byte_range(codec, plan, first, last)
-            data = self._store.get_range(offer.payload, start, length + (last == plan.num_slices))
+            data = self._store.get_range(stated.payload, start, length + (last == plan.num_slices))
             return decode(codec, data, digests_of(offer), offer.norms, plan, first, last)
         except (KeyMissing, CorruptObject) as error:
             return str(error)

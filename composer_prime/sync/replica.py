@@ -9,7 +9,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
-from composer_prime.errors import CorruptObject, KeyMissing, MasterMismatch, PayloadUnsound, ProtocolError, StoreError
+from composer_prime.errors import (
+    CorruptObject,
+    KeyMissing,
+    MasterMismatch,
+    PayloadUnsound,
+    ProtocolError,
+    RoundWaits,
+    StoreError,
+)
 from composer_prime.outer.outer_optimizer import nesterov_next
 from composer_prime.store import keys
 from composer_prime.store.base import Store
@@ -200,11 +208,14 @@ class Replica:
         closed = Round(self.fragment, self.version, commit.taken, refused, None, commit.num_parts)
         if not commit.taken:
             return [self._pass(closed, master.unchanged(), closing.commit_sha, commit)]
+        if closing.unsound is not None:
+            return self._pass_void(self._void(closing.unsound, commit), closing.commit_sha)
         try:
             mean = self.merger.pseudograd(closing)
         except PayloadUnsound as error:
-            return self._pass_void(self._void(str(error), commit), closing.commit_sha)
-        except KeyMissing:
+            closing.unsound = str(error)
+            return self._pass_void(self._void(closing.unsound, commit), closing.commit_sha)
+        except (KeyMissing, RoundWaits):
             if self._is_collected():
                 return self._jump()
             raise
@@ -370,6 +381,18 @@ class Replica:
     def _newer_snapshots(self, version: int) -> Iterator[int]:
         found = vouched_snapshots(self._store, self._run, self._roster, self.fragment)
         return takewhile(lambda stored: stored > version, (stored for stored, _ in found))
+
+    def leap(self, why: StoreError) -> list[Round]:
+        """Stand on a newer snapshot, on entering, since the others have passed a round that can't be read any more.
+
+        Raises StoreError when there is none yet.
+        """
+        if not any(self._newer_snapshots(self.version)):
+            raise StoreError(
+                f"fragment {self.fragment}: the others have passed round {self.version}, of which something is missing "
+                f"or damaged now ({why}): restore it, or start this site again when the next snapshot is stored"
+            ) from why
+        return self._jump()
 
     def _jump(self) -> list[Round]:
         """Stand on a newer snapshot, since the log before it is gone; the rounds in between, as their commits tell."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from composer_prime.errors import CorruptObject, KeyMissing
+from composer_prime.errors import CorruptObject, KeyMissing, StoreError
 from composer_prime.outer.merge import carry, settle
 from composer_prime.outer.sparse import dense
 from composer_prime.store import keys
@@ -133,8 +133,14 @@ class Returning:
         saved    from the checkpoint whose values the parameters hold; None when there is none: they count for nothing
 
         Returns where the site stands, and its offer that is still out in the open round, to be followed to its end.
+        Raises StoreError when the log goes on and can't be read now as far as the checkpoint stands.
         """
         fragment, master = replica.coding.fragment, replica.master
+        if saved is not None and replica.closing is not None and master.version < saved.version:
+            raise StoreError(
+                f"fragment {fragment.index}: this site's checkpoint stands on version {saved.version}, and the log can "
+                f"be read up to {master.version} only now: start it again when what that round lacks is restored"
+            )
         since = max(0, master.version - self._terms.max_stale_rounds) if saved is None else saved.version
         past = own_past(self._store, self._runtime, self._roster, self._terms, replica, self._site, since)
         base = self._params.rounded(fragment, master.weights)

@@ -196,17 +196,23 @@ def newest_master(
     """The newest stored master of a fragment that is whole and vouched for, from version `above` + 1 to `at_most`, and
     none of the versions `but_for`.
 
-    A corrupt one is passed over with a warning, since an older one and the log make the same master. None: no such.
+    One that is corrupt, or that can't be read though it is listed, is passed over with a warning, since an older one
+    and the log make the same master. None: no such. Raises KeyMissing when none is left but such as are missing: those
+    may have been collected between the listing and the reading.
     """
+    missing: KeyMissing | None = None
     for version, sha in vouched_snapshots(store, run, roster, fragment, at_most):
         if version <= above:
-            return None
+            break
         if version in but_for:
             continue
         try:
             return load_master(store, run, fragment, version, sha)
-        except CorruptObject as error:
+        except (KeyMissing, CorruptObject) as error:
             logger.warning("snapshot_refused fragment=%d version=%d error=%s", fragment, version, error)
+            missing = error if isinstance(error, KeyMissing) else missing
+    if missing is not None:
+        raise missing
     return None
 
 
@@ -246,6 +252,6 @@ def is_whole(store: Store, run: Run, fragment: int, version: int, sha256: str) -
     """Whether a snapshot has all its bytes, without reading them: puts are whole or not at all, so that is enough."""
     try:
         nbytes = stored_nbytes(store, run, fragment, version, sha256)
-    except CorruptObject:
+        return len(store.get_range(keys.master(fragment, version, sha256), nbytes - 1, 2)) == 1
+    except (KeyMissing, CorruptObject):
         return False
-    return len(store.get_range(keys.master(fragment, version, sha256), nbytes - 1, 2)) == 1

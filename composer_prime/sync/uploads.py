@@ -9,6 +9,7 @@ from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.errands import Errand
 from composer_prime.sync.journal import Journal
+from composer_prime.sync.merging import Stated
 from composer_prime.sync.replica import Replica
 from composer_prime.sync.runtime import PARALLEL_BODIES, Condition, Room, Runtime, side_by_side
 from composer_prime.sync.terms import Terms
@@ -72,11 +73,12 @@ class Uploads:
         coded = code(codec, movement, plan)
         payload = keys.payload(fragment, errand.version, self._site, coded.sha256)
         residual = coded.residual_of(movement) if codec.lossy and self._terms.error_feedback else None
+        slices = base64.b64encode(b"".join(coded.digests)).decode()
         with self._changed:
             if errand.outcome == "out":  # else nobody would let go of it
-                replica.merger.keep(payload, coded.decoded)
+                replica.merger.keep(Stated(payload, coded.nbytes, slices, coded.norms), coded.decoded)
             errand.data, errand.payload, errand.sha256, errand.nbytes = coded.data, payload, coded.sha256, coded.nbytes
-            errand.slices = base64.b64encode(b"".join(coded.digests)).decode()
+            errand.slices = slices
             errand.norms, errand.residual = coded.norms, residual
 
     def _put(self, errand: Errand) -> None:

@@ -356,10 +356,13 @@ class _CheckingMerger(Merger):
     def check(self, closing: Closing) -> None:
         """Raise CorruptObject on the first offer, payload or part of the round that isn't what its record says."""
         commit = closing.commit
-        faults = self._runtime.map(lambda entry: self._offer_fault(entry.offer, commit.committer), commit.taken)
+        payloads: list[CorruptObject | None] = []
         if commit.num_parts == 0:
-            faults += self._runtime.map(lambda entry: self._payload_fault(entry.offer), commit.taken)
-        for fault in faults:
+            payloads = self._runtime.map(lambda entry: self._payload_fault(entry.offer), commit.taken)
+            if any(isinstance(fault, PayloadUnsound) for fault in payloads):
+                return  # a void round, for every site, whatever else is wrong with it
+        offers = self._runtime.map(lambda entry: self._offer_fault(entry.offer, commit.committer), commit.taken)
+        for fault in [*offers, *payloads]:
             if fault is not None:
                 raise fault
         for index in closing.missing_parts():
@@ -390,8 +393,8 @@ class _CheckingMerger(Merger):
     def _payload_fault(self, offer: Offer) -> CorruptObject | None:
         try:
             self.fetch(offer)
-        except PayloadUnsound:
-            return None  # a void round, for every site
+        except PayloadUnsound as error:
+            return error
         except (KeyMissing, CorruptObject) as error:
             if isinstance(error, KeyMissing) and not self._terms.keep_log:
                 return None  # collected, maybe: the replica finds out

@@ -77,6 +77,7 @@ def _known() -> frozenset[str]:
 KNOWN = _known()
 """Every branch that the hooks can name, so that the table shows those that were never met, too."""
 OUT_OF_REACH = {
+    "join: begins at the first master": "all have the model's weights; tests/sync/test_beginning.py has one without",
     "racy store: two won an offer": "a process reads its claim again right before it offers, and joining takes longer",
     "refused: unsound record": "no sound site writes one; tests/sync/test_validity.py has each kind",
     "refused: payload taken before": "a site learns that its payload was taken before it offers into a later round",

@@ -16,8 +16,8 @@ STRIKES = (
 )
 """Kinds that befall a running site, as often as they are drawn; "late", "phase", "skew", "slow_upload" and "race" are
 there from the start, and "absent" is a pause in which the log before a site is collected."""
-LONGER = 2
-"""Rounds of every fragment that each third seed has more: so that a seed makes nearly 2,000 requests on average."""
+LONGER = 4
+"""Rounds of every fragment that each third seed has more: so that a seed makes over 2,000 requests on average."""
 EVERYONE = -1
 """The site of a fault that befalls all: the store is away ("outage"), all processes are killed and started again
 ("restart"), the owner reopens the run once it has ended ("reopen")."""

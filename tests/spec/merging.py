@@ -60,13 +60,25 @@ class Merger:
     def merged(self, log: Log, commit: Record, commit_sha: str) -> Vector:
         """fp32 movement of the round that `commit` closes; Unfinished where it can't be made."""
         offers = [each["offer"] for each in commit["taken"]]
+        found = [] if commit["num_parts"] else [self._try_whole(log, offer) for offer in offers]
         for offer in offers:
             self._ask_record(log, offer)
         if commit["num_parts"]:
             parts = [self._part(log, commit, commit_sha, index) for index in range(commit["num_parts"])]
             return np.concatenate(parts)
-        vectors = [self._whole(log, offer) for offer in offers]
+        vectors = []
+        for each in found:
+            if isinstance(each, Unfinished):
+                raise each
+            vectors.append(each)
         return arithmetic.merge(vectors, [each["multiplier"] for each in commit["taken"]], self.terms)
+
+    def _try_whole(self, log: Log, offer: Record) -> Vector | Unfinished:
+        """As `_whole`, but what is for now is no reason not to look at the others: Undecodable is for ever."""
+        try:
+            return self._whole(log, offer)
+        except Unfinished as error:
+            return error
 
     def _whole(self, log: Log, offer: Record) -> Vector:
         """A payload's values. Unfinished as long as its bytes aren't those that the offer names; Undecodable, and that

@@ -14,7 +14,7 @@ from typing import Any
 
 MAX_RECORD_BYTES = 4 * 2**20
 MAX_COUNT = 2**53
-PROTOCOL = 8
+PROTOCOL = 9
 
 Check = Callable[[Any], bool]
 

@@ -1,16 +1,27 @@
 """docs/protocol.md says enough: a reader written from it alone rebuilds what sites made, hash for hash."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from composer_prime.outer.fragments import model_fingerprint, plan_fragments
 from composer_prime.store import keys, open_store
+from composer_prime.sync.canonical import PROTOCOL
 from composer_prime.sync.owner import Owner
+from tests.spec import records
 from tests.spec.layout import blocks_of, fingerprint, fragment_sizes
 from tests.spec.reader import Reading, read_run
 from tests.spec.runs import KEYS, OWNER, Play, read_commit, verify
 from tests.sync.harness import ThreadSite, make_terms, run_sites
+
+PAGE = Path(__file__).parents[2] / "docs/protocol.md"
+
+
+def test_page_reader_and_sites_name_one_protocol():
+    """The number stands in the manifest and in every signature: with another one nothing of a run can be read."""
+    (version,) = re.findall(r"protocol version (\d+)", PAGE.read_text())
+    assert int(version) == records.PROTOCOL == PROTOCOL
 
 
 def read_as_verify_does(folder: Path) -> Reading:

@@ -212,6 +212,23 @@ def test_a_window_goes_by_no_commit_that_was_copied_there_from_another_round(sto
             History.read(store, a.runtime, TERMS, a.roster, 0, 2)
 
 
+@pytest.mark.parametrize("honest", [0, None], ids=["behind one that is", "alone"])
+def test_a_revoked_sites_close_record_counts_only_where_no_others_tells_of_that_version(store, clock, site, honest):
+    """It could put one for each reopening, with an admission that nobody can honour; but it may be all there is."""
+    a, run_sha = site("a"), site("b").run.sha256
+    play(clock, a, rounds=2)
+    tells = {"versions": (2, 0), "masters": ("0" * 64,) * 2, "voids": ((), ())}
+    sound = Close(number=0, **tells, floors=(0, 0), closed_by="a")
+    false = Close(number=1, **tells, floors=(2**53, 0), closed_by="b")
+    for close in (sound, false) if honest == 0 else (false,):
+        signed = close.model_copy(update={"signature": SITES[close.closed_by].sign(close.message(run_sha))})
+        store.create(keys.close(close.number), signed.to_bytes())
+    Owner(store, OWNER).revoke("b")
+    a.roster.refresh()
+    window = History.read(store, a.runtime, TERMS, a.roster, 0, 2, closing=1)
+    assert window.floor == (0 if honest == 0 else 2**53)
+
+
 def test_a_site_whose_claim_is_read_before_its_admission_is_seen_as_soon_as_that_is_known(store, clock, site):
     a = site("a")
     Owner(store, OWNER).admit("c", SITES["c"].public)
@@ -221,6 +238,19 @@ def test_a_site_whose_claim_is_read_before_its_admission_is_seen_as_soon_as_that
     site("b")
     a.tick()
     assert a.roster.newest == 1 and "c" in a.courier._members.live(clock[0])
+
+
+def test_a_revocation_makes_no_later_look_for_newcomers_read_the_beats(store, clock, site, monkeypatch):
+    a = site("a")
+    site("b")
+    a.courier._members.observe()
+    Owner(store, OWNER).revoke("b")
+    a.roster.refresh()
+    a.courier._members.observe()
+    read, plain = [], store.get_range
+    monkeypatch.setattr(store, "get_range", lambda key, *span: (read.append(key), plain(key, *span))[1])
+    a.courier._members.notice_newcomers()
+    assert [key for key in read if keys.is_beat(key)] == []
 
 
 def test_a_claim_under_a_key_that_was_replaced_hides_its_site_from_nobody(store, clock, site):

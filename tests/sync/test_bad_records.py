@@ -80,6 +80,31 @@ def test_a_copy_of_a_sites_own_claim_under_a_later_number_takes_nothing_over(sto
     assert "a" in b.courier._members.live(0.0) and b.courier._members.incarnation("a") == 0
 
 
+@pytest.mark.parametrize("rubbish", [b"", b"\x00garbage", b"{}", b'{"site":"a"'])
+def test_a_claim_that_is_no_record_takes_nothing_over(store, clock, rubbish):
+    a, b = (HandSite(store, make_terms(), name, clock, key=KEYS[name], founding=FOUNDING) for name in "ab")
+    store.create(keys.claim("a", 7), rubbish)
+    a.pulse.check()  # no Superseded
+    b.courier._members.observe()
+    assert "a" in b.courier._members.live(0.0) and b.courier._members.incarnation("a") == 0
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("rubbish", [b"", b"\x00garbage", b"{}", b'{"site":"b"'])
+def test_an_offer_that_is_no_record_is_refused_by_name_and_the_round_closes_without_it(store, clock, rubbish, signed):
+    signing = {"founding": FOUNDING} if signed else {}
+    sites = [HandSite(store, make_terms(), name, clock, key=KEYS[name] if signed else None, **signing) for name in "ab"]
+    sites[0].hand_over(0, 1.0)
+    store.create(keys.offer(0, 0, "b"), rubbish)
+    for _ in range(12):
+        for site in sites:
+            site.tick()
+        clock[0] += 1.0
+    commit = read_record(store, Commit, keys.commit(0, 0))
+    assert [entry.offer.site for entry in commit.taken] == ["a"] and [entry.site for entry in commit.refused] == ["b"]
+    assert [site.courier.versions()[0] for site in sites] == [1, 1]
+
+
 def test_a_copy_of_a_sites_own_offer_in_a_later_round_is_none_of_its_offers(store, clock):
     a = HandSite(store, make_terms(), "a", clock, key=KEYS["a"], founding=FOUNDING)
     a.hand_over(0, 1.0)

@@ -1,6 +1,7 @@
 """A commit that takes a payload whose bytes are what was signed, and yet no sound payload: void, for everybody."""
 
 import base64
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -40,13 +41,19 @@ def commit_on(evil: HandSite, kind: str) -> Offer:
     offer = offer.model_copy(update=changed | {"norms": (offer.norms[0] * factor,)})
     evil.store.put(str(offer.payload), data)
     evil.store.put(keys.offer(0, 0, evil.name), offer.to_bytes())
+    commit_taking(evil, offer)
+    return offer
+
+
+def commit_taking(evil: HandSite, *offers: Offer) -> None:
+    """It commits on these offers, whatever they say."""
     replica = evil.replicas[0]
     commit = write_commit(
         facts=replica.coding.facts,
         version=0,
         base_sha=replica.master.sha256,
         previous=replica.previous,
-        take={evil.name: offer},
+        take={offer.site: offer for offer in offers},
         refused={},
         voids=(),
         terms=TERMS,
@@ -56,7 +63,6 @@ def commit_on(evil: HandSite, kind: str) -> Offer:
         incarnation=0,
     )
     evil.store.create(keys.commit(0, 0), commit.to_bytes())
-    return offer
 
 
 def replica_of(site: HandSite) -> Replica:
@@ -95,6 +101,56 @@ def test_a_round_waits_for_the_bytes_as_long_as_they_are_not_those_that_were_sig
     store.put(str(offer.payload), data)
     (closed,) = a.replicas[0].advance()
     assert closed.fault is not None
+
+
+def test_what_was_read_for_one_offer_vouches_for_no_other_that_names_the_same_payload(store, clock):
+    """One that has its norm right is read early; the commit takes another, with a norm that the clip lets pass."""
+    a, b, e = (HandSite(store, TERMS, name, clock) for name in "abe")
+    for site, values in ((a, 1.0), (e, 1000.0)):
+        site.hand_over(0, values)
+        site.runtime.run_tasks()
+        site.courier._bring(0)
+    own, first = (read_record(store, Offer, keys.offer(0, 0, site.name)) for site in (a, e))
+    a.replicas[0].merger.fetch(first)
+    commit_taking(e, own, first.model_copy(update={"norms": (first.norms[0] * 1e-6,)}))
+    for site in (a, b):
+        (closed,) = site.replicas[0].advance()
+        assert closed.fault is not None and "has norm" in closed.fault, site.name
+    assert a.replicas[0].master.sha256 == b.replicas[0].master.sha256
+
+
+def test_nor_does_what_a_site_knows_of_its_own_payload(store, clock):
+    """Where nothing is signed anybody may write an offer in its name."""
+    a, e = HandSite(store, TERMS, "a", clock), HandSite(store, TERMS, "e", clock)
+    a.hand_over(0, 1.0)
+    a.runtime.run_tasks()
+    a.courier._bring(0)
+    own = read_record(store, Offer, keys.offer(0, 0, "a"))
+    commit_taking(e, own.model_copy(update={"norms": (own.norms[0] * 2,)}))
+    (closed,) = a.replicas[0].advance()
+    assert closed.fault is not None and "has norm" in closed.fault
+
+
+def test_a_coarse_site_that_waits_before_such_a_round_reads_the_payload_once(store, clock, monkeypatch):
+    a, e = HandSite(store, TERMS, "a", clock), HandSite(store, TERMS, "e", clock)
+    payload = commit_on(e, "a norm understated").payload
+    replica = a.replicas[0]
+    replica.master = dataclasses.replace(replica.master, coarse=True, known_sha=None)
+    read, plain = [], store.get_range
+    monkeypatch.setattr(store, "get_range", lambda key, *span: (read.append(key), plain(key, *span))[1])
+    for _ in range(5):
+        assert replica.advance() == []
+    assert read.count(payload) == 1
+
+
+def test_a_round_that_is_void_for_all_is_no_fault_for_verify_whatever_its_offers_records_say(store, clock):
+    e = HandSite(store, TERMS, "e", clock)
+    offer = commit_on(e, "a norm understated")
+    store.put(keys.offer(0, 0, "e"), offer.model_copy(update={"tokens": offer.tokens - 1}).to_bytes())
+    e.replicas[0].advance()
+    verifier = Verifier(store)
+    assert verifier.check(0).num_void == 1
+    verifier.close()
 
 
 def at_the_edge(share: float) -> torch.Tensor:
