@@ -12,9 +12,8 @@ from composer_prime.errors import BadInput, CorruptObject, KeyMissing, ProtocolE
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.history import find_commit, voids_among
-from composer_prime.sync.lifetime import close_fault, find_manifest
-from composer_prime.sync.reading import find_record
-from composer_prime.sync.records import Close, Commit
+from composer_prime.sync.lifetime import find_manifest, has_ended
+from composer_prime.sync.records import Commit
 from composer_prime.sync.replica import rebuild_master
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import load_run
@@ -103,8 +102,7 @@ class MasterReader:
 
     def is_closed(self) -> bool:
         """Whether the run has ended, as far as it was prolonged."""
-        close = find_record(self.store, Close, keys.close(self.run.closing))
-        return close is not None and close_fault(self.roster, close) is None
+        return has_ended(self.store, self.roster, len(self.run.fragments), self.run.ends)
 
     def vouched(self, fragment: int, version: int) -> str | None:
         """The hash by which the log names master(fragment, version); None while nothing names it."""

@@ -72,7 +72,7 @@ class MemberRules:
         self._lock = threading.Lock()
         self._open: dict[int, int] = {}
         """By fragment: the highest round that was seen to be open or closed."""
-        self._sound: dict[str, None] = {}
+        self._sound: dict[tuple[str, int], None] = {}
         self._unsound: dict[tuple[str, int], tuple[float, str]] = {}
         """By payload and size: until when it counts as unsound, and why; in the order they were read."""
         self._read_now: set[str] = set()
@@ -159,7 +159,7 @@ class MemberRules:
     def _payload_fault(self, key: str, offer: Offer) -> str | None:
         """Why the payload that an offer names isn't there, whole, with the hash in its name; None when it is."""
         payload = offer.payload
-        if payload is None or payload in self._sound:
+        if payload is None or (payload, offer.nbytes) in self._sound:
             return None
         with self._lock:
             until, fault = self._unsound.get((payload, offer.nbytes), (0.0, None))
@@ -194,7 +194,7 @@ class MemberRules:
         )
         with self._lock:
             if fault is None:
-                self._sound[payload] = None
+                self._sound[payload, nbytes] = None
             else:
                 self._unsound.pop((payload, nbytes), None)
                 self._unsound[payload, nbytes] = self._clock() + UNSOUND_S, fault

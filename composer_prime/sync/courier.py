@@ -13,7 +13,6 @@ from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.archive import Archive
 from composer_prime.sync.errands import Capture, Errand, Outcome, Settled
-from composer_prime.sync.history import find_commit
 from composer_prime.sync.journal import Journal
 from composer_prime.sync.members import Members, Pulse
 from composer_prime.sync.protocol import due_fragment, reducer_rank, run_is_over, takeover_s
@@ -284,7 +283,7 @@ class Courier:
                 if replica.closing is None:
                     raise
                 logger.warning("round_waits fragment=%d version=%d error=%s", replica.fragment, replica.version, error)
-                if find_commit(self._store, self._roster, replica.fragment, replica.version + 1) is None:
+                if not replica.is_passed():
                     return
                 self._settle_all(replica, replica.leap(error))
 

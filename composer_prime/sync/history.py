@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from composer_prime.errors import CorruptObject
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.sync.lifetime import close_fault
+from composer_prime.sync.lifetime import find_close
 from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Close, Commit
 from composer_prime.sync.roster import Roster
@@ -67,11 +67,18 @@ class History:
 
     @classmethod
     def read(
-        cls, store: Store, runtime: Runtime, terms: Terms, roster: Roster, fragment: int, version: int, closing: int = 0
+        cls,
+        store: Store,
+        runtime: Runtime,
+        terms: Terms,
+        roster: Roster,
+        fragment: int,
+        version: int,
+        ends: tuple[int, ...],
     ) -> "History":
         """The window behind `version`, as the commit of that round or a close record states it.
 
-        closing   the number of the run's next close record
+        ends   version at which each close record ends the run (`lifetime.prolonged`)
 
         Raises CorruptObject on a hole.
         """
@@ -81,10 +88,12 @@ class History:
         newest = commits.pop()
         voids = () if newest is None else newest.voids
         close = None
-        if newest is None or closing:
-            close = _close_at(store, roster, fragment, version, closing, by_member=newest is not None)
+        if newest is None or roster.fault(newest, newest.committer) is not None:
+            close = _close_at(store, roster, version, ends, by_member=newest is not None)
+            close = None if close is None or len(close.versions) <= fragment else close
         if close is not None:
-            voids, history.floor = close.voids[fragment], close.floors[fragment]
+            voids, floor = close.voids[fragment], close.floors[fragment]
+            history.floor = floor if floor <= roster.newest else 0  # one that is yet to come nobody has honoured
         for number, commit in zip(versions, commits, strict=True):
             if commit is None and number not in voids:
                 raise CorruptObject(f"{store.uri} has no sound commit of round {number} of fragment {fragment}")
@@ -113,9 +122,7 @@ class History:
         return tuple(past.version for past in self.rounds if past.void)
 
 
-def _close_at(
-    store: Store, roster: Roster, fragment: int, version: int, closing: int, *, by_member: bool
-) -> Close | None:
+def _close_at(store: Store, roster: Roster, version: int, ends: tuple[int, ...], *, by_member: bool) -> Close | None:
     """The close record of a run that ended before round `version`, which no commit need follow; None where none is.
 
     One of a site that is admitted now comes before any other's: who was revoked may still write one.
@@ -123,11 +130,9 @@ def _close_at(
     by_member   only such a one: where a commit follows, no other's word is needed
     """
     others: Close | None = None
-    for number in range(closing, -1, -1) if version > 0 else ():
-        close = find_record(store, Close, keys.close(number))
-        if close is None or not len(close.versions) == len(close.voids) == len(close.floors) > fragment:
-            continue
-        if close.versions[fragment] != version or close_fault(roster, close) is not None:
+    for number in reversed([number for number, end in enumerate(ends) if end == version]):
+        close = find_close(store, roster, number, version)
+        if close is None:
             continue
         if roster.fault(close, close.closed_by) is None:
             return close

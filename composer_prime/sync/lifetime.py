@@ -44,27 +44,53 @@ def find_manifest(store: Store) -> tuple[Manifest, str]:
     return read_manifest(data), sha256_hex(data)
 
 
-def prolonged(store: Store, roster: Roster, terms: Terms) -> tuple[Terms, int]:
-    """The terms with the rounds that the last sound reopening sets, and how many records of them there are."""
-    number = 0
+def prolonged(store: Store, roster: Roster, terms: Terms) -> tuple[Terms, tuple[int, ...]]:
+    """The terms with the rounds that the last sound reopening sets, and the version at which each close record ends
+    the run, by its number: the first one's, and one for every record of a reopening."""
+    ends = [terms.final_version]
     while True:
-        key = keys.reopening(number + 1)
+        number = len(ends)
+        key = keys.reopening(number)
         try:
             store.get_range(key, 0, 1)
         except KeyMissing:
-            return terms, number
-        number += 1
+            return terms, tuple(ends)
         record = find_record(store, Reopening, key)
-        if record is None or record.number != number or roster.owner_fault(record) is not None:
-            continue
-        terms = terms.model_copy(update={"rounds": max(terms.rounds, record.rounds)})
+        if record is not None and record.number == number and roster.owner_fault(record) is None:
+            terms = terms.model_copy(update={"rounds": max(terms.rounds, record.rounds)})
+        ends.append(terms.final_version)
 
 
-def close_fault(roster: Roster, close: Close) -> str | None:
-    """Why a close record isn't one that its site signed; None when it is.
+def find_close(store: Store, roster: Roster, number: int, end: int) -> Close | None:
+    """The close record of that number where it is sound; None where there is none.
+
+    end   the version at which it ends the run (`prolonged`)
+    """
+    close = find_record(store, Close, keys.close(number))
+    return None if close is None or close_fault(roster, close, number, end) is not None else close
+
+
+def has_ended(store: Store, roster: Roster, fragments: int, ends: tuple[int, ...]) -> bool:
+    """Whether a run is over: every fragment has had its last round, and the close record stands. A close record alone
+    says nothing, since any member may put one at any time."""
+    try:
+        for fragment in range(fragments):
+            store.get_range(keys.commit(fragment, ends[-1] - 1), 0, 1)
+    except KeyMissing:
+        return False
+    return find_close(store, roster, len(ends) - 1, ends[-1]) is not None
+
+
+def close_fault(roster: Roster, close: Close, number: int, end: int) -> str | None:
+    """Why what stands as the close record of that number, which ends the run at version `end`, isn't one of the run's
+    end that its site signed; None when it is.
 
     It names no admission record, and its site may have been revoked since: any list that admits it will do.
     """
+    if close.number != number or set(close.versions) != {end}:
+        return f"isn't of closing {number}, in which every fragment ends at version {end}"
+    if len({len(close.versions), len(close.masters), len(close.voids), len(close.floors)}) != 1:
+        return "doesn't say of every fragment how it ended"
     faults = [
         roster.fault(close, close.closed_by, number) or roster.authority(number).fault(close.closed_by, "made")
         for number in range(roster.refresh() + 1)

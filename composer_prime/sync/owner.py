@@ -31,7 +31,8 @@ class Owner:
 
     def reopen(self, rounds: int) -> Reopening:
         """Let a closed run go on to `rounds` training rounds; sites that join it then train on."""
-        terms, number = prolonged(self._store, self._roster, self._manifest.terms)
+        terms, ends = prolonged(self._store, self._roster, self._manifest.terms)
+        number = len(ends) - 1
         try:
             read_record(self._store, Close, keys.close(number))
         except KeyMissing as error:

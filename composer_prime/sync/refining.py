@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from composer_prime.errors import CorruptObject, KeyMissing, StoreError
+from composer_prime.errors import CorruptObject, KeyMissing, RoundWaits, StoreError
 from composer_prime.store.base import Store
 from composer_prime.store.remembering import RememberingStore
 from composer_prime.sync.replica import Replica, StrictReplica
@@ -55,13 +55,17 @@ class Refining:
         replica = Replica(
             log, self._run, fragment, runtime=self._runtime, roster=self._roster, site=site, start=start.master
         )
-        replica.on_pass = log.keep
+        replica.on_pass = lambda: log.keep() if replica.master.coarse else log.forget()
         self._left[fragment] = _Refined(start, replica, log)
         return replica
 
     def pins(self) -> Mapping[int, int]:
         """The version of the master, by fragment, that is yet to be fetched; the rounds since are needed, too."""
-        return {fragment: refined.upper.master.version for fragment, refined in list(self._left.items())}
+        return {
+            fragment: refined.upper.master.version
+            for fragment, refined in list(self._left.items())
+            if refined.replica.master.coarse  # else it has found a whole one itself
+        }
 
     def next(self) -> Replica | None:
         """The replica whose master is the next to be made whole."""
@@ -82,7 +86,15 @@ class Refining:
             if master is None:
                 return False
             refined.strict = self._strict(refined, master)
-        self._follow(refined.strict, refined.replica.version)
+        try:
+            self._follow(refined.strict, refined.replica.version)
+        except (KeyMissing, RoundWaits):  # of a round that this site has passed, and whose bytes are spoiled since
+            places = (self._store, self._run, self._roster, fragment)
+            found = newest_master(*places, at_most=refined.replica.version, above=refined.strict.version)
+            if found is None:
+                raise
+            refined.strict = self._strict(refined, found)
+            self._follow(refined.strict, refined.replica.version)
         return True
 
     def settle(self, fragment: int) -> None:

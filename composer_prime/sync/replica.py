@@ -30,7 +30,7 @@ from composer_prime.sync.records import MAX_REASON, Commit, Offer, Taken
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import Run
 from composer_prime.sync.runtime import Runtime
-from composer_prime.sync.snapshots import Master, newest_master, vouched_snapshots
+from composer_prime.sync.snapshots import Master, newest_master, vouched_sha, vouched_snapshots
 from composer_prime.sync.validity import commit_fault
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Replica:
 
     def _stand_on(self, master: Master) -> None:
         """All at once or, when something can't be read, not at all."""
-        place = (self.fragment, master.version, self._run.closing)
+        place = (self.fragment, master.version, self._run.ends)
         history = History.read(self._store, self._runtime, self._terms, self._roster, *place)
         previous = self._run.sha256
         if master.version > 0:
@@ -272,7 +272,12 @@ class Replica:
         """Rule 1: the log names another master than ours. Rebuild; None when that gives the log's, else the fault."""
         ours = self.master.sha256
         logger.error("master_differs fragment=%d version=%d ours=%s", self.fragment, self.version, ours[:16])
-        self._rebuild()
+        try:
+            self._rebuild()
+        except (KeyMissing, RoundWaits):  # of a round before: what the others' offers stand on must do
+            theirs = self._bases_of_others()
+            if ours not in theirs or is_odd_one_out(ours, theirs):
+                raise
         if self.master.sha256 == commit.base_sha:
             return None
         return f"stands on master {commit.base_sha[:16]}, the log makes {self.master.sha256[:16]} here"
@@ -381,6 +386,16 @@ class Replica:
     def _newer_snapshots(self, version: int) -> Iterator[int]:
         found = vouched_snapshots(self._store, self._run, self._roster, self.fragment)
         return takewhile(lambda stored: stored > version, (stored for stored, _ in found))
+
+    def is_passed(self) -> bool:
+        """Whether the others have passed the round that is closing here: a commit that follows its own by hash stands,
+        of a site that is admitted now or such that one of these follows."""
+        assert self.closing is not None
+        version = self.version + 1
+        following = find_commit(self._store, self._roster, self.fragment, version)
+        if following is None or following.previous != self.closing.commit_sha:
+            return False
+        return vouched_sha(self._store, self._run, self._roster, self.fragment, version) is not None
 
     def leap(self, why: StoreError) -> list[Round]:
         """Stand on a newer snapshot, on entering, since the others have passed a round that can't be read any more.

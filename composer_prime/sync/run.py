@@ -53,15 +53,20 @@ class Run:
     manifest    as it was created
     sha256      of the manifest's bytes
     terms       the manifest's, with `rounds` as the last reopening sets it
-    closing     number of the close record that ends it
+    ends        version at which each close record ends the run, by its number (`lifetime.prolonged`)
     codings     one for each fragment
     """
 
     manifest: Manifest
     sha256: str
     terms: Terms
-    closing: int
+    ends: tuple[int, ...]
     codings: tuple[FragmentCoding, ...]
+
+    @property
+    def closing(self) -> int:
+        """Number of the close record that ends it."""
+        return len(self.ends) - 1
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:
@@ -81,5 +86,5 @@ def load_run(store: Store) -> Run:
     fragments = plan_fragments(shapes, manifest.terms.fragments)
     if len(manifest.masters) != len(fragments):
         raise CorruptObject(f"{keys.manifest()} names {len(manifest.masters)} masters of {len(fragments)} fragments")
-    terms, closing = prolonged(store, Roster(store, manifest, sha), manifest.terms)
-    return Run(manifest, sha, terms, closing, tuple(FragmentCoding.of(fragment, terms) for fragment in fragments))
+    terms, ends = prolonged(store, Roster(store, manifest, sha), manifest.terms)
+    return Run(manifest, sha, terms, ends, tuple(FragmentCoding.of(fragment, terms) for fragment in fragments))

@@ -26,9 +26,9 @@ from composer_prime.outer.masters import (
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
-from composer_prime.sync.lifetime import close_fault
-from composer_prime.sync.reading import find_record, read_bytes
-from composer_prime.sync.records import Close, Commit
+from composer_prime.sync.lifetime import find_close
+from composer_prime.sync.reading import read_bytes
+from composer_prime.sync.records import Commit
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import Run
 
@@ -122,12 +122,11 @@ def vouched_sha(store: Store, run: Run, roster: Roster, fragment: int, version: 
     stands = _commit_at(store, fragment, version)
     if stands is not None and (sha := _vouched_by_log(store, roster, stands, run.terms.final_version)) is not None:
         return sha
-    for number in range(run.closing, -1, -1):
-        close = find_record(store, Close, keys.close(number))
-        if close is None or not len(close.versions) == len(close.masters) == len(run.fragments):
+    for number in reversed([number for number, end in enumerate(run.ends) if end == version]):
+        close = find_close(store, roster, number, version)
+        if close is None or len(close.masters) != len(run.fragments):
             continue
-        is_sound = close_fault(roster, close) is None and roster.fault(close, close.closed_by) is None
-        if close.versions[fragment] == version and is_sound:  # of a site that is admitted now, too
+        if roster.fault(close, close.closed_by) is None:  # of a site that is admitted now, too
             return close.masters[fragment]
     return None
 

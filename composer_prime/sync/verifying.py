@@ -146,11 +146,10 @@ class Verifier:
                 if number < self.run.closing:
                     raise CorruptObject(f"{key} is gone, though {keys.reopening(number + 1)} stands") from None
                 continue
-            lengths = {len(close.versions), len(close.masters), len(close.voids), len(close.floors)}
-            if lengths != {len(self.run.fragments)} or close.number != number:
-                raise CorruptObject(f"{key} of {close.closed_by} isn't a record of closing {number} of this run")
-            if (fault := close_fault(self._roster, close)) is not None:
+            if (fault := close_fault(self._roster, close, number, self.run.ends[number])) is not None:
                 raise CorruptObject(f"{key} of {close.closed_by} {fault}")
+            if len(close.versions) != len(self.run.fragments):
+                raise CorruptObject(f"{key} of {close.closed_by} isn't a record of {len(self.run.fragments)} fragments")
             found[number] = close
         return found
 

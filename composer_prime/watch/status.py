@@ -79,7 +79,7 @@ class _Look:
     ) -> None:
         self._store, self._manifest, self._roster = store, manifest, roster
         self._watch_s, self._before = watch_s, before
-        self._terms, self._reopened = prolonged(store, roster, manifest.terms)
+        self._terms, self._ends = prolonged(store, roster, manifest.terms)
         shapes = [(parameter.name, parameter.shape) for parameter in manifest.parameters]
         self._fragments = plan_fragments(shapes, manifest.terms.fragments)
         momentum = self._terms.has_momentum
@@ -112,7 +112,7 @@ class _Look:
             rounds_done=min(terms.rounds, *versions),
             rounds=terms.rounds,
             closed=self._closed,
-            reopened=self._reopened,
+            reopened=len(self._ends) - 1,
             signed=self._roster.signed,
             owner=self._manifest.owner,
             committer=self._roster.authority().committer,
@@ -132,7 +132,8 @@ class _Look:
 
     def _read_close(self) -> tuple[bool, list[str]]:
         """Whether the run has ended, and what is wrong with the record that should say so."""
-        key = keys.close(self._reopened)
+        number, end = len(self._ends) - 1, self._ends[-1]
+        key = keys.close(number)
         try:
             data = read_bytes(self._store, key)
         except KeyMissing:
@@ -141,8 +142,9 @@ class _Look:
             close = Close.from_bytes(data, key)
         except CorruptObject as error:
             return False, [str(error)]
-        fault = close_fault(self._roster, close)
-        return True, [] if fault is None else [f"{key} of {close.closed_by} {fault}"]
+        fault = close_fault(self._roster, close, number, end)
+        is_over = all(rounds.version >= end for rounds in self._rounds)
+        return is_over, [] if fault is None else [f"{key} of {close.closed_by} {fault}"]
 
     def _read_offers(self, runtime: Runtime) -> tuple[dict[tuple[int, int, str], int], list[str]]:
         """Payload bytes by (fragment, version, site): from the tapes, and from the records of what isn't on one yet."""

@@ -154,3 +154,10 @@ def test_a_payload_is_read_for_one_request_at_a_time(scene: Scene) -> None:
     go_on.set()
     first.join(WAIT_S)
     assert refused.value.status == 429 and found == [None] and scene.fault(offer) is None
+
+
+def test_a_payload_found_sound_for_one_offer_is_looked_at_again_for_one_that_says_another_size(scene: Scene) -> None:
+    offer, payload = scene.offer()
+    scene.store.put(payload, scene.work.data)
+    assert scene.fault(offer) is None and scene.fault(offer) is None
+    assert "bytes, it has" in str(scene.rules._payload_fault("key", offer.model_copy(update={"nbytes": 7})))

@@ -71,7 +71,8 @@ def read_run(folder: Path) -> Reading:
         except Unfinished as error:
             reading.wrong.append(str(error))
     for number in range(len(reopenings) + 1):
-        reading.is_closed = _close_holds(folder, number, members, reading, terms["fragments"])
+        end = signing.read_rounds(members, terms["rounds"], reopenings[:number]) + 1
+        reading.is_closed = _close_holds(folder, number, end, members, reading, terms["fragments"])
     return reading
 
 
@@ -166,7 +167,9 @@ def _note(merger: Merger, log: Log, reading: Reading) -> None:
         reading.wrong.append(f"{key}: {error}")
 
 
-def _close_holds(folder: Path, number: int, members: signing.Members, reading: Reading, num_fragments: int) -> bool:
+def _close_holds(
+    folder: Path, number: int, end: int, members: signing.Members, reading: Reading, num_fragments: int
+) -> bool:
     """Whether a close record is there, can be believed, and names what the log makes."""
     key = "close.json" if number == 0 else f"close-{number:04}.json"
     path = folder / key
@@ -178,6 +181,9 @@ def _close_holds(folder: Path, number: int, members: signing.Members, reading: R
         reading.wrong.append(f"{key}: can't be read: {error}")
         return False
     site = close["closed_by"]
+    if set(close["versions"]) != {end}:
+        reading.wrong.append(f"{key}: ends at other versions than {end}")
+        return False
     if close["number"] != number or not any(
         members.may_close(each, site, "Close", close) for each in members.admissions
     ):

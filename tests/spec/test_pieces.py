@@ -2,6 +2,7 @@
 
 import base64
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -189,6 +190,10 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
         lambda path: replace_in(path, b'"masters":["', b'"masters":["f'),
     ),
     "another void round in the close record": ("close.json", lambda path: replace_in(path, b"[[],[]]", b"[[2],[]]")),
+    "another version in the close record": (
+        "close.json",
+        lambda path: path.write_bytes(re.sub(rb'"versions":\[\d+', b'"versions":[9', path.read_bytes())),
+    ),
     "another floor in the close record": ("close.json", lambda path: replace_in(path, b"[0,0]", b"[1,0]")),
 }
 

@@ -67,9 +67,10 @@ def test_a_part_that_no_site_writes_is_a_part_of_zeros_for_everybody(store, kind
 def test_a_close_record_that_names_fewer_masters_than_fragments_vouches_for_nothing(store, clock):
     site = HandSite(store, make_terms(), "a", clock)
     store.create(
-        keys.close(), Close(number=0, versions=(2,), masters=(), voids=(), floors=(), closed_by="a").to_bytes()
+        keys.close(),
+        Close(number=0, versions=(4,), masters=("1" * 64,), voids=((),), floors=(0,), closed_by="a").to_bytes(),
     )
-    assert vouched_sha(store, site.run, site.roster, 0, 2) is None
+    assert site.run.ends == (4,) and vouched_sha(store, site.run, site.roster, 0, 4) is None
 
 
 def test_a_copy_of_a_sites_own_claim_under_a_later_number_takes_nothing_over(store, clock):
@@ -92,8 +93,8 @@ def test_a_claim_that_is_no_record_takes_nothing_over(store, clock, rubbish):
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("rubbish", [b"", b"\x00garbage", b"{}", b'{"site":"b"'])
 def test_an_offer_that_is_no_record_is_refused_by_name_and_the_round_closes_without_it(store, clock, rubbish, signed):
-    signing = {"founding": FOUNDING} if signed else {}
-    sites = [HandSite(store, make_terms(), name, clock, key=KEYS[name] if signed else None, **signing) for name in "ab"]
+    known, founding = (KEYS, FOUNDING) if signed else ({}, Founding())
+    sites = [HandSite(store, make_terms(), name, clock, key=known.get(name), founding=founding) for name in "ab"]
     sites[0].hand_over(0, 1.0)
     store.create(keys.offer(0, 0, "b"), rubbish)
     for _ in range(12):

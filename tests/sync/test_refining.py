@@ -7,12 +7,17 @@ import torch
 from torch import Tensor
 
 from composer_prime.errors import ProtocolError, StoreError
+from composer_prime.outer.fragments import trainable
 from composer_prime.store import Store, keys
+from composer_prime.sync import entering
 from composer_prime.sync.beginning import FIRST_PIECE
+from composer_prime.sync.ledger import FragmentLedger
+from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.records import Commit, Offer
+from composer_prime.sync.returning import FragmentStand, Returning
 from composer_prime.sync.snapshots import Master
 from composer_prime.sync.validity import write_commit
-from tests.sync.harness import HandSite, ThreadSite, make_terms
+from tests.sync.harness import HandSite, ThreadSite, empty_commit, make_terms
 from tests.sync.test_beginning import SlowStore, net
 
 TERMS = make_terms(rounds=40, snapshot_rounds=4, max_stale_rounds=2, grace_s=1.0, lr=0.7, fragments=1)
@@ -264,6 +269,66 @@ def test_in_doubt_with_the_log_behind_it_gone_it_goes_on_from_a_newer_snapshot(s
     assert not b.courier.is_coarse()
     assert b.courier.versions() == a.courier.versions() == (21,)
     assert b.courier.master(0).sha256 == a.courier.master(0).sha256
+
+
+def spoil(store: Store, version: int, site: str) -> None:
+    """Other bytes, where all have read the right ones."""
+    payload = next(entry.payload for entry in commit_of(store, version).taken if entry.site == site)
+    store.put(payload, bytes(len(store.get(payload))))
+
+
+def test_it_becomes_whole_by_a_newer_snapshot_where_a_round_since_its_own_is_spoiled(store, clock):
+    a, b = founder(store, clock, 6), joiner(store, clock)
+    c = HandSite(store, TERMS, "c", clock, net=net())
+    for _ in range(2):
+        round_of([a, c], b)
+    spoil(store, 7, "a")
+    for _ in range(8):
+        round_of([a, c], b)
+        for site in (a, c):
+            site.tick()
+        with contextlib.suppress(StoreError):
+            b.courier.refine()
+    assert not b.courier.is_coarse()
+    assert b.courier.master(0).sha256 == a.courier.master(0).sha256
+
+
+def test_one_that_finds_a_whole_master_on_entering_pins_nothing_older(store, clock, monkeypatch):
+    """A round behind the snapshot whose upper half it fetches is spoiled meanwhile, and a newer snapshot stands."""
+    a = founder(store, clock, 6)
+    begin = entering.begin
+
+    def begin_slowly(*args, **options):
+        found = begin(*args, **options)
+        for _ in range(4):
+            round_of([a])
+        a.tick()
+        spoil(store, 6, "a")
+        return found
+
+    monkeypatch.setattr(entering, "begin", begin_slowly)
+    slow = Watched(store, clock, 1e-9)
+    b = HandSite(slow, TERMS, "b", clock, net=net(1), patience_s=0.0)
+    assert not b.courier.is_coarse() and b.courier.versions() == (10,)
+    assert b.courier.pins() == b.courier.versions()
+
+
+def test_one_that_comes_back_stands_on_nothing_older_than_its_checkpoint_behind_a_commit_that_it_doubts(store, clock):
+    a = founder(store, clock, 5, momentum=0.9)
+    replica = a.replicas[0]
+    known = {"base_sha": replica.master.sha256, "previous": replica.previous}
+    assert store.create(keys.commit(0, 5), empty_commit(version=5, voids=(3,), committer="m", **known).to_bytes())
+    a.tick(3)
+    round_of([a])
+    params = LocalParameters(dict(trainable(net(1).named_parameters())))
+    ledger = FragmentLedger(trained=70, merged=60, pending_steps=1)
+    saved = FragmentStand(7, replica.master.weights.clone(), ledger=ledger)
+    slow = Watched(store, clock, 1e-9)
+    back = HandSite(slow, a.run.terms, "a", clock, net=net(1), patience_s=0.0)
+    assert back.courier.is_coarse() and back.courier.versions() == (5,)
+    places = {"runtime": back.runtime, "roster": back.roster, "terms": a.run.terms, "journal": None, "site": "a"}
+    with pytest.raises(StoreError, match="checkpoint stands on version 7, and the log can be read up to 5 only now"):
+        Returning(slow, params=params, **places).stand(back.replicas[0], saved)
 
 
 def test_a_commit_on_another_master_leads_it_astray_by_one_round_and_it_says_so(store, clock):

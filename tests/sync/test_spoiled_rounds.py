@@ -10,13 +10,14 @@ from composer_prime.errors import KeyMissing, StoreError
 from composer_prime.outer.fragments import trainable
 from composer_prime.store import Store, keys
 from composer_prime.store.memory import MemoryStore
+from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.ledger import FragmentLedger
 from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Commit
 from composer_prime.sync.replica import Replica
 from composer_prime.sync.returning import FragmentStand, Returning
-from tests.sync.harness import HandSite, make_net, make_terms
+from tests.sync.harness import HandSite, empty_commit, make_net, make_terms
 
 TERMS = make_terms(fragments=1, rounds=30, snapshot_rounds=4, liveness_s=1000.0, keep_log=False)
 LOGGED = TERMS.model_copy(update={"keep_log": True})
@@ -77,9 +78,7 @@ def test_who_begins_at_the_models_own_weights_goes_past_such_a_round_by_a_snapsh
 def test_a_site_that_fell_behind_goes_past_such_a_round_where_the_log_may_be_collected(store, clock, damage):
     a = HandSite(store, TERMS, "a", clock)
     b = replica_from_the_first_master(a)
-    a.courier._archive._store_and_collect = lambda *_: None  # nothing is stored or collected meanwhile
     play(a, 3)
-    del a.courier._archive._store_and_collect
     SPOIL[damage](store, payload_of(store, 2))
     for _ in range(2):
         assert b.advance()
@@ -119,6 +118,56 @@ def test_who_comes_back_stands_on_nothing_older_than_its_checkpoint(store, clock
     stand, errand = returning.stand(back.replicas[0], saved)
     assert (stand.version, stand.ledger.carried, errand) == (6, 10, None)
     assert torch.allclose(params.read(fragment), master.weights - 0.25)
+
+
+@pytest.mark.parametrize("chained", [False, True], ids=["of no other round", "of one that follows"])
+def test_only_a_commit_that_follows_by_hash_tells_that_the_others_have_passed_a_round(store, clock, chained):
+    """One laid ahead, on nothing, must keep nobody out while a round waits for what it lacks."""
+    a = HandSite(store, TERMS, "a", clock)
+    play(a, 5)
+    a.courier.collect(0)
+    a.hand_over(0, 9.0)
+    a.tick(times=2)
+    commit = read_record(store, Commit, keys.commit(0, 5))
+    ahead = commit.model_copy(
+        update={"version": 6, "previous": sha256_hex(commit.to_bytes()) if chained else "0" * 64, "taken": ()}
+    )
+    SPOIL["missing"](store, payload_of(store, 5))
+    store.create(keys.commit(0, 6), ahead.to_bytes())
+    if chained:
+        with pytest.raises(StoreError, match="the others have passed round 5"):
+            HandSite(store, TERMS, "b", clock)
+    else:
+        assert HandSite(store, TERMS, "b", clock).courier.versions() == (5,)
+
+
+def test_an_empty_commit_on_an_invented_master_is_void_though_a_round_before_can_not_be_replayed(store, clock):
+    """Sites that hold the log's master, as the others' offers say, needn't make it anew to know that."""
+    terms = LOGGED.model_copy(update={"grace_s": 1.0})
+    a, b, e = (HandSite(store, terms, name, clock) for name in "abe")
+    for _ in range(5):
+        before = a.courier.versions()
+        for number, site in enumerate((a, b, e)):
+            site.beat()
+            site.courier.collect(0)
+            site.hand_over(0, 1.0 + number)
+        while any(site.courier.versions() == before for site in (a, b, e)):
+            for site in (a, b, e):
+                site.tick()
+            clock[0] += 0.5
+    SPOIL["other bytes"](store, payload_of(store, 4))
+    for site in (a, b):
+        site.courier.collect(0)
+        site.hand_over(0, 2.0)
+        site.runtime.run_tasks()
+        site.courier._bring(0)
+    false = empty_commit(version=5, base_sha="ab" * 32, previous=e.replicas[0].previous, committer="e")
+    assert store.create(keys.commit(0, 5), false.to_bytes())
+    for site in (a, b):
+        site.tick()
+    assert [site.courier.versions() for site in (a, b)] == [(6,), (6,)]
+    assert [site.replicas[0].history.voids for site in (a, b)] == [(5,), (5,)]
+    assert a.courier.master(0).sha256 == b.courier.master(0).sha256
 
 
 class Hiding(MemoryStore):

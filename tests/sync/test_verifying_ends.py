@@ -43,15 +43,16 @@ def test_a_manifest_whose_fingerprint_is_not_its_parameters_is_found(closed: Sto
     [
         ({"voids": ((2,), ())}, "fragment 0 version 4: close.json of a says that rounds (2,) were void, those were ()"),
         ({"floors": (0, 1)}, "fragment 1 version 4: close.json of a says that admission 1 was honoured, that was 0"),
-        ({"versions": (4,)}, "close.json of a isn't a record of closing 0 of this run"),
-        ({"masters": ()}, "close.json of a isn't a record of closing 0 of this run"),
-        ({"number": 1}, "close.json of a isn't a record of closing 0 of this run"),
+        ({"versions": (4,)}, "close.json of a doesn't say of every fragment how it ended"),
+        ({"masters": ()}, "close.json of a doesn't say of every fragment how it ended"),
         (
-            {"versions": (4, 9)},
-            "fragment 1 version 4: manifest.json says that the run ends at version 4, though close.json",
+            {"versions": (4,), "masters": ("1" * 64,), "voids": ((),), "floors": (0,)},
+            "close.json of a isn't a record of 2 fragments",
         ),
+        ({"number": 1}, "close.json of a isn't of closing 0, in which every fragment ends at version 4"),
+        ({"versions": (4, 9)}, "close.json of a isn't of closing 0, in which every fragment ends at version 4"),
     ],
-    ids=["voids", "floors", "fewer versions", "no masters", "another number", "a version nobody reached"],
+    ids=["voids", "floors", "fewer versions", "no masters", "one fragment", "another number", "a version nobody has"],
 )
 def test_a_close_record_that_does_not_follow_from_the_log_is_found(closed: Store, fields: dict, words: str) -> None:
     change_close(closed, **fields)

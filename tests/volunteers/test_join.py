@@ -228,17 +228,23 @@ def test_the_run_s_end_is_told(run: OwnedRun) -> None:
 
 def test_who_comes_after_the_run_s_end_is_told_so_before_any_check(run: OwnedRun) -> None:
     invitation, said, site = run.invite(), [], FakeSite(ends_with=0)
-    close = Close(number=0, versions=(), masters=(), voids=(), floors=(), closed_by="a")
+    (end,), num_fragments = run.site.run.ends, len(run.site.run.fragments)
+    ended = {"versions": (end,), "masters": ("0" * 64,), "voids": ((),), "floors": (0,)}
+    close = Close(number=0, closed_by="a", **{name: values * num_fragments for name, values in ended.items()})
     run.store.create(keys.close(), run.site.roster.sign(close.model_copy(update={"closed_by": "b"})).to_bytes())
     assert join(invitation, wishes(run), said.append, site) == 0
     assert len(site.recipes) == 1, "another site's word that a closed it counts for nothing"
     run.store.put(keys.close(), run.site.roster.sign(close).to_bytes())
+    assert join(invitation, wishes(run), said.append, site) == 0
+    assert len(site.recipes) == 2, "nor does a's own, as long as there are rounds to come: any member may put one early"
+    for fragment in range(num_fragments):
+        run.store.create(keys.commit(fragment, end - 1), b"the last round's")
     said.clear()
     assert join(invitation, wishes(run), said.append, site) == 0
-    assert said == ["run run is finished"] and len(site.recipes) == 1
+    assert said == ["run run is finished"] and len(site.recipes) == 2
     Owner(run.store, OWNER).reopen(50)
     join(invitation, wishes(run), said.append, site)
-    assert len(site.recipes) == 2
+    assert len(site.recipes) == 3
 
 
 def test_ctrl_c_leaves(run: OwnedRun) -> None:

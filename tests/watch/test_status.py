@@ -11,7 +11,7 @@ from composer_prime.errors import BadInput, CorruptObject
 from composer_prime.store import Store, keys, open_store
 from composer_prime.sync.canonical import canonical
 from composer_prime.sync.owner import Owner
-from composer_prime.sync.records import Commit, Offer
+from composer_prime.sync.records import Close, Commit, Offer
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
 from composer_prime.sync.tape import Tape
@@ -246,6 +246,13 @@ def test_a_close_record_of_a_site_revoked_later_still_counts(store):
     Owner(store, owner).revoke("a")
     status = look(store)
     assert status.closed and not any("close" in problem for problem in status.problems)
+
+
+def test_a_close_record_that_comes_before_the_last_round_closes_nothing(store):
+    site = HandSite(store, make_terms(), "a", [0.0])
+    ended = {"versions": (4, 4), "masters": ("0" * 64,) * 2, "voids": ((), ()), "floors": (0, 0)}
+    store.create(keys.close(), Close(number=0, closed_by="a", **ended).to_bytes())
+    assert not look(store).closed and site.run.ends == (4,)
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"{}", b"[1, 2", b'{"event": "offer"}\n'])
