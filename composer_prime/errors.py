@@ -13,7 +13,7 @@
      |    +-- MachineUnfit          this machine can't do what the recipe needs
      +-- StoreError               the store failed while in use; a retry may succeed
      |    +-- KeyMissing            no object at that key
-     |    +-- RoundWaits            what a commit takes is damaged in the bucket: no site can pass the round
+     |    +-- RoundWaits            what a commit takes is damaged in the bucket: who reads it now can't pass the round
      +-- TeacherError             a teacher gave no usable answer: it drops out of a mixture
      +-- ProtocolError            the bucket holds what no sound site writes
      |    +-- CorruptObject         an object whose bytes don't match its record
@@ -99,7 +99,7 @@ class KeyMissing(StoreError):
 
 
 class RoundWaits(StoreError):
-    """What a commit takes is damaged in the bucket; every site waits until it is restored."""
+    """What a commit takes is damaged in the bucket; who hasn't passed the round waits until it is restored."""
 
 
 class ProtocolError(ComposerPrimeError):
