@@ -81,8 +81,7 @@ def test_who_joins_a_reopened_run_knows_which_of_its_last_rounds_were_void(store
     assert [read_record(store, Commit, keys.commit(fragment, 4)).voids for fragment in range(2)] == [(2,), ()]
 
 
-@pytest.mark.parametrize("at", ["a version in between", "the end to come"])
-def test_a_close_record_that_a_member_puts_early_tells_no_site_that_starts_again_anything(store, at):
+def test_a_close_record_that_a_member_puts_early_tells_no_site_that_starts_again_anything(store):
     """It would call all rounds since void: for this site, and for those that read it on rebuilding a master."""
     run_sites(*(make_site(store, name, "abc") for name in "ab"))
     Owner(store, OWNER).reopen(9)
@@ -101,9 +100,10 @@ def test_a_close_record_that_a_member_puts_early_tells_no_site_that_starts_again
             site.courier.collect(0)
             site.courier.collect(1)
     a, c = sites
-    version = a.courier.versions()[0]
+    version = max(keys.parse_master(key)[1] for key in store.list(keys.masters_prefix(0)))
+    assert 4 < version < a.courier.versions()[0]
     known = {"masters": ("ab" * 32,) * 2, "voids": ((version - 1,), ()), "floors": (1000, 1000), "closed_by": "c"}
-    early = Close(number=1, versions=(version, version) if at == "a version in between" else (10, 10), **known)
+    early = Close(number=1, versions=(version, version), **known)
     assert store.create(keys.close(1), c.roster.sign(early).to_bytes())
     back = HandSite(store, terms, "a", clock, key=SITES["a"], founding=founding(*"abc"))
     history = back.replicas[0].history
