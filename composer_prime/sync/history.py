@@ -88,12 +88,10 @@ class History:
         newest = commits.pop()
         voids = () if newest is None else newest.voids
         close = None
-        if newest is None or roster.fault(newest, newest.committer) is not None:
-            close = _close_at(store, roster, version, ends, by_member=newest is not None)
-            close = None if close is None or len(close.versions) <= fragment else close
+        if newest is None or version in ends:  # at an end nobody has judged the commit after it yet
+            close = _close_at(store, roster, fragment, version, ends, by_member=newest is not None)
         if close is not None:
-            voids, floor = close.voids[fragment], close.floors[fragment]
-            history.floor = floor if floor <= roster.newest else 0  # one that is yet to come nobody has honoured
+            voids, history.floor = close.voids[fragment], close.floors[fragment]
         for number, commit in zip(versions, commits, strict=True):
             if commit is None and number not in voids:
                 raise CorruptObject(f"{store.uri} has no sound commit of round {number} of fragment {fragment}")
@@ -122,7 +120,9 @@ class History:
         return tuple(past.version for past in self.rounds if past.void)
 
 
-def _close_at(store: Store, roster: Roster, version: int, ends: tuple[int, ...], *, by_member: bool) -> Close | None:
+def _close_at(
+    store: Store, roster: Roster, fragment: int, version: int, ends: tuple[int, ...], *, by_member: bool
+) -> Close | None:
     """The close record of a run that ended before round `version`, which no commit need follow; None where none is.
 
     One of a site that is admitted now comes before any other's: who was revoked may still write one.
@@ -132,7 +132,7 @@ def _close_at(store: Store, roster: Roster, version: int, ends: tuple[int, ...],
     others: Close | None = None
     for number in reversed([number for number, end in enumerate(ends) if end == version]):
         close = find_close(store, roster, number, version)
-        if close is None:
+        if close is None or len(close.versions) <= fragment:
             continue
         if roster.fault(close, close.closed_by) is None:
             return close

@@ -71,14 +71,15 @@ def find_close(store: Store, roster: Roster, number: int, end: int) -> Close | N
 
 
 def has_ended(store: Store, roster: Roster, fragments: int, ends: tuple[int, ...]) -> bool:
-    """Whether a run is over: every fragment has had its last round, and the close record stands. A close record alone
+    """Whether a run is over: the close record stands, and every fragment has had all its rounds. A close record alone
     says nothing, since any member may put one at any time."""
-    try:
-        for fragment in range(fragments):
-            store.get_range(keys.commit(fragment, ends[-1] - 1), 0, 1)
-    except KeyMissing:
+    if find_close(store, roster, len(ends) - 1, ends[-1]) is None:
         return False
-    return find_close(store, roster, len(ends) - 1, ends[-1]) is not None
+    for fragment in range(fragments):
+        there = set(store.list(keys.rounds_prefix(fragment)))
+        if not all(keys.commit(fragment, version) in there for version in range(ends[-1])):
+            return False
+    return True
 
 
 def close_fault(roster: Roster, close: Close, number: int, end: int) -> str | None:

@@ -389,13 +389,19 @@ class Replica:
 
     def is_passed(self) -> bool:
         """Whether the others have passed the round that is closing here: a commit that follows its own by hash stands,
-        of a site that is admitted now or such that one of these follows."""
+        right after it or after void ones, of a site that is admitted now or such that one of these follows."""
         assert self.closing is not None
-        version = self.version + 1
-        following = find_commit(self._store, self._roster, self.fragment, version)
-        if following is None or following.previous != self.closing.commit_sha:
-            return False
-        return vouched_sha(self._store, self._run, self._roster, self.fragment, version) is not None
+        previous = self.closing.commit_sha
+        for version in range(self.version + 1, self._terms.final_version):
+            following = find_commit(self._store, self._roster, self.fragment, version)
+            follows = following is not None and following.previous == previous
+            if follows and vouched_sha(self._store, self._run, self._roster, self.fragment, version) is not None:
+                return True
+            try:
+                previous = sha256_hex(read_bytes(self._store, keys.commit(self.fragment, version)))
+            except KeyMissing:
+                break
+        return False
 
     def leap(self, why: StoreError) -> list[Round]:
         """Stand on a newer snapshot, on entering, since the others have passed a round that can't be read any more.

@@ -136,8 +136,7 @@ class Returning:
         Raises StoreError when the log goes on and can't be read now as far as the checkpoint stands.
         """
         fragment, master = replica.coding.fragment, replica.master
-        goes_on = replica.closing is not None or replica.look() is not None
-        if saved is not None and goes_on and master.version < saved.version:
+        if saved is not None and replica.closing is not None and master.version < saved.version:
             raise StoreError(
                 f"fragment {fragment.index}: this site's checkpoint stands on version {saved.version}, and the log can "
                 f"be read up to {master.version} only now: start it again when what that round lacks is restored"

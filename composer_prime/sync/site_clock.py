@@ -192,6 +192,12 @@ class OuterLoop:
     def _stand(self, roster: Roster) -> None:
         """Put every fragment on the newest master: plainly when this site is new, by rule 12 when it comes back."""
         saved = self._restored["fragments"] if self._restored is not None else [None] * len(self._fragments)
+        if self._courier.is_coarse() and any(
+            state is not None and self._courier.replica(index).version < int(state["version"])
+            for index, state in enumerate(saved)
+        ):
+            self._courier.refine()  # it doubts a commit behind which its checkpoint stands: only who is whole can tell
+            self._courier.catch_up()
         returning = Returning(
             self._store,
             runtime=self._runtime,

@@ -146,7 +146,10 @@ class Verifier:
                 if number < self.run.closing:
                     raise CorruptObject(f"{key} is gone, though {keys.reopening(number + 1)} stands") from None
                 continue
-            if (fault := close_fault(self._roster, close, number, self.run.ends[number])) is not None:
+            end = self.run.ends[number]
+            if number < self.run.closing:  # what it says of another version, the replay there judges
+                end = max(close.versions, default=end)
+            if (fault := close_fault(self._roster, close, number, end)) is not None:
                 raise CorruptObject(f"{key} of {close.closed_by} {fault}")
             if len(close.versions) != len(self.run.fragments):
                 raise CorruptObject(f"{key} of {close.closed_by} isn't a record of {len(self.run.fragments)} fragments")

@@ -81,36 +81,6 @@ def test_who_joins_a_reopened_run_knows_which_of_its_last_rounds_were_void(store
     assert [read_record(store, Commit, keys.commit(fragment, 4)).voids for fragment in range(2)] == [(2,), ()]
 
 
-def test_a_close_record_that_a_member_puts_early_tells_no_site_that_starts_again_anything(store):
-    """It would call all rounds since void: for this site, and for those that read it on rebuilding a master."""
-    run_sites(*(make_site(store, name, "abc") for name in "ab"))
-    Owner(store, OWNER).reopen(9)
-    clock, terms = [0.0], make_terms(rounds=3, liveness_s=0.5, grace_s=5.0)
-    sites = [HandSite(store, terms, name, clock, key=SITES[name], founding=founding(*"abc")) for name in "ac"]
-    for number in range(3):
-        for site in sites:
-            site.hand_over(0, 1.0 + number)
-            site.hand_over(1, 1.0 + number)
-        while any(site.courier.versions() != (5 + number,) * 2 for site in sites):
-            for site in sites:
-                site.beat()
-                site.tick()
-            clock[0] += 0.2
-        for site in sites:
-            site.courier.collect(0)
-            site.courier.collect(1)
-    a, c = sites
-    version = max(keys.parse_master(key)[1] for key in store.list(keys.masters_prefix(0)))
-    assert 4 < version < a.courier.versions()[0]
-    known = {"masters": ("ab" * 32,) * 2, "voids": ((version - 1,), ()), "floors": (1000, 1000), "closed_by": "c"}
-    early = Close(number=1, versions=(version, version), **known)
-    assert store.create(keys.close(1), c.roster.sign(early).to_bytes())
-    back = HandSite(store, terms, "a", clock, key=SITES["a"], founding=founding(*"abc"))
-    history = back.replicas[0].history
-    assert (history.voids, history.floor) == (a.replicas[0].history.voids, 0)
-    assert back.courier.master(0).sha256 == a.courier.master(0).sha256
-
-
 def test_a_run_that_goes_on_and_one_that_had_so_many_rounds_are_not_reopened(store):
     run_sites(ThreadSite(store, make_terms(), "a", stop_after=5))
     with pytest.raises(BadInput, match=r"run run isn't closed yet, it goes on to 3 rounds"):

@@ -14,7 +14,8 @@ from composer_prime.sync.beginning import FIRST_PIECE
 from composer_prime.sync.ledger import FragmentLedger
 from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.records import Commit, Offer
-from composer_prime.sync.returning import FragmentStand, Returning
+from composer_prime.sync.returning import FragmentStand
+from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.snapshots import Master
 from composer_prime.sync.validity import write_commit
 from tests.sync.harness import HandSite, ThreadSite, empty_commit, make_terms
@@ -313,22 +314,30 @@ def test_one_that_finds_a_whole_master_on_entering_pins_nothing_older(store, clo
     assert b.courier.pins() == b.courier.versions()
 
 
-def test_one_that_comes_back_stands_on_nothing_older_than_its_checkpoint_behind_a_commit_that_it_doubts(store, clock):
+def test_one_that_comes_back_behind_a_commit_that_it_doubts_is_whole_before_it_stands_anywhere(store, clock):
+    """Alone, say after a restart of the whole run: no newer snapshot will come by itself."""
     a = founder(store, clock, 5, momentum=0.9)
     replica = a.replicas[0]
     known = {"base_sha": replica.master.sha256, "previous": replica.previous}
     assert store.create(keys.commit(0, 5), empty_commit(version=5, voids=(3,), committer="m", **known).to_bytes())
     a.tick(3)
     round_of([a])
-    params = LocalParameters(dict(trainable(net(1).named_parameters())))
-    ledger = FragmentLedger(trained=70, merged=60, pending_steps=1)
-    saved = FragmentStand(7, replica.master.weights.clone(), ledger=ledger)
+    own = net(1)
+    params = LocalParameters(dict(trainable(own.named_parameters())))
+    params.write(a.run.fragments[0], replica.master.weights - 0.25)
+    saved = FragmentStand(7, replica.master.weights.clone(), ledger=FragmentLedger(trained=70, merged=60))
     slow = Watched(store, clock, 1e-9)
-    back = HandSite(slow, a.run.terms, "a", clock, net=net(1), patience_s=0.0)
-    assert back.courier.is_coarse() and back.courier.versions() == (5,)
-    places = {"runtime": back.runtime, "roster": back.roster, "terms": a.run.terms, "journal": None, "site": "a"}
-    with pytest.raises(StoreError, match="checkpoint stands on version 7, and the log can be read up to 5 only now"):
-        Returning(slow, params=params, **places).stand(back.replicas[0], saved)
+    coarse = HandSite(slow, a.run.terms, "a", clock, net=net(1), patience_s=0.0)
+    assert coarse.courier.is_coarse() and coarse.courier.versions() == (5,)
+    outer = OuterLoop(slow, a.run.terms, run="run", site="a", exact_join_s=0.0)
+    outer.load_state_dict({"run": a.run.sha256, "step": 28, "fragments": [saved.to_dict()]})
+    outer.join(own.named_parameters())
+    try:
+        (stand,) = outer.state_dict()["fragments"]
+        assert (stand["version"], stand["ledger"]["trained"], stand["ledger"]["merged"]) == (7, 70, 60)
+        assert torch.allclose(params.read(a.run.fragments[0]), replica.master.weights - 0.25)
+    finally:
+        outer.close()
 
 
 def test_a_commit_on_another_master_leads_it_astray_by_one_round_and_it_says_so(store, clock):

@@ -141,6 +141,18 @@ def test_only_a_commit_that_follows_by_hash_tells_that_the_others_have_passed_a_
         assert HandSite(store, TERMS, "b", clock).courier.versions() == (5,)
 
 
+def test_void_rounds_behind_such_a_round_hide_nothing(store, clock):
+    a = HandSite(store, LOGGED, "a", clock)
+    play(a, 6)
+    store.create(keys.commit(0, 6), b"garbage")
+    a.tick()
+    play(a, 1)
+    assert a.replicas[0].history.voids == (6,)
+    SPOIL["missing"](store, payload_of(store, 5))
+    with pytest.raises(StoreError, match="the others have passed round 5"):
+        HandSite(store, LOGGED, "b", clock)
+
+
 def test_an_empty_commit_on_an_invented_master_is_void_though_a_round_before_can_not_be_replayed(store, clock):
     """Sites that hold the log's master, as the others' offers say, needn't make it anew to know that."""
     terms = LOGGED.model_copy(update={"grace_s": 1.0})

@@ -239,12 +239,17 @@ def test_who_comes_after_the_run_s_end_is_told_so_before_any_check(run: OwnedRun
     assert len(site.recipes) == 2, "nor does a's own, as long as there are rounds to come: any member may put one early"
     for fragment in range(num_fragments):
         run.store.create(keys.commit(fragment, end - 1), b"the last round's")
+    assert join(invitation, wishes(run), said.append, site) == 0
+    assert len(site.recipes) == 3, "nor the last round's, put early"
+    for fragment in range(num_fragments):
+        for version in range(end):
+            run.store.create(keys.commit(fragment, version), b"the others'")
     said.clear()
     assert join(invitation, wishes(run), said.append, site) == 0
-    assert said == ["run run is finished"] and len(site.recipes) == 2
+    assert said == ["run run is finished"] and len(site.recipes) == 3
     Owner(run.store, OWNER).reopen(50)
     join(invitation, wishes(run), said.append, site)
-    assert len(site.recipes) == 3
+    assert len(site.recipes) == 4
 
 
 def test_ctrl_c_leaves(run: OwnedRun) -> None:
