@@ -1,11 +1,12 @@
 """`composer-prime gateway`: lets volunteers take part in a run whose bucket's keys can't be handed out."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from composer_prime.cli.store_arg import StoreArgument
+from composer_prime.cli.store_arg import AllowOption, StoreArgument
 
 
 def gateway(
@@ -30,6 +31,7 @@ def gateway(
         Path | None, typer.Option(help="TLS certificate in PEM, if no proxy speaks TLS.", show_default=False)
     ] = None,
     keyfile: Annotated[Path | None, typer.Option(help="Its private key in PEM.", show_default=False)] = None,
+    allow: AllowOption = None,
 ) -> None:
     """Serve one run to volunteers, who sign their requests and get presigned URLs, until Ctrl-C. Several may run.
 
@@ -37,7 +39,12 @@ def gateway(
     """
     from composer_prime.gateway.limits import Rate, Rates
     from composer_prime.gateway.serving import Listening, serve
+    from composer_prime.store import open_store
+    from composer_prime.sync.lifetime import find_manifest
+    from composer_prime.sync.owner import check_guarded
 
+    with closing(open_store(store)) as opened:
+        check_guarded(find_manifest(opened)[0], allow or ())
     serve(
         store,
         Listening(host, port, behind_tls, certfile, keyfile),

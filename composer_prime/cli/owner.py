@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from composer_prime.cli.store_arg import StoreArgument
+from composer_prime.cli.store_arg import AllowOption, StoreArgument
 from composer_prime.errors import BadInput
 
 if TYPE_CHECKING:
@@ -54,10 +54,12 @@ def admit(
     guest: Annotated[
         bool, typer.Option("--guest", help="It may offer, and never commit, merge a part or close the run.")
     ] = False,
+    allow: AllowOption = None,
     key: KeyOption = None,
 ) -> None:
     """Let a site take part in a run that admits keys, from now on."""
     with _owner(store, key) as owner:
+        owner.check_open(allow or (), guest=guest)
         record = owner.admit(site, public, guest=guest)
     role = "take part as a guest" if guest else "take part"
     typer.echo(f"admission {record.number}: site {site} may {role}; admitted now: {_names(record.keys)}")

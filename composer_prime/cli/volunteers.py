@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from composer_prime.cli.store_arg import StoreArgument
+from composer_prime.cli.store_arg import AllowOption, StoreArgument
 from composer_prime.errors import BadInput
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ def invite(
         str | None, typer.Option("--credentials-env", help="Names of variables that travel along, with commas.")
     ] = None,
     guest: Annotated[
-        bool | None,
+        bool,
         typer.Option(
             "--guest/--member",
-            help="A guest offers, and never closes a round; default: a guest behind a gateway or with credentials.",
-            show_default=False,
+            help="A guest offers, weighs little, and never closes a round; a member is trusted like a site of yours.",
         ),
-    ] = None,
+    ] = True,
+    allow: AllowOption = None,
     list_all: Annotated[bool, typer.Option("--list", help="Show who was invited, and invite nobody.")] = False,
 ) -> None:
     """Invite a volunteer to a run that you own: admit a key for them, and write the invitation that they join with."""
@@ -79,16 +79,15 @@ def invite(
     from composer_prime.config import load_any
     from composer_prime.store import open_store
     from composer_prime.sync.signatures import SigningKey
-    from composer_prime.volunteers.credentials import holds_keys, read_credentials, rights_warnings
+    from composer_prime.volunteers.credentials import read_credentials, rights_warnings
     from composer_prime.volunteers.entrance import utc
     from composer_prime.volunteers.host import Invitee, gateway_warning, invite, parse_expiry
 
     environment = read_credentials(credentials, credentials_env, gateway)
-    is_guest = (gateway is not None or holds_keys(environment)) if guest is None else guest
-    invitee = Invitee(name, parse_expiry(expires, time.time()), public, is_guest, gateway, environment)
+    invitee = Invitee(name, parse_expiry(expires, time.time()), public, guest, gateway, environment)
     path = Path(f"{name}.invitation") if out is None else out
     with closing(open_store(store)) as opened:
-        made = invite(opened, SigningKey.load(key), invitee, load_any(recipe), path)
+        made = invite(opened, SigningKey.load(key), invitee, load_any(recipe), path, allow or ())
     role = ", as a guest: your own sites close the rounds" if made.guest else ""
     typer.echo(f"{path}: site {name} may join run {made.run} until {utc(made.expires_at)}{role}")
     for warning in rights_warnings(made):

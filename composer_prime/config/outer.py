@@ -4,7 +4,7 @@ Symbols are those of Streaming DiLoCo (arXiv:2501.18512): H inner steps, P fragm
 """
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -74,17 +74,29 @@ class OuterConfig(Table):
     """Seconds without a new beat after which a site is no longer waited for."""
 
     weighting: Literal["tokens", "steps", "equal"] = "tokens"
-    """An offer's weight in the mean: by the tokens or the steps it was trained on, or the same for every site."""
+    """An offer's weight in the mean: by the tokens or the steps it was trained on, or the same for every site. In a run
+    with an owner or keys the default is "equal", since tokens and steps are what a site says of itself."""
 
     aggregate: Literal["mean", "clipped", "trimmed", "median"] = "mean"
     """How offers become one: their weighted mean; that of offers cut to `clip` times the median norm; or, value by
-    value and unweighted, the mean of what is left after cutting both ends (`trim`), or the median."""
+    value and unweighted, the mean of what is left after cutting both ends (`trim`), or the median. In a run with an
+    owner or keys the default is "clipped"."""
 
     clip: float = Field(default=2.0, gt=0)
     """With another aggregate than "mean": multiple of the round's median norm to which larger offers are cut."""
 
     trim: float = Field(default=0.2, ge=0, lt=0.5)
     """With aggregate "trimmed": share of the values cut off at each end."""
+
+    guest_share: float = Field(default=1 / 3, gt=0, le=0.5)
+    """Of a round's weight, the most that all guests have together."""
+
+    guest_clip: float = Field(default=1.0, gt=0)
+    """Multiple of the median norm of the sites that are no guests, to which a guest's offer is cut."""
+
+    step_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens that an inner step trains: an offer of more, for the rounds behind it, is refused. None: what batch
+    and row length of the recipe allow, in a run with an owner or keys."""
 
     committer: SiteName | None = None
     """The only site that closes rounds, for a store that lets two writers of one key win. None: every site may."""
@@ -108,6 +120,14 @@ class OuterConfig(Table):
     def due_every(self) -> int:
         """Inner steps between two due fragments, H / P."""
         return self.inner_steps // self.fragments
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_with_keys(cls, data: Any) -> Any:
+        """Where keys are admitted, strangers may be: no claim of a site's own decides what its offer weighs."""
+        if not isinstance(data, dict) or not (data.get("owner") or data.get("keys")):
+            return data
+        return {"weighting": "equal", "aggregate": "clipped", **data}
 
     @model_validator(mode="after")
     def _check_cadence(self) -> Self:

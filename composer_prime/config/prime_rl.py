@@ -122,6 +122,15 @@ class PrimeRecipe(RecipeBase):
         infer = 0 if self.upstream.get("inference") is None else self.upstream_value("deployment.num_infer_gpus", 1)
         return Layout(self.upstream_value("deployment.num_train_gpus", 1), infer)
 
+    @property
+    def step_tokens(self) -> int | None:
+        """As in `RecipeBase`; None where batch or row length is left to PRIME-RL."""
+        tokens = self.upstream_value("orchestrator.token_batch_size")
+        rollouts, row = self.upstream_value("orchestrator.batch_size"), self.upstream_value("seq_len")
+        if isinstance(tokens, int):
+            return tokens
+        return rollouts * row if isinstance(rollouts, int) and isinstance(row, int) else None
+
     def to_data(self) -> dict[str, Any]:
         """The recipe as JSON types; PRIME-RL's cleared settings are its word for null, which TOML lacks."""
         data = self.model_dump(mode="json", exclude_none=True)

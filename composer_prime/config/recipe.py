@@ -242,6 +242,11 @@ class RecipeBase(Table):
         return self.max_steps // self.outer.inner_steps if self.outer else 0
 
     @property
+    def step_tokens(self) -> int | None:
+        """Most tokens that a training step has: a row for each rollout; None where the recipe doesn't say."""
+        return None
+
+    @property
     def site_names(self) -> tuple[str, ...]:
         """The sites of a local run: site.name when there is one, else a, b, c, ..."""
         count = self.sites.count
@@ -324,6 +329,11 @@ class Recipe(RecipeBase):
                 "nothing would use: set it, such as 0.1, or remove the teachers"
             )
         return self
+
+    @property
+    def step_tokens(self) -> int | None:
+        """As in `RecipeBase`."""
+        return self.orchestrator.batch_size * self.seq_len
 
     @property
     def has_streams(self) -> bool:

@@ -4,7 +4,7 @@ Apart from aggregate.py because decisions need it, and they run where there is n
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -30,7 +30,31 @@ class Weighed:
     norm: float
 
 
-def shares(offers: Mapping[str, Weighed], *, weighting: Weighting, aggregate: Rule, clip: float) -> dict[str, float]:
+@dataclass(frozen=True)
+class GuestLimits:
+    """How little a round's guests may do, all together and each of them alone.
+
+    sites   who is a guest, in the round or not
+    share   of the round's weight, the most that all guests have together; above 0, below 1
+    clip    the most that a guest's norm may be, in medians of the norms of those that are no guests; above 0
+    """
+
+    sites: Collection[str]
+    share: float
+    clip: float
+
+
+NO_GUESTS = GuestLimits((), 0.5, 1.0)
+
+
+def shares(
+    offers: Mapping[str, Weighed],
+    *,
+    weighting: Weighting,
+    aggregate: Rule,
+    clip: float,
+    guests: GuestLimits = NO_GUESTS,
+) -> dict[str, float]:
     """The multiplier of each site's pseudo-gradient, final, as commits record it.
 
     offers     site -> what its offer weighs; empty for a void round.
@@ -40,6 +64,9 @@ def shares(offers: Mapping[str, Weighed], *, weighting: Weighting, aggregate: Ru
                the mean further than its share of clip * median. "trimmed", "median": s alone; the rule does the
                averaging and knows no weights.
     clip       norms allowed, in medians, above 0; not read by "mean".
+    guests     With any rule a guest's s is min(1, guests.clip * median / norm), and the guests' shares come to at most
+               `guests.share`; "trimmed" and "median" scale a guest's s as they would an equal share. The median is that
+               of the other sites' norms, so that no guest moves it. Guests alone get 0: nothing bounds them.
 
     Of an even number of norms the median is the lower middle one. Either middle one is bounded by honest norms on both
     sides while less than half of the sites are adversaries. When half of them are (1 of 2), the lower one is still at
@@ -48,18 +75,20 @@ def shares(offers: Mapping[str, Weighed], *, weighting: Weighting, aggregate: Ru
     too: leaving them out would hand the majority to adversaries when honest sites didn't move.
 
     Returns site -> exact fp32 value, sorted by site: float64 quotients and products, rounded to fp32 once.
-    Raises ConfigError on another weighting, aggregate or clip, ProtocolError on a negative count or a norm that is
+    Raises ConfigError on another weighting, aggregate or limit, ProtocolError on a negative count or a norm that is
     negative or not finite.
     """
-    _check_rules(weighting, aggregate, clip)
+    _check_rules(weighting, aggregate, clip, guests)
     for site, offer in offers.items():
         _check_offer(site, offer)
-    factors = {site: 1.0 for site in sorted(offers)}
-    if aggregate != "mean":
-        factors = clip_factors({site: offers[site].norm for site in factors}, clip)
+    factors = clip_factors({site: offers[site].norm for site in sorted(offers)}, aggregate, clip, guests)
+    present = [site for site in factors if site in guests.sites]
     if aggregate in ("mean", "clipped"):
-        fractions = _fractions(offers, weighting)
+        fractions = _fractions(_weights(offers, weighting), present, guests.share)
         factors = {site: fractions[site] * factor for site, factor in factors.items()}
+    elif present:
+        most = guests.share / (1 - guests.share) * ((len(factors) - len(present)) / len(present))
+        factors |= {site: factors[site] * min(1.0, most) for site in present}
     return {site: float(np.float32(factor)) for site, factor in factors.items()}
 
 
@@ -69,21 +98,38 @@ def multipliers(tokens: Mapping[str, int], weighting: Literal["tokens", "equal"]
     return shares(offers, weighting=weighting, aggregate="mean", clip=1.0)
 
 
-def _fractions(offers: Mapping[str, Weighed], weighting: Weighting) -> dict[str, float]:
+def _weights(offers: Mapping[str, Weighed], weighting: Weighting) -> dict[str, int]:
     counts = {site: offer.steps if weighting == "steps" else offer.tokens for site, offer in offers.items()}
-    total = sum(counts.values())  # of integers, so exact; and their quotient is rounded once, however large they are
-    if weighting == "equal" or total == 0:
-        return {site: 1 / len(counts) for site in counts}
-    return {site: count / total for site, count in counts.items()}
+    return dict.fromkeys(counts, 1) if weighting == "equal" or not any(counts.values()) else counts
 
 
-def clip_factors(norms: Mapping[str, float], clip: float) -> dict[str, float]:
-    """min(1, clip * median / norm) of each site, and 1 for a norm of 0."""
-    limit = clip * sorted(norms.values())[(len(norms) - 1) // 2] if norms else 0.0
-    return {site: 1.0 if norm <= limit else limit / norm for site, norm in norms.items()}
+def _fractions(weights: Mapping[str, int], guests: Sequence[str], share: float) -> dict[str, float]:
+    """Each site's part of all weight; where the guests' is more than `share`, theirs of that and the others' of the
+    rest."""
+    total = sum(weights.values())  # of integers, so exact; and their quotient is rounded once, however large they are
+    theirs = sum(weights[site] for site in guests)
+    if theirs in (0, total) or theirs / total <= share:
+        return {site: weight / total for site, weight in weights.items()}
+    return {
+        site: share * (weight / theirs) if site in guests else (1 - share) * (weight / (total - theirs))
+        for site, weight in weights.items()
+    }
 
 
-def _check_rules(weighting: str, aggregate: str, clip: float) -> None:
+def clip_factors(norms: Mapping[str, float], aggregate: Rule, clip: float, guests: GuestLimits) -> dict[str, float]:
+    """By what each site's movement is shortened, see `shares`; 1 for a norm of 0."""
+    own = sorted(norm for site, norm in norms.items() if site not in guests.sites)
+    if not own:
+        return dict.fromkeys(norms, 0.0)
+    median = own[(len(own) - 1) // 2]
+    limits = {
+        site: guests.clip * median if site in guests.sites else math.inf if aggregate == "mean" else clip * median
+        for site in norms
+    }
+    return {site: 1.0 if norm <= limits[site] else limits[site] / norm for site, norm in norms.items()}
+
+
+def _check_rules(weighting: str, aggregate: str, clip: float, guests: GuestLimits) -> None:
     for name, value, known in (
         ("outer.weighting", weighting, get_args(Weighting)),
         ("outer.aggregate", aggregate, get_args(Rule)),
@@ -93,6 +139,10 @@ def _check_rules(weighting: str, aggregate: str, clip: float) -> None:
             raise ConfigError(f'{name} ("{value}") must be one of {choices}: choose one of them')
     if aggregate != "mean" and not 0 < clip < math.inf:
         raise ConfigError(f"outer.clip ({clip}) must be a finite number above 0: 2 allows twice the median norm")
+    if not 0 < guests.share < 1:
+        raise ConfigError(f"outer.guest_share ({guests.share}) must be above 0 and below 1: 0.33 allows a third")
+    if not 0 < guests.clip < math.inf:
+        raise ConfigError(f"outer.guest_clip ({guests.clip}) must be a finite number above 0: 1 allows the median norm")
 
 
 def _check_offer(site: str, offer: Weighed) -> None:

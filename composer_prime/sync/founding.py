@@ -33,8 +33,9 @@ def announce(store: Store, record: FoundingRecord) -> None:
     if store.create(keys.founding(), record.to_bytes()):
         return
     present = find_founding(store)
-    if present != record:
-        said = "something else" if present is None else changed_terms(present.terms, record.terms) or "other keys"
+    changed = "something else" if present is None else changed_terms(present.terms, record.terms)
+    if changed or present is None or record.model_copy(update={"terms": present.terms}) != present:
+        said = changed or "other keys"
         raise BadInput(f"{store.uri} is already to hold another run ({said}): give this run another run.name")
 
 
@@ -72,5 +73,10 @@ def changed_terms(theirs: Terms, ours: Terms) -> str:
     return "; ".join(
         f"outer.{name}: run {value!r}, recipe {getattr(ours, name)!r}"
         for name, value in theirs.model_dump().items()
-        if value != getattr(ours, name)
+        if value != getattr(ours, name) and not (name == "step_tokens" and is_within(ours.step_tokens, value))
     )
+
+
+def is_within(step_tokens: int | None, limit: int | None) -> bool:
+    """Whether a site of smaller batches, or of an unknown one, fits a run: what it offers is compared all the same."""
+    return step_tokens is None or limit is None or step_tokens <= limit

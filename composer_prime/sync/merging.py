@@ -301,7 +301,7 @@ class Merger:
 
     def _mean(self, commit: Commit, vectors: Mapping[str, Tensor], excluded: Collection[str]) -> bytes | None:
         """A part's values as they are coded; None where they are none that `merged_codec` has a code for."""
-        factors = part_shares(commit, excluded, self._terms)
+        factors = part_shares(commit, excluded, self._terms, self._roster.authority(commit.admissions).guests)
         weighted = [(factors[site], vectors[site]) for site in sorted(vectors)]
         merged = aggregate(self._terms.aggregate, weighted, trim=self._terms.trim)
         try:

@@ -4,6 +4,8 @@ Each act is one create-once record under the next number; sites honour it from t
 run without an owner, whoever can write to its bucket may reopen it and hand the commits over.
 """
 
+from collections.abc import Collection
+
 from composer_prime.errors import BadInput, CorruptObject, KeyMissing
 from composer_prime.store import keys
 from composer_prime.store.base import Store
@@ -67,6 +69,12 @@ class Owner:
             raise BadInput(f"site {site} is the only one that commits: hand that over first, then make it a guest")
         guests = authority.guests | {site} if guest else authority.guests - {site}
         return self._change(admitted | {site: public}, Authority(authority.committer, guests))
+
+    def check_open(self, allowed: Collection[str], *, guest: bool) -> None:
+        """Raise BadInput where it isn't safe to admit one site more: see `check_guarded` and `check_minority`."""
+        check_guarded(self._manifest, allowed)
+        if guest:
+            check_minority(self._manifest, self._admitted(), self._authority.guests)
 
     def revoke(self, site: str) -> Admission:
         """From now on nothing that `site` signs counts; what commits took of it before stays merged."""
@@ -133,6 +141,34 @@ class Owner:
                 f"{key} was written by someone else at the same moment, and stays: "
                 "look at what it changed, then give the command again"
             )
+
+
+def check_guarded(manifest: Manifest, allowed: Collection[str]) -> None:
+    """Raise BadInput where one site alone could ruin the run, unless the owner allows each such term by its name."""
+    terms = manifest.terms
+    weighs = terms.aggregate in ("mean", "clipped")
+    for name, value, is_open, safe in (
+        ("aggregate", terms.aggregate, terms.aggregate == "mean", "clipped"),
+        ("weighting", terms.weighting, weighs and terms.weighting != "equal", "equal"),
+    ):
+        if is_open and value not in allowed:
+            why = "an offer is merged however large it is" if name == "aggregate" else "a site says itself how many"
+            raise BadInput(
+                f'run {manifest.run} has outer.{name} = "{value}", with which {why}, so that one site could ruin it: '
+                f'create a run with "{safe}", or say --allow {value} if you trust everyone whom you let in'
+            )
+
+
+def check_minority(manifest: Manifest, admitted: Collection[str], guests: Collection[str]) -> None:
+    """Raise BadInput where one guest more would make guests the majority of the run's sites."""
+    num_guests = sum(site in guests for site in admitted)
+    num_members = len(admitted) - num_guests
+    if num_guests >= num_members:
+        raise BadInput(
+            f"run {manifest.run} has {num_guests} guests and {num_members} members, and one guest more would make "
+            "guests its majority, whose offers the members' norms and weights could not bound: admit another site of "
+            "yours first (`composer-prime admit`), or revoke a guest (`composer-prime revoke`)"
+        )
 
 
 def _check_key(manifest: Manifest, key: SigningKey | None) -> None:

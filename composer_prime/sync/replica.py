@@ -360,6 +360,7 @@ class Replica:
             record.base_sha
             for key, record in zip(names, records, strict=True)
             if record is not None and record.base_sha is not None and keys.offer_site(key) != self._site
+            if record.site not in self._roster.authority().guests
             if record.is_at(keys.offer_site(key), self.fragment, self.version)
             if self._roster.fault(record, record.site) is None
         ]

@@ -174,7 +174,7 @@ class RoundCloser:
             if (newer := self._members.incarnation(site)) > found.incarnation:
                 current.set_aside(site, f"was made by incarnation {found.incarnation}, {newer} has taken over")
                 continue
-            current.verdicts[site] = _worth(found)
+            current.verdicts[site] = _worth(found, is_guest=site in self._roster.authority().guests)
             if found.payload is not None:
                 current.offers[site] = found
         for site, why in copies(self._by_standing(current.offers, replica)).items():
@@ -197,7 +197,10 @@ class RoundCloser:
             return str(error)
 
     def _base_of(self, offer: Offer, site: str, replica: Replica) -> str | None:
-        """The master that an offer vouches for; None where it names none, or isn't its site's for this round."""
+        """The master that an offer vouches for; None where it names none, is a guest's, or isn't its site's for this
+        round."""
+        if site in self._roster.authority().guests:
+            return None
         is_own = offer.is_at(site, *_place(replica)) and self._roster.fault(offer, site) is None
         return offer.base_sha if is_own else None
 
@@ -264,6 +267,7 @@ class RoundCloser:
             refused=dict(list(current.faults.items())[:MAX_REFUSED]),
             voids=replica.history.voids,
             terms=self._terms,
+            guests=self._roster.authority(admissions).guests,
             admissions=admissions,
             admission_sha=admission_sha,
             committer=self._site,
@@ -286,9 +290,11 @@ class RoundCloser:
         return take
 
 
-def _worth(offer: Offer) -> Verdict:
+def _worth(offer: Offer, *, is_guest: bool) -> Verdict:
     if offer.payload is None:
         return "empty"
+    if is_guest:
+        return "guest"
     return "valid" if offer.base_sha is not None else "coarse"
 
 

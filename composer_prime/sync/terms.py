@@ -3,6 +3,7 @@
 Defaults and bounds are the recipe's (`config/outer.py`); here stands what a run in the bucket says of itself.
 """
 
+import math
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,6 +11,9 @@ from pydantic import Field, model_validator
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import ConfigError
 from composer_prime.sync.canonical import Count, Positive, Record
+
+STEPS_PER_S = 100
+"""Inner steps that no machine makes more of in a second: each samples rollouts, trains on them, and moves weights."""
 
 
 class Terms(Record):
@@ -47,6 +51,12 @@ class Terms(Record):
     """With another aggregate than "mean": an offer's norm is cut to this multiple of the round's median norm."""
     trim: float = Field(default=0.2, ge=0, lt=0.5)
     """With aggregate "trimmed": share of the values cut off at each end."""
+    guest_share: float = Field(default=1 / 3, gt=0, le=0.5)
+    """Of a round's weight, the most that all guests have together."""
+    guest_clip: float = Field(default=1.0, gt=0)
+    """A guest's norm is cut to this multiple of the median norm of the sites that are no guests."""
+    step_tokens: Positive | None = None
+    """Most tokens that an inner step trains; None: no claim of tokens or steps is compared with anything."""
 
     gather_sites: Positive = 4
     """Up to so many offers everyone reads everyone's; a round of more is cut into parts, each merged by one site."""
@@ -93,6 +103,17 @@ class Terms(Record):
         """With pace "seconds": seconds from one due step to the next."""
         return self.inner_seconds / self.fragments
 
+    def most_steps(self, rounds: int) -> int:
+        """Inner steps that no site makes more of while a fragment has so many rounds.
+
+        A site blocks `sync_delay` steps after an offer until that round has closed, so rounds bound its steps, and with
+        pace "seconds" its time. Two rounds more: the one that is open, and the steps that overlap with it.
+        """
+        turns = (rounds + 2) * self.fragments
+        if self.pace == "steps":
+            return turns * (self.steps_per_turn + self.sync_delay)
+        return turns * (math.ceil(self.seconds_per_turn * STEPS_PER_S) + self.sync_delay)
+
     @model_validator(mode="after")
     def _check_pace(self) -> Self:
         if self.pace == "seconds" and self.inner_seconds <= 0:
@@ -109,4 +130,6 @@ def terms_of(recipe: RecipeBase) -> Terms:
     if outer is None:
         raise ConfigError("the recipe has no [outer] table: add one to take part in an outer loop")
     wanted = {name: getattr(outer, name) for name in Terms.model_fields if name != "rounds"}
+    if wanted["step_tokens"] is None and (outer.owner or outer.keys):
+        wanted["step_tokens"] = recipe.step_tokens
     return Terms(**wanted, rounds=recipe.rounds)

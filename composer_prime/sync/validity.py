@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from composer_prime.errors import ProtocolError
-from composer_prime.outer.shares import Weighed, clip_factors, shares
+from composer_prime.outer.shares import GuestLimits, Weighed, clip_factors, shares
 from composer_prime.outer.slices import DIGEST_BYTES, root_sha256
 from composer_prime.store import keys
 from composer_prime.sync.protocol import Authority, num_parts
 from composer_prime.sync.records import Commit, Offer, Part, Refused, Taken
 from composer_prime.sync.terms import Terms
 
+ROWS_PER_ROLLOUT = 4
+"""Rows of training that a rollout makes at most: more than one where its turns don't continue each other."""
 MIN_COMPARED_BYTES = 64
 """Payloads under this are not compared: two honest sites may send equal ones by chance."""
 
@@ -90,6 +92,8 @@ def offer_fault(
         return f"has a payload but {offer.tokens} tokens in {offer.steps} steps behind it"
     if offer.tokens > offer.trained_tokens:
         return f"says {offer.tokens} tokens of {offer.trained_tokens} ever trained"
+    if (fault := claim_fault(offer, version=version, taken=taken, terms=terms)) is not None:
+        return fault
     if len(offer.norms) != facts.num_slices or min(offer.norms, default=0.0) < 0:
         return f"states {len(offer.norms)} norms, the fragment has {facts.num_slices} slices"
     if not math.isfinite(offer.norm):
@@ -103,6 +107,23 @@ def offer_fault(
     if len(digests) != facts.num_slices or root_sha256(digests) != offer.sha256:
         return f"its {len(digests)} slices don't make the sha256 it states ({facts.num_slices} slices are due)"
     return payload_fault(offer, version=version, taken=taken, terms=terms)
+
+
+def claim_fault(offer: Offer, *, version: int, taken: TakenBefore, terms: Terms) -> str | None:
+    """Why nobody can have trained what this offer claims, by the rounds since the last one of its site was captured."""
+    if terms.step_tokens is None:
+        return None
+    captured = [captured for _, captured, site in map(keys.parse_payload, taken) if site == offer.site]
+    for name, claimed, rounds in (
+        ("tokens", offer.tokens, version - max(captured, default=0)),
+        ("tokens ever trained", offer.trained_tokens, version),
+    ):
+        most = ROWS_PER_ROLLOUT * terms.step_tokens * terms.most_steps(rounds)
+        if claimed > most:
+            return f"says {claimed} {name}, the recipe makes at most {most} in {rounds} rounds"
+    if offer.steps > (most := terms.most_steps(version - max(captured, default=0))):
+        return f"says {offer.steps} steps, there is time for at most {most} since its last offer"
+    return None
 
 
 def payload_fault(offer: Offer, *, version: int, taken: TakenBefore, terms: Terms) -> str | None:
@@ -150,10 +171,11 @@ def copies(offers: Mapping[str, Offer]) -> dict[str, str]:
     return found
 
 
-def commit_shares(offers: Mapping[str, Offer], terms: Terms) -> dict[str, float]:
+def commit_shares(offers: Mapping[str, Offer], terms: Terms, guests: Collection[str]) -> dict[str, float]:
     """The final multiplier of each offer in a round that takes these."""
     weighed = {site: Weighed(offer.tokens, offer.steps, offer.norm) for site, offer in offers.items()}
-    return shares(weighed, weighting=terms.weighting, aggregate=terms.aggregate, clip=terms.clip)
+    limits = GuestLimits(guests, terms.guest_share, terms.guest_clip)
+    return shares(weighed, weighting=terms.weighting, aggregate=terms.aggregate, clip=terms.clip, guests=limits)
 
 
 def write_commit(
@@ -166,13 +188,17 @@ def write_commit(
     refused: Mapping[str, str],
     voids: tuple[int, ...],
     terms: Terms,
+    guests: Collection[str],
     admissions: int,
     admission_sha: str | None,
     committer: str,
     incarnation: int,
 ) -> Commit:
-    """The record that closes a round on the offers of `take`, by site, with their final multipliers."""
-    factors = commit_shares(take, terms) if take else {}
+    """The record that closes a round on the offers of `take`, by site, with their final multipliers.
+
+    guests   who is one, under the admission record of number `admissions`
+    """
+    factors = commit_shares(take, terms, guests) if take else {}
     return Commit(
         fragment=facts.index,
         version=version,
@@ -218,9 +244,10 @@ def commit_fault(
     sites = [entry.site for entry in commit.taken]
     if sites != sorted(set(sites)):
         return "its offers are not sorted by site, or a site stands twice"
-    num_vouching = sum(entry.offer.base_sha is not None for entry in commit.taken)
+    guests = authority.guests
+    num_vouching = sum(entry.offer.base_sha is not None and entry.site not in guests for entry in commit.taken)
     if commit.taken and num_vouching < terms.quorum:
-        return f"takes {num_vouching} offers that vouch for a master, the quorum is {terms.quorum}"
+        return f"takes {num_vouching} offers of members that vouch for a master, the quorum is {terms.quorum}"
     for entry in commit.taken:
         if entry.offer.payload is None:
             return f"takes an offer of {entry.site} that has nothing to merge"
@@ -239,7 +266,7 @@ def commit_fault(
     if copied := copies(listed):
         site, why = next(iter(copied.items()))
         return f"takes an offer of {site} it may not: {why}"
-    factors = commit_shares(listed, terms) if listed else {}
+    factors = commit_shares(listed, terms, guests) if listed else {}
     for entry in commit.taken:
         if entry.multiplier != factors[entry.site]:
             return f"weighs {entry.site} by {entry.multiplier}, the rule gives {factors[entry.site]}"
@@ -276,20 +303,19 @@ def part_fault(
     return None
 
 
-def part_shares(commit: Commit, excluded: Collection[str], terms: Terms) -> dict[str, float]:
+def part_shares(commit: Commit, excluded: Collection[str], terms: Terms, guests: Collection[str]) -> dict[str, float]:
     """The multipliers of one part: the commit's own, or drawn anew over the offers that are sound in this part."""
     if not excluded:
         return {entry.site: entry.multiplier for entry in commit.taken}
     left = {entry.site: entry.offer for entry in commit.taken if entry.site not in excluded}
-    return commit_shares(left, terms)
+    return commit_shares(left, terms, guests)
 
 
-def clipped(taken: Sequence[Taken], terms: Terms) -> dict[str, float]:
+def clipped(taken: Sequence[Taken], terms: Terms, guests: Collection[str]) -> dict[str, float]:
     """By which factor the norm clip shortened an offer of a round, by site, for those that it shortened.
 
     In a round of parts, those parts' factors differ that leave an offer out.
     """
-    if terms.aggregate == "mean":
-        return {}
-    factors = clip_factors({entry.site: entry.offer.norm for entry in taken}, terms.clip)
+    limits = GuestLimits(guests, terms.guest_share, terms.guest_clip)
+    factors = clip_factors({entry.site: entry.offer.norm for entry in taken}, terms.aggregate, terms.clip, limits)
     return {site: factor for site, factor in factors.items() if factor < 1}

@@ -193,7 +193,7 @@ class Witness:
             self._unread[fragment].append(_Committed(fragment, version, own.admissions, taken, told=told))
         compared_at, cosines = self._agreements.pop(fragment, (version, {}))
         return {
-            "clipped": clipped(taken, self._terms),
+            "clipped": clipped(taken, self._terms, self._roster.authority().guests),
             "agreement": cosines if compared_at == version and taken else {},
         }
 

@@ -9,7 +9,7 @@ import ipaddress
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -47,7 +47,7 @@ class Invitee:
     """Who is invited, and how.
 
     public       the volunteer's own key; None: one is made, and travels in the invitation
-    guest        whether the site neither commits nor merges for others
+    guest        whether the site neither commits nor merges for others, and weighs little
     uri          where the volunteer finds the run, where that isn't where the owner does: a gateway
     environment  variables that reach the store: scoped credentials, endpoint, region
     """
@@ -55,7 +55,7 @@ class Invitee:
     site: str
     expires_at: int
     public: str | None = None
-    guest: bool = False
+    guest: bool = True
     uri: str | None = None
     environment: Mapping[str, str] | None = None
 
@@ -88,11 +88,15 @@ def parse_expiry(text: str, now: float) -> int:
     return int(now) + length_s
 
 
-def invite(store: Store, key: SigningKey, invitee: Invitee, recipe: RecipeBase, out: Path) -> Invitation:
+def invite(
+    store: Store, key: SigningKey, invitee: Invitee, recipe: RecipeBase, out: Path, allowed: Collection[str] = ()
+) -> Invitation:
     """Admit a site, write its invitation into the new file `out`, and return it. `key` is the owner's.
 
-    Raises BadInput when the run has no owner or another one, when the name is taken, when a member shall come by a
-    gateway, or when the recipe isn't the run's; nothing is changed then.
+    allowed   terms by which one site could ruin the run and which the owner accepts, see `owner.check_guarded`
+
+    Raises BadInput when the run has no owner or another one, or such terms, when the name is taken, when guests would
+    be the majority, when a member shall come by a gateway, or when the recipe isn't the run's; nothing is changed then.
     """
     keys.check_site_name(invitee.site)
     environment = dict(invitee.environment or {})
@@ -104,6 +108,7 @@ def invite(store: Store, key: SigningKey, invitee: Invitee, recipe: RecipeBase, 
             "(`composer-prime keygen owner.key` prints the key), or give volunteers the recipe and the bucket"
         )
     owner = Owner(store, key)
+    owner.check_open(allowed, guest=invitee.guest)
     roster = Roster(store, manifest, sha, key)
     roster.refresh()
     _check_name(roster, store, invitee)

@@ -6,7 +6,7 @@ that many merged the middle one counts, and of a second record the word of who c
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypedDict
 
 from composer_prime.sync.records import Commit
@@ -28,7 +28,14 @@ class Stood(TypedDict):
 class Standing:
     """What the log and the tapes say of every site."""
 
-    def __init__(self, rounds: Sequence[FragmentRounds], tapes: Mapping[str, TapeFacts], terms: Terms) -> None:
+    def __init__(
+        self,
+        rounds: Sequence[FragmentRounds],
+        tapes: Mapping[str, TapeFacts],
+        terms: Terms,
+        guests: Collection[str],
+    ) -> None:
+        self._guests = guests
         self._clips: dict[str, list[float]] = defaultdict(list)
         self._against: dict[str, int] = defaultdict(int)
         self._equivocated: dict[str, int] = defaultdict(int)
@@ -41,7 +48,7 @@ class Standing:
         """A round that took something."""
         parts = range(commit.num_parts) if commit.num_parts else (WHOLE,)
         teller = tapes.get(commit.committer)
-        for site, factor in clipped(commit.taken, terms).items():
+        for site, factor in clipped(commit.taken, terms, self._guests).items():
             self._clips[site].append(factor)
         for entry in commit.taken:
             place = (commit.fragment, commit.version, entry.site)

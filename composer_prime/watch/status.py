@@ -88,7 +88,7 @@ class _Look:
         ]
         self._claimed = _claims(store, roster, runtime)
         self._tapes = {claimed.site: _tape(store, claimed.site, runtime) for claimed in self._claimed}
-        self._standing = Standing(self._rounds, self._tapes, self._terms)
+        self._standing = Standing(self._rounds, self._tapes, self._terms, self._roster.authority().guests)
         self._offered, unread = self._read_offers(runtime)
         self._closed, close_problem = self._read_close()
         self._problems = [problem for rounds in self._rounds for problem in rounds.problems]

@@ -21,8 +21,8 @@ def owned(tmp_path: Path) -> tuple[str, str]:
     """(folder of a run with an owner and site a, the owner's key file)."""
     owner, key = SigningKey.generate(), SigningKey.generate()
     owner.save(tmp_path / "owner.pem")
-    founding = Founding(owner.public, {"a": key.public})
-    HandSite(open_store(str(tmp_path / "run")), make_terms(), "a", [0.0], key=key, founding=founding)
+    founding, terms = Founding(owner.public, {"a": key.public}), make_terms(aggregate="clipped", weighting="equal")
+    HandSite(open_store(str(tmp_path / "run")), terms, "a", [0.0], key=key, founding=founding)
     return str(tmp_path / "run"), str(tmp_path / "owner.pem")
 
 

@@ -37,6 +37,8 @@ RUN = "run"
 OWNER = SigningKey.from_bytes(b"o" * 32)
 KEYS = {name: SigningKey.from_bytes(name.encode().ljust(32, b".")) for name in ("a", "alice", "bob", "mallory")}
 GUESTS = ("alice", "bob")
+SAFE = {"aggregate": "clipped", "weighting": "equal"}
+"""Terms of a run into which strangers may be let."""
 FAST = Rates(site=Rate(10_000, 10_000), gateway=Rate(10_000, 10_000))
 MAX_OBJECT_BYTES = 64 * 2**20
 PATIENCE_S = 60
@@ -55,7 +57,7 @@ def admit_guests(store: Store, *names: str) -> None:
 
 def make_run(store: Store, **terms: Any) -> HandSite:
     """Site a, which has created the run in `store`; its guests are admitted."""
-    site = HandSite(store, make_terms(**terms), "a", [0.0], key=KEYS["a"], founding=founding())
+    site = HandSite(store, make_terms(**SAFE | terms), "a", [0.0], key=KEYS["a"], founding=founding())
     admit_guests(store, *GUESTS)
     return site
 

@@ -23,9 +23,9 @@ from composer_prime.store.base import Store
 from composer_prime.store.gateway import GatewayStore
 from composer_prime.store.gateway_client import Place, Unanswered
 from composer_prime.sync.records import Commit
-from tests.gateway.guarded import KEYS, PATIENCE_S, RUN, admit_guests, founding
+from tests.gateway.guarded import KEYS, PATIENCE_S, RUN, SAFE, admit_guests, founding
 from tests.servers.balancer import balancer
-from tests.sync.harness import ThreadSite, make_terms
+from tests.sync.harness import ThreadSite, make_terms, train_together
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3]
 NUM_ROUNDS = 8
@@ -96,8 +96,8 @@ def gateways(uri: str, folder: Path) -> Iterator[tuple[Gateway, Gateway]]:
 
 
 def site(store: Store, name: str) -> ThreadSite:
-    """One of three, of which every round wants all."""
-    terms = make_terms(rounds=NUM_ROUNDS, quorum=3, liveness_s=2.0, grace_s=60.0)
+    """One of three, for all of which every round waits."""
+    terms = make_terms(rounds=NUM_ROUNDS, liveness_s=2.0, grace_s=60.0, **SAFE)
     return ThreadSite(store, terms, name, data_seed=len(name), key=KEYS[name], founding=founding())
 
 
@@ -130,6 +130,7 @@ def test_a_run_over_two_gateways_loses_nothing_when_one_is_killed(
         with gateways(bucket.uri, tmp_path) as (first, second), balancer([first.port, second.port]) as either:
             ways = {"alice": Noting("alice", either), "bob": Noting("bob", second.port)}
             sites = [owners, *(site(store, name) for name, store in ways.items())]
+            train_together(*sites)
             for volunteer in sites[1:]:
                 volunteer.start()
             wait_until(lambda: has_closed(bucket, MIDDLE), sites)

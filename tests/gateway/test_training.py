@@ -11,12 +11,12 @@ from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Commit
-from tests.gateway.guarded import KEYS, OWNER, Guarded, admit_guests, founding, guarding, make_run
-from tests.sync.harness import ThreadSite, make_terms
+from tests.gateway.guarded import KEYS, OWNER, SAFE, Guarded, admit_guests, founding, guarding, make_run
+from tests.sync.harness import ThreadSite, make_terms, train_together
 
 
 def site(store: Store, name: str, **terms: object) -> ThreadSite:
-    wanted = make_terms(liveness_s=2.0, grace_s=10.0, quorum=2, **terms)
+    wanted = make_terms(liveness_s=2.0, grace_s=10.0, **SAFE | terms)
     return ThreadSite(store, wanted, name, data_seed=len(name), key=KEYS[name], founding=founding())
 
 
@@ -30,12 +30,12 @@ def test_a_site_behind_a_gateway_is_merged_and_ends_with_the_masters(
     kind: str, store_uri: Callable[[str], str]
 ) -> None:
     with closing(open_store(store_uri(kind))) as bucket:
+        make_run(bucket, liveness_s=2.0, grace_s=10.0)
         owners = site(open_store(bucket.uri), "a")
-        owners.start()
-        wait_for_manifest(bucket)
-        admit_guests(bucket, "alice")
         with guarding(bucket) as gateway:
             volunteer = site(gateway.store("alice", inline_bytes=256), "alice")
+            train_together(owners, volunteer)
+            owners.start()
             run_started(volunteer, owners)
         masters = [member.summary["masters"] for member in (owners, volunteer)]
         assert masters[0] == masters[1]
@@ -49,7 +49,7 @@ def test_a_site_whose_key_is_revoked_meanwhile_ends_in_one_line() -> None:
     bucket = open_store("memory://training-revoked")
     make_run(bucket)  # whose site a closes no round: alice trains, and waits for one
     with guarding(bucket) as gateway, closing(gateway.store("alice", inline_bytes=256)) as store:
-        volunteer = ThreadSite(store, make_terms(), "alice", key=KEYS["alice"])
+        volunteer = ThreadSite(store, make_terms(**SAFE), "alice", key=KEYS["alice"])
         volunteer.after_join = lambda: revoke(bucket, gateway)
         volunteer.start()
         volunteer.join(200)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_prime.errors import ConfigError, ProtocolError
-from composer_prime.outer.shares import Weighed, multipliers, shares
+from composer_prime.outer.shares import GuestLimits, Weighed, multipliers, shares
 
 counts = st.integers(0, 10**12)
 norms = st.floats(0, 1e30)
@@ -112,6 +112,52 @@ def test_counts_beyond_any_float_still_give_exact_shares():
     assert shares(offers, weighting="tokens", aggregate="mean", clip=1.0) == {"a": 0.25, "b": 0.75}
 
 
+guest_names = st.frozensets(st.sampled_from("abcdefgh"))
+rules = st.sampled_from(["mean", "clipped", "trimmed", "median"])
+LIMITS = GuestLimits("g", share=1 / 3, clip=1.0)
+
+
+@given(offers_of_any_kind, guest_names, st.sampled_from(["tokens", "steps", "equal"]), rules)
+def test_guests_have_a_third_of_the_weight_at_most_and_none_more_than_the_members_median_norm(
+    offers, guests, weighting, aggregate
+):
+    found = shares(offers, weighting=weighting, aggregate=aggregate, clip=2.0, guests=GuestLimits(guests, 1 / 3, 1.0))
+    own = sorted(offer.norm for site, offer in offers.items() if site not in guests)
+    if not own:
+        assert set(found.values()) == {0.0}
+        return
+    median = own[(len(own) - 1) // 2]
+    # What a guest's offer would weigh if it were no longer than the median, and so what its factor leaves of it.
+    short = {site: Weighed(offer.tokens, offer.steps, 0.0) for site, offer in offers.items()}
+    weights = shares(short, weighting=weighting, aggregate=aggregate, clip=2.0, guests=GuestLimits(guests, 1 / 3, 1.0))
+    theirs = sum(weight for site, weight in weights.items() if site in guests)
+    assert theirs <= (1 / 3) * sum(weights.values()) * (1 + 1e-6)
+    for site in guests & offers.keys():
+        assert found[site] * offers[site].norm <= weights[site] * median * (1 + 1e-6)
+
+
+@given(offers_of_any_kind, st.sampled_from(["tokens", "steps", "equal"]), rules)
+def test_guests_that_are_not_in_the_round_change_nothing(offers, weighting, aggregate):
+    absent = GuestLimits("xyz", share=0.1, clip=0.1)
+    found = shares(offers, weighting=weighting, aggregate=aggregate, clip=2.0, guests=absent)
+    assert found == shares(offers, weighting=weighting, aggregate=aggregate, clip=2.0)
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "clipped", "trimmed", "median"])
+@pytest.mark.parametrize("claimed", [2**53, 1])
+def test_one_guest_that_pushes_twice_as_hard_the_other_way_does_not_turn_the_step_around(aggregate, claimed):
+    offers = {"a": Weighed(10, 1, 1.0), "g": Weighed(claimed, 1, 2.0)}  # g is a's movement, -2 times
+    found = shares(offers, weighting="tokens", aggregate=aggregate, clip=2.0, guests=LIMITS)
+    assert found["a"] * 1.0 - found["g"] * 2.0 >= (found["a"] + found["g"] * 2.0) / 3 * (1 - 1e-6) > 0
+
+
+def test_a_guest_neither_deflates_nor_inflates_the_members_limit():
+    for norm in (1e-30, 1e30):
+        offers = {"a": Weighed(10, 1, 1.0), "b": Weighed(10, 1, 1.5), "g": Weighed(10, 1, norm)}
+        found = shares(offers, weighting="equal", aggregate="trimmed", clip=2.0, guests=LIMITS)
+        assert (found["a"], found["b"]) == (1.0, 1.0)
+
+
 @pytest.mark.parametrize("aggregate", ["mean", "clipped", "trimmed", "median"])
 def test_a_void_round_has_no_shares(aggregate):
     assert shares({}, weighting="tokens", aggregate=aggregate, clip=1.0) == {}
@@ -122,6 +168,8 @@ def test_a_void_round_has_no_shares(aggregate):
     [
         ({"weighting": "loud"}, r'outer.weighting \("loud"\) must be one of "tokens", "steps", "equal"'),
         ({"aggregate": "mode"}, r'outer.aggregate \("mode"\) must be one of "mean", "clipped", "trimmed", "median"'),
+        ({"guests": GuestLimits("a", 1.0, 1.0)}, r"outer.guest_share \(1.0\) must be above 0 and below 1"),
+        ({"guests": GuestLimits("a", 0.3, 0.0)}, r"outer.guest_clip \(0.0\) must be a finite number above 0"),
         ({"clip": 0.0}, r"outer.clip \(0.0\) must be a finite number above 0"),
         ({"clip": math.inf}, r"outer.clip \(inf\)"),
         ({"clip": math.nan}, r"outer.clip \(nan\)"),

@@ -480,7 +480,7 @@ class Invariants:
 
     def _without(self, commit: Commit, part: Part) -> Commit:
         """The commit as one part merges it: without the offers that it excludes, whose shares the others have."""
-        shares = part_shares(commit, [entry.site for entry in part.excluded], self._world.terms)
+        shares = part_shares(commit, [entry.site for entry in part.excluded], self._world.terms, self._world.guests)
         left = [entry for entry in commit.taken if entry.site in shares]
         taken = tuple(entry.model_copy(update={"multiplier": shares[entry.site]}) for entry in left)
         return commit.model_copy(update={"num_parts": 0, "taken": taken})

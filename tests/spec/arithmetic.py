@@ -1,6 +1,7 @@
 """Multipliers, merge rules and the outer step, in the document's order of operations."""
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -17,22 +18,37 @@ def offer_norm(norms: list[float]) -> float:
     return math.sqrt(total)
 
 
-def multipliers(offers: list[dict[str, Any]], terms: dict[str, Any]) -> list[float]:
+def multipliers(offers: list[dict[str, Any]], terms: dict[str, Any], guests: Collection[str] = ()) -> list[float]:
     """One for each offer of a commit, or of those that are left in a part; each a fp32 number."""
-    counts = [1 if terms["weighting"] == "equal" else offer[terms["weighting"]] for offer in offers]
-    total = sum(counts)
-    if terms["weighting"] == "equal" or total == 0:
-        shares = [1 / len(offers) for _ in offers]
-    else:
-        shares = [count / total for count in counts]
-    if terms["aggregate"] == "mean" or not offers:
-        return [float(np.float32(share)) for share in shares]
+    guest = [offer["site"] in guests for offer in offers]
+    num_guests, num_members = sum(guest), len(offers) - sum(guest)
+    if not num_members:
+        return [0.0 for _ in offers]
     norms = [offer_norm(offer["norms"]) for offer in offers]
-    limit = terms["clip"] * sorted(norms)[(len(norms) - 1) // 2]
-    factors = [1.0 if norm <= limit else limit / norm for norm in norms]
-    if terms["aggregate"] == "clipped":
-        factors = [share * factor for share, factor in zip(shares, factors, strict=True)]
-    return [float(np.float32(factor)) for factor in factors]
+    members_norms = sorted(norm for norm, is_guest in zip(norms, guest, strict=True) if not is_guest)
+    median = members_norms[(num_members - 1) // 2]
+    most, factors = terms["guest_share"], []
+    for norm, is_guest in zip(norms, guest, strict=True):
+        limit = terms["guest_clip"] * median if is_guest else terms["clip"] * median
+        is_cut = norm > limit and (is_guest or terms["aggregate"] != "mean")
+        factors.append(limit / norm if is_cut else 1.0)
+    if terms["aggregate"] in ("trimmed", "median"):
+        if num_guests:
+            scale = min(1.0, most / (1 - most) * (num_members / num_guests))
+            factors = [factor * scale if is_guest else factor for factor, is_guest in zip(factors, guest, strict=True)]
+        return [float(np.float32(factor)) for factor in factors]
+    weights = [1 if terms["weighting"] == "equal" else offer[terms["weighting"]] for offer in offers]
+    if not any(weights):
+        weights = [1 for _ in offers]
+    total = sum(weights)
+    theirs = sum(weight for weight, is_guest in zip(weights, guest, strict=True) if is_guest)
+    shares = [weight / total for weight in weights]
+    if 0 < theirs < total and theirs / total > most:
+        shares = [
+            most * (weight / theirs) if is_guest else (1 - most) * (weight / (total - theirs))
+            for weight, is_guest in zip(weights, guest, strict=True)
+        ]
+    return [float(np.float32(share * factor)) for share, factor in zip(shares, factors, strict=True)]
 
 
 def merge(vectors: list[Vector], factors: list[float], terms: dict[str, Any]) -> Vector:

@@ -3,12 +3,12 @@
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from composer_prime.store import keys, open_store
-from composer_prime.sync.canonical import Signed, canonical, sha256_hex
+from composer_prime.sync.canonical import PROTOCOL, Signed, canonical, sha256_hex
 from composer_prime.sync.records import Admission, Commit, Offer, Part, Taken
 from composer_prime.sync.run import load_run
 from composer_prime.sync.signatures import SigningKey
@@ -21,7 +21,7 @@ PAYLOAD_FIELDS = ("sha256", "slices", "norms", "nbytes")
 
 
 class Forger:
-    """Makes records of the last round of fragment 0 anew, of a run with keys whose store is the folder."""
+    """Makes records of the last round of fragment 0 anew, in a folder: of a run with keys whose guest is c."""
 
     def __init__(self, folder: Path, last: int) -> None:
         self.folder, self.last = folder, last
@@ -77,12 +77,12 @@ class Forger:
         commit = self.commit.model_copy(update=changes)
         return self.signed(commit, commit.committer).to_bytes()
 
-    def taking(self, offers: Iterable[Offer]) -> bytes:
-        """The commit of these offers, weighed by the rule, also where no site of ours would."""
+    def taking(self, offers: Iterable[Offer], guests: Collection[str] = "c", **changes: Any) -> bytes:
+        """The commit of these offers, weighed by the rule, also where no site of ours would; `changes` as `changed`."""
         listed = list(offers)
-        factors = multipliers([offer.model_dump() for offer in listed], self.run.terms.model_dump())
+        factors = multipliers([offer.model_dump() for offer in listed], self.run.terms.model_dump(), guests)
         entries = zip(listed, factors, strict=True)
-        return self.changed(taken=tuple(Taken(offer=offer, multiplier=factor) for offer, factor in entries))
+        return self.changed(taken=tuple(Taken(offer=offer, multiplier=factor) for offer, factor in entries), **changes)
 
     def weighed(self, weigh: Callable[[float], float]) -> bytes:
         """The commit with other multipliers."""
@@ -94,7 +94,7 @@ class Forger:
         fields = json.loads(self.commit.to_bytes())
         change(fields)
         del fields["signature"]
-        message = f"composer-prime/7/Commit/{self.run.sha256}\n".encode() + canonical(fields)
+        message = f"composer-prime/{PROTOCOL}/Commit/{self.run.sha256}\n".encode() + canonical(fields)
         return canonical(fields | {"signature": KEYS[self.commit.committer].sign(message)})
 
     def admission(self, by: SigningKey, **fields: Any) -> dict[str, Any]:

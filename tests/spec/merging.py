@@ -187,4 +187,5 @@ class Merger:
                 vectors.append(np.concatenate(pieces))
         if not is_whole or not offers:
             return None, left_out
-        return arithmetic.merge(vectors, arithmetic.multipliers(offers, self.terms), self.terms), left_out
+        guests = self.members.admissions[commit["admissions"]].guests
+        return arithmetic.merge(vectors, arithmetic.multipliers(offers, self.terms, guests), self.terms), left_out

@@ -14,7 +14,7 @@ from typing import Any
 
 MAX_RECORD_BYTES = 4 * 2**20
 MAX_COUNT = 2**53
-PROTOCOL = 9
+PROTOCOL = 10
 
 Check = Callable[[Any], bool]
 
@@ -91,6 +91,9 @@ _TERMS = fields(
     aggregate=one_of("mean", "clipped", "trimmed", "median"),
     clip=real(0, above=True),
     trim=real(0, 0.5, below=True),
+    guest_share=real(0, 0.5, above=True),
+    guest_clip=real(0, above=True),
+    step_tokens=maybe(POSITIVE),
     gather_sites=POSITIVE,
     slices=within(1, 1024),
     quorum=POSITIVE,

@@ -87,6 +87,8 @@ def offer_fault(offer: Record, log: Log, terms: Record) -> str | None:
         return "has another codec than the run"
     if not 0 < offer["tokens"] <= offer["trained_tokens"] or offer["steps"] < 1:
         return "has no tokens or steps, or more than were trained"
+    if (fault := _claim_fault(offer, log, terms)) is not None:
+        return fault
     bounds = [size_bounds(terms["codec"], size) for size in log.slices.sizes()]
     if not sum(least for least, _ in bounds) <= offer["nbytes"] <= sum(most for _, most in bounds):
         return "has another size than the fragment's"
@@ -104,6 +106,27 @@ def offer_fault(offer: Record, log: Log, terms: Record) -> str | None:
     if hashlib.sha256(raw).hexdigest() != offer["sha256"]:
         return "has slices that don't make its sha256"
     return _payload_fault(offer, log, terms)
+
+
+def _claim_fault(offer: Record, log: Log, terms: Record) -> str | None:
+    if terms["step_tokens"] is None:
+        return None
+    window = [each.offer for each in log.taken if each.version in log.window(terms)]
+    captured = [int(each["payload"].split("/")[2]) for each in window if each["site"] == offer["site"]]
+    since, tokens = log.version - max(captured, default=0), 4 * terms["step_tokens"]
+    if offer["tokens"] > tokens * _most_steps(since, terms) or offer["steps"] > _most_steps(since, terms):
+        return "claims more than the rounds since its last offer have time for"
+    if offer["trained_tokens"] > tokens * _most_steps(log.version, terms):
+        return "claims to have trained more than the run had time for"
+    return None
+
+
+def _most_steps(rounds: int, terms: Record) -> int:
+    if terms["pace"] == "steps":
+        turn = terms["inner_steps"] // terms["fragments"]
+    else:
+        turn = math.ceil(terms["inner_seconds"] / terms["fragments"] * 100)
+    return (rounds + 2) * terms["fragments"] * (turn + terms["sync_delay"])
 
 
 def _payload_fault(offer: Record, log: Log, terms: Record) -> str | None:
@@ -165,9 +188,10 @@ def commit_fault(commit: Record, log: Log, terms: Record, members: Members) -> s
     shas = [offer["sha256"] for offer in offers if compared(offer)]
     if len(shas) != len(set(shas)):
         return "takes two equal offers"
-    if offers and sum(offer["base_sha"] == log.master_sha for offer in offers) < terms["quorum"]:
+    members_offers = [offer for offer in offers if offer["site"] not in admission.guests]
+    if offers and sum(offer["base_sha"] == log.master_sha for offer in members_offers) < terms["quorum"]:
         return "takes fewer offers on its master than the quorum"
-    if [each["multiplier"] for each in commit["taken"]] != multipliers(offers, terms):
+    if [each["multiplier"] for each in commit["taken"]] != multipliers(offers, terms, admission.guests):
         return "has other multipliers than the rule's"
     if commit["num_parts"] != parts_of(len(offers), log.slices, terms):
         return "has another number of parts than the rule's"

@@ -18,7 +18,7 @@ from composer_prime.outer.arithmetic import test_vector as our_test_vector
 from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.masters import master_sha256, pack_master
 from composer_prime.outer.outer_optimizer import nesterov_next
-from composer_prime.outer.shares import Weighed, shares
+from composer_prime.outer.shares import GuestLimits, Weighed, shares
 from composer_prime.store import keys, open_store
 from composer_prime.sync.signatures import FIELD_PRIME, WEAK_Y, check_public
 from tests.spec.arithmetic import merge, multipliers, outer_step
@@ -79,20 +79,26 @@ def test_both_code_a_part_to_the_same_bytes(codec):
 
 
 @pytest.mark.parametrize("rule", ["mean", "clipped", "trimmed", "median"])
-@pytest.mark.parametrize("count", [1, 2, 5, 8])
-def test_both_merge_to_the_same_bits(rule, count):
+@pytest.mark.parametrize(
+    ("count", "guests"), [(1, ""), (2, ""), (5, ""), (8, ""), (2, "a"), (2, "ab"), (5, "bde"), (8, "h")]
+)
+def test_both_merge_to_the_same_bits(rule, count, guests):
     generator = np.random.default_rng(count)
     vectors = [movement(generator, 2000) for _ in range(count)]
     for vector in vectors[1:]:
         vector[::7] = vectors[0][::7]
     norms, tokens = generator.random(count).tolist(), generator.integers(0, 9, count).tolist()
-    offers = [{"tokens": tokens[at], "steps": 1 + at, "norms": [norms[at], 0.1]} for at in range(count)]
+    offers = [
+        {"site": chr(97 + at), "tokens": tokens[at], "steps": 1 + at, "norms": [norms[at], 0.1]} for at in range(count)
+    ]
     terms = {"aggregate": rule, "clip": 0.7, "trim": 0.29, "weighting": "tokens", "lr": 0.7, "momentum": 0.9}
-    factors = multipliers(offers, terms)
+    terms |= {"guest_share": 0.3, "guest_clip": 0.6}
+    factors = multipliers(offers, terms, guests)
     norms = [math.sqrt(offer["norms"][0] * offer["norms"][0] + 0.1 * 0.1) for offer in offers]
     pairs = zip(offers, norms, strict=True)
     weighed = {chr(97 + place): Weighed(o["tokens"], o["steps"], norm) for place, (o, norm) in enumerate(pairs)}
-    assert factors == [*shares(weighed, weighting="tokens", aggregate=rule, clip=0.7).values()]
+    limits = GuestLimits(guests, share=0.3, clip=0.6)
+    assert factors == [*shares(weighed, weighting="tokens", aggregate=rule, clip=0.7, guests=limits).values()]
     merged = merge([vector.numpy() for vector in vectors], factors, terms)
     ours = aggregate(rule, list(zip(factors, vectors, strict=True)), trim=0.29)
     assert merged.tobytes() == ours.numpy().tobytes()

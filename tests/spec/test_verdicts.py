@@ -19,6 +19,7 @@ from tests.spec.reader import Reading, read_run
 from tests.spec.runs import KEYS, OWNER, Play, Verdict, verify
 
 LAST = 3
+H = 4
 """The round whose commit is changed: nothing in the bucket speaks of it afterwards."""
 
 ALL_OUT = tuple(Refused(site=site, why="") for site in "abcde")
@@ -40,7 +41,8 @@ def both(folder: Path) -> tuple[Reading, Verdict]:
 def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with keys: a and b from the start, the guest c since the first admission, d since the second."""
     folder = tmp_path_factory.mktemp("signed")
-    play = Play(folder, "ab", signed=True, sizes=(10, 40, 7), quorum=2, aggregate="clipped", max_stale_rounds=2)
+    terms = {"quorum": 2, "aggregate": "clipped", "max_stale_rounds": 2, "step_tokens": 100}
+    play = Play(folder, "ab", signed=True, sizes=(10, 40, 7), **terms)
     play.rounds(1, fragments=1)
     Owner(play.store, OWNER).admit("c", KEYS["c"].public, guest=True)
     play.join("c")
@@ -59,6 +61,10 @@ def forger(signed: Path, tmp_path: Path) -> Forger:
 
 
 Forgery = Callable[[Forger], bytes]
+
+MOST_STEPS = 3 * H
+"""Of a, whose last offer was captured a round ago."""
+MOST, EVER = 4 * 100 * MOST_STEPS, 4 * 100 * (LAST + 2) * H
 
 
 def of_a(**changes: object) -> Forgery:
@@ -116,6 +122,7 @@ SOUND: dict[str, Forgery] = {
     "a payload as old as it may be": moved_by_a("a", at=2),
     "a's own bytes once more, under another key": moved_by_a("a", back=1),
     "the same zeros of two sites": zeros_of_two,
+    "all the tokens and steps that there was time for": of_a(tokens=MOST, trained_tokens=EVER, steps=MOST_STEPS),
 }
 
 VOID: dict[str, Forgery] = {
@@ -143,6 +150,11 @@ VOID: dict[str, Forgery] = {
     "an offer twice": lambda forger: forger.changed(taken=forger.commit.taken[:1] + forger.commit.taken),
     "fewer offers than the quorum": lambda forger: forger.taking([forger.offers()["a"]]),
     "no master named by three of four": lambda forger: forger.taking(forger.changed_offers("acd", base_sha=None)),
+    "members fewer than the quorum": lambda forger: forger.taking([forger.offers()[site] for site in "ac"]),
+    "a guest as heavy as a member": lambda forger: forger.taking(forger.offers().values(), guests=()),
+    "more tokens than there was time for": of_a(tokens=MOST + 1, trained_tokens=EVER),
+    "more tokens ever trained than there was time for": of_a(trained_tokens=EVER + 1),
+    "more steps than there was time for": of_a(steps=MOST_STEPS + 1),
     "offers of the round before": lambda forger: forger.taking(forger.offers(back=1).values()),
     "no signature": lambda forger: forger.commit.model_copy(update={"signature": None}).to_bytes(),
     "another's signature": lambda forger: forger.signed(forger.commit, "e").to_bytes(),
@@ -239,7 +251,8 @@ ADMISSIONS = {
 @pytest.mark.parametrize("kind", ADMISSIONS)
 def test_the_reader_and_verify_agree_on_a_commit_under_an_admission_with(forger, kind):
     fields, committer, by, is_void = ADMISSIONS[kind]
-    data = forger.changed(committer=committer, **forger.admission(by, **fields) | {"admissions": 3})
+    offers, guests = forger.offers().values(), fields.get("guests", "c")
+    data = forger.taking(offers, guests, committer=committer, **forger.admission(by, **fields) | {"admissions": 3})
     (forger.folder / keys.commit(0, LAST)).write_bytes(data)
     reading, _ = both(forger.folder)
     assert reading.voids.keys() == ({(0, LAST)} if is_void else set()), reading.voids

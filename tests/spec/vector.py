@@ -10,6 +10,7 @@ from tests.spec.layout import Vector
 
 _SIZE = 65_795
 _TERMS = {"aggregate": "mean", "weighting": "tokens", "lr": 0.7, "momentum": 0.9}
+_TERMS |= {"clip": 1.0, "guest_share": 0.5, "guest_clip": 1.0}
 
 
 def vector_sha() -> str:
@@ -17,7 +18,9 @@ def vector_sha() -> str:
     digest = hashlib.sha256()
     master = [_values(1), np.zeros(_SIZE, np.float32)]
     for number in range(3):
-        factors = multipliers([{"tokens": tokens} for tokens in (3, 5, 11 + number)], _TERMS)
+        tokens = {"a": 3, "b": 5, "c": 11 + number}
+        offers = [{"site": site, "tokens": count, "norms": []} for site, count in tokens.items()]
+        factors = multipliers(offers, _TERMS)
         vectors = []
         for place, codec in enumerate(("fp32", "bf16", "int8")):
             payload = encode_merged(codec, _values(16 * number + place + 2)) or b""

@@ -266,6 +266,13 @@ def train_step(net: nn.Module, data: torch.Generator, lr: float) -> None:
             parameter -= lr * parameter.grad
 
 
+def train_together(*sites: ThreadSite, timeout_s: float = 60) -> None:
+    """Let none of the sites train before all have joined, so that every round waits for all of them."""
+    joined = threading.Barrier(len(sites))
+    for site in sites:
+        site.after_join = lambda: joined.wait(timeout_s)
+
+
 def run_sites(*sites: ThreadSite, timeout_s: float = 60) -> None:
     """Start the sites, wait for all, and raise what any of them raised."""
     for site in sites:

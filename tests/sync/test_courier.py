@@ -218,6 +218,7 @@ def forge_commit(site: HandSite, version: int, **changes) -> None:
         refused={},
         voids=replica.history.voids,
         terms=site.run.terms,
+        guests=(),
         admissions=0,
         admission_sha=None,
         committer="b",

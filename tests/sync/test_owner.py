@@ -313,16 +313,16 @@ def test_a_corrupt_admission_record_changes_no_key_for_anybody_and_the_next_one_
 
 
 def test_a_guest_offers_and_only_hosts_commit_and_close(store):
-    make = {"rounds": 6, "quorum": 2}  # so that the host can't end before the guest is there
+    make = {"rounds": 6}
     host = make_site(store, "b", "b", terms=make)
-    host.after_join = lambda: (early.wait(30), None)[1]
-    early = threading.Event()
+    joined = threading.Barrier(2)
+    host.after_join = lambda: joined.wait(60)
     host.start()
     wait_for(host, lambda: store.list(keys.manifest()))
     record = Owner(store, OWNER).admit("a", SITES["a"].public, guest=True)
     assert record.guests == ("a",)
     guest = make_site(store, "a", "b", terms=make)
-    early.set()
+    guest.after_join = lambda: joined.wait(60)
     guest.start()
     for site in (host, guest):
         site.join(60)

@@ -357,6 +357,7 @@ def test_a_commit_on_another_master_leads_it_astray_by_one_round_and_it_says_so(
         refused={},
         voids=(),
         terms=a.run.terms,
+        guests=(),
         admissions=0,
         admission_sha=None,
         committer="a",

@@ -57,6 +57,7 @@ def commit_taking(evil: HandSite, *offers: Offer) -> None:
         refused={},
         voids=(),
         terms=TERMS,
+        guests=(),
         admissions=0,
         admission_sha=None,
         committer=evil.name,

@@ -60,6 +60,39 @@ def test_a_sound_offer_has_no_fault_and_its_norm_is_that_of_all_slices():
     assert fault_of(offer(payload=None, sha256=None, slices="", nbytes=0, norms=(), tokens=0, steps=0)) is None
 
 
+H = TERMS.inner_steps
+
+
+@pytest.mark.parametrize(
+    ("terms", "most_steps"),
+    [({}, 5 * H), ({"sync_delay": 1}, 5 * (H + 2)), ({"pace": "seconds", "inner_seconds": 3.0}, 5 * 300)],
+)
+def test_a_claim_is_held_against_what_the_recipe_makes_in_the_rounds_there_were(terms, most_steps):
+    """Of the third round: three that were, the one that is open, and what overlaps with it."""
+    terms = make_terms(step_tokens=7, **terms)
+    most = 4 * 7 * most_steps
+
+    def fault(taken=None, **claims):
+        record = offer(**{"tokens": 1, "trained_tokens": most} | claims)
+        return offer_fault(
+            record, site="a", facts=FACTS, version=3, base_sha="b" * 64, taken=taken or {}, terms=terms
+        )
+
+    assert fault(tokens=most, steps=most_steps) is None
+    assert f"tokens ever trained, the recipe makes at most {most} in 3 rounds" in str(fault(trained_tokens=most + 1))
+    assert "steps, there is time for" in str(fault(steps=most_steps + 1))
+    since = {keys.payload(0, 2, "a", "7" * 64): "7" * 64, keys.payload(0, 1, "a", "8" * 64): "8" * 64}
+    fewer = most_steps * 3 // 5
+    assert fault(since, tokens=4 * 7 * fewer, steps=fewer) is None
+    assert f"at most {4 * 7 * fewer} in 1 rounds" in str(fault(since, tokens=4 * 7 * fewer + 1))
+    others = {keys.payload(0, 2, "b", "7" * 64): "7" * 64}
+    assert fault(others, tokens=most, steps=most_steps) is None
+
+
+def test_no_claim_is_compared_where_the_run_says_no_most():
+    assert fault_of(offer(tokens=2**53, trained_tokens=2**53, steps=2**53)) is None
+
+
 def test_a_norm_is_summed_from_left_to_right_with_a_rounding_each_whatever_python_sums_like():
     """Python 3.12 compensates in sum(): a site on it would give other multipliers than one on 3.11."""
     assert offer(norms=(1.0, *[1e-8] * 100)).norm == 1.0 != math.sqrt(math.fsum([1.0, *[1e-16] * 100]))
@@ -149,6 +182,7 @@ def commit(take=("a", "b"), terms=TERMS, **changes):
         refused={},
         voids=(1,),
         terms=terms,
+        guests=(),
         admissions=0,
         admission_sha=None,
         committer="a",
@@ -225,7 +259,13 @@ def test_a_commit_needs_a_quorum_of_offers_that_vouch_for_its_master():
     ]
     assert judge(record.model_copy(update={"taken": (*record.taken[:2], silent[2])})) is None
     alone = record.model_copy(update={"taken": (record.taken[0], *silent[1:])})
-    assert "1 offers that vouch for a master, the quorum is 2" in (judge(alone) or "")
+    assert "1 offers of members that vouch for a master, the quorum is 2" in (judge(alone) or "")
+
+
+def test_guests_make_no_quorum():
+    assert judge(commit(("a", "b")), authority=Authority(guests=frozenset("b"))) == (
+        "takes 1 offers of members that vouch for a master, the quorum is 2"
+    )
 
 
 def test_only_the_fixed_committer_may_commit_where_there_is_one():
@@ -247,6 +287,7 @@ def test_a_commit_that_takes_a_copy_or_a_taken_payload_is_refused():
         refused={},
         voids=(1,),
         terms=TERMS,
+        guests=(),
         admissions=0,
         admission_sha=None,
         committer="a",
@@ -305,7 +346,7 @@ def test_what_a_guest_commits_or_merges_does_not_count():
     guests = Authority(guests=frozenset("a"))
     assert judge(commit(), authority=guests) == "was made by a, a guest, which may only offer"
     assert judge_part(part(), authority=guests) == "was merged by a, a guest, which may only offer"
-    others = Authority(guests=frozenset("b"))
+    others = Authority(guests=frozenset("c"))
     assert judge(commit(), authority=others) is None and judge_part(part(), authority=others) is None
 
 
@@ -316,8 +357,9 @@ def test_with_a_fixed_committer_only_it_merges_parts():
 
 def test_shares_are_drawn_anew_over_the_offers_that_are_sound_in_a_part():
     record = commit()
-    assert part_shares(record, [], TERMS) == {entry.site: entry.multiplier for entry in record.taken}
-    assert part_shares(record, ["a"], TERMS) == {"b": 1.0}
+    assert part_shares(record, [], TERMS, ()) == {entry.site: entry.multiplier for entry in record.taken}
+    assert part_shares(record, ["a"], TERMS, ()) == {"b": 1.0}
+    assert part_shares(record, ["a"], TERMS, "b") == {"b": 0.0}  # a guest's, with no member's beside it
 
 
 def test_void_rounds_before_the_window_are_known_from_sound_commits_only():

@@ -1,6 +1,7 @@
 """What tests of the volunteers' commands start from; modules that test what lies below them have their own run."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +19,17 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnedRun:
-    made = OwnedRun(tmp_path)
-    OWNER.save(tmp_path / "owner.key")
-    (tmp_path / "recipe.toml").write_text(to_toml(made.recipe.to_data()))
+    made = open_run(tmp_path)
     able = machine(torch=Torch("2.13.0", 5e10, made.site.run.manifest.test_vector))
     monkeypatch.setattr(examination, "look", lambda folder: able)
+    return made
+
+
+def open_run(folder: Path, **outer: Any) -> OwnedRun:
+    """A run with the files that its owner has: owner.key and recipe.toml."""
+    made = OwnedRun(folder, **outer)
+    OWNER.save(folder / "owner.key")
+    (folder / "recipe.toml").write_text(to_toml(made.recipe.to_data()))
     return made
 
 

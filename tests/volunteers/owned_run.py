@@ -34,15 +34,15 @@ class OwnedRun:
     def __init__(self, folder: Path, owner: SigningKey | None = OWNER, **outer: Any) -> None:
         self.folder = folder
         self.uri = str(folder / "bucket" / "run")
-        self.recipe = run_recipe(**outer)
-        self.store = open_store(self.uri)
         founding = Founding(owner.public, {"a": FIRST.public}) if owner else Founding()
+        self.recipe = run_recipe(owner=founding.owner, keys=dict(founding.keys), **outer)
+        self.store = open_store(self.uri)
         terms, key = terms_of(self.recipe), FIRST if owner else None
         self.site = HandSite(self.store, terms, "a", [0.0], key=key, founding=founding)
 
     def invite(self, site: str = "alice", **changes: Any) -> Invitation:
-        """An invitation that holds for an hour; its file is SITE.invitation in the folder."""
-        invitee = replace(Invitee(site, int(time.time()) + HOUR_S), **changes)
+        """A member's invitation that holds for an hour; its file is SITE.invitation in the folder."""
+        invitee = replace(Invitee(site, int(time.time()) + HOUR_S, guest=False), **changes)
         return invite(self.store, OWNER, invitee, self.recipe, self.file(site))
 
     def file(self, site: str = "alice") -> Path:

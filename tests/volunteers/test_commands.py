@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from composer_prime.store import open_store
+from composer_prime.store import keys, open_store
 from composer_prime.sync.signatures import SigningKey
+from composer_prime.sync.terms import terms_of
 from composer_prime.volunteers import examination
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import encode, read_invitation
 from tests.cli.command_line import Answer
 from tests.sync.harness import ThreadSite, make_terms, run_sites
+from tests.volunteers.conftest import open_run
 from tests.volunteers.owned_run import GIB, OwnedRun, come, machine
 
 
@@ -20,9 +22,9 @@ def refused(answer: Answer, *parts: str) -> None:
     assert answer.err.startswith("composer-prime: ") and all(part in answer.err for part in parts), answer.err
 
 
-def invite(cli, run: OwnedRun, *more: object) -> Answer:
-    files = ("--recipe", run.folder / "recipe.toml", "--key", run.folder / "owner.key", "--out", run.file())
-    return cli("invite", run.uri, "--name", "alice", *files, *more)
+def invite(cli, run: OwnedRun, *more: object, name: str = "alice") -> Answer:
+    files = ("--recipe", run.folder / "recipe.toml", "--key", run.folder / "owner.key", "--out", run.file(name))
+    return cli("invite", run.uri, "--name", name, *files, *more)
 
 
 def ran_once(place: Path) -> None:
@@ -47,8 +49,8 @@ def test_what_is_missing_is_named(cli, run: OwnedRun) -> None:
     refused(invite(cli, run, "--credentials-env", "NOT_SET_ANYWHERE"), "which isn't set here")
 
 
-@pytest.mark.parametrize(("more", "guest"), [((), False), (("--guest",), True), (("--gateway",), True)])
-def test_who_is_behind_a_gateway_is_a_guest(cli, run: OwnedRun, more, guest) -> None:
+@pytest.mark.parametrize(("more", "guest"), [((), True), (("--guest",), True), (("--member",), False), (("--gateway",), True)])
+def test_who_is_invited_is_a_guest_unless_said_otherwise(cli, run: OwnedRun, more, guest) -> None:
     given = " ".join(more).replace("--gateway", "--gateway gateway+https://h/run").split()
     assert invite(cli, run, *given).code == 0
     assert read_invitation(str(run.file())).guest is guest
@@ -71,10 +73,45 @@ def test_who_gets_keys_of_the_bucket_is_a_guest_unless_said_otherwise(
     assert "warning: site alice is a member, and a member's credentials can void every round" in member.err
 
 
-def test_a_place_alone_makes_nobody_a_guest(cli, run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
-    answer = invite(cli, run)
-    assert answer.code == 0 and not read_invitation(str(run.file())).guest and "warning" not in answer.err
+@pytest.mark.parametrize(
+    ("terms", "allowed", "named"),
+    [
+        ({"aggregate": "mean"}, "mean", 'outer.aggregate = "mean"'),
+        ({"weighting": "tokens"}, "tokens", 'outer.weighting = "tokens"'),
+        ({"weighting": "steps"}, "steps", 'outer.weighting = "steps"'),
+    ],
+)
+def test_nobody_is_let_into_a_run_that_one_site_could_ruin_unless_its_terms_are_allowed_by_name(
+    cli, tmp_path: Path, terms, allowed, named
+) -> None:
+    run, public = open_run(tmp_path / "open", **terms), SigningKey.generate().public
+    admit = ("admit", run.uri, "--site", "bob", "--public", public, "--key", run.folder / "owner.key")
+    gateway = ("gateway", run.uri, "--host", "h")  # which is refused next, since it has no TLS
+    refused(invite(cli, run), named, "one site could ruin it", f"--allow {allowed}")
+    refused(cli(*admit), named, f"--allow {allowed}")
+    refused(cli(*gateway), named, f"--allow {allowed}")
+    assert open_store(run.uri).list(keys.admissions_prefix()) == []
+    refused(invite(cli, run, "--allow", "something"), named)
+    assert invite(cli, run, "--allow", allowed).code == 0
+    assert cli(*admit, "--allow", allowed).code == 0
+    refused(cli(*gateway, "--allow", allowed), "is reached from outside")
+
+
+def test_a_run_with_an_owner_is_safe_without_a_word(cli, run: OwnedRun) -> None:
+    terms = terms_of(run.recipe)
+    assert (terms.aggregate, terms.weighting) == ("clipped", "equal") and terms.step_tokens is not None
+
+
+def test_guests_never_become_the_majority(cli, run: OwnedRun) -> None:
+    public = SigningKey.generate().public
+    admit = ("admit", run.uri, "--public", public, "--key", run.folder / "owner.key", "--site")
+    assert invite(cli, run).code == 0  # one member, one guest
+    answer = invite(cli, run, name="bob")
+    refused(answer, "1 guests and 1 members", "its majority", "composer-prime admit", "composer-prime revoke")
+    refused(cli(*admit, "bob", "--guest"), "its majority")
+    assert not run.file("bob").exists()
+    assert cli(*admit, "b").code == 0
+    assert invite(cli, run, name="bob").code == 0
 
 
 def test_a_member_behind_a_gateway_is_refused(cli, run: OwnedRun) -> None:
