@@ -121,7 +121,9 @@ def test_credentials_that_expire_midway_hold_a_site_up_and_lose_nothing_once_ren
     assert shas(a) == shas(b)
 
 
-def test_after_a_bucket_was_emptied_and_restored_a_site_goes_on_from_its_checkpoint(store):
+def test_after_a_bucket_was_emptied_and_restored_a_site_goes_on_from_its_checkpoint(store, monkeypatch):
+    monkeypatch.setattr("composer_prime.sync.driver.RETRY_S", 0.02)
+    monkeypatch.setattr("composer_prime.sync.driver.DENIED_S", 0.1)
     terms = make_terms(sync_delay=1, rounds=12, liveness_s=0.2)
     first = ThreadSite(store, terms, "a", stop_after=13)
     run_sites(first)
