@@ -22,6 +22,7 @@ from composer_prime.executors.secrets import Secrets
 from tests.executors import fixtures
 from tests.executors.jobs import FOREVER, Stage, await_end, await_running, fresh_process, run_to_end, wait_until
 from tests.executors.platforms import LoopbackPlatform
+from tests.patience import PATIENCE_S
 
 platform, executor, stage = fixtures.platform, fixtures.executor, fixtures.stage
 
@@ -230,7 +231,7 @@ print(executor.cancel(job).state)
 executor.close()
 """
     with fresh_process(platform.launch_option(), platform.environment(), code, stage.run) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE_S)
     assert (out.split(), process.returncode) == (["running", "hello", "cancelled"], 0), err
     assert executor.poll(job).state is JobState.CANCELLED and platform.pids(job) == []
 

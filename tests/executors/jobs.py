@@ -12,9 +12,9 @@ from pathlib import Path
 
 from composer_prime.executors.base import Executor, Job, JobSpec, JobState, JobStatus
 from composer_prime.executors.secrets import Secrets
+from tests.patience import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[2]
-PATIENCE_S = 60.0
 TIMEOUT_S = 600
 
 PREAMBLE = """

@@ -12,6 +12,7 @@ import psutil
 
 from composer_prime.config.paths import RunPaths, SitePaths
 from composer_prime.metrics import read_tape
+from tests.patience import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[2]
 ROLES = ("inference", "orchestrator", "trainer")
@@ -61,7 +62,7 @@ def started(arguments: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]
             family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
             for member in family:
                 member.kill()
-            process.wait(30)
+            process.wait(PATIENCE_S)
 
 
 def run_paths(output_dir: Path) -> RunPaths:

@@ -13,13 +13,12 @@ from composer_prime.config.paths import RunPaths
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from tests.integration.local_runs import command, role_processes, run_paths, started, trained, wait_until
+from tests.patience import PATIENCE_S
 from tests.servers import S3Server
 from tests.servers.seaweed import BUCKET
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(1500)]
 NUM_STEPS = 32
-PATIENCE_S = 600
-"""Nine processes on a machine that others use may take long."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from composer_prime.volunteers.contribution import contribution
 from composer_prime.volunteers.host import Invitee, invite
 from tests.integration.local_runs import QUICK, REPOSITORY, started, wait_until
 from tests.integration.test_volunteers import EXECUTABLE, SECRETS
+from tests.patience import PATIENCE_S
 from tests.servers import S3Server
 from tests.servers.certificate import write_certificate
 from tests.servers.forward_proxy import ForwardProxy, forward_proxy, tls_front
@@ -33,7 +34,6 @@ from tests.sites.tiny_folder import save_random_tiny
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.s3, pytest.mark.timeout(600)]
 NOWHERE = "203.0.113.5"
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
-PATIENCE_S = 300
 
 
 @dataclass(frozen=True)

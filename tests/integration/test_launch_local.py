@@ -19,9 +19,9 @@ from composer_prime.sync.records import Close, Commit, Manifest, Offer
 from tests.executors.platforms import LoopbackPlatform
 from tests.executors.registry import LOOPBACKS, loopback
 from tests.integration.local_runs import command, run_paths, started, trained, wait_until
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(900)]
-PATIENCE_S = 300
 SITES = ("r0", "r1")
 PLATFORMS = [pytest.param(name, id=name, marks=() if name == "local" else pytest.mark.long) for name in LOOPBACKS]
 """Minutes each: the others with `-m long`. What differs between them is the contract's, which always runs."""

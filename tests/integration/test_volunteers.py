@@ -22,12 +22,11 @@ from composer_prime.store import Store, keys, open_store
 from composer_prime.sync.records import Beat
 from composer_prime.sync.signatures import SigningKey
 from tests.integration.local_runs import QUICK, REPOSITORY, started, trained, wait_until
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(1500)]
 LIVENESS_S = 3.0
 NUM_STEPS = 16
-PATIENCE_S = 600
-"""Six processes on a machine that others use may take long."""
 EXECUTABLE = str(Path(sys.executable).with_name("composer-prime"))
 SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
@@ -85,7 +84,7 @@ def test_a_volunteer_that_sleeps_is_killed_and_pauses_ends_with_the_owners_maste
             sleep_and_wake(volunteer, theirs.site("alice"), logs[1])
             members = family(volunteer)
             os.kill(volunteer.pid, signal.SIGKILL)
-            psutil.wait_procs(members, 30)
+            psutil.wait_procs(members, PATIENCE_S)
         assert not [member for member in members if member.is_running()], "a killed volunteer leaves nothing running"
         before = trained(theirs.site("alice"))
         with started(join, logs[2]) as volunteer:

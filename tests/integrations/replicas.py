@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from composer_prime.integrations.torchft import BucketManager
 from composer_prime.outer.fragments import plan_fragments
+from tests.patience import PATIENCE_S
 
 INNER_LR, OUTER_LR, OUTER_MOMENTUM = 0.05, 0.7, 0.9
 
@@ -91,7 +92,7 @@ class Lockstep:
 
     def __init__(self, num_replicas: int) -> None:
         self._slots: list[Tensor] = [torch.empty(0)] * num_replicas
-        self._barrier = threading.Barrier(num_replicas, timeout=60)
+        self._barrier = threading.Barrier(num_replicas, timeout=PATIENCE_S)
 
     def mean(self, place: int, tensor: Tensor) -> Tensor:
         """The mean of what every replica gave; blocks until the last one has."""

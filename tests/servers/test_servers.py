@@ -18,6 +18,7 @@ from composer_prime.bench import seaweed as bench_seaweed
 from composer_prime.bench import storm_server
 from composer_prime.bench.seaweed import free_ports, seaweed, server_flags
 from composer_prime.bench.storm_server import StormServer
+from tests.patience import PATIENCE_S
 from tests.servers import ServerFailed, process
 from tests.servers import seaweed as seaweed_server
 
@@ -32,7 +33,7 @@ def test_server_and_what_it_started_are_gone_after_the_block(tmp_path: Path) -> 
     ) as pid:
         family = [psutil.Process(pid), *psutil.Process(pid).children()]
         assert len(family) == 2
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
     assert not alive
 
 
@@ -85,7 +86,7 @@ def test_killed_test_process_leaves_no_seaweed_and_none_of_its_sockets(tmp_path:
         outside = sockets_outside(tmp_path, server)
         assert len(outside) >= 4
         os.kill(tester.pid, signal.SIGKILL)
-    server.wait(timeout=10)
+    server.wait(timeout=PATIENCE_S)
     deadline = time.monotonic() + 10
     while left := {path for path in outside if path.exists()}:
         assert time.monotonic() < deadline, left

@@ -22,6 +22,7 @@ from composer_prime.sites.embedded.inference.app import VERSION_HEADER, Server
 from composer_prime.sites.embedded.inference.engine import Engine
 from composer_prime.sites.embedded.inference.serve import load_tokenizer, make_engine
 from composer_prime.sites.embedded.model import load_policy
+from tests.patience import PATIENCE_S
 from tests.sites.letters_site import letters_site
 from tests.sites.tiny_folder import END_OF_TURN, PAST_VOCABULARY, save_random_tiny, score
 
@@ -108,7 +109,7 @@ async def _running(engine: Engine, folders: dict[int, Path]) -> AsyncIterator[Si
         policies[version].load_state_dict(load_file(folders[version] / "model.safetensors"), strict=False)
     server = Server(engine, "tiny", load_tokenizer(folders[0]))
     transport = httpx.ASGITransport(server.app(None))  # pyright: ignore[reportArgumentType]
-    async with httpx.AsyncClient(transport=transport, base_url="http://site", timeout=120) as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://site", timeout=PATIENCE_S) as http:
         assert (await http.get("/health")).status_code == 503
         refused = await http.post("/inference/v1/generate", json={"token_ids": [1]})
         assert refused.status_code == 503 and "starting" in refused.json()["error"]["message"]

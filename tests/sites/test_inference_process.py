@@ -28,6 +28,7 @@ from composer_prime.config import SiteSettings
 from composer_prime.sites.embedded.model import load_policy
 from composer_prime.sites.embedded.ports import claim_port
 from composer_prime.sites.embedded.tiny import tiny_tokenizer
+from tests.patience import PATIENCE_S
 from tests.sites.letters_site import letters_site
 from tests.sites.tiny_folder import save_random_tiny, score
 
@@ -62,7 +63,7 @@ class Process:
         """Signal it; exit code, what it printed to stderr, and the seconds it took."""
         self.popen.send_signal(number)
         began = time.monotonic()
-        _, errors = self.popen.communicate(timeout=30)
+        _, errors = self.popen.communicate(timeout=PATIENCE_S)
         return self.popen.returncode, errors, time.monotonic() - began
 
 
@@ -133,7 +134,9 @@ def test_verifiers_train_client_gets_a_turn(server: Process, model_dir: Path, ru
 
 def test_many_connections_are_answered_and_carry_the_version(server: Process, run_async) -> None:
     async def ask() -> list[httpx.Response]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=httpx.Limits(max_connections=64)) as http:
+        async with httpx.AsyncClient(
+            base_url=server.url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=64)
+        ) as http:
             body = {"token_ids": list(range(38)), "sampling_params": {"max_tokens": 6}}
             return await asyncio.gather(*(http.post("/inference/v1/generate", json=body) for _ in range(64)))
 
@@ -147,7 +150,7 @@ def test_many_connections_are_answered_and_carry_the_version(server: Process, ru
 def test_a_second_server_on_the_port_exits_with_two_and_one_line(server: Process, tmp_path: Path, model_dir) -> None:
     port = server.settings.inference_port
     second = start(tmp_path, model_dir, port=port)
-    _, errors = second.popen.communicate(timeout=60)
+    _, errors = second.popen.communicate(timeout=PATIENCE_S)
     assert second.popen.returncode == 2
     (line,) = errors.strip().splitlines()
     assert line.startswith(f"error: inference.server.port ({port}) can't be listened on") and "another port" in line

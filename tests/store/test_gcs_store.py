@@ -19,6 +19,7 @@ import pytest
 
 from composer_prime.errors import KeyMissing, StoreError, StoreUnusable
 from composer_prime.store import Store, open_store, probe_store, remote, retry
+from tests.patience import PATIENCE_S
 from tests.servers.forward_proxy import ForwardProxy, forward_proxy
 
 pytest.importorskip("gcsfs", reason="needs the extra: pip install 'composer-prime[gcs]'")
@@ -263,6 +264,6 @@ def test_missing_package_names_the_extra_to_install() -> None:
         assert "torch" not in sys.modules
     """
     done = subprocess.run(
-        [sys.executable, "-c", code], check=True, cwd=REPOSITORY, timeout=60, capture_output=True, text=True
+        [sys.executable, "-c", code], check=True, cwd=REPOSITORY, timeout=PATIENCE_S, capture_output=True, text=True
     )
     assert "pip install 'composer-prime[gcs]'" in done.stdout

@@ -20,6 +20,7 @@ from composer_prime.errors import KeyMissing, StoreError, StoreUnusable
 from composer_prime.store import Store, open_store, probe_store, remote, retry, s3
 from composer_prime.store.s3 import S3Settings, S3Store
 from composer_prime.store.s3_client import READ_BYTES, STREAMED_BYTES
+from tests.patience import PATIENCE_S
 from tests.servers import S3Server
 from tests.servers import seaweed as seaweed_server
 from tests.servers.faulty_s3 import FaultyServer
@@ -42,7 +43,7 @@ def test_client_is_imported_only_when_an_s3_uri_is_opened() -> None:
         open_store("s3://bucket/x")
         assert "botocore" in sys.modules and "torch" not in sys.modules
     """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +281,7 @@ def test_write_outlives_a_restart_of_the_server_and_nothing_is_lost(
     with closing(store), ThreadPoolExecutor(1) as pool:
         creating = pool.submit(store.create, "during", b"2")
         with seaweed_server.running(tmp_path, port=int(server.endpoint.rpartition(":")[2])):
-            assert creating.result(timeout=60) is True
+            assert creating.result(timeout=PATIENCE_S) is True
             assert store.get("before") == b"1" and store.get("during") == b"2"
             assert not store.create("before", b"other")
 
@@ -293,6 +294,6 @@ def test_forked_process_can_use_its_parents_store(store_uri: Callable[[str], str
         store.put("k", b"parent")
         child = multiprocessing.get_context("fork").Process(target=lambda: store.put("k", store.get("k") + b", child"))
         child.start()
-        child.join(30)
+        child.join(PATIENCE_S)
         assert child.exitcode == 0
         assert store.get("k") == b"parent, child"

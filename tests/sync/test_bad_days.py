@@ -22,6 +22,7 @@ from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.canonical import MAX_RECORD_BYTES
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Beat, Offer
+from tests.patience import PATIENCE_S
 from tests.sync.harness import HandSite, ThreadSite, assert_fates_add_up, make_terms, run_sites, shas
 
 FAULTS = FaultPlan(
@@ -114,7 +115,7 @@ def test_credentials_that_expire_midway_hold_a_site_up_and_lose_nothing_once_ren
     assert a.is_alive() and b.is_alive() and expiring.num_refused > 3
     expiring.expired.clear()
     for site in (a, b):
-        site.join(60)
+        site.join(PATIENCE_S)
         assert site.error is None and site.outer.finished
         assert_fates_add_up(site)
         assert [ledger["dropped"] for ledger in site.summary["tokens"]] == [0, 0]

@@ -16,6 +16,7 @@ from composer_prime.store import open_store
 from composer_prime.sync.run import load_run
 from composer_prime.sync.site_clock import OuterLoop, OuterReport
 from composer_prime.sync.snapshots import load_master
+from tests.patience import PATIENCE_S
 from tests.sync.harness import make_terms
 from tests.sync.ranked_site import (
     MODELS,
@@ -68,7 +69,7 @@ def references() -> dict[str, dict[str, Any]]:
         for site in sites:
             site.start()
         for site in sites:
-            site.join(30)
+            site.join(PATIENCE_S)
         assert shas(seen["a"]) == shas(seen["b"])
         ends[model] = seen["a"]
     return ends

@@ -8,6 +8,7 @@ import pytest
 from composer_prime.store import keys, open_store
 from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.site_clock import OuterLoop
+from tests.patience import PATIENCE_S
 from tests.sync.harness import ThreadSite, make_net, make_terms, run_sites
 
 HELD_S = 0.4
@@ -22,7 +23,7 @@ class Held(MemoryStore):
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         if keys.is_payload(key):
-            assert self.gate.wait(20)
+            assert self.gate.wait(PATIENCE_S)
         super().put(key, data)
 
 
