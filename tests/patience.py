@@ -8,9 +8,9 @@ PATIENCE_S = 600.0
 POLL_S = 0.02
 
 
-def wait_until(holds: Callable[[], object], what: Callable[[], str] | str = "it never came to be") -> None:
-    """Return once `holds()`; fail with `what`, which may be looked up then, when it hangs."""
+def wait_until(holds: Callable[[], object], what: str = "it never came to be") -> None:
+    """Return once `holds()`; fail with `what` when it hangs."""
     give_up_at = time.monotonic() + PATIENCE_S
     while not holds():
-        assert time.monotonic() < give_up_at, what if isinstance(what, str) else what()
+        assert time.monotonic() < give_up_at, f"waited {PATIENCE_S:.0f} s for: {what}"
         time.sleep(POLL_S)

@@ -75,12 +75,14 @@ def trained(paths: SitePaths) -> int:
     return len(read_tape(paths.tape("trainer"))) if paths.tape("trainer").exists() else 0
 
 
-def wait_until(holds: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, timeout_s: float = 120) -> None:
-    """Wait for something a running command is to bring about; fails with its output when it ends or takes too long."""
-    deadline = time.monotonic() + timeout_s
+def wait_until(
+    holds: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, timeout_s: float = PATIENCE_S
+) -> None:
+    """Wait for something a running command is to bring about; fails with its output when it ends or hangs."""
+    deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert process.poll() is None, f"ended with {process.returncode}:\n{log.read_text()[-3000:]}"
-        assert time.monotonic() < deadline, f"not within {timeout_s} s:\n{log.read_text()[-3000:]}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S} s:\n{log.read_text()[-3000:]}"
         time.sleep(0.05)
 
 

@@ -54,19 +54,19 @@ def story(tmp_path_factory: pytest.TempPathFactory, seaweed: S3Server) -> Story:
         for name, value in seaweed.environment().items():
             patch.setenv(name, value)
         with started(command("run", out, **settings), logs[0]) as run:
-            wait_until(lambda: trained(paths.site("a")) >= 4, run, logs[0], PATIENCE_S)
+            wait_until(lambda: trained(paths.site("a")) >= 4, run, logs[0])
             began = time.monotonic()
             run.send_signal(signal.SIGINT)
             interrupted, stopping_s = run.wait(PATIENCE_S), time.monotonic() - began
         said, before = logs[0].read_text(), {site: trained(paths.site(site)) for site in "ab"}
         with started(command("run", out, "--resume", **settings), logs[1]) as run:
             goes_on = [paths.site(site) for site in "ab"]
-            wait_until(lambda: all(trained(s) >= before[s.root.name] + 3 for s in goes_on), run, logs[1], PATIENCE_S)
+            wait_until(lambda: all(trained(s) >= before[s.root.name] + 3 for s in goes_on), run, logs[1])
             role_processes(run)["b", "trainer"].send_signal(signal.SIGKILL)
             killed = trained(paths.site("a"))
             back = command("site", out, "--site", "b", "--resume", **settings)
             join = command("site", out, "--site", "c", **settings)
-            wait_until(lambda: "site b failed" in logs[1].read_text(), run, logs[1], PATIENCE_S)
+            wait_until(lambda: "site b failed" in logs[1].read_text(), run, logs[1])
             with started(back, logs[2]) as returned, started(join, logs[3]) as joined:
                 ends = tuple(process.wait(PATIENCE_S) for process in (returned, joined, run))
     steps, printed = (before["a"], killed), [log.read_text() for log in logs]

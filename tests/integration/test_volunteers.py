@@ -70,7 +70,7 @@ def test_a_volunteer_that_sleeps_is_killed_and_pauses_ends_with_the_owners_maste
     store = open_store(f"{uri}/two-sites")
     join = [EXECUTABLE, "join", str(invitation), "--folder", str(tmp_path / "alice"), "--max-mbit-up", "100"]
     with started([EXECUTABLE, "site", str(recipe), "--site", "a"], logs[0]) as host:
-        wait_until(lambda: bool(store.list(keys.manifest())), host, logs[0], PATIENCE_S)
+        wait_until(lambda: bool(store.list(keys.manifest())), host, logs[0])
         invite = [EXECUTABLE, "invite", f"{uri}/two-sites", "--name", "alice", "--recipe", str(recipe)]
         invite += ["--key", str(tmp_path / "owner.key"), "--out", str(invitation)]
         # The server knows one key, which may do all: so alice is a member, and may close rounds, too.
@@ -80,7 +80,7 @@ def test_a_volunteer_that_sleeps_is_killed_and_pauses_ends_with_the_owners_maste
         for name in SECRETS:  # the volunteer has only what the invitation holds
             monkeypatch.delenv(name)
         with started(join, logs[1]) as volunteer:
-            wait_until(lambda: trained(theirs.site("alice")) >= 3, volunteer, logs[1], PATIENCE_S)
+            wait_until(lambda: trained(theirs.site("alice")) >= 3, volunteer, logs[1])
             sleep_and_wake(volunteer, theirs.site("alice"), logs[1])
             members = family(volunteer)
             os.kill(volunteer.pid, signal.SIGKILL)
@@ -88,9 +88,9 @@ def test_a_volunteer_that_sleeps_is_killed_and_pauses_ends_with_the_owners_maste
         assert not [member for member in members if member.is_running()], "a killed volunteer leaves nothing running"
         before = trained(theirs.site("alice"))
         with started(join, logs[2]) as volunteer:
-            wait_until(lambda: trained(theirs.site("alice")) > before, volunteer, logs[2], PATIENCE_S)
+            wait_until(lambda: trained(theirs.site("alice")) > before, volunteer, logs[2])
             subprocess.run([*join[:5], "--pause"], check=True)
-            wait_until(lambda: "paused: nothing runs" in logs[2].read_text(), volunteer, logs[2], PATIENCE_S)
+            wait_until(lambda: "paused: nothing runs" in logs[2].read_text(), volunteer, logs[2])
             assert newest_state(store) == "leaving" and len(family(volunteer)) == 1
             subprocess.run([*join[:5], "--resume"], check=True)
             assert volunteer.wait(PATIENCE_S) == 0, logs[2].read_text()[-3000:]
@@ -109,7 +109,7 @@ def sleep_and_wake(volunteer: subprocess.Popen[bytes], site: SitePaths, log: Pat
     time.sleep(2 * LIVENESS_S)
     for member in reversed(members):
         member.resume()
-    wait_until(lambda: trained(site) > before, volunteer, log, PATIENCE_S)
+    wait_until(lambda: trained(site) > before, volunteer, log)
 
 
 def check_end(ours: RunPaths, theirs: RunPaths) -> None:

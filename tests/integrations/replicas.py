@@ -65,7 +65,7 @@ def masters(manager: "BucketManager | LockstepManager") -> Tensor:
     return torch.cat([value.reshape(-1) for state in states for value in state["original_parameters"].values()])
 
 
-def run_together(*calls: Callable[[], Any], timeout_s: float = 120) -> list[Any]:
+def run_together(*calls: Callable[[], Any], timeout_s: float = PATIENCE_S) -> list[Any]:
     """Each call on a thread of its own; their results, or the first error."""
     results: list[Any] = [None] * len(calls)
     errors: list[BaseException] = []

@@ -33,7 +33,6 @@ from tests.sites.letters_site import letters_site
 from tests.sites.tiny_folder import save_random_tiny, score
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Reverse: abcd"}]
-START_TIMEOUT_S = 120
 
 
 @dataclass
@@ -48,10 +47,10 @@ class Process:
         return f"http://127.0.0.1:{self.settings.inference_port}"
 
     def wait_healthy(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                if httpx.get(f"{self.url}/health", timeout=START_TIMEOUT_S).status_code == 200:
+                if httpx.get(f"{self.url}/health", timeout=PATIENCE_S).status_code == 200:
                     return
             except httpx.TransportError:
                 pass
@@ -189,7 +188,7 @@ def test_a_model_folder_that_broke_since_exits_with_two_and_names_it(tmp_path: P
     folder = save_random_tiny(tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"garbage")
     process = start(tmp_path / "out", folder)
-    _, errors = process.popen.communicate(timeout=START_TIMEOUT_S)
+    _, errors = process.popen.communicate(timeout=PATIENCE_S)
     assert process.popen.returncode == 2
     assert errors.strip().splitlines()[-1].startswith(f"error: model folder {folder} can't be loaded")
     assert "Traceback" not in errors

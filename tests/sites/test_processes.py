@@ -10,8 +10,8 @@ import pytest
 
 from composer_prime.redaction import HIDDEN, SECRET_NAMES_VARIABLE
 from composer_prime.sites.embedded.processes import Child, describe_exit, stop, tail
-from tests.patience import PATIENCE_S
-from tests.sites.fake_site import is_gone, wait_until
+from tests.patience import PATIENCE_S, wait_until
+from tests.sites.fake_site import is_gone
 
 SLEEP = "import time; time.sleep(600)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); " + SLEEP

@@ -354,7 +354,7 @@ def test_as_a_process_it_saves_on_sigterm_and_finishes_when_resumed(tmp_path):
     random_policy().save_pretrained(settings.model_dir)
     write_batches(settings, 1)
     process = start_process(settings)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while not (settings.paths.broadcast(1) / "STABLE").exists() and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -23,6 +23,7 @@ from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.start import Founding, create_or_join
 from composer_prime.sync.terms import Terms
+from tests.patience import PATIENCE_S
 
 
 def make_terms(**changes: Any) -> Terms:
@@ -266,7 +267,7 @@ def train_step(net: nn.Module, data: torch.Generator, lr: float) -> None:
             parameter -= lr * parameter.grad
 
 
-def run_sites(*sites: ThreadSite, timeout_s: float = 60) -> None:
+def run_sites(*sites: ThreadSite, timeout_s: float = PATIENCE_S) -> None:
     """Start the sites, wait for all, and raise what any of them raised."""
     for site in sites:
         site.start()

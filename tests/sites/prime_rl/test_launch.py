@@ -29,8 +29,7 @@ from composer_prime.sync.founding import FoundingRecord
 from composer_prime.sync.records import Manifest, ParameterShape
 from composer_prime.sync.terms import terms_of
 from tests.architecture import REPOSITORY
-from tests.patience import PATIENCE_S
-from tests.sites.fake_site import wait_until
+from tests.patience import PATIENCE_S, wait_until
 from tests.sites.prime_rl.recipes import prime_recipe
 
 FAKE = Path(__file__).with_name("fake_rl.py")
