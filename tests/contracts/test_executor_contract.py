@@ -341,7 +341,7 @@ def test_the_next_attempt_goes_on_after_a_preemption(
 
 
 def test_a_job_past_its_time_is_ended_and_says_so(platform: LoopbackPlatform, executor: Executor, stage: Stage) -> None:
-    job, status = run_to_end(executor, stage.spec(f"say('before'); {FOREVER}", timeout_s=1))
+    job, status = run_to_end(executor, stage.spec(f"say('before'); {FOREVER}", timeout_s=6))
     assert status.state is JobState.TIMED_OUT
     assert platform.pids(job) == []
     assert list(executor.logs(job)) == ["before"]

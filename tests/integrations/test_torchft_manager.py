@@ -227,7 +227,7 @@ def test_a_store_that_fails_for_a_moment_is_asked_again(
     manager: Callable[..., BucketManager], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ours, "RETRY_S", 0.01)
-    alone = manager("a", min_replicas=1, timeout_s=0.5)
+    alone = manager("a", min_replicas=1, timeout_s=3.0)
     failures = iter([StoreError("the bucket is busy")] * 3)
     put = alone._store.put
 

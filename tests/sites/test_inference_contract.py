@@ -380,13 +380,16 @@ def test_chat_is_the_token_route_with_text_around_it(site) -> None:
 def test_a_request_that_outlasts_the_server_is_answered_with_503(site, monkeypatch: pytest.MonkeyPatch) -> None:
     """uvicorn cancels what is under way after its grace, and prints a traceback of whatever lets that through."""
 
+    begun = asyncio.Event()
+
     async def never(*args: object) -> None:
+        begun.set()
         await asyncio.Event().wait()
 
     async def test(site: Site) -> None:
         monkeypatch.setattr(site.engine, "generate", never)
         asking = asyncio.ensure_future(site.generate([1, 2, 3], status=503))
-        await asyncio.sleep(0.1)
+        await begun.wait()
         asking.cancel()
         assert "before its answer was complete" in (await asking)["error"]["message"]
 

@@ -81,7 +81,7 @@ def test_refused_weights_are_offered_again_but_not_for_ever(
             run_async(follow(0.2))
         assert caught.group_contains(SiteError, match=r"has refused new weights for 0.2 s, last with .*503")
         assert policy.updates == []
-        run_async(follow(5.0))
+        run_async(follow(PATIENCE_S))
     assert [version for version, _ in policy.updates] == [1]
 
 
