@@ -1,8 +1,8 @@
 """The package's module graph, read from its source without importing it: who imports whom, and when."""
 
 import ast
-import resource
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -116,10 +116,19 @@ def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
-def cpu_s_of(command: list[str]) -> tuple[float, str]:
-    """Run a program in the repository; the CPU seconds that it took, whatever else the machine does, and its output."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+COUNTING = f"""if True:
+    import sys
+    from {PACKAGE}.cli.main import main
+    try:
+        main()
+    finally:
+        print(*sys.modules, file=sys.stderr)
+"""
+
+
+def modules_loaded(*arguments: str) -> tuple[set[str], str]:
+    """Run our command in the repository; the modules that it loads, which is what its start takes, and its output."""
+    command = [sys.executable, "-c", COUNTING, *arguments]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
+    return set(done.stderr.splitlines()[-1].split()), done.stdout

@@ -8,9 +8,13 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.servers import S3Server, moto_server
 from tests.servers import seaweed as seaweed_server
+
+settings.register_profile("composer-prime", deadline=None)  # a busy machine is no failure
+settings.load_profile("composer-prime")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,7 +2,8 @@
 
 import threading
 
-MEET_S = 30
+from tests.patience import PATIENCE_S
+
 MOMENT_S = 0.1
 
 
@@ -22,6 +23,6 @@ class Crowd:
             self._inside += 1
             self.most = max(self.most, self._inside)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self.most >= self._num, MEET_S)
+            self._changed.wait_for(lambda: self.most >= self._num, PATIENCE_S)
             self._changed.wait_for(lambda: self.most > self._num, MOMENT_S)
             self._inside -= 1

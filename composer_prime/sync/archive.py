@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from composer_prime.errors import StoreError
+from composer_prime.errors import StoreError, StoreUnusable
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.garbage import collect_garbage
@@ -90,7 +90,7 @@ class Archive:
     def _store_and_collect(self, master: Master) -> None:
         try:
             store_master(self._store, master)
-        except StoreError as error:
+        except (StoreError, StoreUnusable) as error:
             logger.warning("snapshot_failed fragment=%d version=%d error=%s", master.fragment, master.version, error)
             self._again_at = self._runtime.now() + AGAIN_S
             self._waiting.setdefault(master.fragment, master)  # unless a newer one is due by now
@@ -105,7 +105,7 @@ class Archive:
                     members=self._members,
                     runtime=self._runtime,
                 )
-        except StoreError as error:  # with the next snapshot
+        except (StoreError, StoreUnusable) as error:  # with the next snapshot
             logger.warning("garbage_left fragment=%d version=%d error=%s", master.fragment, master.version, error)
 
     def _close_run(self) -> None:

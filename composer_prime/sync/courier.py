@@ -8,14 +8,16 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from composer_prime.errors import KeyMissing, RoundWaits, RunGone, StoreError
+from composer_prime.errors import KeyMissing, RoundWaits, RunGone, StoreError, StoreUnusable
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.archive import Archive
+from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.errands import Capture, Errand, Outcome, Settled
 from composer_prime.sync.journal import Journal
 from composer_prime.sync.members import Members, Pulse
 from composer_prime.sync.protocol import due_fragment, reducer_rank, run_is_over, takeover_s
+from composer_prime.sync.reading import read_bytes
 from composer_prime.sync.records import Offer
 from composer_prime.sync.refining import Refining
 from composer_prime.sync.replica import Replica, Round
@@ -96,6 +98,8 @@ class Courier:
             replica.merger.witness = self._witness
         self._admitted_by = roster.newest
         self._observed_at = float("-inf")
+        self._run_missed = False
+        """Whether the last look didn't find the run's manifest."""
         self._looked_at = [float("-inf")] * len(replicas)
         self._turn_is_near = False
         self.returning = False
@@ -373,7 +377,7 @@ class Courier:
 
     # --- offers -----------------------------------------------------------------------------------------------------
 
-    def _bring(self, fragment: int) -> StoreError | None:
+    def _bring(self, fragment: int) -> StoreError | StoreUnusable | None:
         """Create the offer's record once its payload is there, in whatever round is open by then.
 
         Returns what its upload failed of, which is tried again.
@@ -382,7 +386,7 @@ class Courier:
         if errand is None or errand.outcome != "out" or errand.offered_at is not None:
             return None
         if (failure := errand.failure) is not None:
-            if not isinstance(failure, StoreError):
+            if not isinstance(failure, StoreError | StoreUnusable):
                 raise failure
             self.uploads.start(errand)
             return failure
@@ -457,16 +461,25 @@ class Courier:
 
     def _look_at_members(self, now: float) -> None:
         """See who is there, whether the run still is, and whether keys were admitted or revoked."""
+        self._check_run()
         self._observed_at = now
-        try:
-            self._store.get_range(keys.manifest(), 0, 1)
-        except KeyMissing as error:
-            raise RunGone(
-                f"{self._store.uri} no longer holds the run's manifest: its objects were deleted. This site's "
-                "checkpoint is intact: restore the bucket, then start it again with --resume"
-            ) from error
         newest = self._roster.refresh()
         if newest != self._admitted_by:  # a commit may have told the roster of it before
             self._roster.check_admitted(self._site)
             self._admitted_by = newest
         self._members.observe()
+
+    def _check_run(self) -> None:
+        """Raise RunGone where the run's manifest isn't. A look reads a byte; after a miss all: it may be another's."""
+        try:
+            if self._run_missed:
+                self._run_missed = sha256_hex(read_bytes(self._store, keys.manifest())) != self._run.sha256
+            else:
+                self._store.get_range(keys.manifest(), 0, 1)
+        except KeyMissing:
+            self._run_missed = True
+        if self._run_missed:
+            raise RunGone(
+                f"{self._store.uri} no longer holds the run's manifest: its objects were deleted. This site's "
+                "checkpoint is intact: restore the bucket, then start it again with --resume"
+            )

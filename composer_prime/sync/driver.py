@@ -1,14 +1,14 @@
 """Drives a courier and a pulse beside the training thread, so that it never does their work (rule 8).
 
 What goes wrong there is kept and raised on the training thread at its next call; a store that fails for a while is not
-wrong, it is tried again.
+wrong, it is tried again. That it is no store for us, or that our run is gone, is believed once it is said for long.
 """
 
 import logging
 from collections.abc import Callable
 from functools import partial
 
-from composer_prime.errors import SiteRevoked, StoreError, StoreUnusable
+from composer_prime.errors import RunGone, SiteRevoked, StoreError, StoreUnusable
 from composer_prime.sync.courier import Courier
 from composer_prime.sync.members import Pulse
 from composer_prime.sync.records import SiteState
@@ -29,6 +29,9 @@ IDLE_POLL_S = 0.5
 """Seconds between passes with nothing out."""
 RETRY_S = 1.0
 """Seconds after a failed pass before the next one."""
+DENIED_PASSES, DENIED_S = 5, 60.0
+"""A store that says in so many passes in a row, over so many seconds, that it can't be used or that the run is gone
+ends the site. One such answer may be a proxy's, or a server's that has just started."""
 HEAD_START_S = 10.0
 """How long the lower halves of masters leave the link to a site's first offer, if that isn't there sooner."""
 CLOSE_S = 30.0
@@ -62,6 +65,8 @@ class Driver:
         self._awake = False
         self._stop = False
         self._failure: BaseException | None = None
+        self._denied_at: list[float] = []
+        """When the last passes, one after another, were told that the store can't be used or that the run is gone."""
         self._tasks: list[Task] = []
         self.awaited = False
         """Whether the training thread waits for a round, so that every moment counts."""
@@ -132,7 +137,10 @@ class Driver:
                 if self._runtime.now() - flushed_at > self._beat_every_s:
                     self._tape.flush()
                     flushed_at = self._runtime.now()
-            except StoreError as error:
+                self._denied_at.clear()
+            except (StoreError, StoreUnusable, RunGone) as error:
+                if not isinstance(error, StoreError):
+                    self._bear(error)
                 logger.warning("store_failed retry_in_s=%.1f error=%s", RETRY_S, error)
                 self._pause(RETRY_S)
                 continue
@@ -140,6 +148,15 @@ class Driver:
                 versions, moved_at = self._courier.versions(), self._runtime.now()
             if self._pause(self._patience_s(self._runtime.now() - moved_at)):
                 moved_at = self._runtime.now()
+
+    def _bear(self, error: StoreUnusable | RunGone) -> None:
+        """Raise an error that would end the site once it has lasted; the first of a row goes on the tape."""
+        now = self._runtime.now()
+        if not self._denied_at:
+            self._tape.write("denied", error=type(error).__name__)
+        self._denied_at.append(now)
+        if len(self._denied_at) >= DENIED_PASSES and now - self._denied_at[0] >= DENIED_S:
+            raise error
 
     def _refine(self) -> None:
         """Make coarse masters whole, beside the passes, as long as it takes."""
@@ -150,7 +167,7 @@ class Driver:
         while not self._stop and self._courier.is_coarse():
             try:
                 self._courier.refine(lambda: not self._stop)
-            except StoreError as error:
+            except (StoreError, StoreUnusable) as error:
                 logger.warning("store_failed retry_in_s=%.1f error=%s", RETRY_S, error)
                 with self._signal:
                     self._signal.wait(timeout=RETRY_S)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from composer_prime.errors import StoreError, Superseded
+from composer_prime.errors import StoreError, StoreUnusable, Superseded
 from composer_prime.store.base import Store
 from composer_prime.sync.beginning import OwnValues, begin
 from composer_prime.sync.courier import Courier
@@ -132,7 +132,7 @@ def _beating(runtime: Runtime, liveness_s: float, beat: Callable[[], None]) -> I
                     beat()
             except Superseded as error:
                 superseded.append(error)
-            except StoreError as error:
+            except (StoreError, StoreUnusable) as error:
                 logger.warning("beat_failed error=%s", error)
 
     task = runtime.spawn(JOINING_TASK, go_on)

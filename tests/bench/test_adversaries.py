@@ -20,6 +20,7 @@ from composer_prime.sync.rounds import RoundCloser
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
 from composer_prime.sync.witness import Witness
+from tests.patience import PATIENCE_S
 from tests.sync.harness import ThreadSite, make_terms, run_sites
 
 TAKEN_BUT_BOUNDED = {"scale x1000", "sign flip", "equivocation"}
@@ -125,7 +126,7 @@ def test_an_adversary_beside_running_sites_leaves_a_book_of_its_kinds_and_equal_
     eve = threading.Thread(target=harass, args=(plan,), daemon=True)
     eve.start()
     run_sites(*sites)
-    eve.join(30)
+    eve.join(PATIENCE_S)
     assert not eve.is_alive()
     assert sites[0].summary["masters"] == sites[1].summary["masters"]
     book = read_book(tmp_path / "book.jsonl")

@@ -21,7 +21,6 @@ KINDS = ("kill", "stop", "cut", "burst", "restart", "join")
 
 @pytest.mark.slow
 @pytest.mark.s3
-@pytest.mark.timeout(600)
 def test_a_storm_loses_nothing_and_ends_with_equal_masters(tmp_path: Path) -> None:
     plan = StormPlan(num_sites=4, duration_s=35, seed=3, num_faults=len(KINDS), kinds=KINDS, turn_s=2.0, liveness_s=4.0)
     report = run_storm(tmp_path, plan, reference_s=0)

@@ -12,6 +12,7 @@ import pytest
 from composer_prime.sites.embedded.ports import HOST, claim_port, listen
 from tests.architecture import REPOSITORY
 from tests.cli.command_line import call
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_stored_traces_are_served_until_interrupted(tmp_path: Path) -> None:
             answer = http.post("/inference/v1/generate", json={"token_ids": [1, 2], "sampling_params": {}})
         assert answer.json()["choices"][0]["token_ids"] == [3]
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert (process.returncode, errors) == (0, "")

@@ -22,6 +22,7 @@ from composer_prime.executors.secrets import Secrets
 from tests.executors import fixtures
 from tests.executors.jobs import FOREVER, Stage, await_end, await_running, fresh_process, run_to_end, wait_until
 from tests.executors.platforms import LoopbackPlatform
+from tests.patience import PATIENCE_S
 
 platform, executor, stage = fixtures.platform, fixtures.executor, fixtures.stage
 
@@ -230,7 +231,7 @@ print(executor.cancel(job).state)
 executor.close()
 """
     with fresh_process(platform.launch_option(), platform.environment(), code, stage.run) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE_S)
     assert (out.split(), process.returncode) == (["running", "hello", "cancelled"], 0), err
     assert executor.poll(job).state is JobState.CANCELLED and platform.pids(job) == []
 
@@ -340,7 +341,7 @@ def test_the_next_attempt_goes_on_after_a_preemption(
 
 
 def test_a_job_past_its_time_is_ended_and_says_so(platform: LoopbackPlatform, executor: Executor, stage: Stage) -> None:
-    job, status = run_to_end(executor, stage.spec(f"say('before'); {FOREVER}", timeout_s=1))
+    job, status = run_to_end(executor, stage.spec(f"say('before'); {FOREVER}", timeout_s=6))
     assert status.state is JobState.TIMED_OUT
     assert platform.pids(job) == []
     assert list(executor.logs(job)) == ["before"]

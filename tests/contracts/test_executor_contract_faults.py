@@ -19,6 +19,7 @@ from composer_prime.executors.base import Executor, JobState
 from tests.executors import fixtures
 from tests.executors.jobs import PREAMBLE, Stage, await_end, await_running, fresh_process, run_to_end, wait_until
 from tests.executors.platforms import LoopbackPlatform, Trouble
+from tests.patience import PATIENCE_S
 
 platform, executor, stage = fixtures.platform, fixtures.executor, fixtures.stage
 
@@ -79,7 +80,7 @@ def test_of_racing_processes_all_get_the_same_job(platform: LoopbackPlatform, ex
         ids = {racer.stdout.readline().strip() for racer in racers if racer.stdout is not None}
         assert len(ids) == 1
         for racer in racers:
-            racer.communicate("end\n", timeout=60)
+            racer.communicate("end\n", timeout=PATIENCE_S)
     assert open_jobs(executor, stage.run) in ([JobState.RUNNING], [JobState.PENDING])
     stage.mark("go")
     (job,) = (job for job in executor.find(stage.run) if job.id in ids)
@@ -117,7 +118,7 @@ def test_a_launcher_killed_while_it_submits_leaves_no_orphan_and_no_double(
         timer.start()
         launcher.stdin.write("go\n")
         launcher.stdin.flush()
-        launcher.wait(60)
+        launcher.wait(PATIENCE_S)
         timer.join()
     job = executor.submit(stage.spec(STARTS))  # the relaunch
     stage.await_mark("up")

@@ -19,6 +19,7 @@ from tests.executors import fixtures
 from tests.executors.jobs import FOREVER, Stage, fresh_process, wait_until
 from tests.executors.platforms import LoopbackPlatform
 from tests.executors.staged import LIMITS, StagedFleet, staged_plan
+from tests.patience import PATIENCE_S
 
 platform, executor, stage = fixtures.platform, fixtures.executor, fixtures.stage
 
@@ -134,7 +135,7 @@ def test_a_launcher_killed_at_any_moment_leaves_no_orphan_and_no_double_for_the_
         timer.start()
         launcher.stdin.write("go\n")
         launcher.stdin.flush()
-        launcher.wait(60)
+        launcher.wait(PATIENCE_S)
         timer.join()
     fleet = StagedFleet(stage.folder, ONE_RUN, lambda on: executor)
     supervisor = Supervisor(fleet, staged_plan(platform.launch_option(), *SITES), LIMITS, say=print)

@@ -21,6 +21,7 @@ from composer_prime.store.base import MAX_CREATE_BYTES
 from composer_prime.store.faulty import FaultPlan, FaultyStore
 from composer_prime.store.memory import MemoryStore
 from composer_prime.store.throttled import throttle
+from tests.patience import PATIENCE_S
 from tests.servers import fixtures
 
 gcs, rclone, store_uri = fixtures.gcs, fixtures.rclone, fixtures.store_uri
@@ -127,7 +128,7 @@ def test_of_two_racing_processes_exactly_one_wins(kind: str, store_uri: Callable
                 assert store.get(f"race/{turn}").decode() == names[won.index("True")]
     finally:
         for racer in racers:
-            racer.communicate(timeout=30)
+            racer.communicate(timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("kind", ["memory", *ACROSS_PROCESSES])

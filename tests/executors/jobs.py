@@ -6,15 +6,15 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from composer_prime.executors.base import Executor, Job, JobSpec, JobState, JobStatus
 from composer_prime.executors.secrets import Secrets
+from tests.patience import PATIENCE_S, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
-PATIENCE_S = 60.0
 TIMEOUT_S = 600
 
 PREAMBLE = """
@@ -25,7 +25,7 @@ def mark(name, text="."):
     new.write_text(text, encoding="utf-8")
     new.rename(HERE / name)
 def wait(name):
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600
     while not (HERE / name).exists():
         time.sleep(0.01)
         if time.monotonic() > until:
@@ -39,14 +39,6 @@ def count(name):
 """What every job's program begins with: HERE is the stage's folder."""
 
 FOREVER = "wait('never')"
-
-
-def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
-    """Wait for something that another process brings about."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.01)
 
 
 class Stage:

@@ -11,6 +11,7 @@ from composer_prime.executors import shim
 from composer_prime.executors.base import Executor, Job
 from composer_prime.executors.local import STATE_VARIABLE, LocalExecutor
 from tests.executors.platforms import Trouble
+from tests.patience import PATIENCE_S
 
 
 class LocalPlatform:
@@ -47,7 +48,7 @@ class LocalPlatform:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        _, alive = psutil.wait_procs(processes, timeout=10)
+        _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
         assert not alive
 
     def trouble(self, kind: Trouble, count: int) -> None:

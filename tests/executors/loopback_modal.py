@@ -18,6 +18,7 @@ from composer_prime.executors.modal_jobs import ModalExecutor
 from tests.executors.loopback_modal_calls import Call
 from tests.executors.loopback_modal_servicer import TOKEN_ID, TOKEN_SECRET, Servicer
 from tests.executors.platforms import Trouble
+from tests.patience import PATIENCE_S
 
 
 class LoopbackModal:
@@ -104,4 +105,4 @@ class LoopbackModal:
         await self._server.wait_closed()
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)

@@ -3,14 +3,14 @@
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from composer_prime.executors.base import Job, JobSpec, JobState, JobStatus
 from composer_prime.executors.modal_jobs import ModalExecutor
 from tests.executors.loopback_modal import LoopbackModal
+from tests.patience import PATIENCE_S
 
 SLEEP = (sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)")
 _numbers = itertools.count(1)
@@ -37,18 +37,11 @@ def spec() -> JobSpec:
     return JobSpec(run=f"run{next(_numbers)}", site="a", attempt=1, command=command, timeout_s=60)
 
 
-def wait_for(executor: ModalExecutor, job: Job, *states: JobState, deadline_s: float = 120.0) -> JobStatus:
+def wait_for(executor: ModalExecutor, job: Job, *states: JobState) -> JobStatus:
     """Its status, once it is in one of `states`; final ones by default."""
     wanted = states or tuple(state for state in JobState if state.final)
-    give_up_at = time.monotonic() + deadline_s
+    give_up_at = time.monotonic() + PATIENCE_S
     while (status := executor.poll(job)).state not in wanted:
         assert time.monotonic() < give_up_at, f"still {status}"
         time.sleep(0.1)
     return status
-
-
-def wait_until(is_so: Callable[[], Any], deadline_s: float = 60.0) -> None:
-    give_up_at = time.monotonic() + deadline_s
-    while not is_so():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.05)

@@ -26,6 +26,7 @@ from composer_prime.executors.base import Job
 from composer_prime.executors.ssh import SshExecutor
 from tests.architecture import REPOSITORY
 from tests.executors.platforms import Trouble
+from tests.patience import PATIENCE_S
 
 GRACE_S = 2.0
 SLOW_S = 2.0
@@ -354,4 +355,4 @@ class SshPlatform:
         (self.folder / "known_hosts").write_text("".join(lines))
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=PATIENCE_S)

@@ -11,12 +11,13 @@ import pytest
 
 from composer_prime.executors.base import JobSpec, JobState
 from tests.architecture import REPOSITORY
+from tests.patience import wait_until
 
 pytest.importorskip("modal")
 from composer_prime.executors.modal_jobs import ModalExecutor
 from tests.executors import loopback_modal_fixtures as fixtures
 from tests.executors.loopback_modal import LoopbackModal
-from tests.executors.loopback_modal_fixtures import SLEEP, wait_for, wait_until
+from tests.executors.loopback_modal_fixtures import SLEEP, wait_for
 from tests.executors.loopback_modal_nursery import BLANK, MARK, marked_pids
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the loopback finds a container's processes in /proc")

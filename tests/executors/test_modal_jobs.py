@@ -20,6 +20,7 @@ from composer_prime.executors.launching import spec_of
 from composer_prime.executors.records import LaunchBook, begin_launch
 from composer_prime.executors.supervisor import Supervisor
 from composer_prime.store.memory import MemoryStore
+from tests.patience import wait_until
 
 pytest.importorskip("modal")
 from composer_prime.executors.modal_job_body import TIMEOUT_GRACE_S
@@ -28,7 +29,7 @@ from composer_prime.executors.modal_records import Records
 from tests.executors import loopback_modal_fixtures as fixtures
 from tests.executors.launches import small_plan
 from tests.executors.loopback_modal import LoopbackModal
-from tests.executors.loopback_modal_fixtures import SLEEP, wait_for, wait_until
+from tests.executors.loopback_modal_fixtures import SLEEP, wait_for
 from tests.executors.loopback_modal_servicer import WORKSPACE, Servicer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the loopback finds a container's processes in /proc")

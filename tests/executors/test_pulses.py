@@ -12,6 +12,7 @@ from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Beat
 from tests.executors.launches import Scene
+from tests.patience import PATIENCE_S
 from tests.sync.harness import ThreadSite, make_terms
 
 LIMIT_S = 100.0
@@ -143,7 +144,7 @@ def test_of_two_real_sites_the_one_whose_training_hangs_is_told_from_the_one_tha
     store, terms = MemoryStore("pulses"), make_terms(quorum=2, liveness_s=1.0, rounds=1)
     waiting, hanging = ThreadSite(store, terms, "a"), ThreadSite(store, terms, "b", data_seed=1)
     step = hanging.step
-    hanging.step = lambda: (release.wait(60), step())[1] if hanging.steps == 1 else step()  # type: ignore[method-assign]
+    hanging.step = lambda: (release.wait(PATIENCE_S), step())[1] if hanging.steps == 1 else step()  # type: ignore[method-assign]
     for site in (waiting, hanging):
         site.start()
     pulses, ticks = Pulses(store), 0.0
@@ -168,5 +169,5 @@ def test_of_two_real_sites_the_one_whose_training_hangs_is_told_from_the_one_tha
     assert b.stood_since == hung_since and b.changed_at != b.stood_since, "it beats on and stands"
     release.set()
     for site in (waiting, hanging):
-        site.join(60)
+        site.join(PATIENCE_S)
         assert site.error is None and not site.is_alive()

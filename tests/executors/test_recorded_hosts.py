@@ -33,8 +33,8 @@ from tests.architecture import REPOSITORY
 from tests.executors.jobs import FOREVER, Stage
 from tests.executors.launches import small_recipe
 from tests.executors.loopback_ssh import USER, SshPlatform
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 120
 HASTY = Patience(pauses_s=(), connect_s=5.0, call_s=20.0)
 ON = "ssh:/nowhere/hosts.toml"
 

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
+from tests.patience import PATIENCE_S
 
 TOKEN = "tok-9f8e7d6c5b4a"
 PROGRAM = """
@@ -30,7 +31,7 @@ def ran(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 from composer_prime import redaction
 from composer_prime.executors import shim
 from tests.executors.jobs import wait_until
+from tests.patience import PATIENCE_S
 
 SHIM = Path(shim.__file__)
 
@@ -23,7 +24,7 @@ def call(*arguments: str, request: dict | None = None) -> subprocess.CompletedPr
         input="" if request is None else json.dumps(request),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
 
 

@@ -26,6 +26,7 @@ from tests.cli.command_line import Answer, call
 from tests.executors.jobs import FOREVER, Stage, await_end, await_running, run_to_end, wait_until
 from tests.executors.launches import small_recipe
 from tests.executors.loopback_ssh import SshPlatform
+from tests.patience import PATIENCE_S
 
 HASTY = Patience(pauses_s=(0.05, 0.05), connect_s=5.0, call_s=20.0)
 SECRET = "s3cr3t-0123456789-abcdef"
@@ -375,7 +376,7 @@ def test_a_quiet_log_outlasts_more_lost_connections_than_one_call_would(tmp_path
                     platform.cut("left")
                     wait_until(lambda before=before: left.num_answers > before, "the follower reads again")
                 stage.mark("go")
-                assert rest.result(timeout=60) == ["two"]
+                assert rest.result(timeout=PATIENCE_S) == ["two"]
 
 
 def test_a_job_on_a_host_that_the_file_does_not_name_gives_no_answer_and_is_not_unknown(

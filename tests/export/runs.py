@@ -56,5 +56,5 @@ def make_run(
     store = open_store(str(where))
     chosen = make_terms(**{"quorum": len(names), "codec": "int8", "snapshot_rounds": 1} | terms)
     sites = [PolicySite(store, chosen, name, base, prepare, data_seed=place) for place, name in enumerate(names)]
-    run_sites(*sites, timeout_s=120)
+    run_sites(*sites)
     return store

@@ -16,7 +16,7 @@ def random_bits(rng: np.random.Generator, size: int, dtype: type) -> np.ndarray:
     return rng.integers(0, np.iinfo(dtype).max, size, dtype=dtype, endpoint=True)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(
     seed=st.integers(0, 2**32 - 1),
     size=st.one_of(st.integers(0, 50), st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 7])),

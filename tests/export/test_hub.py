@@ -13,6 +13,7 @@ from composer_prime.export import hub as hub_module
 from tests.architecture import REPOSITORY
 from tests.export.fake_hub import FakeHub, serving_hub
 from tests.export.runs import make_run
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +33,7 @@ def export(hub: FakeHub, run: str, base: Path, to: str, *more: str) -> subproces
     """In a process of its own: huggingface_hub reads the endpoint when it is imported."""
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_test", "HF_HUB_OFFLINE": "0"}
     command = [sys.executable, "-m", "composer_prime.cli.main", "export", run, "--to", to, "--model", str(base), *more]
-    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_the_folder_ends_in_one_commit_of_the_repository(hub, run, base, tmp_path):

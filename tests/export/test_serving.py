@@ -19,6 +19,7 @@ from tests.export.fake_server import serving_fake
 from tests.export.runs import make_run
 from tests.export.test_export import expected
 from tests.export.test_following import Growing
+from tests.patience import PATIENCE_S
 from tests.sites.test_inference_process import Process, start
 from tests.sites.tiny_folder import score
 
@@ -57,7 +58,7 @@ def kill(process: Process) -> None:
 def assert_answers_as(process: Process, run: Store, base: Path, version: int) -> None:
     """The server's log-probabilities are those of the masters of that version, rounded to bf16."""
     body = {"token_ids": PROMPT, "sampling_params": {"temperature": 1.0, "max_tokens": 8, "seed": 0, "logprobs": 1}}
-    answer = httpx.post(f"{process.url}/inference/v1/generate", json=body, timeout=60).json()
+    answer = httpx.post(f"{process.url}/inference/v1/generate", json=body, timeout=PATIENCE_S).json()
     assert answer["policy_version"] == version
     policy = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
     values = expected(run, version, torch.bfloat16 if version else torch.float32)

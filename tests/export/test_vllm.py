@@ -16,6 +16,7 @@ from composer_prime.export.server import WeightServer
 from composer_prime.sites.embedded.inference.vllm_server import VllmServer
 from tests.export.runs import make_run
 from tests.export.test_following import Growing
+from tests.patience import PATIENCE_S
 from tests.sites.tiny_folder import save_random_tiny, score
 
 pytestmark = pytest.mark.vllm
@@ -27,7 +28,7 @@ def assert_answers_as(url: str, folder: Path) -> None:
     """The server's log-probabilities are those of the model in the folder."""
     asked: dict[str, Any] = {"temperature": 1.0, "max_tokens": 8, "seed": 0, "logprobs": 1, "ignore_eos": True}
     body = {"model": VllmServer.model_name, "token_ids": PROMPT, "sampling_params": asked}
-    answer = httpx.post(f"{url}/inference/v1/generate", json=body, timeout=120)
+    answer = httpx.post(f"{url}/inference/v1/generate", json=body, timeout=PATIENCE_S)
     (choice,) = answer.raise_for_status().json()["choices"]
     told = [entry["logprob"] for entry in choice["logprobs"]["content"]]
     policy = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()

@@ -43,7 +43,7 @@ from tests.gateway.guarded import (
 )
 
 CLAIM = f"objects/{keys.claim('alice', 0)}?operation=create"
-WAIT_S = 60
+WAIT_S = 600
 
 
 def wait_until(holds: Callable[[], object]) -> None:

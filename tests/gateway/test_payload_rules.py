@@ -17,7 +17,7 @@ from composer_prime.sync.records import Offer
 from tests.gateway.guarded import MAX_OBJECT_BYTES, coded, make_run, offer_of, signed
 from tests.sync.harness import HandSite
 
-WAIT_S = 60
+WAIT_S = 600
 
 
 class Watched:

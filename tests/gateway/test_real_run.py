@@ -61,7 +61,7 @@ def test_a_volunteer_behind_a_gateway_trains_a_run_to_its_end(
         codes = [waited(process, log) for process, log in ((volunteer, logs["alice"]), (owners, logs["a"]))]
         assert codes == [0, 0], [log.read_text()[-3000:] for log in logs.values()]
         gateway.terminate()
-        gateway.wait(30)
+        gateway.wait(600)
         assert takers(bucket) == {"a", "alice"}
     ends = [
         json.loads(run_paths(tmp_path / f"out-{name}").summary.read_text())["sites"][name] for name in ("a", "alice")
@@ -78,6 +78,6 @@ def test_a_volunteer_behind_a_gateway_trains_a_run_to_its_end(
 
 def waited(process: subprocess.Popen[bytes], log: Path) -> int:
     try:
-        return process.wait(240)
+        return process.wait(600)
     except subprocess.TimeoutExpired:
         raise AssertionError(log.read_text()[-3000:]) from None

@@ -106,7 +106,7 @@ def test_the_command_serves_a_run_until_it_is_told_to_stop(store_uri: Callable[[
         assert keys.manifest() in store.list("")
         store.close()
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        process.wait(PATIENCE_S)
     finally:
         process.kill()
         process.wait()

@@ -155,7 +155,7 @@ def test_a_ticket_is_for_no_other_method(scene: Scene) -> None:
 def test_a_ticket_is_for_no_other_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tickets, "EXPIRES_S", 1)
     ticket = scene.ticket()
-    until = time.monotonic() + 10
+    until = time.monotonic() + PATIENCE_S
     parts = urlsplit(str(ticket.url))
     stretched = urlunsplit(parts._replace(query=parts.query.replace("X-Amz-Expires=1", "X-Amz-Expires=9999")))
     assert put(ticket, scene.data, url=stretched) == 403

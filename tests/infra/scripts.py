@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE_S
+
 STAND_IN = """#!{python} -S
 import json, os, sys
 with open({notes!r}, "a") as file:
@@ -34,7 +36,9 @@ class Stage:
     def run(self, script: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """The script's end; it knows no variables but these."""
         env = {"PATH": f"{self.bin}{os.pathsep}/usr/bin{os.pathsep}/bin", **environment}
-        return subprocess.run(["bash", str(script), *arguments], env=env, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            ["bash", str(script), *arguments], env=env, capture_output=True, text=True, timeout=PATIENCE_S
+        )
 
     def calls(self) -> list[dict[str, Any]]:
         """Every call so far, in order of their notes."""
@@ -52,5 +56,5 @@ def linter(name: str) -> str | None:
 
 def complaints(command: list[str], env: Mapping[str, str] | None = None) -> str:
     """What a linter says; '' when it is content."""
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=PATIENCE_S)
     return done.stdout + done.stderr if done.returncode else ""

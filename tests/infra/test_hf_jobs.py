@@ -9,6 +9,7 @@ import pytest
 
 from tests.architecture import REPOSITORY
 from tests.infra.scripts import Stage, complaints, linter
+from tests.patience import PATIENCE_S
 
 SCRIPT = REPOSITORY / "infra/hf_jobs/site.sh"
 SETTINGS = {
@@ -59,7 +60,7 @@ def test_hf_itself_takes_the_command_line(tmp_path: Path) -> None:
         env={**variables, **offline},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     job = dict(re.findall(r"^  (\w+) +(.+)$", done.stdout, re.MULTILINE))

@@ -12,6 +12,7 @@ import pytest
 
 from tests.architecture import REPOSITORY
 from tests.infra.scripts import Stage
+from tests.patience import PATIENCE_S
 
 pytest.importorskip("modal", reason="modal isn't installed: pip install 'composer-prime[modal]'")
 from tests.executors.loopback_modal import LoopbackModal
@@ -37,7 +38,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_modals_own_command_line_finds_the_entrypoint_and_its_options(tmp_path: Path) -> None:
     environment = {**os.environ, "MODAL_CONFIG_PATH": "/nonexistent", "MODAL_SERVER_URL": "http://127.0.0.1:9"}
     command = [sys.executable, "-m", "modal", "run", str(APP.relative_to(REPOSITORY)), "--help"]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert all(option in done.stdout for option in ("--recipe", "--site", "--settings"))
 
@@ -46,7 +47,9 @@ def test_deployed_it_has_a_limit_retries_gpus_a_volume_and_the_buckets_secret(tm
     command = [sys.executable, "-m", "modal", "deploy", str(APP.relative_to(REPOSITORY))]
     with closing(LoopbackModal(tmp_path)) as modal:
         environment = {**os.environ, **modal.environment(), "GPU": "A10G:2"}
-        done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         (function,) = modal.servicer.functions.values()
     definition = function.definition

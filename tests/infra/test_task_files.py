@@ -14,6 +14,7 @@ import yaml
 from tests.architecture import REPOSITORY
 from tests.infra.scripts import linter
 from tests.infra.site_commands import fill, read_site_command
+from tests.patience import PATIENCE_S
 
 SKYPILOT = REPOSITORY / "infra/skypilot/site.yaml"
 DSTACK = REPOSITORY / "infra/dstack/site.dstack.yml"
@@ -74,7 +75,7 @@ def read_by(program: str, code: str, path: Path, home: Path) -> str:
         pytest.skip(f"{program} isn't on the PATH: make test-task-files")
     python = Path(found).parent / "python"
     done = subprocess.run(
-        [python, "-c", code, path], env={"HOME": str(home)}, capture_output=True, text=True, timeout=120
+        [python, "-c", code, path], env={"HOME": str(home)}, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

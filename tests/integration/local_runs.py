@@ -12,6 +12,7 @@ import psutil
 
 from composer_prime.config.paths import RunPaths, SitePaths
 from composer_prime.metrics import read_tape
+from tests.patience import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[2]
 ROLES = ("inference", "orchestrator", "trainer")
@@ -61,7 +62,7 @@ def started(arguments: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]
             family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
             for member in family:
                 member.kill()
-            process.wait(30)
+            process.wait(PATIENCE_S)
 
 
 def run_paths(output_dir: Path) -> RunPaths:
@@ -74,12 +75,14 @@ def trained(paths: SitePaths) -> int:
     return len(read_tape(paths.tape("trainer"))) if paths.tape("trainer").exists() else 0
 
 
-def wait_until(holds: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, timeout_s: float = 120) -> None:
-    """Wait for something a running command is to bring about; fails with its output when it ends or takes too long."""
-    deadline = time.monotonic() + timeout_s
+def wait_until(
+    holds: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, timeout_s: float = PATIENCE_S
+) -> None:
+    """Wait for something a running command is to bring about; fails with its output when it ends or hangs."""
+    deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert process.poll() is None, f"ended with {process.returncode}:\n{log.read_text()[-3000:]}"
-        assert time.monotonic() < deadline, f"not within {timeout_s} s:\n{log.read_text()[-3000:]}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S} s:\n{log.read_text()[-3000:]}"
         time.sleep(0.05)
 
 

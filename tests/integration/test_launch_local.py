@@ -19,9 +19,9 @@ from composer_prime.sync.records import Close, Commit, Manifest, Offer
 from tests.executors.platforms import LoopbackPlatform
 from tests.executors.registry import LOOPBACKS, loopback
 from tests.integration.local_runs import command, run_paths, started, trained, wait_until
+from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(900)]
-PATIENCE_S = 300
+pytestmark = [pytest.mark.slow, pytest.mark.s3]
 SITES = ("r0", "r1")
 PLATFORMS = [pytest.param(name, id=name, marks=() if name == "local" else pytest.mark.long) for name in LOOPBACKS]
 """Minutes each: the others with `-m long`. What differs between them is the contract's, which always runs."""
@@ -64,9 +64,9 @@ def test_a_launched_run_survives_a_preemption_and_ends_with_equal_masters(
     changes: dict[str, object] = {"outer.store": uri, "outer.quorum": 2, "max_steps": 24}
     arguments = command("launch", tmp_path / "out", *options, "--image", "any", **changes)
     with started(arguments, log) as launcher:
-        wait_until(lambda: all(trained(paths.site(site)) >= 2 for site in SITES), launcher, log, PATIENCE_S)
+        wait_until(lambda: all(trained(paths.site(site)) >= 2 for site in SITES), launcher, log)
         own = paths.site("r1")
-        wait_until(lambda: any(own.checkpoints.glob("step_*")), launcher, log, PATIENCE_S)
+        wait_until(lambda: any(own.checkpoints.glob("step_*")), launcher, log)
         with closing(open_store(f"{uri}/two-sites")) as store:
             book = open_launch(store)
         victim = book.attempt("r1", 1).job(book.name)
@@ -75,7 +75,7 @@ def test_a_launched_run_survives_a_preemption_and_ends_with_equal_masters(
             platform.preempt(victim)
             if platform.name != KEEPS_DISK:
                 shutil.rmtree(own.root)
-        wait_until(lambda: "r1 attempt 2: running" in log.read_text(), launcher, log, PATIENCE_S)
+        wait_until(lambda: "r1 attempt 2: running" in log.read_text(), launcher, log)
         rows = [json.loads(line) for line in composer_prime("ps", book.store.uri, "--json").splitlines()]
         assert ("r1", 1, "preempted") in {(row["site"], row["attempt"], row["state"]) for row in rows}
         assert launcher.wait(PATIENCE_S) == 0, log.read_text()

@@ -30,6 +30,7 @@ from tests.integration.local_runs import (
     trained,
     wait_until,
 )
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 STOPPED_S = 3.0
@@ -73,7 +74,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedRun]:
         watch(process, seen, STOPPED_S)
         trainer.send_signal(signal.SIGCONT)
         watch(process, seen, 200)
-        exit_code = process.wait(60)
+        exit_code = process.wait(PATIENCE_S)
     yield WatchedRun(folder / "out", exit_code, log.read_text(), seen)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from composer_prime.integrations.torchft import BucketManager
 from composer_prime.outer.fragments import plan_fragments
+from tests.patience import PATIENCE_S
 
 INNER_LR, OUTER_LR, OUTER_MOMENTUM = 0.05, 0.7, 0.9
 
@@ -64,7 +65,7 @@ def masters(manager: "BucketManager | LockstepManager") -> Tensor:
     return torch.cat([value.reshape(-1) for state in states for value in state["original_parameters"].values()])
 
 
-def run_together(*calls: Callable[[], Any], timeout_s: float = 120) -> list[Any]:
+def run_together(*calls: Callable[[], Any], timeout_s: float = PATIENCE_S) -> list[Any]:
     """Each call on a thread of its own; their results, or the first error."""
     results: list[Any] = [None] * len(calls)
     errors: list[BaseException] = []
@@ -91,7 +92,7 @@ class Lockstep:
 
     def __init__(self, num_replicas: int) -> None:
         self._slots: list[Tensor] = [torch.empty(0)] * num_replicas
-        self._barrier = threading.Barrier(num_replicas, timeout=60)
+        self._barrier = threading.Barrier(num_replicas, timeout=PATIENCE_S)
 
     def mean(self, place: int, tensor: Tensor) -> Tensor:
         """The mean of what every replica gave; blocks until the last one has."""

@@ -20,6 +20,7 @@ from tests.integrations.replicas import (
     run_together,
     train_with_torchft,
 )
+from tests.patience import PATIENCE_S
 
 pytest.importorskip("torchft")
 
@@ -142,7 +143,7 @@ def test_a_late_replica_is_waited_for_again(
     monkeypatch.setattr(first, "_signs_of_life", looking)
 
     def after_a() -> tuple[Tensor, bool]:
-        assert waits.wait(30), "a did not wait for b"
+        assert waits.wait(PATIENCE_S), "a did not wait for b"
         return one_round(second, 2.0)
 
     results = run_together(lambda: one_round(first, 1.0), after_a)
@@ -226,7 +227,7 @@ def test_a_store_that_fails_for_a_moment_is_asked_again(
     manager: Callable[..., BucketManager], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ours, "RETRY_S", 0.01)
-    alone = manager("a", min_replicas=1, timeout_s=0.5)
+    alone = manager("a", min_replicas=1, timeout_s=3.0)
     failures = iter([StoreError("the bucket is busy")] * 3)
     put = alone._store.put
 

@@ -18,6 +18,7 @@ from composer_prime.store import open_store, torchft_keys
 from tests.architecture import REPOSITORY
 from tests.forked import Program
 from tests.integrations.replicas import in_lockstep
+from tests.patience import PATIENCE_S
 
 pytest.importorskip("torchft")
 
@@ -47,7 +48,7 @@ def end(replica: Replica) -> dict[str, Any]:
     """What a replica saved, once it has ended well."""
     process, out = replica
     try:
-        code = process.wait(120)
+        code = process.wait(PATIENCE_S)
     finally:
         process.kill()
     assert code == 0, process.log.read_text()
@@ -73,7 +74,7 @@ def test_the_others_finish_when_a_replica_is_killed(tmp_path: Path) -> None:
     replicas = start(tmp_path, "abc", min_replicas=2, timeout_s=5.0, die_at={"c": 18})
     first, second = end(replicas["a"]), end(replicas["b"])
     process, out = replicas["c"]
-    assert process.wait(60) == -signal.SIGKILL and not out.exists(), process.log.read_text()
+    assert process.wait(PATIENCE_S) == -signal.SIGKILL and not out.exists(), process.log.read_text()
     assert (first["step"], first["part"]) == (second["step"], second["part"]) == (10, 2)
     assert torch.equal(first["masters"], second["masters"])
     store = open_store(f"file://{tmp_path / 'bucket' / 'run'}")
@@ -95,7 +96,7 @@ def test_the_example_in_the_docs_runs(tmp_path: Path) -> None:
     ]
     printed = []
     for process in processes:
-        out, errors = process.communicate(timeout=120)
+        out, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, errors.decode()
         printed.append(out)
     assert printed[0] == printed[1] and printed[0].startswith(b"step 10 ")

@@ -101,7 +101,7 @@ def assert_equals_reference(batch, dtype, tolerance, **kwargs):
         assert metrics[name] == pytest.approx(exact, rel=10 * tolerance, abs=10 * tolerance)
 
 
-@settings(max_examples=1000, deadline=None, derandomize=True)
+@settings(max_examples=1000, derandomize=True)
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_tokens=st.integers(0, 40),

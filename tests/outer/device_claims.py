@@ -18,7 +18,7 @@ from composer_prime.outer.fragments import plan_fragments
 from composer_prime.outer.pseudograd import copy_to_host, flatten, write_back
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-WAIT_S = 60
+WAIT_S = 600
 OTHERS = -1e3
 """What others write into memory that was freed."""
 

@@ -30,7 +30,7 @@ class GCSServer:
     def has_bucket(self, bucket: str) -> bool:
         """True once the server answers and has `bucket`, which is made when it's new."""
         try:
-            answer = httpx.post(f"{self.endpoint}/storage/v1/b", json={"name": bucket}, timeout=5, trust_env=False)
+            answer = httpx.post(f"{self.endpoint}/storage/v1/b", json={"name": bucket}, timeout=30, trust_env=False)
         except httpx.TransportError:
             return False
         return answer.status_code in (200, 409)

@@ -9,6 +9,7 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+from tests.patience import PATIENCE_S
 from tests.servers.listening import listening
 
 PIECE_BYTES = 2**16
@@ -47,7 +48,7 @@ def forward_proxy(places: Mapping[str, str] | None = None) -> Iterator[ForwardPr
             to = urlsplit(self.path)
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             host = to.hostname or ""
-            upstream = HTTPConnection(known.get(host, host), to.port or 80, timeout=30)
+            upstream = HTTPConnection(known.get(host, host), to.port or 80, timeout=PATIENCE_S)
             upstream.request(self.command, f"{to.path}?{to.query}" if to.query else to.path, body, dict(self.headers))
             answer = upstream.getresponse()
             content = answer.read()

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from composer_prime.bench.seaweed import DIE_WITH_PARENT
+from tests.patience import PATIENCE_S
 
 
 class ServerFailed(Exception):
@@ -28,7 +29,7 @@ def serving(
     is_ready: Callable[[], bool],
     environment: Mapping[str, str],
     folder: Path,
-    deadline_s: float = 30.0,
+    deadline_s: float = PATIENCE_S,
 ) -> Iterator[int]:
     """Run `command` (its program given by path) in `folder` until the block ends; yields its process id once ready.
 

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from composer_prime.bench import seaweed as bench_seaweed
 from composer_prime.bench import storm_server
 from composer_prime.bench.seaweed import free_ports, seaweed, server_flags
 from composer_prime.bench.storm_server import StormServer
+from tests.patience import PATIENCE_S, wait_until
 from tests.servers import ServerFailed, process
 from tests.servers import seaweed as seaweed_server
 
@@ -32,7 +32,7 @@ def test_server_and_what_it_started_are_gone_after_the_block(tmp_path: Path) -> 
     ) as pid:
         family = [psutil.Process(pid), *psutil.Process(pid).children()]
         assert len(family) == 2
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
     assert not alive
 
 
@@ -85,11 +85,8 @@ def test_killed_test_process_leaves_no_seaweed_and_none_of_its_sockets(tmp_path:
         outside = sockets_outside(tmp_path, server)
         assert len(outside) >= 4
         os.kill(tester.pid, signal.SIGKILL)
-    server.wait(timeout=10)
-    deadline = time.monotonic() + 10
-    while left := {path for path in outside if path.exists()}:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.01)
+    server.wait(timeout=PATIENCE_S)
+    wait_until(lambda: not any(path.exists() for path in outside), "its sockets go")
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Recipes, commands and waiting for tests that supervise the stand-in roles of fake_role.py."""
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ import psutil
 
 from composer_prime.config import Recipe, SitePaths, SiteSettings, recipe_from_data, settle_site
 from composer_prime.sites.embedded.ports import claim_port
+from tests.patience import wait_until
 
 FAKE_ROLE = Path(__file__).with_name("fake_role.py")
-DEADLINE_S = 30.0
 
 
 def small_recipe(output_dir: Path, **changes: Any) -> Recipe:
@@ -44,14 +43,6 @@ def fake_roles(**behaviours: str | dict[str, str]) -> Callable[[str, Path], list
         return [sys.executable, str(FAKE_ROLE), role, str(site_dir), *chosen.split()]
 
     return command
-
-
-def wait_until(holds: Callable[[], Any], what: str) -> None:
-    """Look again and again until `holds()`; fails the test with `what` when it takes too long."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for: {what}"
-        time.sleep(0.02)
 
 
 def pid_of(paths: SitePaths, role: str) -> int:

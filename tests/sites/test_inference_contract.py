@@ -22,6 +22,7 @@ from composer_prime.sites.embedded.inference.app import VERSION_HEADER, Server
 from composer_prime.sites.embedded.inference.engine import Engine
 from composer_prime.sites.embedded.inference.serve import load_tokenizer, make_engine
 from composer_prime.sites.embedded.model import load_policy
+from tests.patience import PATIENCE_S
 from tests.sites.letters_site import letters_site
 from tests.sites.tiny_folder import END_OF_TURN, PAST_VOCABULARY, save_random_tiny, score
 
@@ -108,7 +109,7 @@ async def _running(engine: Engine, folders: dict[int, Path]) -> AsyncIterator[Si
         policies[version].load_state_dict(load_file(folders[version] / "model.safetensors"), strict=False)
     server = Server(engine, "tiny", load_tokenizer(folders[0]))
     transport = httpx.ASGITransport(server.app(None))  # pyright: ignore[reportArgumentType]
-    async with httpx.AsyncClient(transport=transport, base_url="http://site", timeout=120) as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://site", timeout=PATIENCE_S) as http:
         assert (await http.get("/health")).status_code == 503
         refused = await http.post("/inference/v1/generate", json={"token_ids": [1]})
         assert refused.status_code == 503 and "starting" in refused.json()["error"]["message"]
@@ -379,13 +380,16 @@ def test_chat_is_the_token_route_with_text_around_it(site) -> None:
 def test_a_request_that_outlasts_the_server_is_answered_with_503(site, monkeypatch: pytest.MonkeyPatch) -> None:
     """uvicorn cancels what is under way after its grace, and prints a traceback of whatever lets that through."""
 
+    begun = asyncio.Event()
+
     async def never(*args: object) -> None:
+        begun.set()
         await asyncio.Event().wait()
 
     async def test(site: Site) -> None:
         monkeypatch.setattr(site.engine, "generate", never)
         asking = asyncio.ensure_future(site.generate([1, 2, 3], status=503))
-        await asyncio.sleep(0.1)
+        await begun.wait()
         asking.cancel()
         assert "before its answer was complete" in (await asking)["error"]["message"]
 

@@ -18,6 +18,7 @@ from composer_prime.errors import BadInput, ModelError, SiteError
 from composer_prime.sites.embedded.inference.vllm_engine import VllmEngine
 from composer_prime.sites.embedded.inference.vllm_folder import make_whole_folder, tied_names
 from composer_prime.sites.embedded.model import load_policy
+from tests.patience import PATIENCE_S
 from tests.sites.tiny_folder import save_random_tiny
 
 START_SERVER = """
@@ -133,5 +134,5 @@ def test_all_that_a_server_started_ends_with_us(tmp_path: Path, orderly: bool) -
             ours.stdin.flush()
         else:
             ours.send_signal(signal.SIGKILL)
-        _, alive = psutil.wait_procs([server, worker], timeout=10)
+        _, alive = psutil.wait_procs([server, worker], timeout=PATIENCE_S)
         assert not alive

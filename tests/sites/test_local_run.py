@@ -23,7 +23,8 @@ from composer_prime.sites.embedded.interrupt import catch_interrupt
 from composer_prime.sites.embedded.local_run import Surroundings, _View, run_local, run_site
 from composer_prime.sites.embedded.ports import claim_port, is_free
 from composer_prime.sites.embedded.supervisor import SiteState, SiteSupervisor
-from tests.sites.fake_site import all_gone, fake_roles, pid_of, small_recipe, wait_until
+from tests.patience import wait_until
+from tests.sites.fake_site import all_gone, fake_roles, pid_of, small_recipe
 
 DONE = "steps=8 ending=result"
 

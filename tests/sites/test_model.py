@@ -18,6 +18,7 @@ from composer_prime.sites.embedded.model import load_policy, resolve_model
 from composer_prime.sites.embedded.tiny import tiny_config, tiny_tokenizer
 from composer_prime.sites.embedded.warmup import ALPHABET, LENGTH, WarmUp, prompt_text, warm_up
 from composer_prime.sites.embedded.warmup_config import WarmUpConfig
+from tests.patience import PATIENCE_S
 from tests.sites.tiny_folder import build_together, save_random_tiny, score
 
 RENDERER = create_renderer(tiny_tokenizer(), Qwen3RendererConfig(enable_thinking=False))
@@ -138,7 +139,7 @@ def test_two_processes_that_build_the_same_model_both_get_it(tmp_path: Path) -> 
     processes = [context.Process(target=build_together, args=(tmp_path, barrier, results)) for _ in range(2)]
     for process in processes:
         process.start()
-    folders = {results.get(timeout=120) for _ in processes}
+    folders = {results.get(timeout=PATIENCE_S) for _ in processes}
     for process in processes:
         process.join()
         assert process.exitcode == 0

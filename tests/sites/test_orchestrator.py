@@ -19,10 +19,10 @@ from composer_prime.errors import SiteError
 from composer_prime.metrics import read_tape
 from composer_prime.sites.embedded.batches import TrainingSample, read_batch
 from composer_prime.sites.embedded.orchestrator import MAX_DRAWS, serve
+from tests.patience import PATIENCE_S, wait_until
 from tests.servers.fake_inference import FakePolicy, serving
 from tests.sites.letters_site import letters_site
 
-DEADLINE_S = 30.0
 OUTER = {"inner_steps": 4, "fragments": 2}
 
 Run = Callable[..., SiteSettings]
@@ -35,11 +35,11 @@ def run(tmp_path: Path, tokenizer_dir: Path, run_async: Callable[..., Any]) -> R
 
     async def both(settings: SiteSettings, trainer: Trainer) -> None:
         work, training = asyncio.create_task(serve(settings)), asyncio.create_task(trainer(settings))
-        done, _ = await asyncio.wait({work, training}, timeout=DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({work, training}, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
         for task in (work, training):
             task.cancel()
         await asyncio.gather(work, training, return_exceptions=True)
-        assert done, f"neither the trainer nor the orchestrator came to an end in {DEADLINE_S} s"
+        assert done, f"neither the trainer nor the orchestrator came to an end in {PATIENCE_S} s"
         for task in done:
             task.result()
 
@@ -242,22 +242,15 @@ def process(settings: SiteSettings, **environment: str) -> Iterator[subprocess.P
 
 
 def ended(child: subprocess.Popen[str]) -> int:
-    child.communicate(timeout=DEADLINE_S)
+    child.communicate(timeout=PATIENCE_S)
     return child.returncode
-
-
-def wait_for(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_the_process_ends_with_the_trainers_result_and_never_loads_torch(tmp_path: Path, tokenizer_dir: Path) -> None:
     with serving(FakePolicy()) as port:
         settings = letters_site(tmp_path, port=port, model_dir=tokenizer_dir)
         with process(settings, HTTP_PROXY="http://127.0.0.1:9", http_proxy="http://127.0.0.1:9") as child:
-            wait_for(lambda: read_batch(settings.paths.rollouts, 0) is not None)
+            wait_until(lambda: read_batch(settings.paths.rollouts, 0) is not None)
             loaded = {mapping.path for mapping in psutil.Process(child.pid).memory_maps()}
             settings.paths.result.write_text("{}")
             assert ended(child) == 0
@@ -269,7 +262,7 @@ def test_the_process_ends_on_sigterm_though_rollouts_in_flight_never_end(tmp_pat
     with serving(policy) as port:
         settings = letters_site(tmp_path, port=port, model_dir=tokenizer_dir)
         with process(settings) as child:
-            wait_for(lambda: len(policy.words) == 16)
+            wait_until(lambda: len(policy.words) == 16)
             child.send_signal(signal.SIGTERM)
             assert ended(child) == 0
 
@@ -277,7 +270,7 @@ def test_the_process_ends_on_sigterm_though_rollouts_in_flight_never_end(tmp_pat
 def test_the_process_says_in_its_last_line_what_is_wrong_with_an_environment(tmp_path: Path) -> None:
     settings = letters_site(tmp_path, taskset={"id": "no-such-env"})
     with process(settings) as child:
-        _, printed = child.communicate(timeout=DEADLINE_S)
+        _, printed = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 2
     assert printed.splitlines()[-1].startswith("error: environment 'no-such-env' isn't installed")
     assert "Traceback" not in printed

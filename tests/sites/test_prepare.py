@@ -9,11 +9,12 @@ from composer_prime.config.paths import RunPaths
 from composer_prime.sites.embedded.prepare import ModelResolution, check_bucket
 from composer_prime.store.file import FileStore
 from tests.config.recipes import recipe
+from tests.patience import PATIENCE_S
 
 
 def test_two_sites_of_one_folder_that_start_at_once_each_get_their_own_answer(tmp_path: Path) -> None:
     first = ModelResolution([sys.executable, "-c", "print('/model')"], RunPaths(tmp_path))
-    assert first._child.wait(60) == 0
+    assert first._child.wait(PATIENCE_S) == 0
     second = ModelResolution([sys.executable, "-c", "print('loading'); print('/other')"], RunPaths(tmp_path))
     try:
         assert first.wait(lambda: False) == Path("/model")

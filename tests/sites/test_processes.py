@@ -10,7 +10,8 @@ import pytest
 
 from composer_prime.redaction import HIDDEN, SECRET_NAMES_VARIABLE
 from composer_prime.sites.embedded.processes import Child, describe_exit, stop, tail
-from tests.sites.fake_site import is_gone, wait_until
+from tests.patience import PATIENCE_S, wait_until
+from tests.sites.fake_site import is_gone
 
 SLEEP = "import time; time.sleep(600)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); " + SLEEP
@@ -22,15 +23,15 @@ def start(log: Path, code: str) -> Child:
 
 def test_both_outputs_go_to_the_log_and_the_environment_is_added_to(tmp_path: Path) -> None:
     child = start(tmp_path / "logs" / "x.log", "import os, sys; print(os.environ['COLOR']); sys.exit('gone wrong')")
-    assert child.wait(30) == 1
+    assert child.wait(PATIENCE_S) == 1
     assert sorted(child.tail()) == ["gone wrong", "teal"]
 
 
 def test_a_tail_holds_only_what_this_process_wrote(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
-    start(log, "print('first')").wait(30)
+    start(log, "print('first')").wait(PATIENCE_S)
     second = start(log, "print(); [print('second', n) for n in range(30)]")
-    second.wait(30)
+    second.wait(PATIENCE_S)
     assert tail(log, 100)[0] == "first"
     assert second.tail(100) == [f"second {n}" for n in range(30)]
     assert second.tail() == [f"second {n}" for n in range(10, 30)]
@@ -39,7 +40,7 @@ def test_a_tail_holds_only_what_this_process_wrote(tmp_path: Path) -> None:
 def test_an_answer_on_stdout_stays_apart_from_the_log(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; print('answer'); print('chatter', file=sys.stderr)"]
     child = Child("test", command, tmp_path / "x.log", env={}, stdout=tmp_path / "out")
-    child.wait(30)
+    child.wait(PATIENCE_S)
     assert (tmp_path / "out").read_text() == "answer\n"
     assert child.tail() == ["chatter"]
 
@@ -61,7 +62,7 @@ subprocess.run([sys.executable, "-c", f"print('below', {token!r})"])
 sys.exit("no " + token)
 """
     child = Child("test", [sys.executable, "-c", code], tmp_path / "x.log", env=variables)
-    assert child.wait(60) == 1
+    assert child.wait(PATIENCE_S) == 1
     text = (tmp_path / "x.log").read_text()
     assert TOKEN not in text
     lines = sorted(text.splitlines())
@@ -101,7 +102,7 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path
 def test_what_a_process_leaves_in_its_group_ends_with_it(tmp_path: Path) -> None:
     code = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {SLEEP!r}]).pid)"
     child = start(tmp_path / "x.log", code)
-    assert child.wait(30) == 0
+    assert child.wait(PATIENCE_S) == 0
     left_behind = int(child.tail()[0])
     wait_until(lambda: is_gone(left_behind), "the group is killed")
 

@@ -17,7 +17,8 @@ from composer_prime.sites.embedded.ports import claim_port, is_free
 from composer_prime.sites.embedded.restarts import MAX_RESTARTS, ROLES, Verdict, judge_exit
 from composer_prime.sites.embedded.supervisor import SITE_WALL_S, SiteState, SiteSupervisor
 from composer_prime.sites.embedded.weights import newest_broadcast
-from tests.sites.fake_site import all_gone, fake_roles, is_gone, pid_of, settle, wait_until
+from tests.patience import wait_until
+from tests.sites.fake_site import all_gone, fake_roles, is_gone, pid_of, settle
 
 
 def follow(supervisor: SiteSupervisor) -> None:

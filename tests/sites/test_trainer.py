@@ -25,6 +25,7 @@ from composer_prime.sites.embedded.result import SiteResult
 from composer_prime.sites.embedded.trainer import Outer, Trainer
 from composer_prime.sync.site_clock import OuterLoop
 from tests.losses.reference import reference_loss
+from tests.patience import PATIENCE_S
 from tests.sites.tiny_policy import logprobs_alone, random_policy, random_samples
 
 LOSS = {"kl_tau": 0.05, "replay_tau": 0.3, "replay_clip": 2.0}
@@ -353,17 +354,17 @@ def test_as_a_process_it_saves_on_sigterm_and_finishes_when_resumed(tmp_path):
     random_policy().save_pretrained(settings.model_dir)
     write_batches(settings, 1)
     process = start_process(settings)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while not (settings.paths.broadcast(1) / "STABLE").exists() and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
     assert saved_steps(settings.paths.checkpoints) == [1] and not settings.paths.result.exists()
     write_batches(settings, 2)
     process = start_process(settle(tmp_path, steps=2, resume=True))
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
     result = SiteResult.load(settings.paths.result)
     assert result is not None and result.steps == 2
@@ -374,6 +375,6 @@ def test_as_a_process_bad_input_is_one_line_and_exit_code_2(tmp_path):
     settings = settle(tmp_path)
     (tmp_path / "model").mkdir()
     process = start_process(settings)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
     assert errors.strip().splitlines()[-1].startswith("error: model folder") and "Traceback" not in errors

@@ -13,6 +13,7 @@ from composer_prime.errors import SiteError
 from composer_prime.sites.embedded import weights
 from composer_prime.sites.embedded.inference_client import InferenceClient
 from composer_prime.sites.embedded.weights import WeightsWatcher, newest_broadcast
+from tests.patience import PATIENCE_S
 from tests.servers.fake_inference import FakePolicy, serving
 from tests.sites.letters_site import letters_site
 
@@ -48,7 +49,7 @@ def test_overtaken_weights_are_skipped_and_waiters_wake_up(tmp_path: Path, run_a
         async with InferenceClient(f"http://127.0.0.1:{port}") as inference:
             watcher = WeightsWatcher(paths, inference, version=0)
             following = asyncio.create_task(watcher.follow())
-            version = await asyncio.wait_for(watcher.at_least(2), 10.0)
+            version = await asyncio.wait_for(watcher.at_least(2), PATIENCE_S)
             following.cancel()
             return version
 
@@ -68,7 +69,7 @@ def test_refused_weights_are_offered_again_but_not_for_ever(
         async with InferenceClient(f"http://127.0.0.1:{port}") as inference:
             watcher = WeightsWatcher(paths, inference, version=0)
             asyncio.get_running_loop().call_later(0.3, setattr, policy, "refusing", seconds < 1)
-            async with asyncio.timeout(10.0), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
                 following = group.create_task(watcher.follow())
                 await watcher.at_least(1)
                 following.cancel()
@@ -80,7 +81,7 @@ def test_refused_weights_are_offered_again_but_not_for_ever(
             run_async(follow(0.2))
         assert caught.group_contains(SiteError, match=r"has refused new weights for 0.2 s, last with .*503")
         assert policy.updates == []
-        run_async(follow(5.0))
+        run_async(follow(PATIENCE_S))
     assert [version for version, _ in policy.updates] == [1]
 
 

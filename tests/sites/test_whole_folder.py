@@ -9,6 +9,7 @@ import pytest
 from composer_prime.sites.embedded.broadcasts import STABLE, published
 from composer_prime.sites.embedded.checkpoints import newest_checkpoint, saved_steps
 from composer_prime.sites.embedded.whole_folder import whole_folder
+from tests.patience import PATIENCE_S
 
 FULL = """
 import resource, signal, sys
@@ -39,7 +40,9 @@ for write in (
 
 
 def test_a_disk_that_takes_no_more_is_named_and_what_was_saved_before_stays(tmp_path: Path) -> None:
-    answer = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    answer = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert answer.returncode == 0, answer.stderr
     lines = answer.stdout.splitlines()
     assert [line.split()[0] for line in lines] == [

@@ -13,6 +13,7 @@ import pytest
 from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
 from composer_prime.store import open_store, probe_store
 from composer_prime.store.file import FileStore
+from tests.patience import PATIENCE_S
 from tests.store.power_cut import Disk
 
 REPOSITORY = Path(__file__).parents[2]
@@ -30,7 +31,11 @@ def may_mount() -> bool:
 
 def run_python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
 
 
@@ -131,7 +136,7 @@ def test_full_disk_keeps_the_old_bytes_and_is_named_with_a_remedy(tmp_path: Path
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     lines = result.stdout.splitlines()
     assert len(lines) == 3, result.stderr

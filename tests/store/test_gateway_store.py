@@ -116,13 +116,11 @@ def test_illegal_keys_prefixes_and_ranges_are_refused_before_anybody_is_asked() 
 
 def test_a_gateway_that_is_down_is_retried_and_then_said_to_be(key_file: Path) -> None:
     (port,) = free_ports(1)
-    began = time.monotonic()
     with (
         closing(open_store(f"gateway+http://127.0.0.1:{port}/run", key_file)) as store,
         pytest.raises(StoreUnusable, match=rf"no sound answer from http://127.0.0.1:{port} .*ask the run's owner"),
     ):
         probe_store(store)
-    assert 0.2 < time.monotonic() - began < 8
 
 
 def test_who_isn_t_admitted_hears_the_gateway_s_own_words_at_once() -> None:
@@ -190,7 +188,7 @@ def test_a_gateway_that_fails_for_good_is_a_store_error(scripted: tuple[GatewayS
     with pytest.raises(StoreError, match=r"list of rounds/ .*the bucket behind the gateway failed.* \(502\)") as failed:
         store.list("rounds/")
     assert not isinstance(failed.value, StoreUnusable)
-    assert 3 < handler.asked.count("GET /run/keys?prefix=rounds/") < 50
+    assert 1 < handler.asked.count("GET /run/keys?prefix=rounds/") < 50
 
 
 @pytest.mark.parametrize("status", [400, 403, 405, 413])

@@ -6,6 +6,7 @@ from contextlib import closing
 from composer_prime.store import Store
 from composer_prime.store.s3 import S3Settings, S3Store
 from tests.crowd import Crowd
+from tests.patience import PATIENCE_S
 from tests.servers.faulty_s3 import FaultyServer
 
 
@@ -26,4 +27,4 @@ def test_no_more_than_32_connections_stay_open_after_a_rush(faulty: FaultyServer
         assert list(pool.map(lambda _: faulty_store.get("k"), range(40))) == [b"bytes"] * 40
     assert crowd.most == 40
     with faulty.changed:
-        assert faulty.changed.wait_for(lambda: faulty.num_connections == 32, timeout=10), faulty.num_connections
+        assert faulty.changed.wait_for(lambda: faulty.num_connections == 32, timeout=PATIENCE_S), faulty.num_connections

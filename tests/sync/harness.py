@@ -23,6 +23,7 @@ from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.start import Founding, create_or_join
 from composer_prime.sync.terms import Terms
+from tests.patience import PATIENCE_S
 
 
 def make_terms(**changes: Any) -> Terms:
@@ -266,14 +267,14 @@ def train_step(net: nn.Module, data: torch.Generator, lr: float) -> None:
             parameter -= lr * parameter.grad
 
 
-def train_together(*sites: ThreadSite, timeout_s: float = 60) -> None:
+def train_together(*sites: ThreadSite, timeout_s: float = PATIENCE_S) -> None:
     """Let none of the sites train before all have joined, so that every round waits for all of them."""
     joined = threading.Barrier(len(sites))
     for site in sites:
         site.after_join = lambda: joined.wait(timeout_s)
 
 
-def run_sites(*sites: ThreadSite, timeout_s: float = 60) -> None:
+def run_sites(*sites: ThreadSite, timeout_s: float = PATIENCE_S) -> None:
     """Start the sites, wait for all, and raise what any of them raised."""
     for site in sites:
         site.start()

@@ -24,6 +24,7 @@ from composer_prime.sync.ranked_loop import RankedLoop
 from composer_prime.sync.ranks import Ranks
 from composer_prime.sync.site_clock import OuterLoop
 from tests.forked import PROCESSES
+from tests.patience import PATIENCE_S
 from tests.sync.harness import make_terms
 
 MAX_STEPS = 200
@@ -45,7 +46,7 @@ class Plan:
     model: str = "mlp"
     body: "Callable[[Rank], Any]" = field(default_factory=lambda: run_to_the_end)
     terms: dict[str, Any] = field(default_factory=dict)
-    timeout_s: float = 60.0
+    timeout_s: float = PATIENCE_S
 
 
 @dataclass
@@ -188,7 +189,7 @@ def _be_rank(plan: Plan, number: int, folder: str) -> None:
         init_method=f"file://{meeting}",
         rank=number,
         world_size=plan.num_ranks,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=PATIENCE_S),
     )
     seen: Any
     try:
@@ -203,7 +204,7 @@ def _be_rank(plan: Plan, number: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def run_ranked(folder: Path, *plans: Plan, timeout_s: float = 100) -> list[list[Any]]:
+def run_ranked(folder: Path, *plans: Plan, timeout_s: float = PATIENCE_S) -> list[list[Any]]:
     """Run sites at once; by site and rank what each saw: its body's result, its error, or None when it was killed."""
     processes = [
         PROCESSES.Process(target=_be_rank, args=(plan, number, str(folder)), daemon=True)

@@ -18,6 +18,7 @@ from composer_prime.sync.records import Admission, Claim, Close, Commit
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.snapshots import Master, newest_master, store_master, vouched_sha
 from composer_prime.sync.start import Founding
+from tests.patience import PATIENCE_S
 from tests.sync.harness import HandSite, empty_commit, make_terms
 
 OWNER = SigningKey.from_bytes(bytes(32))
@@ -180,7 +181,7 @@ def test_a_record_of_the_owner_is_counted_once_by_however_many_threads_read_it_a
     def read_together(number: int):
         found = read(number)
         if number == 1:
-            gate.wait(10)
+            gate.wait(PATIENCE_S)
         return found
 
     a.roster._read = read_together
@@ -188,7 +189,7 @@ def test_a_record_of_the_owner_is_counted_once_by_however_many_threads_read_it_a
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE_S)
     assert a.roster.newest == 1 and a.roster.honoured[0] == 1
     a.roster._read = read
     Owner(store, OWNER).revoke("c")

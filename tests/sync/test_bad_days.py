@@ -22,6 +22,7 @@ from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.canonical import MAX_RECORD_BYTES
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Beat, Offer
+from tests.patience import PATIENCE_S
 from tests.sync.harness import HandSite, ThreadSite, assert_fates_add_up, make_terms, run_sites, shas
 
 FAULTS = FaultPlan(
@@ -114,14 +115,16 @@ def test_credentials_that_expire_midway_hold_a_site_up_and_lose_nothing_once_ren
     assert a.is_alive() and b.is_alive() and expiring.num_refused > 3
     expiring.expired.clear()
     for site in (a, b):
-        site.join(60)
+        site.join(PATIENCE_S)
         assert site.error is None and site.outer.finished
         assert_fates_add_up(site)
         assert [ledger["dropped"] for ledger in site.summary["tokens"]] == [0, 0]
     assert shas(a) == shas(b)
 
 
-def test_after_a_bucket_was_emptied_and_restored_a_site_goes_on_from_its_checkpoint(store):
+def test_after_a_bucket_was_emptied_and_restored_a_site_goes_on_from_its_checkpoint(store, monkeypatch):
+    monkeypatch.setattr("composer_prime.sync.driver.RETRY_S", 0.02)
+    monkeypatch.setattr("composer_prime.sync.driver.DENIED_S", 0.1)
     terms = make_terms(sync_delay=1, rounds=12, liveness_s=0.2)
     first = ThreadSite(store, terms, "a", stop_after=13)
     run_sites(first)

@@ -19,6 +19,7 @@ from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import load_run
 from composer_prime.sync.runtime import ThreadRuntime, side_by_side
 from composer_prime.sync.snapshots import Master, Upper
+from tests.patience import PATIENCE_S
 from tests.sync.harness import HandRuntime, HandSite, ThreadSite, make_terms, run_sites
 
 SNAPSHOT = Beginning(8, "s", 1000)
@@ -265,7 +266,7 @@ def enter_slowly(store: Store, until: threading.Event) -> None:
     class Waiting(MeteredStore):
         def list(self, prefix: str) -> "list[str]":
             if prefix.startswith("masters/"):
-                assert until.wait(30)
+                assert until.wait(PATIENCE_S)
             return super().list(prefix)
 
     runtime = ThreadRuntime()
@@ -314,11 +315,11 @@ def test_bodies_side_by_side_may_map_and_the_first_error_is_raised_once_all_have
     runtime, done, meet = ThreadRuntime(), [], threading.Barrier(2)
 
     def body() -> None:
-        meet.wait(30)
+        meet.wait(PATIENCE_S)
         done.append(sum(runtime.map(lambda number: number, range(40))))
 
     def failing() -> None:
-        meet.wait(30)
+        meet.wait(PATIENCE_S)
         raise StoreError("on cue")
 
     try:

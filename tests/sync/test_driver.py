@@ -8,6 +8,7 @@ from composer_prime.sync.driver import BUSY_POLL_S, IDLE_POLL_S, OPEN_POLL_S, Dr
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Beat
 from composer_prime.sync.tape import Tape
+from tests.patience import PATIENCE_S
 from tests.sync.harness import HandSite, make_terms
 
 
@@ -49,18 +50,18 @@ def test_a_beat_that_is_late_on_its_way_does_not_overwrite_the_word_that_a_site_
         def put(self, key: str, data: bytes | memoryview) -> None:
             if keys.is_beat(key) and not held.is_set() and threading.current_thread().name == "beating":
                 held.set()
-                assert gate.wait(30)
+                assert gate.wait(PATIENCE_S)
             super().put(key, data)
 
     driver = driver_of(HandSite(Late(store.uri.removeprefix("memory://")), make_terms(), "a", clock))
     driver._state = "live"
     beating = threading.Thread(target=driver._try_beat, name="beating", daemon=True)
     beating.start()
-    assert held.wait(30)
+    assert held.wait(PATIENCE_S)
     leaving = threading.Thread(target=driver.announce, args=["leaving"], daemon=True)
     leaving.start()
     leaving.join(0.2)
     gate.set()
     for thread in (beating, leaving):
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert read_record(store, Beat, keys.beat("a", 0)).state == "leaving"

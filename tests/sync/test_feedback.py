@@ -17,6 +17,7 @@ from composer_prime.sync.journal import FileJournal, Journal
 from composer_prime.sync.records import Commit
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.terms import Terms
+from tests.patience import PATIENCE_S
 from tests.store.power_cut import Disk
 from tests.sync.harness import HandSite, SpoilingStore, ThreadSite, make_net, make_terms
 
@@ -131,7 +132,7 @@ def test_a_residual_changes_only_when_the_commit_took_the_offer(store):
     terms = make_terms(codec="int4", fragments=1, rounds=4, committer="b", grace_s=60.0)
     spoiling, joined = SpoilingStore(store), threading.Event()
     other = ThreadSite(store, terms, "b")
-    other.after_join = lambda: joined.wait(30)
+    other.after_join = lambda: joined.wait(PATIENCE_S)
     other.start()
     site, residuals, merged = Walker(spoiling, terms), [], []
     joined.set()
@@ -144,7 +145,7 @@ def test_a_residual_changes_only_when_the_commit_took_the_offer(store):
     while not site.outer.finished:
         site.step()
     site.outer.close()
-    other.join(30)
+    other.join(PATIENCE_S)
     assert merged == [40, 40, 120], "taken, missed, taken with what was missed"
     first, missed, taken = residuals
     assert first.abs().max() > 0

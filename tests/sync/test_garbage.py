@@ -14,6 +14,7 @@ from composer_prime.sync.garbage import collect_garbage
 from composer_prime.sync.members import Members
 from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.snapshots import Master
+from tests.patience import PATIENCE_S
 from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
 
 TERMS = make_terms(rounds=40, snapshot_rounds=2, max_stale_rounds=2, keep_log=False, liveness_s=10.0, grace_s=0.0)
@@ -174,7 +175,7 @@ def test_what_takes_long_to_delete_holds_up_no_pass(store, clock):
     class Slow(MemoryStore):
         def delete(self, key: str) -> None:
             deleting.set()
-            go_on.wait(30)
+            go_on.wait(PATIENCE_S)
             super().delete(key)
 
     slow, terms = Slow(store.uri.removeprefix("memory://")), a.run.terms.model_copy(update={"keep_log": False})
@@ -186,12 +187,12 @@ def test_what_takes_long_to_delete_holds_up_no_pass(store, clock):
     passing = threading.Thread(target=lambda: [runtime.map(abs, range(20)) for _ in range(100)], daemon=True)
     try:
         collecting.start()
-        assert deleting.wait(30)
+        assert deleting.wait(PATIENCE_S)
         passing.start()
         passing.join(5)
         assert not passing.is_alive()
     finally:
         go_on.set()
-        collecting.join(30)
+        collecting.join(PATIENCE_S)
     assert found[0] > 20 and min(versions_of(store, "offers")) > 10
     runtime.close()

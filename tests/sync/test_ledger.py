@@ -35,7 +35,7 @@ def play(events) -> FragmentLedger:
     return ledger
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=500, derandomize=True)
 @given(EVENTS)
 def test_trained_is_merged_plus_dropped_plus_carried_after_any_history(events):
     ledger = play(events)
@@ -56,7 +56,7 @@ def test_work_that_missed_a_round_is_offered_again_with_what_came_since():
     assert ledger.settle_taken() == 12 and ledger.merged == 12 and ledger.missed_rounds == 0
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))
 def test_a_book_restored_from_the_bucket_counts_what_is_in_neither_as_dropped(merged, carried, lost):
     ledger = FragmentLedger()

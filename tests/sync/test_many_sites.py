@@ -17,6 +17,7 @@ from composer_prime.sync.replica import StrictReplica
 from composer_prime.sync.snapshots import load_master, store_master
 from composer_prime.sync.terms import Terms
 from composer_prime.sync.verifying import Verifier
+from tests.patience import PATIENCE_S
 from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
 
 
@@ -259,7 +260,7 @@ def test_real_sites_in_parts_end_with_equal_masters_and_every_token_merged(store
     sites = [ThreadSite(store, terms, name, data_seed=index) for index, name in enumerate("abcde")]
     gate = threading.Barrier(5)
     for site in sites:  # all are members before any trains
-        site.after_join = lambda: gate.wait(30)
+        site.after_join = lambda: gate.wait(PATIENCE_S)
     run_sites(*sites)
     assert len({str(site.summary["masters"]) for site in sites}) == 1
     assert any(read_record(store, Commit, keys.commit(0, version)).num_parts for version in range(4))

@@ -18,6 +18,7 @@ from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.start import Founding, create_or_join
 from tests.config.recipes import recipe
+from tests.patience import PATIENCE_S
 from tests.sync.harness import (
     HandSite,
     SpoilingStore,
@@ -76,7 +77,7 @@ def test_two_sites_at_h_1_are_data_parallel_sgd(store):
     sites = [ThreadSite(store, terms, name, data_seed=index) for index, name in enumerate("ab")]
     gate = threading.Barrier(2)
     for site in sites:  # both are members before either trains
-        site.after_join = lambda: gate.wait(30)
+        site.after_join = lambda: gate.wait(PATIENCE_S)
     run_sites(*sites)
     assert [site.steps for site in sites] == [6, 6]
     net, data = make_net(), [torch.Generator().manual_seed(index) for index in range(2)]
@@ -132,7 +133,7 @@ def test_work_is_carried_over_as_many_missed_rounds_as_it_may_and_dropped_after_
     site, other = ThreadSite(spoiling, terms, "a"), ThreadSite(store, terms, "b", data_seed=1)
     gate, count, seen = threading.Barrier(2), site.outer.after_inner_step, []
     for one in (site, other):  # both are members before either trains
-        one.after_join = lambda: gate.wait(30)
+        one.after_join = lambda: gate.wait(PATIENCE_S)
     spoiling.spoils = True
 
     def after_inner_step(tokens: int, samples: int):
@@ -184,7 +185,7 @@ def test_interrupt_frees_a_site_that_waits_for_a_quorum_that_never_comes(store):
         assert site.error is None
     site._stop_after = site.steps + 1
     site.outer.interrupt()
-    site.join(30)
+    site.join(PATIENCE_S)
     assert not site.is_alive() and site.error is None
     assert site.saved["outer"]["fragments"][0]["captured"] is not None
 
@@ -255,7 +256,7 @@ def test_of_many_sites_that_start_at_once_one_creates_the_run(store):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert len(found) == 6 and len(set(found)) == 1
 
 
@@ -267,8 +268,8 @@ def test_the_older_process_of_a_name_stops_with_a_word_when_a_newer_one_starts(s
         old.join(0.01)
     new = ThreadSite(store, terms, "a", stop_after=200)
     new.start()
-    old.join(30)
-    new.join(30)
+    old.join(PATIENCE_S)
+    new.join(PATIENCE_S)
     assert not old.is_alive() and "started again as incarnation 1" in str(old.error)
     assert new.error is None
 
@@ -298,9 +299,9 @@ def test_a_recipe_says_whether_a_second_process_of_a_name_is_refused_or_takes_ov
 def test_a_newer_process_that_may_not_replace_a_live_one_is_refused_and_the_older_trains_on(store):
     terms = make_terms(rounds=40, liveness_s=0.5)
     old, new = ThreadSite(store, terms, "a"), ThreadSite(store, terms, "a", replace=False)
-    old.after_join = lambda: (new.start(), new.join(30))
+    old.after_join = lambda: (new.start(), new.join(PATIENCE_S))
     old.start()
-    old.join(60)
+    old.join(PATIENCE_S)
     assert "site a already runs as incarnation 0" in str(new.error) and new.steps == 0
     assert old.error is None and old.outer.finished
     assert store.list(keys.site_prefix("a")) == [keys.beat("a", 0), keys.claim("a", 0)]

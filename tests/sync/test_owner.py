@@ -12,6 +12,7 @@ from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Admission, Close, Commit, Reopening
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
+from tests.patience import PATIENCE_S
 from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
 
 OWNER = SigningKey.from_bytes(bytes(32))
@@ -109,7 +110,7 @@ def test_of_two_who_reopen_at_once_one_wins_and_the_other_is_told(store):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert len(told) == 1 and ("written by someone else" in told[0] or "isn't closed yet" in told[0])
     assert len(store.list(keys.reopenings_prefix())) == 1
 
@@ -152,14 +153,14 @@ def test_a_damaged_reopening_reopens_nothing_for_anybody_and_the_next_one_counts
 
 def test_a_site_admitted_midway_joins_and_the_running_site_honours_it(store):
     running = make_site(store, "a", "a", terms={"rounds": 40})
-    running.after_join = lambda: (early.wait(30), None)[1]
+    running.after_join = lambda: (early.wait(PATIENCE_S), None)[1]
     early = threading.Event()
     running.start()
     while not store.list(keys.manifest()):
         running.join(0.01)
     stranger = make_site(store, "b", "a", terms={"rounds": 40})
     stranger.start()
-    stranger.join(30)
+    stranger.join(PATIENCE_S)
     assert isinstance(stranger.error, ConfigError) and "ask the run's owner to admit that key" in str(stranger.error)
     record = Owner(store, OWNER).admit("b", SITES["b"].public)
     assert record.number == 1 and sorted(record.keys) == ["a", "b"]
@@ -167,7 +168,7 @@ def test_a_site_admitted_midway_joins_and_the_running_site_honours_it(store):
     admitted = make_site(store, "b", "a", terms={"rounds": 40})
     admitted.start()
     for site in (running, admitted):
-        site.join(60)
+        site.join(PATIENCE_S)
         assert not site.is_alive() and site.error is None
     assert running.summary["masters"] == admitted.summary["masters"]
     assert sum(ledger["merged"] for ledger in admitted.summary["tokens"]) > 0
@@ -183,7 +184,7 @@ def test_a_revoked_sites_process_stops_with_a_word_and_the_others_go_on(store):
         site.start()
     wait_for(pair[1], lambda: store.list(keys.offers_prefix(0, 1)))
     Owner(store, OWNER).revoke("b")
-    pair[1].join(100)
+    pair[1].join(PATIENCE_S)
     assert isinstance(pair[1].error, SiteRevoked)
     assert str(pair[1].error) == "the run's owner revoked site b: nothing more of it counts; what was merged stays"
     honoured: list[Commit] = []
@@ -197,7 +198,7 @@ def test_a_revoked_sites_process_stops_with_a_word_and_the_others_go_on(store):
     wait_for(pair[0], sees_a_commit_that_honours_it)
     pair[0]._stop_after = pair[0].steps + 1
     pair[0].outer.interrupt()
-    pair[0].join(100)
+    pair[0].join(PATIENCE_S)
     assert pair[0].error is None and not pair[0].is_alive()
     assert [entry.site for entry in honoured[0].taken] == ["a"]
 
@@ -316,16 +317,16 @@ def test_a_guest_offers_and_only_hosts_commit_and_close(store):
     make = {"rounds": 6}
     host = make_site(store, "b", "b", terms=make)
     joined = threading.Barrier(2)
-    host.after_join = lambda: joined.wait(60)
+    host.after_join = lambda: joined.wait(PATIENCE_S)
     host.start()
     wait_for(host, lambda: store.list(keys.manifest()))
     record = Owner(store, OWNER).admit("a", SITES["a"].public, guest=True)
     assert record.guests == ("a",)
     guest = make_site(store, "a", "b", terms=make)
-    guest.after_join = lambda: joined.wait(60)
+    guest.after_join = lambda: joined.wait(PATIENCE_S)
     guest.start()
     for site in (host, guest):
-        site.join(60)
+        site.join(PATIENCE_S)
         assert not site.is_alive() and site.error is None
     assert host.summary["masters"] == guest.summary["masters"]
     assert sum(ledger["merged"] for ledger in guest.summary["tokens"]) > 0

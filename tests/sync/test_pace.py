@@ -19,6 +19,7 @@ from composer_prime.sync.records import Commit, Offer
 from composer_prime.sync.runtime import PARALLEL_BODIES, ThreadRuntime, side_by_side
 from composer_prime.sync.start import Founding, create_or_join
 from tests.crowd import Crowd
+from tests.patience import PATIENCE_S
 from tests.sync.harness import ThreadSite, make_terms, run_sites
 
 
@@ -72,7 +73,7 @@ def test_with_a_fixed_committer_a_store_that_lets_two_writers_win_is_safe(kind, 
     ]
     gate = threading.Barrier(3)
     for site in sites:  # all are members before any trains
-        site.after_join = lambda: gate.wait(30)
+        site.after_join = lambda: gate.wait(PATIENCE_S)
     run_sites(*sites)
     assert len({str(site.summary["masters"]) for site in sites}) == 1
     commits = [read_record(stores[0], Commit, keys.commit(f, v)) for f in range(2) for v in range(5)]
@@ -129,7 +130,7 @@ class Held(MemoryStore):
     def put(self, key: str, data: bytes | memoryview) -> None:
         if keys.is_payload(key):
             self.crowd.visit()
-            assert self.gate.wait(60)
+            assert self.gate.wait(PATIENCE_S)
         super().put(key, data)
 
 
@@ -145,7 +146,7 @@ def test_a_site_goes_on_looking_at_the_bucket_while_all_its_fragments_are_being_
             courier.submit(Capture(fragment.index, torch.zeros_like(local), local, None, 10, 1, 10))
         looking = threading.Thread(target=courier.tick, daemon=True)
         looking.start()
-        looking.join(20)
+        looking.join(PATIENCE_S)
         assert not looking.is_alive()
     finally:
         store.gate.set()

@@ -108,7 +108,7 @@ def test_a_live_site_that_never_offers_holds_up_a_round_without_work_for_a_grace
     assert not decide(view({"a": "empty", "b": "invalid"}, "abc", None, None, None)).close, "no quorum of sound offers"
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(
     st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(["valid", "empty", "invalid"])),
     st.frozensets(st.sampled_from("abcdef")),

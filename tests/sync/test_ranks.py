@@ -16,6 +16,7 @@ from composer_prime.store import open_store
 from composer_prime.sync.run import load_run
 from composer_prime.sync.site_clock import OuterLoop, OuterReport
 from composer_prime.sync.snapshots import load_master
+from tests.patience import PATIENCE_S
 from tests.sync.harness import make_terms
 from tests.sync.ranked_site import (
     MODELS,
@@ -68,7 +69,7 @@ def references() -> dict[str, dict[str, Any]]:
         for site in sites:
             site.start()
         for site in sites:
-            site.join(30)
+            site.join(PATIENCE_S)
         assert shas(seen["a"]) == shas(seen["b"])
         ends[model] = seen["a"]
     return ends
@@ -169,33 +170,31 @@ def late_site(seconds: float, rank: Rank) -> dict[str, Any]:
 
 def test_a_wait_for_another_site_may_take_longer_than_the_ranks_limit_for_each_other(tmp_path):
     plans = [
-        Plan("a", 2, uri(tmp_path), terms=PAIR, timeout_s=3.0),
-        Plan("b", 1, uri(tmp_path), terms=PAIR, body=partial(late_site, 5.0)),
+        Plan("a", 2, uri(tmp_path), terms=PAIR, timeout_s=10.0),
+        Plan("b", 1, uri(tmp_path), terms=PAIR, body=partial(late_site, 12.0)),
     ]
     a, b = run_ranked(tmp_path, *plans)
     assert shas(a[0]) == shas(b[0]) and a[1]["steps"] == 12
 
 
-def interrupted_by(number: int, rank: Rank) -> tuple[OuterReport, float]:
+def interrupted_by(number: int, rank: Rank) -> OuterReport:
     """Wait for a quorum that never comes, until one rank is interrupted."""
     outer = rank.outer()
     outer.join(rank.net.named_parameters())
     if rank.number == number:
         threading.Timer(1.0, outer.interrupt).start()
-    started = time.monotonic()
     for step in (1, 2):
         move(rank.net, step, rank.plan.site)
         report = outer.after_inner_step(tokens=6, samples=1)
     outer.close()
-    return report, time.monotonic() - started
+    return report
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_interrupt_on_any_rank_frees_all_of_them(tmp_path, number):
     terms, body = {"quorum": 2}, partial(interrupted_by, number)
-    ((first, second),) = run_ranked(tmp_path, Plan("a", 2, uri(tmp_path), terms=terms, body=body, timeout_s=8.0))
-    assert first[0] == second[0] and not first[0].stop
-    assert 0.9 < first[1] < 20
+    ((first, second),) = run_ranked(tmp_path, Plan("a", 2, uri(tmp_path), terms=terms, body=body))
+    assert first == second and not first.stop
 
 
 # --- failures -------------------------------------------------------------------------------------------------------
@@ -260,20 +259,18 @@ def test_all_ranks_say_why_rank_0_could_not_open_or_join(tmp_path):
         assert type(seen) is FingerprintMismatch and "outer.lr: run 1.0, recipe 0.5" in str(seen)
 
 
-def die(number: int, after_s: float, rank: Rank) -> float:
+def die(number: int, after_s: float, rank: Rank) -> str:
     """Wait for a quorum that never comes; meanwhile one rank ends as if killed."""
     outer = rank.outer()
     outer.join(rank.net.named_parameters())
     if rank.number == number:
         threading.Timer(after_s, os._exit, [9]).start()
-    started = time.monotonic()
     try:
         for step in range(1, 4):
             move(rank.net, step, rank.plan.site)
             outer.after_inner_step(tokens=4, samples=1)
     except SiteError as error:
-        assert "restart the site" in str(error)
-        return time.monotonic() - started
+        return str(error)
     finally:
         outer.close()
     raise AssertionError("went on")
@@ -281,13 +278,12 @@ def die(number: int, after_s: float, rank: Rank) -> float:
 
 @pytest.mark.parametrize("number", [0, 2])
 def test_when_a_rank_is_killed_while_the_site_waits_the_others_fail_with_a_word(tmp_path, number):
-    plan = Plan("a", 3, uri(tmp_path), terms={"quorum": 2}, body=partial(die, number, 0.5), timeout_s=20.0)
+    plan = Plan("a", 3, uri(tmp_path), terms={"quorum": 2}, body=partial(die, number, 0.5), timeout_s=2 * PATIENCE_S)
     (seen,) = run_ranked(tmp_path, plan)
     assert seen[number] is None
-    for place, waited_s in enumerate(seen):
+    for place, said in enumerate(seen):
         if place != number:
-            assert isinstance(waited_s, float), waited_s
-            assert waited_s < 20
+            assert "restart the site" in str(said), said
 
 
 def hang(sign: Path, rank: Rank) -> str:
@@ -307,9 +303,9 @@ def hang(sign: Path, rank: Rank) -> str:
 
 
 def test_a_rank_that_hangs_fails_the_site_after_the_limit(tmp_path):
-    plan = Plan("a", 2, uri(tmp_path), body=partial(hang, tmp_path / "sign"), timeout_s=3.0)
+    plan = Plan("a", 2, uri(tmp_path), body=partial(hang, tmp_path / "sign"), timeout_s=10.0)
     (seen,) = run_ranked(tmp_path, plan)
-    assert "rank 0 of this site's 2 lost the others" in seen[0] and "limit of 3 s" in seen[0]
+    assert "rank 0 of this site's 2 lost the others" in seen[0] and "limit of 10 s" in seen[0]
     assert "rank 1 of this site's 2 lost the others" in seen[1]
 
 

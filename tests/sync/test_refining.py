@@ -18,6 +18,7 @@ from composer_prime.sync.returning import FragmentStand
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.snapshots import Master
 from composer_prime.sync.validity import write_commit
+from tests.patience import PATIENCE_S
 from tests.sync.harness import HandSite, ThreadSite, empty_commit, make_terms
 from tests.sync.test_beginning import SlowStore, net
 
@@ -379,8 +380,8 @@ def test_sites_end_with_equal_masters_and_parameters_though_one_joined_by_halves
     late = ThreadSite(store, terms, "b", seed=1, data_seed=1, exact_join_s=0.0)
     first.after_join = late.start
     first.start()
-    first.join(120)
-    late.join(120)
+    first.join(PATIENCE_S)
+    late.join(PATIENCE_S)
     assert first.error is None and late.error is None
     for fragment in range(terms.fragments):
         assert f"begins fragment={fragment} at=upper" in caplog.text

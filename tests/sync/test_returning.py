@@ -16,6 +16,7 @@ from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Commit
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.terms import Terms
+from tests.patience import PATIENCE_S
 from tests.sync.harness import make_net, make_terms
 
 TOKENS = 10
@@ -124,7 +125,7 @@ def test_an_offer_that_was_out_when_its_site_was_killed_is_followed_to_its_end(s
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert set(counts) == {"a", "b"}
     for ledger in counts["a"] + counts["b"]:
         assert ledger["trained"] == ledger["merged"] + ledger["dropped"]
@@ -143,7 +144,7 @@ def make_offered(store, terms: Terms) -> Drifter:
         other.step()
     upload = other.outer._courier._errands[0].upload
     assert upload is not None
-    upload.join(timeout=30)
+    upload.join(timeout=PATIENCE_S)
     other.outer._courier.tick()
     return other
 
@@ -168,7 +169,7 @@ def test_a_site_that_comes_back_gets_into_the_round_that_is_under_way(store):
     courier = back.outer._courier
     with courier.changed:
         while courier.versions() != (1, 0):
-            assert courier.changed.wait(timeout=30), "the round doesn't close"
+            assert courier.changed.wait(timeout=PATIENCE_S), "the round doesn't close"
     taken = read_record(store, Commit, keys.commit(0, 0)).taken
     assert [(entry.site, entry.tokens) for entry in taken] == [("a", 4 * TOKENS), ("b", 20 * TOKENS)]
     courier.tick()

@@ -10,6 +10,7 @@ from composer_prime.redaction import HIDDEN, SECRET_NAMES_VARIABLE
 from composer_prime.store import keys
 from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.tape import Tape
+from tests.patience import PATIENCE_S
 
 KEY = 'AKIA"/+key'
 SECRET = {"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG", "MINE": KEY, SECRET_NAMES_VARIABLE: "MINE,NOT_SET"}
@@ -100,17 +101,17 @@ def test_a_flush_that_ends_long_after_another_one_takes_no_event_from_it(request
     def slow(key: str, data: bytes) -> bool:
         if threading.current_thread() is late:
             is_in.set()
-            may_end.wait(20)
+            may_end.wait(PATIENCE_S)
         elif b"merged" in data and not may_end.is_set():
             may_end.set()
-            late.join(20)
+            late.join(PATIENCE_S)
             raise StoreError("not sent")
         return create(key, data)
 
     monkeypatch.setattr(store, "create", slow)
     tape.write("offer", tokens=1)
     late.start()
-    assert is_in.wait(20)
+    assert is_in.wait(PATIENCE_S)
     tape.flush()
     tape.write("merged", tokens=2)
     with pytest.raises(StoreError):

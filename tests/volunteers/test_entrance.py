@@ -2,7 +2,6 @@
 
 import base64
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,8 +133,6 @@ def test_a_name_that_is_beating_somewhere_is_taken_and_free_once_it_is_silent(ru
     finally:
         stopped.set()
         beat.join()
-    began = time.monotonic()
     enter(invitation, run.store, key)
-    assert time.monotonic() - began < 5
     entered.pulse.beat("leaving", (0, 0), (0, 0), 1, 1)
     enter(invitation, run.store, key)

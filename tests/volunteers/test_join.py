@@ -35,7 +35,7 @@ from composer_prime.volunteers.warden import Reason, Warden
 from composer_prime.volunteers.wishes import Wishes
 from tests.volunteers.owned_run import GIB, OWNER, OwnedRun, machine
 
-WAIT_S = 20
+WAIT_S = 600
 
 
 class FakeSite:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O1", "-fPIC")
-LIMIT_S = 240
+LIMIT_S = 600
 
 
 def missing() -> str | None:

@@ -24,7 +24,7 @@ NUM_DEVICES = 2
 """kDevices in streams.h."""
 PAUSE_S = 0.05
 DELAY_S = 0.002
-LIMIT_S = 100
+LIMIT_S = 600
 """For one claim: a deadlock is what bugs here look like."""
 
 

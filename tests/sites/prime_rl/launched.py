@@ -11,6 +11,7 @@ from typing import Any
 from composer_prime.store import open_store
 from composer_prime.sync.founding import FoundingRecord, announce
 from tests.forked import Program
+from tests.patience import PATIENCE_S
 from tests.sync.harness import make_terms
 
 REPOSITORY = Path(__file__).parents[3]
@@ -29,7 +30,7 @@ class Launched:
     folder: Path
     num_ranks: int = 1
     env: dict[str, str] = field(default_factory=dict)
-    timeout_s: float = 280
+    timeout_s: float = PATIENCE_S
     _processes: list[Process] = field(default_factory=list)
 
     def launch(self, module: str, arguments: list[str], path: list[Path]) -> None:

@@ -13,7 +13,7 @@ from tests.sites.prime_rl.comparing import assert_same
 from tests.sites.prime_rl.launched import HOOKED, PLAIN, announced
 from tests.sites.prime_rl.standin_runs import Trainer, site
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 def result(trainer: Trainer) -> dict[str, Any]:

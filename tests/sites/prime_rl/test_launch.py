@@ -29,7 +29,7 @@ from composer_prime.sync.founding import FoundingRecord
 from composer_prime.sync.records import Manifest, ParameterShape
 from composer_prime.sync.terms import terms_of
 from tests.architecture import REPOSITORY
-from tests.sites.fake_site import wait_until
+from tests.patience import PATIENCE_S, wait_until
 from tests.sites.prime_rl.recipes import prime_recipe
 
 FAKE = Path(__file__).with_name("fake_rl.py")
@@ -384,7 +384,7 @@ def launched(tmp_path: Path, rl: Path) -> tuple[subprocess.Popen, Path]:
 def test_a_signal_ends_rl_in_its_own_way(tmp_path: Path, rl: Path, number: signal.Signals) -> None:
     process, site = launched(tmp_path, rl)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130 and "--resume" in out
     assert (site / "terminated").exists()
 
@@ -392,7 +392,7 @@ def test_a_signal_ends_rl_in_its_own_way(tmp_path: Path, rl: Path, number: signa
 def test_a_launcher_that_is_killed_leaves_no_rl_behind(tmp_path: Path, rl: Path) -> None:
     process, site = launched(tmp_path, rl)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
     wait_until((site / "terminated").exists, "rl was asked to end")
     pid = json.loads((site / "seen.json").read_text())["pid"]
     wait_until(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), "rl is gone")
