@@ -23,6 +23,8 @@ KNOWN_SECRETS = (
     "MODAL_TOKEN_SECRET", "OPENAI_API_KEY", "ANTHROPIC_API_KEY",
 )  # fmt: skip
 """Variables that are secret wherever they are set, named or not."""
+SHOWN = ("AWS_ACCESS_KEY_ID",)
+"""Variables that go the way of secrets and are none: a key's id is a name, and may well be an everyday word."""
 
 HIDDEN = "[redacted]"
 MIN_SECRET_LENGTH = 6
@@ -94,7 +96,12 @@ class Redactor:
 def secret_values(environment: Mapping[str, str]) -> list[str]:
     """The values in an environment that must not be shown: of variables that it names as secret, and of known ones."""
     names = [*environment.get(SECRET_NAMES_VARIABLE, "").split(","), *KNOWN_SECRETS]
-    return [environment[name] for name in dict.fromkeys(names) if environment.get(name)]
+    return hidden_values({name: environment[name] for name in names if environment.get(name)})
+
+
+def hidden_values(secrets: Mapping[str, str]) -> list[str]:
+    """Of variables that were given as secrets, the values that must not be shown."""
+    return [value for name, value in secrets.items() if name not in SHOWN]
 
 
 def secret_forms(value: str) -> list[str]:

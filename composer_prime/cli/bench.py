@@ -72,6 +72,16 @@ def peers(
     main(gradientmail_python, params, repeats, codec, poll_s)
 
 
+@app.command("gateway")
+def gateway(
+    requests: Annotated[int, typer.Option(min=20, help="Requests of each kind that are measured.")] = 300,
+) -> None:
+    """Signed requests to a real gateway over loopback, with TCP_NODELAY and without."""
+    from composer_prime.bench.gateway import main
+
+    main(requests)
+
+
 @app.command("sweep")
 def sweep(
     variant: Annotated[

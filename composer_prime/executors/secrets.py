@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from composer_prime.redaction import Redactor
+from composer_prime.redaction import Redactor, hidden_values
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,12 +26,12 @@ class Secrets:
         return dict(self._values)
 
     def redact(self, text: str) -> str:
-        """`text` with every value replaced, also where it stands as JSON or in a URL, or a long line of it alone."""
-        return Redactor(self._values.values()).text(text)
+        """`text` with every secret replaced, also where it stands as JSON or in a URL, or a long line of it alone."""
+        return Redactor(hidden_values(self._values)).text(text)
 
     def redact_lines(self, lines: Iterable[str]) -> Iterator[str]:
         """As `redact`, of lines as they come; a value that spans lines becomes one word, so lines may get fewer."""
-        redactor = Redactor(self._values.values())
+        redactor = Redactor(hidden_values(self._values))
         rest = b""
         for line in lines:
             shown = rest + redactor.feed(f"{line}\n".encode("utf-8", "surrogateescape"))

@@ -243,14 +243,14 @@ class Keeper:
     """The process that owns a job's command: starts it, writes its log, ends it when told to, writes its end."""
 
     def __init__(self, folder: str, request: dict) -> None:
-        from composer_prime.redaction import Redactor
+        from composer_prime.redaction import Redactor, hidden_values
 
         self._folder = folder
         self._secrets = dict(request.get("secrets") or {})
         given = {**(request.get("env") or {}), **self._secrets, JOB_VARIABLE: folder}
         self._env = {**(request.get("defaults") or {}), **os.environ, **given}
         self._cwd = request.get("cwd") or folder
-        self._redactor = Redactor(self._secrets.values())
+        self._redactor = Redactor(hidden_values(self._secrets))
         self._told_to_end = False
         self._state = {
             "state": "pending",

@@ -121,6 +121,7 @@ class Gateway:
             raise busy("the gateway is busy with others", 1)
         signed = Signed(request.method, target, request.headers)
         site = await self._in_thread(lambda: self._identities.site_of(signed, lambda site: self._charge(site, entry)))
+        request.state.site = site  # read by the connection that it came by
         if self._num_of_site[site] >= SITE_UNDER_WAY:
             raise busy(f"site {site} has {SITE_UNDER_WAY} requests under way", 1)
         self._num_of_site[site] += 1

@@ -19,6 +19,14 @@ from starlette.applications import Starlette
 from composer_prime.errors import BadInput
 from composer_prime.gateway.app import Gateway
 from composer_prime.gateway.audit import Audit
+from composer_prime.gateway.connections import (
+    KEEP_ALIVE_S,
+    QUEUED,
+    STRANGERS,
+    ConnectionLimits,
+    GatewayServer,
+    connections_for_files,
+)
 from composer_prime.gateway.identity import Identities
 from composer_prime.gateway.limits import Limits, Rates
 from composer_prime.gateway.operations import Operations
@@ -27,8 +35,6 @@ from composer_prime.gateway.served import Served, serve_run
 from composer_prime.gateway.tickets import tickets_of
 from composer_prime.store import open_store
 
-KEEP_ALIVE_S = 75
-"""Longer than a site's pauses between two looks, so that it needn't connect anew."""
 GRACE_S = 5
 
 
@@ -65,7 +71,7 @@ def serve(
     Raises BadInput for what a person can fix: no run there, one without keys, an address that isn't safe or not free.
     """
     check_address(at)
-    with closing(open_store(uri)) as store, _opened(audit) as stream, closing(_bound(at)) as listener:
+    with closing(open_store(uri)) as store, _opened(audit) as stream, closing(bound(at)) as listener:
         served = serve_run(store, max_object_bytes)
         app = gateway_app(served, Audit(stream), rates)
         scheme, port = "https" if at.certfile else "http", listener.getsockname()[1]
@@ -74,18 +80,30 @@ def serve(
         say(f"sites use gateway+https://YOUR-HOST/{run} (here: gateway+{scheme}://{at.host}:{port}/{run})")
         invite = f"composer-prime invite {uri} --name NAME --recipe RECIPE --key OWNER.KEY"
         say(f"{invite} --gateway gateway+https://YOUR-HOST/{run}")
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,  # the audit log is ours, and holds no URLs
-            server_header=False,
-            lifespan="off",
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=GRACE_S,
-            ssl_certfile=at.certfile,
-            ssl_keyfile=at.keyfile,
-        )
-        asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
+        limits = ConnectionLimits(connections_for_files(say), STRANGERS if faces_clients(at) else None)
+        asyncio.run(server_of(app, at, limits).serve(sockets=[listener]))
+
+
+def server_of(app: Starlette, at: Listening, limits: ConnectionLimits) -> GatewayServer:
+    """The server of a gateway's app; `serve` takes the sockets at which it listens."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,  # the audit log is ours, and holds no URLs
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=int(KEEP_ALIVE_S),
+        timeout_graceful_shutdown=GRACE_S,
+        ssl_certfile=at.certfile,
+        ssl_keyfile=at.keyfile,
+    )
+    return GatewayServer(config, limits)
+
+
+def faces_clients(at: Listening) -> bool:
+    """Whether an address that connects is a client's own: behind a proxy, or on loopback, all come from one."""
+    return not at.behind_tls and not _is_loopback(at.host)
 
 
 def check_address(at: Listening) -> None:
@@ -111,10 +129,11 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _bound(at: Listening) -> socket.socket:
+def bound(at: Listening) -> socket.socket:
+    """A socket that listens there. Raises BadInput when the address isn't free."""
     family = socket.AF_INET6 if ":" in at.host else socket.AF_INET
     try:
-        return socket.create_server((at.host, at.port), family=family, backlog=1024)
+        return socket.create_server((at.host, at.port), family=family, backlog=QUEUED)
     except OSError as error:
         raise BadInput(
             f"--host {at.host} --port {at.port} can't be listened at ({error.strerror}): choose others"

@@ -11,9 +11,11 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from composer_prime.store.gateway_wire import NONCE_BYTES, Signer, Ticket, body_sha256, signed_headers
+from composer_prime.store.redirects import FOUND, Astray, host_of, next_url
 from composer_prime.store.remote import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 
 CONNECTIONS = 32
@@ -39,6 +41,8 @@ class Answered(Exception):
         self.status = status
         self.code = code
         self.by_bucket = by_bucket
+        self.location = ""
+        """Where a redirect leads."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +95,22 @@ class GatewayClient:
     def fetch(self, ticket: Ticket, within_s: float, span: tuple[int, int] | None = None) -> bytes:
         """An object's bytes from the bucket, or those from the first to the last of `span`."""
         assert ticket.url is not None
-        wanted = dict(ticket.headers) | ({} if span is None else {"range": f"bytes={span[0]}-{span[1]}"})
-        return self._send("GET", ticket.url, wanted, b"", within_s, by_bucket=True)[0]
+        url, deadline = ticket.url, time.monotonic() + within_s
+        span_header = {} if span is None else {"range": f"bytes={span[0]}-{span[1]}"}
+        for hop in count():
+            headers = span_header if hop else {**ticket.headers, **span_header}
+            try:
+                return self._send("GET", url, headers, b"", max(0.0, deadline - time.monotonic()), by_bucket=True)[0]
+            except Answered as error:
+                if error.status != FOUND:
+                    if hop and error.status != 416:  # what isn't the bucket's own word is no word on the object
+                        raise Unanswered(f"redirected to {host_of(url)}, which answers {error.status}") from None
+                    raise
+                try:
+                    url = next_url(url, error.location, hop)
+                except Astray as why:
+                    raise Answered(FOUND, "", str(why), by_bucket=True) from None
+        raise AssertionError("unreachable")
 
     def send(self, ticket: Ticket, data: bytes | memoryview, within_s: float) -> None:
         """An object's bytes to the bucket."""
@@ -135,7 +153,9 @@ def _refused(answer: Any, by_bucket: bool) -> Answered:
     if answer.status_code in (429, 503):
         # Waited here, so that whoever tries again does so at the time the gateway named, and a little later at random.
         time.sleep(_wait_s(answer.headers.get("retry-after", "")))
-    return Answered(answer.status_code, code, text, by_bucket=by_bucket)
+    refused = Answered(answer.status_code, code, text, by_bucket=by_bucket)
+    refused.location = answer.headers.get("location", "")
+    return refused
 
 
 def _wait_s(retry_after: str) -> float:

@@ -14,6 +14,8 @@ ENDPOINT = "https://s3.hf.co/{namespace}"
 ENDPOINT_VARIABLE = "COMPOSER_PRIME_HF_S3_ENDPOINT"
 """Environment variable that replaces the whole endpoint, namespace included: for a mirror, or a test."""
 
+REGION = "us-east-1"
+"""The only one that the endpoint has, wherever AWS_DEFAULT_REGION says that our other buckets are."""
 PART_BYTES = 2**30
 """`put` goes in one request below twice this size: parts are what such endpoints keep least well."""
 READ_TIMEOUT_S = 120
@@ -25,8 +27,8 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 def open_hf(place: str) -> S3Store:
     """The store at hf://`place`, where `place` is 'buckets/<namespace>/<bucket>' and may go on with a prefix. No I/O.
 
-    Credentials are S3 keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or a profile). AWS_ENDPOINT_URL is not
-    looked at. ConfigError when `place` names no bucket.
+    Credentials are S3 keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or a profile). AWS_ENDPOINT_URL and
+    AWS_DEFAULT_REGION are not looked at. ConfigError when `place` names no bucket.
     """
     kind, _, rest = place.partition("/")
     namespace, _, rest = rest.partition("/")
@@ -44,7 +46,7 @@ def _settings(namespace: str) -> S3Settings:
         endpoint=os.environ.get(ENDPOINT_VARIABLE) or ENDPOINT.format(namespace=namespace),
         part_bytes=PART_BYTES,
         read_timeout_s=READ_TIMEOUT_S,
-        config={"s3": {"addressing_style": "path"}},
+        config={"region_name": REGION, "s3": {"addressing_style": "path"}},
         credentials_remedy=(
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to S3 keys of the Hugging Face account (not a Hub token) "
             "that may list, read, write and delete there"

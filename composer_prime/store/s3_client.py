@@ -10,12 +10,16 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from itertools import count
 from typing import Any
 
+from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.exceptions import ClientError
+from botocore.response import StreamingBody
 from botocore.session import get_session
 
+from composer_prime.store.redirects import FOUND, Astray, host_of, next_url
 from composer_prime.store.remote import CONNECT_TIMEOUT_S
 
 log = logging.getLogger(__name__)
@@ -131,7 +135,12 @@ class S3Client:
         """An object's bytes, or those from the first to the last of `span`."""
         deadline = time.monotonic() + within_s
         wanted = {} if span is None else {"Range": f"bytes={span[0]}-{span[1]}"}
-        body = self._client.get_object(Bucket=self._bucket, Key=name, **wanted)["Body"]
+        try:
+            body = self._client.get_object(Bucket=self._bucket, Key=name, **wanted)["Body"]
+        except ClientError as error:
+            if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") != FOUND:
+                raise
+            body = self._elsewhere(error.response["ResponseMetadata"]["HTTPHeaders"].get("location", ""), wanted)
         with body:
             pieces = [body.read(READ_BYTES)]
             while len(pieces[-1]) == READ_BYTES:
@@ -139,6 +148,27 @@ class S3Client:
                 pieces.append(body.read(READ_BYTES))
             body.read()  # checks that all bytes that were announced have come
         return b"".join(pieces)
+
+    def _elsewhere(self, location: str, wanted: Mapping[str, str]) -> StreamingBody:
+        """The body of an object to which a redirect of the service leads. It is asked for without any signature."""
+        session = self._client._endpoint.http_session  # with the client's own proxies, certificates and time-outs
+        url = self.endpoint_url
+        for hop in count():
+            try:
+                url = next_url(url, location, hop)
+            except Astray as why:
+                raise _answered(FOUND, str(why)) from None
+            request = AWSRequest("GET", url, headers=dict(wanted), stream_output=True)
+            answer = session.send(request.prepare())
+            if answer.status_code in (200, 206):
+                return StreamingBody(answer.raw, answer.headers.get("content-length"))
+            answer.raw.close()
+            location = answer.headers.get("location", "")
+            if answer.status_code == 416:
+                raise _answered(416, "the span is outside of the object")
+            if answer.status_code != FOUND:  # what isn't the service's own word is no word on the object
+                raise ConnectionError(f"redirected to {host_of(url)}, which answers {answer.status_code}")
+        raise AssertionError("unreachable")
 
     def put(self, name: str, data: bytes | memoryview, within_s: float, *, if_absent: bool = False) -> None:
         """Store an object, whole or not at all; with `if_absent` in one request that fails (412) where one is."""
@@ -181,6 +211,11 @@ class S3Client:
     def delete(self, name: str) -> None:
         """Delete an object."""
         self._client.delete_object(Bucket=self._bucket, Key=name)
+
+
+def _answered(status: int, why: str) -> ClientError:
+    said = {"Error": {"Code": str(status), "Message": why}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(said, "GetObject")  # pyright: ignore[reportArgumentType]
 
 
 def _check(deadline: float) -> None:

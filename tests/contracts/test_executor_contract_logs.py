@@ -219,6 +219,12 @@ def test_a_short_value_is_a_word_like_any_other() -> None:
     assert Secrets({"FLAG": "1", "LEVEL": "debug"}).redact("1 debug") == "1 debug"
 
 
+def test_an_access_key_s_id_is_a_name_and_stays() -> None:
+    keys = Secrets({"AWS_ACCESS_KEY_ID": "composer", "AWS_SECRET_ACCESS_KEY": KEY, "AWS_SESSION_TOKEN": TOKEN})
+    assert keys.redact(f"composer-prime {KEY} {TOKEN}") == f"composer-prime {HIDDEN} {HIDDEN}"
+    assert list(keys.redact_lines(["composer-prime replica"])) == ["composer-prime replica"]
+
+
 @pytest.mark.parametrize("shown", ['{"k": "a\\"b\\\\c/+="}', "https://h/?k=a%22b%5Cc%2F%2B%3D", 'k=a"b\\c/+='])
 def test_a_value_is_known_as_json_and_in_a_url(shown: str) -> None:
     redacted = Secrets({"KEY": 'a"b\\c/+='}).redact(shown)

@@ -63,6 +63,12 @@ def test_a_secret_in_two_writes_is_redacted_and_one_that_only_begins_is_not() ->
     assert said(body, **given(TOKEN=TOKEN)) == ["before", "a [redacted] b", "tok-9fafter"]
 
 
+def test_an_access_key_s_id_is_a_name_and_stays() -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "composer", "AWS_SECRET_ACCESS_KEY": "composed-secret", "AWS_SESSION_TOKEN": TOKEN}
+    body = "print('composer-prime replica', os.environ['AWS_SECRET_ACCESS_KEY'], os.environ['AWS_SESSION_TOKEN'])"
+    assert said(body, **given(**keys)) == ["before", "composer-prime replica [redacted] [redacted]", "after"]
+
+
 def test_without_secrets_nothing_stands_between() -> None:
     assert said("print(os.environ['TOKEN'])", TOKEN=TOKEN) == ["before", TOKEN, "after"]
 

@@ -6,8 +6,9 @@ import json
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,10 +16,11 @@ import torch
 
 from composer_prime.errors import StoreError
 from composer_prime.gateway.audit import Audit
+from composer_prime.gateway.connections import ConnectionLimits, GatewayServer
 from composer_prime.gateway.limits import Rate, Rates
 from composer_prime.gateway.rules import Rules
 from composer_prime.gateway.served import Served, serve_run
-from composer_prime.gateway.serving import gateway_app
+from composer_prime.gateway.serving import Listening, bound, gateway_app, server_of
 from composer_prime.outer.payloads import Coded, code
 from composer_prime.store import gateway_wire as wire
 from composer_prime.store import keys
@@ -30,7 +32,7 @@ from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Beat, Claim, Offer
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
-from tests.servers.in_thread import serving_app
+from tests.servers.in_thread import running_server
 from tests.sync.harness import HandSite, make_terms
 
 RUN = "run"
@@ -40,6 +42,7 @@ GUESTS = ("alice", "bob")
 SAFE = {"aggregate": "clipped", "weighting": "equal"}
 """Terms of a run into which strangers may be let."""
 FAST = Rates(site=Rate(10_000, 10_000), gateway=Rate(10_000, 10_000))
+MANY = ConnectionLimits(connections=10_000, strangers=None)
 MAX_OBJECT_BYTES = 64 * 2**20
 PATIENCE_S = 600
 """Longest that a test waits for one answer, on however busy a machine."""
@@ -69,6 +72,7 @@ class Guarded:
     port: int
     served: Served
     log: io.StringIO
+    server: GatewayServer
 
     @property
     def root(self) -> str:
@@ -102,14 +106,23 @@ class Guarded:
 
 @contextmanager
 def guarding(
-    store: Store, *, rates: Rates = FAST, rules: Rules | None = None, run: Store | None = None
+    store: Store,
+    *,
+    rates: Rates = FAST,
+    rules: Rules | None = None,
+    run: Store | None = None,
+    limits: ConnectionLimits = MANY,
+    tls: tuple[str, str] | None = None,
 ) -> Iterator[Guarded]:
-    """A gateway for `store`. run: the store that holds the run, where that is another one."""
+    """A gateway for `store`. run: the store that holds the run, where that is another one. tls: certificate, key."""
     found = serve_run(run or store, MAX_OBJECT_BYTES)
     served = Served(store, found.facts, found.roster)
     log = io.StringIO()
-    with serving_app(gateway_app(served, Audit(log), rates, rules)) as port:
-        yield Guarded(port, served, log)
+    certfile, keyfile = (Path(tls[0]), Path(tls[1])) if tls else (None, None)
+    at = Listening("127.0.0.1", 0, certfile=certfile, keyfile=keyfile)
+    server = server_of(gateway_app(served, Audit(log), rates, rules), at, limits)
+    with closing(bound(at)) as listener, running_server(server, [listener]):
+        yield Guarded(listener.getsockname()[1], served, log, server)
 
 
 class AnyKey:

@@ -1,5 +1,6 @@
 """Servers of tests that run in a thread of the test's own process, on a free loopback port."""
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -15,13 +16,20 @@ def serving_app(app: Any, *, lifespan: Literal["auto", "on", "off"] = "off") -> 
     """Serve an ASGI app; its port is yielded once it answers."""
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan=lifespan)
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
+    with running_server(server):
+        yield server.servers[0].sockets[0].getsockname()[1]
+
+
+@contextmanager
+def running_server(server: uvicorn.Server, sockets: list[socket.socket] | None = None) -> Iterator[None]:
+    """Run a server, which listens at `sockets` or as it was set up, until the block ends."""
+    thread = threading.Thread(target=server.run, args=(sockets,))
     thread.start()
     try:
         while not server.started:
             assert thread.is_alive(), "the server did not start"
             time.sleep(0.005)
-        yield server.servers[0].sockets[0].getsockname()[1]
+        yield
     finally:
         server.should_exit = server.force_exit = True
         thread.join()

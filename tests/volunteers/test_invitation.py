@@ -107,7 +107,7 @@ def test_credentials_replace_who_one_was_before_as_a_whole(monkeypatch: pytest.M
 
 def test_its_credentials_are_kept_out_of_what_the_site_writes_besides_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"MINE": "my-own-secret", SECRET_NAMES_VARIABLE: "MINE"})
-    adopt_environment(make(environment={"AWS_ACCESS_KEY_ID": "theirs", "AWS_DEFAULT_REGION": "eu-central-1"}))
+    adopt_environment(make(environment={"AWS_SECRET_ACCESS_KEY": "theirs", "AWS_DEFAULT_REGION": "eu-central-1"}))
     assert secret_values(os.environ) == ["my-own-secret", "theirs"]
 
 
