@@ -1,6 +1,5 @@
 """`composer-prime gateway`: lets volunteers take part in a run whose bucket's keys can't be handed out."""
 
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -39,17 +38,13 @@ def gateway(
     """
     from composer_prime.gateway.limits import Rate, Rates
     from composer_prime.gateway.serving import Listening, serve
-    from composer_prime.store import open_store
-    from composer_prime.sync.lifetime import find_manifest
-    from composer_prime.sync.owner import check_guarded
 
-    with closing(open_store(store)) as opened:
-        check_guarded(find_manifest(opened)[0], allow or ())
     serve(
         store,
         Listening(host, port, behind_tls, certfile, keyfile),
         audit=audit,
         rates=Rates(site=Rate(rate, 4 * rate), gateway=Rate(total_rate, 2 * total_rate)),
         max_object_bytes=max_object_mib * 2**20,
+        allowed=allow or (),
         say=lambda line: typer.echo(line, err=True),
     )

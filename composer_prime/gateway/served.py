@@ -1,5 +1,6 @@
 """The run that a gateway serves, as its bucket states it, and whether a gateway can serve it at all."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from composer_prime.errors import BadInput
@@ -7,6 +8,7 @@ from composer_prime.gateway.policy import Fragment, RunFacts
 from composer_prime.gateway.tickets import tickets_of
 from composer_prime.store.base import MAX_CREATE_BYTES, Store
 from composer_prime.sync.lifetime import find_manifest
+from composer_prime.sync.owner import check_guarded
 from composer_prime.sync.roster import Roster
 
 
@@ -19,11 +21,13 @@ class Served:
     roster: Roster
 
 
-def serve_run(store: Store, max_object_bytes: int) -> Served:
+def serve_run(store: Store, max_object_bytes: int, allowed: Collection[str] = ()) -> Served:
     """The run whose root `store` is, for objects of at most so many bytes.
 
+    allowed   terms by which one site could ruin the run and which the owner accepts, see `owner.check_guarded`
+
     Raises BadInput when there is none, when it admits no keys by which its sites could be told apart, when none of
-    them could be a guest, or when its payloads are larger than that, or than what a store without presigned URLs takes.
+    them could be a guest or one could ruin it, or when its payloads are larger than that, or than what a store without presigned URLs takes.
     """
     manifest, sha = find_manifest(store)
     if manifest.owner is None and not manifest.keys:
@@ -36,6 +40,7 @@ def serve_run(store: Store, max_object_bytes: int) -> Served:
             f"run {manifest.run} has no owner who could admit guests, and all its sites close rounds, which behind a "
             "gateway nobody does: create a run with outer.owner"
         )
+    check_guarded(manifest, allowed)
 
     from composer_prime.sync.run import load_run  # its codecs bring torch, which nothing else here needs
 

@@ -7,7 +7,7 @@ import asyncio
 import ipaddress
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,15 +64,24 @@ def gateway_app(served: Served, audit: Audit, rates: Rates, rules: Rules | None 
 
 
 def serve(
-    uri: str, at: Listening, *, audit: Path | None, rates: Rates, max_object_bytes: int, say: Callable[[str], None]
+    uri: str,
+    at: Listening,
+    *,
+    audit: Path | None,
+    rates: Rates,
+    max_object_bytes: int,
+    say: Callable[[str], None],
+    allowed: Collection[str] = (),
 ) -> None:
-    """Serve the run at `uri` until SIGINT or SIGTERM. `audit` None: the audit log goes to standard output.
+    """Serve the run at `uri` until SIGINT or SIGTERM. `audit` None: the audit log goes to standard output. `allowed` as
+    for `serve_run`.
 
-    Raises BadInput for what a person can fix: no run there, one without keys, an address that isn't safe or not free.
+    Raises BadInput for what a person can fix: no run there, one without keys or one that a guest could ruin, an address
+    that isn't safe or not free.
     """
     check_address(at)
     with closing(open_store(uri)) as store, _opened(audit) as stream, closing(bound(at)) as listener:
-        served = serve_run(store, max_object_bytes)
+        served = serve_run(store, max_object_bytes, allowed)
         app = gateway_app(served, Audit(stream), rates)
         scheme, port = "https" if at.certfile else "http", listener.getsockname()[1]
         say(f"gateway for run {served.facts.run}: listening at {scheme}://{at.host}:{port}")

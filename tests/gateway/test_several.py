@@ -95,10 +95,20 @@ def gateways(uri: str, folder: Path) -> Iterator[tuple[Gateway, Gateway]]:
             each.kill()
 
 
-def site(store: Store, name: str) -> ThreadSite:
-    """One of three, for all of which every round waits."""
+class Held(ThreadSite):
+    """A site that makes a step only while it is free to."""
+
+    def step(self) -> None:
+        self.free.wait(PATIENCE_S)
+        super().step()
+
+    free = threading.Event()
+
+
+def site(store: Store, name: str, kind: type[ThreadSite] = ThreadSite) -> ThreadSite:
+    """One of three."""
     terms = make_terms(rounds=NUM_ROUNDS, liveness_s=2.0, grace_s=60.0, **SAFE)
-    return ThreadSite(store, terms, name, data_seed=len(name), key=KEYS[name], founding=founding())
+    return kind(store, terms, name, data_seed=len(name), key=KEYS[name], founding=founding())
 
 
 def has_closed(bucket: Store, version: int) -> bool:
@@ -123,7 +133,8 @@ def test_a_run_over_two_gateways_loses_nothing_when_one_is_killed(
     tmp_path: Path, store_uri: Callable[[str], str]
 ) -> None:
     with closing(open_store(store_uri("seaweed"))) as bucket:
-        owners = site(open_store(bucket.uri), "a")
+        owners = site(open_store(bucket.uri), "a", Held)
+        Held.free.set()
         owners.start()
         wait_until(lambda: bool(bucket.list(keys.manifest())), [owners])
         admit_guests(bucket, "alice", "bob")
@@ -134,16 +145,20 @@ def test_a_run_over_two_gateways_loses_nothing_when_one_is_killed(
             for volunteer in sites[1:]:
                 volunteer.start()
             wait_until(lambda: has_closed(bucket, MIDDLE), sites)
+            Held.free.clear()  # nobody else closes a round, so the run goes on when bob is back
             second.kill()
             before = second.lines()
             wait_until(ways["bob"].unanswered.is_set, sites)
             assert not has_closed(bucket, NUM_ROUNDS - 1), "the run isn't over"
             second.start()
+            Held.free.set()
             for each in sites:
                 each.join(PATIENCE_S)
                 assert not each.is_alive() and each.error is None, each.error
             lines = first.lines(), second.lines()
-        assert takers(bucket) == [SITES] * len(takers(bucket)), "every round waited for all three, and none was void"
+        took = takers(bucket)
+        assert all({"a", "alice"} <= set(each) for each in took), "no round was void, or went on without alice"
+        assert "bob" in took[0] and "bob" in took[NUM_ROUNDS - 1]
     masters = [each.summary["masters"] for each in sites]
     assert masters == masters[:1] * 3 and {each["version"] for each in masters[0]} == {NUM_ROUNDS + 1}
     for each in sites:

@@ -11,7 +11,7 @@ from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Commit
-from tests.gateway.guarded import KEYS, OWNER, SAFE, Guarded, admit_guests, founding, guarding, make_run
+from tests.gateway.guarded import KEYS, OWNER, SAFE, Guarded, founding, guarding, make_run
 from tests.sync.harness import ThreadSite, make_terms, train_together
 
 

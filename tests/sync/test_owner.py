@@ -9,7 +9,7 @@ from composer_prime.store import Store, keys, open_store
 from composer_prime.sync.canonical import MAX_RECORD_BYTES
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.reading import read_record
-from composer_prime.sync.records import Admission, Close, Commit, Reopening
+from composer_prime.sync.records import Admission, Close, Commit, Offer, Reopening
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
 from tests.patience import PATIENCE_S
@@ -354,6 +354,43 @@ def test_a_round_waits_while_only_guests_are_there(store):
         host.tick()
     commit = Commit.from_bytes(store.get(keys.commit(0, 0)), "commit")
     assert commit.committer == "a" and [entry.site for entry in commit.taken] == ["a", "b"]
+
+
+def test_no_site_doubts_its_master_because_of_the_base_that_a_guest_names(store, caplog):
+    clock, terms = [0.0], make_terms(fragments=1, rounds=3, liveness_s=10.0, grace_s=1.0)
+    host = HandSite(store, terms, "a", clock, key=SITES["a"], founding=founding("a"))
+    Owner(store, OWNER).admit("b", SITES["b"].public, guest=True)
+    guest = HandSite(store, terms, "b", clock, key=SITES["b"], founding=founding("a"))
+    said = {"site": "b", "incarnation": 0, "fragment": 0, "version": 0, "base_sha": "f" * 64, "codec": terms.codec}
+    nothing = {"tokens": 0, "steps": 0, "trained_tokens": 0, "nbytes": 0, "payload": None, "sha256": None}
+    store.create(keys.offer(0, 0, "b"), guest.roster.sign(Offer(**said, **nothing)).to_bytes())
+    host.hand_over(0, 2.0)
+    for _ in range(4):
+        clock[0] += 2.0
+        host.beat()
+        host.tick()
+    commit = Commit.from_bytes(store.get(keys.commit(0, 0)), "commit")
+    assert [entry.site for entry in commit.taken] == ["a"] and "master_doubted" not in caplog.text
+
+
+def test_an_offer_of_a_guest_alone_is_carried_until_a_member_offers_too(store):
+    clock, terms = [0.0], make_terms(fragments=1, rounds=3, liveness_s=10.0, grace_s=1.0)
+    host, guest = (HandSite(store, terms, n, clock, key=SITES[n], founding=founding("a", "b")) for n in "ab")
+    Owner(store, OWNER).admit("b", SITES["b"].public, guest=True)
+    guest.hand_over(0, 1000.0)
+    host.hand_over(0, 0.0, tokens=0)  # the word that there is nothing
+    for version, taken in ((0, []), (1, ["a", "b"])):
+        for _ in range(6):
+            clock[0] += 1.0
+            for site in (host, guest):
+                site.beat()
+                site.tick()
+        commit = Commit.from_bytes(store.get(keys.commit(0, version)), "commit")
+        assert [entry.site for entry in commit.taken] == taken
+        if version == 0:
+            host.hand_over(0, 2.0)
+    ours, theirs = commit.taken
+    assert theirs.multiplier * theirs.offer.norm <= ours.offer.norm / 3 * (1 + 1e-6)
 
 
 def test_guests_stay_guests_through_other_acts_until_they_are_admitted_otherwise(store):

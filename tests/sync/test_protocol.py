@@ -46,9 +46,12 @@ def decide(seen: RoundView) -> RoundDecision:
         ({"a": "empty", "b": "empty", "c": "coarse"}, "abc", 0.0, None),  # not at once: c has something to merge
         ({"a": "coarse", "b": "coarse"}, "abc", 0.0, None),
         ({"a": "coarse", "b": "coarse"}, "abc", 99.0, ()),
+        ({"a": "valid", "b": "valid", "c": "guest"}, "abc", 0.0, ("a", "b", "c")),
+        ({"a": "valid", "b": "guest", "c": "guest"}, "abc", 0.0, None),
+        ({"a": "guest", "b": "guest"}, "ab", 99.0, ()),
     ],
 )
-def test_coarse_offers_are_merged_and_never_make_a_round_enough(verdicts, live, since_s, take):
+def test_coarse_offers_and_guests_are_merged_and_never_make_a_round_enough(verdicts, live, since_s, take):
     decision = decide(RoundView(verdicts, frozenset(live), since_s, since_s, since_s))
     assert (decision.take if decision.close else None) == take
 

@@ -74,9 +74,7 @@ def test_a_claim_is_held_against_what_the_recipe_makes_in_the_rounds_there_were(
 
     def fault(taken=None, **claims):
         record = offer(**{"tokens": 1, "trained_tokens": most} | claims)
-        return offer_fault(
-            record, site="a", facts=FACTS, version=3, base_sha="b" * 64, taken=taken or {}, terms=terms
-        )
+        return offer_fault(record, site="a", facts=FACTS, version=3, base_sha="b" * 64, taken=taken or {}, terms=terms)
 
     assert fault(tokens=most, steps=most_steps) is None
     assert f"tokens ever trained, the recipe makes at most {most} in 3 rounds" in str(fault(trained_tokens=most + 1))

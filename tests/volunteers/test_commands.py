@@ -49,7 +49,9 @@ def test_what_is_missing_is_named(cli, run: OwnedRun) -> None:
     refused(invite(cli, run, "--credentials-env", "NOT_SET_ANYWHERE"), "which isn't set here")
 
 
-@pytest.mark.parametrize(("more", "guest"), [((), True), (("--guest",), True), (("--member",), False), (("--gateway",), True)])
+@pytest.mark.parametrize(
+    ("more", "guest"), [((), True), (("--guest",), True), (("--member",), False), (("--gateway",), True)]
+)
 def test_who_is_invited_is_a_guest_unless_said_otherwise(cli, run: OwnedRun, more, guest) -> None:
     given = " ".join(more).replace("--gateway", "--gateway gateway+https://h/run").split()
     assert invite(cli, run, *given).code == 0
