@@ -27,7 +27,8 @@ def serve_run(store: Store, max_object_bytes: int, allowed: Collection[str] = ()
     allowed   terms by which one site could ruin the run and which the owner accepts, see `owner.check_guarded`
 
     Raises BadInput when there is none, when it admits no keys by which its sites could be told apart, when none of
-    them could be a guest or one could ruin it, or when its payloads are larger than that, or than what a store without presigned URLs takes.
+    them could be a guest or one could ruin it, or when its payloads are larger than that, or than what a store without
+    presigned URLs takes.
     """
     manifest, sha = find_manifest(store)
     if manifest.owner is None and not manifest.keys:

@@ -29,8 +29,8 @@ from tests.sync.harness import ThreadSite, make_terms, train_together
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3]
 NUM_ROUNDS = 8
-MIDDLE = 2
-SITES = ["a", "alice", "bob"]
+HELD_AT = 12
+"""Steps: three rounds of each fragment."""
 
 
 @dataclass
@@ -96,13 +96,17 @@ def gateways(uri: str, folder: Path) -> Iterator[tuple[Gateway, Gateway]]:
 
 
 class Held(ThreadSite):
-    """A site that makes a step only while it is free to."""
+    """A site that makes no step after the first rounds until it is freed."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.is_held, self.free = threading.Event(), threading.Event()
 
     def step(self) -> None:
-        self.free.wait(PATIENCE_S)
+        if self.steps == HELD_AT:
+            self.is_held.set()
+            self.free.wait(PATIENCE_S)
         super().step()
-
-    free = threading.Event()
 
 
 def site(store: Store, name: str, kind: type[ThreadSite] = ThreadSite) -> ThreadSite:
@@ -134,7 +138,7 @@ def test_a_run_over_two_gateways_loses_nothing_when_one_is_killed(
 ) -> None:
     with closing(open_store(store_uri("seaweed"))) as bucket:
         owners = site(open_store(bucket.uri), "a", Held)
-        Held.free.set()
+        assert isinstance(owners, Held)
         owners.start()
         wait_until(lambda: bool(bucket.list(keys.manifest())), [owners])
         admit_guests(bucket, "alice", "bob")
@@ -144,14 +148,13 @@ def test_a_run_over_two_gateways_loses_nothing_when_one_is_killed(
             train_together(*sites)
             for volunteer in sites[1:]:
                 volunteer.start()
-            wait_until(lambda: has_closed(bucket, MIDDLE), sites)
-            Held.free.clear()  # nobody else closes a round, so the run goes on when bob is back
+            wait_until(owners.is_held.is_set, sites)  # nobody else closes a round: the run goes on when bob is back
             second.kill()
             before = second.lines()
             wait_until(ways["bob"].unanswered.is_set, sites)
             assert not has_closed(bucket, NUM_ROUNDS - 1), "the run isn't over"
             second.start()
-            Held.free.set()
+            owners.free.set()
             for each in sites:
                 each.join(PATIENCE_S)
                 assert not each.is_alive() and each.error is None, each.error
