@@ -1,11 +1,13 @@
 """A run with an owner and one site, in a folder, and invitations to it: what tests of volunteers start from."""
 
 import time
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from composer_prime.config import Recipe
+from composer_prime.config.toml import to_toml
 from composer_prime.store import open_store
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
@@ -13,6 +15,7 @@ from composer_prime.sync.terms import terms_of
 from composer_prime.volunteers.host import Invitee, invite
 from composer_prime.volunteers.invitation import Invitation, read_invitation
 from composer_prime.volunteers.machine import Gpu, Machine, Torch
+from composer_prime.volunteers.wishes import Wishes
 from tests.config.recipes import recipe
 from tests.sync.harness import HandSite
 
@@ -66,3 +69,27 @@ def machine(**changes: Any) -> Machine:
         torch=Torch("2.13.0", 5e10, "vector", (Gpu("card", 24 * GIB),)),
     )
     return replace(found, **changes)
+
+
+def consenting(run: OwnedRun, **changes: Any) -> Wishes:
+    """The wishes of a volunteer who knows the run: its environment, and that its bucket is a folder here."""
+    given = {"folder": run.folder / "alice", "allow_envs": ("reverse-letters",), "allow_local": True}
+    return Wishes(**{**given, **changes})
+
+
+def signed(run: OwnedRun, invitation: Invitation, **changes: Any) -> Invitation:
+    """The invitation with other fields, as the run's owner signs it: a hostile owner writes what they like."""
+    changed = invitation.model_copy(update={**changes, "signature": None})
+    return changed.model_copy(update={"signature": OWNER.sign(changed.message(run.site.run.sha256))})
+
+
+def with_recipe(run: OwnedRun, invitation: Invitation, settings: dict[str, Any]) -> Invitation:
+    """The invitation with other settings in its recipe, by their dotted names, signed by the run's owner."""
+    data = tomllib.loads(invitation.recipe)
+    for name, value in settings.items():
+        *tables, last = name.split(".")
+        table: Any = data
+        for part in tables:
+            table = table[int(part)] if isinstance(table, list) else table.setdefault(part, {})
+        table[last] = value
+    return signed(run, invitation, recipe=to_toml(data))
