@@ -223,6 +223,7 @@ PRIME_RL: Mapping[str, Rule] = {
     "trainer.model.lora.rank": whole(1, 4096),
     "trainer.model.lora.alpha": real(0, 1e6),
     "ckpt.keep_last": MANY,
+    "rollout_transport.type": one_of("filesystem", "zmq"),
     "weight_broadcast.type": one_of("filesystem", "nccl"),
     "weight_broadcast.timeout": MANY,
     "inference.vllm.max_model_len": whole(8, 2**22),

@@ -22,6 +22,8 @@ from tests.sync.harness import HandSite
 OWNER = SigningKey.from_bytes(bytes(range(32)))
 FIRST = SigningKey.from_bytes(b"a" * 32)
 HOUR_S = 3600
+CONSENT = ("--allow-env", "reverse-letters", "--allow-local")
+"""What a volunteer says who knows the run: its environment, and that its bucket is a folder here."""
 GIB = 2**30
 
 
