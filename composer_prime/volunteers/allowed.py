@@ -226,6 +226,7 @@ PRIME_RL: Mapping[str, Rule] = {
     "rollout_transport.type": one_of("filesystem", "zmq"),
     "weight_broadcast.type": one_of("filesystem", "nccl"),
     "weight_broadcast.timeout": MANY,
+    "inference.router": one_of("None"),
     "inference.vllm.max_model_len": whole(8, 2**22),
     "inference.vllm.gpu_memory_utilization": real(0, 1),
     "inference.vllm.tensor_parallel_size": whole(1, 4096),

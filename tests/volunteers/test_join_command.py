@@ -112,9 +112,6 @@ def test_a_doctor_told_of_caps_judges_by_them(cli, run: OwnedRun, monkeypatch: p
     invite(cli, run)
     free = cli("doctor", run.file(), *CONSENT)
     capped = cli("doctor", run.file(), *CONSENT, "--max-mbit-up", 0.1, "--max-mbit-down", 0.1)
-        cli("doctor", run.file(), *CONSENT),
-        cli("doctor", run.file(), *CONSENT, "--max-mbit-up", 0.1, "--max-mbit-down", 0.1),
-    )
     assert (free.code, capped.code) == (0, 0) and "capped" not in free.out
     assert "up 100.0 Mbit/s (capped at 0.1 Mbit/s), down 100.0 Mbit/s (capped at 0.1 Mbit/s)" in capped.out
     a_round = [next(line for line in told.out.splitlines() if "a round" in line) for told in (free, capped)]

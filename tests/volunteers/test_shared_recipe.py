@@ -96,7 +96,7 @@ def test_what_prime_rl_s_tables_say_of_a_machine_is_left_out_and_refused(own: di
 def test_what_a_run_can_t_do_without_is_not_left_out_in_silence(own: dict[str, Any], name: str) -> None:
     with pytest.raises(
         ConfigError,
-        match=rf"the recipe sets {re.escape(name)} to .*, which no invitation may hold: give a recipe that does without",
+        match=rf"the recipe sets {re.escape(name)} to .*, which no invitation may hold: give a recipe",
     ):
         shared_toml(any_from_data(PRIME | own))
     with pytest.raises(InvitationRefused, match=re.escape(name)):
