@@ -36,9 +36,9 @@ def run_recipe(**outer: Any) -> Recipe:
 class OwnedRun:
     """A run at `uri` that OWNER owns and site a has founded."""
 
-    def __init__(self, folder: Path, owner: SigningKey | None = OWNER, **outer: Any) -> None:
+    def __init__(self, folder: Path, owner: SigningKey | None = OWNER, uri: str | None = None, **outer: Any) -> None:
         self.folder = folder
-        self.uri = str(folder / "bucket" / "run")
+        self.uri = uri or str(folder / "bucket" / "run")
         self.recipe = run_recipe(**outer)
         self.store = open_store(self.uri)
         founding = Founding(owner.public, {"a": FIRST.public}) if owner else Founding()
