@@ -1,7 +1,7 @@
-"""Hostile invitations, signed by the run's owner, through `doctor` and `join`, while all that the process does is watched.
+"""Hostile invitations, signed by the run's owner, through `doctor` and `join`, and all that this process does is seen.
 
-`python -m tests.volunteers.fuzz_invitations --cases 100000 --jobs 2`; a case that fails is replayed by `--first N --cases
-1`. Only what costs time is stood in for: the look at the machine, the trial of the link, the bucket's server.
+`python -m tests.volunteers.fuzz_invitations --cases 100000 --jobs 2`; `--first N --cases 1` replays case N.
+Only what costs time is stood in for: the look at the machine, the trial of the link, the bucket's server.
 """
 
 import argparse
