@@ -70,7 +70,7 @@ def install() -> None:
     """Put the hook in, once a process."""
     if not hasattr(_Watch, "seen"):
         _Watch.seen = []
-        packages = {str(Path(path)) for path in sys.path if path.endswith("site-packages")}
+        packages = {str(Path(path)) for path in sys.path if path.endswith(("site-packages", ".zip"))}
         _Watch.readable = (str(Path(os.__file__).parent), *packages)
         sys.addaudithook(_hook)
 

@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import re
 import sys
 import tempfile
@@ -149,6 +150,8 @@ class Place:
         data = dict(self.sound, environment=dict(self.sound["environment"]))
         if case.recipe is not None:
             data["recipe"] = to_toml(case.recipe)
+        elif "uri" not in case.fields:
+            data["uri"] = "s3://bucket/run"  # so that all else is looked at
         for name, value in case.fields.items():
             table, key = (data["environment"], name.partition(".")[2]) if "." in name else (data, name)
             table[key] = value
@@ -161,13 +164,13 @@ class Place:
 
 def run_case(place: Place, case: Case, count: Count) -> None:
     """Let a volunteer read, check and join by the case's invitation, and count what came of it."""
-    given = case.number // 2
+    rng = random.Random(f"wishes of {case.number}")
     wishes = Wishes(
         folder=place.folder / "alice",
-        allow_envs=() if given % 11 == 0 else ("reverse-letters",),
-        allow_harnesses=("bash",) if given % 7 == 0 else (),
-        allow_teachers=PUBLIC_URLS if given % 2 else (),
-        allow_local=case.recipe is not None or given % 3 == 0,
+        allow_envs=() if rng.random() < 0.1 else ("reverse-letters",),
+        allow_harnesses=("bash",) if rng.random() < 0.3 else (),
+        allow_teachers=PUBLIC_URLS if rng.random() < 0.6 else (),
+        allow_local=case.recipe is not None or rng.random() < 0.3,
     )
     line, said = place.signed_line(case), []
     place.opened.clear()
@@ -196,11 +199,12 @@ def run_case(place: Place, case: Case, count: Count) -> None:
 
 
 def _take_part(place: Place, case: Case, invitation: Invitation, wishes: Wishes, said: list[str]) -> None:
-    if case.number % 2:
+    if case.number // 4 % 2:
         diagnosis = examine_for_invitation(invitation, wishes)
         said += [line for line in lines(diagnosis)]
         return
     folder = joining.folder_of(invitation, wishes.folder)
+    folder.make()
     recipe = joining.prepare(invitation, wishes, folder, said.append)
     folder.batch_file.unlink(missing_ok=True)
     assert isinstance(recipe, Recipe | PrimeRecipe)
@@ -262,20 +266,18 @@ def _is_here(name: str, value: str, place: Place) -> bool:
 
 
 def warm_up(place: Place) -> None:
-    """Import, unwatched, what sound invitations and ordinary refusals need."""
-    import encodings.idna  # noqa: F401  (a host's name)
-    import stringprep  # noqa: F401
-
-    for number in range(400):
-        with contextlib.suppress(Exception):
-            case = draw(10**9 + number, place.embedded, place.prime)
-            _take_part(place, case, decode(place.signed_line(case)), Wishes(folder=place.folder / "alice"), [])
-    for data in (place.embedded, place.prime):
-        case = Case(0, (), data, {})
-        wishes = Wishes(folder=place.folder / "alice", allow_envs=("reverse-letters",), allow_local=True)
-        for number in (0, 1):
+    """Import, unwatched, what sound invitations and an ordinary refusal need; hostile ones would hide what they do."""
+    wishes = Wishes(folder=place.folder / "alice", allow_envs=("reverse-letters",), allow_local=True)
+    for data in (
+        place.embedded,
+        place.prime,
+        place.embedded | {"seq_len": "no number"},
+        place.embedded | {"seq_len": 8},
+    ):
+        for number in (0, 4):
+            case = Case(number, (), data, {})
             with contextlib.suppress(BadInput):
-                _take_part(place, Case(number, (), data, {}), decode(place.signed_line(case)), wishes, [])
+                _take_part(place, case, decode(place.signed_line(case)), wishes, [])
 
 
 def run(first: int, number: int) -> Count:

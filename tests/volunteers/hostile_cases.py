@@ -58,7 +58,8 @@ MILD = (
     "bench/policy",
     "reverse-letters", "chat", "null", "subprocess", "embedded", "prime-rl", "steps", "seconds", "fp32", "int8",
     "tokens",
-    "mean", "transformers", "grpo", "adamw", "custom", "auto", "single_node", "train", "run", "try {error} with {tool}",
+    "mean", "a", "hermes", "filesystem", "0.8.0", "transformers", "grpo",
+    "adamw", "custom", "auto", "single_node", "train", "run", "try {error} with {tool}",
     *PUBLIC_URLS,
 )  # fmt: skip
 SCHEMA = sorted({*known_names(Recipe), *known_names(PrimeRecipe), *UPSTREAM_TABLES, *OWNED, *PORTS})
@@ -123,26 +124,43 @@ class Case:
 def draw(number: int, embedded: dict[str, Any], prime: dict[str, Any]) -> Case:
     """The case of that number. embedded, prime: the data of sound recipes."""
     rng = random.Random(number)
-    if number % 8 == 7:
-        field = FIELDS[number // 8 % len(FIELDS)]
+    if number % 4 == 3:
+        field = FIELDS[number // 4 % len(FIELDS)]
         return Case(number, (field,), None, {field: field_value(rng, field)})
     # Each in turn, so that none comes seldom; one of them alone in a fifth of all cases.
-    keys = [KEYS[number * 5 % len(KEYS)]] + ([] if rng.random() < 0.2 else rng.sample(KEYS, 3))
+    keys = [KEYS[number * 5 % len(KEYS)]] + ([] if rng.random() < 0.2 else rng.sample(KEYS, 55))
     is_prime = keys[0] in PRIME_ONLY or (keys[0] not in EMBEDDED_ONLY and rng.random() < 0.4)
     other = EMBEDDED_ONLY if is_prime else PRIME_ONLY
     keys = [key for key in dict.fromkeys(keys) if key not in other]
-    data, is_mild = copy.deepcopy(prime if is_prime else embedded), rng.random() < 0.3
+    data, is_mild = copy.deepcopy(prime if is_prime else embedded), rng.random() < 0.4
     if is_mild:
         keys = [key for key in keys if key in EMBEDDED or key in PRIME_RL] or keys
-    for key in keys:
-        put(data, rng, key, value(rng, key, is_mild))
-    return Case(number, tuple(keys), data, {})
+        keys = keys[:4]
+    put_in = {key: value(rng, key, is_mild) for key in keys}
+    for key in reversed(keys):  # the first comes last, so that it stands
+        put(data, rng, key, put_in[key])
+    stands = [key for key in keys if key == UNKNOWN or get(data, key) is put_in[key]]
+    return Case(number, tuple(stands), data, {})
+
+
+def get(data: Any, key: str) -> Any:
+    """What stands at a key, in the first entry of lists; later keys may have taken its table away."""
+    for part in key.split("."):
+        if not isinstance(data, dict) or part.removesuffix("[]") not in data:
+            return None
+        data = data[part.removesuffix("[]")]
+        if part.endswith("[]") and part != key.rpartition(".")[2]:
+            if not isinstance(data, list) or not data:
+                return None
+            data = data[0]
+    return data
 
 
 def value(rng: random.Random, key: str, is_mild: bool) -> Any:
     """What is put at a key: something that may be right, or something that isn't."""
     if is_mild:
-        return rng.choice([1, 2, 4, 0.5, 0.9] if rng.random() < 0.4 else MILD)
+        rule = EMBEDDED.get(key) or PRIME_RL.get(key)
+        return rng.choice([each for each in (*MILD, *NUMBERS) if rule is None or rule.admits(each)] or MILD)
     kind = rng.random()
     if kind < 0.45:
         return rng.choice((*TEXTS, *PRIVATE_URLS, *PUBLIC_URLS))
