@@ -203,10 +203,11 @@ PRIME_RL: Mapping[str, Rule] = {
     ),
     "prime_rl.version": _choices(PrimeRlConfig, "version"),
     "deployment.type": one_of("single_node", "multi_node"),
+    "deployment.num_train_gpus": whole(1, 4096),
     **{
         f"deployment.{name}": whole(0, 4096)
         for name in (
-            "num_train_gpus", "num_infer_gpus", "gpus_per_node", "num_train_nodes", "num_infer_nodes",
+            "num_infer_gpus", "gpus_per_node", "num_train_nodes", "num_infer_nodes",
             "num_infer_replicas",
         )
     },

@@ -229,7 +229,8 @@ def _faults(place: Place, case: Case, wishes: Wishes, said: list[str]) -> Iterat
             yield f"let in {asked}"
     if case.recipe is not None:  # each key of a case that was refused for another is judged as well
         refused = {refusal.name.replace("[]", "") for refusal in refusals(case.recipe)}
-        for name, value in leaves(case.recipe):
+        for spelled, value in leaves(case.recipe):
+            name = spelled.replace("[]", "")
             if not any(name == each or name.startswith(f"{each}.") for each in refused) and not _is_harmless(
                 name, value, None, place
             ):

@@ -95,6 +95,10 @@ DANGEROUS = (
 UNKNOWN = "(a key of no name)"
 KEYS = sorted({*EMBEDDED, *PRIME_RL, *SCHEMA, *DANGEROUS, UNKNOWN})
 """Of recipes: all that are allowed, all that the schemas know, and more."""
+TABLES = [key for key in KEYS if any(other.startswith((f"{key}.", f"{key}[]")) for other in KEYS)]
+SETTINGS = [key for key in KEYS if key not in TABLES]
+ROTATION = [*KEYS, *7 * TABLES]
+"""Each in turn; tables oftener, since they don't stand beside settings in them."""
 FIELDS = (
     "run", "site", "uri", "number", "public", "seed", "guest", "expires_at", "manifest_sha256", "recipe", "version",
     "signature", "new", *(f"environment.{name}" for name in CREDENTIALS), "environment.new",
@@ -128,14 +132,14 @@ def draw(number: int, embedded: dict[str, Any], prime: dict[str, Any]) -> Case:
         field = FIELDS[number // 4 % len(FIELDS)]
         return Case(number, (field,), None, {field: field_value(rng, field)})
     # Each in turn, so that none comes seldom; one of them alone in a fifth of all cases.
-    keys = [KEYS[number * 5 % len(KEYS)]] + ([] if rng.random() < 0.2 else rng.sample(KEYS, 55))
+    keys = [ROTATION[(number - number // 4) % len(ROTATION)]] + ([] if rng.random() < 0.2 else rng.sample(SETTINGS, 24))
     is_prime = keys[0] in PRIME_ONLY or (keys[0] not in EMBEDDED_ONLY and rng.random() < 0.4)
     other = EMBEDDED_ONLY if is_prime else PRIME_ONLY
     keys = [key for key in dict.fromkeys(keys) if key not in other]
-    data, is_mild = copy.deepcopy(prime if is_prime else embedded), rng.random() < 0.4
+    data = copy.deepcopy(prime if is_prime else embedded)
+    is_mild = (keys[0] in EMBEDDED or keys[0] in PRIME_RL) and rng.random() < 0.6
     if is_mild:
-        keys = [key for key in keys if key in EMBEDDED or key in PRIME_RL] or keys
-        keys = keys[:4]
+        keys = [key for key in keys if key in EMBEDDED or key in PRIME_RL][:4]
     put_in = {key: value(rng, key, is_mild) for key in keys}
     for key in reversed(keys):  # the first comes last, so that it stands
         put(data, rng, key, put_in[key])
@@ -191,10 +195,13 @@ def put(data: dict[str, Any], rng: random.Random, key: str, value: Any) -> None:
             if not isinstance(inner, list) or not inner:
                 table[name] = inner = [{}]
             inner = inner[0]
-            if name == "teachers":
-                inner |= {"name": "t", "base_url": PUBLIC_URLS[0]} | inner
         if not isinstance(inner, dict):
             table[name] = inner = {}
+            if part.endswith("[]"):
+                table[name] = [inner]
+        if name == "teachers":
+            inner.setdefault("name", "t")
+            inner.setdefault("base_url", PUBLIC_URLS[0])
         table = inner
     table[last.removesuffix("[]")] = value
 
