@@ -32,6 +32,7 @@ from composer_prime.outer.codecs import get_codec
 from composer_prime.sync.signatures import SigningKey
 
 RUN, OWNER, VOLUNTEER = "slow-link", "a", "c"
+ENVIRONMENT = "reverse-letters"
 ENDLESS = 10**6
 """Inner steps that the run would have: it is never brought to its end."""
 PATIENCE_S = 900.0
@@ -78,7 +79,7 @@ class Cell:
                 "train": {
                     "sampling": {"max_completion_tokens": 4},
                     "filter_zero_advantages": False,  # random weights earn nothing
-                    "source": [{"name": "letters", "env": {"taskset": {"id": "reverse-letters"}}}],
+                    "source": [{"name": "letters", "env": {"taskset": {"id": ENVIRONMENT}}}],
                 },
             },
             "trainer": {"optim": {"lr": 1e-5}, "loss": {"kwargs": {"kl_tau": 1e-3}}},
@@ -238,6 +239,7 @@ class _Place:
         site = RunPaths(root / RUN).site(VOLUNTEER)
         own = self._owners_hub if self._cell.own_weights else {}
         command = [*self._program, "join", str(self._invitation), "--folder", str(root)]
+        command += ["--allow-env", ENVIRONMENT, "--allow-local"]
         log = self._folder / "join.log"
         marks: dict[str, Callable[[], bool]] = {
             "checked": lambda: "You take part as site" in log.read_text(),

@@ -32,6 +32,26 @@ DiskOption = Annotated[
     float | None, typer.Option("--max-disk-gib", min=0.1, help="Disk that the site may use.", show_default=False)
 ]
 
+EnvsOption = Annotated[
+    list[str] | None,
+    typer.Option("--allow-env", metavar="NAME", help="An environment that may run here.", show_default=False),
+]
+HarnessesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-harness", metavar="NAME", help="A harness that may run a model's commands.", show_default=False
+    ),
+]
+TeachersOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-teacher", metavar="URL", help="A teacher that may see prompts and answers.", show_default=False
+    ),
+]
+LocalOption = Annotated[
+    bool, typer.Option("--allow-local", help="The bucket or gateway may be on this machine or its network.")
+]
+
 
 def invite(
     store: StoreArgument,
@@ -133,6 +153,10 @@ def join(
         float | None, typer.Option("--hours", min=0.001, help="Leave after so many hours.", show_default=False)
     ] = None,
     nice: Annotated[int, typer.Option("--nice", min=0, max=19, help="Step back for other programs.")] = 0,
+    allow_env: EnvsOption = None,
+    allow_harness: HarnessesOption = None,
+    allow_teacher: TeachersOption = None,
+    allow_local: LocalOption = False,
     pause: Annotated[bool, typer.Option("--pause", help="Ask the site that runs here to step out for now.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Take the pause back.")] = False,
 ) -> None:
@@ -163,8 +187,25 @@ def join(
             now = "paused" if pause else "not paused any more"
             typer.echo(f"site {found.site} is {now}" + ("" if runs else "; no process of it runs here"))
         return
-    wishes = Wishes(folder, key, max_mbit_up, max_mbit_down, max_disk_gib, hours, nice)
-    raise typer.Exit(take_part(found, wishes, typer.echo))
+    wishes = Wishes(
+        folder,
+        key,
+        max_mbit_up,
+        max_mbit_down,
+        max_disk_gib,
+        hours,
+        nice,
+        allow_envs=tuple(allow_env or ()),
+        allow_harnesses=tuple(allow_harness or ()),
+        allow_teachers=tuple(allow_teacher or ()),
+        allow_local=allow_local,
+    )
+    is_answered = invitation != "-" and sys.stdin.isatty() and sys.stdout.isatty()
+    raise typer.Exit(take_part(found, wishes, typer.echo, ask=_ask if is_answered else None))
+
+
+def _ask(question: str) -> str:
+    return typer.prompt(question, default="", show_default=False)
 
 
 def doctor(
@@ -182,13 +223,27 @@ def doctor(
     max_mbit_up: UpOption = None,
     max_mbit_down: DownOption = None,
     max_disk_gib: DiskOption = None,
+    allow_env: EnvsOption = None,
+    allow_harness: HarnessesOption = None,
+    allow_teacher: TeachersOption = None,
+    allow_local: LocalOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
     """Check this machine: torch, memory, disk, link and clock, and what a run needs of them. Exit code 1: it can't."""
     from composer_prime.volunteers.doctor import lines, to_json
     from composer_prime.volunteers.wishes import Wishes
 
-    wishes = Wishes(folder, key, max_mbit_up, max_mbit_down, max_disk_gib)
+    wishes = Wishes(
+        folder,
+        key,
+        max_mbit_up,
+        max_mbit_down,
+        max_disk_gib,
+        allow_envs=tuple(allow_env or ()),
+        allow_harnesses=tuple(allow_harness or ()),
+        allow_teachers=tuple(allow_teacher or ()),
+        allow_local=allow_local,
+    )
     diagnosis = _diagnose(source, wishes, context.args)
     typer.echo(to_json(diagnosis) if as_json else "\n".join(lines(diagnosis)))
     raise typer.Exit(0 if diagnosis.is_able else 1)
@@ -217,6 +272,7 @@ def contribution(
         str | None, typer.Option("--site", help="The site's name, where a STORE is given.", show_default=False)
     ] = None,
     key: OwnKeyOption = None,
+    allow_local: LocalOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
     """What a site has given to a run, from the bucket alone: the site of an invitation, or any site of a run."""
@@ -232,7 +288,7 @@ def contribution(
     if is_invitation(source):
         if site is not None:
             raise BadInput("an invitation says whose part it is: leave --site out")
-        found = contribution_of(read_invitation(source), key)
+        found = contribution_of(read_invitation(source), key, allow_local=allow_local)
     elif site is None:
         raise BadInput(f"{source} is no invitation: correct its path, or name a run's STORE and the site with --site")
     else:

@@ -71,7 +71,7 @@ def load_tokenizer(name: str | Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         cause = " ".join(str(error).split())[:300]
         raise BadInput(f"tokenizer ({name}) can't be loaded: {cause}; give a folder or a Hugging Face id") from error

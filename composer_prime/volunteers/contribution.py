@@ -14,6 +14,8 @@ from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Beat
 from composer_prime.volunteers.entrance import check_origin, lent_key, own_key
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
+from composer_prime.volunteers.places import check_place
+from composer_prime.volunteers.shared_recipe import read_shared
 from composer_prime.watch.status import BEATS_PER_LIVENESS, look
 from composer_prime.watch.tables import size
 from composer_prime.watch.tapes import count
@@ -74,13 +76,16 @@ def contribution(store: Store, site: str) -> Contribution:
     )
 
 
-def contribution_of(invitation: Invitation, key_file: Path | None = None) -> Contribution:
+def contribution_of(invitation: Invitation, key_file: Path | None = None, *, allow_local: bool = False) -> Contribution:
     """What the invited site has given, from where the invitation leads. It may have expired, or be revoked.
 
-    key_file   of a volunteer who made the key; only a gateway asks for it
+    key_file      of a volunteer who made the key; only a gateway asks for it
+    allow_local   whether it may lead to a folder or an address of this machine or its network
 
-    Raises InvitationRefused when the invitation is forged or of another run, else as `contribution`.
+    Raises InvitationRefused when the invitation is forged or of another run, or holds what none may; else as
+    `contribution`.
     """
+    check_place(invitation, allow_local=allow_local)
     needs_key = invitation.seed is not None or key_file is not None or invitation.uri.startswith("gateway+")
     adopt_environment(invitation)
     with (
@@ -88,6 +93,7 @@ def contribution_of(invitation: Invitation, key_file: Path | None = None) -> Con
         closing(open_store(invitation.uri)) as store,
     ):
         check_origin(invitation, store)
+        read_shared(invitation.recipe)
         return contribution(store, invitation.site)
 
 

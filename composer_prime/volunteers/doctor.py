@@ -151,7 +151,7 @@ def package_checks(recipe: RecipeBase) -> Iterator[Check]:
         return
     for source in recipe.orchestrator.train.source:
         package = source.env.taskset.id.rpartition("/")[2].replace("-", "_")
-        if importlib.util.find_spec(package) is None:
+        if importlib.util.find_spec(package.partition(".")[0]) is None:  # what stands before a dot would be imported
             found = f"environment {source.env.taskset.id} isn't installed ({package} can't be imported)"
             yield Check("environment", "fail", found, "pip install it; the run's owner knows from where")
         else:

@@ -15,13 +15,14 @@ from composer_prime.config.recipe import RecipeBase
 from composer_prime.store import open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.terms import terms_of
+from composer_prime.volunteers.consent import invited_recipe
 from composer_prime.volunteers.doctor import Diagnosis, Task, diagnose
 from composer_prime.volunteers.entrance import Entrance, check_date, enter, lent_key, own_key
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
 from composer_prime.volunteers.link import clock_ahead_s, endpoint_of, measure
 from composer_prime.volunteers.machine import Machine, look
-from composer_prime.volunteers.shared_recipe import read_shared
+from composer_prime.volunteers.places import check_place
 from composer_prime.volunteers.wishes import Wishes
 
 
@@ -68,12 +69,13 @@ def examine_machine(wishes: Wishes) -> Diagnosis:
 def examine_for_invitation(invitation: Invitation, wishes: Wishes) -> Diagnosis:
     """What this machine can do for the run of an invitation, which is checked, too. Nothing is left behind."""
     check_date(invitation, time.time())
+    check_place(invitation, allow_local=wishes.allow_local)
     key = own_key(invitation, wishes.key_file)
     adopt_environment(invitation)
     folder = VolunteerFolder.default(invitation.run) if wishes.folder is None else wishes.folder
     with looking(folder.expanduser()) as machine, lent_key(key), closing(open_store(invitation.uri)) as store:
         entrance = enter(invitation, store, key, starting=False)
-        recipe = read_shared(invitation.recipe)
+        recipe = invited_recipe(invitation, wishes)
         return examine(recipe, entrance, store, wishes, machine)
 
 

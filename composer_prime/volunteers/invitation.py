@@ -7,6 +7,7 @@ that hold one are open to their owner alone. Another record, without secrets, te
 import base64
 import binascii
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,12 +26,16 @@ PREFIX = "cpinv1."
 MAX_JSON_BYTES = 2**20
 MAX_TEXT_CHARACTERS = 2**20
 SEED_BYTES = 32
+LAST_DATE_S = 253_402_300_799
+"""The last second of the year 9999, after which a date has no spelling."""
 
 CREDENTIALS = (
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
     "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_REGION",
 )  # fmt: skip
 """Variables that an invitation may set on the volunteer's machine. No others: some would run programs there."""
+
+WORD, REGION = re.compile(r"[!-~]{1,4096}"), re.compile(r"[A-Za-z0-9-]{1,63}")
 
 IDENTITY = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_PROFILE")
 """Variables that say who asks: an invitation that sets one replaces them all."""
@@ -41,20 +46,20 @@ class Invitation(Signed):
 
     version: Literal[1] = 1
     run: RunName
-    manifest_sha256: str
+    manifest_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     """Of the run's manifest: another run of that name is another run."""
     uri: str
     """The run's root in its bucket, or its gateway."""
     site: SiteName
     number: int = Field(ge=1)
     """How often this site was invited, this time counted."""
-    public: str
+    public: str = Field(pattern=r"^ed25519:[A-Za-z0-9+/]{43}=$")
     """The site's key, which the owner has admitted."""
     seed: str | None = Field(default=None, repr=False)
     """Its private half, base64; None: the volunteer made the key."""
     guest: bool = False
     """Whether the site neither commits nor merges for others."""
-    expires_at: int = Field(ge=0)
+    expires_at: int = Field(ge=0, le=LAST_DATE_S)
     """Unix seconds from which on nothing may be started by it."""
     recipe: str
     """TOML."""
@@ -101,12 +106,23 @@ def decode(text: str) -> Invitation:
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Raise InvitationRefused unless every variable is one that an invitation may set."""
+    """Raise InvitationRefused unless every variable is one that an invitation may set, to words that one may have."""
     others = sorted(set(environment) - set(CREDENTIALS))
     if others:
         raise InvitationRefused(
-            f"an invitation may not set {', '.join(others)}: only {', '.join(CREDENTIALS)}, which a bucket needs"
+            f"an invitation may not set {', '.join(map(_shown, others))[:200]}: only {', '.join(CREDENTIALS)}, which a "
+            "bucket needs"
         )
+    for name, value in environment.items():
+        if not (REGION if name.endswith("REGION") else WORD).fullmatch(value):
+            raise InvitationRefused(
+                f"an invitation may set {name} to one word in ASCII alone (a region: to letters, digits and -): ask "
+                "the run's owner for another one"
+            )
+
+
+def _shown(name: str) -> str:
+    return name if re.fullmatch(r"\w{1,60}", name, re.ASCII) else ascii(name[:60])
 
 
 def adopt_environment(invitation: Invitation) -> None:

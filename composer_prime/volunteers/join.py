@@ -17,15 +17,15 @@ from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.errors import ConfigError, MachineUnfit
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.store import open_store
-from composer_prime.volunteers import upstream
 from composer_prime.volunteers.caches import elsewhere, kept_below
+from composer_prime.volunteers.consent import Ask, asked_of, confirm_environments, invited_recipe
 from composer_prime.volunteers.doctor import lines
 from composer_prime.volunteers.entrance import Entrance, check_date, enter, lent_key, own_key
 from composer_prime.volunteers.examination import examine, looking
 from composer_prime.volunteers.fit_prime_rl import batch_size, with_batch_size
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
-from composer_prime.volunteers.shared_recipe import read_shared
+from composer_prime.volunteers.places import check_place
 from composer_prime.volunteers.warden import Reason, Warden
 from composer_prime.volunteers.wishes import GIB, KEY_VARIABLE, Wishes
 
@@ -47,16 +47,18 @@ def join(
     wishes: Wishes,
     say: Say = print,
     run_site: RunSite | None = None,
+    ask: Ask | None = None,
 ) -> int:
     """Take part until the run ends, the volunteer leaves, or the hours are over; the exit code.
 
     run_site   what trains a site; None: `site_runner`'s
+    ask        whom to ask for environments that `wishes` doesn't allow; None: nobody, and they are refused
 
     Raises BadInput in one line where the invitation doesn't hold or the machine can't do it; nothing has started then.
     """
     folder = folder_of(invitation, wishes.folder)
     with folder.held():
-        recipe = prepare(invitation, wishes, folder, say)
+        recipe = prepare(invitation, wishes, folder, say, ask)
         if recipe is not None:
             os.nice(wishes.niceness)
             with kept_below(folder.root):  # before anything is imported that reads where the hub's files go
@@ -67,16 +69,19 @@ def join(
         return 0
 
 
-def prepare(invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, say: Say) -> RecipeBase | None:
+def prepare(
+    invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, say: Say, ask: Ask | None = None
+) -> RecipeBase | None:
     """All that comes before the start; the recipe as this machine runs it, None when the run has ended."""
     check_date(invitation, time.time())
+    check_place(invitation, allow_local=wishes.allow_local)
     key = own_key(invitation, wishes.key_file)
     adopt_environment(invitation)
     with looking(folder.root) as machine, lent_key(key), closing(open_store(invitation.uri)) as store:
         entrance = enter(invitation, store, key)
         if entrance.is_finished:
             return None
-        recipe = localized(invitation, wishes, folder, entrance)
+        recipe = localized(invitation, wishes, folder, entrance, asks=ask is not None)
         say(f"run {invitation.run} at {invitation.uri}: checking this machine")
         keep_batch = folder.batch_size is not None
         diagnosis = examine(recipe, entrance, store, wishes, machine, keep_batch=keep_batch)
@@ -84,9 +89,11 @@ def prepare(invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, say
         say(line)
     if not diagnosis.is_able:
         raise diagnosis.refusal()
-    os.environ[KEY_VARIABLE] = str(folder.keep_key(key))
     for line in disclosure(invitation, entrance, recipe, folder):
         say(line)
+    if ask is not None:
+        confirm_environments(recipe, wishes, ask)
+    os.environ[KEY_VARIABLE] = str(folder.keep_key(key))
     if diagnosis.fit is None:
         return recipe
     fitted = diagnosis.fit.recipe
@@ -94,9 +101,11 @@ def prepare(invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, say
     return fitted
 
 
-def localized(invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, entrance: Entrance) -> RecipeBase:
-    """The recipe with what is this machine's: its folder, its site's name and key, its limits."""
-    recipe = read_shared(invitation.recipe)
+def localized(
+    invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, entrance: Entrance, *, asks: bool = False
+) -> RecipeBase:
+    """The recipe with what is this machine's: its folder, its site's name and key, its limits. Raises as it is read."""
+    recipe = invited_recipe(invitation, wishes, asks=asks)
     if recipe.outer is None:
         raise ConfigError("the invitation's recipe has no [outer] table, so there is no run to join: ask for another")
     store = invitation.uri.removesuffix(f"/{invitation.run}")
@@ -138,16 +147,13 @@ def disclosure(
         "Prompts and answers stay on this machine. Whoever reads the bucket sees what your training changed in the "
         "weights, how many tokens it took, your site's name, this machine's host name, and when you were there."
     )
-    if isinstance(recipe, Recipe):
-        for teacher in recipe.replay.teachers:
-            yield f"But a teacher is asked about them, so whoever runs {teacher.base_url} sees prompts and answers."
-        environments = ", ".join(source.env.taskset.id for source in recipe.orchestrator.train.source)
-        yield f"Code that runs here: environments {environments}; loss {recipe.trainer.loss.import_path}."
-    elif isinstance(recipe, PrimeRecipe):
-        for asked in (*upstream.endpoints(recipe), *upstream.monitors(recipe)):
-            yield f"But the recipe names {asked}, so whoever runs it may see prompts and answers."
-        environments = ", ".join(upstream.environments(recipe))
-        yield f"Code that runs here: PRIME-RL; environments {environments}; model {recipe.model.name}."
+    asked = asked_of(recipe)
+    for teacher in asked.teachers:
+        yield f"But a teacher is asked about them, so whoever runs {teacher} sees prompts and answers."
+    prime_rl = "PRIME-RL; " if isinstance(recipe, PrimeRecipe) else ""
+    commands = f"; and what a model says to {', '.join(asked.harnesses)}" if asked.harnesses else ""
+    environments = ", ".join(asked.environments) or "none"
+    yield f"Code that runs here: {prime_rl}environments {environments}{commands}. The model is {recipe.model.name}."
     yield "Ctrl-C leaves, and the same command comes back in; from another terminal, with --pause or --resume, too."
 
 

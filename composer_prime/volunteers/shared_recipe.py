@@ -1,68 +1,79 @@
 """The recipe as it travels in an invitation: what all sites share, and nothing that is one machine's own affair.
 
-Some settings would run programs of the owner's choice on the volunteer's machine, or send the volunteer's secrets
-elsewhere. They are left out when an invitation is written, and refused when one is read.
+`allowed` lists what that may be. What is a machine's own is left out when an invitation is written; anything else that
+isn't listed is refused, when one is written and when one is read.
 """
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from composer_prime.config.load import any_from_data
-from composer_prime.config.prime_rl import PrimeRecipe
+from composer_prime.config.prime_rl import PORTS, PrimeRecipe
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import ConfigError, InvitationRefused
+from composer_prime.volunteers.allowed import EMBEDDED, PRIME_RL, Rule, is_table, refusals, shown
 from composer_prime.volunteers.upstream import machines_own
 
 LOCAL_KEYS = (
-    "output_dir", "clean", "sites", "site.name", "site.key_file", "site.same_name", "site.exact_join_s", "site.threads",
-    "site.micro_batch_tokens", "site.max_mbit_up", "site.max_mbit_down", "inference.python", "inference.server",
-    "prime_rl.command", "env_vars", "slurm", "outer.store", "outer.owner", "outer.keys",
+    "output_dir", "clean", "sites", "launch", "site.name", "site.key_file", "site.same_name", "site.exact_join_s",
+    "site.threads", "site.micro_batch_tokens", "site.max_mbit_up", "site.max_mbit_down", "inference.python",
+    "inference.server", "prime_rl.command", "prime_rl.first_port", "env_vars", "slurm", "log", "monitors",
+    "outer.store", "outer.owner", "outer.keys", *(name for name in PORTS if name.endswith("port")),
 )  # fmt: skip
 """Settings that are each machine's own."""
 TRUST = "trust_remote_code"
+MOST_CHARACTERS = 2**16
+"""Of a recipe."""
 
 
 def shared_toml(recipe: RecipeBase) -> str:
     """The recipe as an invitation holds it. Raises ConfigError where a setting can't just be left out."""
-    data = recipe.to_data()
+    data, rules = recipe.to_data(), EMBEDDED
     if isinstance(recipe, PrimeRecipe):
-        own = machines_own(data)
-        kept = [each.name for each in own if each.listed or (each.key == TRUST and each.value is not False)]
-        if kept:
-            raise ConfigError(
-                f"the recipe sets {', '.join(sorted(kept))}, which no invitation may set on a volunteer's machine: "
-                "give a recipe that needs none (--recipe)"
-            )
-        for each in own:
-            each.table.pop(each.key, None)
+        rules = PRIME_RL
+        for each in machines_own(data):
+            if not each.listed and (each.key != TRUST or each.value is False):
+                each.table.pop(each.key, None)
     for table, name in _local(data):
         table.pop(name.rpartition(".")[2])
+    _drop_empty(data, "", rules)
+    for refused in refusals(data):
+        raise ConfigError(f"the recipe sets {refused}: give a recipe that does without (--recipe)")
     any_from_data(data)  # it must still be one
-    return to_toml(data)
+    text = to_toml(data)
+    if len(text) > MOST_CHARACTERS:
+        raise ConfigError(f"the recipe has {len(text)} characters, an invitation's at most {MOST_CHARACTERS}: cut it")
+    return text
 
 
 def read_shared(text: str) -> RecipeBase:
-    """The recipe in an invitation. Raises InvitationRefused where it sets what is this machine's, else ConfigError."""
+    """The recipe in an invitation. Raises InvitationRefused where it sets what no invitation may, else ConfigError."""
+    if len(text) > MOST_CHARACTERS:
+        raise InvitationRefused(
+            f"the invitation's recipe has {len(text)} characters, of {MOST_CHARACTERS} at most: ask for another one"
+        )
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the invitation's recipe isn't TOML ({error}): ask for another one") from None
-    names = sorted({name for _, name in _local(data)} | _upstream_names(data))
-    if names:
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the invitation's recipe isn't TOML ({shown(str(error))}): ask for another one") from None
+    for refused in refusals(data):
         raise InvitationRefused(
-            f"the invitation's recipe sets {', '.join(names)}, which is each machine's own affair: ask the run's owner "
-            "for one that `composer-prime invite` wrote"
+            f"the invitation's recipe sets {refused}: ask the run's owner for an invitation that this version's "
+            "`composer-prime invite` wrote"
         )
     return any_from_data(data)
 
 
-def _upstream_names(data: dict[str, Any]) -> set[str]:
-    """Settings in PRIME-RL's tables that no invitation may make; only a recipe for it has any."""
-    site = data.get("site")
-    is_prime = isinstance(site, dict) and site.get("backend") == "prime-rl"
-    return {each.name for each in machines_own(data)} if is_prime else set()
+def _drop_empty(data: dict[str, Any], place: str, rules: Mapping[str, Rule]) -> None:
+    """Take out tables of which nothing is left, unless their being there says something."""
+    for key, value in list(data.items()):
+        name = f"{place}.{key}" if place else key
+        if isinstance(value, dict):
+            _drop_empty(value, name, rules)
+            if not value and not is_table(name, rules):
+                del data[key]
 
 
 def _local(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:

@@ -17,6 +17,8 @@ class Wishes:
     mbit_up, mbit_down     Mbit/s that the site may use
     hours                  after which it leaves
     niceness               from 0 to 19: how far it steps back for other programs
+    allow_envs, allow_harnesses, allow_teachers   packages and servers, by name, that an invitation may choose
+    allow_local            whether it may lead to a folder or an address of this machine or its network
     """
 
     folder: Path | None = None
@@ -26,6 +28,10 @@ class Wishes:
     max_disk_gib: float | None = None
     hours: float | None = None
     niceness: int = 0
+    allow_envs: tuple[str, ...] = ()
+    allow_harnesses: tuple[str, ...] = ()
+    allow_teachers: tuple[str, ...] = ()
+    allow_local: bool = False
 
     @property
     def max_disk_bytes(self) -> int | None:

@@ -28,7 +28,7 @@ from tests.integration.test_volunteers import EXECUTABLE, SECRETS
 from tests.servers import S3Server
 from tests.servers.certificate import write_certificate
 from tests.servers.forward_proxy import ForwardProxy, forward_proxy, tls_front
-from tests.sites.tiny_folder import save_random_tiny
+from tests.volunteers.owned_run import CONSENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.s3]
 NOWHERE = "203.0.113.5"
@@ -66,7 +66,7 @@ class Hosted:
         proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), self.proxy.url)
         log = self.folder / "join.log"
         command = ["env", "-i", *(f"{name}={value}" for name, value in (bare | proxies | environment).items())]
-        command += [EXECUTABLE, "join", str(invitation), "--folder", str(self.folder / "alice")]
+        command += [EXECUTABLE, "join", str(invitation), "--folder", str(self.folder / "alice"), *CONSENT]
         with started(command, log) as volunteer:
             wait_until(lambda: self.has_offered() and merged_tokens(self.store) > 0, volunteer, log)
 
@@ -88,12 +88,11 @@ def merged_tokens(store: Store) -> int:
 
 
 def write_recipe(folder: Path, uri: str, owner: SigningKey) -> Path:
-    """The demo's, made quick; the model is a folder of random weights, which nobody has to build or fetch."""
+    """The demo's, made quick."""
     first = SigningKey.generate()
     first.save(folder / "a.key")
     changes: dict[str, Any] = QUICK | {
         "max_steps": 4000,
-        "model.name": str(save_random_tiny(folder / "model")),
         "orchestrator.train.filter_zero_advantages": "false",
         "outer.store": uri,
         "outer.owner": owner.public,

@@ -24,6 +24,7 @@ from composer_prime.sync.records import Beat
 from composer_prime.sync.signatures import SigningKey
 from tests.integration.local_runs import QUICK, REPOSITORY, started, trained, wait_until
 from tests.patience import PATIENCE_S
+from tests.volunteers.owned_run import CONSENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(1500)]
 LIVENESS_S = 3.0
@@ -70,6 +71,7 @@ def test_a_volunteer_that_sleeps_is_killed_and_pauses_ends_with_the_owners_maste
     logs = [tmp_path / f"{name}.log" for name in ("a", "join", "again")]
     store = open_store(f"{uri}/two-sites")
     join = [EXECUTABLE, "join", str(invitation), "--folder", str(tmp_path / "alice"), "--max-mbit-up", "100"]
+    join += CONSENT
     with started([EXECUTABLE, "site", str(recipe), "--site", "a"], logs[0]) as host:
         wait_until(lambda: bool(store.list(keys.manifest())), host, logs[0])
         invite = [EXECUTABLE, "invite", f"{uri}/two-sites", "--name", "alice", "--recipe", str(recipe)]

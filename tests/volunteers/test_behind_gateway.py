@@ -20,9 +20,8 @@ from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, encode, read_invitation
 from composer_prime.volunteers.join import join
 from composer_prime.volunteers.machine import Torch
-from composer_prime.volunteers.wishes import Wishes
 from tests.gateway.guarded import Guarded, claim_of, guarding
-from tests.volunteers.owned_run import OWNER, OwnedRun, come, machine
+from tests.volunteers.owned_run import OWNER, OwnedRun, come, consenting, machine
 
 
 @pytest.fixture
@@ -50,7 +49,7 @@ def invited(run: OwnedRun, gateway: Guarded) -> Invitation:
 def test_the_doctor_looks_through_the_gateway_and_leaves_nothing(run: OwnedRun, gateway: Guarded) -> None:
     invitation = invited(run, gateway)
     before = run.store.list("")
-    diagnosis = examine_for_invitation(invitation, Wishes(folder=run.folder / "alice"))
+    diagnosis = examine_for_invitation(invitation, consenting(run))
     assert diagnosis.is_able and {"link", "clock", "arithmetic", "memory"} <= {each.name for each in diagnosis.checks}
     (link,) = (each for each in diagnosis.checks if each.name == "link")
     assert link.found.startswith("up not measured: behind a gateway nothing is written to try it; down ")
@@ -76,7 +75,7 @@ def test_a_site_starts_with_what_leads_through_the_gateway(run: OwnedRun, gatewa
             made = store.create(keys.claim(site, 0), record.model_copy(update={"signature": signature}).to_bytes())
         return 0 if made else 1
 
-    assert join(invitation, Wishes(folder=run.folder / "alice"), said.append, claim) == 0
+    assert join(invitation, consenting(run), said.append, claim) == 0
     assert run.store.list(keys.site_prefix("alice")) == [keys.claim("alice", 0)]
     assert any("You are a guest" in line for line in said)
     assert SigningKey.load(VolunteerFolder(run.folder / "alice", "alice").key_file).public == invitation.public
@@ -87,7 +86,7 @@ def test_a_volunteer_whose_clock_is_late_is_refused_by_the_gateway_s(
 ) -> None:
     invitation = read_invitation(encode(run.invite(uri=f"gateway+{gateway.root}/run", guest=True, expires_at=1000)))
     with pytest.raises(InvitationRefused, match="expired at 1970-01-01 00:16 UTC: ask"):
-        join(invitation, Wishes(folder=run.folder / "alice"), lambda line: None, lambda *args: 1)
+        join(invitation, consenting(run), lambda line: None, lambda *args: 1)
     monkeypatch.setattr("composer_prime.volunteers.join.check_date", lambda *args: None)
 
     def claim(recipe: RecipeBase, site: str, resume: bool) -> int:
@@ -96,7 +95,7 @@ def test_a_volunteer_whose_clock_is_late_is_refused_by_the_gateway_s(
         return 0
 
     with pytest.raises(StoreUnusable, match="expired at 1970-01-01 00:16 UTC by the gateway's clock"):
-        join(invitation, Wishes(folder=run.folder / "alice"), lambda line: None, claim)
+        join(invitation, consenting(run), lambda line: None, claim)
     assert run.store.list(keys.site_prefix("alice")) == []
 
 
@@ -104,14 +103,14 @@ def test_who_was_revoked_is_told_so_by_the_gateway_in_one_line(run: OwnedRun, ga
     invitation = invited(run, gateway)
     Owner(run.store, OWNER).revoke("alice")
     with pytest.raises(InvitationRefused, match="alice to run run was revoked: its key is no longer") as refused:
-        join(invitation, Wishes(folder=run.folder / "alice"), lambda line: None, lambda *args: 1)
+        join(invitation, consenting(run), lambda line: None, lambda *args: 1)
     assert "\n" not in str(refused.value) and not list((run.folder / "alice").glob("*.key"))
 
 
 def test_a_volunteer_asks_for_their_contribution_with_the_invitation_alone(run: OwnedRun, gateway: Guarded) -> None:
     invitation = invited(run, gateway)
     come(run, "alice")
-    found = contribution_of(invitation)
+    found = contribution_of(invitation, allow_local=True)
     assert found == contribution(run.store, "alice") and found.starts == 1
     assert {line["verdict"] for line in gateway.lines()} <= {"allowed", "missing"}
     assert "COMPOSER_PRIME_KEY" not in os.environ

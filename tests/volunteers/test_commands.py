@@ -15,7 +15,7 @@ from composer_prime.volunteers.invitation import encode, read_invitation
 from tests.cli.command_line import Answer
 from tests.sync.harness import ThreadSite, make_terms, run_sites
 from tests.volunteers.conftest import open_run
-from tests.volunteers.owned_run import GIB, OwnedRun, come, machine
+from tests.volunteers.owned_run import CONSENT, GIB, OwnedRun, come, machine
 
 
 def refused(answer: Answer, *parts: str) -> None:
@@ -123,11 +123,11 @@ def test_a_member_behind_a_gateway_is_refused(cli, run: OwnedRun) -> None:
 
 def test_doctor_judges_for_an_invitation(cli, run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     invite(cli, run)
-    answer = cli("doctor", run.file())
+    answer = cli("doctor", run.file(), *CONSENT)
     assert answer.code == 0 and "ok    arithmetic" in answer.out and "ok    link" in answer.out
     assert not (Path.home() / "composer-prime" / "run").exists()
     monkeypatch.setattr(examination, "look", lambda folder: machine(free_memory_bytes=GIB))
-    told = cli("doctor", run.file(), "--json")
+    told = cli("doctor", run.file(), *CONSENT, "--json")
     found = json.loads(told.out)
     assert told.code == 1 and found["able"] is False
     assert {check["name"] for check in found["checks"] if check["verdict"] == "fail"} == {"memory", "arithmetic"}
@@ -162,7 +162,7 @@ def test_join_refuses_in_one_line(cli, run: OwnedRun) -> None:
     refused(cli("join", "cpinv1.AAAA"), "damaged")
     invite(cli, run)
     cli("revoke", run.uri, "--site", "alice", "--key", run.folder / "owner.key")
-    refused(cli("join", run.file(), "--folder", run.folder / "alice"), "was revoked")
+    refused(cli("join", run.file(), *CONSENT, "--folder", run.folder / "alice"), "was revoked")
     refused(cli("join", run.file(), "--pause", "--resume"), "opposite")
 
 
@@ -220,18 +220,18 @@ def test_an_invitation_is_enough_to_ask_for_ones_contribution(cli, run: OwnedRun
     invite(cli, run)
     come(run, "alice")
     told = cli("contribution", run.uri, "--site", "alice")
-    assert told.code == 0 and cli("contribution", run.file()) == told
+    assert told.code == 0 and cli("contribution", run.file(), "--allow-local") == told
     cli("revoke", run.uri, "--site", "alice", "--key", run.folder / "owner.key")
-    assert cli("contribution", run.file()).code == 0
-    refused(cli("contribution", run.file(), "--site", "a"), "leave --site out")
+    assert cli("contribution", run.file(), "--allow-local").code == 0
+    refused(cli("contribution", run.file(), "--allow-local", "--site", "a"), "leave --site out")
     refused(cli("contribution", run.folder / "bob.invitation"), "is no invitation", "--site")
 
 
 def test_a_key_that_the_volunteer_made_is_needed_behind_a_gateway_alone(cli, run: OwnedRun) -> None:
     public = SigningKey.generate().public
     invite(cli, run, "--public", public)
-    refused(cli("contribution", run.file()), "never came")
+    refused(cli("contribution", run.file(), "--allow-local"), "never came")
     run.file().unlink()
     cli("revoke", run.uri, "--site", "alice", "--key", run.folder / "owner.key")
     invite(cli, run, "--public", public, "--gateway", "gateway+https://h/run")
-    refused(cli("contribution", run.file()), "name its file with --key")
+    refused(cli("contribution", run.file(), "--allow-local"), "name its file with --key")

@@ -31,9 +31,10 @@ from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, read_invitation
 from composer_prime.volunteers.join import folder_of, join
 from composer_prime.volunteers.machine import Gpu, Torch
+from composer_prime.volunteers.shared_recipe import read_shared
 from composer_prime.volunteers.warden import Reason, Warden
 from composer_prime.volunteers.wishes import Wishes
-from tests.volunteers.owned_run import GIB, OWNER, OwnedRun, machine
+from tests.volunteers.owned_run import GIB, OWNER, OwnedRun, consenting, machine
 
 WAIT_S = 600
 
@@ -80,7 +81,7 @@ def an_able_machine(run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def wishes(run: OwnedRun, **changes) -> Wishes:
-    return Wishes(folder=run.folder / "alice", **changes)
+    return consenting(run, **changes)
 
 
 def beside(act: Callable[[], object]) -> threading.Thread:
@@ -336,7 +337,7 @@ def _able(run: OwnedRun):
     from composer_prime.volunteers.doctor import Diagnosis
     from composer_prime.volunteers.fit import Fit
 
-    return Diagnosis((), None, Fit(joining.read_shared(run.invite("bob").recipe), (), 0, None))  # pyright: ignore
+    return Diagnosis((), None, Fit(read_shared(run.invite("bob").recipe), (), 0, None))  # pyright: ignore
 
 
 def test_a_failed_sites_code_is_passed_on(run: OwnedRun) -> None:

@@ -28,7 +28,7 @@ from composer_prime.volunteers.invitation import read_invitation
 from composer_prime.volunteers.link import Link
 from tests.gateway.guarded import claim_of, guarding
 from tests.servers.in_thread import serving_app
-from tests.volunteers.owned_run import OWNER, OwnedRun
+from tests.volunteers.owned_run import CONSENT, OWNER, OwnedRun
 from tests.volunteers.test_commands import invite, refused
 from tests.volunteers.test_join import FakeSite
 
@@ -70,7 +70,7 @@ def test_who_sees_what_is_printed_before_anything_starts(
 
     invite(cli, run)
     trains(note)
-    assert cli("join", run.file(), "--folder", place(run)).code == 0
+    assert cli("join", run.file(), *CONSENT, "--folder", place(run)).code == 0
     (before,) = printed
     assert f"site alice in run run, whose owner is {OWNER.public}." in before
     assert f" parameters come to this machine, into {place(run)}, which is yours to delete." in before
@@ -99,7 +99,7 @@ def test_caps_hold_for_the_store_of_the_site_that_join_starts(cli, run: OwnedRun
     invite(cli, run)
     trains(transfer)
     caps = ("--max-mbit-up", UP_MBIT, "--max-mbit-down", DOWN_MBIT)
-    answer = cli("join", run.file(), "--folder", place(run), *caps)
+    answer = cli("join", run.file(), *CONSENT, "--folder", place(run), *caps)
     assert answer.code == 0 and "(capped at 1 Mbit/s), down " in answer.out
     # The last write is owed, and a second's bytes were there; of reads two seconds' bytes are owed besides.
     assert took["up"] >= 0.95 * (len(data) / (UP_MBIT * BYTES_PER_MBIT) - 1)
@@ -110,7 +110,8 @@ def test_a_doctor_told_of_caps_judges_by_them(cli, run: OwnedRun, monkeypatch: p
     named = []
     monkeypatch.setattr(examination, "measure", lambda *args: named.append(args[1:]) or Link(100.0, 100.0, 0.01))
     invite(cli, run)
-    free, capped = cli("doctor", run.file()), cli("doctor", run.file(), "--max-mbit-up", 0.1, "--max-mbit-down", 0.1)
+    free = cli("doctor", run.file(), *CONSENT)
+    capped = cli("doctor", run.file(), *CONSENT, "--max-mbit-up", 0.1, "--max-mbit-down", 0.1)
     assert (free.code, capped.code) == (0, 0) and "capped" not in free.out
     assert "up 100.0 Mbit/s (capped at 0.1 Mbit/s), down 100.0 Mbit/s (capped at 0.1 Mbit/s)" in capped.out
     a_round = [next(line for line in told.out.splitlines() if "a round" in line) for told in (free, capped)]
@@ -134,11 +135,11 @@ def test_a_gateway_s_invitation_is_written_checked_and_joined_by_commands(cli, r
 
         assert "as a guest" in invite(cli, run, "--gateway", uri).out
         assert read_invitation(str(run.file())).uri == uri and str(run.folder) not in run.file().read_text()
-        checked = cli("doctor", run.file(), "--folder", place(run))
+        checked = cli("doctor", run.file(), *CONSENT, "--folder", place(run))
         assert checked.code == 0 and {line[:4] for line in checked.out.splitlines()} == {"ok  ", "    "}, checked.out
         assert "behind a gateway nothing is written to try it" in checked.out and not place(run).exists()
         trains(claim)
-        joined = cli("join", run.file(), "--folder", place(run))
+        joined = cli("join", run.file(), *CONSENT, "--folder", place(run))
         assert (joined.code, joined.out.splitlines()[-1]) == (0, "run run is finished")
         assert run.store.list(keys.site_prefix("alice")) == [keys.claim("alice", 0)]
         assert {(line["site"], line["verdict"]) for line in gateway.lines()} <= {
@@ -157,7 +158,7 @@ def test_a_gateway_that_is_down_is_tried_again_and_then_one_line_says_so(
     with down(kind) as root:
         invite(cli, run, "--gateway", f"gateway+{root}/run")
         before = run.store.list("")
-        answer = cli(command, run.file(), "--folder", place(run))
+        answer = cli(command, run.file(), *CONSENT, "--folder", place(run))
     refused(answer, "first contact in gateway+", "ask the run's owner whether the gateway runs")
     assert ("upstream is away (502)" in answer.err) == (kind != "nobody listens")
     assert len(tried) >= 3 and started.recipes == [] and run.store.list("") == before
@@ -203,5 +204,5 @@ def test_a_gateway_that_comes_up_late_is_joined(cli, run: OwnedRun, trains, monk
     trains(started)
     with guarding(run.store) as gateway:
         invite(cli, run, "--gateway", f"gateway+{gateway.root}/run")
-        assert cli("join", run.file(), "--folder", place(run)).code == 0
+        assert cli("join", run.file(), *CONSENT, "--folder", place(run)).code == 0
     assert asked[:4] == ["/run/site"] * 4 and len(started.recipes) == 1

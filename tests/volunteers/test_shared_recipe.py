@@ -12,7 +12,7 @@ from composer_prime.config.load import any_from_data
 from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, ConfigError, InvitationRefused
-from composer_prime.volunteers import upstream
+from composer_prime.volunteers.consent import asked_of
 from composer_prime.volunteers.entrance import enter, own_key
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.join import disclosure
@@ -30,6 +30,7 @@ DANGEROUS = {
     "clean": True,
 }
 RECIPES = REPOSITORY / "recipes"
+SOURCE = {"env": {"taskset": {"id": "e"}}}
 LOUD = {"trainer": {"loss": {"kwargs": {"replay_tau": 0.1}}}}
 
 
@@ -46,7 +47,7 @@ def test_what_is_the_machines_own_is_left_out_and_refused(name: str) -> None:
     data = minimal(**{name: DANGEROUS[name]}, **LOUD)
     recipe = recipe_from_data(data)
     read_shared(shared_toml(recipe))
-    with pytest.raises(InvitationRefused, match="each machine's own affair"):
+    with pytest.raises(InvitationRefused, match="no invitation may hold"):
         read_shared(to_toml(data))
 
 
@@ -75,7 +76,7 @@ def test_what_prime_rl_s_tables_say_of_a_machine_is_left_out_and_refused(own: di
     assert not any(word in str(shared) for word in ("alice", "etc", "evil", "job_name")) and read_shared(
         to_toml(shared)
     )
-    with pytest.raises(InvitationRefused, match="each machine's own affair"):
+    with pytest.raises(InvitationRefused, match="no invitation may hold"):
         read_shared(to_toml(data))
 
 
@@ -83,12 +84,20 @@ def test_what_prime_rl_s_tables_say_of_a_machine_is_left_out_and_refused(own: di
     ("own", "name"),
     [
         ({"model": {"name": "m", "trust_remote_code": True}}, "model.trust_remote_code"),
-        ({"orchestrator": {"model": {"trust_remote_code": True}}}, "orchestrator.model.trust_remote_code"),
-        ({"orchestrator": {"env": [{"id": "e", "args": {"data_dir": "/data"}}]}}, "orchestrator.env.args.data_dir"),
+        ({"orchestrator": {"model": {"trust_remote_code": True}}}, "orchestrator.model"),
+        ({"orchestrator": {"env": [{"id": "e"}]}}, "orchestrator.env"),
+        (
+            {"orchestrator": {"train": {"source": [SOURCE | {"data_dir": "/data"}]}}},
+            "orchestrator.train.source.data_dir",
+        ),
+        ({"orchestrator": {"model": {"client": {"base_url": "http://10.0.0.1/v1"}}}}, "orchestrator.model"),
     ],
 )
 def test_what_a_run_can_t_do_without_is_not_left_out_in_silence(own: dict[str, Any], name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"the recipe sets {re.escape(name)}, which no invitation may set"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"the recipe sets {re.escape(name)} to .*, which no invitation may hold: give a recipe",
+    ):
         shared_toml(any_from_data(PRIME | own))
     with pytest.raises(InvitationRefused, match=re.escape(name)):
         read_shared(to_toml(PRIME | own))
@@ -101,32 +110,31 @@ def test_every_recipe_of_prime_rl_s_can_be_shared_or_says_why_not() -> None:
         assert read_shared(shared_toml(recipe)).run.name == recipe.run.name
 
 
-def test_a_volunteer_is_told_what_prime_rl_will_run_and_ask(tmp_path: Path) -> None:
-    orchestrator = {
-        "env": [{"id": "evil/env"}],
-        "train": {"source": [{"env": {"taskset": {"id": "reverse-text"}, "agent": {"harness": {"id": "null"}}}}]},
-        "judge": {"base_url": "https://judge.example/v1"},
-        "model": {"client": {"base_url": ["https://one.example", "https://two.example"]}},
-    }
-    more = {"orchestrator": orchestrator, "monitors": {"wandb": {"project": "p"}, "file": {}}}
-    recipe = any_from_data(PRIME | more)
-    assert isinstance(recipe, PrimeRecipe)
-    assert upstream.environments(recipe) == ["evil/env", "null", "reverse-text"]
-    assert upstream.endpoints(recipe) == [
-        "https://judge.example/v1",
-        "https://one.example",
-        "https://two.example",
-    ]
-    assert upstream.monitors(recipe) == ["wandb"]
+def test_a_volunteer_is_told_what_prime_rl_will_run(tmp_path: Path) -> None:
+    agent = {"harness": {"id": "rlm"}, "runtime": {"type": "subprocess"}}
+    orchestrator = {"train": {"source": [{"name": "one", "env": {"taskset": {"id": "reverse-text"}, "agent": agent}}]}}
+    recipe = any_from_data(PRIME | {"orchestrator": orchestrator})
     run = OwnedRun(tmp_path)
     invitation = run.invite()
     entrance, folder = enter(invitation, run.store, own_key(invitation, None)), VolunteerFolder(tmp_path, "alice")
     said = "\n".join(disclosure(invitation, entrance, recipe, folder))
-    assert "PRIME-RL; environments evil/env, null, reverse-text; model m." in said
-    assert "names https://judge.example/v1, so whoever runs it may see prompts" in said and "names wandb, so" in said
+    assert "PRIME-RL; environments reverse-text; and what a model says to rlm. The model is m." in said
 
 
-@pytest.mark.parametrize("text", ["not = [toml", "nothing = 1\n", ""])
+@pytest.mark.parametrize(
+    ("source", "asked"), [({}, ("bash", "prime")), ({"agent": {"harness": {"id": "null"}}}, ("prime",))]
+)
+def test_what_verifiers_takes_where_prime_rl_s_recipe_says_nothing_counts_as_said(
+    source: dict[str, Any], asked: tuple[str, ...]
+) -> None:
+    orchestrator = {"train": {"source": [{"env": {"taskset": {"id": "reverse-text"}} | source}]}}
+    assert asked_of(any_from_data(PRIME | {"orchestrator": orchestrator})).harnesses == asked
+
+
+@pytest.mark.parametrize(
+    "text", ["not = [toml", "nothing = 1\n", "", "a = " + "[" * 9000, "a = " + "9" * 9000, "a" * 2**17]
+)
 def test_what_is_no_recipe_is_refused(text: str) -> None:
-    with pytest.raises((ConfigError, BadInput)):
+    with pytest.raises(BadInput) as refused:
         read_shared(text)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 400

@@ -36,14 +36,10 @@ TINY_VERSION = 1
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
+"""No others: who writes a pickle writes a program."""
 _DESCRIBING = ("*.json", "*.model", "*.txt", "*.jinja")
-_WANTED = (*_DESCRIBING, "*.safetensors", "pytorch_model*.bin")
+_WANTED = (*_DESCRIBING, "*.safetensors")
 _INIT_STD = 0.05  # at the usual 0.02 the warm-up takes half as long again
 
 
@@ -89,15 +85,17 @@ def load_policy(folder: Path) -> PreTrainedModel:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # our processes write to logs
-    as_we_train = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+    as_we_train = {"dtype": torch.float32, "attn_implementation": "sdpa", "trust_remote_code": False}
+    here = {"local_files_only": True, "trust_remote_code": False}
     try:
         if (folder / WITHOUT_WEIGHTS).exists():
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            config = AutoConfig.from_pretrained(folder, **here)
             model = AutoModelForCausalLM.from_config(config, **as_we_train)
             if (folder / GENERATION_FILE).exists():
                 model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
         else:
-            model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **as_we_train)
+            whole = {"local_files_only": True, "use_safetensors": True}
+            model = AutoModelForCausalLM.from_pretrained(folder, **whole, **as_we_train)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"model folder {folder} can't be loaded: {_first_line(error)}; give a causal LM's") from error
     return model.eval()

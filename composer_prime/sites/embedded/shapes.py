@@ -26,7 +26,7 @@ def named_shapes(name: str) -> list[NamedShape]:
     config = _config(name)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except ValueError as error:
         cause = str(error).strip().splitlines()[0].rstrip(".")
         raise ModelError(f"model.name ({name}) is no causal language model: {cause}; name another") from None
@@ -45,7 +45,7 @@ def _config(name: str) -> "PreTrainedConfig":
     if is_folder and not (folder / "config.json").is_file():
         raise ModelError(f"model.name ({name}) is no model folder, it has no config.json: give a folder that has one")
     try:
-        return AutoConfig.from_pretrained(folder if is_folder else name)
+        return AutoConfig.from_pretrained(folder if is_folder else name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         cause = str(error).strip().splitlines()[0].rstrip(".")
         raise ModelError(f"model.name ({name}) can't be loaded: {cause}; give a model folder or a hub id") from None

@@ -131,6 +131,6 @@ def make_engine(settings: SiteSettings, on_failure: Callable[[BaseException], No
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a model folder. Raises ModelError when its files can't be read as one."""
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"tokenizer in {folder} can't be loaded: {error}; save it there again") from error

@@ -141,9 +141,9 @@ class VllmEngine:
 def _skeleton(folder: Path) -> PreTrainedModel:
     """The model without weights, to check new ones against."""
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config)
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"model folder {folder} can't be loaded: {error}; give a causal LM's") from error
 
