@@ -142,6 +142,7 @@ _OUTER = {
     "error_feedback": FLAG, "gather_sites": whole(1, 10**4), "slices": whole(1, 1024), "quorum": whole(1, 10**4),
     "grace_s": real(0, 1e6), "liveness_s": real(0, 1e6), "weighting": _choices(OuterConfig, "weighting"),
     "aggregate": _choices(OuterConfig, "aggregate"), "clip": real(0, 1e6), "trim": real(0, 0.5),
+    "guest_share": real(0, 0.5), "guest_clip": real(0, 1e6), "step_tokens": whole(1, 2**53),
     "committer": text(SITE_NAME, "a site's name"), "snapshot_rounds": MANY, "keep_log": FLAG, "max_stale_rounds": MANY,
 }  # fmt: skip
 _LOSS = {

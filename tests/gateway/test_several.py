@@ -23,12 +23,13 @@ from composer_prime.store.base import Store
 from composer_prime.store.gateway import GatewayStore
 from composer_prime.store.gateway_client import Place, Unanswered
 from composer_prime.sync.records import Commit
-from tests.gateway.guarded import KEYS, PATIENCE_S, RUN, SAFE, admit_guests, founding
+from tests.gateway.guarded import KEYS, PATIENCE_S, RUN, SAFE, founding, make_run
 from tests.servers.balancer import balancer
-from tests.sync.harness import ThreadSite, make_terms, train_together
+from tests.sync.harness import ThreadSite, make_terms, start_together
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3]
 NUM_ROUNDS = 8
+TERMS = {"rounds": NUM_ROUNDS, "liveness_s": 2.0, "grace_s": 60.0}
 HELD_AT = 12
 """Steps: three rounds of each fragment."""
 
@@ -111,7 +112,7 @@ class Held(ThreadSite):
 
 def site(store: Store, name: str, kind: type[ThreadSite] = ThreadSite) -> ThreadSite:
     """One of three."""
-    terms = make_terms(rounds=NUM_ROUNDS, liveness_s=2.0, grace_s=60.0, **SAFE)
+    terms = make_terms(**SAFE | TERMS)
     return kind(store, terms, name, data_seed=len(name), key=KEYS[name], founding=founding())
 
 
@@ -137,17 +138,13 @@ def test_a_run_over_two_gateways_loses_nothing_when_one_is_killed(
     tmp_path: Path, store_uri: Callable[[str], str]
 ) -> None:
     with closing(open_store(store_uri("seaweed"))) as bucket:
+        make_run(bucket, **TERMS)
         owners = site(open_store(bucket.uri), "a", Held)
         assert isinstance(owners, Held)
-        owners.start()
-        wait_until(lambda: bool(bucket.list(keys.manifest())), [owners])
-        admit_guests(bucket, "alice", "bob")
         with gateways(bucket.uri, tmp_path) as (first, second), balancer([first.port, second.port]) as either:
             ways = {"alice": Noting("alice", either), "bob": Noting("bob", second.port)}
             sites = [owners, *(site(store, name) for name, store in ways.items())]
-            train_together(*sites)
-            for volunteer in sites[1:]:
-                volunteer.start()
+            start_together(*sites)
             wait_until(owners.is_held.is_set, sites)  # nobody else closes a round: the run goes on when bob is back
             second.kill()
             before = second.lines()

@@ -12,7 +12,7 @@ from composer_prime.store.base import Store
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Commit
 from tests.gateway.guarded import KEYS, OWNER, SAFE, Guarded, founding, guarding, make_run
-from tests.sync.harness import ThreadSite, make_terms, train_together
+from tests.sync.harness import ThreadSite, make_terms, start_together
 
 
 def site(store: Store, name: str, **terms: object) -> ThreadSite:
@@ -34,9 +34,8 @@ def test_a_site_behind_a_gateway_is_merged_and_ends_with_the_masters(
         owners = site(open_store(bucket.uri), "a")
         with guarding(bucket) as gateway:
             volunteer = site(gateway.store("alice", inline_bytes=256), "alice")
-            train_together(owners, volunteer)
-            owners.start()
-            run_started(volunteer, owners)
+            start_together(owners, volunteer)
+            wait_for_end(volunteer, owners)
         masters = [member.summary["masters"] for member in (owners, volunteer)]
         assert masters[0] == masters[1]
         assert any("alice" in taken(bucket, fragment, version) for fragment in (0, 1) for version in range(1, 4))
@@ -67,16 +66,8 @@ def revoke(bucket: Store, gateway: Guarded) -> None:
         time.sleep(0.1)
 
 
-def wait_for_manifest(bucket: Store) -> None:
-    deadline = time.monotonic() + 600
-    while not bucket.list(keys.manifest()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def run_started(volunteer: ThreadSite, owners: ThreadSite) -> None:
-    volunteer.start()
-    for member in (volunteer, owners):
+def wait_for_end(*members: ThreadSite) -> None:
+    for member in members:
         member.join(600)
         assert not member.is_alive()
         if member.error is not None:

@@ -218,6 +218,8 @@ class ThreadSite(threading.Thread):
         self.summary: dict[str, Any] = {}
         self.error: BaseException | None = None
         self.after_join: Callable[[], object] = lambda: None
+        self.meeting = threading.Barrier(1)
+        """Where sites wait for each other between joining and training, so that none ends the run alone."""
         self._lr = lr
         self._data = torch.Generator().manual_seed(data_seed)
         self._stop_after = stop_after
@@ -234,6 +236,8 @@ class ThreadSite(threading.Thread):
     def run(self) -> None:
         try:
             self.outer.join(self.net.named_parameters())
+            with contextlib.suppress(threading.BrokenBarrierError):
+                self.meeting.wait(PATIENCE_S)
             self.after_join()
             while not self.outer.finished and self.steps != self._stop_after:
                 self.step()
@@ -250,6 +254,7 @@ class ThreadSite(threading.Thread):
 
     def _leave(self) -> None:
         """Stop the site's threads, also after an error: one still in torch when Python ends would abort the tests."""
+        self.meeting.abort()  # nobody waits for a site that couldn't join
         if hasattr(self.outer, "_driver"):
             with contextlib.suppress(Superseded):
                 self.outer.close()
@@ -267,17 +272,17 @@ def train_step(net: nn.Module, data: torch.Generator, lr: float) -> None:
             parameter -= lr * parameter.grad
 
 
-def train_together(*sites: ThreadSite, timeout_s: float = PATIENCE_S) -> None:
-    """Let none of the sites train before all have joined, so that every round waits for all of them."""
-    joined = threading.Barrier(len(sites))
+def start_together(*sites: ThreadSite) -> None:
+    """Start the sites; they train once all have joined."""
+    meeting = threading.Barrier(len(sites))
     for site in sites:
-        site.after_join = lambda: joined.wait(timeout_s)
+        site.meeting = meeting
+        site.start()
 
 
 def run_sites(*sites: ThreadSite, timeout_s: float = PATIENCE_S) -> None:
-    """Start the sites, wait for all, and raise what any of them raised."""
-    for site in sites:
-        site.start()
+    """Start the sites together, wait for all, and raise what any of them raised."""
+    start_together(*sites)
     for site in sites:
         site.join(timeout_s)
         assert not site.is_alive(), f"site {site.name} hangs at versions {site.outer._courier.versions()}"

@@ -276,7 +276,7 @@ def test_the_older_process_of_a_name_stops_with_a_word_when_a_newer_one_starts(s
 
 @pytest.mark.parametrize("same_name", ["refuse", "replace"])
 def test_a_recipe_says_whether_a_second_process_of_a_name_is_refused_or_takes_over(tmp_path, same_name):
-    outer = {"inner_steps": 4, "sync_delay": 0, "liveness_s": 0.5, "store": f"memory://{tmp_path.name}"}
+    outer = {"inner_steps": 4, "sync_delay": 0, "liveness_s": 5.0, "store": f"memory://{tmp_path.name}"}
     asked = recipe(outer=outer, site={"same_name": same_name}, output_dir=str(tmp_path))
     settings = settle_site(asked, "a", inference_port=1, model_dir=tmp_path / "model", resume=False)
     first, second = OuterLoop.from_settings(settings), OuterLoop.from_settings(settings)
@@ -297,7 +297,7 @@ def test_a_recipe_says_whether_a_second_process_of_a_name_is_refused_or_takes_ov
 
 
 def test_a_newer_process_that_may_not_replace_a_live_one_is_refused_and_the_older_trains_on(store):
-    terms = make_terms(rounds=40, liveness_s=0.5)
+    terms = make_terms(rounds=40, liveness_s=5.0)
     old, new = ThreadSite(store, terms, "a"), ThreadSite(store, terms, "a", replace=False)
     old.after_join = lambda: (new.start(), new.join(PATIENCE_S))
     old.start()

@@ -13,7 +13,7 @@ from composer_prime.sync.records import Admission, Close, Commit, Offer, Reopeni
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
 from tests.patience import PATIENCE_S
-from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
+from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites, start_together
 
 OWNER = SigningKey.from_bytes(bytes(32))
 SITES = {name: SigningKey.from_bytes(name.encode() * 32) for name in "abc"}
@@ -164,8 +164,8 @@ def test_a_site_admitted_midway_joins_and_the_running_site_honours_it(store):
     assert isinstance(stranger.error, ConfigError) and "ask the run's owner to admit that key" in str(stranger.error)
     record = Owner(store, OWNER).admit("b", SITES["b"].public)
     assert record.number == 1 and sorted(record.keys) == ["a", "b"]
-    early.set()
     admitted = make_site(store, "b", "a", terms={"rounds": 40})
+    admitted.after_join = early.set
     admitted.start()
     for site in (running, admitted):
         site.join(PATIENCE_S)
@@ -180,8 +180,7 @@ def test_a_site_admitted_midway_joins_and_the_running_site_honours_it(store):
 def test_a_revoked_sites_process_stops_with_a_word_and_the_others_go_on(store):
     terms = {"rounds": 10_000}
     pair = [make_site(store, name, "ab", terms=terms) for name in "ab"]
-    for site in pair:
-        site.start()
+    start_together(*pair)
     wait_for(pair[1], lambda: store.list(keys.offers_prefix(0, 1)))
     Owner(store, OWNER).revoke("b")
     pair[1].join(PATIENCE_S)
