@@ -166,6 +166,15 @@ def test_join_refuses_in_one_line(cli, run: OwnedRun) -> None:
     refused(cli("join", run.file(), "--pause", "--resume"), "opposite")
 
 
+@pytest.mark.parametrize("command", ["doctor", "join"])
+def test_what_the_volunteer_did_not_allow_is_refused_with_the_option_that_does(cli, run: OwnedRun, command) -> None:
+    invite(cli, run)
+    place = ("--folder", run.folder / "alice")
+    refused(cli(command, run.file(), *place), f"leads to file://{run.uri}", "add --allow-local if")
+    refused(cli(command, run.file(), *place, "--allow-local"), "environment reverse-letters", "--allow-env reverse-let")
+    refused(cli("contribution", run.file()), "add --allow-local if")
+
+
 def test_pause_and_resume_need_no_process(cli, run: OwnedRun) -> None:
     invite(cli, run)
     line, place = encode(read_invitation(str(run.file()))), run.folder / "alice"
