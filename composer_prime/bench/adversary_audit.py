@@ -116,7 +116,7 @@ class _Round:
         for part in self.parts or (None,):
             out = [] if part is None else [entry.site for entry in part.excluded]
             yield (
-                part_shares(self.commit, out, terms) if len(out) < len(self.commit.taken) else {},
+                part_shares(self.commit, out, terms, guests=()) if len(out) < len(self.commit.taken) else {},
                 [entry for entry in self.commit.taken if entry.site not in out],
             )
 

@@ -114,6 +114,8 @@ def _make_run(folder: Path) -> Path:
         lr=1.0,
         momentum=0.0,
         codec="fp32",
+        weighting="equal",
+        aggregate="clipped",
         quorum=1,
         grace_s=60.0,
         liveness_s=60.0,

@@ -58,8 +58,8 @@ def shares(
     """The multiplier of each site's pseudo-gradient, final, as commits record it.
 
     offers     site -> what its offer weighs; empty for a void round.
-    weighting  "tokens" or "steps": in proportion to them (arXiv:2604.21428), and equal when no site has any; "equal":
-               1/n. Tokens and steps are what a site says of itself.
+    weighting  "tokens" or "steps": in proportion to them (arXiv:2604.21428), and equal when no site that is no guest
+               has any; "equal": 1/n. Tokens and steps are what a site says of itself.
     aggregate  "mean": the share. "clipped": the share times s = min(1, clip * median of norms / norm), so no site moves
                the mean further than its share of clip * median. "trimmed", "median": s alone; the rule does the
                averaging and knows no weights.
@@ -84,7 +84,7 @@ def shares(
     factors = clip_factors({site: offers[site].norm for site in sorted(offers)}, aggregate, clip, guests)
     present = [site for site in factors if site in guests.sites]
     if aggregate in ("mean", "clipped"):
-        fractions = _fractions(_weights(offers, weighting), present, guests.share)
+        fractions = _fractions(_weights(offers, weighting, guests.sites), present, guests.share)
         factors = {site: fractions[site] * factor for site, factor in factors.items()}
     elif present:
         most = guests.share / (1 - guests.share) * ((len(factors) - len(present)) / len(present))
@@ -98,9 +98,10 @@ def multipliers(tokens: Mapping[str, int], weighting: Literal["tokens", "equal"]
     return shares(offers, weighting=weighting, aggregate="mean", clip=1.0)
 
 
-def _weights(offers: Mapping[str, Weighed], weighting: Weighting) -> dict[str, int]:
+def _weights(offers: Mapping[str, Weighed], weighting: Weighting, guests: Collection[str]) -> dict[str, int]:
     counts = {site: offer.steps if weighting == "steps" else offer.tokens for site, offer in offers.items()}
-    return dict.fromkeys(counts, 1) if weighting == "equal" or not any(counts.values()) else counts
+    have_some = any(count for site, count in counts.items() if site not in guests)
+    return counts if weighting != "equal" and have_some else dict.fromkeys(counts, 1)
 
 
 def _fractions(weights: Mapping[str, int], guests: Sequence[str], share: float) -> dict[str, float]:

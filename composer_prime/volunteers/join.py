@@ -139,7 +139,7 @@ def disclosure(
     numel = sum(_product(parameter.shape) for parameter in entrance.manifest.parameters)
     yield f"You take part as site {invitation.site} in run {invitation.run}, whose owner is {entrance.manifest.owner}."
     if invitation.guest:
-        yield "You are a guest: your work is merged within a guest's limits, and the rounds are closed by the owner's sites."
+        yield "You are a guest: your work is merged within a guest's limits, and the owner's sites close the rounds."
     yield f"Weights: all {numel:,} parameters come to this machine, into {folder.root}, which is yours to delete."
     if (place := elsewhere(folder.root)) is not None:
         yield place

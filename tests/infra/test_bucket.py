@@ -9,11 +9,11 @@ from composer_prime.store import keys, launch_keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.store.probe import probe_store
 from composer_prime.volunteers.link import measure
-from tests.gateway.guarded import admit_guests
-from tests.gateway.test_training import run_started, wait_for_manifest
+from tests.gateway.guarded import make_run
 from tests.gateway.test_training import site as owned_site
+from tests.gateway.test_training import wait_for_end
 from tests.infra.policies import FOLDER, Request, allowed, delete, get, list_names, policy, put
-from tests.sync.harness import ThreadSite, make_terms, run_sites
+from tests.sync.harness import ThreadSite, make_terms, run_sites, start_together
 
 SHA = "0123456789abcdef" * 4
 OWN: list[tuple[Callable[[str], str], bool]] = [
@@ -206,14 +206,14 @@ def test_a_whole_run_stays_within_its_sites_policies(store_uri: Callable[[str], 
 
 def test_a_whole_run_of_a_guest_stays_within_a_guest_s_policy(store_uri: Callable[[str], str]) -> None:
     uri = store_uri("memory")
+    make_run(open_store(uri), liveness_s=2.0, grace_s=10.0)
     owners = owned_site(open_store(uri), "a")
-    owners.start()
-    wait_for_manifest(open_store(uri))
-    admit_guests(open_store(uri), "alice")
     recorded = Recorded(open_store(uri))
     probe_store(recorded, site="alice")
     measure(recorded, "alice")
-    run_started(owned_site(recorded, "alice"), owners)
+    volunteer = owned_site(recorded, "alice")
+    start_together(owners, volunteer)
+    wait_for_end(owners, volunteer)
     guest = policy("guest-policy", "alice")
     assert [request for request in recorded.requests if not allowed(request, guest)] == []
     assert {"offers", "payload", "beat"} <= {

@@ -38,7 +38,7 @@ def multipliers(offers: list[dict[str, Any]], terms: dict[str, Any], guests: Col
             factors = [factor * scale if is_guest else factor for factor, is_guest in zip(factors, guest, strict=True)]
         return [float(np.float32(factor)) for factor in factors]
     weights = [1 if terms["weighting"] == "equal" else offer[terms["weighting"]] for offer in offers]
-    if not any(weights):
+    if not any(weight for weight, is_guest in zip(weights, guest, strict=True) if not is_guest):
         weights = [1 for _ in offers]
     total = sum(weights)
     theirs = sum(weight for weight, is_guest in zip(weights, guest, strict=True) if is_guest)

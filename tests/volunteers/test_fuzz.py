@@ -12,7 +12,7 @@ def test_a_thousand_hostile_invitations_run_open_and_change_nothing() -> None:
     before = dict(os.environ)
     count = run(0, 1000)
     assert count.violations == [], "python -m tests.volunteers.fuzz_invitations --first N --cases 1 replays case N"
-    assert count.accepted > 50 and count.refused > 500 and dict(os.environ) == before
+    assert count.accepted > 20 and count.refused > 500 and dict(os.environ) == before
 
 
 def test_without_the_list_of_what_is_allowed_the_watch_would_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
