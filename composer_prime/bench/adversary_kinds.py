@@ -1,4 +1,4 @@
-"""The twelve kinds of hostile offers, each as the objects that it puts into the bucket.
+"""The twelve kinds of hostile offers, and two that a guest may make, each as the objects that it puts into the bucket.
 
 All but the forged kind are signed by an admitted key, and each differs from a sound offer in one thing alone, so that
 it is taken as seriously as can be. How a kind is answered is in docs/security.md.
@@ -16,14 +16,16 @@ from torch import Tensor
 
 from composer_prime.errors import ConfigError, CorruptObject
 from composer_prime.outer.codecs import get_codec
-from composer_prime.outer.payloads import code
+from composer_prime.outer.payloads import code, decode_whole
 from composer_prime.outer.slices import root_sha256, slice_digest
+from composer_prime.outer.sparse import dense
 from composer_prime.store import keys
 from composer_prime.sync.records import Offer, Taken
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import FragmentCoding
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.terms import Terms
+from composer_prime.sync.validity import digests_of
 
 SCALE = 1000.0
 HUGE_NORM = 1e200
@@ -95,7 +97,7 @@ class Hostile:
 
 def craft(kind: str, scene: Scene) -> Hostile | None:
     """A hostile offer of that kind; None while the round doesn't give what it needs (an offer to copy, a past)."""
-    return KINDS[kind](scene)
+    return GUEST_KINDS[kind](scene)
 
 
 # --- sound in form ---------------------------------------------------------------------------------------------------
@@ -123,6 +125,19 @@ def _wrong_base(scene: Scene) -> Hostile:
     old = bool(bases) and scene.turn % 2 == 0
     base = bases[-1] if old else "0" * 64
     return _coded("wrong base", "old" if old else "invented", scene, scene.movement, base_sha=base)
+
+
+def _against(scene: Scene) -> Hostile | None:
+    """Twice what this round's other offers move in the mean, the other way: summed without bounds it turns the step."""
+    moved = [_decoded(scene, offer) for offer in scene.others.values()]
+    return _coded("against", "", scene, torch.stack(moved).mean(0) * -2) if moved else None
+
+
+def _endless_tokens(scene: Scene) -> Hostile:
+    """Random values a thousand times as long as a sound offer, and a claim of all tokens that there are."""
+    noise = torch.randn(scene.movement.numel(), generator=torch.Generator().manual_seed(scene.turn))
+    noise *= scene.movement.norm() * SCALE / noise.norm()
+    return _coded("endless tokens", "", scene, noise, tokens=2**53, steps=2**53, trained_tokens=2**53)
 
 
 # --- somebody's work again -------------------------------------------------------------------------------------------
@@ -248,6 +263,9 @@ KINDS: dict[str, Callable[[Scene], Hostile | None]] = {
     "time skew": _time_skew,
 }
 
+GUEST_KINDS = KINDS | {"against": _against, "endless tokens": _endless_tokens}
+"""What one guest alone may try to ruin a run with (tests/bench/guest_attack.py)."""
+
 
 # --- parts -----------------------------------------------------------------------------------------------------------
 
@@ -287,6 +305,13 @@ def _raw(kind: str, variant: str, scene: Scene, data: bytes, **changes: object) 
     offer = _sound_offer(scene, data).model_copy(update=changes)
     assert offer.payload is not None
     return _hostile(kind, variant, scene, ((offer.payload, data), _record(scene, offer)))
+
+
+def _decoded(scene: Scene, offer: Offer) -> Tensor:
+    """fp32, 1-D: what a sound offer moves."""
+    assert offer.payload is not None
+    data, coding = scene.read(offer.payload), scene.coding
+    return dense(decode_whole(coding.codec, data, digests_of(offer), offer.norms, coding.plan))
 
 
 def _sound_bytes(scene: Scene) -> bytes:

@@ -1,0 +1,214 @@
+"""What one guest can do to a run that the commands of docs/volunteers.md set up, as they stand there.
+
+    python -m tests.bench.guest_attack --members 1 --members 3 --seed 0 --seed 1 --seed 2
+
+The runs of a seed are made at the same time, one for each arm: without a guest, beside one that plays all kinds of
+hostile offers in turn, beside one that offers in every round what turns it around, and beside a site of ours on an
+environment that rewards wrong answers. The page's recipe is changed in its pace alone: a round every two seconds, 200
+of them. A run is judged by the reward of its final weights on tasks that no site was shown.
+"""
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_prime.bench.adversaries import HELD_OUT_PROMPTS, HELD_OUT_ROLLOUTS, RUN_LIMIT_S, describe_pairs
+from composer_prime.bench.adversary_kinds import GUEST_KINDS
+from composer_prime.bench.adversary_site import HostilePlan, read_book
+from composer_prime.bench.held_out import final_weights, held_out_reward
+from composer_prime.config.load import load_recipe
+from composer_prime.sites.embedded.processes import QUIET_ENV, Child, stop
+from composer_prime.store import keys, open_store
+from composer_prime.sync.reading import find_record
+from composer_prime.sync.records import Commit
+from composer_prime.volunteers.invitation import decode
+from tests.architecture import REPOSITORY
+
+ARMS: dict[str, tuple[str, ...]] = {"clean": (), "all kinds": tuple(GUEST_KINDS), "against": ("against",), "wrong": ()}
+"""What hostile offers the guest makes, in turn; none: there is no guest, or one that trains."""
+FRAGMENTS, INNER_STEPS = 2, 12
+"""As the page's recipe has them."""
+GUEST = "alice"
+STOP_S, POLL_S = 20.0, 0.5
+
+
+def documented(page: str, heading: str) -> list[str]:
+    """The shell commands below a heading of a page, a block each."""
+    section = page.split(f"\n### {heading}\n", 1)[1].split("\n### ", 1)[0]
+    return re.findall(r"```bash\n(.*?)```", section, flags=re.DOTALL)
+
+
+@dataclass
+class Run:
+    """One run: its folder, the names of the owner's sites, and which arm it is."""
+
+    folder: Path
+    seed: int
+    members: Sequence[str]
+    arm: str
+
+    def prepare(self, rounds: int, round_s: float) -> None:
+        """The owner's keys and recipe, by the page's commands; the pace and more sites of the owner's are put in."""
+        self._page = (REPOSITORY / "docs/volunteers.md").read_text()
+        made, written, self._site = documented(self._page, "1. A run with an owner")
+        (self._invite,) = documented(self._page, "2. The invitation")
+        more = [name for name in self.members if name != "a"]
+        made += "".join(f"{name.upper()}=$(composer-prime keygen {name}.key)\n" for name in more)
+        changes = {
+            "max_steps = 4000": f"max_steps = {rounds // FRAGMENTS * INNER_STEPS}",
+            "inner_seconds = 10": f"inner_seconds = {round_s * FRAGMENTS}",
+            'name = "letters"\n': f'name = "letters"\nseed = {self.seed}\n\n[sites]\ncount = {len(self.members)}\n',
+            'a = "$A"\n': "".join(f'{name} = "${name.upper()}"\n' for name in self.members),
+        }
+        for old, new in changes.items():
+            assert written.count(old) == 1, old
+            written = written.replace(old, new)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        self._bash(made + written)
+
+    def _bash(self, commands: str) -> None:
+        done = subprocess.run(["bash", "-ec", commands], cwd=self.folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    def start(self) -> list[Child]:
+        """The owner's sites, the invitation as soon as there is a run, and the guest with what it was sent."""
+        children = [self._child(name, self._site_command(name)) for name in self.members]
+        if self.arm == "clean":
+            return children
+        while not (self.bucket / keys.manifest()).exists():
+            check(children)
+            time.sleep(POLL_S)
+        self._bash(self._invite)
+        return [*children, self._trainer() if self.arm == "wrong" else self._adversary()]
+
+    def _trainer(self) -> Child:
+        """A site of ours whose environment package rewards the answers that are wrong."""
+        ours = (REPOSITORY / "envs/reverse_letters/reverse_letters.py").read_text()
+        right, wrong = "trace.last_reply == self.data.answer", "trace.last_reply != self.data.answer"
+        assert ours.count(right) == 1
+        package = self.folder / "package"
+        package.mkdir()
+        (package / "reverse_letters.py").write_text(ours.replace(right, wrong))
+        (join,) = documented(self._page, "2. Join")
+        command = [*shlex.split(join), "--folder", str(self.folder / GUEST)]
+        return self._child(GUEST, command, PYTHONPATH=f"{package}{os.pathsep}{REPOSITORY}")
+
+    def _adversary(self) -> Child:
+        """What holds the invitation's key and never trains."""
+        invitation = decode((self.folder / f"{GUEST}.invitation").read_text())
+        key, key_file = invitation.key(), self.folder / f"{GUEST}.key"
+        assert key is not None and invitation.guest
+        key.save(key_file)
+        plan = HostilePlan(
+            store=str(self.bucket),
+            site=GUEST,
+            key_file=str(key_file),
+            honest=list(self.members),
+            first_kind=self.seed,
+            seed=self.seed,
+            book=str(self.book),
+            kinds=ARMS[self.arm],
+        )
+        path = plan.save(self.folder / "plan.json")
+        return self._child(GUEST, [sys.executable, "-m", "composer_prime.bench.adversary_site", str(path)])
+
+    def _site_command(self, name: str) -> list[str]:
+        command = shlex.split(self._site, comments=True)
+        return command if name == "a" else [*command, "--site", name, "--site.key_file", f"{name}.key"]
+
+    def _child(self, name: str, command: list[str], **variables: str) -> Child:
+        told = f"cd {shlex.quote(str(self.folder))} && exec {shlex.join(command)}"
+        return Child(name, ["bash", "-c", told], self.folder / "logs" / f"{name}.log", env=QUIET_ENV | variables)
+
+    @property
+    def bucket(self) -> Path:
+        return self.folder / "bucket" / "letters"
+
+    @property
+    def book(self) -> Path:
+        return self.folder / "book.jsonl"
+
+    def reward(self) -> float:
+        """Of the final weights, on tasks that no site was shown."""
+        recipe = load_recipe(self.folder / "run.toml", [])
+        with closing(open_store(str(self.bucket))) as store:
+            weights = final_weights(store)
+        return held_out_reward(recipe, weights, prompts=HELD_OUT_PROMPTS, rollouts=HELD_OUT_ROLLOUTS)
+
+    def fates(self) -> str:
+        """What became of the guest's offers."""
+        with closing(open_store(str(self.bucket))) as store:
+            found = [key for key in store.list("rounds/") if (place := keys.place(key)) and place.kind == "commit"]
+            commits = [commit for key in found if (commit := find_record(store, Commit, key)) is not None]
+        taken = [entry for commit in commits for entry in commit.taken]
+        theirs = [entry for entry in taken if entry.site == GUEST]
+        made = Counter(deed.kind for deed in read_book(self.book)) if self.book.exists() else Counter[str]()
+        told = f"{len(commits)} rounds; taken: {len(taken) - len(theirs)} offers of members, {len(theirs)} of the guest"
+        return f"{told} ({sum(made.values())} hostile ones of {len(made)} kinds made)"
+
+
+def check(children: Sequence[Child]) -> bool:
+    """Whether all are done. Raises AssertionError with the log's end when one failed."""
+    for child in children:
+        assert child.poll() in (None, 0), f"{child.role} ended with {child.poll()}:\n" + "\n".join(child.tail())
+    return all(child.poll() == 0 for child in children)
+
+
+def play(runs: Sequence[Run]) -> None:
+    """Run them all at the same time, to their ends."""
+    children: list[Child] = []
+    try:
+        for run in runs:
+            children += run.start()
+        until = time.monotonic() + RUN_LIMIT_S
+        while not check(children):
+            assert time.monotonic() < until, f"the runs below {runs[0].folder.parent} don't end: see their logs"
+            time.sleep(POLL_S)
+    finally:
+        stop(children, STOP_S)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--members", type=int, action="append", choices=range(1, 9), help="the owner's sites: 1, 3")
+    parser.add_argument("--seed", type=int, action="append")
+    parser.add_argument("--arm", action="append", choices=list(ARMS), help="all of them")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--round-s", type=float, default=2.0)
+    parser.add_argument("--folder", type=Path, default=Path("outputs/guest-attack"))
+    asked = parser.parse_args()
+    arms = asked.arm or list(ARMS)
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for members in asked.members or [1, 3]:
+        names = [chr(ord("a") + index) for index in range(members)]
+        rewards: dict[str, list[float]] = {arm: [] for arm in arms}
+        for seed in asked.seed or [0, 1, 2]:
+            folder = (asked.folder / f"{members}-members-seed-{seed}").absolute()
+            runs = [Run(folder / arm.replace(" ", "-"), seed, names, arm) for arm in arms]
+            for run in runs:
+                run.prepare(asked.rounds, asked.round_s)
+            began = time.monotonic()
+            play(runs)
+            wall_s, load = time.monotonic() - began, os.getloadavg()[0]
+            for arm, run in zip(arms, runs, strict=True):
+                rewards[arm].append(run.reward())
+                print(f"{members} + 1, seed {seed}, {arm}: reward {rewards[arm][-1]:.4f}; {run.fates()}", flush=True)
+            print(f"{wall_s:.0f} s, load average {load:.1f}", flush=True)
+        for arm in arms[1:]:
+            pairs = list(zip(rewards[arms[0]], rewards[arm], strict=True))
+            print(f"{members} + 1, {arm}, against {arms[0]}: {describe_pairs(pairs)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
