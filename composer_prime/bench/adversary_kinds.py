@@ -137,7 +137,7 @@ def _endless_tokens(scene: Scene) -> Hostile:
     """Random values a thousand times as long as a sound offer, and a claim of all tokens that there are."""
     noise = torch.randn(scene.movement.numel(), generator=torch.Generator().manual_seed(scene.turn))
     noise *= scene.movement.norm() * SCALE / noise.norm()
-    return _coded("endless tokens", "", scene, noise, tokens=2**53, steps=2**53, trained_tokens=2**53)
+    return _coded("endless tokens", "", scene, noise, tokens=2**53, trained_tokens=2**53)
 
 
 # --- somebody's work again -------------------------------------------------------------------------------------------

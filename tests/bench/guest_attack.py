@@ -4,7 +4,8 @@
 
 The runs of a seed are made at the same time, one for each arm: without a guest, beside one that plays all kinds of
 hostile offers in turn, beside one that offers in every round what turns it around, and beside a site of ours on an
-environment that rewards wrong answers. The page's recipe is changed in its pace alone: a round every two seconds, 200
+environment that rewards wrong answers. `--arm unguarded` is the control: a run without the limits on guests, which one
+such offer ruins. The page's recipe is changed in its pace alone: a round every two seconds, 200
 of them. A run is judged by the reward of its final weights on tasks that no site was shown.
 """
 
@@ -34,11 +35,19 @@ from composer_prime.sync.records import Commit
 from composer_prime.volunteers.invitation import decode
 from tests.architecture import REPOSITORY
 
-ARMS: dict[str, tuple[str, ...]] = {"clean": (), "all kinds": tuple(GUEST_KINDS), "against": ("against",), "wrong": ()}
+ARMS: dict[str, tuple[str, ...]] = {
+    "clean": (),
+    "all kinds": tuple(GUEST_KINDS),
+    "against": ("against",),
+    "wrong": (),
+    "unguarded": ("endless tokens",),
+}
 """What hostile offers the guest makes, in turn; none: there is no guest, or one that trains."""
+UNGUARDED = f'aggregate = "mean"\nweighting = "tokens"\nguest_share = 0.5\nguest_clip = 1e6\nstep_tokens = {2**53}\n'
 FRAGMENTS, INNER_STEPS = 2, 12
 """As the page's recipe has them."""
 GUEST = "alice"
+ENVIRONMENT = QUIET_ENV | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 STOP_S, POLL_S = 20.0, 0.5
 
 
@@ -69,6 +78,7 @@ class Run:
             "inner_seconds = 10": f"inner_seconds = {round_s * FRAGMENTS}",
             'name = "letters"\n': f'name = "letters"\nseed = {self.seed}\n\n[sites]\ncount = {len(self.members)}\n',
             'a = "$A"\n': "".join(f'{name} = "${name.upper()}"\n' for name in self.members),
+            "fragments = 2\n": "fragments = 2\n" + (UNGUARDED if self.arm == "unguarded" else ""),
         }
         for old, new in changes.items():
             assert written.count(old) == 1, old
@@ -78,7 +88,8 @@ class Run:
         self._bash(made + written)
 
     def _bash(self, commands: str) -> None:
-        done = subprocess.run(["bash", "-ec", commands], cwd=self.folder, capture_output=True, text=True)
+        variables = {**os.environ, **ENVIRONMENT}
+        done = subprocess.run(["bash", "-ec", commands], cwd=self.folder, env=variables, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
     def start(self) -> list[Child]:
@@ -89,7 +100,7 @@ class Run:
         while not (self.bucket / keys.manifest()).exists():
             check(children)
             time.sleep(POLL_S)
-        self._bash(self._invite)
+        self._bash(self._invite.rstrip() + " --allow mean --allow tokens" * (self.arm == "unguarded"))
         return [*children, self._trainer() if self.arm == "wrong" else self._adversary()]
 
     def _trainer(self) -> Child:
@@ -129,7 +140,7 @@ class Run:
 
     def _child(self, name: str, command: list[str], **variables: str) -> Child:
         told = f"cd {shlex.quote(str(self.folder))} && exec {shlex.join(command)}"
-        return Child(name, ["bash", "-c", told], self.folder / "logs" / f"{name}.log", env=QUIET_ENV | variables)
+        return Child(name, ["bash", "-c", told], self.folder / "logs" / f"{name}.log", env=ENVIRONMENT | variables)
 
     @property
     def bucket(self) -> Path:
@@ -146,11 +157,16 @@ class Run:
             weights = final_weights(store)
         return held_out_reward(recipe, weights, prompts=HELD_OUT_PROMPTS, rollouts=HELD_OUT_ROLLOUTS)
 
+    def commits(self) -> list[Commit]:
+        """Of all rounds, of all fragments."""
+        with closing(open_store(str(self.bucket))) as store:
+            places = [key for index in range(FRAGMENTS) for key in store.list(keys.rounds_prefix(index))]
+            found = [key for key in places if (place := keys.place(key)) and place.kind == "commit"]
+            return [commit for key in found if (commit := find_record(store, Commit, key)) is not None]
+
     def fates(self) -> str:
         """What became of the guest's offers."""
-        with closing(open_store(str(self.bucket))) as store:
-            found = [key for key in store.list("rounds/") if (place := keys.place(key)) and place.kind == "commit"]
-            commits = [commit for key in found if (commit := find_record(store, Commit, key)) is not None]
+        commits = self.commits()
         taken = [entry for commit in commits for entry in commit.taken]
         theirs = [entry for entry in taken if entry.site == GUEST]
         made = Counter(deed.kind for deed in read_book(self.book)) if self.book.exists() else Counter[str]()
@@ -188,8 +204,7 @@ def main() -> None:
     parser.add_argument("--round-s", type=float, default=2.0)
     parser.add_argument("--folder", type=Path, default=Path("outputs/guest-attack"))
     asked = parser.parse_args()
-    arms = asked.arm or list(ARMS)
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    arms = asked.arm or [arm for arm in ARMS if arm != "unguarded"]
     for members in asked.members or [1, 3]:
         names = [chr(ord("a") + index) for index in range(members)]
         rewards: dict[str, list[float]] = {arm: [] for arm in arms}
