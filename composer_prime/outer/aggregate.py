@@ -56,6 +56,27 @@ def aggregate(rule: Rule, parts: Sequence[tuple[float, Vector]], *, trim: float)
     return result
 
 
+def add_guests(merged: Tensor, guests: Sequence[tuple[float, Vector]], share: float) -> None:
+    """Add what a round's guests offer to what its members' make, in place: value by value it lengthens the members'
+    step by up to `share / (1 - share)` of it, and never shortens it or turns it around.
+
+    merged  fp32 [n] contiguous, of the members alone. Updated.
+    guests  at least one (multiplier, x), as `aggregate` has them; summed left to right: the order decides the bits.
+    share   of a step, the most that guests make; above 0, below 1.
+
+    After the sign election of TIES-Merging (arXiv:2306.01708), where the members alone elect.
+    """
+    theirs = weighted_mean([(multiplier, dense(x)) for multiplier, x in guests])
+    most, limits = float(np.float32(share / (1 - share))), scratch(merged.numel())
+    for start, stop in spans(merged.numel()):
+        own, added, limit = merged[start:stop], theirs[start:stop], limits[: stop - start]
+        torch.mul(own, most, out=limit)
+        torch.maximum(added, limit.clamp(max=0.0), out=added)
+        torch.minimum(added, limit.clamp_(min=0.0), out=added)
+        torch.add(added, 0.0, out=added)  # whichever zero it is: the same bits everywhere
+        torch.add(own, added, out=own)
+
+
 def _weighted_mean_of(parts: Sequence[tuple[float, Vector]]) -> Tensor:
     """As `weighted_mean`, the same bits; the zeros of sparse vectors are passed over where all are sparse."""
     few = [(multiplier, x) for multiplier, x in parts if isinstance(x, Sparse)]

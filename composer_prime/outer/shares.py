@@ -62,11 +62,12 @@ def shares(
                has any; "equal": 1/n. Tokens and steps are what a site says of itself.
     aggregate  "mean": the share. "clipped": the share times s = min(1, clip * median of norms / norm), so no site moves
                the mean further than its share of clip * median. "trimmed", "median": s alone; the rule does the
-               averaging and knows no weights.
+               averaging over the sites that are no guests, and knows no weights.
     clip       norms allowed, in medians, above 0; not read by "mean".
     guests     With any rule a guest's s is min(1, guests.clip * median / norm), and the guests' shares come to at most
-               `guests.share`; "trimmed" and "median" scale a guest's s as they would an equal share. The median is that
-               of the other sites' norms, so that no guest moves it. Guests alone get 0: nothing bounds them.
+               `guests.share`; with "trimmed" and "median" a guest has its equal share, and the others' s is scaled by
+               what the guests leave. The median is that of the other sites' norms, so that no guest moves it. Guests
+               alone get 0: nothing bounds them.
 
     Of an even number of norms the median is the lower middle one. Either middle one is bounded by honest norms on both
     sides while less than half of the sites are adversaries. When half of them are (1 of 2), the lower one is still at
@@ -87,8 +88,9 @@ def shares(
         fractions = _fractions(_weights(offers, weighting, guests.sites), present, guests.share)
         factors = {site: fractions[site] * factor for site, factor in factors.items()}
     elif present:
-        most = guests.share / (1 - guests.share) * ((len(factors) - len(present)) / len(present))
-        factors |= {site: factors[site] * min(1.0, most) for site in present}
+        theirs = min(guests.share, len(present) / len(factors))
+        parts = {site: theirs / len(present) if site in present else 1 - theirs for site in factors}
+        factors = {site: factor * parts[site] for site, factor in factors.items()}
     return {site: float(np.float32(factor)) for site, factor in factors.items()}
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from composer_prime.errors import CorruptObject, KeyMissing, PayloadUnsound, RoundWaits, SiteError, StoreError
-from composer_prime.outer.aggregate import aggregate
+from composer_prime.outer.aggregate import add_guests, aggregate
 from composer_prime.outer.chunks import empty
 from composer_prime.outer.payloads import byte_range, decode, decode_whole
 from composer_prime.outer.sparse import Vector, dense
@@ -136,13 +136,24 @@ class Merger:
         """
         if closing.commit.num_parts:
             return self._from_parts(closing)
-        entries = closing.commit.taken
-        vectors = self._fetch_all(entries)
-        parts = [(entry.multiplier, vector) for entry, vector in zip(entries, vectors, strict=True)]
+        commit = closing.commit
+        vectors = dict(zip((entry.site for entry in commit.taken), self._fetch_all(commit.taken), strict=True))
         if self.witness is not None:
-            sites = (entry.site for entry in entries)
-            self.witness.gathered(closing.commit, dict(zip(sites, vectors, strict=True)))
-        return aggregate(self._terms.aggregate, parts, trim=self._terms.trim)
+            self.witness.gathered(commit, vectors)
+        return self._aggregate(commit, {entry.site: entry.multiplier for entry in commit.taken}, vectors)
+
+    def _aggregate(self, commit: Commit, factors: Mapping[str, float], vectors: Mapping[str, Vector]) -> Tensor:
+        """What these movements, one or more, make by the run's rule."""
+        guests = self._roster.authority(commit.admissions).guests
+        weighted = {site: (factors[site], vectors[site]) for site in sorted(vectors)}
+        members = [each for site, each in weighted.items() if site not in guests]
+        theirs = [each for site, each in weighted.items() if site in guests]
+        if not members:
+            return torch.zeros(dense(theirs[0][1]).numel())
+        merged = aggregate(self._terms.aggregate, members, trim=self._terms.trim)
+        if theirs:
+            add_guests(merged, theirs, self._terms.guest_share)
+        return merged
 
     def _fetch_all(self, entries: Sequence[Taken]) -> list[Vector]:
         """What a commit takes, decoded; of several faults one that is for ever is raised."""
@@ -302,10 +313,8 @@ class Merger:
     def _mean(self, commit: Commit, vectors: Mapping[str, Tensor], excluded: Collection[str]) -> bytes | None:
         """A part's values as they are coded; None where they are none that `merged_codec` has a code for."""
         factors = part_shares(commit, excluded, self._terms, self._roster.authority(commit.admissions).guests)
-        weighted = [(factors[site], vectors[site]) for site in sorted(vectors)]
-        merged = aggregate(self._terms.aggregate, weighted, trim=self._terms.trim)
         try:
-            return self._coding.merged_codec.encode(merged)
+            return self._coding.merged_codec.encode(self._aggregate(commit, factors, vectors))
         except SiteError:  # of values of 3e38 a mean is infinite, or no bf16: any site may send such
             return None
 

@@ -45,6 +45,14 @@ def numpy_aggregate(rule: str, parts: list[tuple[float, np.ndarray]], trim: floa
     return total * np.float32(1 / (n - 2 * k))
 
 
+def numpy_with_guests(merged: np.ndarray, guests: list[tuple[float, np.ndarray]], share: float) -> np.ndarray:
+    """What members make, and of the guests' sum what goes the same way, up to share / (1 - share) of it each value."""
+    theirs = numpy_aggregate("mean", guests, 0.0)
+    limit = np.abs(merged) * np.float32(share / (1 - share))
+    along = np.where(np.sign(theirs) == np.sign(merged), np.minimum(np.abs(theirs), limit), np.float32(0))
+    return merged + np.copysign(along, merged) + np.float32(0)
+
+
 def fma(a: float, b: float, c: float) -> float:
     """a * b + c rounded to fp32 once, as a fused multiply-add does it."""
     return float(round_to_fp32(Fraction(a) * Fraction(b) + Fraction(c)))

@@ -9,9 +9,9 @@ import torch
 
 from composer_prime.outer import aggregate as aggregate_module
 from composer_prime.outer import chunks
-from composer_prime.outer.aggregate import aggregate, comparators, weighted_mean
+from composer_prime.outer.aggregate import add_guests, aggregate, comparators, weighted_mean
 from composer_prime.outer.shares import Weighed, shares
-from tests.outer.reference import fma, numpy_aggregate, random_fp32, same_bits
+from tests.outer.reference import fma, numpy_aggregate, numpy_with_guests, random_fp32, same_bits
 
 
 def test_bits_equal_numpy_over_every_kind_of_float():
@@ -85,6 +85,33 @@ def test_robust_rules_have_the_bits_of_numpys_sort_over_every_kind_of_float(rule
 def test_mean_and_clipped_are_the_weighted_mean(rule):
     parts = tensors(random_parts(2, 3, 1003))
     assert same_bits(aggregate(rule, parts, trim=0.4).numpy(), weighted_mean(parts).numpy())
+
+
+@pytest.mark.parametrize("num_guests", [1, 2, 5])
+@pytest.mark.parametrize("share", [0.01, 1 / 3, 0.5])
+def test_guests_have_the_bits_of_their_definition_over_every_kind_of_float(num_guests, share):
+    (_, members), *guests = random_parts(num_guests, 1 + num_guests, 20_011)
+    result = torch.from_numpy(members.copy())
+    add_guests(result, tensors(guests), share)
+    assert same_bits(result.numpy(), numpy_with_guests(members, guests, share))
+
+
+@pytest.mark.parametrize("share", [1 / 3, 0.5])
+def test_whatever_guests_offer_each_value_goes_the_members_way_and_at_most_so_much_farther(share):
+    rng = np.random.default_rng(1)
+    members = rng.standard_normal(5003).astype(np.float32)
+    for guest in (-2 * members, 1e30 * members, rng.standard_normal(5003).astype(np.float32), np.zeros_like(members)):
+        result = torch.from_numpy(members.copy())
+        add_guests(result, tensors([(1.0, guest.astype(np.float32)), (0.5, -members)]), share)
+        stretch = result.numpy().astype(np.float64) / members
+        assert stretch.min() >= 1 and stretch.max() <= (1 + share / (1 - share)) * (1 + 1e-6)
+
+
+def test_a_guest_that_goes_the_members_way_is_added_whole():
+    members = np.linspace(-1, 1, 101, dtype=np.float32)
+    result = torch.from_numpy(members.copy())
+    add_guests(result, tensors([(0.25, members)]), 1 / 3)
+    assert same_bits(result.numpy(), members + np.float32(0.25) * members + np.float32(0))
 
 
 @pytest.mark.parametrize("num_rows", range(1, 13))

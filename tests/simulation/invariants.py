@@ -6,6 +6,7 @@ Reads the bucket's writes as they happen, every master that a process holds, and
 import hashlib
 import re
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from composer_prime.sync.records import Commit, Manifest, Offer, Part
 from composer_prime.sync.run import FragmentCoding
 from composer_prime.sync.snapshots import Master
 from composer_prime.sync.validity import digests_of, part_shares
-from tests.outer.reference import numpy_aggregate
+from tests.outer.reference import numpy_aggregate, numpy_with_guests
 from tests.simulation.coverage import refusal
 from tests.simulation.pins import Pins
 from tests.simulation.runtime import Process
@@ -455,7 +456,18 @@ class Invariants:
             data = history[entry.payload][-1]
             values = decode(coding.codec, data, digests_of(offer), offer.norms, coding.plan, 0, coding.plan.num_slices)
             weighted.append((entry.multiplier, values.numpy()))
-        return numpy_aggregate(self._world.terms.aggregate, weighted, self._world.terms.trim)
+        return self._merged(commit, dict(zip((entry.site for entry in commit.taken), weighted, strict=True)))
+
+    def _merged(self, commit: Commit, weighted: Mapping[str, tuple[float, np.ndarray]]) -> np.ndarray:
+        """By the run's rule, the guests' apart: as the admission has it that the commit honours."""
+        guests = self._world.guests if commit.admissions else ()
+        members = [each for site, each in weighted.items() if site not in guests]
+        theirs = [each for site, each in weighted.items() if site in guests]
+        if not members:
+            return np.zeros_like(theirs[0][1])
+        terms = self._world.terms
+        merged = numpy_aggregate(terms.aggregate, members, terms.trim)
+        return numpy_with_guests(merged, theirs, terms.guest_share) if theirs else merged
 
     def _from_parts(self, commit: Commit, coding: FragmentCoding) -> np.ndarray | None:
         """Every part anew from the offers that its record leaves in it; None when one isn't there yet."""

@@ -34,8 +34,9 @@ def multipliers(offers: list[dict[str, Any]], terms: dict[str, Any], guests: Col
         factors.append(limit / norm if is_cut else 1.0)
     if terms["aggregate"] in ("trimmed", "median"):
         if num_guests:
-            scale = min(1.0, most / (1 - most) * (num_members / num_guests))
-            factors = [factor * scale if is_guest else factor for factor, is_guest in zip(factors, guest, strict=True)]
+            theirs = min(most, num_guests / len(offers))
+            scales = [theirs / num_guests if is_guest else 1 - theirs for is_guest in guest]
+            factors = [factor * scale for factor, scale in zip(factors, scales, strict=True)]
         return [float(np.float32(factor)) for factor in factors]
     weights = [1 if terms["weighting"] == "equal" else offer[terms["weighting"]] for offer in offers]
     if not any(weight for weight, is_guest in zip(weights, guest, strict=True) if not is_guest):
@@ -51,20 +52,35 @@ def multipliers(offers: list[dict[str, Any]], terms: dict[str, Any], guests: Col
     return [float(np.float32(share * factor)) for share, factor in zip(shares, factors, strict=True)]
 
 
-def merge(vectors: list[Vector], factors: list[float], terms: dict[str, Any]) -> Vector:
-    """fp32 movement of the round, of decoded offers sorted by site; not finite where it overflows."""
+def merge(vectors: list[Vector], factors: list[float], guest: list[bool], terms: dict[str, Any]) -> Vector:
+    """fp32 movement of the round, of decoded offers sorted by site, with whether each is a guest's; not finite where it
+    overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         products = [np.float32(factor) * vector for factor, vector in zip(factors, vectors, strict=True)]
-        if terms["aggregate"] in ("mean", "clipped"):
-            return _summed(products)
-        ordered = np.sort(np.stack(products) + np.float32(0), axis=0)  # + 0 makes a zero of minus zero
-        count = len(products)
-        if terms["aggregate"] == "trimmed":
-            cut = min(math.floor(terms["trim"] * count), (count - 1) // 2)
-            return _summed(list(ordered[cut : count - cut])) * np.float32(1 / (count - 2 * cut))
-        if count % 2:
-            return ordered[count // 2]
-        return ordered[count // 2 - 1] * np.float32(0.5) + ordered[count // 2] * np.float32(0.5)
+        theirs = [product for product, is_guest in zip(products, guest, strict=True) if is_guest]
+        own = [product for product, is_guest in zip(products, guest, strict=True) if not is_guest]
+        if not own:
+            return np.zeros_like(products[0])
+        merged = _by_rule(own, terms)
+        if not theirs:
+            return merged
+        limit = merged * np.float32(terms["guest_share"] / (1 - terms["guest_share"]))
+        zero = np.float32(0)
+        added = np.minimum(np.maximum(_summed(theirs), np.minimum(limit, zero)), np.maximum(limit, zero))
+        return merged + (added + zero)
+
+
+def _by_rule(products: list[Vector], terms: dict[str, Any]) -> Vector:
+    if terms["aggregate"] in ("mean", "clipped"):
+        return _summed(products)
+    ordered = np.sort(np.stack(products) + np.float32(0), axis=0)  # + 0 makes a zero of minus zero
+    count = len(products)
+    if terms["aggregate"] == "trimmed":
+        cut = min(math.floor(terms["trim"] * count), (count - 1) // 2)
+        return _summed(list(ordered[cut : count - cut])) * np.float32(1 / (count - 2 * cut))
+    if count % 2:
+        return ordered[count // 2]
+    return ordered[count // 2 - 1] * np.float32(0.5) + ordered[count // 2] * np.float32(0.5)
 
 
 def _summed(products: list[Vector]) -> Vector:

@@ -71,7 +71,11 @@ class Merger:
             if isinstance(each, Unfinished):
                 raise each
             vectors.append(each)
-        return arithmetic.merge(vectors, [each["multiplier"] for each in commit["taken"]], self.terms)
+        return self._merge(commit, offers, vectors, [each["multiplier"] for each in commit["taken"]])
+
+    def _merge(self, commit: Record, offers: list[Record], vectors: list[Vector], factors: list[float]) -> Vector:
+        guests = self.members.admissions[commit["admissions"]].guests
+        return arithmetic.merge(vectors, factors, [offer["site"] in guests for offer in offers], self.terms)
 
     def _try_whole(self, log: Log, offer: Record) -> Vector | Unfinished:
         """As `_whole`, but what is for now is no reason not to look at the others: Undecodable is for ever."""
@@ -188,4 +192,5 @@ class Merger:
         if not is_whole or not offers:
             return None, left_out
         guests = self.members.admissions[commit["admissions"]].guests
-        return arithmetic.merge(vectors, arithmetic.multipliers(offers, self.terms, guests), self.terms), left_out
+        factors = arithmetic.multipliers(offers, self.terms, guests)
+        return self._merge(commit, offers, vectors, factors), left_out

@@ -14,7 +14,7 @@ from typing import Any
 
 MAX_RECORD_BYTES = 4 * 2**20
 MAX_COUNT = 2**53
-PROTOCOL = 10
+PROTOCOL = 11
 
 Check = Callable[[Any], bool]
 

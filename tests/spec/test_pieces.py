@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from composer_prime.errors import ConfigError, CorruptObject
-from composer_prime.outer.aggregate import aggregate
+from composer_prime.outer.aggregate import add_guests, aggregate
 from composer_prime.outer.arithmetic import test_vector as our_test_vector
 from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.masters import master_sha256, pack_master
@@ -99,8 +99,13 @@ def test_both_merge_to_the_same_bits(rule, count, guests):
     weighed = {chr(97 + place): Weighed(o["tokens"], o["steps"], norm) for place, (o, norm) in enumerate(pairs)}
     limits = GuestLimits(guests, share=0.3, clip=0.6)
     assert factors == [*shares(weighed, weighting="tokens", aggregate=rule, clip=0.7, guests=limits).values()]
-    merged = merge([vector.numpy() for vector in vectors], factors, terms)
-    ours = aggregate(rule, list(zip(factors, vectors, strict=True)), trim=0.29)
+    guest = [offer["site"] in guests for offer in offers]
+    merged = merge([vector.numpy() for vector in vectors], factors, guest, terms)
+    parts = list(zip(factors, vectors, guest, strict=True))
+    members = [(factor, vector) for factor, vector, is_guest in parts if not is_guest]
+    ours = aggregate(rule, members, trim=0.29) if members else torch.zeros(2000)
+    if any(guest) and members:
+        add_guests(ours, [(factor, vector) for factor, vector, is_guest in parts if is_guest], 0.3)
     assert merged.tobytes() == ours.numpy().tobytes()
     weights, momentum = movement(generator, 2000), movement(generator, 2000)
     stepped = nesterov_next(weights, ours, momentum, lr=0.7, mu=0.9)

@@ -26,7 +26,7 @@ def vector_sha() -> str:
             payload = encode_merged(codec, _values(16 * number + place + 2)) or b""
             digest.update(payload)
             vectors.append(decode(codec, payload, _SIZE))
-        master = outer_step(master, merge(vectors, factors, _TERMS), _TERMS)
+        master = outer_step(master, merge(vectors, factors, [False] * 3, _TERMS), _TERMS)
         for vector in master:
             digest.update(vector.astype("<f4").tobytes())
     return digest.hexdigest()
