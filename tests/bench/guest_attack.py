@@ -2,11 +2,11 @@
 
     python -m tests.bench.guest_attack --members 1 --members 3 --seed 0 --seed 1 --seed 2
 
-The runs of a seed are made at the same time, one for each arm: without a guest, beside one that plays all kinds of
-hostile offers in turn, beside one that offers in every round what turns it around, and beside a site of ours on an
-environment that rewards wrong answers. `--arm unguarded` is the control: a run without the limits on guests, which one
-such offer ruins. The page's recipe is changed in its pace alone: a round every two seconds, 200
-of them. A run is judged by the reward of its final weights on tasks that no site was shown.
+Each seed has a run for each arm: without a guest, beside one that plays all kinds of hostile offers in turn and in every
+other round what turns it around, and beside a site of ours on an environment that rewards wrong answers. Of those that
+run when asked for, `--arm unguarded` is the control: a run without the limits on guests, which one such offer ruins.
+The page's recipe is changed in its pace alone: a round every two seconds, 200 of them. A run is judged by the reward of
+its final weights on tasks that no site was shown.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +37,10 @@ from tests.architecture import REPOSITORY
 
 ARMS: dict[str, tuple[str, ...]] = {
     "clean": (),
-    "all kinds": tuple(GUEST_KINDS),
-    "against": ("against",),
+    "hostile": tuple(one for kind in GUEST_KINDS for one in (kind, "against")),
     "wrong": (),
+    "honest": (),
+    "against": ("against",),
     "unguarded": ("endless tokens",),
 }
 """What hostile offers the guest makes, in turn; none: there is no guest, or one that trains."""
@@ -101,16 +102,16 @@ class Run:
             check(children)
             time.sleep(POLL_S)
         self._bash(self._invite.rstrip() + " --allow mean --allow tokens" * (self.arm == "unguarded"))
-        return [*children, self._trainer() if self.arm == "wrong" else self._adversary()]
+        return [*children, self._adversary() if ARMS[self.arm] else self._trainer()]
 
     def _trainer(self) -> Child:
-        """A site of ours whose environment package rewards the answers that are wrong."""
+        """A site of ours, in the arm "wrong" with an environment package that rewards the answers that are wrong."""
         ours = (REPOSITORY / "envs/reverse_letters/reverse_letters.py").read_text()
         right, wrong = "trace.last_reply == self.data.answer", "trace.last_reply != self.data.answer"
         assert ours.count(right) == 1
         package = self.folder / "package"
         package.mkdir()
-        (package / "reverse_letters.py").write_text(ours.replace(right, wrong))
+        (package / "reverse_letters.py").write_text(ours.replace(right, wrong) if self.arm == "wrong" else ours)
         (join,) = documented(self._page, "2. Join")
         command = [*shlex.split(join), "--folder", str(self.folder / GUEST)]
         return self._child(GUEST, command, PYTHONPATH=f"{package}{os.pathsep}{REPOSITORY}")
@@ -149,6 +150,10 @@ class Run:
     @property
     def book(self) -> Path:
         return self.folder / "book.jsonl"
+
+    @property
+    def num_trainers(self) -> int:
+        return len(self.members) + (self.arm != "clean" and not ARMS[self.arm])
 
     def reward(self) -> float:
         """Of the final weights, on tasks that no site was shown."""
@@ -195,6 +200,17 @@ def play(runs: Sequence[Run]) -> None:
         stop(children, STOP_S)
 
 
+def batches(runs: Sequence[Run]) -> Iterator[list[Run]]:
+    """As many runs at a time as have a core for each site that trains; at least one."""
+    together: list[Run] = []
+    for run in runs:
+        if together and sum(one.num_trainers for one in [*together, run]) > (os.cpu_count() or 1):
+            yield together
+            together = []
+        together.append(run)
+    yield together
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--members", type=int, action="append", choices=range(1, 9), help="the owner's sites: 1, 3")
@@ -204,7 +220,7 @@ def main() -> None:
     parser.add_argument("--round-s", type=float, default=2.0)
     parser.add_argument("--folder", type=Path, default=Path("outputs/guest-attack"))
     asked = parser.parse_args()
-    arms = asked.arm or [arm for arm in ARMS if arm != "unguarded"]
+    arms = asked.arm or ["clean", "hostile", "wrong"]
     for members in asked.members or [1, 3]:
         names = [chr(ord("a") + index) for index in range(members)]
         rewards: dict[str, list[float]] = {arm: [] for arm in arms}
@@ -213,13 +229,15 @@ def main() -> None:
             runs = [Run(folder / arm.replace(" ", "-"), seed, names, arm) for arm in arms]
             for run in runs:
                 run.prepare(asked.rounds, asked.round_s)
-            began = time.monotonic()
-            play(runs)
-            wall_s, load = time.monotonic() - began, os.getloadavg()[0]
-            for arm, run in zip(arms, runs, strict=True):
-                rewards[arm].append(run.reward())
-                print(f"{members} + 1, seed {seed}, {arm}: reward {rewards[arm][-1]:.4f}; {run.fates()}", flush=True)
-            print(f"{wall_s:.0f} s, load average {load:.1f}", flush=True)
+            for together in batches(runs):
+                began = time.monotonic()
+                play(together)
+                ran = f"{time.monotonic() - began:.0f} s, load average {os.getloadavg()[0]:.1f}"
+                for run in together:
+                    rewards[run.arm].append(reward := run.reward())
+                    print(
+                        f"{members} + 1, seed {seed}, {run.arm}: reward {reward:.4f}; {run.fates()}; {ran}", flush=True
+                    )
         for arm in arms[1:]:
             pairs = list(zip(rewards[arms[0]], rewards[arm], strict=True))
             print(f"{members} + 1, {arm}, against {arms[0]}: {describe_pairs(pairs)}", flush=True)
