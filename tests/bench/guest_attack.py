@@ -2,11 +2,11 @@
 
     python -m tests.bench.guest_attack --members 1 --members 3 --seed 0 --seed 1 --seed 2
 
-Each seed has a run for each arm: without a guest, beside one that plays all kinds of hostile offers in turn and in every
-other round what turns it around, and beside a site of ours on an environment that rewards wrong answers. Of those that
-run when asked for, `--arm unguarded` is the control: a run without the limits on guests, which one such offer ruins.
-The page's recipe is changed in its pace alone: a round every two seconds, 200 of them. A run is judged by the reward of
-its final weights on tasks that no site was shown.
+Each seed has a run for each arm: without a guest, beside one that plays all kinds of hostile offers in turn and in
+every other round what turns it around, and beside a site of ours on an environment that rewards wrong answers. Of those
+that run when asked for, `--arm unguarded` is the control: a run without the limits on guests, which one such offer
+ruins. The page's recipe is changed in its pace alone: a round every two seconds, 200 of them. A run is judged by the
+reward of its final weights on tasks that no site was shown.
 """
 
 import argparse
