@@ -1,4 +1,5 @@
-"""`composer-prime replica`: what a job of `composer-prime launch` runs. It needs the bucket, its name, its attempt."""
+"""`composer-prime replica`: what a job of `composer-prime launch` runs. It needs the bucket, its name, its attempt, and
+the hash of its recipe."""
 
 from typing import Annotated
 
@@ -12,22 +13,25 @@ def replica(
     launch: Annotated[int, typer.Option("--launch", min=1, help="The launch's number.", show_default=False)],
     site: Annotated[str, typer.Option("--site", help="The replica's name.", show_default=False)],
     attempt: Annotated[int, typer.Option("--attempt", min=1, help="How often it was started.", show_default=False)],
+    recipe: Annotated[
+        str, typer.Option("--recipe", metavar="SHA256", help="Of the one recipe that it may run.", show_default=False)
+    ],
 ) -> None:
-    """Run one site as its launch recorded it: the recipe comes from the bucket, and local checkpoints are continued."""
+    """Run one site: its recipe is the one in the bucket with that hash, and local checkpoints are continued."""
     from composer_prime.config import PrimeRecipe, RunPaths
     from composer_prime.executors.redacting import redacted_output
     from composer_prime.executors.replica import read_order
 
     with redacted_output():
-        recipe = read_order(store, launch, site, attempt)
-        root = RunPaths.of(recipe).site(site).root
+        order = read_order(store, launch, site, attempt, recipe)
+        root = RunPaths.of(order).site(site).root
         resume = root.exists() and any(root.iterdir())
-        if isinstance(recipe, PrimeRecipe):
+        if isinstance(order, PrimeRecipe):
             from composer_prime.sites.prime_rl.launch import run_site as run_prime_rl
 
-            code = run_prime_rl(recipe, site, resume)
+            code = run_prime_rl(order, site, resume)
         else:
             from composer_prime.sites.embedded.local_run import run_site
 
-            code = run_site(recipe, site, resume)
+            code = run_site(order, site, resume)
     raise typer.Exit(code)

@@ -120,7 +120,8 @@ class JobSpec:
 class Job:
     """A job that a platform has.
 
-    id     the platform's name for it: enough, with the platform's own credentials, to reach it from any machine
+    id     the platform's name for it: enough, with the platform's own credentials, to reach it from any machine. It may
+           come from a bucket that others write: an executor takes it only for a job of this run, site and attempt
     """
 
     platform: str
@@ -197,8 +198,8 @@ class Executor(Protocol):
     """One platform. Synchronous; one instance may be used by several threads at once.
 
     Methods raise BadInput for what the person can fix (no token, an unknown GPU: nearest names are shown), JobUnknown
-    for a job that the platform doesn't have, and ExecutorError when the platform failed after retries. Requests that a
-    busy platform refused (429, 5xx, a lost connection) are repeated with growing pauses before that.
+    for a job that the platform doesn't have or whose id is another's, and ExecutorError when the platform failed after
+    retries. Requests that a busy platform refused (429, 5xx, a lost connection) are repeated with growing pauses first.
     """
 
     @property

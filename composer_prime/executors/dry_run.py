@@ -19,7 +19,7 @@ def dry_run_lines(plan: LaunchPlan, limits: Limits) -> Iterator[str]:
     try:
         total: float | None = 0.0
         for site in plan.sites:
-            intent = fleet.intent(plan, site, 1, plan.timeout_s, "0" * 64)
+            intent = fleet.intent(plan, site, 1, plan.timeout_s)
             executor = fleet.executor(plan.on)
             spec = spec_of(intent, launch.name, plan.secrets)
             executor.check(spec)

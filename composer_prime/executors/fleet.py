@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors.base import Executor, Job, JobState, JobStatus, KnowsAccount
 from composer_prime.executors.budget import HOUR_S, price_of_job, ran_from
-from composer_prime.executors.launching import LaunchPlan, replica_command, spec_of
+from composer_prime.executors.launching import LaunchPlan, other_than_planned, planned_intent, spec_of
 from composer_prime.executors.open import absolute_option, file_takes, open_executor, open_recorded
 from composer_prime.executors.recorded_hosts import KnowsHosts, hosts_to_use, keep_hosts
 from composer_prime.executors.records import (
@@ -27,9 +27,11 @@ from composer_prime.executors.records import (
     begin_launch,
     by_site,
     end_state,
+    one_line,
     who,
 )
 from composer_prime.executors.secrets import Secrets
+from composer_prime.store import launch_keys
 from composer_prime.store.base import Store
 
 
@@ -123,24 +125,9 @@ class Fleet:
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
-    def intent(self, plan: LaunchPlan, site: str, attempt: int, timeout_s: int, recipe: str) -> Intent:
+    def intent(self, plan: LaunchPlan, site: str, attempt: int, timeout_s: int) -> Intent:
         """What an attempt would be, not yet written down. Asks the platform for the price."""
-        intent = Intent(
-            site=site,
-            attempt=attempt,
-            on=plan.on,
-            recipe=recipe,
-            command=replica_command(plan, self.book.launch.number, site, attempt),
-            timeout_s=timeout_s,
-            usd_per_hour=plan.usd_per_hour,
-            resources=vars(plan.resources),
-            image=plan.image,
-            caches=dict(plan.caches),
-            env=dict(plan.env),
-            secrets=tuple(plan.secrets),
-            created_at=self.clock(),
-            created_by=who(),
-        )
+        intent = planned_intent(plan, self.book.launch.number, site, attempt, timeout_s, self.clock())
         listed = self.executor(plan.on).price(spec_of(intent, self.book.name, plan.secrets))
         price = price_of_job(listed, plan.usd_per_hour)
         return intent.model_copy(update={"usd_per_hour": price.usd_per_hour, "overrun_s": price.overrun_s})
@@ -151,7 +138,7 @@ class Fleet:
         Raises Stopped and SiteStopped; BadInput for what the platform would refuse: then nothing was started, and what
         was written says so.
         """
-        intent = self.intent(plan, site, attempt, timeout_s, self.book.keep_recipe(plan.recipe_text))
+        intent = self.intent(plan, site, attempt, timeout_s)
         self.executor(plan.on).check(spec_of(intent, self.book.name, plan.secrets))
         self._refuse_stopped(site)
         self._keep_hosts(plan.on)
@@ -164,31 +151,59 @@ class Fleet:
         standing = self.book.intend(intent)
         if standing == intent:
             self._begun.append((site, attempt))
-        return self.submit(standing, plan.secrets)
+        return self.submit(plan, standing)
 
-    def submit(self, intent: Intent, secrets: Secrets) -> Job:
-        """Have an intent's job: the one that the platform has, or a new one."""
-        self._refuse_stopped(intent.site)
-        executor = self.executor(intent.on)
-        spec = spec_of(intent, self.book.name, secrets)
-        if may_be_hidden(executor, intent):
-            try:
-                self._found(executor, Attempt(intent, None, None))
-            except JobUnknown as error:
-                raise BadInput(f"{error}: launch with the login that began it, or cancel with that one") from error
-        self._keep_hosts(intent.on)
-        try:
-            job = executor.submit(spec)
-        except BadInput as error:
-            self._note_refusal(executor, intent, error)
-            raise
+    def submit(self, plan: LaunchPlan, recorded: Intent) -> Job:
+        """Have a recorded intent's job: the one that the platform has, or a new one, which is as `plan` says.
+
+        Raises BadInput as `confirm` does.
+        """
+        self._refuse_stopped(recorded.site)
+        job = self.confirm(plan, recorded) or self._submitted(plan, recorded)
         self.book.start(job)
         try:
-            self._refuse_stopped(intent.site)  # between our look and our job somebody may have listed the jobs to end
+            self._refuse_stopped(recorded.site)  # meanwhile somebody may have listed the jobs to end
         except (Stopped, SiteStopped):
-            executor.cancel(job)
+            self.executor(plan.on).cancel(job)
             raise
         return job
+
+    def confirm(self, plan: LaunchPlan, recorded: Intent) -> Job | None:
+        """None where a recorded intent is as `plan` says; else the job that the platform has of it nevertheless.
+
+        Raises BadInput where it has none: whoever can write the bucket can write an intent, and none of theirs is run.
+        """
+        other = other_than_planned(recorded, self._planned(plan, recorded))
+        if not other:
+            return None
+        executor = self.executor(plan.on)
+        with suppress(JobUnknown):
+            job = self._found(executor, Attempt(recorded, None, None))
+            if job is not None and not executor.poll(job).half_submitted:
+                return job
+        key = launch_keys.intent(self.book.launch.number, recorded.site, recorded.attempt)
+        raise BadInput(
+            f"{key} {other}, so it isn't started: if you began it, launch with what it says; else see who can write "
+            f"the bucket, and remove it or `composer-prime cancel {self.book.store.uri}`: the next launch is a new one"
+        )
+
+    def _planned(self, plan: LaunchPlan, recorded: Intent) -> Intent:
+        return self.intent(plan, recorded.site, recorded.attempt, min(recorded.timeout_s, plan.timeout_s))
+
+    def _submitted(self, plan: LaunchPlan, recorded: Intent) -> Job:
+        executor = self.executor(plan.on)
+        if may_be_hidden(executor, recorded):
+            try:
+                self._found(executor, Attempt(recorded, None, None))
+            except JobUnknown as error:
+                raise BadInput(f"{error}: launch with the login that began it, or cancel with that one") from error
+        self.book.keep_recipe(plan.recipe_text)
+        self._keep_hosts(plan.on)
+        try:
+            return executor.submit(spec_of(self._planned(plan, recorded), self.book.name, plan.secrets))
+        except BadInput as error:
+            self._note_refusal(executor, recorded, error)
+            raise
 
     def _keep_hosts(self, on: str) -> None:
         """Record where jobs may come to be, before one is: whoever looks for them elsewhere has the bucket alone."""
@@ -241,15 +256,28 @@ class Fleet:
             return Seen(attempt)
         try:
             executor = self.executor(attempt.intent.on)
-            job = attempt.job(self.book.name) or self._found(executor, attempt)
+            job, status = self._polled(executor, attempt)
             if job is None:
                 return Seen(attempt, problem=NOT_SUBMITTED)
             started = Started(site=job.site, attempt=job.attempt, platform=job.platform, id=job.id)
-            return Seen(replace(attempt, started=started), executor.poll(job))
+            return Seen(replace(attempt, started=started), status)
         except JobUnknown as error:
             return Seen(attempt, problem=str(error), unknown=True)
         except (BadInput, ExecutorError) as error:
             return Seen(attempt, problem=str(error))
+
+    def _polled(self, executor: Executor, attempt: Attempt) -> tuple[Job | None, JobStatus | None]:
+        """An attempt's job and how it is. A recorded name that is another's doesn't hide the job that it has."""
+        recorded, unknown = attempt.job(self.book.name), None
+        if recorded is not None:
+            try:
+                return recorded, executor.poll(recorded)
+            except JobUnknown as error:
+                unknown = error
+        job = self._found(executor, attempt)
+        if job is None and unknown is not None:
+            raise unknown
+        return job, None if job is None else executor.poll(job)
 
     def _found(self, executor: Executor, attempt: Attempt) -> Job | None:
         """The job of an intent whose launcher didn't come to write the id down. Raises JobUnknown where it may have
@@ -426,6 +454,6 @@ def _ended(attempt: Attempt, status: JobStatus, state: EndState, message: str, n
         exit_code=status.exit_code,
         seconds=seconds,
         usd=None if price is None else seconds / HOUR_S * price,
-        message=message,
+        message=one_line(message),
         ended_at=ended_at,
     )

@@ -135,7 +135,7 @@ class HfJobsExecutor:
 
     def poll(self, job: Job) -> JobStatus:
         """How the job is now."""
-        return status_of(self._api.inspect(job.id))
+        return status_of(self._inspect(job))
 
     def logs(self, job: Job, *, follow: bool = False) -> Iterator[str]:
         """The job's lines, standard output and error together."""
@@ -146,15 +146,22 @@ class HfJobsExecutor:
 
     def cancel(self, job: Job) -> JobStatus:
         """End the job, and whatever else carries its labels."""
-        status = status_of(self._end(job.id))
-        twins = {LABEL_RUN: _in_label(job.run), LABEL_SITE: job.site, LABEL_ATTEMPT: str(job.attempt)}
-        for info in self._api.jobs(twins):
+        status = status_of(self._end(self._inspect(job)))
+        for info in self._api.jobs(_labels_of(job)):
             if not is_final(info):
-                self._end(_name(info))
+                self._end(info)
         return status
 
     def close(self) -> None:
         """Nothing: the connections are the client's, which shares them with all that use it in this process."""
+
+    def _inspect(self, job: Job) -> "JobInfo":
+        """What the service says of a job. Raises JobUnknown for an id whose labels are another's: a record in a bucket
+        may say anything."""
+        info = self._api.inspect(job.id)
+        if not _labels_of(job).items() <= (info.labels or {}).items():
+            raise JobUnknown(f"{job.id} isn't labelled as attempt {job.attempt} of {job.run} {job.site}")
+        return info
 
     def _request(self, spec: JobSpec) -> dict[str, Any]:
         """What the client's `run_job` takes, less the namespace. Makes the bucket of the caches."""
@@ -179,14 +186,14 @@ class HfJobsExecutor:
         oldest_first = sorted(found.values(), key=age)
         for other in oldest_first[1:]:
             if not is_final(other):
-                self._end(_name(other))
+                self._end(other)
         return oldest_first[0] if oldest_first else None
 
-    def _end(self, name: str) -> "JobInfo":
+    def _end(self, info: "JobInfo") -> "JobInfo":
         """Cancel a job unless it has ended, and wait until it has."""
-        info = self._api.inspect(name)
         if is_final(info):
             return info
+        name = _name(info)
         try:
             self._cancel_unless_ended(name)
             deadline, pause_s = time.monotonic() + CONFIRM_S, 0.1
@@ -257,6 +264,10 @@ def _env(spec: JobSpec) -> dict[str, str]:
 
 def _labels(spec: JobSpec) -> dict[str, str]:
     return {label: _in_label(value) for label, value in spec.labels.items()}
+
+
+def _labels_of(job: Job) -> dict[str, str]:
+    return {LABEL_RUN: _in_label(job.run), LABEL_SITE: _in_label(job.site), LABEL_ATTEMPT: str(job.attempt)}
 
 
 def _in_label(name: str) -> str:

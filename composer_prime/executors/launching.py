@@ -10,15 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from composer_prime.config import RecipeBase, any_from_data, store_uri
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobSpec, Resources
 from composer_prime.executors.open import absolute_option
-from composer_prime.executors.records import Intent
+from composer_prime.executors.records import Intent, who
 from composer_prime.executors.secrets import Secrets
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.store.keys import check_site_name
+from composer_prime.sync.canonical import sha256_hex
 
 DEFAULT_SECRETS = (
     "HF_TOKEN",
@@ -60,6 +63,11 @@ class LaunchPlan:
     def recipe_text(self) -> str:
         """The recipe as TOML, as it is stored in the bucket."""
         return to_toml(self.recipe.to_data())
+
+    @property
+    def recipe_sha(self) -> str:
+        """The sha256 of `recipe_text`."""
+        return sha256_hex(self.recipe_text.encode())
 
     @property
     def is_local(self) -> bool:
@@ -135,20 +143,39 @@ def gather_secrets(asked: Sequence[str], environment: Mapping[str, str]) -> Secr
 
 
 def replica_command(plan: LaunchPlan, launch: int, site: str, attempt: int) -> tuple[str, ...]:
-    """What a job runs: a replica needs nothing but the run's place in the bucket, its launch, its name, its attempt."""
+    """What a job runs: a replica that is told the run's place in the bucket, its launch, its name, its attempt, and by
+    its sha256 the one recipe that it may run."""
     program = (sys.executable, "-m", "composer_prime.cli.main") if plan.is_local else ("composer-prime",)
-    return (*program, "replica", plan.run_uri, "--launch", str(launch), "--site", site, "--attempt", str(attempt))
+    named = ("--launch", str(launch), "--site", site, "--attempt", str(attempt), "--recipe", plan.recipe_sha)
+    return (*program, "replica", plan.run_uri, *named)
+
+
+def planned_intent(plan: LaunchPlan, launch: int, site: str, attempt: int, timeout_s: int, now: float) -> Intent:
+    """What the plan says of one attempt. Raises BadInput for what no record may hold."""
+    try:
+        return Intent(
+            site=site,
+            attempt=attempt,
+            on=plan.on,
+            recipe=plan.recipe_sha,
+            command=replica_command(plan, launch, site, attempt),
+            timeout_s=timeout_s,
+            usd_per_hour=plan.usd_per_hour,
+            resources=vars(plan.resources),
+            image=plan.image,
+            caches=dict(plan.caches),
+            env=dict(plan.env),
+            secrets=tuple(plan.secrets),
+            created_at=now,
+            created_by=who(),
+        )
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise BadInput(f"{where} of this launch can't be recorded ({error.errors()[0]['msg']}): correct it") from error
 
 
 def spec_of(intent: Intent, run: str, secrets: Secrets) -> JobSpec:
-    """The job of an intent. Raises BadInput when this machine doesn't have the secrets that it names."""
-    values = secrets.reveal()
-    missing = sorted(set(intent.secrets) - values.keys())
-    if missing:
-        raise BadInput(
-            f"attempt {intent.attempt} of site {intent.site} needs the secret {missing[0]}, which isn't set here: "
-            f"export {missing[0]} and launch again"
-        )
+    """The job of an intent of this launcher's own making, with the secrets of its plan."""
     return JobSpec(
         run=run,
         site=intent.site,
@@ -156,11 +183,39 @@ def spec_of(intent: Intent, run: str, secrets: Secrets) -> JobSpec:
         command=intent.command,
         timeout_s=intent.timeout_s,
         env={**intent.env, SECRET_NAMES_VARIABLE: ",".join(intent.secrets)},
-        secrets=Secrets({name: values[name] for name in intent.secrets}),
+        secrets=secrets,
         resources=intent.asks_for(),
         image=intent.image,
         caches=intent.caches,
     )
+
+
+def other_than_planned(recorded: Intent, planned: Intent) -> str:
+    """The first thing that a recorded intent says and the launcher doesn't plan, as a clause; "": there is none.
+
+    A time-out may be shorter than planned, since the budget had less left then. A hosts file may have another path.
+    """
+    for name in ("on", "recipe", "command", "resources", "image", "caches", "env", "secrets"):
+        here, there = _parts(name, planned), _parts(name, recorded)
+        for part in here | there:
+            if here.get(part) != there.get(part):
+                return f"records {part} = {_shown(there.get(part))}, and this launch has {_shown(here.get(part))}"
+    if recorded.timeout_s > planned.timeout_s:
+        return f"records timeout_s = {recorded.timeout_s}, and this launch has at most {planned.timeout_s}"
+    return ""
+
+
+def _parts(name: str, intent: Intent) -> dict[str, Any]:
+    value = getattr(intent, name)
+    if name == "on":
+        value = value.partition(":")[0]
+    if isinstance(value, tuple):
+        value = dict(enumerate(value))
+    return {f"{name}.{part}": each for part, each in value.items()} if isinstance(value, dict) else {name: value}
+
+
+def _shown(value: object) -> str:
+    return "nothing" if value is None else repr(value)[:200]
 
 
 def _settled(recipe: RecipeBase, sites: Sequence[str], *, is_local: bool) -> RecipeBase:

@@ -199,7 +199,10 @@ class ModalExecutor:
         return self._runs.setdefault(run, Records(self._connection, run))
 
     def _call_id(self, job: Job) -> str | None:
-        """The recorded call; None while there is none. Raises JobUnknown for a job that was never claimed."""
+        """The recorded call; None while there is none. Raises JobUnknown for a job that was never claimed, and for an
+        id that is another's: a record in a bucket may say anything."""
+        if job.id != f"{job.run}--{job.site}--{job.attempt}":
+            raise JobUnknown(f"{job.id!r} is no id of attempt {job.attempt} of {job.run} {job.site}")
         records = self._records(job.run)
         call_id = records.get(job.id, "call")
         if call_id is None and records.get(job.id, "claim") is None:

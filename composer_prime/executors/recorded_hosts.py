@@ -18,7 +18,7 @@ from pydantic import Field
 
 from composer_prime.errors import BadInput, CorruptObject
 from composer_prime.executors.open import PLATFORMS
-from composer_prime.executors.records import LaunchBook, who
+from composer_prime.executors.records import LaunchBook, Line, Seconds, Word, who
 from composer_prime.executors.ssh_hosts import Host, check_hosts
 from composer_prime.store import launch_keys
 from composer_prime.sync.canonical import Record
@@ -43,10 +43,10 @@ class KnowsHosts(Protocol):
 class Hosts(Record):
     """Hosts that a launch command may have given jobs to. on: as it named them."""
 
-    on: str
-    hosts: dict[str, dict[str, str | int | None]] = Field(min_length=1, max_length=MAX_HOSTS)
-    created_at: float
-    created_by: str
+    on: Line
+    hosts: dict[Word, dict[Word, Line | int | None]] = Field(min_length=1, max_length=MAX_HOSTS)
+    created_at: Seconds
+    created_by: Word
 
 
 def keep_hosts(book: LaunchBook, on: str, hosts: Mapping[str, Host]) -> None:

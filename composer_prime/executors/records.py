@@ -9,23 +9,27 @@ Every record is create-once. A launch has a number, and its sites have attempts,
 
 A stop record, of the whole launch or of one site, stands before what it stops is ended; launchers read it before and
 after they submit, replicas when they start. No secret is in any record, only their names.
+
+Whoever can write the bucket can write these records. So nothing that runs is taken from one (launching.py, replica.py),
+no job is believed to be an attempt's unless its platform says so, and every field has a kind and a size.
 """
 
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
-from composer_prime.errors import BadInput, CorruptObject
+from composer_prime.errors import BadInput, CorruptObject, KeyMissing
 from composer_prime.executors.base import Job, JobState, Resources
 from composer_prime.store import launch_keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import Record, sha256_hex
-from composer_prime.sync.reading import find_record, read_record
+from composer_prime.sync.reading import read_bytes, read_record
 
 Verdicted = Literal["hung", "withdrawn"]
 """Why a launcher ends an attempt: its beat stands still; its launch command couldn't start all that it was to start."""
@@ -36,87 +40,104 @@ NOT_RUN = frozenset({"withdrawn", "refused"})
 """Ends of attempts that were no run of their site: a launch command that comes later starts the next, and no restart is
 counted."""
 
-R = TypeVar("R", bound=Record)
+PRINTABLE = r"^[^\p{Cc}\p{Cf}\p{Zl}\p{Zp}]*$"
+MAX_LINE = 4096
+MAX_ITEMS = 256
+Word = Annotated[str, Field(max_length=512, pattern=PRINTABLE)]
+"""A name or an id, without anything that a terminal obeys."""
+Line = Annotated[str, Field(max_length=MAX_LINE, pattern=PRINTABLE)]
+"""A path, an argument or a message, likewise."""
+Table = Annotated[dict[Word, Line], Field(max_length=MAX_ITEMS)]
+Number = Annotated[int, Field(ge=1, le=10**launch_keys.LAUNCH_DIGITS - 1)]
+"""Of a launch or an attempt, as keys hold it."""
+Seconds = Annotated[float, Field(ge=0, le=1e11)]
+"""A time or a duration. The largest is a date that there is, in the year 5138."""
+UsdPerHour = Annotated[float, Field(ge=0, le=1e5)]
 
 
 class Launch(Record):
     """A run on platforms, from the first job until somebody stops it."""
 
-    number: int = Field(ge=1)
-    name: str
+    number: Number
+    name: Word
     """The run's name on platforms: never used for another launch, whatever its run is called."""
-    created_at: float
-    created_by: str
+    created_at: Seconds
+    created_by: Word
 
 
-class Intent(Record):
-    """That one attempt to run a site is to be started, and with what. Times are Unix seconds of the writer."""
+class OfAttempt(Record):
+    """A record of one attempt: it is at that attempt's key."""
 
-    site: str
-    attempt: int = Field(ge=1)
-    on: str
+    site: Word
+    attempt: Number
+
+
+class Intent(OfAttempt):
+    """That one attempt to run a site is to be started, and with what. Times are Unix seconds of the writer.
+
+    What is submitted is what the launcher plans itself; an intent that says otherwise is refused.
+    """
+
+    on: Line
     """The platform as `launch --on` names it."""
-    recipe: str
+    recipe: str = Field(pattern=r"^[0-9a-f]{64}$")
     """sha256 of the recipe's text."""
-    command: tuple[str, ...]
-    timeout_s: int = Field(ge=1)
-    overrun_s: int = Field(default=0, ge=0)
+    command: tuple[Line, ...] = Field(max_length=MAX_ITEMS)
+    timeout_s: int = Field(ge=1, le=10**8)
+    overrun_s: int = Field(default=0, ge=0, le=10**6)
     """Seconds beyond `timeout_s` for which the platform may bill."""
-    usd_per_hour: float | None
-    resources: dict[str, str | float | int | None]
-    image: str | None
-    caches: dict[str, str]
-    env: dict[str, str]
-    secrets: tuple[str, ...]
+    usd_per_hour: UsdPerHour | None
+    resources: dict[Word, Word | float | int | None] = Field(max_length=MAX_ITEMS)
+    image: Line | None
+    caches: Table
+    env: Table
+    secrets: tuple[Word, ...] = Field(max_length=MAX_ITEMS)
     """Names of the environment variables that are given as secrets."""
-    account: str = ""
+    account: Word = ""
     """Whose job it is to be, where the platform's executor knows; see `base.KnowsAccount`."""
-    created_at: float
-    created_by: str
+    created_at: Seconds
+    created_by: Word
 
     def asks_for(self) -> Resources:
         """The machine."""
         return Resources(**self.resources)  # type: ignore[arg-type]
 
 
-class Started(Record):
-    """The platform's name for an attempt's job."""
+class Started(OfAttempt):
+    """The platform's name for an attempt's job. It is a hint: the platform says whose job that is."""
 
-    site: str
-    attempt: int = Field(ge=1)
-    platform: str
-    id: str
+    platform: Word
+    id: Word
 
 
-class Verdict(Record):
+class Verdict(OfAttempt):
     """That the launcher is ending an attempt, as which end it is to be written down, and why."""
 
-    site: str
-    attempt: int = Field(ge=1)
     state: Verdicted
-    why: str
-    at: float
-    by: str
+    why: Line
+    at: Seconds
+    by: Word
 
 
-class Ended(Record):
+class Ended(OfAttempt):
     """How an attempt ended. seconds: that it ran; usd: what these cost, None where the price is unknown."""
 
-    site: str
-    attempt: int = Field(ge=1)
     state: EndState
-    exit_code: int | None
-    seconds: float
-    usd: float | None
-    message: str
-    ended_at: float
+    exit_code: int | None = Field(ge=-(2**31), le=2**32)
+    seconds: Seconds
+    usd: float | None = Field(ge=0, le=1e13)
+    message: Line
+    ended_at: Seconds
 
 
 class Stop(Record):
     """That nothing of a launch, or of one of its sites, is to run any more."""
 
-    at: float
-    by: str
+    at: Seconds
+    by: Word
+
+
+R = TypeVar("R", bound=OfAttempt)
 
 
 @dataclass(frozen=True)
@@ -218,24 +239,27 @@ class LaunchBook:
         self.store.create(launch_keys.stop(self.launch.number, site), record.to_bytes())
 
     def stopped(self, site: str | None = None) -> Stop | None:
-        """Who stopped this launch, or that one site, if somebody did."""
-        return find_record(self.store, Stop, launch_keys.stop(self.launch.number, site))
+        """Who stopped this launch, or that one site, if somebody did. Raises CorruptObject for what tells nobody."""
+        try:
+            return read_record(self.store, Stop, launch_keys.stop(self.launch.number, site))
+        except KeyMissing:
+            return None
 
     def stopped_sites(self) -> frozenset[str]:
         """The sites that were stopped one by one."""
         found = map(launch_keys.parse_site_stop, self.store.list(launch_keys.launch_prefix(self.launch.number)))
         return frozenset(place[1] for place in found if place is not None)
 
-    def keep_recipe(self, text: str) -> str:
-        """Store a recipe; its sha256."""
+    def keep_recipe(self, text: str) -> None:
+        """Store a recipe at its sha256. Raises CorruptObject when other bytes stand there."""
         data = text.encode()
         sha = sha256_hex(data)
-        self.store.create(launch_keys.recipe(sha), data)
-        return sha
+        if not self.store.create(launch_keys.recipe(sha), data):
+            self.recipe(sha)
 
     def recipe(self, sha: str) -> str:
         """The recipe of that sha256. Raises CorruptObject when other bytes stand there."""
-        data = self.store.get(launch_keys.recipe(sha))
+        data = read_bytes(self.store, launch_keys.recipe(sha))
         if sha256_hex(data) != sha:
             raise CorruptObject(f"{launch_keys.recipe(sha)} is not the recipe that was launched: its sha256 differs")
         return data.decode()
@@ -243,7 +267,11 @@ class LaunchBook:
     def _record(self, kind: type[R], key: str) -> R:
         found = self._read.get(key)
         if not isinstance(found, kind):
-            found = self._read[key] = read_record(self.store, kind, key)
+            found = read_record(self.store, kind, key)
+            _, site, attempt, _ = launch_keys.parse_launched(key) or ("", "", 0, "")
+            if (found.site, found.attempt) != (site, attempt):
+                raise CorruptObject(f"{key} is of attempt {found.attempt} of site {found.site}, which has another key")
+            self._read[key] = found
         return found
 
 
@@ -256,16 +284,16 @@ def newest_launch(store: Store) -> LaunchBook | None:
     ]
     if not numbers:
         return None
-    return LaunchBook(store, read_record(store, Launch, launch_keys.launch(max(numbers))))
+    return LaunchBook(store, _read_launch(store, max(numbers)))
 
 
 def open_launch(store: Store, number: int | None = None) -> LaunchBook:
     """The run's newest launch, or the one of that number. Raises BadInput when there is none."""
     if number is not None:
-        launch = find_record(store, Launch, launch_keys.launch(number))
-        if launch is None:
-            raise BadInput(f"{store.uri} holds no launch {number}: see `composer-prime ps`")
-        return LaunchBook(store, launch)
+        try:
+            return LaunchBook(store, _read_launch(store, number))
+        except KeyMissing:
+            raise BadInput(f"{store.uri} holds no launch {number}: see `composer-prime ps`") from None
     book = newest_launch(store)
     if book is None:
         raise BadInput(
@@ -273,6 +301,18 @@ def open_launch(store: Store, number: int | None = None) -> LaunchBook:
             "of a run that was launched"
         )
     return book
+
+
+def _read_launch(store: Store, number: int) -> Launch:
+    """The record of a launch. Raises CorruptObject for the name of another run's: its jobs are none of this one's."""
+    key = launch_keys.launch(number)
+    launch = read_record(store, Launch, key)
+    run = store.uri.rpartition("/")[2]
+    if launch.number != number or not re.fullmatch(rf"{re.escape(run)}-[0-9a-f]{{8}}", launch.name):
+        raise CorruptObject(
+            f"{key} says launch {launch.number} and name {launch.name}, and no launch {number} of {run} is called so"
+        )
+    return launch
 
 
 def begin_launch(store: Store, run: str, clear: Callable[[LaunchBook], None] = lambda stopped: None) -> LaunchBook:
@@ -295,6 +335,11 @@ def begin_launch(store: Store, run: str, clear: Callable[[LaunchBook], None] = l
 def who() -> str:
     """This machine, for people who read records."""
     return socket.gethostname()
+
+
+def one_line(text: str) -> str:
+    """A platform's words as a record holds them."""
+    return "".join(each if each.isprintable() else " " for each in text[:MAX_LINE])
 
 
 def end_state(state: JobState) -> EndState:

@@ -13,7 +13,7 @@ from composer_prime.executors.budget import Limits, check_bounded, price_of_job
 from composer_prime.executors.fleet import NOT_SUBMITTED, Fleet, Seen, SiteStopped, Stopped
 from composer_prime.executors.launching import LaunchPlan, spec_of
 from composer_prime.executors.pulses import Pulses
-from composer_prime.executors.records import NOT_RUN, Attempt
+from composer_prime.executors.records import NOT_RUN, Attempt, Intent
 from composer_prime.executors.supervising import Action, Kill, Leave, Place, Standing, Start, Wait, decide
 
 Say = Callable[[str], None]
@@ -47,7 +47,7 @@ class Supervisor:
     def check(self) -> None:
         """Raise BadInput for what the platform would refuse, and learn the price: before anything is written."""
         site = self._plan.sites[0]
-        intent = self._fleet.intent(self._plan, site, 1, self._plan.timeout_s, "")
+        intent = self._fleet.intent(self._plan, site, 1, self._plan.timeout_s)
         spec = spec_of(intent, self._fleet.book.name, self._plan.secrets)
         executor = self._fleet.executor(self._plan.on)
         executor.check(spec)
@@ -95,15 +95,18 @@ class Supervisor:
 
     def _submit_what_was_only_meant(self) -> None:
         """The jobs of intents whose launcher was killed before it wrote down that its platform has them."""
-        for attempt in self._fleet.book.attempts():
-            was_meant = attempt.started is None and attempt.ended is None and attempt.verdict is None
-            if was_meant and not self._fleet.is_hidden(attempt):
-                self._submit(attempt)
+        attempts = self._fleet.book.attempts()
+        meant = [each for each in attempts if not (each.started or each.ended or each.verdict)]
+        for attempt in meant:  # all of them, before one is submitted
+            self._do_about(attempt, self._fleet.confirm)
+        for attempt in meant:
+            if not self._fleet.is_hidden(attempt):
+                self._do_about(attempt, self._fleet.submit)
 
-    def _submit(self, attempt: Attempt) -> None:
+    def _do_about(self, attempt: Attempt, act: Callable[[LaunchPlan, Intent], object]) -> None:
         if attempt.site not in self._plan.sites or attempt.site in self._refused:
             return
-        error = self._attempted(attempt.site, lambda: self._fleet.submit(attempt.intent, self._plan.secrets))
+        error = self._attempted(attempt.site, lambda: act(self._plan, attempt.intent))
         # An end says that the platform refused it, for every launcher: the next attempt may be another.
         if error is not None and self._fleet.book.attempt(attempt.site, attempt.number).ended is None:
             self._refuse(attempt.site, error)
@@ -113,7 +116,7 @@ class Supervisor:
         ticks = self._ticks()
         for (site, number), status in statuses.items():
             if status.half_submitted:
-                self._submit(seen[site, number].attempt)
+                self._do_about(seen[site, number].attempt, self._fleet.submit)
             if status.state is JobState.RUNNING and site in self._plan.sites:
                 self._pulses.observe(site, number, ticks)
         unknown = frozenset(place for place, each in seen.items() if each.unknown)

@@ -55,7 +55,9 @@ class Record(BaseModel):
             record = cls.model_validate_json(data)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "record"
+            where = (
+                ascii(".".join(str(part) for part in first["loc"]))[1:-1][:200] or "record"
+            )  # a key may be its writer's
             raise CorruptObject(f"{key} is no {cls.__name__}: {where}: {first['msg']}") from error
         if cls.one_form and record.to_bytes() != data:  # else a JSON parser's leniency would decide what it says
             raise CorruptObject(f"{key} holds a {cls.__name__} in other bytes than its canonical ones: it is not read")

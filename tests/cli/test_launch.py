@@ -13,14 +13,14 @@ from botocore.session import get_session
 
 from composer_prime.errors import BadInput, ExecutorError
 from composer_prime.executors.base import Job, JobSpec
-from composer_prime.executors.fleet import Fleet
 from composer_prime.executors.local import STATE_VARIABLE, LocalExecutor
-from composer_prime.executors.records import Intent, LaunchBook, begin_launch, open_launch, who
+from composer_prime.executors.records import LaunchBook, open_launch
 from composer_prime.executors.secrets import Secrets
 from composer_prime.store import open_store
 from tests.cli.command_line import Answer, call
 from tests.executors.jobs import Stage
 from tests.executors.loopback_local import LocalPlatform
+from tests.executors.staged import StagedFleet, staged_book, staged_plan
 from tests.servers import S3Server
 
 RECIPE = str(Path(__file__).parents[2] / "recipes/local/two_sites.toml")
@@ -43,34 +43,16 @@ class LaunchedByHand:
     """A launch of tiny jobs, as `launch` would have recorded it."""
 
     def __init__(self, folder: Path) -> None:
-        self.uri = str(folder / "bucket" / "run")
         self.stage = Stage(folder / "stage", "cli")
+        self.uri = self.book().store.uri
 
     def start(self, site: str, code: str) -> Job:
-        spec = self.stage.spec(code, site)
-        with closing(open_store(self.uri)) as store:
-            book = begin_launch(store, "run")
-            intent = Intent(
-                site=site,
-                attempt=1,
-                on="local",
-                recipe="0" * 64,
-                command=spec.command,
-                timeout_s=600,
-                usd_per_hour=0.0,
-                resources={},
-                image=None,
-                caches={},
-                env={},
-                secrets=("HF_TOKEN",),
-                created_at=time.time(),
-                created_by=who(),
-            )
-            with closing(Fleet(book)) as fleet:
-                return fleet.submit(book.intend(intent), Secrets({"HF_TOKEN": TOKEN}))
+        plan = replace(staged_plan("local", site), secrets=Secrets({"HF_TOKEN": TOKEN}))
+        with closing(StagedFleet(self.stage.folder, code)) as fleet:
+            return fleet.start(plan, site, 1, 600)
 
     def book(self) -> LaunchBook:
-        return begin_launch(open_store(self.uri), "run")
+        return staged_book(self.stage.folder)
 
 
 @pytest.fixture
@@ -253,14 +235,21 @@ def test_a_limit_on_cost_where_jobs_cost_nothing_is_refused_and_nothing_starts(
     assert answer.code == 0 and "$2.50 an hour (--usd-per-hour); ends by itself after 0.9" in answer.out
 
 
+def test_what_no_record_may_hold_is_refused_by_name_and_nothing_starts(
+    cli, tmp_path: Path, platform: LocalPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_REGION", "eu-west-1\r")
+    answer = cli("launch", RECIPE, "--on", "local", "--output_dir", str(tmp_path / "out"))
+    assert_refused(answer, "env.AWS_REGION of this launch can't be recorded")
+    assert not (tmp_path / "state").exists()
+
+
 def test_a_replica_that_nobody_launched_is_refused(cli, launched: LaunchedByHand) -> None:
     launched.start("a", "pass")
-    assert_refused(
-        cli("replica", launched.uri, "--launch", "1", "--site", "b", "--attempt", "1"), "no attempt 1 of site b"
-    )
-    with closing(open_store(launched.uri)) as store:
-        begin_launch(store, "run").stop()
-    assert_refused(cli("replica", launched.uri, "--launch", "1", "--site", "a", "--attempt", "1"), "was stopped")
+    named = ("--launch", "1", "--attempt", "1", "--recipe", "0" * 64)
+    assert_refused(cli("replica", launched.uri, *named, "--site", "b"), "no attempt 1 of site b")
+    launched.book().stop()
+    assert_refused(cli("replica", launched.uri, *named, "--site", "a"), "was stopped")
 
 
 def test_replica_is_not_in_the_list_of_commands(cli) -> None:

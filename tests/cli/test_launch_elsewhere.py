@@ -49,7 +49,7 @@ def launch(platform: LoopbackPlatform, stage: Stage) -> tuple[str, Job]:
     ) as fleet:
         job = fleet.start(staged_plan(platform.launch_option(), "a"), "a", 1, 600)
     stage.await_mark("up")
-    return str(stage.folder / "bucket"), job
+    return fleet.book.store.uri, job
 
 
 def elsewhere(platform: LoopbackPlatform, home: Path, *commands: tuple[str, ...]) -> list[str]:

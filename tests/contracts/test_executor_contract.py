@@ -11,6 +11,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -242,6 +243,19 @@ def test_a_job_that_the_platform_does_not_have_is_unknown(executor: Executor, st
     for act in (executor.poll, executor.cancel, lambda job: list(executor.logs(job))):
         with pytest.raises(JobUnknown):
             act(gone)
+
+
+def test_an_id_that_is_another_jobs_is_unknown_and_that_job_goes_on(executor: Executor, stage: Stage) -> None:
+    job = executor.submit(stage.spec("say('not yours'); mark('up'); wait('go')"))
+    stage.await_mark("up")
+
+    for forged in (replace(job, site="b"), replace(job, attempt=2), replace(job, run=f"{job.run}-b")):
+        for act in (executor.poll, executor.cancel, lambda each: list(executor.logs(each, follow=True))):
+            with pytest.raises(JobUnknown):
+                act(forged)
+    assert executor.poll(job).state is JobState.RUNNING
+    stage.mark("go")
+    assert await_end(executor, job).state is JobState.SUCCEEDED
 
 
 # --- ends that come from outside -------------------------------------------------------------------------------------

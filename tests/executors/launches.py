@@ -37,12 +37,17 @@ def small_plan(on: str = "local", **options: Any) -> LaunchPlan:
     return plan_launch(small_recipe(), on, LaunchOptions(environment=ENVIRONMENT, **options))
 
 
+def empty_bucket() -> MemoryStore:
+    """A bucket for launches of the small recipe: the run's folder in it."""
+    return MemoryStore(secrets.token_hex(8), "small")
+
+
 @dataclass
 class Scene:
     """One launch with its supervisor, on a platform that a test scripts."""
 
     limits: Limits = field(default_factory=lambda: Limits(max_restarts=2))
-    store: Store = field(default_factory=lambda: MemoryStore(secrets.token_hex(8)))
+    store: Store = field(default_factory=empty_bucket)
     platform: ScriptedPlatform = field(default_factory=ScriptedPlatform)
     plan: LaunchPlan = field(default_factory=small_plan)
     said: list[str] = field(default_factory=list)
@@ -73,3 +78,9 @@ class Scene:
 
     def job_id(self, site: str, attempt: int) -> str:
         return f"{self.book().name}--{site}--{attempt}"
+
+
+def running(scene: Scene) -> list[str]:
+    """Site and attempt of the jobs that run on the platform, whatever the records say."""
+    found = [(spec.site, spec.attempt) for spec, status in scene.platform.jobs.values() if not status.state.final]
+    return [f"{site}{attempt}" for site, attempt in sorted(found)]

@@ -73,7 +73,7 @@ class ScriptedPlatform:
         return Job(self.platform, spec.name, spec.run, spec.site, spec.attempt)
 
     def _known(self, job: Job) -> tuple[JobSpec, JobStatus]:
-        if job.id not in self.jobs:
+        if job.id not in self.jobs or job != self._job(self.jobs[job.id][0]):
             raise JobUnknown(f"no job {job.id}")
         return self.jobs[job.id]
 

@@ -9,9 +9,11 @@ from composer_prime.executors.base import Executor, Resources
 from composer_prime.executors.budget import Limits
 from composer_prime.executors.fleet import Fleet
 from composer_prime.executors.launching import LaunchPlan
+from composer_prime.executors.open import open_executor
 from composer_prime.executors.records import Intent, LaunchBook, begin_launch
 from composer_prime.executors.supervisor import Supervisor
 from composer_prime.store import open_store
+from composer_prime.sync.canonical import sha256_hex
 from tests.executors.jobs import PREAMBLE
 from tests.executors.launches import small_plan
 
@@ -21,19 +23,22 @@ LIMITS = Limits(max_restarts=99, hang_after_s=None)
 class StagedFleet(Fleet):
     """Its jobs run `program` with the site's name and the attempt's number as arguments 2 and 3."""
 
-    def __init__(self, folder: Path, program: str, opener: Callable[[str], Executor]) -> None:
+    def __init__(self, folder: Path, program: str, opener: Callable[[str], Executor] = open_executor) -> None:
         super().__init__(staged_book(folder), opener=opener)
-        self._folder, self._program = folder, program
+        self._folder = folder
+        self._program = folder / f"{sha256_hex(program.encode())[:16]}.py"
+        self._program.write_text(PREAMBLE + program)
 
-    def intent(self, plan: LaunchPlan, site: str, attempt: int, timeout_s: int, recipe: str) -> Intent:
-        intent = super().intent(plan, site, attempt, timeout_s, recipe)
-        command = (sys.executable, "-c", PREAMBLE + self._program, str(self._folder), site, str(attempt))
+    def intent(self, plan: LaunchPlan, site: str, attempt: int, timeout_s: int) -> Intent:
+        intent = super().intent(plan, site, attempt, timeout_s)
+        command = (sys.executable, str(self._program), str(self._folder), site, str(attempt))
         return intent.model_copy(update={"command": command})
 
 
 def staged_book(folder: Path) -> LaunchBook:
     """The newest launch that was recorded in a stage's folder, or a new one."""
-    return begin_launch(open_store(str(folder / "bucket")), folder.parent.name.replace("_", "-"))
+    run = folder.parent.name.replace("_", "-")
+    return begin_launch(open_store(str(folder / "bucket" / run)), run)
 
 
 def staged_plan(option: str, *sites: str, timeout_s: int = 600, usd_per_hour: float | None = None) -> LaunchPlan:

@@ -1,6 +1,5 @@
 """A launch through its records: started once, found anywhere, started again, ended; on a scripted platform."""
 
-import secrets
 import threading
 
 import pytest
@@ -14,7 +13,7 @@ from composer_prime.executors.records import LaunchBook, begin_launch, newest_la
 from composer_prime.store import keys, launch_keys
 from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.records import Beat
-from tests.executors.launches import ENVIRONMENT, SECRET, Scene
+from tests.executors.launches import ENVIRONMENT, SECRET, Scene, empty_bucket
 
 
 def states(scene: Scene) -> dict[tuple[str, int], str]:
@@ -283,7 +282,7 @@ def test_a_launch_after_a_cancel_is_a_new_one_with_jobs_of_its_own() -> None:
 
 
 def test_of_racing_launchers_all_begin_the_same_launch() -> None:
-    store, names, barrier = MemoryStore(secrets.token_hex(8)), [], threading.Barrier(8)
+    store, names, barrier = empty_bucket(), [], threading.Barrier(8)
 
     def begin() -> None:
         barrier.wait()

@@ -11,18 +11,12 @@ from composer_prime.executors.fleet import Fleet
 from composer_prime.executors.listing import rows
 from composer_prime.executors.replica import read_order
 from composer_prime.store import launch_keys, open_store
-from tests.executors.launches import Scene, small_plan
+from tests.executors.launches import Scene, running, small_plan
 from tests.executors.scripted import ScriptedPlatform
 
 
 def states(scene: Scene) -> dict[tuple[str, int], str]:
     return {seen.place: seen.state for seen in scene.stopped_fleet().look()}
-
-
-def running(scene: Scene) -> list[str]:
-    """Site and attempt of the jobs that run on the platform, whatever the records say."""
-    found = [(spec.site, spec.attempt) for spec, status in scene.platform.jobs.values() if not status.state.final]
-    return [f"{site}{attempt}" for site, attempt in sorted(found)]
 
 
 class Stuck(ScriptedPlatform):
@@ -193,17 +187,18 @@ def test_a_replica_runs_what_its_own_launch_says_and_nothing_once_that_was_stopp
     scene.supervisor().turn()
     spec, _ = scene.platform.jobs[scene.job_id("a", 1)]
     assert spec.command[spec.command.index("--launch") + 1] == "1"
+    sha = spec.command[spec.command.index("--recipe") + 1]
     list(scene.fleet().cancel("b"))
     with pytest.raises(BadInput, match=r"site b, was stopped on .*doesn't start"):
-        read_order(store.uri, 1, "b", 1)
+        read_order(store.uri, 1, "b", 1, sha)
     list(scene.fleet().cancel())
     scene.supervisor(scene.begin()).turn()
     with pytest.raises(BadInput, match=r"was stopped on .*doesn't start"):
-        read_order(store.uri, 1, "a", 1)
+        read_order(store.uri, 1, "a", 1, sha)
     with pytest.raises(BadInput, match="no launch 3"):
-        read_order(store.uri, 3, "a", 1)
+        read_order(store.uri, 3, "a", 1, sha)
     with pytest.raises(BadInput, match="the recipe launched"):
-        read_order(store.uri, 2, "a", 1)  # it got as far as the recipe, which is of s3://bucket
+        read_order(store.uri, 2, "a", 1, sha)  # it got as far as the recipe, which is of s3://bucket
 
 
 def test_a_replica_whose_attempt_was_given_up_does_not_start(tmp_path) -> None:
@@ -213,7 +208,7 @@ def test_a_replica_whose_attempt_was_given_up_does_not_start(tmp_path) -> None:
     seen, _ = scene.fleet().look()
     scene.fleet().book.condemn(seen.attempt, "hung", "no beat")
     with pytest.raises(BadInput, match="ended before its start"):
-        read_order(store.uri, 1, "a", 1)
+        read_order(store.uri, 1, "a", 1, scene.plan.recipe_sha)
 
 
 def test_a_stopped_site_between_two_attempts_is_not_started_again() -> None:
@@ -317,14 +312,15 @@ def test_what_the_platform_refused_is_no_mistake_of_the_corrected_command() -> N
     assert running(scene) == ["a3"]
 
 
-def test_an_intent_left_by_a_killed_launcher_that_is_refused_is_followed_by_the_corrected_one() -> None:
+def test_an_intent_left_by_a_killed_launcher_that_the_platform_refuses_is_followed_by_the_corrected_one() -> None:
     scene = Scene(platform=Choosy(), plan=replace(small_plan(sites=("a",)), image="bad/image"))
     fleet = scene.fleet()
-    sha = fleet.book.keep_recipe(scene.plan.recipe_text)
-    fleet.book.intend(fleet.intent(scene.plan, "a", 1, 600, sha))
+    fleet.book.intend(fleet.intent(scene.plan, "a", 1, 600))
+    with pytest.raises(BadInput, match="can't be pulled"):
+        scene.supervisor().turn()
     scene.plan = replace(scene.plan, image="good/image")
     scene.supervisor().turn()
-    assert running(scene) == ["a2"] and states(scene)["a", 1] == "refused"
+    assert running(scene) == ["a3"] and states(scene)["a", 1] == states(scene)["a", 2] == "refused"
 
 
 def test_a_job_that_the_platform_has_is_never_written_down_as_refused() -> None:

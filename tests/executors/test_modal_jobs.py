@@ -1,7 +1,6 @@
 """What only Modal can do to a job: a call that nobody recorded, a container that comes twice, an end from elsewhere."""
 
 import os
-import secrets
 import signal
 import sys
 import threading
@@ -19,7 +18,6 @@ from composer_prime.executors.fleet import Fleet
 from composer_prime.executors.launching import spec_of
 from composer_prime.executors.records import LaunchBook, begin_launch
 from composer_prime.executors.supervisor import Supervisor
-from composer_prime.store.memory import MemoryStore
 from tests.patience import wait_until
 
 pytest.importorskip("modal")
@@ -27,7 +25,7 @@ from composer_prime.executors.modal_job_body import TIMEOUT_GRACE_S
 from composer_prime.executors.modal_jobs import ModalExecutor
 from composer_prime.executors.modal_records import Records
 from tests.executors import loopback_modal_fixtures as fixtures
-from tests.executors.launches import small_plan
+from tests.executors.launches import empty_bucket, small_plan
 from tests.executors.loopback_modal import LoopbackModal
 from tests.executors.loopback_modal_fixtures import SLEEP, wait_for
 from tests.executors.loopback_modal_servicer import WORKSPACE, Servicer
@@ -106,8 +104,8 @@ def test_a_launcher_killed_before_its_call_is_made_good_by_the_next_supervisor(
     written_down: bool,
 ) -> None:
     plan = small_plan("modal", sites=("a",), image="any")
-    fleet = Fleet(begin_launch(MemoryStore(secrets.token_hex(8)), "small"), opener=lambda on: executor)
-    intent = fleet.book.intend(fleet.intent(plan, "a", 1, 600, fleet.book.keep_recipe("x")))
+    fleet = Fleet(begin_launch(empty_bucket(), "small"), opener=lambda on: executor)
+    intent = fleet.book.intend(fleet.intent(plan, "a", 1, 600))
     killed_at_spawn(monkeypatch, executor, spec_of(intent, fleet.book.name, plan.secrets))
     if written_down:
         fleet.book.start(*executor.find(fleet.book.name))
@@ -396,7 +394,7 @@ def killed_before_modal_was_asked(executor: ModalExecutor, monkeypatch: pytest.M
     def die(self: ModalExecutor, spec: JobSpec) -> Job:
         raise Killed
 
-    book = begin_launch(MemoryStore(secrets.token_hex(8)), "small")
+    book = begin_launch(empty_bucket(), "small")
     with monkeypatch.context() as there:
         there.setattr(ModalExecutor, "submit", die)
         with pytest.raises(Killed):

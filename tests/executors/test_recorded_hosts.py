@@ -21,7 +21,6 @@ from composer_prime.executors.fleet import Fleet
 from composer_prime.executors.launching import LaunchOptions, plan_launch
 from composer_prime.executors.recorded_hosts import RECORDED, Hosts, hosts_to_use, keep_hosts
 from composer_prime.executors.records import LaunchBook, begin_launch
-from composer_prime.executors.secrets import Secrets
 from composer_prime.executors.ssh import SshExecutor
 from composer_prime.executors.ssh_hosts import Host
 from composer_prime.executors.ssh_link import Patience
@@ -31,8 +30,9 @@ from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.canonical import canonical
 from tests.architecture import REPOSITORY
 from tests.executors.jobs import FOREVER, Stage
-from tests.executors.launches import small_recipe
+from tests.executors.launches import empty_bucket, small_recipe
 from tests.executors.loopback_ssh import USER, SshPlatform
+from tests.executors.staged import StagedFleet, staged_book, staged_plan
 from tests.patience import PATIENCE_S
 
 HASTY = Patience(pauses_s=(), connect_s=5.0, call_s=20.0)
@@ -44,7 +44,7 @@ class Launched:
 
     def __init__(self, folder: Path, platform: SshPlatform, stage: Stage) -> None:
         self.platform, self.stage = platform, stage
-        self.uri = str(folder / "bucket" / "small")
+        self.uri = staged_book(stage.folder).store.uri
         self.home = folder / "elsewhere"
         """Whose ~/.ssh the other machine's ssh client reads."""
         (self.home / ".ssh").mkdir(parents=True)
@@ -52,12 +52,9 @@ class Launched:
             shutil.copy(platform.folder / name, self.home / ".ssh" / copy)
 
     def start(self) -> Job:
-        options = LaunchOptions(usd_per_hour=0.0, environment={}, image="any")
-        plan = plan_launch(small_recipe(), self.platform.launch_option(), options)
-        with closing(open_store(self.uri)) as store, closing(Fleet(begin_launch(store, "small"))) as fleet:
-            intent = fleet.intent(plan, "a", 1, 600, "0" * 64)
-            command = self.stage.spec(f"say('up'); mark('up'); {FOREVER}").command
-            job = fleet.submit(fleet.book.intend(intent.model_copy(update={"command": command})), Secrets())
+        plan = staged_plan(self.platform.launch_option(), "a")
+        with closing(StagedFleet(self.stage.folder, f"say('up'); mark('up'); {FOREVER}")) as fleet:
+            job = fleet.start(plan, "a", 1, 600)
         self.stage.await_mark("up")
         self.platform.hosts_file.unlink()
         return job
@@ -93,7 +90,7 @@ def launched(tmp_path: Path, stage: Stage) -> Iterator[Launched]:
 
 
 def book() -> LaunchBook:
-    return begin_launch(MemoryStore(os.urandom(8).hex()), "small")
+    return begin_launch(empty_bucket(), "small")
 
 
 @contextmanager
@@ -114,7 +111,7 @@ def test_ps_logs_and_cancel_work_on_another_machine_with_the_bucket_alone(launch
     printed = launched.elsewhere("logs", launched.uri)
     assert (printed.returncode, printed.stdout) == (0, "up\n"), printed
     ended = launched.elsewhere("cancel", launched.uri)
-    assert ended.returncode == 0 and "nothing of small-" in ended.stdout, ended
+    assert ended.returncode == 0 and "nothing of " in ended.stdout, ended
     assert launched.row()["state"] == "cancelled"
 
 
@@ -158,7 +155,7 @@ def test_hosts_are_recorded_before_the_intent_and_without_secrets_or_keys(launch
             assert b"tok-0123456789" not in data and b"PRIVATE KEY" not in data and b"known_hosts" not in data
             return super().create(key, data)
 
-    with closing(Fleet(begin_launch(Watched("watched"), "small"))) as fleet:
+    with closing(Fleet(begin_launch(Watched("watched", "small"), "small"))) as fleet:
         options = LaunchOptions(usd_per_hour=0.0, environment={}, image="any")
         plan = plan_launch(small_recipe(), launched.platform.launch_option(), options)
         fleet.start(plan, "a", 1, 600)

@@ -94,7 +94,7 @@ def test_an_error_is_printed_without_the_secret_that_its_text_holds(raised: str,
 
 def test_a_replica_that_is_refused_says_why_in_one_line_without_the_secret(tmp_path: Path) -> None:
     uri = f"file://{tmp_path}/{TOKEN}"
-    arguments = ("replica", uri, "--launch", "1", "--site", "a", "--attempt", "1")
+    arguments = ("replica", uri, "--launch", "1", "--site", "a", "--attempt", "1", "--recipe", "0" * 64)
     done = ran("-m", "composer_prime.cli.main", *arguments, **given(TOKEN=TOKEN))
     assert done.returncode == 2
     (line,) = done.stdout.splitlines()

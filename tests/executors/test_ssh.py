@@ -14,18 +14,14 @@ import pytest
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors import ssh_remote
 from composer_prime.executors.base import Job, JobSpec, JobState, Resources
-from composer_prime.executors.fleet import Fleet
-from composer_prime.executors.launching import LaunchOptions, plan_launch
-from composer_prime.executors.records import begin_launch
-from composer_prime.executors.secrets import Secrets
 from composer_prime.executors.ssh import SshExecutor
 from composer_prime.executors.ssh_hosts import by_preference
 from composer_prime.executors.ssh_link import Patience
 from composer_prime.store import launch_keys, open_store
 from tests.cli.command_line import Answer, call
 from tests.executors.jobs import FOREVER, Stage, await_end, await_running, run_to_end, wait_until
-from tests.executors.launches import small_recipe
 from tests.executors.loopback_ssh import SshPlatform
+from tests.executors.staged import StagedFleet, staged_plan
 from tests.patience import PATIENCE_S
 
 HASTY = Patience(pauses_s=(0.05, 0.05), connect_s=5.0, call_s=20.0)
@@ -400,14 +396,11 @@ def test_jobs_are_found_from_another_folder_and_by_a_hosts_file_at_another_path(
 ) -> None:
     with machines(tmp_path, "left") as platform:
         monkeypatch.chdir(platform.folder)
-        options = LaunchOptions(usd_per_hour=0.0, environment={}, image="any")
-        plan = plan_launch(small_recipe(), "ssh:hosts.toml", options)
+        plan = staged_plan("ssh:hosts.toml", "a")
         assert plan.on == f"ssh:{platform.hosts_file}"
-        uri = str(tmp_path / "bucket" / "small")
-        with closing(open_store(uri)) as store, closing(Fleet(begin_launch(store, "small"))) as fleet:
-            intent = fleet.intent(plan, "a", 1, 600, "0" * 64)
-            command = stage.spec(f"say('up'); {FOREVER}").command
-            fleet.submit(fleet.book.intend(intent.model_copy(update={"command": command})), Secrets())
+        with closing(StagedFleet(stage.folder, f"say('up'); {FOREVER}")) as fleet:
+            fleet.start(plan, "a", 1, 600)
+            uri = fleet.book.store.uri
         monkeypatch.chdir(tmp_path)
         moved = platform.hosts_file.rename(tmp_path / "moved.toml")
         with closing(open_store(uri)) as store:

@@ -1,0 +1,73 @@
+"""Intents in the bucket that have no job yet: a killed launcher's are made good, others are refused before they run."""
+
+import pytest
+
+from composer_prime.errors import BadInput
+from composer_prime.executors.base import JobState, JobStatus
+from composer_prime.executors.fleet import Fleet
+from composer_prime.store import launch_keys
+from tests.executors.launches import Scene, running, small_plan
+
+
+def meant(scene: Scene) -> Fleet:
+    """The launch whose launcher was killed between its intents and its jobs."""
+    fleet = scene.fleet()
+    for site in scene.plan.sites:
+        fleet.book.intend(fleet.intent(scene.plan, site, 1, 600))
+    return fleet
+
+
+def test_an_intent_that_is_not_as_planned_keeps_back_all_that_were_only_meant() -> None:
+    scene = Scene(plan=small_plan(sites=("b",), image="theirs"))
+    meant(scene)
+    scene.plan = small_plan(sites=("a",))
+    meant(scene)
+    scene.plan = small_plan()
+    with pytest.raises(BadInput, match=r"sites/b/0001/intent.json records image = 'theirs', and this launch has"):
+        scene.supervisor().turn()
+    assert scene.platform.jobs == {}
+
+
+def test_a_shorter_time_of_an_intent_is_kept_since_the_budget_had_less_left() -> None:
+    scene = Scene()
+    meant(scene)
+    scene.supervisor().turn()
+    assert [spec.timeout_s for spec, _ in scene.platform.jobs.values()] == [600, 600]
+
+
+def test_a_launch_with_a_changed_recipe_watches_the_jobs_there_are_and_restarts_with_its_own() -> None:
+    scene = Scene(plan=small_plan(sites=("a",), image="first"))
+    scene.supervisor().turn()
+    scene.store.delete(launch_keys.job(1, "a", 1))  # its launcher was killed before it wrote the job down
+    scene.plan = small_plan(sites=("a",), image="second")
+    supervisor = scene.supervisor()
+    supervisor.turn()
+    assert running(scene) == ["a1"] and scene.book().attempt("a", 1).started is not None
+    scene.platform.ends(scene.job_id("a", 1), JobState.PREEMPTED)
+    supervisor.turn()
+    spec, _ = scene.platform.jobs[scene.job_id("a", 2)]
+    assert running(scene) == ["a2"] and spec.image == "second"
+
+
+def test_an_intent_that_turns_up_while_a_launch_is_watched_gives_its_site_up_and_no_other() -> None:
+    scene = Scene()
+    supervisor = scene.supervisor()
+    supervisor.turn()
+    fleet = scene.fleet()
+    theirs = fleet.intent(scene.plan, "a", 2, 600).model_copy(update={"command": ("touch", "planted")})
+    fleet.book.intend(theirs)
+    scene.platform.ends(scene.job_id("b", 1), JobState.PREEMPTED)
+    supervisor.turn()
+    assert running(scene) == ["a1", "b2"]
+    assert any("a: given up: refused: launches/0001/sites/a/0002" in line for line in scene.said)
+
+
+def test_a_half_submitted_job_of_an_intent_that_is_not_as_planned_is_not_submitted_again() -> None:
+    scene = Scene(plan=small_plan(sites=("a",), image="theirs"))
+    scene.supervisor().turn()
+    job_id = scene.job_id("a", 1)
+    scene.platform.jobs[job_id] = (scene.platform.jobs[job_id][0], JobStatus(JobState.PENDING, half_submitted=True))
+    scene.plan = small_plan(sites=("a",))
+    scene.platform.on_submit.append(lambda: pytest.fail("submitted"))
+    with pytest.raises(BadInput, match="records image = 'theirs'"):
+        scene.supervisor().turn()
