@@ -29,11 +29,20 @@
 A message states the value, the limit and the remedy.
 """
 
+from typing import ClassVar
+
+from composer_prime.visible import MAX_MESSAGE, visible
+
 
 class ComposerPrimeError(Exception):
-    """Base of every error raised on purpose."""
+    """Base of every error raised on purpose. Its text shows no control that it may quote (visible.py)."""
 
     exit_code = 1
+    has_lines: ClassVar[bool] = False
+    """Whether a message may have several lines, such as the end of a process's log; else they are spelled."""
+
+    def __str__(self) -> str:
+        return visible(super().__str__(), MAX_MESSAGE, lines=self.has_lines)
 
 
 class BadInput(ComposerPrimeError):
@@ -129,6 +138,8 @@ class RunGone(ProtocolError):
 class SiteError(ComposerPrimeError):
     """A process of a site failed."""
 
+    has_lines = True
+
 
 class ProcessCrashed(SiteError):
     """A process ended that should not have; the message carries the last lines of its log."""
@@ -136,6 +147,8 @@ class ProcessCrashed(SiteError):
 
 class ExecutorError(ComposerPrimeError):
     """A platform that runs sites failed, after retries; the message says what may still be running there."""
+
+    has_lines = True
 
 
 class JobUnknown(ExecutorError):

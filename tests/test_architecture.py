@@ -17,10 +17,22 @@ LAYERS = (
     {"losses", "outer", "store"},
     {"config", "metrics"},
     {"errors", "redaction"},
+    {"visible"},
 )
 """From the top down: a module imports its own room, and rooms of lower layers."""
 
-LIGHT_ROOMS = {"cli", "config", "errors", "metrics", "redaction", "store", "executors", "watch", "volunteers"}
+LIGHT_ROOMS = {
+    "cli",
+    "config",
+    "errors",
+    "metrics",
+    "redaction",
+    "visible",
+    "store",
+    "executors",
+    "watch",
+    "volunteers",
+}
 LIGHT_SYNC = "canonical history ledger lifetime members owner protocol reading records roster runtime signatures tape"
 LIGHT_MODULES = {f"{PACKAGE}.sync", *(f"{PACKAGE}.sync.{name}" for name in f"{LIGHT_SYNC} terms validity".split())}
 

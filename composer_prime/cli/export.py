@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from composer_prime.cli.say import say
 from composer_prime.cli.store_arg import StoreArgument
 
 ModelOption = Annotated[
@@ -44,14 +45,14 @@ def export(
     if not to.startswith(SCHEME):
         folder = Path(to).expanduser().absolute()
         check_new_folder(folder)
-        typer.echo(_write(store, folder, model, version, dtype, lora_alpha) + f" to {folder}")
+        say(_write(store, folder, model, version, dtype, lora_alpha) + f" to {folder}")
         return
     repository = parse_repository(to)
     check_installed()
     with tempfile.TemporaryDirectory(prefix="composer-prime-export-") as scratch:
         folder = Path(scratch) / "snapshot"
         what = _write(store, folder, model, version, dtype, lora_alpha)
-        typer.echo(what + f" to {upload(folder, repository, what, private=private)}")
+        say(what + f" to {upload(folder, repository, what, private=private)}")
 
 
 def _write(store: str, folder: Path, model: str, version: int | None, dtype: str, lora_alpha: float | None) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from composer_prime.cli.export import AlphaOption, DtypeOption, ModelOption
+from composer_prime.cli.say import say
 from composer_prime.cli.store_arg import StoreArgument
 
 PollOption = Annotated[float, typer.Option("--poll-s", min=0.05, help="Seconds between two looks at the bucket.")]
@@ -46,7 +47,7 @@ def follow(
         opened = stack.enter_context(closing(open_store(store)))
         reader = stack.enter_context(closing(MasterReader(opened)))
         base = resolve_model(model, 0, models_cache())
-        follower = Follower(reader, base, dtype, folder.absolute(), told, patience_s=patience_s, say=typer.echo)
+        follower = Follower(reader, base, dtype, folder.absolute(), told, patience_s=patience_s, say=say)
         _repeat(lambda: follower.look() and once, poll_s)
 
 
@@ -91,15 +92,15 @@ def publish(
             except StoreError as error:
                 if once:
                     raise
-                typer.echo(f"the bucket can't be read or written now, looking again soon: {error}")
+                say(f"the bucket can't be read or written now, looking again soon: {error}")
                 return False
             for step in steps:
-                typer.echo(
+                say(
                     f"fragment {step.fragment} version {step.base_version} to {step.version}: {step.changed:,} weights "
                     f"changed, {step.nbytes:,} bytes"
                 )
             if shelved is not None:
-                typer.echo(f"whole folder at {opened.uri}/{shelved}")
+                say(f"whole folder at {opened.uri}/{shelved}")
             return once or publisher.is_final
 
         _repeat(look, poll_s)

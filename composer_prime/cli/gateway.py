@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from composer_prime.cli.say import say
 from composer_prime.cli.store_arg import AllowOption, StoreArgument
 
 
@@ -46,5 +47,5 @@ def gateway(
         rates=Rates(site=Rate(rate, 4 * rate), gateway=Rate(total_rate, 2 * total_rate)),
         max_object_bytes=max_object_mib * 2**20,
         allowed=allow or (),
-        say=lambda line: typer.echo(line, err=True),
+        say=lambda line: say(line, err=True),
     )

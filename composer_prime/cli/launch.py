@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from composer_prime.cli.recipe_args import RecipeArgument, read_recipe
+from composer_prime.cli.say import say
 from composer_prime.cli.store_arg import StoreArgument
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def launch(
     plan = plan_launch(read_recipe(recipe, context.args), on, options)
     limits = Limits(max_restarts, max_cost, max_hours, hang_after or None, plan.recipe.launch.stall_after_s or None)
     for line in (*access_lines(plan), *memory_lines(plan, gpu_bytes_beforehand)):
-        typer.echo(line)
+        say(line)
     if dry_run:
         from composer_prime.executors.dry_run import dry_run_lines
 
@@ -97,22 +98,22 @@ def _launch(plan: "LaunchPlan", limits, poll_s: float, detach: bool) -> int:
     try:
         probe_store(store)
         fleet = begin_fleet(store, plan.recipe.run.name)
-        supervisor = Supervisor(fleet, plan, limits, say=typer.echo)
+        supervisor = Supervisor(fleet, plan, limits, say=say)
         for line in _bucket_lines(plan):
-            typer.echo(line)
+            say(line)
         fleet.use_file_of(plan.on)
         try:
             supervisor.check()
             _first_turn(fleet, supervisor)
             if detach:
                 _refuse_half_a_launch(supervisor)
-                typer.echo(_detached(plan))
+                say(_detached(plan))
                 return 0
             pause = threading.Event()
             with catch_interrupt() as interrupt:
                 ok = supervisor.run(lambda: pause.wait(poll_s), until=lambda: interrupt.is_set)
             if ok is None:
-                typer.echo(_detached(plan))
+                say(_detached(plan))
                 return 130
             return 0 if ok else 1
         finally:
@@ -132,7 +133,7 @@ def _first_turn(fleet: "Fleet", supervisor: "Supervisor") -> None:
             state = (
                 f"may still run and be billed: {problem}" if problem else "ended again, since not all could be started"
             )
-            typer.echo(f"{seen.attempt.site} attempt {seen.attempt.number}: {state}")
+            say(f"{seen.attempt.site} attempt {seen.attempt.number}: {state}")
         raise
 
 
@@ -206,7 +207,7 @@ def logs(
 
     with _fleet(store, on) as (fleet, book):
         for line in merged_logs(fleet, chosen(book, site, attempt), follow=follow):
-            typer.echo(line)
+            say(line)
 
 
 def cancel(store: StoreArgument, on: OnOption = None, site: SiteOption = None) -> None:
@@ -217,11 +218,11 @@ def cancel(store: StoreArgument, on: OnOption = None, site: SiteOption = None) -
     with _fleet(store, on) as (fleet, book):
         for seen, problem in fleet.cancel(site):
             name = f"{seen.attempt.site} attempt {seen.attempt.number}"
-            typer.echo(f"{name}: {problem or seen.state}")
+            say(f"{name}: {problem or seen.state}")
             failed += [name] if problem else []
     if failed:
         raise ExecutorError(
             f"{', '.join(failed)} may still run and be billed: try `composer-prime cancel {store}` again, or end "
             "them in the platform's own console"
         )
-    typer.echo(f"nothing of {book.name} runs any more" if site is None else f"{site} runs no more")
+    say(f"nothing of {book.name} runs any more" if site is None else f"{site} runs no more")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from composer_prime.cli.say import say
 from composer_prime.cli.store_arg import AllowOption, StoreArgument
 from composer_prime.errors import BadInput
 
@@ -42,7 +43,7 @@ def reopen(
     """Let a run that is closed go on to more rounds. Start its sites again afterwards."""
     with _owner(store, key) as owner:
         record = owner.reopen(rounds)
-    typer.echo(f"reopened for the {_ordinal(record.number)} time: the run goes on to {rounds} rounds, start its sites")
+    say(f"reopened for the {_ordinal(record.number)} time: the run goes on to {rounds} rounds, start its sites")
 
 
 def admit(
@@ -62,7 +63,7 @@ def admit(
         owner.check_open(allow or (), guest=guest)
         record = owner.admit(site, public, guest=guest)
     role = "take part as a guest" if guest else "take part"
-    typer.echo(f"admission {record.number}: site {site} may {role}; admitted now: {_names(record.keys)}")
+    say(f"admission {record.number}: site {site} may {role}; admitted now: {_names(record.keys)}")
 
 
 def revoke(
@@ -80,9 +81,9 @@ def revoke(
     for name in sites:
         with _owner(store, key) as owner:
             record = owner.revoke(name)
-        typer.echo(f"admission {record.number}: site {name} is revoked; admitted now: {_names(record.keys)}")
+        say(f"admission {record.number}: site {name} is revoked; admitted now: {_names(record.keys)}")
     if not sites:
-        typer.echo("no invitation expired unused: nobody is revoked")
+        say("no invitation expired unused: nobody is revoked")
 
 
 def _expired(store: str) -> list[str]:
@@ -104,7 +105,7 @@ def committer(
     """Hand the commits of a run with one fixed committer to another site. Stop the old one first."""
     with _owner(store, key) as owner:
         record = owner.hand_over(to)
-    typer.echo(f"admission {record.number}: site {to} alone creates commits from now on")
+    say(f"admission {record.number}: site {to} alone creates commits from now on")
 
 
 def _names(admitted: dict[str, str]) -> str:

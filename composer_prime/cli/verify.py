@@ -2,8 +2,7 @@
 
 from contextlib import closing
 
-import typer
-
+from composer_prime.cli.say import say
 from composer_prime.cli.store_arg import StoreArgument
 
 
@@ -25,8 +24,8 @@ def verify(store: StoreArgument) -> None:
                 with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
                     task = progress.add_task(f"fragment {fragment}", total=run.terms.final_version)
                     report = verifier.check(fragment, lambda version: progress.update(task, completed=version))  # noqa: B023
-                typer.echo(str(report))
+                say(report)
             state = "closed" if verifier.is_closed else "not closed yet"
-        typer.echo(f"ok: run {run.manifest.run}, {state}; its masters are what its log makes on this machine")
+        say(f"ok: run {run.manifest.run}, {state}; its masters are what its log makes on this machine")
     finally:
         opened.close()

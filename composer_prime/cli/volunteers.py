@@ -1,11 +1,13 @@
 """`composer-prime invite`, `join`, `doctor` and `contribution`: volunteers, from both sides."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from composer_prime.cli.say import say
 from composer_prime.cli.store_arg import AllowOption, StoreArgument
 from composer_prime.errors import BadInput
 
@@ -109,16 +111,16 @@ def invite(
     with closing(open_store(store)) as opened:
         made = invite(opened, SigningKey.load(key), invitee, load_any(recipe), path, allow or ())
     role = ", as a guest: your own sites close the rounds" if made.guest else ""
-    typer.echo(f"{path}: site {name} may join run {made.run} until {utc(made.expires_at)}{role}")
+    say(f"{path}: site {name} may join run {made.run} until {utc(made.expires_at)}{role}")
     for warning in rights_warnings(made):
-        typer.echo(f"warning: {warning}", err=True)
+        say(f"warning: {warning}", err=True)
     if gateway is not None and (warning := gateway_warning(gateway)) is not None:
-        typer.echo(f"warning: {warning}", err=True)
+        say(f"warning: {warning}", err=True)
     if made.seed or made.environment:
         held = " and ".join(
             what for what, there in (("a private key", made.seed), ("credentials", made.environment)) if there
         )
-        typer.echo(f"It holds {held}: send it by a way that others don't read, and to {name} alone.", err=True)
+        say(f"It holds {held}: send it by a way that others don't read, and to {name} alone.", err=True)
 
 
 def _list(store: str) -> None:
@@ -135,11 +137,9 @@ def _list(store: str) -> None:
         guest = ", guest" if each.guest else ""
         starts = {0: "never came", 1: "started once"}.get(each.starts, f"started {each.starts} times")
         presence = f"{each.presence}; " if each.presence else ""
-        typer.echo(
-            f"{each.site} ({each.number}): {each.state}, until {utc(each.expires_at)}{guest}; {presence}{starts}"
-        )
+        say(f"{each.site} ({each.number}): {each.state}, until {utc(each.expires_at)}{guest}; {presence}{starts}")
     if not found:
-        typer.echo("nobody was invited yet")
+        say("nobody was invited yet")
 
 
 def join(
@@ -178,14 +178,14 @@ def join(
         runs = place.is_held()
         if resume and not runs and not place.is_paused:
             named = "INVITATION" if invitation.startswith(PREFIX) else invitation
-            typer.echo(f"nothing was paused; composer-prime join {named} comes in")
+            say(f"nothing was paused; composer-prime join {named} comes in")
             return
         place.pause() if pause else place.go_on()
         if pause and runs:
-            typer.echo(f"site {found.site} is stepping out: in some seconds nothing of it runs")
+            say(f"site {found.site} is stepping out: in some seconds nothing of it runs")
         else:
             now = "paused" if pause else "not paused any more"
-            typer.echo(f"site {found.site} is {now}" + ("" if runs else "; no process of it runs here"))
+            say(f"site {found.site} is {now}" + ("" if runs else "; no process of it runs here"))
         return
     wishes = Wishes(
         folder,
@@ -201,7 +201,7 @@ def join(
         allow_local=allow_local,
     )
     is_answered = invitation != "-" and sys.stdin.isatty() and sys.stdout.isatty()
-    raise typer.Exit(take_part(found, wishes, typer.echo, ask=_ask if is_answered else None))
+    raise typer.Exit(take_part(found, wishes, say, ask=_ask if is_answered else None))
 
 
 def _ask(question: str) -> str:
@@ -245,7 +245,7 @@ def doctor(
         allow_local=allow_local,
     )
     diagnosis = _diagnose(source, wishes, context.args)
-    typer.echo(to_json(diagnosis) if as_json else "\n".join(lines(diagnosis)))
+    _print(to_json(diagnosis) if as_json else None, lines(diagnosis))
     raise typer.Exit(0 if diagnosis.is_able else 1)
 
 
@@ -294,4 +294,12 @@ def contribution(
     else:
         with closing(open_store(source)) as opened:
             found = look(opened, site)
-    typer.echo(json.dumps(asdict(found), indent=2) if as_json else "\n".join(lines(found)))
+    _print(json.dumps(asdict(found), indent=2) if as_json else None, lines(found))
+
+
+def _print(as_json: str | None, lines: Iterable[str]) -> None:
+    if as_json is not None:
+        typer.echo(as_json)
+        return
+    for line in lines:
+        say(line)

@@ -13,6 +13,7 @@ from composer_prime.errors import BadInput, ComposerPrimeError
 from composer_prime.executors.fleet import Fleet, Seen
 from composer_prime.executors.records import Attempt, LaunchBook, by_site
 from composer_prime.executors.supervising import expenses_of
+from composer_prime.visible import visible
 
 PLAIN_WIDTH = 160
 
@@ -84,7 +85,7 @@ def draw(found: Sequence[Row], book: LaunchBook, *, as_json: bool) -> None:
             row.job,
             row.message,
         )
-        table.add_row(*map(str, cells))
+        table.add_row(*map(visible, cells))
     Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table, markup=False)
 
 

@@ -14,8 +14,12 @@ from composer_prime.sync.canonical import Record
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Commit, Offer, Part, Taken
 from composer_prime.sync.runtime import Runtime
+from composer_prime.visible import visible
 
 R = TypeVar("R", bound=Record)
+
+MAX_VALUE_BYTES = 8
+"""More than any codec takes for a value: a size beyond that is claimed, and there is no such payload."""
 
 _DETAIL = re.compile(r"\b[0-9a-f]{8,}\b|\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\b|\S*/\S*")
 
@@ -51,8 +55,13 @@ class FragmentRounds:
 
 
 def reason(why: str) -> str:
-    """A reason without hashes, numbers and keys, so that equal ones count together."""
-    return _DETAIL.sub("..", why)
+    """A reason without hashes, numbers and keys, so that equal ones count together, as it may be shown."""
+    return visible(_DETAIL.sub("..", why))
+
+
+def is_size(nbytes: int, numel: int) -> bool:
+    """Whether a payload of `numel` values may have so many bytes, whatever its codec."""
+    return nbytes <= MAX_VALUE_BYTES * numel + 4096
 
 
 def read_rounds(store: Store, fragment: int, runtime: Runtime, numel: int, *, momentum: bool) -> FragmentRounds:
@@ -80,7 +89,7 @@ def read_rounds(store: Store, fragment: int, runtime: Runtime, numel: int, *, mo
             found.problems.append(str(read))
     found.faulty = _faulty(found)
     found.void = found.faulty | {version for version, commit in found.commits.items() if not commit.taken}
-    found.merged_bytes = _merged_bytes(store, found, listed, runtime)
+    found.merged_bytes = _merged_bytes(store, found, listed, numel, runtime)
     sizes = runtime.map(lambda key: _snapshot_bytes(store, key, numel, momentum), stored)
     found.snapshot_bytes = sum(size for size in sizes if isinstance(size, int))
     found.problems += [size for size in sizes if isinstance(size, str)]
@@ -115,7 +124,7 @@ def _faulty(found: FragmentRounds) -> set[int]:
     return faulty
 
 
-def _merged_bytes(store: Store, found: FragmentRounds, listed: set[str], runtime: Runtime) -> int:
+def _merged_bytes(store: Store, found: FragmentRounds, listed: set[str], numel: int, runtime: Runtime) -> int:
     """Bytes of the merged parts that stand. A part of one place has one size, so one record of each place is read."""
     standing: Counter[tuple[int, int]] = Counter()
     sample: dict[tuple[int, int], str] = {}
@@ -128,10 +137,11 @@ def _merged_bytes(store: Store, found: FragmentRounds, listed: set[str], runtime
     read = runtime.map(lambda key: read_or_say(store, Part, key), sample.values())
     total = 0
     for place, part in zip(sample, read, strict=True):
-        if isinstance(part, Part):
+        if isinstance(part, Part) and is_size(part.nbytes, numel):
             total += part.nbytes * standing[place]
         else:
-            found.problems.append(str(part))
+            size = f"{sample[place]} says {part.nbytes} bytes" if isinstance(part, Part) else part
+            found.problems.append(f"{size}: not counted")
     return total
 
 
@@ -147,9 +157,14 @@ def _snapshot_bytes(store: Store, key: str, numel: int, momentum: bool) -> int |
 
 def offered_bytes(
     store: Store, places: Iterable[tuple[int, int, str]], runtime: Runtime
-) -> tuple[dict[tuple[int, int, str], int], list[str]]:
-    """Payload bytes by (fragment, version, site) as the offers' records state them, and what couldn't be read."""
+) -> tuple[dict[tuple[int, int, str], int], dict[str, list[str]]]:
+    """Payload bytes by (fragment, version, site) as the offers' records state them, and by site what couldn't be
+    read."""
     wanted = list(places)
     read = runtime.map(lambda place: read_or_say(store, Offer, keys.offer(*place)), wanted)
     sizes = {place: offer.nbytes for place, offer in zip(wanted, read, strict=True) if isinstance(offer, Offer)}
-    return sizes, [offer for offer in read if isinstance(offer, str)]
+    problems: dict[str, list[str]] = {}
+    for (_, _, site), offer in zip(wanted, read, strict=True):
+        if isinstance(offer, str):
+            problems.setdefault(site, []).append(offer)
+    return sizes, problems

@@ -19,11 +19,17 @@ from composer_prime.sync.reading import read_bytes
 from composer_prime.sync.records import Beat, Close, Manifest
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import Runtime, ThreadRuntime
+from composer_prime.visible import visible
 from composer_prime.watch.records import Bytes, FragmentStatus, RunStatus, SiteStatus
-from composer_prime.watch.rounds import FragmentRounds, offered_bytes, read_or_say, read_rounds
+from composer_prime.watch.rounds import FragmentRounds, is_size, offered_bytes, read_or_say, read_rounds
 from composer_prime.watch.standing import Standing
 from composer_prime.watch.tapes import TapeFacts, read_tape
 
+MAX_OF_ONE = 3
+"""Problems told of one fragment or site, before the rest is counted."""
+MAX_PROBLEMS = 50
+"""Told in all."""
+MAX_REASONS = 20
 BEATS_PER_LIVENESS = 5
 """Beats of a live site within `liveness_s`; a shorter watch can't tell that it is silent."""
 
@@ -88,13 +94,18 @@ class _Look:
         ]
         self._claimed = _claims(store, roster, runtime)
         self._tapes = {claimed.site: _tape(store, claimed.site, runtime) for claimed in self._claimed}
-        self._standing = Standing(self._rounds, self._tapes, self._terms, self._roster.authority().guests)
+        guests = self._roster.authority().guests
+        believed = {each.site for each in self._claimed if not each.revoked} - set(guests)
+        words = {site: tape for site, tape in self._tapes.items() if site in believed}
+        self._standing = Standing(self._rounds, words, self._terms, guests)
         self._offered, unread = self._read_offers(runtime)
-        self._closed, close_problem = self._read_close()
-        self._problems = [problem for rounds in self._rounds for problem in rounds.problems]
-        self._problems += [claimed.problem for claimed in self._claimed if claimed.problem is not None]
-        self._problems += [problem for tape in self._tapes.values() for problem in tape.problems]
-        self._problems += unread + close_problem
+        self._closed, problems = self._read_close()
+        for rounds in self._rounds:
+            problems += few(f"fragment {rounds.fragment}", rounds.problems)
+        problems += [claimed.problem for claimed in self._claimed if claimed.problem is not None]
+        problems += [problem for tape in self._tapes.values() for problem in tape.problems]
+        problems += [problem for site, of_site in unread.items() for problem in few(f"site {site}", of_site)]
+        self._problems = few("in all", problems, MAX_PROBLEMS)
 
     def status(self) -> RunStatus:
         """Everything, put together."""
@@ -123,7 +134,7 @@ class _Look:
             watched_s=self._watch_s,
             sites=sites,
             by_fragment=tuple(self._fragment(rounds) for rounds in self._rounds),
-            refused=dict(sum((rounds.refused() for rounds in self._rounds), Counter[str]()).most_common()),
+            refused=dict(sum((rounds.refused() for rounds in self._rounds), Counter[str]()).most_common(MAX_REASONS)),
             bytes=self._bytes(),
             problems=tuple(self._problems),
         )
@@ -146,13 +157,14 @@ class _Look:
         is_over = all(rounds.version >= end for rounds in self._rounds)
         return is_over, [] if fault is None else [f"{key} of {close.closed_by} {fault}"]
 
-    def _read_offers(self, runtime: Runtime) -> tuple[dict[tuple[int, int, str], int], list[str]]:
-        """Payload bytes by (fragment, version, site): from the tapes, and from the records of what isn't on one yet."""
+    def _read_offers(self, runtime: Runtime) -> tuple[dict[tuple[int, int, str], int], dict[str, list[str]]]:
+        """Payload bytes by (fragment, version, site): from the tapes, and from the records of what isn't on one yet.
+        And what is wrong with them, by site."""
         known = {
             (*place, site): nbytes
             for site, tape in self._tapes.items()
             for place, nbytes in tape.offered.items()
-            if place[0] < len(self._rounds)
+            if place[0] < len(self._rounds) and place[1] <= self._rounds[place[0]].version
         }
         standing = {
             (rounds.fragment, version, site)
@@ -161,7 +173,14 @@ class _Look:
             for site in sites
         }
         read, problems = offered_bytes(self._store, sorted(standing - known.keys()), runtime)
-        return known | read, problems
+        sizes = known | read
+        for (fragment, version, site), nbytes in sizes.items():
+            if not is_size(nbytes, self._fragments[fragment].numel):
+                told = f"says {nbytes} bytes of its offer for fragment {fragment}, round {version}: not counted"
+                problems.setdefault(site, []).append(f"site {site} {told}")
+        return {
+            place: nbytes for place, nbytes in sizes.items() if is_size(nbytes, self._fragments[place[0]].numel)
+        }, problems
 
     # --- sites ------------------------------------------------------------------------------------------------------
 
@@ -234,6 +253,12 @@ class _Look:
     def _bytes(self) -> Bytes:
         masters = sum(rounds.snapshot_bytes for rounds in self._rounds)
         return Bytes(sum(self._offered.values()), sum(rounds.merged_bytes for rounds in self._rounds), masters)
+
+
+def few(source: str, problems: Sequence[str], most: int = MAX_OF_ONE) -> list[str]:
+    """The first of one source's problems, and how many more there are."""
+    more = len(problems) - most
+    return [visible(each) for each in problems[:most]] + ([f"{source}: {more:,} more problems"] if more > 0 else [])
 
 
 def _num_live(sites: Sequence[SiteStatus]) -> int | None:

@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
+from composer_prime.visible import visible
 from composer_prime.watch.records import RunStatus, SiteStatus
 
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -11,7 +12,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 def draw(status: RunStatus, console: Console) -> None:
     """Print the status."""
     for line in run_lines(status):
-        console.print(line, markup=False, highlight=False)
+        console.print(visible(line), markup=False, highlight=False)
     console.print(site_table(status))
     console.print(fragment_table(status))
     if any(site.rounds_clipped or site.rounds_against or site.rounds_equivocated for site in status.sites):

@@ -7,6 +7,8 @@ from typing import Any
 
 from composer_prime.sync.canonical import MAX_COUNT
 
+MAX_PROBLEMS = 3
+"""Bad lines of one site's tape that are told, before the rest is counted."""
 WHOLE = -1
 """Stands for a part where a round has none."""
 
@@ -21,7 +23,7 @@ class TapeFacts:
     agreement  how offers stood to the others of their round, -1 to 1: by (fragment, version, site), then by the part
                that this site merged; under WHOLE where it merged the whole round
     second     (fragment, version, site) of offers over which, as this site says, their sites put another
-    problems   pieces and lines that aren't what a tape holds
+    problems   pieces and lines that aren't what a tape holds: the first few, and how many more
     """
 
     offered: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -34,13 +36,19 @@ class TapeFacts:
 
 def read_tape(pieces: Iterable[tuple[str, bytes]]) -> TapeFacts:
     """The facts of one site's pieces of tape, (key, bytes) each. A bad line is a problem, and the others count."""
-    facts = TapeFacts()
+    facts, bad = TapeFacts(), 0
     for key, data in pieces:
         for number, line in enumerate(data.splitlines(), start=1):
             try:
                 _take(facts, json.loads(line))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-                facts.problems.append(f"{key} line {number} is no event ({type(error).__name__})")
+                bad += 1
+                if bad <= MAX_PROBLEMS:
+                    facts.problems.append(f"{key} line {number} is no event ({type(error).__name__})")
+    if bad > MAX_PROBLEMS:
+        facts.problems.append(
+            f"{facts.problems[-1].partition(' ')[0]} and others: {bad - MAX_PROBLEMS:,} more such lines"
+        )
     return facts
 
 

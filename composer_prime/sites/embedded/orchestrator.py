@@ -33,6 +33,7 @@ from composer_prime.sites.embedded.start import imported
 from composer_prime.sites.embedded.task_order import TaskOrder
 from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
 from composer_prime.sites.embedded.weights import WeightsWatcher
+from composer_prime.visible import log_handler
 
 MAX_DRAWS = 4
 """Draws of batch_size rollouts a step may take until one has a group that teaches something. After them the batch
@@ -220,7 +221,7 @@ async def wait_for_stop(result: Path, stopped: asyncio.Event) -> None:
 def configure_process() -> None:
     """Log to stderr, one line an event; call our own machine directly; and take what was imported out of garbage
     collection, whose last pass costs the exit 0.6 s."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(level=logging.INFO, handlers=[log_handler()])
     for name in ("httpx", "verifiers"):
         logging.getLogger(name).setLevel(logging.WARNING)
     leave_proxies_out()

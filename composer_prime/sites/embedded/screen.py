@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from composer_prime.sites.embedded.progress import SiteNumbers
+from composer_prime.visible import MAX_MESSAGE, visible
 
 REDRAW_S = 0.5
 """Seconds between two drawings on a terminal."""
@@ -66,7 +67,7 @@ class Screen:
 
     def say(self, message: str) -> None:
         """Print a line above the drawing; it stays."""
-        self._console.print(Text(message), soft_wrap=True)
+        self._console.print(Text(visible(message, MAX_MESSAGE, lines=True)), soft_wrap=True)
 
     def _draw(self) -> None:
         sites = self._look()

@@ -27,6 +27,7 @@ from composer_prime.sites.embedded.checkpoints import newest_checkpoint, save_ch
 from composer_prime.sites.embedded.learner import Learner, StepReport, import_loss
 from composer_prime.sites.embedded.result import MasterVersion, SiteResult
 from composer_prime.sites.embedded.start import imported
+from composer_prime.visible import log_handler
 
 POLL_S = 0.01
 """Seconds between two looks for the next batch."""
@@ -259,7 +260,7 @@ def _check_masters_do(model: PreTrainedModel, name: str) -> None:
 
 def main(site_dir: Path) -> int:
     """Run a site's trainer in this process; returns the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(level=logging.INFO, handlers=[log_handler()])
     try:
         settings = SiteSettings.load(site_dir)
         torch.set_num_threads(settings.recipe.site.threads)

@@ -27,6 +27,7 @@ from composer_prime.sites.prime_rl import versions
 from composer_prime.sites.prime_rl.membership import Membership, Place, outer_state_file
 from composer_prime.sites.prime_rl.result import FOLDER
 from composer_prime.sync.ranks import TIMEOUT_S
+from composer_prime.visible import log_handler
 
 logger = logging.getLogger(__name__)
 
@@ -137,9 +138,7 @@ def _show_our_log() -> None:
     """Print what our code logs on the first rank, where upstream's logger doesn't take it."""
     ours = logging.getLogger("composer_prime")
     if _rank() == 0 and not ours.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-        ours.addHandler(handler)
+        ours.addHandler(log_handler())
         ours.setLevel(logging.INFO)
 
 

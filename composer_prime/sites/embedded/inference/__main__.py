@@ -17,13 +17,14 @@ from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ComposerPrimeError
 from composer_prime.sites.embedded.ports import listen
 from composer_prime.sites.embedded.start import imported
+from composer_prime.visible import log_handler
 
 logger = logging.getLogger(__name__)
 
 
 def main(arguments: list[str]) -> int:
     """Serve the site in the folder that is the one argument."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, handlers=[log_handler()])
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     (site_dir,) = arguments

@@ -1,0 +1,55 @@
+"""Text that somebody else wrote, as it is safe to show: controls are spelled, and nothing is endless.
+
+What members of a run put into its bucket reaches terminals and logs: a field may clear the screen, move the cursor, or
+write lines that look like ours. Standard library only.
+"""
+
+import logging
+import unicodedata
+from typing import IO
+
+MAX_CHARACTERS = 400
+"""Of a text that is shown as one among others."""
+MAX_MESSAGE = 20_000
+"""Of an error's message, or a line of a log."""
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+"""Unicode's categories of controls, of marks that turn or join what is beside them, and of what ends a line."""
+
+
+def visible(text: object, limit: int = MAX_CHARACTERS, *, lines: bool = False) -> str:
+    """`str(text)` on one line, with what a terminal would act upon spelled as in Python's literals (`\\x1b`), and cut.
+
+    limit   characters shown; of a longer text, its length is said
+    lines   whether line ends and tabs stay as they are
+    """
+    whole = str(text)
+    shown = "".join(_spelled(character, lines) for character in whole[:limit])
+    return shown if len(whole) <= limit else f"{shown}... ({len(whole):,} characters)"
+
+
+def _spelled(character: str, lines: bool) -> str:
+    if (character.isascii() and character.isprintable()) or (lines and character in "\n\t"):
+        return character
+    if unicodedata.category(character) in _HIDDEN:
+        return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+    return character
+
+
+class VisibleFormatter(logging.Formatter):
+    """A record's message on one line; a traceback behind it keeps its lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = visible(record.message, MAX_MESSAGE)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: object) -> str:
+        return visible(super().formatException(ei), MAX_MESSAGE, lines=True)  # type: ignore[arg-type]
+
+
+def log_handler(stream: IO[str] | None = None) -> logging.Handler:
+    """Writes log lines to a stream, standard error by default."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(VisibleFormatter(LOG_FORMAT))
+    return handler
