@@ -126,7 +126,7 @@ signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit(0
 print("up", flush=True)
 time.sleep(600)
 """
-    call("start", str(tmp_path), request=request(code, timeout_s=60 if ends == "cancel" else 1.5, grace_s=30))
+    call("start", str(tmp_path), request=request(code, timeout_s=60 if ends == "cancel" else 5, grace_s=30))
     wait_until(lambda: (tmp_path / "log").exists() and "up\n" in (tmp_path / "log").read_text(), "up")
     if ends == "cancel":
         shim.cancel(str(tmp_path))
