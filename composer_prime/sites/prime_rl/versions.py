@@ -127,6 +127,16 @@ def running_trainer() -> FrameType | None:
     return None
 
 
+def config_of(frame: FrameType) -> Any:
+    """The configuration that the trainer's module works by, in this frame or below it; None where there is none."""
+    below: FrameType | None = frame
+    while below is not None:
+        if below.f_globals is frame.f_globals and "config" in below.f_locals:
+            return below.f_locals["config"]
+        below = below.f_back
+    return None
+
+
 def is_loaded() -> bool:
     """Whether some PRIME-RL's trainer runs in this process, however it is made."""
     return any(name.startswith("prime_rl.trainer") for name in sys.modules)

@@ -76,12 +76,12 @@ def _check_joined(frame: FrameType, kwargs: Mapping[str, Any]) -> None:
 
 
 def _env_vars(frame: FrameType) -> Mapping[str, str]:
-    return getattr(frame.f_locals.get("config"), "env_vars", None) or {}
+    return getattr(versions.config_of(frame), "env_vars", None) or {}
 
 
 def _our_settings(frame: FrameType) -> Mapping[str, Any]:
     """The loss's own settings; none where the loss is another's, whose module imports us."""
-    table: Any = getattr(frame.f_locals.get("config"), "loss", None)
+    table: Any = getattr(versions.config_of(frame), "loss", None)
     return table.kwargs if str(getattr(table, "import_path", "")).startswith(_OURS) else {}
 
 

@@ -142,7 +142,7 @@ def _imported(path: str, settings: Mapping[str, Any]) -> LossFn:
         function: Any = getattr(importlib.import_module(module), name)
     except Exception as error:  # whatever somebody's module raises is the cause
         raise ConfigError(f"{_PLACE} ({path}) can't be imported: {type(error).__name__}: {error}") from error
-    if not callable(function):
+    if not hasattr(function, "__call__"):  # noqa: B004  `callable` would make an object of what it returns
         raise ConfigError(f"{_PLACE} ({path}) is a {type(function).__name__}: name a function of inputs and settings")
     signature = inspect.signature(function)
     try:
