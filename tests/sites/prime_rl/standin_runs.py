@@ -36,12 +36,16 @@ class Trainer(Launched):
 
     def start(self, **changes: Any) -> "Trainer":
         """Start every rank, with these changes to the configuration."""
+        self.launch("prime_rl.trainer.rl.train", [repr(self.resolved(**changes))], [*self.path, STANDIN])
+        return self
+
+    def resolved(self, **changes: Any) -> dict[str, Any]:
+        """The whole configuration, with these changes."""
         config: dict[str, Any] = {"output_dir": str(self.folder)} | CONFIG
         for key, value in (self.config | changes).items():
             whole = not isinstance(value, dict) or "type" in value
             config[key] = value if whole else config[key] | value
-        self.launch("prime_rl.trainer.rl.train", [repr(config)], [*self.path, STANDIN])
-        return self
+        return config
 
     def _start(self, module: str, arguments: list[str], environment: dict[str, str], log: Path) -> Program:
         return Program(module, arguments, environment, log)

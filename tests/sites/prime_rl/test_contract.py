@@ -52,6 +52,12 @@ BROKEN = {
         "calling DataLoader f",
     ),
     "no scheduler's step": Broken(TRAIN, "        scheduler.step()\n", "", "without calling scheduler.step first"),
+    "a scheduler before the optimizer": Broken(
+        TRAIN,
+        "        optimizer.step()\n",
+        "        scheduler.step()\n        optimizer.step()\n",
+        "came to scheduler.step on rank 0 without calling optimizer.step first",
+    ),
     "batches without lengths": Broken(TRAIN, '"sequence_lengths"', '"lengths"', "lacks sequence_lengths in its"),
     "a loss made elsewhere": Broken(
         TRAIN,

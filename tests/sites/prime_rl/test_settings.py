@@ -1,5 +1,8 @@
 """Where a trainer is told its outer run: never silently alone, whoever starts it."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,8 @@ import pytest
 from composer_prime.errors import ConfigError
 from composer_prime.sites.prime_rl import outer
 from composer_prime.sites.prime_rl.outer.settings import KEY, OUTER, SITE, HookSettings
-from tests.sites.prime_rl.launched import announced, outer_env
+from tests.patience import PATIENCE_S
+from tests.sites.prime_rl.launched import REPOSITORY, announced, outer_env
 from tests.sites.prime_rl.standin_runs import STANDIN, Trainer
 from tests.sites.prime_rl.test_any_loss import WRAPPED, custom
 from tests.sites.prime_rl.test_contract import TRAIN, changed
@@ -73,6 +77,28 @@ def test_without_any_launcher_a_trainer_joins_by_its_configuration_alone(tmp_pat
     by_loss = started(tmp_path / "2", {}, loss=custom(WRAPPED, outer=uris[1], inner="ipo"))
     assert f"joined uri={uris[0]} site=a" in by_config.finish()
     assert f"joined uri={uris[1]} site=site-a" in by_loss.finish()  # its folder's name is that of upstream's run
+
+
+@pytest.mark.slow
+def test_under_torchrun_itself_two_ranks_join_or_end_in_one_line(tmp_path: Path) -> None:
+    uri = announced(tmp_path / "bucket")
+
+    def torchrun(**config: Any) -> subprocess.CompletedProcess[str]:
+        whole = repr(Trainer(tmp_path / "a", config=config).resolved())
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("COMPOSER_PRIME_")}
+        env |= {"PYTHONPATH": f"{STANDIN}{os.pathsep}{REPOSITORY}", "OMP_NUM_THREADS": "1"}
+        command = [*launcher, "-m", "prime_rl.trainer.rl.train", whole]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+
+    refused = torchrun(env_vars=outer_env(uri, "a"), loss=custom(WRAPPED, outer="/elsewhere"))
+    assert refused.returncode != 0
+    assert [line for line in refused.stderr.splitlines() if line.startswith("composer-prime: ")] == [
+        f"composer-prime: trainer.env_vars.COMPOSER_PRIME_OUTER is {uri} and trainer.loss.kwargs.outer is /elsewhere: "
+        "say COMPOSER_PRIME_OUTER in one place, or the same in both"
+    ]
+    joined = torchrun(env_vars=outer_env(uri, "a"))
+    assert joined.returncode == 0 and f"joined uri={uri} site=a" in joined.stderr, joined.stderr
 
 
 @pytest.mark.slow

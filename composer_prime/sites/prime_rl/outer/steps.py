@@ -7,7 +7,7 @@ the trainer's own module: `Trainer` says which. In the first step each must be c
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -119,7 +119,7 @@ class Trainer:
     def check_first_batch(self) -> None:
         """For the loss: raise ConfigError unless all that comes before it was called as we know it."""
         if self._called < _FIRST_BATCH:
-            raise self._broken("the loss")
+            raise _broken("the loss", ORDER[self._called])
 
     def _wrap(self, names: dict[str, Any]) -> None:
         """Put ourselves between the trainer's module and what it calls."""
@@ -128,20 +128,18 @@ class Trainer:
         for name in ("DataLoader", "FakeDataLoader"):
             names[name] = self._loading_data(names[name])
 
-    def _note(self, name: str) -> None:
-        """Check the first step's order, on this rank: each is called once, when it is due. Ends the trainer."""
+    def _note(self, name: str, after: Sequence[str] = ()) -> None:
+        """Check the first step's order, on this rank: each is called once, when it is due. Ends the trainer.
+
+        after   what should have come before as well
+        """
         if self._called == len(ORDER):
             return
+        missed = after if name == ORDER[self._called] else [ORDER[self._called]]
         with ending_in_one_line(every_rank=True):
-            if name != ORDER[self._called]:
-                raise self._broken(name)
+            if missed:
+                raise _broken(name, missed[0])
         self._called += 1
-
-    def _broken(self, name: str) -> ConfigError:
-        return ConfigError(
-            f"this PRIME-RL's trainer came to {name} on rank {rank()} without calling {ORDER[self._called]} first, "
-            f"which composer-prime waits for: {versions.remedy()}"
-        )
 
     def _remembering(self, setup: Function) -> Function:
         @functools.wraps(setup)
@@ -164,8 +162,8 @@ class Trainer:
             base = type(scheduler)
 
             def step(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+                self._note("scheduler.step", after=() if _optimizer_has_stepped(scheduler) else ("optimizer.step",))
                 base.step(scheduler, *args, **kwargs)
-                self._note("scheduler.step")
                 self._after_step()
 
             # A class of its own: an attribute of the instance would go into checkpoints.
@@ -223,6 +221,20 @@ class Trainer:
         step = Step(number, is_last, tokens, samples, dict(self.parameters), log)
         for function in self.on_step:
             function(step)
+
+
+def _broken(name: str, missed: str) -> ConfigError:
+    return ConfigError(
+        f"this PRIME-RL's trainer came to {name} on rank {rank()} without calling {missed} first, which composer-prime "
+        f"waits for: {versions.remedy()}"
+    )
+
+
+def _optimizer_has_stepped(scheduler: Any) -> bool:
+    """As torch's schedulers know it, who watch their optimizer; True where this one doesn't."""
+    optimizer = getattr(scheduler, "optimizer", None)
+    watched = hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched")
+    return not watched or getattr(optimizer, "_opt_called", False)
 
 
 def trained_tokens(batch: Mapping[str, Any]) -> Tensor:
