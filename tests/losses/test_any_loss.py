@@ -160,6 +160,7 @@ def test_the_replay_term_is_the_one_of_composer_loss() -> None:
         plain, plain_gradient, _ = graded(composer_loss, inputs)
         replay, replay_gradient, alone = graded(lambda one: replay_loss(one, **settings), inputs)
         torch.testing.assert_close(plain + replay, value)
+        assert plain_gradient is not None and replay_gradient is not None
         torch.testing.assert_close(plain_gradient + replay_gradient, gradient)
         for name in ("replay_loss", "num_teacher_tokens"):
             torch.testing.assert_close(alone.metrics[name], outputs.metrics[name])
