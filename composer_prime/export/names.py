@@ -34,8 +34,8 @@ def trained_tensors(model: nn.Module, named_shapes: Sequence[NamedShape]) -> dic
         if held != tuple(shape):
             has = "doesn't have it" if held is None else f"has it in shape {held}"
             raise ModelError(
-                f"the run trains {name} in shape {tuple(shape)}, the model given {has}: name with --model the model that "
-                "the run was created from"
+                f"the run trains {name} in shape {tuple(shape)}, the model given {has}: name with --model the model "
+                "that the run was created from"
             )
         for part in parts:
             place = (part.data_ptr(), part.numel())
