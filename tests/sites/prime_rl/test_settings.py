@@ -66,6 +66,17 @@ def test_a_step_of_nobodys_and_a_run_outside_a_trainer_are_refused() -> None:
         outer.loss(object(), **KWARGS)  # type: ignore[arg-type]
 
 
+def test_without_a_run_nothing_that_a_bucket_needs_is_imported() -> None:
+    program = (
+        "import sys, composer_prime.sites.prime_rl.outer\n"
+        "rooms = {'.'.join(name.split('.')[:2]) for name in sys.modules if name.startswith('composer_prime.')}\n"
+        "print(sorted(rooms), 'zstandard' in sys.modules)"
+    )
+    env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "['composer_prime.errors', 'composer_prime.losses', 'composer_prime.sites'] False\n"
+
+
 def started(folder: Path, env: dict[str, str], **config: Any) -> Trainer:
     return Trainer(folder / "site-a", 1, env, config=config).start()
 

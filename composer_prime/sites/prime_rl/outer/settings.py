@@ -94,12 +94,13 @@ def _places(
 
 def _one(name: str, said: Mapping[str, str]) -> str:
     """What all places say of a setting; "" where none does. Raises ConfigError where they differ."""
-    if len({*said.values()}) > 1:
-        (place, value), (other, contrary) = [
-            next(each for each in said.items() if each[1] == value) for value in dict.fromkeys(said.values())
-        ][:2]
+    firsts: dict[str, str] = {}
+    for place, value in said.items():
+        firsts.setdefault(value, place)
+    if len(firsts) > 1:
+        (value, place), (contrary, other), *_ = firsts.items()
         raise ConfigError(f"{place} is {value} and {other} is {contrary}: say {name} in one place, or the same in both")
-    return next(iter(said.values()), "")
+    return next(iter(firsts), "")
 
 
 def _mbit(name: str, value: str) -> float | None:
