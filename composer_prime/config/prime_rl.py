@@ -29,9 +29,12 @@ OLDER_NAMES = {
 """Top-level keys of older versions, and what a recipe says instead, which is written for any version."""
 
 _COMMAND_LINE = "composer-prime run and site set it: drop the key, and say --resume where you want to go on"
+_LOSS = "this backend's loss is composer_prime's: drop the key, and name another in trainer.loss.kwargs.inner"
 OWNED = {
-    "trainer.loss.type": "this backend's loss is composer_prime's: drop the key, and set [trainer.loss.kwargs]",
-    "trainer.loss.import_path": "this backend's loss is composer_prime's: drop the key, and set [trainer.loss.kwargs]",
+    "trainer.loss.type": _LOSS,
+    "trainer.loss.import_path": _LOSS,
+    "trainer.loss.kwargs.outer": "the run is outer.store and run.name: set those",
+    "trainer.loss.kwargs.site": "each site has its own name: drop the key",
     "resume": _COMMAND_LINE,
     "dry_run": "drop the key, and say --dry-run",
     "ckpt.resume_step": _COMMAND_LINE,
@@ -43,6 +46,9 @@ OWNED = {
     "orchestrator.max_steps": "it is the same for all: set max_steps",
 }
 """Keys of PRIME-RL that composer-prime sets by itself, and the remedy."""
+LOSS_PATHS = ("composer_prime.sites.prime_rl.outer.loss", "composer_prime.sites.prime_rl.loss.composer_loss")
+_AS_RENDERED = {"trainer.loss.type": ("custom",), "trainer.loss.import_path": LOSS_PATHS}
+"""What may stand at some of those nevertheless, since it is what is rendered."""
 
 PORTS = (
     "inference.server.port",
@@ -155,7 +161,7 @@ class PrimeRecipe(RecipeBase):
     def _check_owned(self) -> Self:
         for name, remedy in OWNED.items():
             value = _at(self.upstream, name)
-            if value is not _ABSENT:
+            if value is not _ABSENT and value not in _AS_RENDERED.get(name, ()):
                 raise ValueError(f'{name} ({value}) can\'t be set with site.backend "prime-rl": {remedy}')
         if self.sites.count > 1 and self.upstream.get("slurm") is None:
             for name in PORTS:

@@ -12,7 +12,6 @@ from composer_prime.errors import ModelError
 from composer_prime.export.bits import Bits, as_bits, as_values
 from composer_prime.export.names import trained_tensors
 from composer_prime.outer.fragments import Fragment
-from composer_prime.outer.pseudograd import places
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,15 +64,23 @@ class HfModel:
     def read(self, index: int) -> Bits:
         fragment = self._fragments[index]
         flat = torch.empty(fragment.numel, dtype=self.dtype)
-        for tensor, start, stop in places(self._tensors, fragment):
-            flat[start:stop] = tensor.reshape(-1)
+        for tensor, span in self._places(fragment):
+            flat[span] = tensor.reshape(-1)
         return as_bits(flat)
 
     @torch.no_grad()
     def write(self, index: int, bits: Bits) -> None:
         flat = as_values(bits, self.dtype)
-        for tensor, start, stop in places(self._tensors, self._fragments[index]):
-            tensor.copy_(flat[start:stop].view(tensor.shape))
+        for tensor, span in self._places(self._fragments[index]):
+            tensor.copy_(flat[span].view(tensor.shape))
+
+    def _places(self, fragment: Fragment) -> Iterator[tuple[torch.Tensor, slice]]:
+        """Each of the model's tensors with its span of the fragment's flat vector."""
+        start = 0
+        for name in fragment.names:
+            for tensor in self._tensors[name]:
+                yield tensor, slice(start, start + tensor.numel())
+                start += tensor.numel()
 
     def save(self, folder: Path) -> None:
         """Config, weights, and the base model's tokenizer and other small files."""

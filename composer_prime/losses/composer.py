@@ -6,6 +6,7 @@ the same keyword arguments with the same defaults and bounds, and metrics of the
 """
 
 import inspect
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -99,6 +100,26 @@ def composer_loss(
         metrics = dict(zip(("policy_loss", "kl_loss", "replay_loss"), sums, strict=True))
         metrics |= _trust_region_metrics(tokens, keep, ratio - log_ratio - 1)
     return _Outputs(loss=loss, metrics=metrics)
+
+
+def replay_loss(
+    inputs: LossInputs, *, replay_tau: float, replay_clip: float = 5.0, dppo_mask_low: float = 0.2
+) -> LossOutputs:
+    """The replay term of `composer_loss` alone, weighted and summed, to be added to another loss's sum.
+
+    Arguments, dtypes and metrics as there. Raises ConfigError for a negative argument.
+    """
+    _refuse_negative(replay_tau, replay_clip, dppo_mask_low)
+    tokens = _read_tokens(inputs)
+    _, keep = _trust_region(tokens, dppo_mask_low, math.inf)
+    ratio = terms.importance_ratio(tokens.trainer_logprobs - tokens.inference_logprobs)
+    with torch.no_grad():
+        factor = tokens.weights * terms.replay_factor(
+            tokens.ref_logprobs, tokens.trainer_logprobs, keep & tokens.has_teacher, replay_tau, replay_clip
+        )
+        (num_teacher_tokens,) = terms.counts(tokens.has_teacher, dtype=ratio.dtype)
+    loss = terms.total(terms.bounded(factor * ratio))
+    return _Outputs(loss=loss, metrics={"replay_loss": loss.detach(), "num_teacher_tokens": num_teacher_tokens})
 
 
 composer_loss.__dict__["__signature__"] = inspect.Signature(

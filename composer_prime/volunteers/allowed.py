@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from composer_prime.config.outer import OuterConfig
-from composer_prime.config.prime_rl import PrimeRlConfig
+from composer_prime.config.prime_rl import LOSS_PATHS, PrimeRlConfig
 from composer_prime.config.table import RUN_NAME, SITE_NAME
 from composer_prime.config.teachers import HINT_FIELDS, HintKind
 from composer_prime.volunteers.places import is_public_url
 
 LOSSES = ("composer_prime.losses.composer.composer_loss",)
 """Functions that an invitation may name as the loss: our own."""
+INNER_LOSSES = ("composer_loss", "default", "ipo", "icepop", "ppo", "cispo")
+"""What a PRIME-RL's loss may be by its name: our own, and those that PRIME-RL has or had itself. No path."""
 RENDERERS = (
     "auto", "default", "qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "llama-3", "gpt-oss", "glm-4.5",
     "glm-5", "glm-5.1", "glm-5.3", "minimax-m2", "deepseek-v3", "deepseek-r1", "deepseek-v4", "hy3",
@@ -202,6 +204,9 @@ PRIME_RL: Mapping[str, Rule] = {
         "at most 8 names",
         lambda value: type(value) is list and len(value) <= 8 and all(map(PLAIN_NAME.admits, value)),
     ),
+    "trainer.loss.type": one_of("custom"),
+    "trainer.loss.import_path": one_of(*LOSS_PATHS),
+    "trainer.loss.kwargs.inner": one_of(*INNER_LOSSES),
     "prime_rl.version": _choices(PrimeRlConfig, "version"),
     "deployment.type": one_of("single_node", "multi_node"),
     "deployment.num_train_gpus": whole(1, 4096),

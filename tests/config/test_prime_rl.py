@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from composer_prime.config import PrimeRecipe, Recipe, any_from_data, load_any
-from composer_prime.config.prime_rl import OWNED, PORTS, UPSTREAM_TABLES
+from composer_prime.config.prime_rl import LOSS_PATHS, OWNED, PORTS, UPSTREAM_TABLES
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import ConfigError
 from tests.sites.prime_rl.recipes import minimal, prime_recipe
@@ -67,6 +67,14 @@ def test_overrides_reach_prime_rls_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", OWNED)
 def test_a_key_that_is_ours_to_set_is_refused_with_what_to_do_instead(name: str) -> None:
     assert complaint(**nested(name, "x")).startswith(f'{name} (x) can\'t be set with site.backend "prime-rl": ')
+
+
+@pytest.mark.parametrize("path", LOSS_PATHS)
+def test_the_loss_is_ours_and_the_one_inside_it_anybodys(path: str) -> None:
+    loss = {"type": "custom", "import_path": path, "kwargs": {"inner": "my_package.my_loss", "strength": 0.5}}
+    assert prime_recipe(trainer={"loss": loss}).upstream_value("trainer.loss.kwargs.inner") == "my_package.my_loss"
+    said = complaint(trainer={"loss": loss | {"import_path": "my_package.my_loss"}})
+    assert "trainer.loss.import_path (my_package.my_loss) can't be set" in said and "trainer.loss.kwargs.inner" in said
 
 
 @pytest.mark.parametrize("name", PORTS)

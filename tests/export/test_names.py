@@ -38,15 +38,21 @@ def save_experts(folder: Path) -> PreTrainedModel:
     return model
 
 
-def in_prime_rl_layout(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The model's parameters as PRIME-RL's own class names and cuts them."""
+def in_prime_rl_layout(model: PreTrainedModel, layout: str = "559b447") -> dict[str, torch.Tensor]:
+    """The model's parameters as PRIME-RL's own class names and cuts them: at 559b447, later, or later and fused."""
     found = {}
+    gate, up, down = ("w1", "w3", "w2") if layout == "559b447" else ("gate_proj", "up_proj", "down_proj")
     for name, value in model.named_parameters():
         value, stem = value.detach(), name.rpartition(".")[0]
-        if name.endswith("gate_up_proj"):
-            found[f"{stem}.w1"], found[f"{stem}.w3"] = (half.contiguous() for half in value.chunk(2, dim=1))
+        if layout == "fused" and name.endswith("q_proj.weight"):
+            others = [model.get_parameter(name.replace("q_proj", one)).detach() for one in ("k_proj", "v_proj")]
+            found[name.replace("q_proj", "qkv_proj")] = torch.cat([value, *others])
+        elif layout == "fused" and name.endswith(("k_proj.weight", "v_proj.weight", "experts.gate_up_proj")):
+            found |= {name: value} if name.endswith("gate_up_proj") else {}
+        elif name.endswith("gate_up_proj"):
+            found[f"{stem}.{gate}"], found[f"{stem}.{up}"] = (half.contiguous() for half in value.chunk(2, dim=1))
         elif name.endswith("experts.down_proj"):
-            found[f"{stem}.w2"] = value
+            found[f"{stem}.{down}"] = value
         else:
             found[name.replace("mlp.gate.weight", "mlp.router.gate.weight")] = value
     return found
@@ -60,13 +66,21 @@ def flat(values: dict[str, torch.Tensor], fragment: Fragment) -> torch.Tensor:
     return torch.cat([values[name].reshape(-1) for name in fragment.names]).to(BF16)
 
 
-def test_experts_in_prime_rls_layout_end_in_files_under_the_hubs_names(tmp_path):
+@pytest.mark.parametrize(
+    ("layout", "its_own"),
+    [
+        ("559b447", "model.layers.1.mlp.experts.w3"),
+        ("later", "model.layers.1.mlp.experts.up_proj"),
+        ("fused", "model.layers.1.self_attn.qkv_proj.weight"),
+    ],
+)
+def test_prime_rls_layouts_end_in_files_under_the_hubs_names_and_come_back(tmp_path, layout, its_own):
     source = save_experts(tmp_path / "base")
     with torch.no_grad():
         for parameter in source.parameters():
             parameter += 0.125 * torch.randn_like(parameter)
-    prime = in_prime_rl_layout(source)
-    assert {"model.layers.1.mlp.experts.w3", "model.layers.0.mlp.router.gate.weight"} <= prime.keys()
+    prime = in_prime_rl_layout(source, layout)
+    assert {its_own, "model.layers.0.mlp.router.gate.weight"} <= prime.keys()
     fragments = plan_fragments(shapes_of(prime), 2)
     model = HfModel(tmp_path / "base", BF16, fragments)
     for fragment in fragments:

@@ -52,6 +52,8 @@ PUBLIC_PLACE = re.compile(
     r"(s3|gs|hf)://[A-Za-z0-9][\w./=+-]*|gateway\+https?://(gate\.example\.org|8\.8\.8\.8(:8790)?)/run"
 )
 PUBLIC_ENDPOINTS = (*PUBLIC_URLS, "https://hub.example/org/model", "https://s3.amazonaws.com")
+OUR_LOSSES = ("composer_prime.sites.prime_rl.outer.loss", "composer_prime.sites.prime_rl.loss.composer_loss")
+NAMED_LOSSES = ("composer_loss", "default", "ipo", "icepop", "ppo", "cispo")
 DENIED_NAMES = re.compile(
     r"(^|\.|_)(path|dir|file|command|url|var|vars|env_vars|trust_remote_code|python|port|key_file)$"
 )
@@ -253,7 +255,9 @@ def _is_harmless(name: str, value: Any, wishes: Wishes | None, place: Place) -> 
     if name.startswith("hints.templates."):
         return len(value.format(error="e", tool="t")) < 5000
     if name.endswith("import_path"):
-        return value in LOSSES
+        return value in (*LOSSES, *OUR_LOSSES)
+    if name == "trainer.loss.kwargs.inner":
+        return value in NAMED_LOSSES
     if DENIED_NAMES.search(name) and wishes is None:
         return False
     return (

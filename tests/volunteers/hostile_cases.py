@@ -41,7 +41,8 @@ TEXTS = (
     "{error:999999999}", "{error!r}", "{0}", "{", "}", "{{error}}", "pydoc.pipepager", "os.system", "subprocess.call",
     "builtins.exec", "composer_prime.losses.composer.composer_loss.__globals__", "composer_prime.losses.composer.terms",
     "antigravity", "this", "pdb", "os", "sys", "pip", "torch", "numpy", "pytest", "verifiers", "tests",
-    "composer_prime",
+    "composer_prime", "composer_prime.sites.prime_rl.outer.loss", "os.system", "ipo.py", "ipo ", "IPO", "my.loss",
+    "custom", "ref_kl", "sft", "s3://elsewhere/run",
     "reverse_letters", "reverse-letters/x", "reverse-letters@1", "reverse.letters", "Reverse-Letters", "a.b", "x;y",
     "x y",
     "sort-letters", "bash", "codex", "claude_code", "custom", "kimi-k2.5", "nemotron-3", "default", "org/model.git",
@@ -59,7 +60,8 @@ MILD = (
     "reverse-letters", "chat", "null", "subprocess", "embedded", "prime-rl", "steps", "seconds", "fp32", "int8",
     "tokens",
     "mean", "a", "hermes", "filesystem", "0.8.0", "transformers", "grpo",
-    "adamw", "custom", "auto", "single_node", "train", "run", "try {error} with {tool}",
+    "adamw", "custom", "ipo", "cispo", "composer_loss", "composer_prime.sites.prime_rl.outer.loss", "auto",
+    "single_node", "train", "run", "try {error} with {tool}",
     *PUBLIC_URLS,
 )  # fmt: skip
 SCHEMA = sorted({*known_names(Recipe), *known_names(PrimeRecipe), *UPSTREAM_TABLES, *OWNED, *PORTS})
@@ -73,6 +75,8 @@ DANGEROUS = (
     "inference.vllm.trust_remote_code", "inference.vllm.chat_template", "inference.vllm_extra.host", "model.path",
     "model.revision", "model.trust_remote_code", "model.code", "model.tokenizer", "tokenizer.name",
     "tokenizer.trust_remote_code", "trainer.loss.function", "trainer.loss.kwargs.cmd", "trainer.loss.kwargs.title",
+    "trainer.loss.kwargs.inner.path", "trainer.loss.kwargs.outer", "trainer.loss.kwargs.site",
+    "trainer.loss.kwargs.import_path", "trainer.loss.inner",
     "trainer.model.import_path", "trainer.ckpt.output_dir", "trainer.data.fake", "trainer.profile_path",
     "orchestrator.renderer.import_path", "orchestrator.client.base_url", "orchestrator.model.client.base_url",
     "orchestrator.model.trust_remote_code", "orchestrator.env[].id", "orchestrator.eval.source[].name",

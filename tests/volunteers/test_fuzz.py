@@ -17,7 +17,7 @@ def test_a_thousand_hostile_invitations_run_open_and_change_nothing() -> None:
 
 def test_without_the_list_of_what_is_allowed_the_watch_would_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_recipe, "refusals", lambda data: iter(()))
-    assert sum(": let in " in said for said in run(0, 300).violations) > 5
+    assert sum(": let in " in said for said in run(0, 600).violations) > 5
 
 
 def test_without_the_volunteer_s_word_the_watch_would_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

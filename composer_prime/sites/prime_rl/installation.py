@@ -1,5 +1,6 @@
 """Finds the PRIME-RL that a recipe's sites run on: its entrypoint, and whose keys it reads."""
 
+import logging
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -11,7 +12,10 @@ from composer_prime.sites.prime_rl.toml import DIALECTS
 from composer_prime.sites.prime_rl.versions import TESTED
 
 _QUESTION = "composer_prime.sites.prime_rl"
+_RELEASE = "release: "
 _TIMEOUT_S = 120.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ def _ask(python: list[str]) -> str:
             f"{named} didn't say in {_TIMEOUT_S:g} s which PRIME-RL it has: set prime_rl.version"
         ) from None
     if done.returncode == 0:
-        return _known(done.stdout.strip().removeprefix("v"))
+        marked = [line.removeprefix(_RELEASE) for line in done.stderr.splitlines() if line.startswith(_RELEASE)]
+        return _read_like(done.stdout.strip().removeprefix("v"), marked[0] if marked else None)
     last = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
     if last.startswith("error: "):
         raise ConfigError(last.removeprefix("error: "))
@@ -73,10 +78,15 @@ def _ask(python: list[str]) -> str:
     )
 
 
-def _known(version: str) -> str:
-    if version not in DIALECTS:
-        raise ConfigError(
-            f"PRIME-RL {version} has keys we don't know: install one of {TESTED}, or set prime_rl.version to the one "
-            "it reads like"
+def _read_like(version: str, unknown: str | None) -> str:
+    """The version whose keys are written for this one: the newest we know, where it isn't one of those."""
+    known = version if version in DIALECTS else list(DIALECTS)[-1]
+    if known != version or unknown is not None:
+        logger.warning(
+            "PRIME-RL %s isn't one that was tested (%s): its configuration is written in the keys of %s, and its own "
+            "check says what it doesn't know. prime_rl.version chooses others",
+            unknown or version,
+            TESTED,
+            known,
         )
-    return version
+    return known

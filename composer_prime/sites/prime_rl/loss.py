@@ -1,12 +1,5 @@
-"""The loss that a PRIME-RL user's TOML names: `import_path = "composer_prime.sites.prime_rl.loss.composer_loss"`.
+"""Our loss by its first name: `import_path = "composer_prime.sites.prime_rl.loss.composer_loss"`; see `outer`."""
 
-Importing this module inside the trainer makes the trainer a site of the outer run that COMPOSER_PRIME_OUTER names.
-Where that isn't set nothing is touched: the loss is `composer_prime.losses.composer.composer_loss` itself.
-"""
-
-from composer_prime.losses.composer import composer_loss
-from composer_prime.sites.prime_rl.hook import install
+from composer_prime.sites.prime_rl.outer import loss as composer_loss
 
 __all__ = ["composer_loss"]
-
-install()

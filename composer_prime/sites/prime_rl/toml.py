@@ -16,7 +16,7 @@ from composer_prime.config.settings import sampling_seed
 from composer_prime.errors import ConfigError
 from composer_prime.sites.prime_rl.placement import Ports
 
-LOSS_PATH = "composer_prime.sites.prime_rl.loss.composer_loss"
+LOSS_PATH = "composer_prime.sites.prime_rl.outer.loss"
 RUN_FOLDER = "prime-rl"
 """PRIME-RL's own run folder, inside the site's."""
 
@@ -164,7 +164,7 @@ DIALECTS = {
         Dialect("559b447", has_runs=True),
     )
 }
-"""By version: every one whose keys we know."""
+"""By version, in their order: every one whose keys we know."""
 
 
 @dataclass(frozen=True)

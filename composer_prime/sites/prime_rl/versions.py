@@ -1,15 +1,16 @@
-"""What differs between PRIME-RL's versions where our code touches its trainer: the only module that knows.
+"""What our code needs of PRIME-RL's trainer, and what differs between its versions there: the only module that knows.
 
-Nothing of upstream is imported here: a version is told by the files it has, and the trainer that is running is found
-on the stack of whoever imports our loss.
+A version's number proves nothing, so it only decides whether a warning is due: names, signatures and records are looked
+at. Nothing of upstream is imported here; the trainer that is running is found on the stack of who imports our loss.
 """
 
 import asyncio
 import importlib.metadata
 import importlib.util
+import inspect
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,11 +21,16 @@ TESTED = "v0.7.0, v0.8.0 and commit 559b447 (v0.8.1.dev67)"
 """The versions of PRIME-RL that the tests with the marker `prime_rl` ran against."""
 
 KNOWN_RELEASES = ("0.7.0", "0.8.0", "0.8.1.dev")
-"""What `prime-rl` may say of its own version; a main of 0.8 still calls itself 0.8.0."""
+"""What those say of their own version; a main of 0.8 still calls itself 0.8.0."""
 
-TRAINER_NAMES = ("setup_optimizer", "setup_scheduler", "DataLoader", "FakeDataLoader")
-"""Names in the module of upstream's `train` that it looks up when it runs."""
+INPUTS = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask")
+"""The fields of a loss's inputs that every loss reads."""
+KNOWN_INPUTS = (*INPUTS, "ref_logprobs", "loss_weights")
+"""All fields that the tested versions have."""
+CONFIG = ("model", "loss", "output_dir", "max_steps", "dist_timeout_seconds")
+BATCH = ("loss_mask", "sequence_lengths")
 
+LOSS_MODULE = "prime_rl.trainer.rl.loss"
 _CHECKPOINTS = "prime_rl.trainer.ckpt"
 
 
@@ -57,23 +63,23 @@ MAIN = Upstream("559b447", run_folders=True, monitors="prime_rl.monitors")
 
 
 def detect() -> Upstream:
-    """The layout of the PRIME-RL that this interpreter would import. Raises ConfigError when there is none we know."""
+    """The layout of the PRIME-RL that this interpreter would import, told by its files.
+
+    Raises ConfigError when there is none, or none with metric monitors where we know them.
+    """
     spec = importlib.util.find_spec("prime_rl")
     if spec is None or spec.submodule_search_locations is None:
         raise ConfigError(f"PRIME-RL isn't installed for {sys.executable}: install one of {TESTED} into it")
-    release = installed_release()
-    if release is not None and not release.startswith(KNOWN_RELEASES):
-        raise _unknown(f"version {release}")
     roots = [Path(place) for place in spec.submodule_search_locations]
 
     def has(file: str) -> bool:
         return any((root / file).is_file() for root in roots)
 
-    if has("monitors/__init__.py") and not has("trainer/runs.py"):
+    if has("monitors/__init__.py"):
         return MAIN
-    if has("trainer/runs.py") and not has("monitors/__init__.py"):
+    if has("utils/monitor/__init__.py"):
         return V0_8 if has("utils/monitor/file.py") else V0_7
-    raise _unknown("of an unknown layout" if release is None else f"version {release}, with an unknown layout")
+    raise _lacking(["metric monitors (prime_rl.monitors or prime_rl.utils.monitor)"])
 
 
 def installed_release() -> str | None:
@@ -84,35 +90,124 @@ def installed_release() -> str | None:
         return None
 
 
-def _unknown(what: str) -> ConfigError:
+def stranger() -> str | None:
+    """By what this PRIME-RL differs from those that were tested: its release, or a record's fields; None: nothing."""
+    release = installed_release()
+    new = [name for name in _fields("LossInputs") if name not in KNOWN_INPUTS]
+    if release is not None and not release.startswith(KNOWN_RELEASES):
+        return release
+    return f"{release or 'of no version'}, with {' and '.join(new)} in LossInputs," if new else None
+
+
+def remedy() -> str:
+    """What to do about an installation that can't be used."""
+    return f"install one that was tested ({TESTED}), or unset COMPOSER_PRIME_OUTER to train with the loss alone"
+
+
+def _lacking(missing: list[str]) -> ConfigError:
+    release = installed_release()
     return ConfigError(
-        f"this PRIME-RL is {what}, the outer loop was tested with {TESTED}: install one of these, or unset "
-        "COMPOSER_PRIME_OUTER to train with the loss alone"
+        f"this PRIME-RL ({'of no version' if release is None else f'version {release}'}) lacks {', '.join(missing)}, "
+        f"which composer-prime needs: {remedy()}"
     )
 
 
 def running_trainer() -> FrameType | None:
-    """The frame of upstream's `train(config)` above the caller, whatever its module is called; None without one."""
-    frame: FrameType | None = sys._getframe(1)
+    """The frame of upstream's trainer above the caller, whatever it is called; None where its loss calls nobody.
+
+    It is the first one outside upstream's module of losses, which imports our loss and calls it.
+    """
+    frame, in_losses = sys._getframe(1), False
     while frame is not None:
-        if frame.f_code.co_name == "train" and "config" in frame.f_locals and "setup_optimizer" in frame.f_globals:
+        if frame.f_globals.get("__name__") == LOSS_MODULE:
+            in_losses = True
+        elif in_losses:
             return frame
         frame = frame.f_back
     return None
 
 
-def check_trainer(names: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless everything that the hook wraps is where it was in the versions we know."""
-    missing = [name for name in TRAINER_NAMES if name not in names]
-    manager = getattr(sys.modules.get(_CHECKPOINTS), "CheckpointManager", None)
-    missing += [f"CheckpointManager.{name}" for name in ("save", "load", "get_ckpt_path") if not hasattr(manager, name)]
+def config_of(frame: FrameType) -> Any:
+    """The configuration that the trainer's module works by, in this frame or below it; None where there is none."""
+    below: FrameType | None = frame
+    while below is not None:
+        if below.f_globals is frame.f_globals and "config" in below.f_locals:
+            return below.f_locals["config"]
+        below = below.f_back
+    return None
+
+
+def is_loaded() -> bool:
+    """Whether some PRIME-RL's trainer runs in this process, however it is made."""
+    return any(name.startswith("prime_rl.trainer") for name in sys.modules)
+
+
+def check_trainer(frame: FrameType, upstream: Upstream) -> list[str]:
+    """What was looked at in the trainer that runs in `frame`; raises ConfigError that names what isn't there."""
+    pieces = list(_pieces(frame, upstream))
+    missing = [piece for piece, there in pieces if not there]
     if missing:
-        raise _unknown(f"one whose trainer lacks {', '.join(missing)}")
+        raise _lacking(missing)
+    return [piece for piece, _ in pieces]
+
+
+def _pieces(frame: FrameType, upstream: Upstream) -> Iterator[tuple[str, bool]]:
+    names, code = frame.f_globals, frame.f_code
+    yield f"config in {code.co_name}", "config" in frame.f_locals
+    yield f"progress in {code.co_name}", "progress" in (*code.co_varnames, *code.co_cellvars)
+    for name in CONFIG:
+        yield f"config.{name}", hasattr(frame.f_locals.get("config"), name)
+    yield "setup_optimizer(named_params)", _takes(names.get("setup_optimizer"), "named_params")
+    yield "setup_scheduler", callable(names.get("setup_scheduler"))
+    for name in ("DataLoader", "FakeDataLoader"):
+        loader = names.get(name)
+        yield f"{name}(dp_world_size)", isinstance(loader, type) and _takes(loader, "dp_world_size")
+        yield f"{name}.get_batch", hasattr(loader, "get_batch")
+    for name in ("save", "load", "get_ckpt_path"):
+        yield f"CheckpointManager.{name}(step)", _takes(getattr(checkpoint_manager(), name, None), "step")
+    yield f"LossInputs({', '.join(INPUTS)})", {*INPUTS} <= {*_fields("LossInputs")}
+    yield "LossOutputs(loss, metrics)", {*_fields("LossOutputs")} == {"loss", "metrics"}
+    monitors = sys.modules.get(upstream.monitors)
+    if upstream.run_folders:
+        log = getattr(monitors, "log", None)
+        yield f"{upstream.monitors}.log(step)", _takes(log, "step") and inspect.iscoroutinefunction(log)
+    else:
+        yield f"{upstream.monitors}.get_monitor", callable(getattr(monitors, "get_monitor", None))
+
+
+def _takes(function: Any, parameter: str) -> bool:
+    return callable(function) and parameter in inspect.signature(function).parameters
+
+
+def _fields(record: str) -> list[str]:
+    """The fields of a record of upstream's losses; none where there is no such record."""
+    found = getattr(sys.modules.get(LOSS_MODULE), record, None)
+    return [field.name for field in fields(found)] if is_dataclass(found) else []
+
+
+def loss_input_fields() -> list[str]:
+    """What a loss is given by the PRIME-RL that runs in this process; nothing where none does."""
+    return _fields("LossInputs")
+
+
+def progress_of(frame: FrameType) -> Any:
+    """The trainer's counters, which exist once it makes its data loader. Raises ConfigError where they don't."""
+    progress = frame.f_locals.get("progress")
+    if not hasattr(progress, "step"):
+        raise _lacking(["progress.step before its DataLoader"])
+    return progress
+
+
+def check_batch(batch: Any) -> None:
+    """Raise ConfigError unless a micro batch has what tells how much is trained."""
+    missing = [f"{name} in its batches" for name in BATCH if name not in batch]
+    if missing:
+        raise _lacking(missing)
 
 
 def checkpoint_manager() -> Any:
-    """Upstream's class of checkpoint managers, which its trainer has loaded."""
-    return sys.modules[_CHECKPOINTS].CheckpointManager
+    """Upstream's class of checkpoint managers, which its trainer has loaded; None where there is none."""
+    return getattr(sys.modules.get(_CHECKPOINTS), "CheckpointManager", None)
 
 
 def check_config(config: Any) -> None:

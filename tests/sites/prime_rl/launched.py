@@ -83,9 +83,9 @@ class Launched:
         assert code == 0, output
         return output
 
-    def output(self) -> str:
-        """What rank 0 has printed so far."""
-        return self._log(0).read_text(errors="replace")
+    def output(self, rank: int = 0) -> str:
+        """What a rank has printed so far."""
+        return self._log(rank).read_text(errors="replace")
 
     def has_ended(self) -> bool:
         """Whether rank 0 runs no more."""

@@ -106,7 +106,8 @@ class RealTrainer(Launched):
         elif resume is not None:
             config["ckpt"]["resume_step"] = resume
         for key, value in (self.config | changes).items():
-            config[key] = config[key] | value if isinstance(value, dict) and key in config else value
+            whole = not isinstance(value, dict) or key not in config or "type" in value
+            config[key] = value if whole else config[key] | value
         file = self.folder / "trainer.json"
         self.folder.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(config))
@@ -158,7 +159,7 @@ def feed(*trainers: RealTrainer, first: int = 1, last: int = 4) -> None:
             "num_ranks": one.num_ranks,
             "first": first,
             "last": last,
-            "seed": sum(one.folder.name.encode()) if one.env else 0,
+            "seed": sum(one.folder.name.encode()) if one.env or "env_vars" in one.config else 0,
         }
         for one in trainers
         if one.fed

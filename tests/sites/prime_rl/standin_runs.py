@@ -13,13 +13,14 @@ from tests.sites.prime_rl.launched import HOOKED, Launched, outer_env
 STANDIN = Path(__file__).parent / "standin"
 
 CONFIG: dict[str, Any] = {
-    "loss": HOOKED,
+    "loss": {"type": "custom", "import_path": HOOKED, "kwargs": {}},
+    "env_vars": {},
     "max_steps": 8,
     "ckpt_interval": 4,
     "die_at_step": None,
     "resume": None,
     "dist_timeout_seconds": 240,
-    "model": {"seed": 0, "width": 6, "adapters_only": False, "full_offload": None},
+    "model": {"seed": 0, "width": 6, "adapters_only": False, "fusions": True, "full_offload": None},
     "optim": {"lr": 0.01},
     "data": {"seed": 0},
 }
@@ -35,11 +36,16 @@ class Trainer(Launched):
 
     def start(self, **changes: Any) -> "Trainer":
         """Start every rank, with these changes to the configuration."""
+        self.launch("prime_rl.trainer.rl.train", [repr(self.resolved(**changes))], [*self.path, STANDIN])
+        return self
+
+    def resolved(self, **changes: Any) -> dict[str, Any]:
+        """The whole configuration, with these changes."""
         config: dict[str, Any] = {"output_dir": str(self.folder)} | CONFIG
         for key, value in (self.config | changes).items():
-            config[key] = config[key] | value if isinstance(value, dict) else value
-        self.launch("prime_rl.trainer.rl.train", [repr(config)], [*self.path, STANDIN])
-        return self
+            whole = not isinstance(value, dict) or "type" in value
+            config[key] = value if whole else config[key] | value
+        return config
 
     def _start(self, module: str, arguments: list[str], environment: dict[str, str], log: Path) -> Program:
         return Program(module, arguments, environment, log)

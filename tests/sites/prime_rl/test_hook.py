@@ -91,8 +91,8 @@ def test_a_late_site_starts_from_the_masters_before_its_first_broadcast(alone: T
 
 
 def test_without_an_outer_run_nothing_is_touched(tmp_path: Path) -> None:
-    stock = Trainer(tmp_path / "stock", config={"loss": PLAIN}).start()
-    hooked = Trainer(tmp_path / "hooked", config={"loss": HOOKED}).start()
+    stock = Trainer(tmp_path / "stock", config={"loss": {"import_path": PLAIN}}).start()
+    hooked = Trainer(tmp_path / "hooked", config={"loss": {"import_path": HOOKED}}).start()
     stock.finish()
     hooked.finish()
     for step in range(9):

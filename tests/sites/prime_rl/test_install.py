@@ -2,6 +2,7 @@
 
 import secrets
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,23 +11,44 @@ import pytest
 import torch
 
 from composer_prime.errors import ConfigError, StoreUnusable
-from composer_prime.sites.prime_rl import hook, membership, versions
+from composer_prime.sites.prime_rl import membership, outer, versions
+from composer_prime.sites.prime_rl.outer import settings, steps
 from composer_prime.store import keys, open_store
 from composer_prime.store.file import FileStore
 from composer_prime.store.throttled import ThrottledStore
 from composer_prime.sync.founding import FoundingRecord, announce
 from composer_prime.sync.site_clock import OuterLoop
-from tests.sites.prime_rl.launched import announced
 from tests.sites.prime_rl.standin_runs import STANDIN, site
 from tests.store.meeting import Meeting
 from tests.sync.harness import HandSite, make_net, make_terms
 
 OUTER = {"COMPOSER_PRIME_OUTER": "/nowhere", "COMPOSER_PRIME_SITE": "a"}
 
-SOURCE = """
+TRAINER = """
 def train(config):
+    setup_rl_loss_fn()
+    progress = None
+"""
+LOSSES = """
+def setup_rl_loss_fn():
     install()
 """
+
+
+@dataclass
+class Inputs:
+    trainer_logprobs: Any
+    inference_logprobs: Any
+    ref_logprobs: Any
+    advantages: Any
+    loss_mask: Any
+    loss_weights: Any = None
+
+
+@dataclass
+class Outputs:
+    loss: Any
+    metrics: Any
 
 
 class FakeManager:
@@ -39,13 +61,24 @@ class FakeManager:
     def load(self, step: int) -> None: ...
 
 
+class FakeLoader:
+    """Has what the hook wraps."""
+
+    def __init__(self, dp_world_size: int) -> None: ...
+    def get_batch(self) -> list[Any]:
+        return []
+
+
+async def log(data: dict[str, float], step: int) -> None: ...
+
+
 def names() -> dict[str, Any]:
     """The globals of a trainer's module."""
     return {
         "setup_optimizer": lambda named_params: None,
         "setup_scheduler": lambda optimizer: None,
-        "DataLoader": type("DataLoader", (), {}),
-        "FakeDataLoader": type("FakeDataLoader", (), {}),
+        "DataLoader": FakeLoader,
+        "FakeDataLoader": FakeLoader,
     }
 
 
@@ -53,18 +86,28 @@ def names() -> dict[str, Any]:
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`trainer(environ, **config)` imports the loss inside a trainer of a known version; returns its globals."""
     monkeypatch.syspath_prepend(str(STANDIN))
-    module = ModuleType("prime_rl.trainer.ckpt")
-    module.CheckpointManager = FakeManager  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "prime_rl.trainer.ckpt", module)
+    modules = {
+        "prime_rl.trainer.ckpt": {"CheckpointManager": FakeManager},
+        "prime_rl.trainer.rl.loss": {"LossInputs": Inputs, "LossOutputs": Outputs},
+        "prime_rl.monitors": {"log": log},
+    }
+    for name, held in modules.items():
+        module = ModuleType(name)
+        vars(module).update(held)
+        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "prime_rl", raising=False)
     monkeypatch.setattr(versions, "installed_release", lambda: None)
 
-    def run(environ: dict[str, str], given: dict[str, Any] | None = None, **config: Any) -> dict[str, Any]:
+    def run(environ: dict[str, str], given: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
         given = names() if given is None else given
-        given["install"] = lambda: hook.install(environ)
-        exec(SOURCE, given)
-        settings = {"output_dir": Path("outputs/run-1"), "model": SimpleNamespace(full_offload=None)} | config
-        given["train"](SimpleNamespace(**settings))
+        losses = vars(sys.modules["prime_rl.trainer.rl.loss"])
+        losses["install"] = lambda: outer.install(environ)
+        exec(LOSSES, losses)
+        given["setup_rl_loss_fn"] = losses["setup_rl_loss_fn"]
+        exec(TRAINER, given)
+        config = {"output_dir": Path("outputs/run-1"), "model": SimpleNamespace(full_offload=None)}
+        config |= {"loss": SimpleNamespace(), "max_steps": 4, "dist_timeout_seconds": 240}
+        given["train"](SimpleNamespace(**config | changes))
         return given
 
     return run
@@ -90,24 +133,26 @@ def test_every_name_is_wrapped_where_a_run_is_configured_and_none_where_not(trai
 
 
 def test_a_site_or_key_without_a_store_is_refused() -> None:
-    for name in (hook.SITE, hook.KEY, hook.SAME_NAME, hook.MBIT_UP, hook.MBIT_DOWN):
+    for name in (settings.SITE, settings.KEY, settings.SAME_NAME, settings.MBIT_UP, settings.MBIT_DOWN):
         with pytest.raises(ConfigError, match=f"{name} is set .x. and COMPOSER_PRIME_OUTER isn't"):
-            hook.install({name: "x"})
+            outer.install({name: "x"})
 
 
 def test_whether_a_name_may_be_taken_over_is_read_or_refused() -> None:
-    found = [hook.HookSettings.read(OUTER | {"COMPOSER_PRIME_SAME_NAME": word}) for word in ("", "replace", "refuse")]
+    found = [
+        settings.HookSettings.read(OUTER | {"COMPOSER_PRIME_SAME_NAME": word}) for word in ("", "replace", "refuse")
+    ]
     assert [each.replace for each in found if each is not None] == [True, True, False]
     with pytest.raises(ConfigError, match=r'SAME_NAME \(no\) must be "replace" or "refuse"'):
-        hook.HookSettings.read(OUTER | {"COMPOSER_PRIME_SAME_NAME": "no"})
+        settings.HookSettings.read(OUTER | {"COMPOSER_PRIME_SAME_NAME": "no"})
 
 
 def test_limits_of_the_link_are_read_or_refused() -> None:
-    found = hook.HookSettings.read(OUTER | {hook.MBIT_UP: "2.5", hook.MBIT_DOWN: ""})
+    found = settings.HookSettings.read(OUTER | {settings.MBIT_UP: "2.5", settings.MBIT_DOWN: ""})
     assert found is not None and (found.mbit_up, found.mbit_down) == (2.5, None)
     for wrong in ("0", "-1", "fast", "nan", "inf"):
         with pytest.raises(ConfigError, match=rf"MAX_MBIT_DOWN \({wrong}\) must be a number above 0, in Mbit/s"):
-            hook.HookSettings.read(OUTER | {hook.MBIT_DOWN: wrong})
+            settings.HookSettings.read(OUTER | {settings.MBIT_DOWN: wrong})
 
 
 @pytest.mark.parametrize(("limits", "kind"), [((1.5, None), ThrottledStore), ((None, None), FileStore)])
@@ -148,9 +193,10 @@ def test_in_a_trainer_that_is_said_in_one_line(trainer: Any, capsys: pytest.Capt
     assert ended.value.code == 2 and "COMPOSER_PRIME_SITE is set (x)" in line(capsys)
 
 
-def test_outside_a_trainer_an_outer_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match="isn't PRIME-RL's trainer"):
-        hook.install(OUTER)
+def test_outside_a_trainer_an_outer_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "is_loaded", lambda: False)
+    with pytest.raises(ConfigError, match="no PRIME-RL's trainer makes its loss here"):
+        outer.install(OUTER)
 
 
 def test_full_offload_is_refused_with_what_to_use_instead(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,44 +220,37 @@ def test_a_site_name_that_no_bucket_takes_is_refused(trainer: Any, capsys: pytes
     assert "COMPOSER_PRIME_SITE" in (said := line(capsys)) and "'Run 1'" in said
 
 
-@pytest.mark.parametrize("release", ["0.6.3", "0.9.0", "1.0"])
-def test_an_unknown_release_is_refused_and_the_tested_ones_are_named(
-    release: str, trainer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(versions, "installed_release", lambda: release)
-    with pytest.raises(SystemExit) as ended:
-        trainer(OUTER)
-    assert ended.value.code == 2
-    assert f"version {release}" in (said := line(capsys)) and versions.TESTED in said
-
-
 def test_a_trainer_that_lacks_a_name_is_refused(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
     given = names()
     del given["FakeDataLoader"]
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         trainer(OUTER, given)
-    assert "lacks FakeDataLoader" in (said := line(capsys)) and versions.TESTED in said
+    assert ended.value.code == 2
+    assert "lacks FakeDataLoader(dp_world_size), FakeDataLoader.get_batch" in (said := line(capsys))
+    assert versions.TESTED in said
 
 
 @pytest.mark.parametrize(
     ("files", "name"),
     [
-        (("trainer/runs.py",), "v0.7.0"),
-        (("trainer/runs.py", "utils/monitor/file.py"), "v0.8.0"),
+        (("utils/monitor/__init__.py",), "v0.7.0"),
+        (("utils/monitor/__init__.py", "utils/monitor/file.py"), "v0.8.0"),
         (("monitors/__init__.py",), "559b447"),
+        (("monitors/__init__.py", "trainer/runs.py"), "559b447"),
     ],
 )
-def test_versions_are_told_by_their_files(
+def test_versions_are_told_by_their_files_whatever_they_say_of_themselves(
     files: tuple[str, ...], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for file in files:
         path = tmp_path / "prime_rl" / file
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "prime_rl", raising=False)
-    monkeypatch.setattr(versions, "installed_release", lambda: None)
-    assert versions.detect().name == name
+    for release in (None, "0.6.3", "0.8.0", "1.4.2"):
+        monkeypatch.setattr(versions, "installed_release", lambda release=release: release)
+        assert versions.detect().name == name
 
 
 def test_without_prime_rl_the_versions_to_install_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,8 +262,8 @@ def test_without_prime_rl_the_versions_to_install_are_named(monkeypatch: pytest.
 def test_tokens_are_counted_where_any_part_of_the_loss_looks() -> None:
     mask = torch.tensor([[True, False, False, True]])
     batch = {"loss_mask": mask, "ce_weights": torch.tensor([[0.0, 0.5, 0.0, 1.0]]), "ref_kl_weights": None}
-    assert hook.trained_tokens(batch).tolist() == [[True, True, False, True]]
-    assert hook.trained_tokens({"loss_mask": mask}).tolist() == mask.tolist()
+    assert steps.trained_tokens(batch).tolist() == [[True, True, False, True]]
+    assert steps.trained_tokens({"loss_mask": mask}).tolist() == mask.tolist()
 
 
 @pytest.mark.slow
@@ -249,14 +288,3 @@ def test_a_run_that_admits_keys_is_not_joined_without_one(tmp_path: Path) -> Non
     keyed = site(tmp_path, "a", str(tmp_path / "bucket"), max_steps=12)
     keyed.env["COMPOSER_PRIME_KEY"] = str(tmp_path / "key.pem")
     assert "joined" in keyed.start().finish()
-
-
-@pytest.mark.slow
-def test_an_unknown_version_is_refused_inside_the_trainer(tmp_path: Path) -> None:
-    changed = tmp_path / "path" / "prime_rl" / "trainer"
-    changed.mkdir(parents=True)
-    (changed / "runs.py").touch()
-    trainer = site(tmp_path, "a", announced(tmp_path / "bucket"))
-    trainer.path = (tmp_path / "path",)
-    code, output = trainer.start().wait()
-    assert code == 2 and versions.TESTED in output and "Traceback" not in output

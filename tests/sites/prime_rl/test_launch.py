@@ -331,8 +331,8 @@ def layout(tmp_path: Path, *files: str) -> Path:
 @pytest.mark.parametrize(
     ("files", "version"),
     [
-        (("trainer/runs.py",), "0.7.0"),
-        (("trainer/runs.py", "utils/monitor/file.py"), "0.8.0"),
+        (("utils/monitor/__init__.py",), "0.7.0"),
+        (("utils/monitor/__init__.py", "utils/monitor/file.py"), "0.8.0"),
         (("monitors/__init__.py",), "559b447"),
     ],
 )
@@ -346,6 +346,24 @@ def test_the_version_is_asked_of_the_python_beside_rl(
     assert (found.version, found.command) == (version, (str(rl),))
 
 
+def test_a_release_we_dont_know_is_written_for_in_the_newest_keys_with_a_warning(
+    tmp_path: Path, rl: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (rl.parent / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (rl.parent / "python").chmod(0o755)
+    source = layout(tmp_path, "monitors/__init__.py")
+    told = source / "prime_rl-1.4.2.dist-info" / "METADATA"
+    told.parent.mkdir()
+    told.write_text("Metadata-Version: 2.1\nName: prime-rl\nVersion: 1.4.2\n")
+    monkeypatch.setenv("PYTHONPATH", f"{source}{os.pathsep}{REPOSITORY}")
+    assert find_installation(PrimeRlConfig(command=(str(rl),))).version == "559b447"
+    (said,) = caplog.messages
+    assert said.startswith("PRIME-RL 1.4.2 isn't one that was tested (v0.7.0") and "keys of 559b447" in said
+    (rl.parent / "python").write_text("#!/bin/sh\necho v2.0.0\n")  # a composer-prime newer than ours
+    assert find_installation(PrimeRlConfig(command=(str(rl),))).version == "559b447"
+    assert caplog.messages[1].startswith("PRIME-RL 2.0.0 isn't one that was tested")
+
+
 def test_an_unknown_prime_rl_or_one_without_our_package_is_refused(
     tmp_path: Path, rl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,7 +373,7 @@ def test_an_unknown_prime_rl_or_one_without_our_package_is_refused(
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     monkeypatch.setenv("PYTHONPATH", f"{layout(tmp_path, 'trainer/new.py')}{os.pathsep}{REPOSITORY}")
-    assert "tested with v0.7.0" in refused(ConfigError, lambda: find_installation(settings))
+    assert "lacks metric monitors" in refused(ConfigError, lambda: find_installation(settings))
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
     assert "install it there too" in refused(ConfigError, lambda: find_installation(settings))
 

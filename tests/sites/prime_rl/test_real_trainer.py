@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(not os.environ.get("PRIME_RL_SRC"), reason="PRIME_RL_SRC names no PRIME-RL checkout"),
 ]
 
+ANY_LOSS = "composer_prime.sites.prime_rl.outer.loss"
 needs_fed = "PRIME-RL before 559b447 packs rollouts in its trainer; only 559b447 is fed"
 
 
@@ -107,6 +108,49 @@ def test_without_an_outer_run_the_real_trainer_is_stock(model: Path, tmp_path: P
     if stock.fed:
         assert_same(stock.broadcast(4), hooked.broadcast(4))
     assert not (hooked.folder / "outer").exists()
+
+
+def test_two_real_sites_with_upstreams_own_loss_hold_the_same_masters(model: Path, tmp_path: Path) -> None:
+    uri = announced(tmp_path / "bucket", inner_steps=2, quorum=2, liveness_s=60.0)
+    settings = {"inner": "ipo", "ipo_threshold": 0.05, "outer": uri}
+    sites = [
+        real_site(
+            tmp_path,
+            name,
+            model,
+            None,
+            loss={"type": "custom", "import_path": ANY_LOSS, "kwargs": settings},
+            env_vars={"COMPOSER_PRIME_SITE": name},
+        )
+        for name in "ab"
+    ]
+    feed(*sites)
+    for number, one in enumerate(sites):
+        assert not one.env  # as under torchrun, all is said in the configuration
+        one.config["data"] = {"fake": None if one.fed else {"batch_size": 2 + 2 * number}}
+        one.start()
+    for one in sites:
+        assert "joined uri=" in one.finish()
+    first, second = sites
+    assert first.masters() == second.masters() and [one["version"] for one in first.masters()] == [3]
+    for step in (2, 4):
+        assert_same(first.checkpoint(step), second.checkpoint(step))
+
+
+def test_without_an_outer_run_upstreams_own_loss_trains_as_itself(model: Path, tmp_path: Path) -> None:
+    settings = {"ipo_threshold": 0.05, "adv_tau": 0.7}
+    wrapped = {"type": "custom", "import_path": ANY_LOSS, "kwargs": {"inner": "ipo", **settings}}
+    trainers = [
+        real_site(tmp_path, name, model, None, loss=loss, ckpt={"interval": 2})
+        for name, loss in (("stock", {"type": "ipo", **settings}), ("wrapped", wrapped))
+    ]
+    feed(*trainers)
+    for one in trainers:
+        one.start()
+    outputs = [one.finish() for one in trainers]
+    assert ["no_outer_run" in output for output in outputs] == [False, True]
+    for step in (2, 4):
+        assert_same(*(one.checkpoint(step) for one in trainers))
 
 
 def test_the_checkouts_version_is_one_that_was_tested() -> None:

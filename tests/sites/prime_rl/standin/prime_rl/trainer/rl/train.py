@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from prime_rl import monitors
 from prime_rl.trainer.ckpt import CheckpointManager, Progress
-from prime_rl.trainer.rl.loss import LossInputs, setup_rl_loss_fn
+from prime_rl.trainer.rl.loss import LossConfig, LossInputs, compute_loss, setup_rl_loss_fn
+from pydantic import TypeAdapter
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -26,27 +27,47 @@ from torch.optim.lr_scheduler import ConstantLR, LRScheduler
 VOCABULARY, WIDTH, LENGTH = 11, 6, 12
 
 
+class Block(nn.Module):
+    """A gated layer; by `model.fusions`, which is on by default, both projections are one parameter."""
+
+    def __init__(self, width: int, fused: bool) -> None:
+        super().__init__()
+        gate, up = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        if fused:
+            self.gate_up_proj = nn.Parameter(torch.cat([gate.weight, up.weight]).detach())
+        else:
+            self.gate_proj, self.up_proj = gate, up
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The same either way."""
+        if hasattr(self, "gate_up_proj"):
+            gate, up = nn.functional.linear(hidden, self.gate_up_proj).chunk(2, dim=-1)
+        else:
+            gate, up = self.gate_proj(hidden), self.up_proj(hidden)
+        return torch.tanh(gate) * (1 + up)
+
+
 class Policy(nn.Module):
     """Two blocks between an embedding and a head; dimensions that two ranks don't divide."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, fused: bool) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, width)
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.layers = nn.ModuleList(Block(width, fused) for _ in range(2))
         self.head = nn.Linear(width, VOCABULARY, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits: [n, VOCABULARY]"""
         hidden = self.embed(tokens)
         for layer in self.layers:
-            hidden = hidden + torch.tanh(layer(hidden))
+            hidden = hidden + layer(hidden)
         return self.head(hidden)
 
 
 def setup_model(config: Any) -> nn.Module:
     """The same initial weights at every site, sharded over the ranks."""
     torch.manual_seed(config.model.seed)
-    model = Policy(config.model.width)
+    model = Policy(config.model.width, config.model.fusions)
     if config.model.adapters_only:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("layers" in name)
@@ -88,6 +109,8 @@ class FakeDataLoader:
                 "inference_logprobs": -torch.rand(1, self.seq_len, generator=generator) - 1.5,
                 "loss_mask": torch.rand(1, self.seq_len, generator=generator) < 0.7,
                 "sequence_lengths": [self.seq_len // 2, self.seq_len - self.seq_len // 2],
+                "ref_logprobs": -torch.rand(1, self.seq_len, generator=generator) - 1.5,
+                "sampling_mask": torch.randint(VOCABULARY, (1, self.seq_len, 3), generator=generator),
                 "ce_weights": None,
                 "ref_kl_weights": None,
             }
@@ -168,13 +191,15 @@ def train(config: Any) -> None:
 def learn(model: nn.Module, rl_loss_fn: Any, batch: dict[str, Any]) -> None:
     """Forward and backward of one micro batch, the loss called for each sequence."""
     tokens = batch["input_ids"][0]
-    logprobs = model(tokens).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    everything = model(tokens).log_softmax(-1)
+    logprobs = everything.gather(-1, tokens[:, None])[:, 0]
     lengths = batch["sequence_lengths"]
-    streams = [batch[name][0].split(lengths) for name in ("inference_logprobs", "advantages", "loss_mask")]
-    loss = torch.zeros(())
-    for ours, theirs, advantages, mask in zip(logprobs.split(lengths), *streams, strict=True):
-        loss = loss + rl_loss_fn(LossInputs(ours, theirs, None, advantages, mask)).loss
-    (loss / max(1, int(batch["loss_mask"].sum()))).backward()
+    masked = everything.gather(-1, batch["sampling_mask"][0])
+    given = ("inference_logprobs", "ref_logprobs", "advantages", "loss_mask")
+    columns = {name: batch[name][0].split(lengths) for name in given}
+    columns |= {"trainer_logprobs": logprobs.split(lengths), "trainer_mask_logprobs": masked.split(lengths)}
+    streams = [LossInputs(**{name: column[place] for name, column in columns.items()}) for place in range(len(lengths))]
+    compute_loss(streams, rl_loss_fn, max(1, int(batch["loss_mask"].sum()))).backward()
 
 
 def main() -> None:
@@ -184,6 +209,7 @@ def main() -> None:
     raw = ast.literal_eval(sys.argv[1])
     config = SimpleNamespace(**{key: SimpleNamespace(**v) if isinstance(v, dict) else v for key, v in raw.items()})
     config.output_dir = Path(config.output_dir)
+    config.loss, config.env_vars = TypeAdapter(LossConfig).validate_python(raw["loss"]), raw["env_vars"]
     torch.set_num_threads(1)
     train(config)
 

@@ -1,0 +1,37 @@
+"""What our code says to who reads a trainer's output: its log, and the one line with which a trainer ends."""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from composer_prime.errors import ComposerPrimeError, SiteError
+from composer_prime.visible import log_handler
+
+
+def rank() -> int:
+    """This process's rank, as every launcher of torch says it."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def show_our_log() -> None:
+    """Print what our code logs on the first rank, where upstream's logger doesn't take it."""
+    ours = logging.getLogger("composer_prime")
+    if rank() == 0 and not ours.hasHandlers():
+        ours.addHandler(log_handler())
+        ours.setLevel(logging.INFO)
+
+
+@contextmanager
+def ending_in_one_line(*, every_rank: bool = False) -> Iterator[None]:
+    """End this rank with the error's exit code; its line is printed once, a lost rank's by each rank that noticed.
+
+    every_rank  print it on each rank that gets here, since the others may not
+    """
+    try:
+        yield
+    except ComposerPrimeError as error:
+        if every_rank or rank() == 0 or isinstance(error, SiteError):
+            print(f"composer-prime: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)

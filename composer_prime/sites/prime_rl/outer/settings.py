@@ -1,0 +1,116 @@
+"""Which outer run a trainer belongs to, as its environment, its configuration or its loss's own settings say it.
+
+Only upstream's launchers put `[trainer.env_vars]` into the environment: under torchrun or in a pod they are read here.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from composer_prime.errors import ConfigError
+
+OUTER, SITE, KEY, SAME_NAME, MBIT_UP, MBIT_DOWN = NAMES = tuple(
+    f"COMPOSER_PRIME_{name}" for name in ("OUTER", "SITE", "KEY", "SAME_NAME", "MAX_MBIT_UP", "MAX_MBIT_DOWN")
+)
+KWARGS = {OUTER: "outer", SITE: "site"}
+"""What the loss's own settings may say as well, and by which name."""
+
+
+@dataclass(frozen=True)
+class HookSettings:
+    """What a trainer is told.
+
+    uri       the run's root in its bucket
+    site      the site's name; None: that of upstream's run
+    key_file  the site's private key, in a run that admits keys
+    replace   whether the site takes its name over from a process that is still alive; otherwise it is refused
+    mbit_up, mbit_down   that it moves to and from the bucket at most, on average; None: what the link gives
+    """
+
+    uri: str
+    site: str | None
+    key_file: Path | None
+    replace: bool = True
+    mbit_up: float | None = None
+    mbit_down: float | None = None
+
+    @classmethod
+    def read(
+        cls,
+        environ: Mapping[str, str],
+        env_vars: Mapping[str, str] = MappingProxyType({}),
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+    ) -> "HookSettings | None":
+        """None where no outer run is named.
+
+        env_vars   the trainer's configuration has these for its environment
+        kwargs     the loss's own settings
+
+        Raises ConfigError when two places contradict each other, and when only a part of a run is named.
+        """
+        said = {name: _one(name, dict(_places(name, environ, env_vars, kwargs))) for name in NAMES}
+        uri, site, key, same = (said[name] for name in (OUTER, SITE, KEY, SAME_NAME))
+        if not uri:
+            for name, value in said.items():
+                if value:
+                    raise ConfigError(
+                        f"{name} is set ({value}) and {OUTER} isn't: set {OUTER} to the run's place in its bucket, "
+                        "such as s3://bucket/runs/run-1, or unset both to train without an outer loop"
+                    )
+            return None
+        if same not in ("", "replace", "refuse"):
+            raise ConfigError(
+                f'{SAME_NAME} ({same}) must be "replace" or "refuse": what to do when a process of its name is alive'
+            )
+        up, down = (_mbit(name, said[name]) for name in (MBIT_UP, MBIT_DOWN))
+        return cls(uri, site or None, Path(key).expanduser() if key else None, same != "refuse", up, down)
+
+
+def _places(
+    name: str, environ: Mapping[str, str], env_vars: Mapping[str, str], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """(where it is said, what) of one setting. Raises ConfigError for a run that is named by nothing."""
+    found = [
+        (f"{name} in the environment", environ.get(name)),
+        (f"trainer.env_vars.{name}", env_vars.get(name)),
+        *((f"trainer.loss.kwargs.{key}", kwargs.get(key)) for key in [KWARGS.get(name)] if key is not None),
+    ]
+    for place, value in found:
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise ConfigError(f"{place} ({value!r}) must be text: put it in quotes")
+        if value.strip():
+            yield place, value.strip()
+        elif name == OUTER:
+            raise ConfigError(
+                f"{place} is there and names no bucket: set it to the run's place, such as s3://bucket/runs/run-1, or "
+                "take it away to train without an outer loop"
+            )
+
+
+def _one(name: str, said: Mapping[str, str]) -> str:
+    """What all places say of a setting; "" where none does. Raises ConfigError where they differ."""
+    firsts: dict[str, str] = {}
+    for place, value in said.items():
+        firsts.setdefault(value, place)
+    if len(firsts) > 1:
+        (value, place), (contrary, other), *_ = firsts.items()
+        raise ConfigError(f"{place} is {value} and {other} is {contrary}: say {name} in one place, or the same in both")
+    return next(iter(firsts), "")
+
+
+def _mbit(name: str, value: str) -> float | None:
+    """A limit of the link in Mbit/s; None where none is given. Raises ConfigError for what isn't one."""
+    if not value:
+        return None
+    try:
+        found = float(value)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise ConfigError(f"{name} ({value}) must be a number above 0, in Mbit/s: correct it, or unset it for no limit")
+    return found

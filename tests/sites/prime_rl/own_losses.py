@@ -1,0 +1,45 @@
+"""Losses as users write them, some of them wrongly, and logic of a step beside them; imported by path in a trainer."""
+
+import json
+import os
+from types import SimpleNamespace
+from typing import Any
+
+from composer_prime.losses.records import outputs_record
+from composer_prime.sites.prime_rl.outer import Step, on_step
+
+
+def my_loss(inputs: Any, *, strength: float = 1.0) -> Any:
+    """Minus advantage times ratio, on the trained tokens."""
+    ratio = (inputs.trainer_logprobs - inputs.inference_logprobs).exp()
+    loss = -strength * (inputs.advantages * ratio)[inputs.loss_mask].sum()
+    return outputs_record()(loss=loss, metrics={"mine": ratio.detach().mean()})
+
+
+def another_record(inputs: Any) -> Any:
+    """As `my_loss`, in a record that nobody knows."""
+    return SimpleNamespace(value=my_loss(inputs).loss)
+
+
+def per_token(inputs: Any) -> Any:
+    """As `my_loss`, not summed."""
+    return outputs_record()(loss=inputs.trainer_logprobs * inputs.advantages, metrics={})
+
+
+def of_another_version(inputs: Any) -> Any:
+    """Reads a field that no record here has."""
+    return my_loss(inputs) if inputs.value_estimates is None else None
+
+
+NO_FUNCTION = 1.0
+
+if "ON_STEP_FILE" in os.environ:
+
+    @on_step
+    def note(step: Step) -> None:
+        """Write down what a step is told, and log a number of our own."""
+        norms = [float(parameter.to_local().norm()) for parameter in step.parameters.values()]  # type: ignore[operator]
+        step.log({"mine/norm": sum(norms)})
+        record = [step.number, step.is_last, step.tokens, step.samples, sorted(step.parameters)]
+        with open(f"{os.environ['ON_STEP_FILE']}.{os.environ['RANK']}", "a") as file:
+            file.write(json.dumps(record) + "\n")
