@@ -4,9 +4,13 @@ What members of a run put into its bucket reaches terminals and logs: a field ma
 write lines that look like ours. Standard library only.
 """
 
+import json
 import logging
+import sys
+import traceback
 import unicodedata
-from typing import IO
+from types import TracebackType
+from typing import IO, Any
 
 MAX_CHARACTERS = 400
 """Of a text that is shown as one among others."""
@@ -37,6 +41,11 @@ def _spelled(character: str, lines: bool) -> str:
     return character
 
 
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON in printable ASCII: `json.dumps` leaves one control character as it is."""
+    return json.dumps(value, indent=indent).replace("\x7f", "\\u007f")
+
+
 class VisibleFormatter(logging.Formatter):
     """A record's message on one line; a traceback behind it keeps its lines."""
 
@@ -46,6 +55,18 @@ class VisibleFormatter(logging.Formatter):
 
     def formatException(self, ei: object) -> str:
         return visible(super().formatException(ei), MAX_MESSAGE, lines=True)  # type: ignore[arg-type]
+
+
+def guard_process() -> None:
+    """Spell also what Python prints by itself: warnings of logs that nobody set up, and tracebacks."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(VisibleFormatter())
+    sys.excepthook = _show_traceback
+
+
+def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    text = "".join(traceback.format_exception(kind, error, trace))
+    print(visible(text, MAX_MESSAGE, lines=True), end="", file=sys.stderr)
 
 
 def log_handler(stream: IO[str] | None = None) -> logging.Handler:

@@ -26,6 +26,7 @@ from composer_prime.cli import (
     volunteers,
 )
 from composer_prime.errors import ComposerPrimeError
+from composer_prime.visible import guard_process
 
 app = typer.Typer(
     name="composer-prime",
@@ -66,6 +67,7 @@ app.add_typer(replay.app, name="replay")
 
 def main() -> None:
     """The console script. Exit codes: 0 done, 1 something failed, 2 the person can fix it."""
+    guard_process()
     try:
         app()
     except ComposerPrimeError as error:

@@ -16,10 +16,10 @@ def status(
     ] = 0.0,
 ) -> None:
     """Show a run's sites, rounds, tokens and bytes. Reads only; works while sites run and after they ended."""
-    import json
     from dataclasses import asdict
 
     from composer_prime.store import open_store
+    from composer_prime.visible import json_text
     from composer_prime.watch.status import look
 
     opened = open_store(store)
@@ -28,7 +28,7 @@ def status(
     finally:
         opened.close()
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=2))
+        typer.echo(json_text(asdict(found), indent=2))
         return
     from rich.console import Console
 

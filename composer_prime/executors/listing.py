@@ -1,6 +1,5 @@
 """A launch's jobs as people see them: `ps`, and logs of several at once."""
 
-import json
 import os
 import queue
 import sys
@@ -13,7 +12,7 @@ from composer_prime.errors import BadInput, ComposerPrimeError
 from composer_prime.executors.fleet import Fleet, Seen
 from composer_prime.executors.records import Attempt, LaunchBook, by_site
 from composer_prime.executors.supervising import expenses_of
-from composer_prime.visible import visible
+from composer_prime.visible import json_text, visible
 
 PLAIN_WIDTH = 160
 
@@ -63,7 +62,7 @@ def draw(found: Sequence[Row], book: LaunchBook, *, as_json: bool) -> None:
     """Print rows as a table, or as JSON lines."""
     if as_json:
         for row in found:
-            print(json.dumps(asdict(row)))
+            print(json_text(asdict(row)))
         return
     from rich.console import Console
     from rich.table import Table

@@ -11,7 +11,7 @@ from tests.architecture import REPOSITORY
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 COMMANDS: Any = typer.main.get_command(app)
-SENTENCE = re.compile(r"(?:sets|doesn't|speaks|runs)\b")
+SENTENCE = re.compile(r"(?:sets|doesn't|speaks|runs|needs)\b")
 """How a sentence goes on after our name; else a command does."""
 
 

@@ -74,7 +74,8 @@ def test_without_a_run_nothing_that_a_bucket_needs_is_imported() -> None:
     )
     env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == "['composer_prime.errors', 'composer_prime.losses', 'composer_prime.sites'] False\n"
+    rooms = [f"composer_prime.{room}" for room in ("errors", "losses", "sites", "visible")]
+    assert done.stdout == f"{rooms} False\n"
 
 
 def started(folder: Path, env: dict[str, str], **config: Any) -> Trainer:
