@@ -131,7 +131,7 @@ def texts(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | 
             yield from texts(inner, (*path, index))
 
 
-def planted(value: Any, sample: Any, path: tuple[str | int, ...]) -> Any:
+def planted(value: Any, sample: Any, path: tuple[Any, ...]) -> Any:
     """A copy with the hostile text at that place; what is empty is the sample's."""
     if not path:
         return HOSTILE
@@ -165,7 +165,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder, has_keys
 
 
-def sealed(store: Store, data: dict[str, Any], record: Any, writer: str) -> bytes:
+def sealed(store: Store, data: Any, record: Any, writer: str) -> bytes:
     """The record's bytes, signed by its writer where its fields are such that it can be; else as they are."""
     if isinstance(record, Signed) and writer:
         head = f"composer-prime/{PROTOCOL}/{type(record).__name__}/{sha256_hex(store.get(keys.manifest()))}\n".encode()

@@ -1,4 +1,4 @@
-"""What a site writes into the bucket reaches people neither endless, nor beyond what can be, nor as a word on others."""
+"""What a site writes reaches people neither endless, nor beyond what can be, nor as a word against others."""
 
 import json
 import shutil
