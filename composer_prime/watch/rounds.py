@@ -64,10 +64,13 @@ def is_size(nbytes: int, numel: int) -> bool:
     return nbytes <= MAX_VALUE_BYTES * numel + 4096
 
 
-def read_rounds(store: Store, fragment: int, runtime: Runtime, numel: int, *, momentum: bool) -> FragmentRounds:
+def read_rounds(
+    store: Store, fragment: int, runtime: Runtime, numel: int, end: int, *, momentum: bool
+) -> FragmentRounds:
     """Read one fragment's log.
 
     numel, momentum   of its masters
+    end               of the run: no round closes from this version on, whatever stands there
     """
     found = FragmentRounds(fragment)
     listed = set(store.list(keys.rounds_prefix(fragment)))
@@ -78,7 +81,7 @@ def read_rounds(store: Store, fragment: int, runtime: Runtime, numel: int, *, mo
             found.offers.setdefault(place[1], set()).add(keys.offer_site(key))
     stored = [key for key in store.list(keys.masters_prefix(fragment)) if keys.is_master(key)]
     found.snapshots = sorted({keys.parse_master(key)[1] for key in stored})
-    found.version = _version(fragment, listed, found.snapshots)
+    found.version = _version(fragment, listed, found.snapshots, end)
     versions = range(found.version)
     for version, read in zip(
         versions, runtime.map(lambda v: read_or_say(store, Commit, keys.commit(fragment, v)), versions), strict=True
@@ -104,13 +107,13 @@ def read_or_say(store: Store, kind: type[R], key: str) -> R | str:
         return str(error)
 
 
-def _version(fragment: int, listed: set[str], snapshots: list[int]) -> int:
-    """Rounds closed: one more than the newest that has a commit, whatever is missing before it."""
+def _version(fragment: int, listed: set[str], snapshots: list[int], end: int) -> int:
+    """Rounds closed, at most `end`: one more than the newest that has a commit, whatever is missing before it."""
     seen = {place[1] for key in listed if (place := keys.parse_collectable(key)) is not None} | set(snapshots)
-    version = max(seen, default=0)
+    version = min(max(seen, default=0), end)
     while version > 0 and keys.commit(fragment, version - 1) not in listed:
         version -= 1
-    while keys.commit(fragment, version) in listed:
+    while version < end and keys.commit(fragment, version) in listed:
         version += 1
     return version
 

@@ -90,7 +90,8 @@ class _Look:
         self._fragments = plan_fragments(shapes, manifest.terms.fragments)
         momentum = self._terms.has_momentum
         self._rounds: list[FragmentRounds] = [
-            read_rounds(store, each.index, runtime, each.numel, momentum=momentum) for each in self._fragments
+            read_rounds(store, each.index, runtime, each.numel, self._ends[-1], momentum=momentum)
+            for each in self._fragments
         ]
         self._claimed = _claims(store, roster, runtime)
         self._tapes = {claimed.site: _tape(store, claimed.site, runtime) for claimed in self._claimed}

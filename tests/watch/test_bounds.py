@@ -73,6 +73,13 @@ def test_bad_offers_of_thousands_of_rounds_are_a_few_lines_and_hide_no_others(co
     assert any(problem.startswith("site b has not beaten") for problem in found.problems)
 
 
+def test_a_commit_far_behind_the_runs_end_closes_no_round(copy: Path) -> None:
+    far = copy / keys.commit(0, 99_999_990)
+    far.parent.mkdir(parents=True)
+    far.write_bytes((copy / keys.commit(0, 1)).read_bytes())
+    assert [fragment.version for fragment in look(open_store(f"file://{copy}")).by_fragment] == [2, 0]
+
+
 def test_nine_petabytes_that_a_guest_claims_are_told_and_not_counted(copy: Path) -> None:
     store = open_store(f"file://{copy}")
     sound = look(store).bytes.payloads
