@@ -21,6 +21,9 @@ R = TypeVar("R", bound=Record)
 MAX_VALUE_BYTES = 8
 """More than any codec takes for a value: a size beyond that is claimed, and there is no such payload."""
 
+MAX_PARTS = 1024
+"""A payload has no more slices, and a round no more parts than slices; a commit may claim any number."""
+
 _DETAIL = re.compile(r"\b[0-9a-f]{8,}\b|\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\b|\S*/\S*")
 
 
@@ -132,7 +135,7 @@ def _merged_bytes(store: Store, found: FragmentRounds, listed: set[str], numel: 
     standing: Counter[tuple[int, int]] = Counter()
     sample: dict[tuple[int, int], str] = {}
     for version, commit in found.commits.items():
-        for index in range(commit.num_parts):
+        for index in range(min(commit.num_parts, MAX_PARTS)):
             key = keys.merged(found.fragment, version, index)
             if key in listed:
                 standing[commit.num_parts, index] += 1

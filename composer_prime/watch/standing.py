@@ -12,7 +12,7 @@ from typing import TypedDict
 from composer_prime.sync.records import Commit
 from composer_prime.sync.terms import Terms
 from composer_prime.sync.validity import clipped
-from composer_prime.watch.rounds import FragmentRounds
+from composer_prime.watch.rounds import MAX_PARTS, FragmentRounds
 from composer_prime.watch.tapes import WHOLE, TapeFacts, is_against
 
 
@@ -46,7 +46,7 @@ class Standing:
 
     def _count(self, commit: Commit, tapes: Mapping[str, TapeFacts], terms: Terms) -> None:
         """A round that took something."""
-        parts = range(commit.num_parts) if commit.num_parts else (WHOLE,)
+        parts = range(min(commit.num_parts, MAX_PARTS)) if commit.num_parts else (WHOLE,)
         teller = tapes.get(commit.committer)
         for site, factor in clipped(commit.taken, terms, self._guests).items():
             self._clips[site].append(factor)

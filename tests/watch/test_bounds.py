@@ -8,6 +8,7 @@ import pytest
 
 from composer_prime.store import keys, open_store
 from composer_prime.sync.owner import Owner
+from composer_prime.sync.records import Commit
 from composer_prime.watch.status import MAX_PROBLEMS, look
 from tests.cli.command_line import call
 from tests.spec.runs import KEYS, OWNER, Play
@@ -78,6 +79,13 @@ def test_a_commit_far_behind_the_runs_end_closes_no_round(copy: Path) -> None:
     far.parent.mkdir(parents=True)
     far.write_bytes((copy / keys.commit(0, 1)).read_bytes())
     assert [fragment.version for fragment in look(open_store(f"file://{copy}")).by_fragment] == [2, 0]
+
+
+def test_a_commit_of_endless_parts_is_read_as_any_other(copy: Path) -> None:
+    place = copy / keys.commit(0, 1)
+    commit = Commit.from_bytes(place.read_bytes(), "commit").model_copy(update={"num_parts": 2**53})
+    place.write_bytes(commit.to_bytes())
+    assert look(open_store(f"file://{copy}")).by_fragment[0].version == 2
 
 
 def test_nine_petabytes_that_a_guest_claims_are_told_and_not_counted(copy: Path) -> None:
