@@ -57,6 +57,11 @@ class VisibleFormatter(logging.Formatter):
         return visible(super().formatException(ei), MAX_MESSAGE, lines=True)  # type: ignore[arg-type]
 
 
+def say(line: object, err: bool = False) -> None:
+    """Print one line that may quote what others wrote, at once; on standard error if `err`."""
+    print(visible(line, MAX_MESSAGE), file=sys.stderr if err else sys.stdout, flush=True)
+
+
 def guard_process() -> None:
     """Spell also what Python prints by itself: warnings of logs that nobody set up, and tracebacks."""
     if logging.lastResort is not None:

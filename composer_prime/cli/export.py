@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from composer_prime.cli.say import say
 from composer_prime.cli.store_arg import StoreArgument
+from composer_prime.visible import say
 
 ModelOption = Annotated[
     str,

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from composer_prime.cli.export import AlphaOption, DtypeOption, ModelOption
-from composer_prime.cli.say import say
 from composer_prime.cli.store_arg import StoreArgument
+from composer_prime.visible import say
 
 PollOption = Annotated[float, typer.Option("--poll-s", min=0.05, help="Seconds between two looks at the bucket.")]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from composer_prime.cli.recipe_args import RecipeArgument, read_recipe
-from composer_prime.cli.say import say
 from composer_prime.cli.store_arg import StoreArgument
+from composer_prime.visible import say
 
 if TYPE_CHECKING:
     from composer_prime.executors.fleet import Fleet

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from composer_prime.cli.say import say
 from composer_prime.cli.store_arg import AllowOption, StoreArgument
 from composer_prime.errors import BadInput
+from composer_prime.visible import say
 
 if TYPE_CHECKING:
     from composer_prime.sync.owner import Owner

@@ -2,8 +2,8 @@
 
 from contextlib import closing
 
-from composer_prime.cli.say import say
 from composer_prime.cli.store_arg import StoreArgument
+from composer_prime.visible import say
 
 
 def verify(store: StoreArgument) -> None:

@@ -23,7 +23,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer_prime.bench.adversaries import HELD_OUT_PROMPTS, HELD_OUT_ROLLOUTS, RUN_LIMIT_S, describe_pairs
+from composer_prime.bench.adversaries import (
+    HELD_OUT_PROMPTS,
+    HELD_OUT_ROLLOUTS,
+    POLL_S,
+    RUN_LIMIT_S,
+    STOP_S,
+    describe_pairs,
+)
 from composer_prime.bench.adversary_kinds import GUEST_KINDS
 from composer_prime.bench.adversary_site import HostilePlan, read_book
 from composer_prime.bench.held_out import final_weights, held_out_reward
@@ -49,7 +56,6 @@ FRAGMENTS, INNER_STEPS = 2, 12
 """As the page's recipe has them."""
 GUEST = "alice"
 ENVIRONMENT = QUIET_ENV | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-STOP_S, POLL_S = 20.0, 0.5
 
 
 def documented(page: str, heading: str) -> list[str]:
