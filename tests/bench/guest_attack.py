@@ -4,9 +4,9 @@
 
 Each seed has a run for each arm: without a guest, beside one that plays all kinds of hostile offers in turn and in
 every other round what turns it around, and beside a site of ours on an environment that rewards wrong answers. Of those
-that run when asked for, `--arm unguarded` is the control: a run without the limits on guests, which one such offer
-ruins. The page's recipe is changed in its pace alone: a round every two seconds, 200 of them. A run is judged by the
-reward of its final weights on tasks that no site was shown.
+that run when asked for, `--arm unguarded` is the control: a member's random offer, which a plain mean by claimed tokens
+takes whole. The page's recipe is changed in its pace alone: a round every two seconds, 200 of them. The judge is the
+reward of the final weights on tasks that no site was shown.
 """
 
 import argparse
@@ -51,7 +51,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "unguarded": ("endless tokens",),
 }
 """What hostile offers the guest makes, in turn; none: there is no guest, or one that trains."""
-UNGUARDED = f'aggregate = "mean"\nweighting = "tokens"\nguest_share = 0.5\nguest_clip = 1e6\nstep_tokens = {2**53}\n'
+UNGUARDED = f'aggregate = "mean"\nweighting = "tokens"\nstep_tokens = {2**53}\n'
 FRAGMENTS, INNER_STEPS = 2, 12
 """As the page's recipe has them."""
 GUEST = "alice"
@@ -107,7 +107,7 @@ class Run:
         while not (self.bucket / keys.manifest()).exists():
             check(children)
             time.sleep(POLL_S)
-        self._bash(self._invite.rstrip() + " --allow mean --allow tokens" * (self.arm == "unguarded"))
+        self._bash(self._invite.rstrip() + " --member --allow mean --allow tokens" * (self.arm == "unguarded"))
         return [*children, self._adversary() if ARMS[self.arm] else self._trainer()]
 
     def _trainer(self) -> Child:
@@ -126,7 +126,7 @@ class Run:
         """What holds the invitation's key and never trains."""
         invitation = decode((self.folder / f"{GUEST}.invitation").read_text())
         key, key_file = invitation.key(), self.folder / f"{GUEST}.key"
-        assert key is not None and invitation.guest
+        assert key is not None and invitation.guest == (self.arm != "unguarded")
         key.save(key_file)
         plan = HostilePlan(
             store=str(self.bucket),
