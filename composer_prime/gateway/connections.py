@@ -29,8 +29,11 @@ ANSWER_BYTES_PER_S = 32 * 2**10
 """The slowest at which a member may read what is left of an answer when its connection ends."""
 STRANGERS = 32
 """Strangers of one address (of an IPv6 /64) at once, where clients come by their own addresses."""
-ACCEPTED = 64
-"""Connections accepted before those are looked at that are there."""
+ACCEPTED = 16
+"""Connections accepted in one turn of the event loop."""
+UNSEEN = 4 * ACCEPTED
+"""Descriptors of connections between accept() and close() that `Crowd` doesn't count: asyncio makes a connection known
+two turns after it was accepted, and closes one that ends a turn later."""
 QUEUED = 1024
 """Connections that wait to be accepted."""
 OWN_FILES = 96
@@ -57,7 +60,7 @@ def connections_for_files(say: Callable[[str], None]) -> int:
     if soft != resource.RLIM_INFINITY and soft < highest:
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
     num_files = max(highest, soft)
-    connections = max(num_files - OWN_FILES - ACCEPTED, 16)
+    connections = max(num_files - OWN_FILES - UNSEEN, 16)
     if num_files < FEW_FILES:
         say(f"open files are limited to {num_files}: at most {connections} connections; start after `ulimit -n 4096`")
     return connections

@@ -1,6 +1,7 @@
 """Connections that bring nothing, or hardly anything, end; members get in all the while, however many those are."""
 
 import gc
+import signal
 import socket
 import subprocess
 import sys
@@ -253,7 +254,9 @@ def test_three_hundred_idle_connections_don_t_silence_a_gateway_of_256_descripto
         lines = [process.stderr.readline() for _ in range(2)]
         with closing(open_gateway("http", f"{root}/{RUN}", tmp_path / "alice.key")) as alice:
             assert alice.get(MANIFEST)
+        process.send_signal(signal.SIGSTOP)  # so that all are there at once
         with several(int(root.rpartition(":")[2]), 300):
+            process.send_signal(signal.SIGCONT)
             for _ in range(3):
                 with closing(open_gateway("http", f"{root}/{RUN}", tmp_path / "alice.key")) as alice:
                     assert alice.get(MANIFEST)
@@ -263,7 +266,9 @@ def test_three_hundred_idle_connections_don_t_silence_a_gateway_of_256_descripto
         process.kill()
         process.wait()
         assert process.stderr is not None
+        said = process.stderr.read()
         process.stderr.close()
+    assert said == "", "it had descriptors for all that it accepted"
 
 
 # --- how fast --------------------------------------------------------------------------------------------------------

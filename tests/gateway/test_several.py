@@ -29,7 +29,7 @@ from tests.sync.harness import ThreadSite, make_terms, start_together
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3]
 NUM_ROUNDS = 8
-TERMS = {"rounds": NUM_ROUNDS, "liveness_s": 2.0, "grace_s": 60.0}
+TERMS = {"rounds": NUM_ROUNDS, "liveness_s": PATIENCE_S, "grace_s": PATIENCE_S}
 HELD_AT = 12
 """Steps: three rounds of each fragment."""
 
