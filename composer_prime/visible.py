@@ -7,6 +7,7 @@ write lines that look like ours. Standard library only.
 import json
 import logging
 import sys
+import threading
 import traceback
 import unicodedata
 from types import TracebackType
@@ -67,6 +68,12 @@ def guard_process() -> None:
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(VisibleFormatter())
     sys.excepthook = _show_traceback
+    threading.excepthook = _show_thread_traceback
+
+
+def _show_thread_traceback(of: threading.ExceptHookArgs) -> None:
+    if of.exc_type is not SystemExit and of.exc_value is not None:
+        _show_traceback(of.exc_type, of.exc_value, of.exc_traceback)
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

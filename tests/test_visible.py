@@ -2,6 +2,8 @@
 
 import io
 import logging
+import subprocess
+import sys
 import unicodedata
 
 import pytest
@@ -45,3 +47,28 @@ def test_a_log_line_is_one_line_and_a_traceback_keeps_its_own(message: str) -> N
     except ValueError:
         logger.exception("failed")
     assert "\x1b" not in written.getvalue() and "\nTraceback" in written.getvalue()
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "fail()",
+        "import threading; t = threading.Thread(target=fail); t.start(); t.join()",
+        "import logging; logging.getLogger('uvicorn.error').error('bad %s', text)",
+    ],
+    ids=["main thread", "another thread", "a log that nobody set up"],
+)
+def test_what_a_command_s_process_prints_by_itself_is_spelled(ends: str) -> None:
+    program = f"""if True:
+        from composer_prime.visible import guard_process
+        from composer_prime.gateway.serving import Listening, server_of
+        from composer_prime.gateway.connections import ConnectionLimits
+        guard_process()
+        server_of(None, Listening("127.0.0.1", 0), ConnectionLimits(1))
+        text = "x\\x1b[2J"
+        def fail():
+            raise ValueError(text)
+        {ends}
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "\x1b" not in done.stderr and r"\x1b[2J" in done.stderr

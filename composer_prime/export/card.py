@@ -7,6 +7,7 @@ from composer_prime import __version__
 from composer_prime.export.reading import Merged
 from composer_prime.sync.canonical import Record
 from composer_prime.sync.run import Run
+from composer_prime.visible import visible
 
 RECORD_FILE = "composer-prime.json"
 CARD_FILE = "README.md"
@@ -42,7 +43,7 @@ def write_card(run: Run, record: SnapshotRecord, merged: Merged, base_name: str,
     base_name  the model that the run was created from, as it was named to us; of a folder, cards say the last part
     adapter    whether the folder holds LoRA adapters instead of a whole model
     """
-    manifest, terms = run.manifest, run.terms
+    manifest, terms, name = run.manifest, run.terms, visible(run.manifest.run)
     num_parameters = sum(math.prod(parameter.shape) for parameter in manifest.parameters)
     settings = terms.model_dump()
     what = "LoRA adapters" if adapter else "weights"
@@ -54,13 +55,13 @@ def write_card(run: Run, record: SnapshotRecord, merged: Merged, base_name: str,
         "tags: [composer-prime, reinforcement-learning, diloco]",
         "---",
         "",
-        f"# {manifest.run}, version {record.version}",
+        f"# {name}, version {record.version}",
         "",
         f"The {what} of a composer-prime run after {record.version} of {terms.final_version} rounds (the last one "
         f"closes it), rounded to {record.dtype}: {num_parameters:,} trained parameters. "
         f"Everything else is that of `{base}`.",
         "",
-        f"Run `{manifest.run}`, manifest `{run.sha256}`, written by composer-prime {__version__}.",
+        f"Run `{name}`, manifest `{run.sha256}`, written by composer-prime {__version__}.",
         "",
         "## Masters",
         "",

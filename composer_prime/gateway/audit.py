@@ -3,11 +3,12 @@
 A line never holds a signature, a nonce or a presigned URL: those are secrets for as long as they last.
 """
 
-import json
 import threading
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Literal, TextIO
+
+from composer_prime.visible import json_text
 
 Verdict = Literal["allowed", "missing", "refused", "failed"]
 MAX_TEXT = 512
@@ -44,5 +45,5 @@ class Audit:
         values = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **asdict(entry)}
         values |= {name: values[name][:MAX_TEXT] for name in ("operation", "key", "why")}
         with self._lock:
-            self._stream.write(json.dumps(values) + "\n")
+            self._stream.write(json_text(values) + "\n")
             self._stream.flush()

@@ -98,6 +98,7 @@ def server_of(app: Starlette, at: Listening, limits: ConnectionLimits) -> Gatewa
     config = uvicorn.Config(
         app,
         log_level="warning",
+        log_config=None,  # its lines are spelled as our own are
         access_log=False,  # the audit log is ours, and holds no URLs
         server_header=False,
         lifespan="off",

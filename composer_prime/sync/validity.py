@@ -118,12 +118,16 @@ def claim_fault(offer: Offer, *, version: int, taken: TakenBefore, terms: Terms)
         ("tokens", offer.tokens, version - max(captured, default=0)),
         ("tokens ever trained", offer.trained_tokens, version),
     ):
-        most = ROWS_PER_ROLLOUT * terms.step_tokens * terms.most_steps(rounds)
-        if claimed > most:
+        if claimed > (most := most_tokens(terms, rounds)):
             return f"says {claimed} {name}, the recipe makes at most {most} in {rounds} rounds"
     if offer.steps > (most := terms.most_steps(version - max(captured, default=0))):
         return f"says {offer.steps} steps, there is time for at most {most} since its last offer"
     return None
+
+
+def most_tokens(terms: Terms, rounds: int) -> float:
+    """Tokens that no site trains more of in so many rounds; infinity where the terms don't say what a step trains."""
+    return math.inf if terms.step_tokens is None else ROWS_PER_ROLLOUT * terms.step_tokens * terms.most_steps(rounds)
 
 
 def payload_fault(offer: Offer, *, version: int, taken: TakenBefore, terms: Terms) -> str | None:

@@ -363,7 +363,7 @@ class _CheckingMerger(Merger):
             payloads = self._runtime.map(lambda entry: self._payload_fault(entry.offer), commit.taken)
             if any(isinstance(fault, PayloadUnsound) for fault in payloads):
                 return  # a void round, for every site, whatever else is wrong with it
-        offers = self._runtime.map(lambda entry: self._offer_fault(entry.offer, commit.committer), commit.taken)
+        offers = self._runtime.map(lambda entry: self._offer_fault(entry.offer, commit), commit.taken)
         for fault in [*offers, *payloads]:
             if fault is not None:
                 raise fault
@@ -376,21 +376,22 @@ class _CheckingMerger(Merger):
                 self._check_merged_payload(part)
                 self._recompute(closing, part)
 
-    def _offer_fault(self, offer: Offer, committer: str) -> CorruptObject | None:
-        """What is wrong when an offer's own record, where it is kept, isn't the one that the commit took."""
+    def _offer_fault(self, offer: Offer, commit: Commit) -> CorruptObject | None:
+        """What is wrong when an offer's own record, where it is kept, isn't the one that the commit took. Its site is
+        named only where it signed what stands there."""
         key = keys.offer(offer.fragment, offer.version, offer.site)
         try:
             stands = Offer.from_bytes(read_bytes(self._store, key), key)
         except CorruptObject:
             stands = None
         except KeyMissing:
-            what = f"is gone, though the commit of {committer} took it"
+            what = f"is gone, though the commit of {commit.committer} took it"
             return _fault(offer.fragment, offer.version, key, what, offer.site) if self._terms.keep_log else None
         if stands == offer:
             return None
-        return _fault(
-            offer.fragment, offer.version, key, f"isn't the offer that the commit of {committer} took", offer.site
-        )
+        is_own = stands is not None and self._roster.fault(stands, offer.site, commit.admissions) is None
+        what = f"isn't the offer that the commit of {commit.committer} took"
+        return _fault(offer.fragment, offer.version, key, what, offer.site if is_own else None)
 
     def _payload_fault(self, offer: Offer) -> CorruptObject | None:
         try:

@@ -57,7 +57,7 @@ def contribution(store: Store, site: str) -> Contribution:
         remedy = "wait until it has started, or correct the name"
         raise BadInput(f"site {site} never came to run {status.run}; {came} did: {remedy}")
     merged = sum(each.merged_tokens for each in status.sites)
-    up, down = _traffic(store, site)
+    up, down = _traffic(store, site, found.incarnation)
     return Contribution(
         run=status.run,
         site=site,
@@ -106,11 +106,11 @@ def lines(found: Contribution) -> Iterator[str]:
         f"{found.carried_tokens:,} carried, {found.dropped_tokens:,} dropped"
     )
     yield f"rounds: {found.rounds_taken} taken, {found.rounds_missed} missed"
-    yield f"{size(found.bytes_up)} sent, {size(found.bytes_down)} fetched"
+    yield f"{size(found.bytes_up)} sent, {size(found.bytes_down)} fetched, as its own tape says"
 
 
-def _traffic(store: Store, site: str) -> tuple[int, int]:
-    """(up, down) bytes, as the site's tape says: each of its processes counts from its own start."""
+def _traffic(store: Store, site: str, newest: int) -> tuple[int, int]:
+    """(up, down) bytes, as the site's tape says of its processes up to the newest: each counts from its start."""
     by_process: dict[int, tuple[int, int]] = {}
     for key in store.list(keys.tape_prefix(site)):
         for line in store.get(key).splitlines():
@@ -119,6 +119,8 @@ def _traffic(store: Store, site: str) -> tuple[int, int]:
                 process, up, down = (count(event[name]) for name in ("incarnation", "bytes_up", "bytes_down"))
             except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
                 continue  # another event, or a line that `status` calls a problem
+            if process > newest:
+                continue
             before = by_process.get(process, (0, 0))
             by_process[process] = (max(before[0], up), max(before[1], down))
     return sum(up for up, _ in by_process.values()), sum(down for _, down in by_process.values())

@@ -13,6 +13,7 @@ from composer_prime.store.base import Store
 from composer_prime.sync.canonical import Record
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Commit, Offer, Part, Taken
+from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import Runtime
 from composer_prime.visible import visible
 
@@ -32,7 +33,7 @@ class FragmentRounds:
     """What the bucket holds of one fragment's rounds.
 
     version     rounds closed
-    commits     by round; a round whose commit can't be read has none
+    commits     by round; a round whose commit can't be read, or was made by none who may commit, has none
     void        rounds that merged nothing; `faulty` of them because of an unsound commit
     offers      sites that have an offer, by round, as far as offers are kept
     """
@@ -68,10 +69,11 @@ def is_size(nbytes: int, numel: int) -> bool:
 
 
 def read_rounds(
-    store: Store, fragment: int, runtime: Runtime, numel: int, end: int, *, momentum: bool
+    store: Store, roster: Roster, fragment: int, runtime: Runtime, numel: int, end: int, *, momentum: bool
 ) -> FragmentRounds:
     """Read one fragment's log.
 
+    roster            by which commits' makers are judged
     numel, momentum   of its masters
     end               of the run: no round closes from this version on, whatever stands there
     """
@@ -89,10 +91,11 @@ def read_rounds(
     for version, read in zip(
         versions, runtime.map(lambda v: read_or_say(store, Commit, keys.commit(fragment, v)), versions), strict=True
     ):
-        if isinstance(read, Commit):
+        fault = _commit_fault(roster, read, fragment, version) if isinstance(read, Commit) else str(read)
+        if isinstance(read, Commit) and fault is None:
             found.commits[version] = read
         else:
-            found.problems.append(str(read))
+            found.problems.append(str(fault))
     found.faulty = _faulty(found)
     found.void = found.faulty | {version for version, commit in found.commits.items() if not commit.taken}
     found.merged_bytes = _merged_bytes(store, found, listed, numel, runtime)
@@ -108,6 +111,12 @@ def read_or_say(store: Store, kind: type[R], key: str) -> R | str:
         return read_record(store, kind, key)
     except (KeyMissing, CorruptObject) as error:
         return str(error)
+
+
+def _commit_fault(roster: Roster, commit: Commit, fragment: int, version: int) -> str | None:
+    """Why what it says of others counts for nothing; None when its maker may commit."""
+    fault = roster.author_fault(commit) if commit.is_at(fragment, version) else "is another round's"
+    return None if fault is None else f"{keys.commit(fragment, version)} {fault}"
 
 
 def _version(fragment: int, listed: set[str], snapshots: list[int], end: int) -> int:

@@ -7,7 +7,7 @@ beat changed in between.
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from composer_prime.errors import CorruptObject, KeyMissing
 from composer_prime.outer.fragments import plan_fragments
@@ -19,6 +19,7 @@ from composer_prime.sync.reading import read_bytes
 from composer_prime.sync.records import Beat, Close, Manifest
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import Runtime, ThreadRuntime
+from composer_prime.sync.validity import most_tokens
 from composer_prime.visible import visible
 from composer_prime.watch.records import Bytes, FragmentStatus, RunStatus, SiteStatus
 from composer_prime.watch.rounds import FragmentRounds, is_size, offered_bytes, read_or_say, read_rounds
@@ -32,6 +33,8 @@ MAX_PROBLEMS = 50
 MAX_REASONS = 20
 BEATS_PER_LIVENESS = 5
 """Beats of a live site within `liveness_s`; a shorter watch can't tell that it is silent."""
+ROUNDS_MEANWHILE = 2
+"""By which a beat may be ahead of the rounds that were read before it."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def look(store: Store, watch_s: float = 0.0, wait: Callable[[float], object] = t
     try:
         before = None
         if watch_s > 0:
-            before = {claimed.site: claimed.beat for claimed in _claims(store, roster, runtime)}
+            before = {claimed.site: claimed.beat for claimed in _claims(store, roster, runtime)[0]}
             wait(watch_s)
         return _Look(store, manifest, roster, runtime, watch_s, before).status()
     finally:
@@ -90,10 +93,11 @@ class _Look:
         self._fragments = plan_fragments(shapes, manifest.terms.fragments)
         momentum = self._terms.has_momentum
         self._rounds: list[FragmentRounds] = [
-            read_rounds(store, each.index, runtime, each.numel, self._ends[-1], momentum=momentum)
+            read_rounds(store, roster, each.index, runtime, each.numel, self._ends[-1], momentum=momentum)
             for each in self._fragments
         ]
-        self._claimed = _claims(store, roster, runtime)
+        claims, strangers = _claims(store, roster, runtime)
+        self._claimed = [self._believed(claimed) for claimed in claims]
         self._tapes = {claimed.site: _tape(store, claimed.site, runtime) for claimed in self._claimed}
         guests = self._roster.authority().guests
         believed = {each.site for each in self._claimed if not each.revoked} - set(guests)
@@ -101,12 +105,27 @@ class _Look:
         self._standing = Standing(self._rounds, words, self._terms, guests)
         self._offered, unread = self._read_offers(runtime)
         self._closed, problems = self._read_close()
+        problems += strangers
         for rounds in self._rounds:
             problems += few(f"fragment {rounds.fragment}", rounds.problems)
         problems += [claimed.problem for claimed in self._claimed if claimed.problem is not None]
         problems += [problem for tape in self._tapes.values() for problem in tape.problems]
         problems += [problem for site, of_site in unread.items() for problem in few(f"site {site}", of_site)]
         self._problems = few("in all", problems, MAX_PROBLEMS)
+
+    def _believed(self, claimed: _Claimed) -> _Claimed:
+        """Without a beat that says what can't be."""
+        beat, rounds = claimed.beat, max(rounds.version for rounds in self._rounds)
+        if beat is None:
+            return claimed
+        most, num_fragments = most_tokens(self._terms, rounds + ROUNDS_MEANWHILE), len(self._fragments)
+        if beat.trained_tokens > most:
+            fault = f"says {beat.trained_tokens} tokens, the recipe makes at most {most} in {rounds} rounds"
+        elif len(beat.versions) > num_fragments:
+            fault = f"says {len(beat.versions)} versions of {num_fragments} fragments"
+        else:
+            return claimed
+        return replace(claimed, beat=None, problem=f"the beat of site {claimed.site} {fault}: not counted")
 
     def status(self) -> RunStatus:
         """Everything, put together."""
@@ -268,13 +287,20 @@ def _num_live(sites: Sequence[SiteStatus]) -> int | None:
     return None if None in beating else sum(map(bool, beating))
 
 
-def _claims(store: Store, roster: Roster, runtime: Runtime) -> list[_Claimed]:
-    """Every site that ever claimed its name, with the beat of its newest incarnation."""
+def _claims(store: Store, roster: Roster, runtime: Runtime) -> tuple[list[_Claimed], list[str]]:
+    """Every site of the run that ever claimed its name, with the beat of its newest incarnation; and what is wrong
+    with other claims."""
     claims: dict[str, list[int]] = {}
     for key in store.list(keys.sites_prefix()):
         if keys.is_claim(key):
             site, incarnation = keys.parse_claim(key)
             claims.setdefault(site, []).append(incarnation)
+    strangers = [site for site in claims if roster.signed and roster.last_admission_of(site) is None]
+    for site in strangers:
+        del claims[site]
+    problems = []
+    if strangers:
+        problems = [f"names that were never admitted have claims: {len(strangers):,}, such as {min(strangers)}"]
 
     def read(site: str) -> _Claimed:
         admissions = roster.last_admission_of(site) if roster.signed else None
@@ -296,7 +322,7 @@ def _claims(store: Store, roster: Roster, runtime: Runtime) -> list[_Claimed]:
             return _Claimed(*place, None, f"{key} of {site} {fault}", revoked)
         return _Claimed(*place, beat, None, revoked)
 
-    return runtime.map(read, sorted(claims))
+    return runtime.map(read, sorted(claims)), problems
 
 
 def _tape(store: Store, site: str, runtime: Runtime) -> TapeFacts:

@@ -1,11 +1,15 @@
 """A `RunStatus` as a person reads it: a few lines on the run, a table of its sites, one of its fragments."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
 from composer_prime.visible import visible
 from composer_prime.watch.records import RunStatus, SiteStatus
 
+MAX_SITES = 40
+"""Rows; where there are more sites, those in the last round come first. `--json` has them all."""
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -45,12 +49,14 @@ def site_table(status: RunStatus) -> Table:
     title = "sites" if status.sites else "no site has come yet"
     if status.sites and not status.watched_s:
         title += " (one look: --watch-s tells who is alive)"
+    if len(status.sites) > MAX_SITES:
+        title += f", {MAX_SITES} of {len(status.sites):,}"
     table = Table(title=title, title_justify="left")
     for column in ("site", "state", "alive", "in last round", "step", "rounds"):
         table.add_column(column)
     for column in ("tokens", "merged", "carried", "dropped", "taken", "missed", "processes"):
         table.add_column(column, justify="right")
-    for site in status.sites:
+    for site in _shown(status.sites):
         table.add_row(
             site.site,
             site.state,
@@ -64,6 +70,10 @@ def site_table(status: RunStatus) -> Table:
             str(site.incarnations),
         )
     return table
+
+
+def _shown(sites: Sequence[SiteStatus]) -> list[SiteStatus]:
+    return sorted(sites, key=lambda site: not site.contributing)[:MAX_SITES]
 
 
 def fragment_table(status: RunStatus) -> Table:
@@ -92,11 +102,12 @@ def standing_table(status: RunStatus) -> Table:
     table.add_column("site")
     for column in ("clipped", "at most to", "against the round", "put over by another"):
         table.add_column(column, justify="right")
-    for site in status.sites:
-        if site.rounds_clipped or site.rounds_against or site.rounds_equivocated:
-            least = "-" if site.least_clip is None else f"{site.least_clip:.2g}"
-            counts = (site.rounds_clipped, least, site.rounds_against, site.rounds_equivocated)
-            table.add_row(site.site, *map(str, counts))
+    for site in _shown(
+        [each for each in status.sites if each.rounds_clipped or each.rounds_against or each.rounds_equivocated]
+    ):
+        least = "-" if site.least_clip is None else f"{site.least_clip:.2g}"
+        counts = (site.rounds_clipped, least, site.rounds_against, site.rounds_equivocated)
+        table.add_row(site.site, *map(str, counts))
     return table
 
 

@@ -2,14 +2,22 @@
 
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
+from composer_prime.errors import CorruptObject
 from composer_prime.store import keys, open_store
+from composer_prime.store.base import Store
+from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.owner import Owner
-from composer_prime.sync.records import Commit
+from composer_prime.sync.records import Beat, Commit, Offer, Refused, Signed
+from composer_prime.sync.verifying import Verifier
+from composer_prime.volunteers.contribution import contribution
 from composer_prime.watch.status import MAX_PROBLEMS, look
+from composer_prime.watch.tables import MAX_SITES
 from tests.cli.command_line import call
 from tests.spec.runs import KEYS, OWNER, Play
 
@@ -46,6 +54,14 @@ def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, f
     return lines
 
 
+S = TypeVar("S", bound=Signed)
+
+
+def signed(store: Store, record: S, by: str) -> S:
+    run_sha = sha256_hex(store.get(keys.manifest()))
+    return record.model_copy(update={"signature": KEYS[by].sign(record.message(run_sha))})
+
+
 def write_tape(folder: Path, site: str, lines: list[str]) -> None:
     place = folder / f"{keys.tape_prefix(site)}000000/00000000.jsonl"
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -72,6 +88,70 @@ def test_bad_offers_of_thousands_of_rounds_are_a_few_lines_and_hide_no_others(co
     assert len(found.problems) <= 8 <= MAX_PROBLEMS
     assert any("site c: 1,995 more problems" in problem for problem in found.problems)
     assert any(problem.startswith("site b has not beaten") for problem in found.problems)
+
+
+def test_names_that_nobody_admitted_are_no_sites(copy: Path) -> None:
+    before = look(store := open_store(f"file://{copy}"))
+    for number in range(300):
+        store.create(keys.claim(f"x{number}", 0), b"{}")
+    found = look(store)
+    assert found.sites == before.sites
+    assert found.problems == (*before.problems, "names that were never admitted have claims: 300, such as x0")
+
+
+def test_where_anybody_may_come_the_table_ends_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = Play(tmp_path / "run", "ab", signed=False, sizes=(10, 40, 7), quorum=2)
+    play.rounds(2, fragments=1)
+    for number in range(300):
+        play.store.create(keys.claim(f"0{number}", 0), b"{}")
+    lines = call(capsys, monkeypatch, "status", str(tmp_path / "run")).out.split("\n")
+    assert len(lines) < 120 and any(f"{MAX_SITES} of 302" in line for line in lines)
+    assert sum(" a " in line or " b " in line for line in lines) >= 2, "those that take part come first"
+
+
+def test_beats_of_more_than_can_be_are_told_and_not_counted(tmp_path: Path) -> None:
+    play = Play(tmp_path / "run", "abcd", signed=True, sizes=(10, 40, 7), quorum=2, step_tokens=100)
+    play.rounds(2, fragments=1)
+    store = play.store
+    false: dict[str, dict[str, Any]] = {"b": {"trained_tokens": 2**53}, "c": {"versions": (7,) * 10_000}}
+    for site, claims in false.items():
+        key = keys.beat(site, 0)
+        beat = Beat.from_bytes(store.get(key), key).model_copy(update=claims)
+        store.put(key, signed(store, beat, site).to_bytes())
+    found = look(store)
+    tokens = {site.site: site.trained_tokens for site in found.sites}
+    assert max(tokens.values()) < 10**6 and max(len(site.versions) for site in found.sites) == 2
+    assert [problem.split(" says ")[0] for problem in found.problems] == ["the beat of site b", "the beat of site c"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "signer", "why"),
+    [
+        ({}, None, "is not signed"),
+        ({}, "b", "signature"),
+        ({"committer": "c"}, "c", "guest"),
+        ({"version": 0}, "a", "is another round's"),
+        ({"admissions": 7}, "a", "which isn't there"),
+    ],
+    ids=["unsigned", "another's", "a guest's", "misplaced", "without its admission"],
+)
+def test_what_no_committer_said_of_others_counts_for_nothing(
+    copy: Path, changes: dict[str, Any], signer: str | None, why: str
+) -> None:
+    store = open_store(f"file://{copy}")
+    before = look(store)
+    key = keys.commit(0, 1)
+    said = {"refused": (Refused(site="b", why="a liar"),), "signature": None}
+    commit = Commit.from_bytes(store.get(key), key).model_copy(update=said | {"committer": "a"} | changes)
+    store.put(key, (commit if signer is None else signed(store, commit, signer)).to_bytes())
+    found = look(store)
+    assert found.refused == before.refused
+    assert [site.rounds_taken for site in found.sites if site.site in "ab"] == [1, 1]
+    assert (found.by_fragment[0].version, found.by_fragment[0].faulty) == (2, before.by_fragment[0].faulty + 1)
+    (problem,) = set(found.problems) - set(before.problems)
+    assert problem.startswith(f"{key} ") and why in problem
 
 
 def test_a_commit_far_behind_the_runs_end_closes_no_round(copy: Path) -> None:
@@ -114,3 +194,20 @@ def test_what_guests_tell_of_others_counts_for_nothing(run: Path, copy: Path, gu
     assert told["a"] == (0, 0)
     write_tape(copy, "b", [json.dumps(event) for event in false])  # a member's word of how offers stood does count
     assert next(site for site in look(store).sites if site.site == "a").rounds_against == 2
+
+
+@pytest.mark.parametrize(("signer", "blamed"), [("a", ""), ("b", " of b")])
+def test_verify_names_a_site_for_a_second_offer_that_it_signed_itself(copy: Path, signer: str, blamed: str) -> None:
+    store = open_store(f"file://{copy}")
+    key = keys.offer(0, 1, "b")
+    second = Offer.from_bytes(store.get(key), key).model_copy(update={"tokens": 11})
+    store.put(key, signed(store, second, signer).to_bytes())
+    with closing(Verifier(store)) as verifier, pytest.raises(CorruptObject, match=f"{key}{blamed} isn't the offer"):
+        verifier.check(0)
+
+
+def test_traffic_of_processes_that_never_started_is_none_of_a_site_s(copy: Path) -> None:
+    event = {"event": "round", "fragment": 0, "version": 0, "fault": None, "bytes_up": 7, "bytes_down": 5}
+    write_tape(copy, "c", [json.dumps(event | {"incarnation": number}) for number in (0, 1, 10**6)])
+    found = contribution(open_store(f"file://{copy}"), "c")
+    assert (found.bytes_up, found.bytes_down, found.starts) == (7, 5, 1)
