@@ -39,6 +39,8 @@ class CheckpointManager:
         path.mkdir(parents=True, exist_ok=True)
         torch.save(state, path / f"rank_{dist.get_rank()}.pt")
         dist.barrier()
+        if dist.get_rank() == 0:
+            (path / ".metadata").touch()
 
     def load(
         self,

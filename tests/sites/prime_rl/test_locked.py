@@ -1,0 +1,64 @@
+"""Our loss beside nothing but what PRIME-RL's own lock names, and what an outer run says of a package that it lacks.
+
+`locked/` holds the names in each version's uv.lock: the `name` of every `[[package]]`, sorted.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from composer_prime.sync.signatures import SigningKey
+from tests.sites.prime_rl.launched import HOOKED, Launched, Process, announced
+from tests.sites.prime_rl.standin_runs import Trainer, site
+
+pytestmark = pytest.mark.slow
+
+LOCKS = sorted(Path(__file__).with_name("locked").glob("*.txt"))
+
+
+class LockedTrainer(Trainer):
+    """A stand-in whose only rank can import what a list names: a process of its own, forked from none of ours."""
+
+    names: Path
+
+    def _start(self, module: str, arguments: list[str], environment: dict[str, str], log: Path) -> Process:
+        beside = "tests.sites.prime_rl.only_locked"
+        return Launched._start(self, beside, [str(self.names), module, *arguments], environment, log)
+
+
+def beside(names: Path, trainer: Trainer) -> LockedTrainer:
+    locked = LockedTrainer(trainer.folder, env=trainer.env, config=trainer.config | {"max_steps": 1})
+    locked.names = names
+    return locked
+
+
+@pytest.mark.parametrize("names", LOCKS, ids=lambda path: path.stem)
+def test_the_loss_needs_nothing_that_upstreams_lock_lacks(names: Path, tmp_path: Path) -> None:
+    beside(names, Trainer(tmp_path / "plain", config={"loss": {"import_path": HOOKED}})).start().finish()
+
+
+@pytest.mark.parametrize(
+    ("uri", "keyed", "missing"),
+    [("", False, "zstandard"), ("s3://bucket/run", False, "botocore"), ("", True, "cryptography")],
+)
+def test_a_package_that_an_outer_run_lacks_is_one_line_with_the_command(
+    uri: str, keyed: bool, missing: str, tmp_path: Path
+) -> None:
+    there = {name for path in LOCKS for name in path.read_text().split()} | {"zstandard"}
+    names = tmp_path / "names"
+    names.write_text("\n".join(there - {missing}))
+    trainer = site(tmp_path, "a", uri or announced(tmp_path / "bucket"))
+    if keyed:
+        SigningKey.generate().save(tmp_path / "key.pem")
+        trainer.env["COMPOSER_PRIME_KEY"] = str(tmp_path / "key.pem")
+    code, output = beside(names, trainer).start().wait()
+    assert code == 2, output
+    said = f"needs {missing}, which isn't installed beside PRIME-RL: uv pip install {missing}"
+    assert [said in line for line in output.splitlines() if line.startswith("composer-prime: ")] == [True], output
+    assert "Traceback" not in output and not (tmp_path / "a" / "broadcasts").exists()
+
+
+def test_beside_what_the_docs_command_adds_an_outer_run_works(tmp_path: Path) -> None:
+    names = tmp_path / "names"
+    names.write_text(f"{LOCKS[0].read_text()}\nbotocore zstandard")
+    assert "joined" in beside(names, site(tmp_path, "a", announced(tmp_path / "bucket"))).start().finish()
