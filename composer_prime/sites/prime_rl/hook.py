@@ -14,7 +14,7 @@ from composer_prime import metrics
 from composer_prime.errors import ConfigError, FingerprintMismatch
 from composer_prime.sites.prime_rl import checkpoints, versions
 from composer_prime.sites.prime_rl.membership import Membership, Place
-from composer_prime.sites.prime_rl.outer.saying import ending_in_one_line
+from composer_prime.sites.prime_rl.outer.saying import ending_in_one_line, rank
 from composer_prime.sites.prime_rl.outer.settings import SITE, HookSettings
 from composer_prime.sites.prime_rl.outer.steps import Step, Trainer
 from composer_prime.sites.prime_rl.result import FOLDER
@@ -71,10 +71,14 @@ class OuterHook:
         @functools.wraps(save)
         def saving(manager: Any, step: int, *args: Any, **kwargs: Any) -> Any:
             # First ours: a checkpoint of upstream's that is whole has its outer state then.
+            path = Path(manager.get_ckpt_path(step))
             if self._membership is not None:
                 with ending_in_one_line():
-                    self._membership.save(Path(manager.get_ckpt_path(step)))
-            return save(manager, step, *args, **kwargs)
+                    self._membership.save(path)
+            saved = save(manager, step, *args, **kwargs)
+            if self._membership is not None and rank() == 0:
+                checkpoints.end_saving(path)
+            return saved
 
         return saving
 
