@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from composer_prime.sites.prime_rl.checkpoints import newest_whole
 from tests.sites.prime_rl.launched import Launched
 
@@ -45,11 +43,10 @@ STAGES = {
     "an old one half deleted": Stage("shutil.rmtree", r"step_{old}$", True),
 }
 """The next save's "before ours" is after all of this one."""
-stages = pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
 
 
 def orchestrator_has_shipped(checkpoints: Path, last: int) -> None:
-    """Lay down what upstream's orchestrator does for every step up to this one, ahead of the trainer."""
+    """Lay down what upstream's orchestrator does when it has sent the batches up to this step."""
     for step in range(1, last + 1):
         file = checkpoints / f"step_{step}" / "orchestrator" / "progress.pt"
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -104,7 +104,7 @@ class Launched:
                 process.wait()
 
 
-def announced(bucket: Path, **terms: Any) -> str:
+def announced(bucket: Path | str, **terms: Any) -> str:
     """A run in a new bucket, without masters yet; its URI."""
     store = open_store(str(bucket))
     announce(store, FoundingRecord(run="run", terms=make_terms(**TERMS | terms)))

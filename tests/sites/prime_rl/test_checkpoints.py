@@ -9,7 +9,7 @@ import pytest
 from composer_prime.store import keys, open_store
 from composer_prime.sync.records import Commit
 from tests.sites.prime_rl.comparing import assert_same
-from tests.sites.prime_rl.killed import STAGES, Stage, check_refused, newest, orchestrator_has_shipped, stages
+from tests.sites.prime_rl.killed import STAGES, Stage, check_refused, newest, orchestrator_has_shipped
 from tests.sites.prime_rl.launched import announced
 from tests.sites.prime_rl.standin_runs import Trainer, site
 
@@ -41,16 +41,16 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     return trainer
 
 
-@stages
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
 @pytest.mark.parametrize("step", [4, 6])
 def test_a_trainer_killed_while_it_saves_resumes_and_loses_nothing_merged(
     step: int, stage: Stage, calm: Trainer, tmp_path: Path
 ) -> None:
     trainer = saving(tmp_path)
     checkpoints = trainer.folder / "checkpoints"
-    orchestrator_has_shipped(checkpoints, step)
     trainer.within = stage.within(step, step - 2)
     assert trainer.start().wait()[0] == -9
+    orchestrator_has_shipped(checkpoints, step)
     trainer.within = ()
     resumed = step if stage.is_whole else step - 2
     assert newest(checkpoints) == resumed
@@ -67,9 +67,9 @@ def test_a_trainer_killed_while_it_saves_resumes_and_loses_nothing_merged(
 def test_a_step_is_resumed_from_only_with_all_that_it_had(tmp_path: Path) -> None:
     trainer = saving(tmp_path)
     checkpoints = trainer.folder / "checkpoints"
-    orchestrator_has_shipped(checkpoints, 6)
     trainer.within = STAGES["an old one half deleted"].within(8, 6)
     assert trainer.start().wait()[0] == -9
+    orchestrator_has_shipped(checkpoints, 6)
     assert (checkpoints / "step_6" / "trainer" / ".metadata").is_file() and newest(checkpoints) is None
     trainer.within = ()
     check_refused(trainer.start(resume=6), 6, 8)

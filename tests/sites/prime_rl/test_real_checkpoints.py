@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.sites.prime_rl.comparing import assert_same
-from tests.sites.prime_rl.killed import Stage, check_refused, newest, orchestrator_has_shipped, stages
+from tests.sites.prime_rl.killed import STAGES, check_refused, newest, orchestrator_has_shipped
 from tests.sites.prime_rl.launched import announced
 from tests.sites.prime_rl.real_runs import RealTrainer, feed, real_site, save_model
 
@@ -20,40 +20,33 @@ STEP = 3
 """The step whose save is cut off: between the ends of two rounds."""
 
 
-def saving(folder: Path, model: Path) -> RealTrainer:
-    """A site that saves each of its four steps, and keeps one checkpoint; rounds end with steps 2 and 4."""
-    uri = announced(folder / "bucket", inner_steps=2)
-    trainer = real_site(folder, "a", model, uri, ckpt={"interval": 1, "keep_last": 1})
-    feed(trainer)
-    return trainer
-
-
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
+def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RealTrainer]:
+    """For each stage, and for none, a site that saves each of its four steps and keeps one; rounds end with 2 and 4."""
+    model = save_model(tmp_path_factory.mktemp("model"))
+    found = {}
+    for name in ("calm", *STAGES):
+        folder = tmp_path_factory.mktemp("site")
+        uri = announced(folder / "bucket", inner_steps=2)
+        found[name] = real_site(folder, "a", model, uri, ckpt={"interval": 1, "keep_last": 1})
+    feed(*found.values())
+    found["calm"].start().finish()
+    return found
 
 
-@pytest.fixture(scope="module")
-def calm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> RealTrainer:
-    """One that nothing disturbed."""
-    trainer = saving(tmp_path_factory.mktemp("calm"), model).start()
-    trainer.finish()
-    return trainer
-
-
-@stages
+@pytest.mark.parametrize("name", STAGES)
 def test_a_real_trainer_killed_while_it_saves_resumes_and_loses_nothing_merged(
-    stage: Stage, calm: RealTrainer, model: Path, tmp_path: Path
+    name: str, sites: dict[str, RealTrainer]
 ) -> None:
-    trainer = saving(tmp_path, model)
+    stage, trainer, calm = STAGES[name], sites[name], sites["calm"]
     checkpoints = trainer.folder / "checkpoints"
-    orchestrator_has_shipped(checkpoints, STEP)
     trainer.within = stage.within(STEP, STEP - 1)
     assert trainer.start().wait()[0] == -9
+    orchestrator_has_shipped(checkpoints, STEP)
     trainer.within = ()
     resumed = STEP if stage.is_whole else STEP - 1
     assert newest(checkpoints) == resumed
-    if not stage.is_whole:  # PRIME-RL's own choice is the newest folder
+    if name in ("before ours", "upstream's all but whole"):  # no file of upstream's trainer, and all but one
         check_refused(trainer.start(resume=-1), STEP, resumed)
     trainer.start(resume=-1 if stage.is_whole else resumed).finish()
     assert [one["version"] for one in trainer.masters()] == [3]
