@@ -1,6 +1,7 @@
-"""Kills a program by kill -9 when it is about to do one thing: `python -m tests.sites.prime_rl.killed EVENT FILE MODULE`.
+"""Kills a program by kill -9 when it is about to do one thing: `python -m tests.sites.prime_rl.killed EVENT FILE ...`.
 
-EVENT is one of Python's audit events, which come before the thing is done; FILE is a pattern of a path in it.
+What follows is its module and arguments. EVENT is one of Python's audit events, which come before the thing is done;
+FILE is a pattern of a path in it.
 """
 
 import os
@@ -68,10 +69,11 @@ def check_refused(trainer: Launched, step: int, instead: int) -> None:
 
 def _die_before(event: str, file: str) -> None:
     def about_to(name: str, args: tuple[Any, ...]) -> None:
-        if name != event or not any(re.search(file, os.fsdecode(at)) for at in args if isinstance(at, (str, os.PathLike))):
+        paths = [os.fsdecode(at) for at in args if isinstance(at, str | os.PathLike)]
+        if name != event or not any(re.search(file, path) for path in paths):
             return
         if name == "shutil.rmtree":  # in an order that the disk gives: the worst is that .metadata comes last
-            for old in Path(args[0]).rglob("*"):
+            for old in Path(paths[0]).rglob("*"):
                 if old.is_file() and old.name != ".metadata":
                     old.unlink()
         os.kill(os.getpid(), signal.SIGKILL)

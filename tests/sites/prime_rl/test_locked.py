@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from composer_prime.sync.signatures import SigningKey
-from tests.sites.prime_rl.launched import HOOKED, REPOSITORY, Launched, announced
+from tests.sites.prime_rl.launched import HOOKED, REPOSITORY, Launched, Process, announced
 from tests.sites.prime_rl.standin_runs import Trainer, site
 
 pytestmark = pytest.mark.slow
@@ -23,14 +23,13 @@ LOCKS = sorted(Path(__file__).with_name("locked").glob("*.txt"))
 class LockedTrainer(Trainer):
     """A stand-in whose only rank can import what a list names: a process of its own, forked from none of ours."""
 
-    _start = Launched._start
+    def _start(self, module: str, arguments: list[str], environment: dict[str, str], log: Path) -> Process:
+        return Launched._start(self, module, arguments, environment, log)
 
 
 def beside(names: Path, trainer: Trainer) -> LockedTrainer:
     within = "tests.sites.prime_rl.only_locked", str(names)
-    return LockedTrainer(
-        trainer.folder, env=trainer.env, within=within, config=trainer.config | {"max_steps": 1}
-    )
+    return LockedTrainer(trainer.folder, env=trainer.env, within=within, config=trainer.config | {"max_steps": 1})
 
 
 @pytest.mark.parametrize("names", LOCKS, ids=lambda path: path.stem)

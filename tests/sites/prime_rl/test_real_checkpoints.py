@@ -1,7 +1,6 @@
 """Upstream's unmodified trainer killed at every stage of a save, as test_real_trainer.py runs it."""
 
 import os
-from pathlib import Path
 
 import pytest
 
