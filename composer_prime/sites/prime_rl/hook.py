@@ -12,9 +12,9 @@ from typing import Any
 
 from composer_prime import metrics
 from composer_prime.errors import ConfigError, FingerprintMismatch
-from composer_prime.sites.prime_rl import versions
-from composer_prime.sites.prime_rl.membership import Membership, Place, outer_state_file
-from composer_prime.sites.prime_rl.outer.saying import ending_in_one_line
+from composer_prime.sites.prime_rl import checkpoints, versions
+from composer_prime.sites.prime_rl.membership import Membership, Place
+from composer_prime.sites.prime_rl.outer.saying import ending_in_one_line, rank
 from composer_prime.sites.prime_rl.outer.settings import SITE, HookSettings
 from composer_prime.sites.prime_rl.outer.steps import Step, Trainer
 from composer_prime.sites.prime_rl.result import FOLDER
@@ -70,11 +70,15 @@ class OuterHook:
     def _saving(self, save: Function) -> Function:
         @functools.wraps(save)
         def saving(manager: Any, step: int, *args: Any, **kwargs: Any) -> Any:
-            # First ours: a checkpoint that upstream finds complete has its outer state then.
+            # First ours: a checkpoint of upstream's that is whole has its outer state then.
+            path = Path(manager.get_ckpt_path(step))
             if self._membership is not None:
                 with ending_in_one_line():
-                    self._membership.save(outer_state_file(Path(manager.get_ckpt_path(step))))
-            return save(manager, step, *args, **kwargs)
+                    self._membership.save(path)
+            saved = save(manager, step, *args, **kwargs)
+            if self._membership is not None and rank() == 0:
+                checkpoints.end_saving(path)
+            return saved
 
         return saving
 
@@ -83,10 +87,12 @@ class OuterHook:
 
         @functools.wraps(load)
         def loading(manager: Any, step: int, *args: Any, **kwargs: Any) -> Any:
-            loaded = load(manager, step, *args, **kwargs)
             elsewhere = signature.bind(manager, step, *args, **kwargs).arguments.get("path")
-            self._state_file = outer_state_file(Path(elsewhere or manager.get_ckpt_path(step)))
-            return loaded
+            path = Path(elsewhere or manager.get_ckpt_path(step))
+            with ending_in_one_line():
+                checkpoints.check_whole(path)
+            self._state_file = checkpoints.saved_outer_state(path)
+            return load(manager, step, *args, **kwargs)
 
         return loading
 

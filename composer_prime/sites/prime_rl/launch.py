@@ -22,10 +22,11 @@ from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.sites.embedded.prepare import check_bucket
 from composer_prime.sites.embedded.processes import Child, describe_exit, stop
 from composer_prime.sites.embedded.supervisor import lock_site
+from composer_prime.sites.prime_rl.checkpoints import newest_whole
 from composer_prime.sites.prime_rl.installation import Installation, find_installation
 from composer_prime.sites.prime_rl.placement import Placement, place_sites
 from composer_prime.sites.prime_rl.result import RunEnd
-from composer_prime.sites.prime_rl.toml import RUN_FOLDER, Data, SiteFiles, render
+from composer_prime.sites.prime_rl.toml import DIALECTS, RUN_FOLDER, Data, SiteFiles, render
 from composer_prime.store import keys, open_store
 from composer_prime.sync.founding import FoundingRecord, announce, changed_terms
 from composer_prime.sync.lifetime import find_manifest
@@ -53,6 +54,7 @@ class _Prepared:
     paths: SitePaths
     data: Data
     placement: Placement
+    beginning: str
 
     @property
     def file(self) -> Path:
@@ -134,16 +136,24 @@ def _prepare(
     prepared = []
     for site, placement in placed.items():
         paths = run.site(site)
-        goes_on = resume and not dry_run and any(_checkpoints(recipe, paths).glob("step_*"))
-        files = SiteFiles(site, paths.root, goes_on, (resume or dry_run) and not goes_on, placement.ports)
-        prepared.append(_Prepared(site, paths, render(recipe, installation.version, files), placement))
+        step, beginning = None, ""
+        if resume and not dry_run:
+            step, beginning = _resume_step(recipe, paths, installation.version)
+        files = SiteFiles(site, paths.root, step, (resume or dry_run) and step is None, placement.ports)
+        data = render(recipe, installation.version, files)
+        prepared.append(_Prepared(site, paths, data, placement, beginning))
     return prepared
 
 
-def _checkpoints(recipe: PrimeRecipe, paths: SitePaths) -> Path:
-    """The folder in which PRIME-RL's checkpoints of a site are."""
-    elsewhere = recipe.upstream_value("ckpt.output_dir")
-    return (paths.root / RUN_FOLDER if elsewhere is None else Path(elsewhere)) / "checkpoints"
+def _resume_step(recipe: PrimeRecipe, paths: SitePaths, version: str) -> tuple[int | None, str]:
+    """The newest step of which a site has all there is to resume, None where it has none; and what to say of it."""
+    folder = paths.root / RUN_FOLDER
+    elsewhere = recipe.upstream_value("ckpt.output_dir", recipe.upstream_value("trainer.ckpt.output_dir"))
+    trainers = (folder if elsewhere is None else Path(elsewhere)) / "checkpoints"
+    step = newest_whole(trainers, folder / DIALECTS[version].orchestrator_folder / "checkpoints")
+    if step is not None:
+        return step, f", from step {step}"
+    return None, f", from the start: no checkpoint in {trainers} is whole" if any(trainers.glob("step_*")) else ""
 
 
 def _run(
@@ -161,7 +171,7 @@ def _run(
             for each in prepared:
                 locks.append(lock_site(each.paths))
                 each.file.write_text(to_toml(each.data), encoding="utf-8")
-                say(f"site {each.site}: PRIME-RL {installation.version}, {each.file}")
+                say(f"site {each.site}: PRIME-RL {installation.version}, {each.file}{each.beginning}")
             for each in prepared:
                 end = RunEnd(each.paths.root / RUN_FOLDER)
                 child = _start(each, installation, dry_run)

@@ -19,9 +19,12 @@ from torch import Tensor, nn
 
 from composer_prime.errors import BadInput, ConfigError, CorruptObject, KeyMissing
 from composer_prime.sites.embedded.result import write_whole
+from composer_prime.sites.prime_rl import checkpoints
+from composer_prime.sites.prime_rl.packages import naming_what_is_missing
 from composer_prime.sites.prime_rl.result import RESULT, STEPS_LEFT
 from composer_prime.store import open_store, race_store
 from composer_prime.store.base import Store
+from composer_prime.store.file import sync_folder
 from composer_prime.store.throttled import throttle
 from composer_prime.sync.entering import SiteIdentity
 from composer_prime.sync.founding import FoundingRecord, changed_terms, check_founded, find_founding
@@ -67,11 +70,6 @@ class Place:
     def result(self) -> Path:
         """Written when the run has ended: its rounds, the masters that the parameters hold, whether steps are left."""
         return self.folder / RESULT
-
-
-def outer_state_file(trainer_checkpoint: Path) -> Path:
-    """Where the outer state of upstream's checkpoint `.../step_N/trainer` lies; it is deleted with that folder."""
-    return trainer_checkpoint.parent / "outer.pt"
 
 
 class Membership:
@@ -137,13 +135,19 @@ class Membership:
                 )
         return report
 
-    def save(self, path: Path) -> None:
-        """Write the outer state to `path`, whole or not at all; only rank 0 has one."""
-        if self._leading.leads:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(f".{path.name}.{os.getpid()}")
-            torch.save(self._leading.checkpoint(self._loop.state_dict()), part)
-            os.replace(part, path)
+    def save(self, trainer_checkpoint: Path) -> None:
+        """Write the outer state of the checkpoint that upstream is about to write; only rank 0 has one."""
+        if not self._leading.leads:
+            return
+        checkpoints.begin_saving(trainer_checkpoint)
+        path = checkpoints.outer_state_file(trainer_checkpoint)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        with part.open("wb") as file:
+            torch.save(self._leading.checkpoint(self._loop.state_dict()), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        sync_folder(path.parent)
 
     def _end_joining(self, resumed: bool) -> None:
         if not resumed:
@@ -189,6 +193,7 @@ class _Leading:
         self._announced: FoundingRecord | None = None
         self._run: tuple[str, Manifest] | None = None
 
+    @naming_what_is_missing()
     def open(self) -> OuterLoop:
         """This site's outer loop, with the state of its checkpoint. Raises BadInput, StoreError."""
         place = self._place
@@ -265,7 +270,7 @@ class _Leading:
             theirs = Terms(**state["terms"])
             change = "" if manifest is None else changed_terms(manifest.terms, theirs)
             raise ConfigError(
-                f"checkpoint {path.parent} belongs to another run, {state['run']!r}, than {self._place.uri}"
+                f"checkpoint {path} belongs to another run, {state['run']!r}, than {self._place.uri}"
                 + (f" ({change.replace('recipe', 'checkpoint')})" if change else "")
                 + f": name that run in COMPOSER_PRIME_OUTER, or delete {path} to go on from this run's masters. "
                 "A run's settings never change; `composer-prime create RECIPE --from` starts a new one from its masters"

@@ -40,6 +40,11 @@ class Dialect:
     finish: Callable[[Data], None] = lambda data: None
     has_runs: bool = False
 
+    @property
+    def orchestrator_folder(self) -> str:
+        """Where the orchestrator keeps its own, in PRIME-RL's run folder."""
+        return "." if self.has_runs else "run_default"
+
 
 _MODEL_KEYS = (
     "dtype", "max_model_len", "enforce_eager", "trust_remote_code", "chat_template", "tool_call_parser",
@@ -173,14 +178,14 @@ class SiteFiles:
 
     site    its name
     folder  its own folder on this machine
-    resume  go on from PRIME-RL's newest checkpoint
+    resume  the step of PRIME-RL's checkpoint to go on from; None: from the start
     clean   delete what a run without a checkpoint left in PRIME-RL's folder
     ports   its own, where several sites share this machine
     """
 
     site: str
     folder: Path
-    resume: bool = False
+    resume: int | None = None
     clean: bool = False
     ports: Ports | None = None
 
@@ -231,16 +236,16 @@ def _place(data: Data, recipe: PrimeRecipe, files: SiteFiles, dialect: Dialect) 
     if dialect.has_runs:
         data["output_dir"] = str(files.folder)
         data["run"] = {"name": f"{recipe.run.name}-{files.site}", "dir": RUN_FOLDER}
-        if files.resume:
-            data["resume"] = {}
+        if files.resume is not None:
+            data["resume"] = {"step": files.resume}
         if files.clean:
             data["clean"] = True
         return
     data["output_dir"] = str(files.folder / RUN_FOLDER)
     if isinstance(data.get("wandb"), dict):
         data["wandb"].setdefault("name", f"{recipe.run.name}-{files.site}")
-    if files.resume:
-        _put(data, "ckpt.resume_step", -1)
+    if files.resume is not None:
+        _put(data, "ckpt.resume_step", files.resume)
     if files.clean:
         data["clean_output_dir"] = True
 

@@ -25,16 +25,21 @@ TERMS: dict[str, Any] = {"inner_steps": 4, "fragments": 1, "sync_delay": 0, "rou
 
 @dataclass
 class Launched:
-    """One site's trainer: its folder, its number of ranks, and what its environment adds to ours."""
+    """One site's trainer: its folder, its number of ranks, and what its environment adds to ours.
+
+    within   a module, with its arguments, that runs the trainer's in its place
+    """
 
     folder: Path
     num_ranks: int = 1
     env: dict[str, str] = field(default_factory=dict)
     timeout_s: float = PATIENCE_S
+    within: tuple[str, ...] = field(default=(), kw_only=True)
     _processes: list[Process] = field(default_factory=list)
 
     def launch(self, module: str, arguments: list[str], path: list[Path]) -> None:
         """Start every rank as `python -m module *arguments`, with `path` to import from."""
+        module, *arguments = [*self.within, module, *arguments]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -99,7 +104,7 @@ class Launched:
                 process.wait()
 
 
-def announced(bucket: Path, **terms: Any) -> str:
+def announced(bucket: Path | str, **terms: Any) -> str:
     """A run in a new bucket, without masters yet; its URI."""
     store = open_store(str(bucket))
     announce(store, FoundingRecord(run="run", terms=make_terms(**TERMS | terms)))

@@ -87,7 +87,10 @@ class RealTrainer(Launched):
     path: tuple[Path, ...] = ()
 
     def start(self, *, resume: int | None = None, **changes: Any) -> "RealTrainer":
-        """Start every rank, with these changes to the configuration, table by table."""
+        """Start every rank, with these changes to the configuration, table by table.
+
+        resume   the step; -1: the newest that upstream finds
+        """
         config: dict[str, Any] = {
             "model": {"name": str(self.model), "impl": "hf", "attn": "flash_attention_2", "seq_len": SEQUENCE}
             | {"optim_cpu_offload": False, "ac": None, "ac_offloading": None, "compile": None},
@@ -102,7 +105,7 @@ class RealTrainer(Launched):
             "output_dir": str(self.folder),
         }
         if resume is not None and upstream() is versions.MAIN:
-            config["resume"] = {"step": resume}
+            config["resume"] = {} if resume == -1 else {"step": resume}
         elif resume is not None:
             config["ckpt"]["resume_step"] = resume
         for key, value in (self.config | changes).items():

@@ -63,7 +63,7 @@ def test_a_killed_trainer_that_resumes_loses_no_round(alone: Trainer, tmp_path: 
     uri = announced(tmp_path / "bucket")
     trainer = site(tmp_path, "a", uri, die_at_step=6).start()
     assert trainer.wait()[0] == -9
-    assert (trainer.folder / "checkpoints" / "step_4" / "outer.pt").is_file()
+    assert (trainer.folder / "checkpoints" / "outer" / "step_4.pt").is_file()
     trainer.start(resume=4, die_at_step=None).finish()
     assert_same(trainer.broadcast(8), alone.broadcast(8))
     assert masters(trainer) == masters(alone)

@@ -176,15 +176,53 @@ def test_a_site_that_fails_is_named_and_the_others_go_on(
     ]
 
 
-def test_resume_goes_on_from_a_checkpoint_and_cleans_what_never_had_one(tmp_path: Path, rl: Path) -> None:
-    recipe = small(tmp_path, rl)
+@pytest.mark.parametrize(
+    ("version", "orchestrators", "key"),
+    [("559b447", "checkpoints", "resume.step"), ("0.8.0", "run_default/checkpoints", "ckpt.resume_step")],
+)
+@pytest.mark.parametrize(
+    ("lacks", "start"),
+    [
+        ((), "from step 4"),
+        (("step_4/trainer/.metadata",), "from step 2"),
+        (("step_4/trainer/data",), "from step 2"),
+        (("outer/step_4.pt",), "from step 2"),
+        (("step_4/orchestrator/progress.pt",), "from step 2"),
+        (("step_2/trainer/data", "step_4/trainer/data"), "from the start: no checkpoint in "),
+    ],
+    ids=str,
+)
+def test_resume_takes_the_newest_step_of_which_all_is_there(
+    tmp_path: Path, rl: Path, version: str, orchestrators: str, key: str, lacks: tuple[str, ...], start: str
+) -> None:
+    recipe, said = small(tmp_path, rl, prime_rl={"version": version, "command": [str(rl)]}), []
+    assert launch.run_local(recipe, False, say=lambda line: None) == 0
     site = RunPaths.of(recipe).site("a").root
-    for makes, said in ((None, ""), (None, "clean"), ("step_10", "resume")):
-        if makes:
-            (site / "prime-rl" / "checkpoints" / makes).mkdir(parents=True)
-        launch.run_local(recipe, bool(said), say=lambda line: None)
-        data = tomllib.loads((site / "rl.toml").read_text())
-        assert [name for name in ("clean", "resume") if name in data] == ([said] if said else [])
+    for step in (2, 4):
+        for file in ("step_{}/trainer/data", "step_{}/trainer/.metadata", "outer/step_{}.pt"):
+            lay(site / "prime-rl" / "checkpoints" / file.format(step), lacks)
+        lay(site / "prime-rl" / orchestrators / f"step_{step}" / "orchestrator" / "progress.pt", lacks)
+        (site / "prime-rl" / "checkpoints" / "outer" / f"step_{step}.files").write_text(".metadata\ndata")
+    (site / "prime-rl" / orchestrators / "step_6" / "orchestrator").mkdir(parents=True)
+    assert launch.run_local(recipe, True, say=said.append) == 0
+    table, last = key.split(".")
+    resumed = tomllib.loads((site / "rl.toml").read_text()).get(table, {}).get(last)
+    assert f", {start}" in said[0] and resumed == (int(start[-1]) if start.startswith("from step") else None)
+
+
+def lay(file: Path, lacks: tuple[str, ...]) -> None:
+    if not any(str(file).endswith(f"checkpoints/{name}") for name in lacks):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+
+def test_resume_cleans_what_never_had_a_checkpoint(tmp_path: Path, rl: Path) -> None:
+    recipe, said = small(tmp_path, rl), []
+    for resume in (False, True):
+        launch.run_local(recipe, resume, say=said.append)
+        data = tomllib.loads((RunPaths.of(recipe).site("a").root / "rl.toml").read_text())
+        assert ("clean" in data, "resume" in data) == (resume, False)
+    assert all(line.endswith("rl.toml") for line in said)
 
 
 def test_what_an_earlier_start_printed_is_not_said_again(tmp_path: Path, rl: Path, orders) -> None:

@@ -62,7 +62,7 @@ def test_a_killed_real_trainer_resumes_and_loses_no_round(model: Path, tmp_path:
     feed(rough, last=3)
     calm.start().finish()
     rough.start().wait_for("broadcasts/step_3/STABLE")
-    assert (rough.folder / "checkpoints" / "step_2" / "outer.pt").is_file()
+    assert (rough.folder / "checkpoints" / "outer" / "step_2.pt").is_file()
     rough.kill()
     feed(rough, first=4)
     rough.start(resume=2).finish()

@@ -72,9 +72,9 @@ def test_sites_sample_with_seeds_of_their_own_unless_the_recipe_has_one() -> Non
 @pytest.mark.parametrize(
     ("version", "fresh", "resumed", "cleaned"),
     [
-        ("559b447", {}, {"resume": {}}, {"clean": True}),
-        ("0.8.0", {}, {"ckpt.resume_step": -1}, {"clean_output_dir": True}),
-        ("0.7.0", {}, {"ckpt.resume_step": -1}, {"clean_output_dir": True}),
+        ("559b447", {}, {"resume": {"step": 4}}, {"clean": True}),
+        ("0.8.0", {}, {"ckpt.resume_step": 4}, {"clean_output_dir": True}),
+        ("0.7.0", {}, {"ckpt.resume_step": 4}, {"clean_output_dir": True}),
     ],
 )
 def test_going_on_is_said_in_each_versions_words(
@@ -82,11 +82,11 @@ def test_going_on_is_said_in_each_versions_words(
 ) -> None:
     words = ("resume", "clean", "clean_output_dir", "ckpt.resume_step")
 
-    def said(*, resume: bool = False, clean: bool = False) -> dict[str, Any]:
+    def said(*, resume: int | None = None, clean: bool = False) -> dict[str, Any]:
         data = render(prime_recipe(), version, SiteFiles("b", FOLDER, resume, clean))
         return {name: value for name, value in {**flat(data), **data}.items() if name in words}
 
-    assert (said(), said(resume=True), said(clean=True)) == (fresh, resumed, cleaned)
+    assert (said(), said(resume=4), said(clean=True)) == (fresh, resumed, cleaned)
 
 
 @pytest.mark.parametrize("version", ["0.7.0", "0.8.0"])

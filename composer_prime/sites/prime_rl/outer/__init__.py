@@ -18,6 +18,7 @@ from composer_prime.sites.prime_rl.outer.inner import InnerLoss
 from composer_prime.sites.prime_rl.outer.saying import ending_in_one_line, rank, show_our_log
 from composer_prime.sites.prime_rl.outer.settings import OUTER, HookSettings
 from composer_prime.sites.prime_rl.outer.steps import Step, Trainer, on_step
+from composer_prime.sites.prime_rl.packages import naming_what_is_missing
 
 __all__ = ["Step", "loss", "on_step"]
 
@@ -107,7 +108,8 @@ def install(environ: Mapping[str, str] = os.environ) -> None:
                     "no_outer_run: this trainer trains alone; %s or trainer.loss.kwargs.outer names a run", OUTER
                 )
         else:
-            from composer_prime.sites.prime_rl.hook import make_site
+            with naming_what_is_missing():
+                from composer_prime.sites.prime_rl.hook import make_site
 
             make_site(settings, frame)
         if kwargs:

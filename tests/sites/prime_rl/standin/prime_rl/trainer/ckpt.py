@@ -1,5 +1,6 @@
 """The stand-in's checkpoints: a folder for each step, one file a rank in it."""
 
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,13 @@ class Progress:
 class CheckpointManager:
     """Saves and loads; the calls are upstream's."""
 
-    def __init__(self, output_dir: Path) -> None:
+    def __init__(self, output_dir: Path, keep_last: int | None) -> None:
         self.folder = output_dir / "checkpoints"
+        self.keep_last = keep_last
+
+    def steps(self) -> list[int]:
+        """Those that have a folder, in order."""
+        return sorted(int(path.name.removeprefix("step_")) for path in self.folder.glob("step_*"))
 
     def get_ckpt_path(self, step: int) -> Path:
         """The trainer's folder in that of a step."""
@@ -37,8 +43,18 @@ class CheckpointManager:
         }
         path = self.get_ckpt_path(step)
         path.mkdir(parents=True, exist_ok=True)
-        torch.save(state, path / f"rank_{dist.get_rank()}.pt")
+        with (path / f"rank_{dist.get_rank()}.pt").open("wb") as file:
+            torch.save(state, file)
         dist.barrier()
+        if dist.get_rank() == 0:
+            (path / ".metadata.tmp").touch()
+            (path / ".metadata.tmp").rename(path / ".metadata")
+
+    def maybe_clean(self, step: int) -> None:
+        """Delete what is older than the last ones, this step's among them, that are kept."""
+        if self.keep_last is not None and dist.get_rank() == 0:
+            for old in [other for other in self.steps() if other <= step][: -self.keep_last]:
+                shutil.rmtree(self.folder / f"step_{old}")
 
     def load(
         self,

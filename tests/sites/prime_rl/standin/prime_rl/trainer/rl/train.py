@@ -158,14 +158,15 @@ def train(config: Any) -> None:
     if dist.get_rank() == 0:
         config.output_dir.mkdir(parents=True, exist_ok=True)
         monitors.FILE.append(config.output_dir / "metrics.jsonl")
-    ckpt_manager = CheckpointManager(config.output_dir)
+    ckpt_manager = CheckpointManager(config.output_dir, config.keep_last)
     model = setup_model(config)
     rl_loss_fn = setup_rl_loss_fn(config.loss)
     optimizer, _ = setup_optimizer(config.optim, list(model.named_parameters()), None)
     scheduler = setup_scheduler(optimizer, None, config.max_steps, config.optim.lr)
     progress = Progress()
     if config.resume is not None:
-        ckpt_manager.load(config.resume, model, [optimizer], scheduler, progress)
+        step = ckpt_manager.steps()[-1] if config.resume == -1 else config.resume
+        ckpt_manager.load(step, model, [optimizer], scheduler, progress)
         progress.step += 1
     config.data.start_step = progress.step - 1
     dataloader = FakeDataLoader(config.data, LENGTH, dist.get_world_size())
@@ -181,6 +182,7 @@ def train(config: Any) -> None:
         broadcast_weights(model, broadcasts, progress.step)
         if progress.step % config.ckpt_interval == 0:
             ckpt_manager.save(progress.step, model, [optimizer], scheduler, progress)
+            ckpt_manager.maybe_clean(progress.step)
         if progress.step == config.die_at_step:
             os.kill(os.getpid(), signal.SIGKILL)
         if progress.step == config.max_steps:

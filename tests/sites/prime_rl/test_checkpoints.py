@@ -1,0 +1,77 @@
+"""A stand-in trainer killed at every stage of a save: it resumes, and what rounds had merged stays merged."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_prime.store import keys, open_store
+from composer_prime.sync.records import Commit
+from tests.sites.prime_rl.comparing import assert_same
+from tests.sites.prime_rl.killed import STAGES, Stage, check_refused, newest, orchestrator_has_shipped
+from tests.sites.prime_rl.launched import announced
+from tests.sites.prime_rl.standin_runs import Trainer, site
+
+pytestmark = pytest.mark.slow
+
+
+def after_the_first_round(trainer: Trainer) -> str:
+    """The master that the run's first round made, as the second round's commit names it."""
+    store = open_store(trainer.env["COMPOSER_PRIME_OUTER"])
+    first, second = (Commit.model_validate_json(store.get(keys.commit(0, version))) for version in (0, 1))
+    assert first.taken and second.taken and second.base_sha != first.base_sha
+    return second.base_sha
+
+
+def at_the_end(trainer: Trainer) -> list[dict[str, Any]]:
+    return json.loads((trainer.folder / "outer" / "result.json").read_text())["masters"]
+
+
+def saving(folder: Path) -> Trainer:
+    """A site that saves every other of its eight steps, and keeps one checkpoint; rounds end with steps 4 and 8."""
+    return site(folder, "a", announced(folder / "bucket"), ckpt_interval=2, keep_last=1)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """One that nothing disturbed."""
+    trainer = saving(tmp_path_factory.mktemp("calm")).start()
+    trainer.finish()
+    return trainer
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+@pytest.mark.parametrize("step", [4, 6])
+def test_a_trainer_killed_while_it_saves_resumes_and_loses_nothing_merged(
+    step: int, stage: Stage, calm: Trainer, tmp_path: Path
+) -> None:
+    trainer = saving(tmp_path)
+    checkpoints = trainer.folder / "checkpoints"
+    trainer.within = stage.within(step, step - 2)
+    assert trainer.start().wait()[0] == -9
+    orchestrator_has_shipped(checkpoints, step)
+    trainer.within = ()
+    resumed = step if stage.is_whole else step - 2
+    assert newest(checkpoints) == resumed
+    if not stage.is_whole:  # PRIME-RL's own choice is the newest folder
+        check_refused(trainer.start(resume=-1), step, resumed)
+    trainer.start(resume=-1 if stage.is_whole else resumed).finish()
+    assert after_the_first_round(trainer) == after_the_first_round(calm)
+    if resumed >= 4:  # where it ended: all is as if nobody had been killed
+        assert_same(trainer.broadcast(8), calm.broadcast(8))
+        assert at_the_end(trainer) == at_the_end(calm)
+    assert [one["version"] for one in at_the_end(trainer)] == [3]
+
+
+def test_a_step_is_resumed_from_only_with_all_that_it_had(tmp_path: Path) -> None:
+    trainer = saving(tmp_path)
+    checkpoints = trainer.folder / "checkpoints"
+    trainer.within = STAGES["an old one half deleted"].within(8, 6)
+    assert trainer.start().wait()[0] == -9
+    orchestrator_has_shipped(checkpoints, 6)
+    assert (checkpoints / "step_6" / "trainer" / ".metadata").is_file() and newest(checkpoints) is None
+    trainer.within = ()
+    check_refused(trainer.start(resume=6), 6, 8)
+    orchestrator_has_shipped(checkpoints, 8)
+    assert newest(checkpoints) == 8
