@@ -10,7 +10,7 @@ from composer_prime.store import open_store
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.verifying import Verifier
 from tests.sites.prime_rl.comparing import assert_same
-from tests.sites.prime_rl.launched import HOOKED, PLAIN, announced
+from tests.sites.prime_rl.launched import HOOKED, PLAIN, WRAPPED, announced, outer_env
 from tests.sites.prime_rl.standin_runs import Trainer, site
 
 pytestmark = pytest.mark.slow
@@ -141,3 +141,18 @@ def test_another_layout_of_the_weights_is_refused_with_the_difference(alone: Tra
     assert code == 2, output
     assert "parameter embed.weight: run 11x6, model 11x8" in output and "model.fusions" in output
     assert "Traceback" not in output
+
+
+def test_ranks_that_do_not_reach_each_other_say_what_to_set(tmp_path: Path) -> None:
+    """As on nodes whose names lead nowhere: after upstream has made its own group, gloo finds no way."""
+    lost = tmp_path / "lost_interface.py"
+    lost.write_text("import os\nos.environ['GLOO_SOCKET_IFNAME'] = 'nowhere0'\ndef loss(inputs): ...\n")
+    loss = {"type": "custom", "import_path": WRAPPED, "kwargs": {"inner": "lost_interface.loss"}}
+    uri = announced(tmp_path / "bucket")
+    trainer = Trainer(tmp_path / "a", 2, outer_env(uri, "a"), config={"loss": loss}, path=(tmp_path,)).start()
+    code, _ = trainer.wait()
+    assert code == 1
+    for rank in range(2):
+        (line,) = [line for line in trainer.output(rank).splitlines() if line.startswith("composer-prime: ")]
+        assert line.startswith(f"composer-prime: rank {rank} of this site's 2 doesn't reach the others over gloo: ")
+        assert "GLOO_SOCKET_IFNAME (nowhere0)" in line
