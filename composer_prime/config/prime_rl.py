@@ -222,9 +222,9 @@ class PrimeRecipe(RecipeBase):
         timeout = self.upstream_value("weight_broadcast.timeout", BROADCAST_TIMEOUT_S)
         if self.outer and self.broadcast != "filesystem" and self.outer.grace_s >= timeout:
             raise ValueError(
-                f"outer.grace_s ({self.outer.grace_s:g}) must be smaller than weight_broadcast.timeout ({timeout}), the "
-                "seconds that PRIME-RL's orchestrator waits for the last broadcast, which comes after a round: lower "
-                "grace_s, or raise the timeout by two training steps at least"
+                f"outer.grace_s ({self.outer.grace_s:g}) must be smaller than weight_broadcast.timeout ({timeout}), "
+                "the seconds that PRIME-RL's orchestrator waits for the last broadcast, which comes after a round: "
+                "lower grace_s, or raise the timeout by two training steps at least"
             )
         return self
 

@@ -17,6 +17,7 @@ CONFIG: dict[str, Any] = {
     "env_vars": {},
     "max_steps": 8,
     "ckpt_interval": 4,
+    "log_times": False,
     "die_at_step": None,
     "resume": None,
     "dist_timeout_seconds": 240,

@@ -9,15 +9,21 @@ import pytest
 from composer_prime.store import open_store
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.verifying import Verifier
+from tests.patience import wait_until
 from tests.sites.prime_rl.comparing import assert_same
-from tests.sites.prime_rl.launched import HOOKED, PLAIN, WRAPPED, announced, outer_env
+from tests.sites.prime_rl.launched import HOOKED, OWN, PLAIN, WRAPPED, announced, outer_env
 from tests.sites.prime_rl.standin_runs import Trainer, site
+from tests.sites.prime_rl.turns import assert_turns_left_out
 
 pytestmark = pytest.mark.slow
 
 
 def result(trainer: Trainer) -> dict[str, Any]:
     return json.loads((trainer.folder / "outer" / "result.json").read_text())
+
+
+def metrics(trainer: Trainer) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (trainer.folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def masters(trainer: Trainer) -> list[dict[str, Any]]:
@@ -55,8 +61,7 @@ def test_what_is_broadcast_after_a_round_is_the_master_at_every_site(tmp_path: P
     second.finish()
     for step in (0, 4, 8):
         assert_same(first.broadcast(step), second.broadcast(step))
-    records = [json.loads(line) for line in (first.folder / "metrics.jsonl").read_text().splitlines()]
-    assert [(one["step"], one["outer/round"]) for one in records][3] == (4, 1)
+    assert [(one["step"], one["outer/round"]) for one in metrics(first)][3] == (4, 1)
 
 
 def test_a_killed_trainer_that_resumes_loses_no_round(alone: Trainer, tmp_path: Path) -> None:
@@ -156,3 +161,16 @@ def test_ranks_that_do_not_reach_each_other_say_what_to_set(tmp_path: Path) -> N
         (line,) = [line for line in trainer.output(rank).splitlines() if line.startswith("composer-prime: ")]
         assert line.startswith(f"composer-prime: rank {rank} of this site's 2 doesn't reach the others over gloo: ")
         assert "GLOO_SOCKET_IFNAME (nowhere0)" in line
+
+
+def test_the_trainers_own_time_leaves_the_outer_loops_turns_out(tmp_path: Path) -> None:
+    uri, times = announced(tmp_path / "bucket", inner_steps=2, rounds=4, quorum=2), tmp_path / "times"
+    loss = {"type": "custom", "import_path": WRAPPED, "kwargs": {"inner": f"{OWN}.my_loss"}}
+    first = site(tmp_path, "a", uri, loss=loss, log_times=True)
+    first.env["TIMES_FILE"] = str(times)
+    first.start()
+    wait_until((first.folder / "broadcasts" / "step_1.safetensors").exists, "a step of the first site")
+    second = site(tmp_path, "b", uri).start()  # the first one's turn waits until this one offers
+    first.finish()
+    second.finish()
+    assert_turns_left_out(times, metrics(first))
