@@ -71,11 +71,11 @@ def host_bytes(numel: int, largest: int, *, momentum: bool, payloads: int = 2) -
     left (4), copies of these that a round replaces, and at the end the final masters of all ranks (4) and snapshots;
     of the fragment under way its capture, movement, payload, what payloads decode to (4 each), their mean and the next
     master. The numbers were fitted from above to the peaks of `python -m tests.sync.host_memory`, two processes of 16
-    and of 48 million parameters in 1 and in 4 fragments, with and without momentum: 42 bytes a parameter in training
-    and 54 at the end for one fragment, 22 to 25 and 36 to 38 for four.
+    and of 48 million parameters: without momentum 42 bytes a parameter in training and 54 at the end for one fragment,
+    22 to 26 and 36 to 41 for four; with momentum 60 and 78, and 35 and 53.
     """
     under_way = (24 + 8 * momentum + 4 * (payloads - 2)) * largest
-    return HostBytes((20 + 10 * momentum) * numel + under_way, (32 + 16 * momentum) * numel + under_way)
+    return HostBytes((20 + 10 * momentum) * numel + under_way, (36 + 12 * momentum) * numel + under_way)
 
 
 @dataclass(frozen=True)
