@@ -58,6 +58,7 @@ def plan_lines(
     yield from _fragment_lines(fragments)
     yield ""
     yield from _traffic_lines(recipe, fragments, step_s)
+    yield from _memory_lines(recipe, fragments)
     if link_mbit is not None:
         yield ""
         yield from _link_lines(recipe, fragments, link_mbit, _pace(recipe, step_s, site_cores))
@@ -105,6 +106,24 @@ def _join_line(recipe: "RecipeBase", fragments: "Sequence[Fragment]", pace: "Pac
     return (
         f"a site that joins fetches {_size(found.newest_bytes)} of masters, or {_size(found.first_bytes)} of the first "
         f"ones (none if it has the model) and {_size(found.round_bytes)} for each round since, as is quicker"
+    )
+
+
+def _memory_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]") -> Iterator[str]:
+    """What the outer loop needs beside a PRIME-RL; nothing where less than the whole model is trained."""
+    from composer_prime.config import PrimeRecipe
+    from composer_prime.outer.forecast import host_bytes
+
+    outer = recipe.outer
+    assert outer is not None
+    if not isinstance(recipe, PrimeRecipe) or recipe.upstream_value("trainer.model.lora"):
+        return
+    numels = [fragment.numel for fragment in fragments]
+    payloads = min(_pace(recipe, DEFAULT_STEP_S).sites, outer.gather_sites)
+    found = host_bytes(sum(numels), max(numels), momentum=outer.momentum > 0, payloads=payloads)
+    yield (
+        f"host memory of a trainer's first rank, beside PRIME-RL's own: {_size(found.training)}, and "
+        f"{_size(found.closing)} as the run ends"
     )
 
 

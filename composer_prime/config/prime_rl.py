@@ -62,6 +62,9 @@ PORTS = (
 )
 """Keys that composer-prime sets where several sites share this machine."""
 
+BROADCAST_TIMEOUT_S = 1200
+"""PRIME-RL's default of weight_broadcast.timeout."""
+
 ENV_PREFIX = "COMPOSER_PRIME_"
 SECRET_ENDINGS = ("_KEY", "_SECRET", "_TOKEN", "_PASSWORD", "_ACCESS_KEY_ID")
 """Environment variables that end so hold credentials: they reach a site by its environment alone."""
@@ -129,6 +132,12 @@ class PrimeRecipe(RecipeBase):
         return Layout(self.upstream_value("deployment.num_train_gpus", 1), infer)
 
     @property
+    def broadcast(self) -> str:
+        """How weights go to inference; PRIME-RL decides where the recipe doesn't say."""
+        on_disk = self.upstream.get("inference") is None or self.upstream_value("trainer.model.lora") is not None
+        return self.upstream_value("weight_broadcast.type") or ("filesystem" if on_disk else "nccl")
+
+    @property
     def step_tokens(self) -> int | None:
         """As in `RecipeBase`; None where batch or row length is left to PRIME-RL."""
         tokens = self.upstream_value("orchestrator.token_batch_size")
@@ -189,11 +198,33 @@ class PrimeRecipe(RecipeBase):
         return self
 
     @model_validator(mode="after")
+    def _check_slurm(self) -> Self:
+        """PRIME-RL's job runs `uv sync` on every node then, and pre_run_command, which installs us, on the first."""
+        local = self.upstream_value("slurm.shared_fs") is False
+        if not local or self.upstream_value("deployment.type") != "multi_node":
+            return self
+        everywhere = "srun" in str(self.upstream_value("slurm.pre_run_command", ""))
+        if not everywhere and not self.upstream_value("trainer.env_vars.PYTHONPATH"):
+            raise ValueError(
+                "slurm.shared_fs (false) gives each node an environment of its own, and slurm.pre_run_command installs "
+                'composer-prime on the first alone: let it begin with "srun --ntasks-per-node=1", or set '
+                "trainer.env_vars.PYTHONPATH to a checkout that all nodes see"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_outer(self) -> Self:
         if self.outer and self.upstream_value("trainer.model.full_offload"):
             raise ValueError(
                 "trainer.model.full_offload must be off with an outer loop, which can't move weights that the "
                 "optimizer holds: use trainer.model.optim_cpu_offload or fsdp_cpu_offload"
+            )
+        timeout = self.upstream_value("weight_broadcast.timeout", BROADCAST_TIMEOUT_S)
+        if self.outer and self.broadcast != "filesystem" and self.outer.grace_s >= timeout:
+            raise ValueError(
+                f"outer.grace_s ({self.outer.grace_s:g}) must be smaller than weight_broadcast.timeout ({timeout}), "
+                "the seconds that PRIME-RL's orchestrator waits for the last broadcast, which comes after a round: "
+                "lower grace_s, or raise the timeout by two training steps at least"
             )
         return self
 

@@ -52,6 +52,33 @@ FIRST_BYTES, TRAINED_BYTES = 1.35, 3.35
 
 
 @dataclass(frozen=True)
+class HostBytes:
+    """Memory that the outer loop needs: while it trains, and at most, as the run ends and right after."""
+
+    training: int
+    closing: int
+
+
+def host_bytes(numel: int, largest: int, *, momentum: bool, payloads: int = 2) -> HostBytes:
+    """What the outer loop needs on the machine of a PRIME-RL trainer's first rank, beside PRIME-RL's own memory.
+
+    numel      trainable parameters; with LoRA the adapters'
+    largest    those of the largest fragment
+    momentum   whether masters hold any
+    payloads   of a round, that each site reads
+
+    Of all parameters there are the masters (4 bytes each, twice that with momentum), what was adopted (4), what coding
+    left (4), copies of these that a round replaces, and at the end the final masters of all ranks (4) and snapshots;
+    of the fragment under way its capture, movement, payload, what payloads decode to (4 each), their mean and the next
+    master. The numbers were fitted from above to the peaks of `python -m tests.sync.host_memory`, two processes of 16
+    and of 48 million parameters: without momentum 42 bytes a parameter in training and 54 at the end for one fragment,
+    22 to 26 and 36 to 41 for four; with momentum 60 and 78, and 35 and 53.
+    """
+    under_way = (24 + 8 * momentum + 4 * (payloads - 2)) * largest
+    return HostBytes((20 + 10 * momentum) * numel + under_way, (36 + 12 * momentum) * numel + under_way)
+
+
+@dataclass(frozen=True)
 class Pace:
     """How often sites meet, and how many.
 

@@ -5,6 +5,7 @@ scattered on the training threads, so nothing overtakes the trainer's own collec
 """
 
 import logging
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ T = TypeVar("T")
 
 TIMEOUT_S = 600.0
 """How long a rank waits for another: as far apart as ranks may come between two steps, a checkpoint's save included."""
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Where it isn't set, gloo takes the address of the host's name: on some machines that is the loopback's."""
 SIGN_S = 5.0
 """Seconds between the signs of life that a busy rank 0 gives, which also bring it the others' interrupts."""
 SIGNS_PER_TIMEOUT = 4
@@ -60,9 +63,20 @@ class Ranks:
         """Collective over the default process group.
 
         timeout_s  how long a rank waits for another that is late, before all give the site up
+
+        Raises SiteError where the ranks don't reach each other.
         """
         self.timeout_s = timeout_s
-        self.group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)))
+        try:
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            interface = os.environ.get(GLOO_INTERFACE, "not set")
+            raise SiteError(
+                f"rank {dist.get_rank()} of this site's {dist.get_world_size()} doesn't reach the others over gloo: "
+                f"set {GLOO_INTERFACE} ({interface}) on every node to the network interface by which nodes reach each "
+                f"other, as `ip -br address` lists them. {str(error).splitlines()[0]}"
+            ) from error
+        self.group = cast(dist.ProcessGroup, group)
         self.rank = dist.get_rank(self.group)
         self.num_ranks = dist.get_world_size(self.group)
         self.lost: SiteError | None = None

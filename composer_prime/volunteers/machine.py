@@ -12,9 +12,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from composer_prime.sites.memory import memory
+
 TORCH_TIMEOUT_S = 120
 """Importing torch from a cold disk takes its time."""
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,11 @@ class Machine:
 def look(folder: Path) -> Machine:
     """This machine now. Takes a few seconds, most of them torch's."""
     torch, problem = ask_torch()
-    memory, free = _memory()
+    total, free = memory()
     return Machine(
         python=platform.python_version(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_bytes=memory,
+        memory_bytes=total,
         free_memory_bytes=free,
         free_disk_bytes=shutil.disk_usage(_existing(folder)).free,
         torch=torch,
@@ -91,22 +92,3 @@ def ask_torch() -> tuple[Torch | None, str]:
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest above it that is there."""
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-
-
-def _memory() -> tuple[int, int]:
-    """(all, free) bytes of memory."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = page * os.sysconf("SC_PHYS_PAGES")
-    free = total
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        pass  # not Linux: what is free isn't told, and all there is counts
-    for path in CGROUP_LIMITS:
-        try:
-            limit = int(path.read_text())
-        except (OSError, ValueError):
-            continue  # no such file, or "max"
-        total, free = min(total, limit), min(free, limit)
-    return total, free

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.errors import ModelError
-from composer_prime.outer.forecast import Pace, join_bytes, payloads_of, turn_bytes
+from composer_prime.outer.forecast import Pace, host_bytes, join_bytes, payloads_of, turn_bytes
 from composer_prime.outer.fragments import NamedShape, plan_fragments
 from composer_prime.sync.terms import Terms
 
@@ -138,15 +138,17 @@ def gpu_bytes_beforehand(recipe: RecipeBase) -> int:
 
 
 def outer_bytes(terms: Terms, model: Model) -> int:
-    """Memory of the outer loop: masters, what was adopted, what is captured, what coding left, and one on its way."""
+    """Memory of an embedded site's outer loop: masters, what was adopted, is captured, coding left, is on its way."""
     return terms.master_nbytes(model.numel) + 3 * FP32 * model.numel + 2 * FP32 * model.numel // terms.fragments
 
 
 def memory_bytes(recipe: RecipeBase, terms: Terms, model: Model) -> int:
     """Memory of a site's processes together."""
-    fixed = NUM_PROCESSES * PROCESS_BYTES + outer_bytes(terms, model)
+    fixed = NUM_PROCESSES * PROCESS_BYTES
     if not isinstance(recipe, Recipe):
-        return fixed
+        largest = -(-model.numel // terms.fragments)
+        return fixed + host_bytes(model.numel, largest, momentum=terms.has_momentum).closing
+    fixed += outer_bytes(terms, model)
     trainer = 4 * FP32 * model.numel  # weights, gradient, two moments
     inference = 2 * FP32 * model.numel  # the weights, and new ones on their way in
     return fixed + trainer + inference + step_bytes(recipe, model) + cache_bytes(recipe, model)

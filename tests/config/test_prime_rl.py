@@ -114,12 +114,43 @@ def test_credentials_and_our_own_variables_stay_out_of_files(table: str) -> None
             {"trainer": {"model": {"full_offload": True}}},
             "trainer.model.full_offload must be off with an outer loop, ",
         ),
+        (
+            {"outer": {"inner_steps": 10, "grace_s": 1200}, "inference": {}},
+            "outer.grace_s (1200) must be smaller than weight_broadcast.timeout (1200), ",
+        ),
+        (
+            {"outer": {"inner_steps": 10, "grace_s": 60}, "weight_broadcast": {"type": "nixl", "timeout": 50}},
+            "outer.grace_s (60) must be smaller than weight_broadcast.timeout (50), ",
+        ),
+        (
+            {
+                "deployment": {"type": "multi_node"},
+                "slurm": {"shared_fs": False, "pre_run_command": "uv pip install composer-prime"},
+            },
+            "slurm.shared_fs (false) gives each node an environment of its own, ",
+        ),
         ({"outer": {"inner_steps": 9, "fragments": 2}}, "outer.inner_steps (9) must be a multiple of outer.fragments "),
         ({"max_steps": 5}, "max_steps (5) must be at least outer.inner_steps (10): "),
     ],
 )
 def test_bad_input_is_answered_in_one_line(tables: dict[str, Any], message: str) -> None:
     assert complaint(**tables).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"slurm": {"shared_fs": False, "pre_run_command": "srun --ntasks-per-node=1 uv pip install composer-prime"}},
+        {"slurm": {"shared_fs": False}, "trainer": {"env_vars": {"PYTHONPATH": "/shared/composer-prime"}}},
+        {"slurm": {"shared_fs": True, "pre_run_command": "uv pip install composer-prime"}},
+    ],
+)
+def test_nodes_with_environments_of_their_own_are_taken_where_each_gets_our_package(tables: dict[str, Any]) -> None:
+    assert prime_recipe(deployment={"type": "multi_node"}, **tables).upstream["slurm"] == tables["slurm"]
+
+
+def test_a_long_grace_is_taken_where_weights_go_over_files() -> None:
+    assert prime_recipe(outer={"inner_steps": 10, "grace_s": 5000}, weight_broadcast={"type": "filesystem"}).outer
 
 
 def test_no_key_is_both_ours_and_theirs() -> None:

@@ -126,6 +126,21 @@ def test_upstream_accepts_a_recipe_that_was_fitted_to_a_smaller_machine(rl: Path
     assert parallel.get("data_parallel_size", parallel.get("dp")) == fitted.layout.infer == 2
 
 
+def test_upstreams_job_installs_us_on_every_node_where_each_has_an_environment_of_its_own(
+    rl: Path, tmp_path: Path
+) -> None:
+    install = "srun --ntasks-per-node=1 uv pip install --no-deps /shared/composer-prime"
+    path = REPOSITORY / "recipes/multi_site/swe_30b_a3b_2.toml"
+    slurm = ("--slurm.shared_fs", "false", "--slurm.pre_run_command", install)
+    recipe = load(path, "--output_dir", str(tmp_path), "--prime_rl.command", f'["{rl}"]', *slurm)
+    said: list[str] = []
+    assert run_site(recipe, "a", False, dry_run=True, say=said.append) == 0, "\n".join(said)
+    (job,) = tmp_path.rglob("rl.sbatch")
+    script = job.read_text()
+    steps = ("srun --ntasks-per-node=1 bash", "&& uv sync", install, "uv run torchrun")
+    assert sorted(steps, key=script.index) == list(steps)
+
+
 def test_upstream_evaluates_beside_an_outer_run(rl: Path, tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text((REPOSITORY / "recipes/multi_site/reverse_text_2.toml").read_text() + EVAL)

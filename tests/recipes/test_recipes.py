@@ -1,6 +1,7 @@
 """The recipes for clusters: each is read, planned from its model's published shapes, and rendered for every version."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,8 @@ def test_a_recipe_is_planned_from_the_published_shapes(path: Path, tmp_path: Pat
     assert f"{sum(int(row[1].replace(',', '')) for row in fragments):,}" == total
     assert any(line.split()[:2] == ["all", total] for line in lines)
     assert sum(line.endswith("<- outer.codec") for line in lines) == 2
+    (memory,) = re.findall(r"and (.+) as the run ends", "\n".join(lines))
+    assert f"{memory} of host memory for the outer loop" in path.read_text().replace("\n# ", " ")
     num_sites = max(2, written.sites.count, len(written.sites.overrides))
     assert any(line.endswith(f"per round and site, {num_sites} sites:") for line in lines)
 

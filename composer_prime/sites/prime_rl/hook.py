@@ -14,6 +14,7 @@ from composer_prime import metrics
 from composer_prime.errors import ConfigError, FingerprintMismatch
 from composer_prime.sites.prime_rl import checkpoints, versions
 from composer_prime.sites.prime_rl.membership import Membership, Place
+from composer_prime.sites.prime_rl.outer.clock import TrainerClock
 from composer_prime.sites.prime_rl.outer.saying import ending_in_one_line, rank
 from composer_prime.sites.prime_rl.outer.settings import SITE, HookSettings
 from composer_prime.sites.prime_rl.outer.steps import Step, Trainer
@@ -27,7 +28,7 @@ def make_site(settings: HookSettings, frame: FrameType) -> None:
     """Make the trainer that runs in `frame` a site. Raises ConfigError where it can't be one."""
     trainer = Trainer.of(frame)
     versions.check_config(trainer.config)
-    OuterHook(_place(settings, trainer), trainer).wrap()
+    OuterHook(_place(settings, trainer), trainer, TrainerClock.put_into(frame.f_globals)).wrap()
 
 
 def _place(settings: HookSettings, trainer: Trainer) -> Place:
@@ -54,8 +55,9 @@ class OuterHook:
     CheckpointManager   saves and finds the outer state beside upstream's checkpoints
     """
 
-    def __init__(self, place: Place, trainer: Trainer) -> None:
+    def __init__(self, place: Place, trainer: Trainer, clock: TrainerClock) -> None:
         self._place = place
+        self._clock = clock
         self._trainer = trainer
         self._state_file: Path | None = None
         self._membership: Membership | None = None
@@ -119,7 +121,8 @@ class OuterHook:
         """The outer loop's turn, on all ranks."""
         membership = self._membership
         assert membership is not None, "the first step's order has been checked"
-        with ending_in_one_line():
+        before = self._clock.stood_s
+        with ending_in_one_line(), self._clock.standing():
             report = membership.after_step(step.tokens, step.samples, is_last=step.is_last)
         if report is not None:
-            step.log(metrics.outer_values(report))
+            step.log(metrics.outer_values(report) | {metrics.OUTER_TURN_S: self._clock.stood_s - before})

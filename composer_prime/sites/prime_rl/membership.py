@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from composer_prime.errors import BadInput, ConfigError, CorruptObject, KeyMissing
 from composer_prime.sites.embedded.result import write_whole
+from composer_prime.sites.memory import check_memory
 from composer_prime.sites.prime_rl import checkpoints
 from composer_prime.sites.prime_rl.packages import naming_what_is_missing
 from composer_prime.sites.prime_rl.result import RESULT, STEPS_LEFT
@@ -94,7 +95,7 @@ class Membership:
 
         Raises BadInput when there is no run, when it has ended, or when this site doesn't fit it.
         """
-        leading = _Leading(place, state_file)
+        leading = _Leading(place, state_file, sum(parameter.numel() for _, parameter in named))
         loop = RankedLoop(Ranks(timeout_s), leading.open)
         loop.join(named)
         if leading.leads:
@@ -185,10 +186,11 @@ class Membership:
 class _Leading:
     """What rank 0 alone does: it opens the run, and knows which run a checkpoint belongs to."""
 
-    def __init__(self, place: Place, state_file: Path | None) -> None:
+    def __init__(self, place: Place, state_file: Path | None, numel: int) -> None:
         self.leads = dist.get_rank() == 0
         self._place = place
         self._state_file = state_file
+        self._numel = numel
         self._store: Store | None = None
         self._announced: FoundingRecord | None = None
         self._run: tuple[str, Manifest] | None = None
@@ -206,6 +208,7 @@ class _Leading:
                 f"the run at {place.uri} admits keys, and site {place.site} has none: set COMPOSER_PRIME_KEY to its "
                 "key file, which `composer-prime keygen` makes"
             )
+        check_memory(self._numel, terms.fragments, momentum=terms.has_momentum)
         outer = OuterLoop(
             store,
             terms,

@@ -17,6 +17,8 @@ from tests.sync.harness import make_terms
 REPOSITORY = Path(__file__).parents[3]
 Process = subprocess.Popen[bytes] | Program
 HOOKED = "composer_prime.sites.prime_rl.loss.composer_loss"
+WRAPPED = "composer_prime.sites.prime_rl.outer.loss"
+OWN = "tests.sites.prime_rl.own_losses"
 PLAIN = "composer_prime.losses.composer.composer_loss"
 
 TERMS: dict[str, Any] = {"inner_steps": 4, "fragments": 1, "sync_delay": 0, "rounds": 2, "grace_s": 30.0}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,16 @@ from composer_prime.losses.records import outputs_record
 from composer_prime.sites.prime_rl.outer import Step, on_step
 
 
+def _note_time(what: str) -> None:
+    """Write down when it is, by Python's own clock."""
+    if "TIMES_FILE" in os.environ:
+        with open(os.environ["TIMES_FILE"], "a") as file:
+            file.write(json.dumps([what, time.perf_counter()]) + "\n")
+
+
 def my_loss(inputs: Any, *, strength: float = 1.0) -> Any:
     """Minus advantage times ratio, on the trained tokens."""
+    _note_time("loss")
     ratio = (inputs.trainer_logprobs - inputs.inference_logprobs).exp()
     loss = -strength * (inputs.advantages * ratio)[inputs.loss_mask].sum()
     return outputs_record()(loss=loss, metrics={"mine": ratio.detach().mean()})
@@ -43,3 +52,11 @@ if "ON_STEP_FILE" in os.environ:
         record = [step.number, step.is_last, step.tokens, step.samples, sorted(step.parameters)]
         with open(f"{os.environ['ON_STEP_FILE']}.{os.environ['RANK']}", "a") as file:
             file.write(json.dumps(record) + "\n")
+
+
+if "TIMES_FILE" in os.environ:
+
+    @on_step
+    def note_end(step: Step) -> None:
+        """Write down when the outer loop's turn is over."""
+        _note_time("step")

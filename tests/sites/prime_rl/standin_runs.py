@@ -18,6 +18,7 @@ CONFIG: dict[str, Any] = {
     "max_steps": 8,
     "ckpt_interval": 4,
     "keep_last": None,
+    "log_times": False,
     "die_at_step": None,
     "resume": None,
     "dist_timeout_seconds": 240,

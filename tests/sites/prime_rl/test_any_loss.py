@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 
 from tests.sites.prime_rl.comparing import assert_same
-from tests.sites.prime_rl.launched import announced, outer_env
+from tests.sites.prime_rl.launched import OWN, WRAPPED, announced, outer_env
 from tests.sites.prime_rl.standin_runs import Trainer, site
 
 pytestmark = pytest.mark.slow
-
-WRAPPED = "composer_prime.sites.prime_rl.outer.loss"
-OWN = "tests.sites.prime_rl.own_losses"
 
 
 def custom(path: str, **kwargs: Any) -> dict[str, Any]:

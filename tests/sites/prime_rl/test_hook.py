@@ -9,15 +9,21 @@ import pytest
 from composer_prime.store import open_store
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.verifying import Verifier
+from tests.patience import wait_until
 from tests.sites.prime_rl.comparing import assert_same
-from tests.sites.prime_rl.launched import HOOKED, PLAIN, announced
+from tests.sites.prime_rl.launched import HOOKED, OWN, PLAIN, WRAPPED, announced, outer_env
 from tests.sites.prime_rl.standin_runs import Trainer, site
+from tests.sites.prime_rl.turns import assert_turns_left_out
 
 pytestmark = pytest.mark.slow
 
 
 def result(trainer: Trainer) -> dict[str, Any]:
     return json.loads((trainer.folder / "outer" / "result.json").read_text())
+
+
+def metrics(trainer: Trainer) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (trainer.folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def masters(trainer: Trainer) -> list[dict[str, Any]]:
@@ -55,8 +61,7 @@ def test_what_is_broadcast_after_a_round_is_the_master_at_every_site(tmp_path: P
     second.finish()
     for step in (0, 4, 8):
         assert_same(first.broadcast(step), second.broadcast(step))
-    records = [json.loads(line) for line in (first.folder / "metrics.jsonl").read_text().splitlines()]
-    assert [(one["step"], one["outer/round"]) for one in records][3] == (4, 1)
+    assert [(one["step"], one["outer/round"]) for one in metrics(first)][3] == (4, 1)
 
 
 def test_a_killed_trainer_that_resumes_loses_no_round(alone: Trainer, tmp_path: Path) -> None:
@@ -141,3 +146,46 @@ def test_another_layout_of_the_weights_is_refused_with_the_difference(alone: Tra
     assert code == 2, output
     assert "parameter embed.weight: run 11x6, model 11x8" in output and "model.fusions" in output
     assert "Traceback" not in output
+
+
+def test_ranks_that_do_not_reach_each_other_say_what_to_set(tmp_path: Path) -> None:
+    """As on nodes whose names lead nowhere: after upstream has made its own group, gloo finds no way."""
+    lost = tmp_path / "lost_interface.py"
+    lost.write_text("import os\nos.environ['GLOO_SOCKET_IFNAME'] = 'nowhere0'\ndef loss(inputs): ...\n")
+    loss = {"type": "custom", "import_path": WRAPPED, "kwargs": {"inner": "lost_interface.loss"}}
+    uri = announced(tmp_path / "bucket")
+    trainer = Trainer(tmp_path / "a", 2, outer_env(uri, "a"), config={"loss": loss}, path=(tmp_path,)).start()
+    code, _ = trainer.wait()
+    assert code == 1
+    for rank in range(2):
+        (line,) = [line for line in trainer.output(rank).splitlines() if line.startswith("composer-prime: ")]
+        assert line.startswith(f"composer-prime: rank {rank} of this site's 2 doesn't reach the others over gloo: ")
+        assert "GLOO_SOCKET_IFNAME (nowhere0)" in line
+
+
+def test_the_trainers_own_time_leaves_the_outer_loops_turns_out(tmp_path: Path) -> None:
+    uri, times = announced(tmp_path / "bucket", inner_steps=2, rounds=4, quorum=2), tmp_path / "times"
+    loss = {"type": "custom", "import_path": WRAPPED, "kwargs": {"inner": f"{OWN}.my_loss"}}
+    first = site(tmp_path, "a", uri, loss=loss, log_times=True)
+    first.env["TIMES_FILE"] = str(times)
+    first.start()
+    wait_until((first.folder / "broadcasts" / "step_1.safetensors").exists, "a step of the first site")
+    second = site(tmp_path, "b", uri).start()  # the first one's turn waits until this one offers
+    first.finish()
+    second.finish()
+    assert_turns_left_out(times, metrics(first))
+
+
+def test_a_machine_without_the_memory_is_refused_before_the_first_broadcast(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemAvailable: 10 kB\n")
+    (tmp_path / "small_machine.py").write_text(
+        f"from pathlib import Path\nfrom composer_prime.sites import memory\n"
+        f"memory.MEMINFO = Path({str(tmp_path / 'meminfo')!r})\ndef loss(inputs): ...\n"
+    )
+    loss = {"type": "custom", "import_path": WRAPPED, "kwargs": {"inner": "small_machine.loss"}}
+    uri = announced(tmp_path / "bucket")
+    trainer = Trainer(tmp_path / "a", 2, outer_env(uri, "a"), config={"loss": loss}, path=(tmp_path,)).start()
+    code, output = trainer.wait()
+    (line,) = [line for line in output.splitlines() if line.startswith("composer-prime: ")]
+    assert code == 2 and "the outer loop needs 0.00 GiB of memory" in line and "(276 parameters" in line
+    assert not (trainer.folder / "broadcasts").exists()

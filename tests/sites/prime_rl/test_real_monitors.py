@@ -11,8 +11,10 @@ import pytest
 
 from composer_prime import metrics
 from composer_prime.sites.prime_rl import versions
-from tests.sites.prime_rl.launched import announced
+from tests.patience import wait_until
+from tests.sites.prime_rl.launched import OWN, WRAPPED, announced
 from tests.sites.prime_rl.real_runs import feed, real_site, save_model, upstream
+from tests.sites.prime_rl.turns import assert_turns_left_out
 
 pytestmark = [
     pytest.mark.prime_rl,
@@ -32,6 +34,7 @@ MONITORS: dict[str, dict[str, Any]] = {
 OUTER = {
     metrics.OUTER_ROUND,
     metrics.OUTER_STALL_S,
+    metrics.OUTER_TURN_S,
     metrics.OUTER_UPLOAD_S,
     metrics.OUTER_BYTES_UP,
     metrics.OUTER_BYTES_DOWN,
@@ -92,3 +95,18 @@ def test_our_metrics_stand_beside_mismatch_kl_in_the_file_and_in_wandb(tmp_path:
     assert_beside_mismatch_kl(history(trainer.folder))
     if upstream() is not versions.V0_7:
         assert_beside_mismatch_kl(trainer.metrics())
+
+
+def test_upstreams_own_time_leaves_the_outer_loops_turns_out(tmp_path: Path) -> None:
+    model, uri = save_model(tmp_path / "model"), announced(tmp_path / "bucket", inner_steps=2, quorum=2)
+    times, loss = tmp_path / "times", {"type": "custom", "import_path": WRAPPED, "kwargs": {"inner": f"{OWN}.my_loss"}}
+    first = real_site(tmp_path, "a", model, uri, loss=loss, **MONITORS[upstream().name])
+    first.env |= {"WANDB_MODE": "offline", "TIMES_FILE": str(times)}
+    second = real_site(tmp_path, "b", model, uri)
+    feed(first, second)
+    first.start()
+    wait_until(lambda: times.exists() or first.has_ended(), "a step of the first site")
+    second.start()  # the first one's turn waits until this one offers
+    first.finish()
+    second.finish()
+    assert_turns_left_out(times, history(first.folder))

@@ -3,9 +3,11 @@
 Its batches are random numbers that follow from a seed and the step, its model is tiny, its ranks share it by FSDP2.
 """
 
+import asyncio
 import os
 import signal
 import sys
+import time
 from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
@@ -174,15 +176,20 @@ def train(config: Any) -> None:
     broadcast_weights(model, broadcasts, progress.step - 1)
     while True:
         dataloader.wait_for_batch()
-        for batch in dataloader.get_batch():
+        batches = dataloader.get_batch()
+        forward_backward_start_time = time.perf_counter()
+        for batch in batches:
             learn(model, rl_loss_fn, batch)
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
+        forward_backward_time = time.perf_counter() - forward_backward_start_time
         broadcast_weights(model, broadcasts, progress.step)
         if progress.step % config.ckpt_interval == 0:
             ckpt_manager.save(progress.step, model, [optimizer], scheduler, progress)
             ckpt_manager.maybe_clean(progress.step)
+        if config.log_times:
+            asyncio.run(monitors.log({"time/forward_backward": forward_backward_time}, step=progress.step))
         if progress.step == config.die_at_step:
             os.kill(os.getpid(), signal.SIGKILL)
         if progress.step == config.max_steps:
