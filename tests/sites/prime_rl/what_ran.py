@@ -1,4 +1,4 @@
-"""A pytest plugin that writes what ran against a PRIME-RL checkout into the table of docs/prime-rl.md, a column a version.
+"""A pytest plugin: what ran against a PRIME-RL checkout goes into the table of docs/prime-rl.md, a column a version.
 
 make test-prime-rl PRIME_RL_SRC=<checkout> PRIME_RL_NAME=v0.8.0
 """
