@@ -220,7 +220,8 @@ class PrimeRecipe(RecipeBase):
                 "optimizer holds: use trainer.model.optim_cpu_offload or fsdp_cpu_offload"
             )
         timeout = self.upstream_value("weight_broadcast.timeout", BROADCAST_TIMEOUT_S)
-        if self.outer and self.broadcast != "filesystem" and self.outer.grace_s >= timeout:
+        timed = self.broadcast != "filesystem" and isinstance(timeout, int | float)
+        if self.outer and timed and self.outer.grace_s >= timeout:
             raise ValueError(
                 f"outer.grace_s ({self.outer.grace_s:g}) must be smaller than weight_broadcast.timeout ({timeout}), "
                 "the seconds that PRIME-RL's orchestrator waits for the last broadcast, which comes after a round: "

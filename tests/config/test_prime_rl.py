@@ -149,8 +149,11 @@ def test_nodes_with_environments_of_their_own_are_taken_where_each_gets_our_pack
     assert prime_recipe(deployment={"type": "multi_node"}, **tables).upstream["slurm"] == tables["slurm"]
 
 
-def test_a_long_grace_is_taken_where_weights_go_over_files() -> None:
-    assert prime_recipe(outer={"inner_steps": 10, "grace_s": 5000}, weight_broadcast={"type": "filesystem"}).outer
+@pytest.mark.parametrize("broadcast", [{"type": "filesystem"}, {"type": "nccl", "timeout": "soon"}])
+def test_a_long_grace_is_taken_where_weights_go_over_files_or_prime_rl_refuses_the_time_out(
+    broadcast: dict[str, Any],
+) -> None:
+    assert prime_recipe(outer={"inner_steps": 10, "grace_s": 5000}, weight_broadcast=broadcast).outer
 
 
 def test_no_key_is_both_ours_and_theirs() -> None:

@@ -162,7 +162,7 @@ def test_limits_of_the_link_hold_for_the_trainers_store(
     uri = str(tmp_path / "bucket")
     HandSite(open_store(uri), make_terms(), "a", [0.0])
     monkeypatch.setattr(membership.dist, "get_rank", lambda: 0)
-    leading = membership._Leading(membership.Place(uri, "b", None, tmp_path / "b", True, *limits), None)
+    leading = membership._Leading(membership.Place(uri, "b", None, tmp_path / "b", True, *limits), None, 1)
     leading.open()
     assert type(leading._store) is kind
 
@@ -175,7 +175,7 @@ def test_an_announced_run_is_not_founded_where_two_of_racing_writers_win_unless_
     def announced_in(bucket: Meeting, committer: str | None) -> OuterLoop:
         monkeypatch.setattr(membership, "open_store", lambda uri, key_file: bucket)
         announce(bucket, FoundingRecord(run="run", terms=make_terms(committer=committer)))
-        return membership._Leading(membership.Place(bucket.uri, "a", None, tmp_path / "a"), None).open()
+        return membership._Leading(membership.Place(bucket.uri, "a", None, tmp_path / "a"), None, 1).open()
 
     refused, trusted = (Meeting(secrets.token_hex(8), num_meeting=2) for _ in range(2))
     with pytest.raises(StoreUnusable, match=r"of 20 races of 16 writers, .*had [23] winners"):

@@ -38,5 +38,5 @@ def test_what_nccl_sends_after_a_round_is_what_the_other_site_broadcasts(ranks: 
     assert len(sent) == 4  # the last step's weights are sampled by nobody
     for step in (0, 2):
         assert_same(sent[step], second.broadcast(step))
-    assert differs(sent[1], second.broadcast(1)) and differs(sent[3], second.broadcast(3))
+    assert differs(sent[3], second.broadcast(3))
     assert first.masters() == second.masters()
