@@ -29,6 +29,7 @@ OLDER_NAMES = {
 """Top-level keys of older versions, and what a recipe says instead, which is written for any version."""
 
 _COMMAND_LINE = "composer-prime run and site set it: drop the key, and say --resume where you want to go on"
+_FOLDER = "checkpoints lie in the site's own folder, which --resume and --dry-run clean: set output_dir"
 _LOSS = "this backend's loss is composer_prime's: drop the key, and name another in trainer.loss.kwargs.inner"
 OWNED = {
     "trainer.loss.type": _LOSS,
@@ -38,6 +39,9 @@ OWNED = {
     "resume": _COMMAND_LINE,
     "dry_run": "drop the key, and say --dry-run",
     "ckpt.resume_step": _COMMAND_LINE,
+    "ckpt.output_dir": _FOLDER,
+    "trainer.ckpt.output_dir": _FOLDER,
+    "orchestrator.ckpt.output_dir": _FOLDER,
     "trainer.resume": _COMMAND_LINE,
     "orchestrator.resume": _COMMAND_LINE,
     "trainer.output_dir": "the run's folder is output_dir/run.name: set those",
@@ -204,11 +208,12 @@ class PrimeRecipe(RecipeBase):
         if not local or self.upstream_value("deployment.type") != "multi_node":
             return self
         everywhere = "srun" in str(self.upstream_value("slurm.pre_run_command", ""))
-        if not everywhere and not self.upstream_value("trainer.env_vars.PYTHONPATH"):
+        paths = (self.upstream_value(f"{table}.PYTHONPATH") for table in ("env_vars", "trainer.env_vars"))
+        if not everywhere and not any(paths):
             raise ValueError(
                 "slurm.shared_fs (false) gives each node an environment of its own, and slurm.pre_run_command installs "
-                'composer-prime on the first alone: let it begin with "srun --ntasks-per-node=1", or set '
-                "trainer.env_vars.PYTHONPATH to a checkout that all nodes see"
+                'composer-prime on the first alone: write srun --ntasks-per-node=1 bash -c "..." around it, or set '
+                "trainer.env_vars.PYTHONPATH to a folder that all nodes see and that uv pip install --target has filled"
             )
         return self
 
@@ -220,7 +225,8 @@ class PrimeRecipe(RecipeBase):
                 "optimizer holds: use trainer.model.optim_cpu_offload or fsdp_cpu_offload"
             )
         timeout = self.upstream_value("weight_broadcast.timeout", BROADCAST_TIMEOUT_S)
-        timed = self.broadcast != "filesystem" and isinstance(timeout, int | float)
+        older = self.prime_rl.version in ("0.7.0", "0.8.0")  # they have no such limit
+        timed = not older and self.broadcast != "filesystem" and isinstance(timeout, int | float)
         if self.outer and timed and self.outer.grace_s >= timeout:
             raise ValueError(
                 f"outer.grace_s ({self.outer.grace_s:g}) must be smaller than weight_broadcast.timeout ({timeout}), "

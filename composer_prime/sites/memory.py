@@ -1,7 +1,7 @@
 """The memory of the machine, or of the container or job in it, that this process runs in."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from composer_prime.errors import MachineUnfit
@@ -25,19 +25,34 @@ def memory() -> tuple[int, int]:
             limit = int(path.read_text())
         except (OSError, ValueError):
             continue  # no such file, or "max"
-        total, free = min(total, limit), min(free, limit)
+        total, free = min(total, limit), min(free, max(0, limit - _held(path.parent)))
     return total, free
 
 
-def check_memory(numel: int, fragments: int, *, momentum: bool) -> None:
-    """Raise MachineUnfit unless this machine has what the outer loop needs on a PRIME-RL trainer's first rank."""
-    needed = host_bytes(numel, -(-numel // fragments), momentum=momentum).closing
+def _held(group: Path) -> int:
+    """Bytes that a control group uses and can't give back at once, as Kubernetes reckons them."""
+    for used, cached in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
+        try:
+            counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            return int((group / used).read_text()) - int(counts[cached])
+        except (OSError, KeyError, ValueError):
+            continue  # the other version's names
+    return 0
+
+
+def check_memory(fragments: Sequence[int], *, momentum: bool) -> None:
+    """Raise MachineUnfit unless this machine has what the outer loop needs on a PRIME-RL trainer's first rank.
+
+    fragments   parameters of each
+    """
+    numel = sum(fragments)
+    needed = host_bytes(numel, max(fragments), momentum=momentum).closing
     _, free = memory()
     if needed > free:
         raise MachineUnfit(
             f"the outer loop needs {needed / GIB:.2f} GiB of memory on the machine of this trainer's first rank "
-            f"({numel:,} parameters, outer.fragments {fragments}), and {free / GIB:.2f} GiB are free there: take a "
-            "machine or a job with more, or make a run of more fragments"
+            f"({numel:,} parameters, outer.fragments {len(fragments)}), and {free / GIB:.2f} GiB are free there: take "
+            "a machine or a job with more"
         )
 
 

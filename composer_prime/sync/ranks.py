@@ -73,8 +73,9 @@ class Ranks:
             interface = os.environ.get(GLOO_INTERFACE, "not set")
             raise SiteError(
                 f"rank {dist.get_rank()} of this site's {dist.get_world_size()} doesn't reach the others over gloo: "
-                f"set {GLOO_INTERFACE} ({interface}) on every node to the network interface by which nodes reach each "
-                f"other, as `ip -br address` lists them. {str(error).splitlines()[0]}"
+                "where none of them has ended, as their logs would say, set "
+                f"{GLOO_INTERFACE} ({interface}) on every node to the network interface by which nodes reach each "
+                f"other, as `ip -br address` lists them. {str(error).partition(chr(10))[0]}"
             ) from error
         self.group = cast(dist.ProcessGroup, group)
         self.rank = dist.get_rank(self.group)

@@ -57,7 +57,7 @@ def contribution(store: Store, site: str) -> Contribution:
         remedy = "wait until it has started, or correct the name"
         raise BadInput(f"site {site} never came to run {status.run}; {came} did: {remedy}")
     merged = sum(each.merged_tokens for each in status.sites)
-    up, down = _traffic(store, site, found.incarnation)
+    up, down = _traffic(store, site, found.incarnations)
     return Contribution(
         run=status.run,
         site=site,
@@ -109,8 +109,8 @@ def lines(found: Contribution) -> Iterator[str]:
     yield f"{size(found.bytes_up)} sent, {size(found.bytes_down)} fetched, as its own tape says"
 
 
-def _traffic(store: Store, site: str, newest: int) -> tuple[int, int]:
-    """(up, down) bytes, as the site's tape says of its processes up to the newest: each counts from its start."""
+def _traffic(store: Store, site: str, starts: int) -> tuple[int, int]:
+    """(up, down) bytes, as the site's tape says of the processes that it started: each counts from its start."""
     by_process: dict[int, tuple[int, int]] = {}
     for key in store.list(keys.tape_prefix(site)):
         for line in store.get(key).splitlines():
@@ -119,7 +119,7 @@ def _traffic(store: Store, site: str, newest: int) -> tuple[int, int]:
                 process, up, down = (count(event[name]) for name in ("incarnation", "bytes_up", "bytes_down"))
             except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
                 continue  # another event, or a line that `status` calls a problem
-            if process > newest:
+            if process >= starts:
                 continue
             before = by_process.get(process, (0, 0))
             by_process[process] = (max(before[0], up), max(before[1], down))

@@ -55,7 +55,12 @@ class FragmentRounds:
 
     def refused(self) -> Counter[str]:
         """Offers that commits left out, by reason without its numbers."""
-        return Counter(reason(entry.why) for commit in self.commits.values() for entry in commit.refused)
+        return Counter(
+            reason(entry.why)
+            for version, commit in self.commits.items()
+            if version not in self.faulty
+            for entry in commit.refused
+        )
 
 
 def reason(why: str) -> str:
@@ -87,13 +92,14 @@ def read_rounds(
     stored = [key for key in store.list(keys.masters_prefix(fragment)) if keys.is_master(key)]
     found.snapshots = sorted({keys.parse_master(key)[1] for key in stored})
     found.version = _version(fragment, listed, found.snapshots, end)
-    versions = range(found.version)
+    versions, floor = range(found.version), 0
     for version, read in zip(
         versions, runtime.map(lambda v: read_or_say(store, Commit, keys.commit(fragment, v)), versions), strict=True
     ):
-        fault = _commit_fault(roster, read, fragment, version) if isinstance(read, Commit) else str(read)
+        fault = _commit_fault(roster, read, fragment, version, floor) if isinstance(read, Commit) else str(read)
         if isinstance(read, Commit) and fault is None:
             found.commits[version] = read
+            floor = read.admissions
         else:
             found.problems.append(str(fault))
     found.faulty = _faulty(found)
@@ -113,9 +119,17 @@ def read_or_say(store: Store, kind: type[R], key: str) -> R | str:
         return str(error)
 
 
-def _commit_fault(roster: Roster, commit: Commit, fragment: int, version: int) -> str | None:
-    """Why what it says of others counts for nothing; None when its maker may commit."""
-    fault = roster.author_fault(commit) if commit.is_at(fragment, version) else "is another round's"
+def _commit_fault(roster: Roster, commit: Commit, fragment: int, version: int, floor: int) -> str | None:
+    """Why what it says of others counts for nothing; None when its maker may commit.
+
+    floor   the admission that the commits before it honour
+    """
+    if not commit.is_at(fragment, version):
+        fault: str | None = "is another round's"
+    elif commit.admissions < floor:
+        fault = f"honours admission {commit.admissions}, one before it {floor}"
+    else:
+        fault = roster.author_fault(commit)
     return None if fault is None else f"{keys.commit(fragment, version)} {fault}"
 
 

@@ -97,6 +97,7 @@ class _Look:
             for each in self._fragments
         ]
         claims, strangers = _claims(store, roster, runtime)
+        self._beats = {claimed.site: claimed.beat for claimed in claims}
         self._claimed = [self._believed(claimed) for claimed in claims]
         self._tapes = {claimed.site: _tape(store, claimed.site, runtime) for claimed in self._claimed}
         guests = self._roster.authority().guests
@@ -250,7 +251,7 @@ class _Look:
     def _is_beating(self, claimed: _Claimed) -> bool | None:
         if self._before is None:
             return None
-        if claimed.beat != self._before.get(claimed.site):
+        if self._beats[claimed.site] != self._before.get(claimed.site):
             return True
         return False if self._watch_s > self._terms.liveness_s / BEATS_PER_LIVENESS else None
 
@@ -295,6 +296,7 @@ def _claims(store: Store, roster: Roster, runtime: Runtime) -> tuple[list[_Claim
         if keys.is_claim(key):
             site, incarnation = keys.parse_claim(key)
             claims.setdefault(site, []).append(incarnation)
+    roster.refresh()  # who was admitted since is no stranger
     strangers = [site for site in claims if roster.signed and roster.last_admission_of(site) is None]
     for site in strangers:
         del claims[site]

@@ -73,7 +73,10 @@ def site_table(status: RunStatus) -> Table:
 
 
 def _shown(sites: Sequence[SiteStatus]) -> list[SiteStatus]:
-    return sorted(sites, key=lambda site: not site.contributing)[:MAX_SITES]
+    def last(site: SiteStatus) -> tuple[bool, bool, bool]:
+        return not site.contributing, not site.rounds_taken, not site.beat_counter
+
+    return sorted(sites, key=last)[:MAX_SITES]
 
 
 def fragment_table(status: RunStatus) -> Table:

@@ -21,7 +21,11 @@ until [[ -e "$rendered/ready" ]]; do sleep 2; done
 
 arguments=(--output-dir "$run")
 if compgen -G "$run/checkpoints/step_*" >/dev/null; then
-    arguments+=(--resume)
+    step=$(python -c 'import pathlib, sys
+from composer_prime.sites.prime_rl.checkpoints import newest_whole
+folder = pathlib.Path(sys.argv[1])
+print(newest_whole(folder, folder) or "")' "$run/checkpoints")
+    [[ -z "$step" ]] || arguments+=(--resume.step "$step")
 fi
 
 case "$1" in

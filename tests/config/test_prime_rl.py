@@ -129,6 +129,7 @@ def test_credentials_and_our_own_variables_stay_out_of_files(table: str) -> None
             },
             "slurm.shared_fs (false) gives each node an environment of its own, ",
         ),
+        ({"ckpt": {"output_dir": "/shared"}}, "ckpt.output_dir (/shared) can't be set with "),
         ({"outer": {"inner_steps": 9, "fragments": 2}}, "outer.inner_steps (9) must be a multiple of outer.fragments "),
         ({"max_steps": 5}, "max_steps (5) must be at least outer.inner_steps (10): "),
     ],
@@ -142,6 +143,7 @@ def test_bad_input_is_answered_in_one_line(tables: dict[str, Any], message: str)
     [
         {"slurm": {"shared_fs": False, "pre_run_command": "srun --ntasks-per-node=1 uv pip install composer-prime"}},
         {"slurm": {"shared_fs": False}, "trainer": {"env_vars": {"PYTHONPATH": "/shared/composer-prime"}}},
+        {"slurm": {"shared_fs": False}, "env_vars": {"PYTHONPATH": "/shared/python"}},
         {"slurm": {"shared_fs": True, "pre_run_command": "uv pip install composer-prime"}},
     ],
 )
@@ -154,6 +156,10 @@ def test_a_long_grace_is_taken_where_weights_go_over_files_or_prime_rl_refuses_t
     broadcast: dict[str, Any],
 ) -> None:
     assert prime_recipe(outer={"inner_steps": 10, "grace_s": 5000}, weight_broadcast=broadcast).outer
+
+
+def test_a_long_grace_is_taken_by_versions_that_wait_for_no_last_broadcast() -> None:
+    assert prime_recipe(outer={"inner_steps": 10, "grace_s": 5000}, inference={}, prime_rl={"version": "0.8.0"}).outer
 
 
 def test_no_key_is_both_ours_and_theirs() -> None:

@@ -116,9 +116,13 @@ def test_the_trainers_pod_gets_the_outer_run_and_goes_on_from_a_checkpoint(pod, 
     data = tmp_path / "data"
     (data / "reverse-text-k8s.dry-run/sites/a/ready").touch()
     run = data / "reverse-text-k8s/sites/a/prime-rl"
-    for resume in ([], ["--resume"]):
-        assert stage.run(COMPONENT, "trainer", **environment).returncode == 0
-        (run / "checkpoints/step_10").mkdir(parents=True, exist_ok=True)
+    files = "{0}/trainer/.metadata", "{0}/orchestrator/progress.pt", "outer/{0}.pt"
+    for resume in ([], ["--resume.step", "10"]):
+        done = stage.run(COMPONENT, "trainer", **environment, PYTHONPATH=str(REPOSITORY))
+        assert done.returncode == 0, done.stderr
+        for file in (*(file.format("step_10") for file in files), "step_11/orchestrator/progress.pt"):
+            (run / "checkpoints" / file).parent.mkdir(parents=True, exist_ok=True)
+            (run / "checkpoints" / file).touch()
         call = stage.calls()[-1]
         assert call["program"] == "torchrun" and call["arguments"] == [
             "--nproc-per-node", "2", "-m", "prime_rl.trainer.rl.train", "@",

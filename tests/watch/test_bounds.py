@@ -12,8 +12,10 @@ from composer_prime.errors import CorruptObject
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
+from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Beat, Commit, Offer, Refused, Signed
+from composer_prime.sync.roster import Roster
 from composer_prime.sync.verifying import Verifier
 from composer_prime.volunteers.contribution import contribution
 from composer_prime.watch.status import MAX_PROBLEMS, look
@@ -124,6 +126,42 @@ def test_beats_of_more_than_can_be_are_told_and_not_counted(tmp_path: Path) -> N
     tokens = {site.site: site.trained_tokens for site in found.sites}
     assert max(tokens.values()) < 10**6 and max(len(site.versions) for site in found.sites) == 2
     assert [problem.split(" says ")[0] for problem in found.problems] == ["the beat of site b", "the beat of site c"]
+
+
+def test_a_beat_that_is_not_believed_is_no_sign_of_life(tmp_path: Path) -> None:
+    play = Play(tmp_path / "run", "ab", signed=True, sizes=(10, 40, 7), quorum=2, liveness_s=10.0, step_tokens=100)
+    key = keys.beat("b", 0)
+    beat = Beat.from_bytes(play.store.get(key), key).model_copy(update={"trained_tokens": 2**53})
+    play.store.put(key, signed(play.store, beat, "b").to_bytes())
+    found = {site.site: site for site in look(play.store, 5.0, lambda wait_s: None).sites}
+    assert found["b"].trained_tokens == 0 and found["b"].beating is False
+
+
+def test_who_is_admitted_between_two_looks_is_a_site(copy: Path) -> None:
+    store = open_store(f"file://{copy}")
+
+    def come(wait_s: float) -> None:
+        Owner(store, OWNER).admit("d", KEYS["d"].public, guest=True)
+        shutil.copytree(copy / "sites/c", copy / "sites/d")
+
+    assert [site.site for site in look(store, 1.0, come).sites] == [*"abcd"]
+
+
+def test_what_a_revoked_member_commits_under_an_older_admission_counts_for_nothing(copy: Path) -> None:
+    store = open_store(f"file://{copy}")
+    Owner(store, OWNER).revoke("b")
+    roster = Roster(store, *find_manifest(store))
+    roster.refresh()
+    number, sha = roster.honoured
+    first, second = keys.commit(0, 0), keys.commit(0, 1)
+    honours = {"admissions": number, "admission_sha": sha, "committer": "a"}
+    says = {"refused": (Refused(site="a", why="a liar"),), "committer": "b"}
+    for key, changes, by in ((first, honours, "a"), (second, says, "b")):
+        commit = Commit.from_bytes(store.get(key), key).model_copy(update=changes)
+        store.put(key, signed(store, commit, by).to_bytes())
+    found = look(store)
+    assert found.refused == {} and found.by_fragment[0].faulty == 1
+    assert any(f"{second} honours admission" in problem for problem in found.problems)
 
 
 @pytest.mark.parametrize(

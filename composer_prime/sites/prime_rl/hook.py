@@ -16,7 +16,7 @@ from composer_prime.sites.prime_rl import checkpoints, versions
 from composer_prime.sites.prime_rl.membership import Membership, Place
 from composer_prime.sites.prime_rl.outer.clock import TrainerClock
 from composer_prime.sites.prime_rl.outer.saying import ending_in_one_line, rank
-from composer_prime.sites.prime_rl.outer.settings import SITE, HookSettings
+from composer_prime.sites.prime_rl.outer.settings import OUTER, SITE, HookSettings
 from composer_prime.sites.prime_rl.outer.steps import Step, Trainer
 from composer_prime.sites.prime_rl.result import FOLDER
 from composer_prime.sync.ranks import TIMEOUT_S
@@ -35,16 +35,15 @@ def _place(settings: HookSettings, trainer: Trainer) -> Place:
     """Where this trainer stands. Raises ConfigError when it has no site name, or an illegal one."""
     from composer_prime.store.keys import check_site_name
 
-    folder, upstream = Path(trainer.config.output_dir), trainer.upstream
-    name = settings.site or (folder.absolute().name if upstream.run_folders else None)
-    if name is None:
-        raise ConfigError(f"{SITE} must be set, since PRIME-RL {upstream.name} has no run.name: give the site a name")
+    if settings.site is None:
+        raise ConfigError(f"{SITE} must be set where {OUTER} is: give each site a name of its own, and keep it")
     try:
-        check_site_name(name)
+        check_site_name(settings.site)
     except ConfigError as error:
         raise ConfigError(f"{SITE}: {error}") from None
+    folder = Path(trainer.config.output_dir) / FOLDER
     limits = settings.mbit_up, settings.mbit_down
-    return Place(settings.uri, name, settings.key_file, folder / FOLDER, settings.replace, *limits)
+    return Place(settings.uri, settings.site, settings.key_file, folder, settings.replace, *limits)
 
 
 class OuterHook:
@@ -91,7 +90,7 @@ class OuterHook:
         def loading(manager: Any, step: int, *args: Any, **kwargs: Any) -> Any:
             elsewhere = signature.bind(manager, step, *args, **kwargs).arguments.get("path")
             path = Path(elsewhere or manager.get_ckpt_path(step))
-            with ending_in_one_line():
+            with ending_in_one_line(every_rank=True):
                 checkpoints.check_whole(path)
             self._state_file = checkpoints.saved_outer_state(path)
             return load(manager, step, *args, **kwargs)

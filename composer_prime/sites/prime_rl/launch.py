@@ -16,7 +16,7 @@ from pathlib import Path
 from composer_prime.config.paths import RunPaths, SitePaths, run_uri
 from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.toml import to_toml
-from composer_prime.errors import FingerprintMismatch
+from composer_prime.errors import ConfigError, FingerprintMismatch
 from composer_prime.sites.embedded.folder import claim_run_folder, claim_site_folder
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.sites.embedded.prepare import check_bucket
@@ -138,21 +138,26 @@ def _prepare(
         paths = run.site(site)
         step, beginning = None, ""
         if resume and not dry_run:
-            step, beginning = _resume_step(recipe, paths, installation.version)
+            step, beginning = _resume_step(paths, installation.version)
         files = SiteFiles(site, paths.root, step, (resume or dry_run) and step is None, placement.ports)
         data = render(recipe, installation.version, files)
         prepared.append(_Prepared(site, paths, data, placement, beginning))
     return prepared
 
 
-def _resume_step(recipe: PrimeRecipe, paths: SitePaths, version: str) -> tuple[int | None, str]:
+def _resume_step(paths: SitePaths, version: str) -> tuple[int | None, str]:
     """The newest step of which a site has all there is to resume, None where it has none; and what to say of it."""
     folder = paths.root / RUN_FOLDER
-    elsewhere = recipe.upstream_value("ckpt.output_dir", recipe.upstream_value("trainer.ckpt.output_dir"))
-    trainers = (folder if elsewhere is None else Path(elsewhere)) / "checkpoints"
+    trainers = folder / "checkpoints"
     step = newest_whole(trainers, folder / DIALECTS[version].orchestrator_folder / "checkpoints")
     if step is not None:
         return step, f", from step {step}"
+    if any(trainers.glob("step_*/trainer/.metadata")):  # they would be deleted
+        raise ConfigError(
+            f"{trainers} holds checkpoints of the trainer, and of none is all there that resuming takes (its files, "
+            "checkpoints/outer, the orchestrator's progress.pt): put back what is missing, or start over from the "
+            "run's masters, without --resume and with --clean, which deletes them"
+        )
     return None, f", from the start: no checkpoint in {trainers} is whole" if any(trainers.glob("step_*")) else ""
 
 

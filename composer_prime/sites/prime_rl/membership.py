@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from composer_prime.errors import BadInput, ConfigError, CorruptObject, KeyMissing
+from composer_prime.outer.fragments import NamedShape, plan_fragments
 from composer_prime.sites.embedded.result import write_whole
 from composer_prime.sites.memory import check_memory
 from composer_prime.sites.prime_rl import checkpoints
@@ -95,7 +96,7 @@ class Membership:
 
         Raises BadInput when there is no run, when it has ended, or when this site doesn't fit it.
         """
-        leading = _Leading(place, state_file, sum(parameter.numel() for _, parameter in named))
+        leading = _Leading(place, state_file, [(name, tuple(parameter.shape)) for name, parameter in named])
         loop = RankedLoop(Ranks(timeout_s), leading.open)
         loop.join(named)
         if leading.leads:
@@ -186,11 +187,11 @@ class Membership:
 class _Leading:
     """What rank 0 alone does: it opens the run, and knows which run a checkpoint belongs to."""
 
-    def __init__(self, place: Place, state_file: Path | None, numel: int) -> None:
+    def __init__(self, place: Place, state_file: Path | None, shapes: Sequence[NamedShape]) -> None:
         self.leads = dist.get_rank() == 0
         self._place = place
         self._state_file = state_file
-        self._numel = numel
+        self._shapes = shapes
         self._store: Store | None = None
         self._announced: FoundingRecord | None = None
         self._run: tuple[str, Manifest] | None = None
@@ -208,7 +209,8 @@ class _Leading:
                 f"the run at {place.uri} admits keys, and site {place.site} has none: set COMPOSER_PRIME_KEY to its "
                 "key file, which `composer-prime keygen` makes"
             )
-        check_memory(self._numel, terms.fragments, momentum=terms.has_momentum)
+        fragments = plan_fragments(self._shapes, terms.fragments)
+        check_memory([fragment.numel for fragment in fragments], momentum=terms.has_momentum)
         outer = OuterLoop(
             store,
             terms,

@@ -23,6 +23,7 @@ from tests.store.meeting import Meeting
 from tests.sync.harness import HandSite, make_net, make_terms
 
 OUTER = {"COMPOSER_PRIME_OUTER": "/nowhere", "COMPOSER_PRIME_SITE": "a"}
+SHAPES = [("blocks.0.w", (1,)), ("blocks.1.w", (1,))]
 
 TRAINER = """
 def train(config):
@@ -162,7 +163,7 @@ def test_limits_of_the_link_hold_for_the_trainers_store(
     uri = str(tmp_path / "bucket")
     HandSite(open_store(uri), make_terms(), "a", [0.0])
     monkeypatch.setattr(membership.dist, "get_rank", lambda: 0)
-    leading = membership._Leading(membership.Place(uri, "b", None, tmp_path / "b", True, *limits), None, 1)
+    leading = membership._Leading(membership.Place(uri, "b", None, tmp_path / "b", True, *limits), None, SHAPES)
     leading.open()
     assert type(leading._store) is kind
 
@@ -175,7 +176,7 @@ def test_an_announced_run_is_not_founded_where_two_of_racing_writers_win_unless_
     def announced_in(bucket: Meeting, committer: str | None) -> OuterLoop:
         monkeypatch.setattr(membership, "open_store", lambda uri, key_file: bucket)
         announce(bucket, FoundingRecord(run="run", terms=make_terms(committer=committer)))
-        return membership._Leading(membership.Place(bucket.uri, "a", None, tmp_path / "a"), None, 1).open()
+        return membership._Leading(membership.Place(bucket.uri, "a", None, tmp_path / "a"), None, SHAPES).open()
 
     refused, trusted = (Meeting(secrets.token_hex(8), num_meeting=2) for _ in range(2))
     with pytest.raises(StoreUnusable, match=r"of 20 races of 16 writers, .*had [23] winners"):
@@ -216,8 +217,14 @@ def test_several_runs_in_one_trainer_are_refused(trainer: Any, capsys: pytest.Ca
 
 def test_a_site_name_that_no_bucket_takes_is_refused(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        trainer({"COMPOSER_PRIME_OUTER": "/nowhere"}, output_dir=Path("outputs/Run 1"))
+        trainer(OUTER | {"COMPOSER_PRIME_SITE": "Run 1"})
     assert "COMPOSER_PRIME_SITE" in (said := line(capsys)) and "'Run 1'" in said
+
+
+def test_a_site_without_a_name_is_refused(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        trainer({"COMPOSER_PRIME_OUTER": "/nowhere"})
+    assert "COMPOSER_PRIME_SITE must be set" in line(capsys)
 
 
 def test_a_trainer_that_lacks_a_name_is_refused(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:

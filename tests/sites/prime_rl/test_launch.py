@@ -188,7 +188,7 @@ def test_a_site_that_fails_is_named_and_the_others_go_on(
         (("step_4/trainer/data",), "from step 2"),
         (("outer/step_4.pt",), "from step 2"),
         (("step_4/orchestrator/progress.pt",), "from step 2"),
-        (("step_2/trainer/data", "step_4/trainer/data"), "from the start: no checkpoint in "),
+        (("step_2/trainer/.metadata", "step_4/trainer/.metadata"), "from the start: no checkpoint in "),
     ],
     ids=str,
 )
@@ -208,6 +208,17 @@ def test_resume_takes_the_newest_step_of_which_all_is_there(
     table, last = key.split(".")
     resumed = tomllib.loads((site / "rl.toml").read_text()).get(table, {}).get(last)
     assert f", {start}" in said[0] and resumed == (int(start[-1]) if start.startswith("from step") else None)
+
+
+def test_resume_deletes_no_checkpoint_of_the_trainer(tmp_path: Path, rl: Path) -> None:
+    recipe = small(tmp_path, rl)
+    assert launch.run_local(recipe, False, say=lambda line: None) == 0
+    lay(kept := RunPaths.of(recipe).site("a").root / "prime-rl/checkpoints/step_4/trainer/.metadata", ())
+    with pytest.raises(
+        ConfigError, match=r"put back what is missing, or start over .* without --resume and with --clean"
+    ):
+        launch.run_local(recipe, True, say=lambda line: None)
+    assert kept.exists()
 
 
 def lay(file: Path, lacks: tuple[str, ...]) -> None:
