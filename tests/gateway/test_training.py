@@ -14,9 +14,11 @@ from composer_prime.sync.records import Commit
 from tests.gateway.guarded import KEYS, OWNER, PATIENCE_S, SAFE, Guarded, founding, guarding, make_run
 from tests.sync.harness import ThreadSite, make_terms, start_together
 
+TERMS = {"liveness_s": PATIENCE_S, "grace_s": PATIENCE_S}
+
 
 def site(store: Store, name: str, **terms: object) -> ThreadSite:
-    wanted = make_terms(liveness_s=PATIENCE_S, grace_s=PATIENCE_S, **SAFE | terms)
+    wanted = make_terms(**SAFE | TERMS | terms)
     return ThreadSite(store, wanted, name, data_seed=len(name), key=KEYS[name], founding=founding())
 
 
@@ -30,7 +32,7 @@ def test_a_site_behind_a_gateway_is_merged_and_ends_with_the_masters(
     kind: str, store_uri: Callable[[str], str]
 ) -> None:
     with closing(open_store(store_uri(kind))) as bucket:
-        make_run(bucket, liveness_s=PATIENCE_S, grace_s=PATIENCE_S)
+        make_run(bucket, **TERMS)
         owners = site(open_store(bucket.uri), "a")
         with guarding(bucket) as gateway:
             volunteer = site(gateway.store("alice", inline_bytes=256), "alice")

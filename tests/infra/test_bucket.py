@@ -10,8 +10,8 @@ from composer_prime.store.base import Store
 from composer_prime.store.probe import probe_store
 from composer_prime.volunteers.link import measure
 from tests.gateway.guarded import make_run
+from tests.gateway.test_training import TERMS, wait_for_end
 from tests.gateway.test_training import site as owned_site
-from tests.gateway.test_training import wait_for_end
 from tests.infra.policies import FOLDER, Request, allowed, delete, get, list_names, policy, put
 from tests.sync.harness import ThreadSite, make_terms, run_sites, start_together
 
@@ -206,7 +206,7 @@ def test_a_whole_run_stays_within_its_sites_policies(store_uri: Callable[[str], 
 
 def test_a_whole_run_of_a_guest_stays_within_a_guest_s_policy(store_uri: Callable[[str], str]) -> None:
     uri = store_uri("memory")
-    make_run(open_store(uri), liveness_s=2.0, grace_s=10.0)
+    make_run(open_store(uri), **TERMS)
     owners = owned_site(open_store(uri), "a")
     recorded = Recorded(open_store(uri))
     probe_store(recorded, site="alice")

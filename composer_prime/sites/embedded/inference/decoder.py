@@ -7,6 +7,7 @@ prompt many times. Decoding then runs all sequences one token further per step.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import random
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -78,6 +79,8 @@ class Decoder:
     def __init__(self, model: PreTrainedModel) -> None:
         """model  a causal LM in eval mode whose layers all attend (no recurrent state)."""
         self._model = model
+        self._cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        """As transformers calls it since 5.24, and before."""
         self._rows = Rows()
         self._running: list[Sequence] = []  # by row
         self._prompts: OrderedDict[_PromptKey, _Prompt] = OrderedDict()
@@ -113,8 +116,8 @@ class Decoder:
             position_ids=rows.positions(),
             # Four dimensions are taken as they are, which saves a quarter millisecond; a window has to be added to two.
             attention_mask=visible if self._is_windowed else visible[:, None, None, :],
-            past_key_values=rows.cache,
             use_cache=True,
+            **{self._cache_name: rows.cache},
         ).logits[:, -1]
         rows.step()
         finished = self._draw(self._running, logits)
@@ -183,9 +186,9 @@ class Decoder:
             input_ids=tokens,
             position_ids=(real.long().cumsum(dim=1) - 1).clamp_(min=0),
             attention_mask=real,
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=0 if is_scored else 1,  # 0: all
+            **{self._cache_name: cache},
         ).logits
         layers = [(cast(Tensor, keys), cast(Tensor, values)) for keys, values, *_ in cache]
         return [
