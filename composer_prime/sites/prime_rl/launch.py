@@ -156,7 +156,7 @@ def _resume_step(paths: SitePaths, version: str) -> tuple[int | None, str]:
         raise ConfigError(
             f"{trainers} holds checkpoints of the trainer, and of none is all there that resuming takes (its files, "
             "checkpoints/outer, the orchestrator's progress.pt): put back what is missing, or start over from the "
-            "run's masters, without --resume and with --clean, which deletes them"
+            "run's masters by `composer-prime site` with --clean instead of --resume, which deletes this site's folder"
         )
     return None, f", from the start: no checkpoint in {trainers} is whole" if any(trainers.glob("step_*")) else ""
 

@@ -214,9 +214,7 @@ def test_resume_deletes_no_checkpoint_of_the_trainer(tmp_path: Path, rl: Path) -
     recipe = small(tmp_path, rl)
     assert launch.run_local(recipe, False, say=lambda line: None) == 0
     lay(kept := RunPaths.of(recipe).site("a").root / "prime-rl/checkpoints/step_4/trainer/.metadata", ())
-    with pytest.raises(
-        ConfigError, match=r"put back what is missing, or start over .* without --resume and with --clean"
-    ):
+    with pytest.raises(ConfigError, match="put back what is missing, or start over "):
         launch.run_local(recipe, True, say=lambda line: None)
     assert kept.exists()
 
