@@ -23,7 +23,8 @@ BAD_INPUT_EXIT = 2
 """Of `composer-prime site`: something only a person can mend, which its log says; trying again would only cost."""
 
 app = modal.App("composer-prime")
-image = modal.Image.from_dockerfile("infra/docker/Dockerfile", context_dir=".")
+# Absolute, as Modal makes the context's folder: else it doesn't find Dockerfile.dockerignore.
+image = modal.Image.from_dockerfile(os.path.abspath("infra/docker/Dockerfile"), context_dir=".")
 outputs = modal.Volume.from_name("composer-prime-outputs", create_if_missing=True)
 bucket = modal.Secret.from_name("composer-prime-bucket", required_keys=["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
 

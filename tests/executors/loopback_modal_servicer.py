@@ -49,6 +49,8 @@ class Servicer:
         self._named: dict[tuple[str, str, str], str] = {}
         self._files: dict[str, bytes] = {}
         self._mounts: dict[str, dict[str, str]] = {}
+        self.mounted: set[str] = set()
+        """Names of all files that an app or its image brought."""
         self.functions: dict[str, Function] = {}
         self.calls = Calls(folder, self.functions, self._new_id)
         self.requests: list[str] = []
@@ -174,6 +176,7 @@ class Servicer:
     async def MountGetOrCreate(self, request: Any, _: Any) -> Any:
         mount_id = self._new_id("mo")
         self._mounts[mount_id] = {file.filename: file.sha256_hex for file in request.files}
+        self.mounted |= self._mounts[mount_id].keys()
         return api.MountGetOrCreateResponse(mount_id=mount_id)
 
     async def SecretGetOrCreate(self, request: Any, _: Any) -> Any:

@@ -52,6 +52,9 @@ def test_deployed_it_has_a_limit_retries_gpus_a_volume_and_the_buckets_secret(tm
         )
         assert done.returncode == 0, done.stdout + done.stderr
         (function,) = modal.servicer.functions.values()
+        brought = modal.servicer.mounted
+    assert any(name.endswith("composer_prime/cli/main.py") for name in brought)
+    assert not any("__pycache__" in name for name in brought), "as Dockerfile.dockerignore says"
     definition = function.definition
     assert definition.timeout_secs == 24 * 3600 and definition.retry_policy.retries == 7
     assert (definition.resources.gpu_config.gpu_type, definition.resources.gpu_config.count) == ("A10G", 2)

@@ -61,7 +61,7 @@ def test_prime_rls_command_is_the_machines_own() -> None:
 PRIME = {"run": {"name": "r"}, "max_steps": 9, "model": {"name": "m"}, "site": {"backend": "prime-rl"}}
 PRIME |= {"outer": {"inner_steps": 4}}
 OWN_SETTINGS: list[dict[str, Any]] = [
-    {"trainer": {"ckpt": {"output_dir": "/home/alice/x"}}},
+    {"trainer": {"profile_path": "/home/alice/x"}},
     {"orchestrator": {"buffer": {"load_path": "/etc"}}},
     {"trainer": {"env_vars": {"LD_PRELOAD": "/tmp/evil.so"}}},
     {"weight_broadcast": {"start_command": "evil"}},

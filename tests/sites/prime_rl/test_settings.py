@@ -86,9 +86,9 @@ def started(folder: Path, env: dict[str, str], **config: Any) -> Trainer:
 def test_without_any_launcher_a_trainer_joins_by_its_configuration_alone(tmp_path: Path) -> None:
     uris = [announced(tmp_path / name) for name in ("first", "second")]
     by_config = started(tmp_path / "1", {}, env_vars=outer_env(uris[0], "a"))
-    by_loss = started(tmp_path / "2", {}, loss=custom(WRAPPED, outer=uris[1], inner="ipo"))
+    by_loss = started(tmp_path / "2", {}, loss=custom(WRAPPED, outer=uris[1], site="b", inner="ipo"))
     assert f"joined uri={uris[0]} site=a" in by_config.finish()
-    assert f"joined uri={uris[1]} site=site-a" in by_loss.finish()  # its folder's name is that of upstream's run
+    assert f"joined uri={uris[1]} site=b" in by_loss.finish()
 
 
 @pytest.mark.slow
