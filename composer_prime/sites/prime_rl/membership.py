@@ -22,7 +22,7 @@ from composer_prime.outer.fragments import NamedShape, plan_fragments
 from composer_prime.sites.embedded.result import write_whole
 from composer_prime.sites.memory import check_memory
 from composer_prime.sites.prime_rl import checkpoints
-from composer_prime.sites.prime_rl.packages import naming_what_is_missing
+from composer_prime.sites.prime_rl.outer.saying import naming_what_is_missing
 from composer_prime.sites.prime_rl.result import RESULT, STEPS_LEFT
 from composer_prime.store import open_store, race_store
 from composer_prime.store.base import Store

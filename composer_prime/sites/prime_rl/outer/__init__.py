@@ -15,10 +15,9 @@ from composer_prime.errors import ConfigError
 from composer_prime.losses.records import LossInputs, LossOutputs
 from composer_prime.sites.prime_rl import versions
 from composer_prime.sites.prime_rl.outer.inner import InnerLoss
-from composer_prime.sites.prime_rl.outer.saying import ending_in_one_line, rank, show_our_log
+from composer_prime.sites.prime_rl.outer.saying import ending_in_one_line, naming_what_is_missing, rank, show_our_log
 from composer_prime.sites.prime_rl.outer.settings import OUTER, HookSettings
 from composer_prime.sites.prime_rl.outer.steps import Step, Trainer, on_step
-from composer_prime.sites.prime_rl.packages import naming_what_is_missing
 
 __all__ = ["Step", "loss", "on_step"]
 

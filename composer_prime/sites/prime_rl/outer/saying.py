@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from composer_prime.errors import ComposerPrimeError, SiteError
+from composer_prime.errors import ComposerPrimeError, ConfigError, SiteError
 from composer_prime.visible import log_handler
 
 
@@ -35,3 +35,17 @@ def ending_in_one_line(*, every_rank: bool = False) -> Iterator[None]:
         if every_rank or rank() == 0 or isinstance(error, SiteError):
             print(f"composer-prime: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
+
+
+@contextmanager
+def naming_what_is_missing() -> Iterator[None]:
+    """Raise ConfigError with the command that installs it where a package can't be imported."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "composer_prime"):
+            raise
+        raise ConfigError(
+            f"an outer run needs {package}, which isn't installed beside PRIME-RL: uv pip install {package}"
+        ) from error
