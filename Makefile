@@ -1,7 +1,7 @@
 # make demo    two sites train one policy on this machine          make demo-vllm   the same on a real vLLM server
 # make test    the test suite                                      make lint, fmt   check, or rewrite, the style
 # make test-prime-rl PRIME_RL_SRC=<checkout>    the tests that run upstream's own trainer, and the codecs' under its
-#              torch, in .venv-prime-rl
+#              torch, in .venv-prime-rl; PRIME_RL_NAME=v0.8.0 writes that column of docs/prime-rl.md's table
 # make test-task-files    SkyPilot's and dstack's own parsers read our task files, from .venv-task-files
 #
 # Each makes .venv and installs what it needs by itself, and again only when a pyproject.toml changes.
@@ -48,7 +48,8 @@ test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 test-prime-rl: prime-rl-source $(PRIME_RL_STAMP)
-	PRIME_RL_SRC=$(abspath $(PRIME_RL_SRC)) OMP_NUM_THREADS=1 $(PRIME_RL_VENV)/bin/python -m pytest -m prime_rl \
+	PRIME_RL_SRC=$(abspath $(PRIME_RL_SRC)) PRIME_RL_NAME=$(PRIME_RL_NAME) OMP_NUM_THREADS=1 \
+		$(PRIME_RL_VENV)/bin/python -m pytest -p tests.sites.prime_rl.what_ran -m prime_rl \
 		tests/infra tests/losses tests/recipes tests/sites/prime_rl $(TEST_ARGS)
 	OMP_NUM_THREADS=1 $(PRIME_RL_VENV)/bin/python -m pytest tests/contracts/test_codec_contract.py tests/outer
 

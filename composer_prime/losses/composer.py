@@ -1,6 +1,7 @@
 """The one loss of composer-prime: DPPO policy gradient, a KL leash, and teacher replay, on sampled tokens.
 
-PRIME-RL imports it by path (`[trainer.loss] import_path`) and so does the embedded trainer; it needs torch alone.
+In PRIME-RL it is the default of `composer_prime.sites.prime_rl.outer.loss`, which alone makes a trainer a site of an
+outer run; the embedded trainer calls it. It needs torch alone.
 At replay weight 0 it is PRIME-RL's DPPO+KL (`type = "default"`, 0.7 and 0.8), to rounding, wherever that one is finite:
 the same keyword arguments with the same defaults and bounds, and metrics of the same names and definitions.
 """

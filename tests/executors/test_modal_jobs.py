@@ -438,6 +438,7 @@ def test_close_leaves_the_environment_and_the_job_as_they_are(platform: Loopback
     executor = platform.executor()
     job = executor.submit(replace(spec, command=SLEEP))
     wait_for(executor, job, JobState.RUNNING)
+    wait_until(lambda: platform.pids(job))
     executor.close()
     assert platform.pids(job)
     assert os.environ["MODAL_SERVER_URL"] == platform.environment()["MODAL_SERVER_URL"]

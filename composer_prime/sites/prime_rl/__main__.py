@@ -7,7 +7,7 @@ that isn't known is said on stderr.
 import sys
 
 from composer_prime.errors import ConfigError
-from composer_prime.sites.prime_rl.versions import detect, stranger
+from composer_prime.sites.prime_rl.versions import detect, untested
 
 if __name__ == "__main__":
     try:
@@ -15,6 +15,6 @@ if __name__ == "__main__":
     except ConfigError as error:
         sys.exit(f"error: {error}")
     print(found.name)
-    unknown = stranger()
+    unknown = untested()
     if unknown is not None:
         print(f"release: {unknown}", file=sys.stderr)

@@ -9,6 +9,7 @@
 Upstream resumes from the newest `step_N`, whole or not, so nothing of ours may lie there.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from composer_prime.errors import ConfigError
@@ -17,16 +18,22 @@ from composer_prime.sites.embedded.result import write_whole
 _LAST = ".metadata"
 
 
+@dataclass(frozen=True)
+class OuterState:
+    """Our part of the checkpoint that upstream's trainer has loaded.
+
+    file    where it lies, if there is one
+    is_own  whether it is of this trainer's own folder; PRIME-RL also takes another's, by `[resume] dir`
+    """
+
+    file: Path
+    is_own: bool
+
+
 def outer_state_file(trainer_checkpoint: Path) -> Path:
     """Where the outer state of upstream's `checkpoints/step_N/trainer` lies."""
     step = trainer_checkpoint.parent
     return step.parent / "outer" / f"{step.name}.pt"
-
-
-def saved_outer_state(trainer_checkpoint: Path) -> Path:
-    """As `outer_state_file`; where there is none, the place in which earlier versions kept it if they did."""
-    place, earlier = outer_state_file(trainer_checkpoint), trainer_checkpoint.parent / "outer.pt"
-    return earlier if earlier.exists() and not place.exists() else place
 
 
 def begin_saving(trainer_checkpoint: Path) -> None:
@@ -66,7 +73,7 @@ def newest_whole(checkpoints: Path, orchestrator: Path | None = None) -> int | N
     for folder in checkpoints.glob("step_*"):
         theirs = orchestrator is None or (orchestrator / folder.name / "orchestrator" / "progress.pt").is_file()
         if theirs and _is_whole(folder / "trainer"):
-            steps[int(folder.name.removeprefix("step_"))] = saved_outer_state(folder / "trainer").is_file()
+            steps[int(folder.name.removeprefix("step_"))] = outer_state_file(folder / "trainer").is_file()
     return max((step for step, has_state in steps.items() if has_state), default=max(steps, default=None))
 
 

@@ -13,12 +13,13 @@ from typing import Any
 from composer_prime import metrics
 from composer_prime.errors import ConfigError, FingerprintMismatch
 from composer_prime.sites.prime_rl import checkpoints, versions
-from composer_prime.sites.prime_rl.membership import Membership, Place
-from composer_prime.sites.prime_rl.outer.clock import TrainerClock
-from composer_prime.sites.prime_rl.outer.saying import ending_in_one_line, rank
-from composer_prime.sites.prime_rl.outer.settings import OUTER, SITE, HookSettings
+from composer_prime.sites.prime_rl.clock import TrainerClock
+from composer_prime.sites.prime_rl.membership import Membership
 from composer_prime.sites.prime_rl.outer.steps import Step, Trainer
 from composer_prime.sites.prime_rl.result import FOLDER
+from composer_prime.sites.prime_rl.saying import ending_in_one_line, rank
+from composer_prime.sites.prime_rl.settings import SITE, HookSettings
+from composer_prime.store.keys import check_site_name
 from composer_prime.sync.ranks import TIMEOUT_S
 
 Function = Callable[..., Any]
@@ -28,22 +29,11 @@ def make_site(settings: HookSettings, frame: FrameType) -> None:
     """Make the trainer that runs in `frame` a site. Raises ConfigError where it can't be one."""
     trainer = Trainer.of(frame)
     versions.check_config(trainer.config)
-    OuterHook(_place(settings, trainer), trainer, TrainerClock.put_into(frame.f_globals)).wrap()
-
-
-def _place(settings: HookSettings, trainer: Trainer) -> Place:
-    """Where this trainer stands. Raises ConfigError when it has no site name, or an illegal one."""
-    from composer_prime.store.keys import check_site_name
-
-    if settings.site is None:
-        raise ConfigError(f"{SITE} must be set where {OUTER} is: give each site a name of its own, and keep it")
     try:
         check_site_name(settings.site)
     except ConfigError as error:
         raise ConfigError(f"{SITE}: {error}") from None
-    folder = Path(trainer.config.output_dir) / FOLDER
-    limits = settings.mbit_up, settings.mbit_down
-    return Place(settings.uri, settings.site, settings.key_file, folder, settings.replace, *limits)
+    OuterHook(settings, trainer, TrainerClock.put_into(frame.f_globals)).wrap()
 
 
 class OuterHook:
@@ -54,11 +44,11 @@ class OuterHook:
     CheckpointManager   saves and finds the outer state beside upstream's checkpoints
     """
 
-    def __init__(self, place: Place, trainer: Trainer, clock: TrainerClock) -> None:
-        self._place = place
+    def __init__(self, settings: HookSettings, trainer: Trainer, clock: TrainerClock) -> None:
+        self._settings = settings
         self._clock = clock
         self._trainer = trainer
-        self._state_file: Path | None = None
+        self._loaded: checkpoints.OuterState | None = None
         self._membership: Membership | None = None
 
     def wrap(self) -> None:
@@ -89,10 +79,11 @@ class OuterHook:
         @functools.wraps(load)
         def loading(manager: Any, step: int, *args: Any, **kwargs: Any) -> Any:
             elsewhere = signature.bind(manager, step, *args, **kwargs).arguments.get("path")
-            path = Path(elsewhere or manager.get_ckpt_path(step))
+            own = Path(manager.get_ckpt_path(step))
+            path = Path(elsewhere or own)
             with ending_in_one_line(every_rank=True):
                 checkpoints.check_whole(path)
-            self._state_file = checkpoints.saved_outer_state(path)
+            self._loaded = checkpoints.OuterState(checkpoints.outer_state_file(path), path.resolve() == own.resolve())
             return load(manager, step, *args, **kwargs)
 
         return loading
@@ -102,13 +93,14 @@ class OuterHook:
         trainer = self._trainer
         timeout_s = min(TIMEOUT_S, trainer.config.dist_timeout_seconds / 4)
         with ending_in_one_line():
-            if trainer.progress.step > 1 and self._state_file is None:
+            if trainer.progress.step > 1 and self._loaded is None:
                 raise ConfigError(
                     f"this PRIME-RL resumes at step {trainer.progress.step} and didn't load its checkpoint by "
                     f"CheckpointManager.load, by which composer-prime finds its own part of it: {versions.remedy()}"
                 )
             try:
-                self._membership = Membership.join(self._place, trainer.parameters, self._state_file, timeout_s)
+                folder = Path(trainer.config.output_dir) / FOLDER
+                self._membership = Membership.join(self._settings, folder, trainer.parameters, self._loaded, timeout_s)
             except FingerprintMismatch as error:
                 raise FingerprintMismatch(
                     f"{error}. In PRIME-RL names and shapes follow from trainer.model.impl, its fused layouts "

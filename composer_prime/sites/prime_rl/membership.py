@@ -9,7 +9,7 @@ import logging
 import os
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from composer_prime.outer.fragments import NamedShape, plan_fragments
 from composer_prime.sites.embedded.result import write_whole
 from composer_prime.sites.memory import check_memory
 from composer_prime.sites.prime_rl import checkpoints
-from composer_prime.sites.prime_rl.outer.saying import naming_what_is_missing
 from composer_prime.sites.prime_rl.result import RESULT, STEPS_LEFT
+from composer_prime.sites.prime_rl.saying import naming_what_is_missing
+from composer_prime.sites.prime_rl.settings import KEY, OUTER, SITE, HookSettings
 from composer_prime.store import open_store, race_store
 from composer_prime.store.base import Store
 from composer_prime.store.file import sync_folder
@@ -43,42 +44,10 @@ from composer_prime.sync.terms import Terms
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a trainer stands in a run.
-
-    uri       the run's root in the bucket
-    site      the site's name
-    key_file  its private key, in a run that admits keys
-    folder    what the outer loop keeps on this site's disk
-    replace   as `SiteIdentity.replace`
-    mbit_up, mbit_down   as `SiteConfig.max_mbit_up` and `max_mbit_down`
-    """
-
-    uri: str
-    site: str
-    key_file: Path | None
-    folder: Path
-    replace: bool = True
-    mbit_up: float | None = None
-    mbit_down: float | None = None
-
-    @property
-    def journal(self) -> Path:
-        """What offers leave behind if they are merged, written before they are made."""
-        return self.folder / "journal"
-
-    @property
-    def result(self) -> Path:
-        """Written when the run has ended: its rounds, the masters that the parameters hold, whether steps are left."""
-        return self.folder / RESULT
-
-
 class Membership:
     """A trainer that has joined. The same calls on each rank: all wait for each other, and return and raise alike."""
 
-    def __init__(self, place: Place, loop: RankedLoop, parameters: Sequence[nn.Parameter], leading: "_Leading") -> None:
-        self._place = place
+    def __init__(self, loop: RankedLoop, parameters: Sequence[nn.Parameter], leading: "_Leading") -> None:
         self._loop = loop
         self._parameters = parameters
         self._leading = leading
@@ -86,26 +55,33 @@ class Membership:
 
     @classmethod
     def join(
-        cls, place: Place, named: Sequence[tuple[str, nn.Parameter]], state_file: Path | None, timeout_s: float
+        cls,
+        settings: HookSettings,
+        folder: Path,
+        named: Sequence[tuple[str, nn.Parameter]],
+        loaded: checkpoints.OuterState | None,
+        timeout_s: float,
     ) -> "Membership":
-        """Join the run at `place`, or found it where it was announced; collective over the default process group.
+        """Join the run that is named, or found it where it was announced; collective over the default process group.
 
+        folder      what the outer loop keeps on this site's disk
         named       the trainable parameters, as the outer loop names them
-        state_file  the outer state of the checkpoint that was loaded; it may be missing. None: nothing was loaded
+        loaded      None: no checkpoint was
         timeout_s   how long a rank waits for another that is late
 
         Raises BadInput when there is no run, when it has ended, or when this site doesn't fit it.
         """
-        leading = _Leading(place, state_file, [(name, tuple(parameter.shape)) for name, parameter in named])
+        leading = _Leading(settings, folder, loaded, [(name, tuple(parameter.shape)) for name, parameter in named])
         loop = RankedLoop(Ranks(timeout_s), leading.open)
         loop.join(named)
         if leading.leads:
             leading.remember_run()
-        member = cls(place, loop, [parameter for _, parameter in named], leading)
+        member = cls(loop, [parameter for _, parameter in named], leading)
         if loop.finished:
-            member._end_joining(resumed=state_file is not None)
+            member._end_joining(resumed=loaded is not None)
         if leading.leads:
-            logger.info("joined uri=%s site=%s fragments=%d", place.uri, place.site, len(loop.summary()["masters"]))
+            fragments = len(loop.summary()["masters"])
+            logger.info("joined uri=%s site=%s fragments=%d", settings.uri, settings.site, fragments)
         return member
 
     def after_step(self, tokens: int, samples: int, *, is_last: bool) -> OuterReport | None:
@@ -124,7 +100,7 @@ class Membership:
                 logger.warning(
                     "run_ended uri=%s: its masters are final, and this trainer holds them. The steps up to its "
                     "max_steps change nothing any more; it may be stopped",
-                    self._place.uri,
+                    self._leading.settings.uri,
                 )
         elif is_last:
             self._loop.close()
@@ -132,7 +108,7 @@ class Membership:
                 logger.warning(
                     "left uri=%s rounds=%d: max_steps is reached and the run goes on; raise max_steps and resume to "
                     "go on with it",
-                    self._place.uri,
+                    self._leading.settings.uri,
                     report.round,
                 )
         return report
@@ -155,8 +131,8 @@ class Membership:
         if not resumed:
             self._loop.close()
             raise ConfigError(
-                f"the run at {self._place.uri} has ended, no site can join it: reopen it with `composer-prime reopen`, "
-                "or start another from its masters with `composer-prime create RECIPE --from`"
+                f"the run at {self._leading.settings.uri} has ended, no site can join it: reopen it with "
+                "`composer-prime reopen`, or start another from its masters with `composer-prime create RECIPE --from`"
             )
         self._end(steps_left=True)
 
@@ -165,7 +141,7 @@ class Membership:
         summary = self._loop.summary()
         self._loop.close()
         if self._leading.leads:
-            self._write_result(summary, steps_left)
+            self._leading.write_result(summary, steps_left)
         self._final = [_local(parameter).to("cpu", copy=True) for parameter in self._parameters]
 
     def _restore(self) -> None:
@@ -174,23 +150,21 @@ class Membership:
             for parameter, final in zip(self._parameters, self._final, strict=True):
                 _local(parameter).copy_(final)
 
-    def _write_result(self, summary: dict[str, Any], steps_left: bool) -> None:
-        """Last of all: whoever reads it may end this trainer."""
-        result = {"uri": self._place.uri, "site": self._place.site, STEPS_LEFT: steps_left} | {
-            name: summary[name] for name in ("outer_rounds", "masters", "bytes_up", "bytes_down", "stall_s", "tokens")
-        }
-        path = self._place.result
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(result, indent=1) + "\n")
-
 
 class _Leading:
     """What rank 0 alone does: it opens the run, and knows which run a checkpoint belongs to."""
 
-    def __init__(self, place: Place, state_file: Path | None, shapes: Sequence[NamedShape]) -> None:
+    def __init__(
+        self,
+        settings: HookSettings,
+        folder: Path,
+        loaded: checkpoints.OuterState | None,
+        shapes: Sequence[NamedShape],
+    ) -> None:
         self.leads = dist.get_rank() == 0
-        self._place = place
-        self._state_file = state_file
+        self.settings = settings
+        self._folder = folder
+        self._loaded = loaded
         self._shapes = shapes
         self._store: Store | None = None
         self._announced: FoundingRecord | None = None
@@ -199,15 +173,15 @@ class _Leading:
     @naming_what_is_missing()
     def open(self) -> OuterLoop:
         """This site's outer loop, with the state of its checkpoint. Raises BadInput, StoreError."""
-        place = self._place
-        key = None if place.key_file is None else SigningKey.load(place.key_file)
-        self._store = store = throttle(open_store(place.uri, place.key_file), place.mbit_up, place.mbit_down)
+        told = self.settings
+        key = None if told.key_file is None else SigningKey.load(told.key_file)
+        self._store = store = throttle(open_store(told.uri, told.key_file), told.mbit_up, told.mbit_down)
         self._announced = find_founding(store)
         founding, run, terms, signed = self._asked(self._announced)
         if signed and key is None:
             raise ConfigError(
-                f"the run at {place.uri} admits keys, and site {place.site} has none: set COMPOSER_PRIME_KEY to its "
-                "key file, which `composer-prime keygen` makes"
+                f"the run at {told.uri} admits keys, and site {told.site} has none: set {KEY} to its key file, which "
+                "`composer-prime keygen` makes"
             )
         fragments = plan_fragments(self._shapes, terms.fragments)
         check_memory([fragment.numel for fragment in fragments], momentum=terms.has_momentum)
@@ -215,14 +189,13 @@ class _Leading:
             store,
             terms,
             run=run,
-            site=SiteIdentity(place.site, key, place.replace),
+            site=SiteIdentity(told.site, key, told.replace),
             founding=founding,
-            journal=FileJournal(place.journal),
+            journal=FileJournal(self._folder / "journal"),
         )
-        if self._state_file is not None:
-            state = self._restored(self._state_file)
-            if state is not None:
-                outer.load_state_dict(state)
+        state = None if self._loaded is None else self._restored(self._loaded)
+        if state is not None:
+            outer.load_state_dict(state)
         return outer
 
     def _asked(self, announced: FoundingRecord | None) -> tuple[Founding, str, Terms, bool]:
@@ -233,8 +206,8 @@ class _Leading:
         except KeyMissing:
             if announced is None:
                 raise BadInput(
-                    f"{self._place.uri} holds no run: write it there with `composer-prime create RECIPE`, or correct "
-                    "COMPOSER_PRIME_OUTER, which names the run's own folder in the bucket"
+                    f"{self.settings.uri} holds no run: write it there with `composer-prime create RECIPE`, or correct "
+                    f"{OUTER}, which names the run's own folder in the bucket"
                 ) from None
             founding = Founding(announced.owner, announced.keys)
             if announced.terms.committer is None:
@@ -254,13 +227,18 @@ class _Leading:
             self._run = found.sha256, found.manifest
 
     def checkpoint(self, outer: dict[str, Any]) -> dict[str, Any]:
-        """The outer state as it lies beside a checkpoint: with the run it belongs to."""
+        """The outer state as it lies beside a checkpoint: with the run and the site that it belongs to."""
         assert self._run is not None, "not joined"
         sha, manifest = self._run
-        return {"manifest": sha, "run": manifest.run, "terms": manifest.terms.model_dump(), "outer": outer}
+        whose = {"manifest": sha, "run": manifest.run, "site": self.settings.site}
+        return whose | {"terms": manifest.terms.model_dump(), "outer": outer}
 
-    def _restored(self, path: Path) -> dict[str, Any] | None:
-        """The outer state in `path`; None when the checkpoint has none. Raises ConfigError when it is another run's."""
+    def _restored(self, loaded: checkpoints.OuterState) -> dict[str, Any] | None:
+        """The outer state of a checkpoint; None where this trainer joins anew, since it has none or is another's.
+
+        Raises ConfigError where it is another's and lies in this trainer's own folder: it isn't what was meant.
+        """
+        path, site = loaded.file, self.settings.site
         try:
             state = torch.load(path, weights_only=True)
         except FileNotFoundError:
@@ -271,16 +249,38 @@ class _Leading:
                 f"{path} can't be read ({str(error).splitlines()[0]}): delete it to join anew from the run's masters"
             ) from error
         sha, manifest = self._run if self._run is not None else (None, None)
-        if state["manifest"] != sha:
-            theirs = Terms(**state["terms"])
-            change = "" if manifest is None else changed_terms(manifest.terms, theirs)
+        other_run, theirs = state["manifest"] != sha, state.get("site", site)
+        if (other_run or theirs != site) and not loaded.is_own:
+            logger.warning(
+                "anothers_state path=%s: it is of site %s in run %s, so this site joins anew, from its run's masters",
+                path,
+                theirs,
+                state["run"],
+            )
+            return None
+        if other_run:
+            terms = Terms(**state["terms"])
+            change = "" if manifest is None else changed_terms(manifest.terms, terms)
             raise ConfigError(
-                f"checkpoint {path} belongs to another run, {state['run']!r}, than {self._place.uri}"
+                f"checkpoint {path} belongs to another run, {state['run']!r}, than {self.settings.uri}"
                 + (f" ({change.replace('recipe', 'checkpoint')})" if change else "")
-                + f": name that run in COMPOSER_PRIME_OUTER, or delete {path} to go on from this run's masters. "
-                "A run's settings never change; `composer-prime create RECIPE --from` starts a new one from its masters"
+                + f": name that run in {OUTER}, or move {path} away to go on from this run's masters. A run's settings "
+                "never change; `composer-prime create RECIPE --from` starts a new one from its masters"
+            )
+        if theirs != site:
+            raise ConfigError(
+                f"checkpoint {path} is of site {theirs} and this is site {site}, which would offer again what {theirs} "
+                f"has offered: set {SITE} to {theirs}, or move {path} away to go on from the run's masters"
             )
         return state["outer"]
+
+    def write_result(self, summary: dict[str, Any], steps_left: bool) -> None:
+        """The run has ended: its rounds, the masters that the parameters hold, whether steps are left."""
+        result = {"uri": self.settings.uri, "site": self.settings.site, STEPS_LEFT: steps_left} | {
+            name: summary[name] for name in ("outer_rounds", "masters", "bytes_up", "bytes_down", "stall_s", "tokens")
+        }
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self._folder / RESULT, json.dumps(result, indent=1) + "\n")
 
 
 def _local(parameter: Tensor) -> Tensor:

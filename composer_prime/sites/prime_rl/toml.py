@@ -14,6 +14,7 @@ from composer_prime.config.paths import run_uri
 from composer_prime.config.prime_rl import PrimeRecipe, with_none_words
 from composer_prime.config.settings import sampling_seed
 from composer_prime.errors import ConfigError
+from composer_prime.sites.prime_rl import settings
 from composer_prime.sites.prime_rl.placement import Ports
 
 LOSS_PATH = "composer_prime.sites.prime_rl.outer.loss"
@@ -224,11 +225,11 @@ def site_environment(recipe: PrimeRecipe, site: str) -> dict[str, str]:
     if uri is None:
         return {}
     key_file = recipe.site.key_file
-    key = {} if key_file is None else {"COMPOSER_PRIME_KEY": str(key_file.expanduser().absolute())}
-    same = {"COMPOSER_PRIME_SAME_NAME": "refuse"} if recipe.site.same_name == "refuse" else {}
-    limits = {"UP": recipe.site.max_mbit_up, "DOWN": recipe.site.max_mbit_down}
-    caps = {f"COMPOSER_PRIME_MAX_MBIT_{way}": str(mbit) for way, mbit in limits.items() if mbit is not None}
-    return {"COMPOSER_PRIME_OUTER": uri, "COMPOSER_PRIME_SITE": site, **key, **same, **caps}
+    key = {} if key_file is None else {settings.KEY: str(key_file.expanduser().absolute())}
+    same = {settings.SAME_NAME: "refuse"} if recipe.site.same_name == "refuse" else {}
+    limits = {settings.MBIT_UP: recipe.site.max_mbit_up, settings.MBIT_DOWN: recipe.site.max_mbit_down}
+    caps = {name: str(mbit) for name, mbit in limits.items() if mbit is not None}
+    return {settings.OUTER: uri, settings.SITE: site, **key, **same, **caps}
 
 
 def _place(data: Data, recipe: PrimeRecipe, files: SiteFiles, dialect: Dialect) -> None:

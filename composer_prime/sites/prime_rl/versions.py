@@ -1,4 +1,4 @@
-"""What our code needs of PRIME-RL's trainer, and what differs between its versions there: the only module that knows.
+"""What our code needs of PRIME-RL's trainer, and what differs between its versions there.
 
 A version's number proves nothing, so it only decides whether a warning is due: names, signatures and records are looked
 at. Nothing of upstream is imported here; the trainer that is running is found on the stack of who imports our loss.
@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,6 +29,7 @@ KNOWN_INPUTS = (*INPUTS, "ref_logprobs", "loss_weights")
 """All fields that the tested versions have."""
 CONFIG = ("model", "loss", "output_dir", "max_steps", "dist_timeout_seconds")
 BATCH = ("loss_mask", "sequence_lengths")
+LOADERS = ("DataLoader", "FakeDataLoader")
 
 LOSS_MODULE = "prime_rl.trainer.rl.loss"
 _CHECKPOINTS = "prime_rl.trainer.ckpt"
@@ -39,7 +40,7 @@ class Upstream:
     """One layout of PRIME-RL.
 
     name         the version or commit that stands for it
-    run_folders  whether a run's folder is named for `run.name`; before that there is no such name
+    run_folders  whether a run's folder is named for `run.name`, and its monitors are coroutines; neither was so before
     monitors     the module with its metric monitors
     """
 
@@ -90,7 +91,7 @@ def installed_release() -> str | None:
         return None
 
 
-def stranger() -> str | None:
+def untested() -> str | None:
     """By what this PRIME-RL differs from those that were tested: its release, or a record's fields; None: nothing."""
     release = installed_release()
     new = [name for name in _fields("LossInputs") if name not in KNOWN_INPUTS]
@@ -101,7 +102,7 @@ def stranger() -> str | None:
 
 def remedy() -> str:
     """What to do about an installation that can't be used."""
-    return f"install one that was tested ({TESTED}), or unset COMPOSER_PRIME_OUTER to train with the loss alone"
+    return f"install one that was tested ({TESTED}), or name no outer run, to train with the loss alone"
 
 
 def _lacking(missing: list[str]) -> ConfigError:
@@ -113,9 +114,9 @@ def _lacking(missing: list[str]) -> ConfigError:
 
 
 def running_trainer() -> FrameType | None:
-    """The frame of upstream's trainer above the caller, whatever it is called; None where its loss calls nobody.
+    """The frame of upstream's trainer among our callers, whatever it is called; None where its loss calls nobody.
 
-    It is the first one outside upstream's module of losses, which imports our loss and calls it.
+    It is the first caller outside upstream's module of losses, which imports our loss and calls it.
     """
     frame, in_losses = sys._getframe(1), False
     while frame is not None:
@@ -128,12 +129,12 @@ def running_trainer() -> FrameType | None:
 
 
 def config_of(frame: FrameType) -> Any:
-    """The configuration that the trainer's module works by, in this frame or below it; None where there is none."""
-    below: FrameType | None = frame
-    while below is not None:
-        if below.f_globals is frame.f_globals and "config" in below.f_locals:
-            return below.f_locals["config"]
-        below = below.f_back
+    """The configuration that the trainer's module works by, in this frame or a caller of it; None: there is none."""
+    caller: FrameType | None = frame
+    while caller is not None:
+        if caller.f_globals is frame.f_globals and "config" in caller.f_locals:
+            return caller.f_locals["config"]
+        caller = caller.f_back
     return None
 
 
@@ -159,20 +160,25 @@ def _pieces(frame: FrameType, upstream: Upstream) -> Iterator[tuple[str, bool]]:
         yield f"config.{name}", hasattr(frame.f_locals.get("config"), name)
     yield "setup_optimizer(named_params)", _takes(names.get("setup_optimizer"), "named_params")
     yield "setup_scheduler", callable(names.get("setup_scheduler"))
-    for name in ("DataLoader", "FakeDataLoader"):
+    for name in loaders(names) or LOADERS[:1]:
         loader = names.get(name)
         yield f"{name}(dp_world_size)", isinstance(loader, type) and _takes(loader, "dp_world_size")
         yield f"{name}.get_batch", hasattr(loader, "get_batch")
     for name in ("save", "load", "get_ckpt_path"):
         yield f"CheckpointManager.{name}(step)", _takes(getattr(checkpoint_manager(), name, None), "step")
     yield f"LossInputs({', '.join(INPUTS)})", {*INPUTS} <= {*_fields("LossInputs")}
-    yield "LossOutputs(loss, metrics)", {*_fields("LossOutputs")} == {"loss", "metrics"}
+    yield "LossOutputs(loss, metrics)", _is_made_of("LossOutputs", {"loss", "metrics"})
     monitors = sys.modules.get(upstream.monitors)
     if upstream.run_folders:
         log = getattr(monitors, "log", None)
         yield f"{upstream.monitors}.log(step)", _takes(log, "step") and inspect.iscoroutinefunction(log)
     else:
         yield f"{upstream.monitors}.get_monitor", callable(getattr(monitors, "get_monitor", None))
+
+
+def loaders(names: Mapping[str, Any]) -> list[str]:
+    """Which data loaders the trainer's module has; it makes one of them."""
+    return [name for name in LOADERS if name in names]
 
 
 def _takes(function: Any, parameter: str) -> bool:
@@ -183,6 +189,13 @@ def _fields(record: str) -> list[str]:
     """The fields of a record of upstream's losses; none where there is no such record."""
     found = getattr(sys.modules.get(LOSS_MODULE), record, None)
     return [field.name for field in fields(found)] if is_dataclass(found) else []
+
+
+def _is_made_of(record: str, given: set[str]) -> bool:
+    """Whether a record of upstream's losses can be made of these fields alone."""
+    found: Any = getattr(sys.modules.get(LOSS_MODULE), record, None)
+    needed = {field.name for field in fields(found) if {field.default, field.default_factory} == {MISSING}}
+    return needed <= given <= {*_fields(record)}
 
 
 def loss_input_fields() -> list[str]:

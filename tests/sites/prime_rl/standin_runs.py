@@ -21,6 +21,7 @@ CONFIG: dict[str, Any] = {
     "log_times": False,
     "die_at_step": None,
     "resume": None,
+    "resume_dir": None,
     "dist_timeout_seconds": 240,
     "model": {"seed": 0, "width": 6, "adapters_only": False, "fusions": True, "full_offload": None},
     "optim": {"lr": 0.01},

@@ -96,6 +96,13 @@ def test_a_loss_that_cant_be_had_ends_the_trainer_in_one_line(
     assert not (trainer.folder / "broadcasts" / "step_1.safetensors").exists()
 
 
+def test_a_loss_that_only_later_reads_what_isnt_there_ends_the_trainer_in_one_line_too(tmp_path: Path) -> None:
+    loss = custom(WRAPPED, inner=f"{OWN}.of_another_version_later")
+    code, output = Trainer(tmp_path / "a", config={"loss": loss}).start().wait()
+    (said,) = [line for line in output.splitlines() if line.startswith("composer-prime: ")]
+    assert code == 2 and "reads value_estimates of its inputs" in said and "Traceback" not in output
+
+
 def test_replay_is_refused_where_no_teacher_can_be_heard(tmp_path: Path) -> None:
     from tests.sites.prime_rl.test_contract import LOSS, TRAIN, changed
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from composer_prime.sites.prime_rl.settings import OUTER, SITE
 from composer_prime.store import keys, open_store
 from composer_prime.sync.records import Commit
 from tests.sites.prime_rl.comparing import assert_same
@@ -75,3 +76,30 @@ def test_a_step_is_resumed_from_only_with_all_that_it_had(tmp_path: Path) -> Non
     check_refused(trainer.start(resume=6), 6, 8)
     orchestrator_has_shipped(checkpoints, 8)
     assert newest(checkpoints) == 8
+
+
+def test_a_checkpoint_is_the_past_of_its_own_site_alone(tmp_path: Path) -> None:
+    trainer = saving(tmp_path)
+    assert trainer.start(die_at_step=6).wait()[0] == -9
+    trainer.env[SITE] = "b"
+    code, output = trainer.start(resume=6).wait()
+    (said,) = [line for line in output.splitlines() if line.startswith("composer-prime: ")]
+    assert code == 2 and "is of site a and this is site b" in said and "Traceback" not in output
+    trainer.env[SITE] = "a"
+    trainer.start(resume=6).finish()
+
+
+def test_from_another_folders_checkpoint_a_site_joins_anew_and_leaves_it_as_it_is(tmp_path: Path) -> None:
+    first = saving(tmp_path / "first")
+    assert first.start(die_at_step=6).wait()[0] == -9
+    checkpoints = first.folder / "checkpoints"
+    state = (checkpoints / "outer" / "step_6.pt").read_bytes()
+    beside = site(tmp_path / "beside", "b", first.env[OUTER])
+    forked = site(tmp_path / "forked", "a", announced(tmp_path / "fork"))
+    for trainer in (beside, forked):
+        _, output = trainer.start(resume=6, resume_dir=str(checkpoints), die_at_step=7).wait()
+        assert "anothers_state" in output and "joined uri=" in output
+    # What the first site trained since the run's round isn't the other's to offer: it starts from the round's master.
+    assert_same(beside.broadcast(6), first.broadcast(4))
+    assert_same(forked.broadcast(6), first.broadcast(6))
+    assert (checkpoints / "outer" / "step_6.pt").read_bytes() == state

@@ -2,7 +2,7 @@
 
 import secrets
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from composer_prime.errors import ConfigError, StoreUnusable
-from composer_prime.sites.prime_rl import membership, outer, versions
-from composer_prime.sites.prime_rl.outer import settings, steps
+from composer_prime.sites.prime_rl import membership, outer, settings, versions
+from composer_prime.sites.prime_rl.outer import steps
 from composer_prime.store import keys, open_store
 from composer_prime.store.file import FileStore
 from composer_prime.store.throttled import ThrottledStore
@@ -163,7 +163,8 @@ def test_limits_of_the_link_hold_for_the_trainers_store(
     uri = str(tmp_path / "bucket")
     HandSite(open_store(uri), make_terms(), "a", [0.0])
     monkeypatch.setattr(membership.dist, "get_rank", lambda: 0)
-    leading = membership._Leading(membership.Place(uri, "b", None, tmp_path / "b", True, *limits), None, SHAPES)
+    told = settings.HookSettings(uri, "b", None, True, *limits)
+    leading = membership._Leading(told, tmp_path / "b", None, SHAPES)
     leading.open()
     assert type(leading._store) is kind
 
@@ -176,7 +177,8 @@ def test_an_announced_run_is_not_founded_where_two_of_racing_writers_win_unless_
     def announced_in(bucket: Meeting, committer: str | None) -> OuterLoop:
         monkeypatch.setattr(membership, "open_store", lambda uri, key_file: bucket)
         announce(bucket, FoundingRecord(run="run", terms=make_terms(committer=committer)))
-        return membership._Leading(membership.Place(bucket.uri, "a", None, tmp_path / "a"), None, SHAPES).open()
+        told = settings.HookSettings(bucket.uri, "a", None)
+        return membership._Leading(told, tmp_path / "a", None, SHAPES).open()
 
     refused, trusted = (Meeting(secrets.token_hex(8), num_meeting=2) for _ in range(2))
     with pytest.raises(StoreUnusable, match=r"of 20 races of 16 writers, .*had [23] winners"):
@@ -196,8 +198,20 @@ def test_in_a_trainer_that_is_said_in_one_line(trainer: Any, capsys: pytest.Capt
 
 def test_outside_a_trainer_an_outer_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "is_loaded", lambda: False)
-    with pytest.raises(ConfigError, match="no PRIME-RL's trainer makes its loss here"):
+    with pytest.raises(ConfigError, match="the outer run /nowhere is named, and no PRIME-RL's trainer makes its loss"):
         outer.install(OUTER)
+
+
+def test_in_a_trainer_that_makes_its_loss_elsewhere_a_run_is_refused_in_one_line_and_none_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(versions, "is_loaded", lambda: True)
+    with pytest.raises(SystemExit) as ended:
+        outer.loss(object(), outer="/nowhere", site="a")  # type: ignore[arg-type]
+    assert ended.value.code == 2 and "no PRIME-RL's trainer makes its loss here" in line(capsys)
+    caplog.set_level("INFO", "composer_prime")
+    outer.install({})
+    assert "no_outer_run: this trainer trains alone" in caplog.text
 
 
 def test_full_offload_is_refused_with_what_to_use_instead(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,12 +243,37 @@ def test_a_site_without_a_name_is_refused(trainer: Any, capsys: pytest.CaptureFi
 
 def test_a_trainer_that_lacks_a_name_is_refused(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
     given = names()
-    del given["FakeDataLoader"]
+    del given["DataLoader"], given["FakeDataLoader"]
     with pytest.raises(SystemExit) as ended:
         trainer(OUTER, given)
     assert ended.value.code == 2
-    assert "lacks FakeDataLoader(dp_world_size), FakeDataLoader.get_batch" in (said := line(capsys))
+    assert "lacks DataLoader(dp_world_size), DataLoader.get_batch" in (said := line(capsys))
     assert versions.TESTED in said
+
+
+def test_a_trainer_without_fake_data_is_wrapped(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeManager, "save", FakeManager.save)
+    monkeypatch.setattr(FakeManager, "load", FakeManager.load)
+    given = names()
+    del given["FakeDataLoader"]
+    assert trainer(OUTER, given)["DataLoader"] is not FakeLoader and "FakeDataLoader" not in given
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_a_loss_may_return_more_but_need_not(
+    needed: bool, trainer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(FakeManager, "save", FakeManager.save)
+    monkeypatch.setattr(FakeManager, "load", FakeManager.load)
+    more = ("entropy", Any, field() if needed else field(default=None))
+    record = make_dataclass("LossOutputs", [("loss", Any), ("metrics", Any), more])
+    monkeypatch.setattr(sys.modules["prime_rl.trainer.rl.loss"], "LossOutputs", record)
+    if not needed:
+        trainer(OUTER)
+        return
+    with pytest.raises(SystemExit):
+        trainer(OUTER)
+    assert "lacks LossOutputs(loss, metrics)" in line(capsys)
 
 
 @pytest.mark.parametrize(
@@ -271,6 +310,8 @@ def test_tokens_are_counted_where_any_part_of_the_loss_looks() -> None:
     batch = {"loss_mask": mask, "ce_weights": torch.tensor([[0.0, 0.5, 0.0, 1.0]]), "ref_kl_weights": None}
     assert steps.trained_tokens(batch).tolist() == [[True, True, False, True]]
     assert steps.trained_tokens({"loss_mask": mask}).tolist() == mask.tolist()
+    pruned = batch | {"rl_weights": torch.tensor([[0.0, 1.0, 1.0, 0.0]])}  # of no advantage, as upstream marks them
+    assert steps.trained_tokens(pruned).tolist() == [[False, True, False, True]]
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def refused(tmp_path: Path) -> Callable[[RealTrainer], str]:
     return run
 
 
-def test_full_offload(model: Path, uri: str, tmp_path: Path, refused: Callable[[RealTrainer], str]) -> None:
+def test_full_offload_is_refused(model: Path, uri: str, tmp_path: Path, refused: Callable[[RealTrainer], str]) -> None:
     if upstream() is not versions.MAIN:
         pytest.skip("PRIME-RL before 559b447 has no full_offload")
     offload = {"cpu_optimizer_backend": "torch", "numa_bind": False}
@@ -58,14 +58,16 @@ def test_full_offload(model: Path, uri: str, tmp_path: Path, refused: Callable[[
     assert "trainer.model.full_offload must be off" in said and "optim_cpu_offload" in said
 
 
-def test_outer_settings_without_a_store(model: Path, tmp_path: Path, refused: Callable[[RealTrainer], str]) -> None:
+def test_outer_settings_without_a_store_are_refused(
+    model: Path, tmp_path: Path, refused: Callable[[RealTrainer], str]
+) -> None:
     trainer = real_site(tmp_path, "a", model, None)
     trainer.env["COMPOSER_PRIME_SITE"] = "a"
     said = refused(trainer)
     assert "COMPOSER_PRIME_SITE is set (a) and COMPOSER_PRIME_OUTER isn't" in said
 
 
-def test_a_store_without_a_run(model: Path, tmp_path: Path, refused: Callable[[RealTrainer], str]) -> None:
+def test_a_store_without_a_run_is_refused(model: Path, tmp_path: Path, refused: Callable[[RealTrainer], str]) -> None:
     assert "holds no run" in refused(real_site(tmp_path, "a", model, str(tmp_path / "bucket")))
 
 
@@ -123,14 +125,14 @@ def broken_site(broken: Broken, folder: Path, model: Path, uri: str) -> RealTrai
 
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=list(BROKEN))
-def test_a_broken_piece(
+def test_a_broken_piece_is_refused_by_name(
     broken: Broken, model: Path, uri: str, tmp_path: Path, refused: Callable[[RealTrainer], str]
 ) -> None:
     said = refused(broken_site(broken, tmp_path, model, uri))
     assert broken.named in said and versions.TESTED in said
 
 
-def test_a_scheduler_before_its_optimizer(model: Path, uri: str, tmp_path: Path) -> None:
+def test_a_scheduler_before_its_optimizer_is_refused(model: Path, uri: str, tmp_path: Path) -> None:
     trainer = broken_site(BEFORE_ITS_OPTIMIZER, tmp_path, model, uri)
     feed(trainer)
     code, output = trainer.start().wait()

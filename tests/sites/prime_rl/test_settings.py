@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from composer_prime.errors import ConfigError
-from composer_prime.sites.prime_rl import outer
-from composer_prime.sites.prime_rl.outer.settings import KEY, OUTER, SITE, HookSettings
+from composer_prime.sites.prime_rl import outer, versions
+from composer_prime.sites.prime_rl.settings import KEY, OUTER, SITE, HookSettings
 from tests.patience import PATIENCE_S
 from tests.sites.prime_rl.launched import REPOSITORY, announced, outer_env
 from tests.sites.prime_rl.standin_runs import STANDIN, Trainer
@@ -48,6 +48,7 @@ def test_a_run_is_found_wherever_it_is_said(
         ({}, {}, {"outer": ""}, "trainer.loss.kwargs.outer is there and names no bucket"),
         ({}, {}, {"outer": 5}, "trainer.loss.kwargs.outer (5) must be text"),
         ({}, {}, {"site": "a"}, "COMPOSER_PRIME_SITE is set (a) and COMPOSER_PRIME_OUTER isn't"),
+        ({OUTER: HERE[OUTER]}, {}, {}, "COMPOSER_PRIME_SITE must be set where COMPOSER_PRIME_OUTER is"),
         ({}, {KEY: "k"}, {}, "COMPOSER_PRIME_KEY is set (k) and COMPOSER_PRIME_OUTER isn't"),
     ],
 )
@@ -59,10 +60,11 @@ def test_contradictions_and_halves_are_refused(
     assert said in str(refused.value)
 
 
-def test_a_step_of_nobodys_and_a_run_outside_a_trainer_are_refused() -> None:
+def test_a_step_of_nobodys_and_a_run_outside_a_trainer_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "is_loaded", lambda: False)
     with pytest.raises(ConfigError, match=r"on_step\(print\) was called outside PRIME-RL's trainer"):
         outer.on_step(print)
-    with pytest.raises(ConfigError, match=r"trainer.loss.kwargs.outer is set \(s3://bucket/run\), and no PRIME-RL's"):
+    with pytest.raises(ConfigError, match="the outer run s3://bucket/run is named, and no PRIME-RL's"):
         outer.loss(object(), **KWARGS)  # type: ignore[arg-type]
 
 

@@ -7,17 +7,17 @@ loss's own settings name. Where none is named nothing is touched, and the loss i
 import logging
 import os
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from composer_prime.errors import ConfigError
 from composer_prime.losses.records import LossInputs, LossOutputs
 from composer_prime.sites.prime_rl import versions
 from composer_prime.sites.prime_rl.outer.inner import InnerLoss
-from composer_prime.sites.prime_rl.outer.saying import ending_in_one_line, naming_what_is_missing, rank, show_our_log
-from composer_prime.sites.prime_rl.outer.settings import OUTER, HookSettings
 from composer_prime.sites.prime_rl.outer.steps import Step, Trainer, on_step
+from composer_prime.sites.prime_rl.saying import ending_in_one_line, naming_what_is_missing, rank, show_our_log
+from composer_prime.sites.prime_rl.settings import OUTER, HookSettings
 
 __all__ = ["Step", "loss", "on_step"]
 
@@ -28,8 +28,17 @@ _NO_TRAINER = (
     "and no PRIME-RL's trainer makes its loss here, by setup_rl_loss_fn in prime_rl.trainer.rl.loss: set it for the "
     f"trainer alone, under [trainer.env_vars]; or {versions.remedy()}"
 )
-_in_use: list[tuple[dict[str, Any], InnerLoss]] = []
-"""The loss of the newest call, and its settings."""
+
+
+class _Call(NamedTuple):
+    """The newest call: its settings, their loss, and whether a trainer made it."""
+
+    kwargs: dict[str, Any]
+    inner: InnerLoss
+    in_trainer: bool
+
+
+_newest: _Call | None = None
 
 
 def loss(inputs: LossInputs, **kwargs: Any) -> LossOutputs:
@@ -45,21 +54,36 @@ def loss(inputs: LossInputs, **kwargs: Any) -> LossOutputs:
     Raises ConfigError for an inner loss that can't be had, doesn't take these settings or these inputs, or returns
     another record; PRIME-RL's trainer ends with that line.
     """
-    if _in_use and _in_use[0][0] == kwargs:
-        return _in_use[0][1](inputs)
-    frame = versions.running_trainer()
-    if frame is None:
-        if kwargs.get("outer"):
-            raise ConfigError(f"trainer.loss.kwargs.outer is set ({kwargs['outer']}), {_NO_TRAINER}")
-        return _use(kwargs, InnerLoss.find(kwargs))(inputs)
-    with ending_in_one_line(every_rank=True):
-        _check_joined(frame, kwargs)
-        return _use(kwargs, InnerLoss.find(kwargs))(inputs)
+    global _newest
+    if _newest is None or _newest.kwargs != kwargs:
+        frame = versions.running_trainer()
+        with _one_line(frame is not None):
+            if frame is None:
+                _refuse_outside({}, kwargs)
+            else:
+                _check_joined(frame, kwargs)
+            _newest = _Call(kwargs, InnerLoss.find(kwargs), frame is not None)
+    with _one_line(_newest.in_trainer):
+        return _newest.inner(inputs)
 
 
-def _use(kwargs: dict[str, Any], inner: InnerLoss) -> InnerLoss:
-    _in_use[:] = [(kwargs, inner)]
-    return inner
+def _one_line(in_trainer: bool) -> AbstractContextManager[None]:
+    """How an error is told: inside a trainer in one line that ends it, elsewhere by raising it."""
+    return ending_in_one_line(every_rank=True) if in_trainer else nullcontext()
+
+
+def _refuse_outside(environ: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a run is named and no trainer that we can find is calling us."""
+    with _one_line(versions.is_loaded()):
+        settings = HookSettings.read(environ, kwargs=kwargs)
+        if settings is not None:
+            raise ConfigError(f"the outer run {settings.uri} is named, {_NO_TRAINER}")
+
+
+def _say_alone() -> None:
+    show_our_log()
+    if rank() == 0:
+        logger.info("no_outer_run: this trainer trains alone; %s or trainer.loss.kwargs.outer names a run", OUTER)
 
 
 def _check_joined(frame: FrameType, kwargs: Mapping[str, Any]) -> None:
@@ -93,19 +117,15 @@ def install(environ: Mapping[str, str] = os.environ) -> None:
     """
     frame = versions.running_trainer()
     if frame is None:
-        if HookSettings.read(environ) is not None:
-            with ending_in_one_line() if versions.is_loaded() else nullcontext():
-                raise ConfigError(f"{OUTER} is set, {_NO_TRAINER}")
+        _refuse_outside(environ, {})
+        if versions.is_loaded():
+            _say_alone()
         return
     with ending_in_one_line():
         kwargs = _our_settings(frame)
         settings = HookSettings.read(environ, _env_vars(frame), kwargs)
         if settings is None:
-            show_our_log()
-            if rank() == 0:
-                logger.info(
-                    "no_outer_run: this trainer trains alone; %s or trainer.loss.kwargs.outer names a run", OUTER
-                )
+            _say_alone()
         else:
             with naming_what_is_missing():
                 from composer_prime.sites.prime_rl.hook import make_site

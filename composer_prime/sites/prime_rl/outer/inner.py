@@ -17,7 +17,7 @@ from composer_prime.errors import ConfigError
 from composer_prime.losses.composer import composer_loss, replay_loss
 from composer_prime.losses.records import LossInputs, LossOutputs, outputs_record
 from composer_prime.sites.prime_rl import versions
-from composer_prime.sites.prime_rl.outer.settings import KWARGS
+from composer_prime.sites.prime_rl.settings import KWARGS
 
 LossFn = Callable[[LossInputs], LossOutputs]
 

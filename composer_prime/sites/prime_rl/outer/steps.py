@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from composer_prime.errors import ConfigError
 from composer_prime.sites.prime_rl import versions
-from composer_prime.sites.prime_rl.outer.saying import ending_in_one_line, rank, show_our_log
+from composer_prime.sites.prime_rl.saying import ending_in_one_line, rank, show_our_log
 
 logger = logging.getLogger(__name__)
 
@@ -101,13 +101,13 @@ class Trainer:
         if kept is None:
             upstream = versions.detect()
             checked = versions.check_trainer(frame, upstream)
-            stranger = versions.stranger()
+            untested = versions.untested()
             show_our_log()
-            if stranger is not None and rank() == 0:
+            if untested is not None and rank() == 0:
                 logger.warning(
                     "PRIME-RL %s isn't one that was tested (%s). It has what we need, and runs; checked: %s; the first "
                     "step checks the order of calls: %s",
-                    stranger,
+                    untested,
                     versions.TESTED,
                     ", ".join(checked),
                     ", ".join(ORDER),
@@ -125,7 +125,7 @@ class Trainer:
         """Put ourselves between the trainer's module and what it calls."""
         names["setup_optimizer"] = self._remembering(names["setup_optimizer"])
         names["setup_scheduler"] = self._stepping(names["setup_scheduler"])
-        for name in ("DataLoader", "FakeDataLoader"):
+        for name in versions.loaders(names):
             names[name] = self._loading_data(names[name])
 
     def _note(self, name: str, after: Sequence[str] = ()) -> None:
@@ -238,10 +238,12 @@ def _optimizer_has_stepped(scheduler: Any) -> bool:
 
 
 def trained_tokens(batch: Mapping[str, Any]) -> Tensor:
-    """Which tokens of a micro batch any part of upstream's loss looks at: bool, as the batch's loss mask."""
+    """Which tokens of a micro batch any part of upstream's loss trains, as upstream counts them: bool, as its mask."""
     import torch
 
     trained = batch["loss_mask"].to(torch.bool)
+    if batch.get("rl_weights") is not None:
+        trained = trained & (batch["rl_weights"] != 0)
     for name in ("ce_weights", "ref_kl_weights"):
         weights = batch.get(name)
         if weights is not None:

@@ -168,7 +168,8 @@ def train(config: Any) -> None:
     progress = Progress()
     if config.resume is not None:
         step = ckpt_manager.steps()[-1] if config.resume == -1 else config.resume
-        ckpt_manager.load(step, model, [optimizer], scheduler, progress)
+        path = None if config.resume_dir is None else Path(config.resume_dir) / f"step_{step}" / "trainer"
+        ckpt_manager.load(step, model, [optimizer], scheduler, progress, path=path)
         progress.step += 1
     config.data.start_step = progress.step - 1
     dataloader = FakeDataLoader(config.data, LENGTH, dist.get_world_size())

@@ -24,14 +24,14 @@ class HookSettings:
     """What a trainer is told.
 
     uri       the run's root in its bucket
-    site      the site's name; None: that of upstream's run
+    site      the site's name
     key_file  the site's private key, in a run that admits keys
     replace   whether the site takes its name over from a process that is still alive; otherwise it is refused
     mbit_up, mbit_down   that it moves to and from the bucket at most, on average; None: what the link gives
     """
 
     uri: str
-    site: str | None
+    site: str
     key_file: Path | None
     replace: bool = True
     mbit_up: float | None = None
@@ -61,12 +61,14 @@ class HookSettings:
                         "such as s3://bucket/runs/run-1, or unset both to train without an outer loop"
                     )
             return None
+        if not site:
+            raise ConfigError(f"{SITE} must be set where {OUTER} is: give each site a name of its own, and keep it")
         if same not in ("", "replace", "refuse"):
             raise ConfigError(
                 f'{SAME_NAME} ({same}) must be "replace" or "refuse": what to do when a process of its name is alive'
             )
         up, down = (_mbit(name, said[name]) for name in (MBIT_UP, MBIT_DOWN))
-        return cls(uri, site or None, Path(key).expanduser() if key else None, same != "refuse", up, down)
+        return cls(uri, site, Path(key).expanduser() if key else None, same != "refuse", up, down)
 
 
 def _places(
