@@ -208,7 +208,7 @@ def render(recipe: PrimeRecipe, version: str, files: SiteFiles) -> Data:
     if recipe.outer is not None and data.get("inference") is not None:
         _put_new(data, "inference.vllm.seed", sampling_seed(recipe, files.site) % 2**31)
     if files.ports is not None:
-        _assign_ports(data, files.ports)
+        _assign_ports(data, files.ports, recipe.broadcast)
     for source, target in dialect.moves:
         _move(data, source.split("."), target.split("."))
     dialect.finish(data)
@@ -251,15 +251,14 @@ def _place(data: Data, recipe: PrimeRecipe, files: SiteFiles, dialect: Dialect) 
         data["clean_output_dir"] = True
 
 
-def _assign_ports(data: Data, ports: Ports) -> None:
+def _assign_ports(data: Data, ports: Ports, broadcast: str) -> None:
     if data.get("inference") is not None:
         _put(data, "inference.server.port", ports.server)
         _put(data, "inference.backend_port", ports.backend)
         _put(data, "inference.vllm.data_parallel_rpc_port", ports.data_parallel)
     _put(data, "orchestrator.model.client.base_url", f"http://localhost:{ports.server}/v1")
     _put(data, "orchestrator.env_server_base_port", ports.env_servers)
-    on_disk = data.get("inference") is None or _get(data, "trainer.model.lora") is not None
-    if (_get(data, "weight_broadcast.type") or ("filesystem" if on_disk else "nccl")) != "filesystem":
+    if broadcast != "filesystem":
         _put_new(data, "weight_broadcast.type", "nccl")
         _put(data, "weight_broadcast.port", ports.weights)
     if _get(data, "rollout_transport.type") != "filesystem":
