@@ -78,7 +78,7 @@ class Membership:
             leading.remember_run()
         member = cls(loop, [parameter for _, parameter in named], leading)
         if loop.finished:
-            member._end_joining(resumed=loaded is not None)
+            member._end_joining(resumed=loaded is not None and loaded.is_own)
         if leading.leads:
             fragments = len(loop.summary()["masters"])
             logger.info("joined uri=%s site=%s fragments=%d", settings.uri, settings.site, fragments)
@@ -249,7 +249,8 @@ class _Leading:
                 f"{path} can't be read ({str(error).splitlines()[0]}): delete it to join anew from the run's masters"
             ) from error
         sha, manifest = self._run if self._run is not None else (None, None)
-        other_run, theirs = state["manifest"] != sha, state.get("site", site)
+        # A state without a name is an earlier version's.
+        other_run, theirs = state["manifest"] != sha, state.get("site", site if loaded.is_own else "unknown")
         if (other_run or theirs != site) and not loaded.is_own:
             logger.warning(
                 "anothers_state path=%s: it is of site %s in run %s, so this site joins anew, from its run's masters",

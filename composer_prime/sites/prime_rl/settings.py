@@ -62,7 +62,10 @@ class HookSettings:
                     )
             return None
         if not site:
-            raise ConfigError(f"{SITE} must be set where {OUTER} is: give each site a name of its own, and keep it")
+            raise ConfigError(
+                f"{SITE}, or trainer.loss.kwargs.site, must be set where an outer run is named ({uri}): give each site "
+                "a name of its own, and keep it"
+            )
         if same not in ("", "replace", "refuse"):
             raise ConfigError(
                 f'{SAME_NAME} ({same}) must be "replace" or "refuse": what to do when a process of its name is alive'

@@ -160,7 +160,7 @@ def _pieces(frame: FrameType, upstream: Upstream) -> Iterator[tuple[str, bool]]:
         yield f"config.{name}", hasattr(frame.f_locals.get("config"), name)
     yield "setup_optimizer(named_params)", _takes(names.get("setup_optimizer"), "named_params")
     yield "setup_scheduler", callable(names.get("setup_scheduler"))
-    for name in loaders(names) or LOADERS[:1]:
+    for name in dict.fromkeys((LOADERS[0], *loaders(names))):
         loader = names.get(name)
         yield f"{name}(dp_world_size)", isinstance(loader, type) and _takes(loader, "dp_world_size")
         yield f"{name}.get_batch", hasattr(loader, "get_batch")
@@ -194,6 +194,8 @@ def _fields(record: str) -> list[str]:
 def _is_made_of(record: str, given: set[str]) -> bool:
     """Whether a record of upstream's losses can be made of these fields alone."""
     found: Any = getattr(sys.modules.get(LOSS_MODULE), record, None)
+    if not is_dataclass(found):
+        return False
     needed = {field.name for field in fields(found) if {field.default, field.default_factory} == {MISSING}}
     return needed <= given <= {*_fields(record)}
 

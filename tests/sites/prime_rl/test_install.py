@@ -238,12 +238,12 @@ def test_a_site_name_that_no_bucket_takes_is_refused(trainer: Any, capsys: pytes
 def test_a_site_without_a_name_is_refused(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         trainer({"COMPOSER_PRIME_OUTER": "/nowhere"})
-    assert "COMPOSER_PRIME_SITE must be set" in line(capsys)
+    assert "COMPOSER_PRIME_SITE, or trainer.loss.kwargs.site, must be set" in line(capsys)
 
 
 def test_a_trainer_that_lacks_a_name_is_refused(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
     given = names()
-    del given["DataLoader"], given["FakeDataLoader"]
+    del given["DataLoader"]
     with pytest.raises(SystemExit) as ended:
         trainer(OUTER, given)
     assert ended.value.code == 2
@@ -271,6 +271,15 @@ def test_a_loss_may_return_more_but_need_not(
     if not needed:
         trainer(OUTER)
         return
+    with pytest.raises(SystemExit):
+        trainer(OUTER)
+    assert "lacks LossOutputs(loss, metrics)" in line(capsys)
+
+
+def test_a_loss_without_a_record_of_its_outputs_is_refused_by_name(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(sys.modules["prime_rl.trainer.rl.loss"], "LossOutputs")
     with pytest.raises(SystemExit):
         trainer(OUTER)
     assert "lacks LossOutputs(loss, metrics)" in line(capsys)

@@ -48,7 +48,12 @@ def test_a_run_is_found_wherever_it_is_said(
         ({}, {}, {"outer": ""}, "trainer.loss.kwargs.outer is there and names no bucket"),
         ({}, {}, {"outer": 5}, "trainer.loss.kwargs.outer (5) must be text"),
         ({}, {}, {"site": "a"}, "COMPOSER_PRIME_SITE is set (a) and COMPOSER_PRIME_OUTER isn't"),
-        ({OUTER: HERE[OUTER]}, {}, {}, "COMPOSER_PRIME_SITE must be set where COMPOSER_PRIME_OUTER is"),
+        (
+            {OUTER: HERE[OUTER]},
+            {},
+            {},
+            "COMPOSER_PRIME_SITE, or trainer.loss.kwargs.site, must be set where an outer",
+        ),
         ({}, {KEY: "k"}, {}, "COMPOSER_PRIME_KEY is set (k) and COMPOSER_PRIME_OUTER isn't"),
     ],
 )

@@ -1,12 +1,39 @@
-"""The table of what ran with each PRIME-RL: tests write it."""
+"""The table of what ran with each PRIME-RL: tests write it, nothing in it failed, and no test is missing from it."""
 
+import ast
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.architecture import REPOSITORY
-from tests.sites.prime_rl.what_ran import BEGIN, END, Table, read, write
+from tests.sites.prime_rl.what_ran import BEGIN, END, PAGE, Table, claim_of, read, write
+
+ROOMS = ("infra", "losses", "recipes", "sites/prime_rl")
+
+
+def marked(file: Path) -> list[str]:
+    """The tests in the file that are marked `prime_rl`."""
+    body = ast.parse(file.read_text()).body
+    whole = any(isinstance(node, ast.Assign) and "mark.prime_rl" in ast.unparse(node) for node in body)
+    tests = [node for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    return [
+        test.name for test in tests if whole or any("mark.prime_rl" in ast.unparse(one) for one in test.decorator_list)
+    ]
+
+
+def test_the_page_has_every_test_that_needs_a_checkout_and_none_that_failed() -> None:
+    page = PAGE.read_text()
+    table = read(page)
+    files = [file for room in ROOMS for file in (REPOSITORY / "tests" / room).glob("test_*.py")]
+    assert table.keys() == {
+        claim_of(f"{file.relative_to(REPOSITORY)}::{name}") for file in files for name in marked(file)
+    }
+    versions = {"v0.7.0", "v0.8.0", "559b447"}
+    for row in table.values():
+        assert row.keys() == versions and any("passed" in cell for cell in row.values())
+        assert not any(word in cell for cell in row.values() for word in ("failed", "error", "not run"))
+    assert write(page, table) == page
 
 
 def test_a_run_writes_its_versions_column_and_leaves_the_others(tmp_path: Path) -> None:
