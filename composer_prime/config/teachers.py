@@ -12,8 +12,10 @@ from pydantic import AfterValidator, Field, model_validator
 
 from composer_prime.config.table import Table
 
-HintKind = Literal["traceback", "exit_code", "error"]
-"""What an error site was known by: a Python traceback, an exit code other than 0, or an error in so many words."""
+HintKind = Literal["unknown_tool", "bad_arguments", "timeout", "tests", "traceback", "exit_code", "error"]
+"""What a failed call was known by: a tool that isn't there, arguments it doesn't take, no answer in time, tests that
+failed, a Python traceback, an exit code other than 0, or an error in so many words. A tool that answers with a JSON
+object may say it itself, as `error_kind`."""
 
 HINT_FIELDS = ("error", "tool")
 """What a hint's template may name in braces: the tool message's telling line, and the tool's name."""
@@ -82,7 +84,7 @@ class ReplayConfig(Table):
 
 
 class HintsConfig(Table):
-    """`[hints]`: the policy under a context that holds a hint, as a teacher of the turn after a tool's error."""
+    """`[hints]`: the policy under a context that holds a hint, as a teacher of the turn whose call failed."""
 
     weight: float = Field(default=1.0, gt=0)
     """Its share of the mixture on those tokens, as a teacher's weight."""

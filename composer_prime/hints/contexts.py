@@ -1,7 +1,7 @@
-"""The context with the hint in it: the rollout's own token ids, and the hint's at the end of the tool's message.
+"""The context with the hint in it: the rollout's own token ids, the hint's at the end of the message before the call.
 
 Nothing is rendered or tokenized anew but the hint, so the sampled token ids are exactly the rollout's, and the only
-change before them is the hint. It stands inside the tool's message, which every chat template allows.
+change before them is the hint. It stands inside a user's or a tool's message, which every chat template allows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,20 +12,32 @@ from composer_prime.config.teachers import HintKind
 from composer_prime.hints.error_sites import ErrorSite
 
 TEMPLATES: Mapping[HintKind, str] = {
+    "unknown_tool": (
+        "Hint: if you go on as planned, you call a tool that isn't there: {error}\nCall one of the tools that you were "
+        "given, by its exact name."
+    ),
+    "bad_arguments": (
+        "Hint: if you now call {tool} as planned, it refuses the arguments: {error}\nCheck their names, types and "
+        "values against the tool's description, and write valid JSON."
+    ),
+    "timeout": (
+        "Hint: if you now call {tool} as planned, it doesn't end in time: {error}\nAsk for less at once, and start "
+        "nothing that waits for input."
+    ),
     "traceback": (
-        "Hint: {tool} raised an exception: {error}\nThe last line of the traceback names the cause. Find the argument "
-        "or the line that led to it and change that; the same call again fails the same way."
+        "Hint: if you now call {tool} as planned, it raises {error}\nFind the argument or the line that leads to this, "
+        "and change it first."
     ),
     "exit_code": (
-        "Hint: {tool} failed: {error}\nRead its message before the next step. Check names, paths and options against "
-        "what is there, then repair the cause; the same command again fails the same way."
+        "Hint: if you now call {tool} as planned, it fails: {error}\nCheck names, paths and options against what is "
+        "there first."
     ),
     "error": (
-        "Hint: {tool} answered with an error: {error}\nThe call was refused or failed. Look at what it says about the "
-        "arguments, and change them before trying again."
+        "Hint: if you now call {tool} as planned, it answers: {error}\nHeed what this says about the arguments, and "
+        "change them first."
     ),
 }
-"""What a recipe's `hints.templates` leaves out."""
+"""What a recipe's `hints.templates` leaves out. Of failed tests none is taught: the call that runs them is right."""
 
 
 @dataclass(frozen=True)
@@ -42,29 +54,29 @@ class HintedContext:
     node: Any
 
 
-def hint_text(site: ErrorSite, templates: Mapping[HintKind, str]) -> str:
-    """The hint for one error, as it follows the tool's own words."""
-    template = templates.get(site.kind, TEMPLATES[site.kind])
-    return "\n\n" + template.format(error=site.line, tool=site.tool_name or "the tool")
+def hint_text(site: ErrorSite, templates: Mapping[HintKind, str]) -> str | None:
+    """The hint for one error, to follow the words of the message before the call; None: its kind has no template."""
+    template = templates.get(site.kind, TEMPLATES.get(site.kind))
+    return None if template is None else "\n\n" + template.format(error=site.line, tool=site.tool_name or "the tool")
 
 
 def hinted_context(nodes: Sequence[Any], site: ErrorSite, hint_ids: Sequence[int]) -> HintedContext | None:
-    """The context of `site.turn` with `hint_ids` after the last token of the tool message's body.
+    """The context of `site.turn` with `hint_ids` after the last token of the body of the message before it.
 
-    None when nobody said which of the tool message's tokens are its body: the renderer doesn't tell, or the rollout
-    carries no tokens for it.
+    None when that is no user's or tool's message, or nobody said which of its tokens are its body: the renderer doesn't
+    tell, or the rollout carries no tokens for it.
     """
-    tool = nodes[site.tool]
-    body = [place for place, is_content in enumerate(tool.is_content) if is_content]
+    *before, last = _path(nodes, site.turn)
+    if not before or nodes[before[-1]].message.role not in ("user", "tool"):
+        return None
+    body = [place for place, is_content in enumerate(nodes[before[-1]].is_content) if is_content]
     if not body:
         return None
-    token_ids: list[int] = []
-    for index in _path(nodes, site.turn)[:-1]:
-        cut = body[-1] + 1 if index == site.tool else len(nodes[index].token_ids)
-        token_ids += nodes[index].token_ids[:cut]
-        if index == site.tool:
-            token_ids += [*hint_ids, *tool.token_ids[cut:]]
-    turn = nodes[site.turn]
+    cut = body[-1] + 1
+    told = nodes[before[-1]].token_ids
+    token_ids = [token for index in before[:-1] for token in nodes[index].token_ids]
+    token_ids += [*told[:cut], *hint_ids, *told[cut:]]
+    turn = nodes[last]
     sampled = [place for place, is_sampled in enumerate(turn.mask) if is_sampled]
     places = [len(token_ids) + place for place in sampled]
     return HintedContext([*token_ids, *turn.token_ids[: sampled[-1] + 1]], places, turn)

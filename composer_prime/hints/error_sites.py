@@ -1,77 +1,78 @@
-"""Where a rollout met a tool's error: the tool's message that shows it, and the turn that came after.
+"""Where a rollout went wrong: the sampled turn whose call failed, told by the message that answers it.
 
-Only messages of role `tool` are looked at: what a user or the policy writes about errors is no error.
+That may be a tool's message, or a user's in harnesses that show a tool's output as one (mini-swe-agent, SWE-agent,
+OpenHands, Terminus): of users' messages only those are looked at that begin as such an output does, for what a person
+or the policy writes about errors is no error.
 """
 
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from composer_prime.config.teachers import HintKind
-
-LINE_CHARS = 200
-"""Characters of the telling line that a hint may quote."""
-
-_TRACEBACK = re.compile(r"^\s*(?:\+ Exception Group )?Traceback \(most recent call last\)", re.MULTILINE)
-_EXIT_CODE = re.compile(
-    r"\b(?:exit(?:ed)?(?: with)?[ _](?:code|status)|return[ _]?code|exited with)\b\W{0,4}(-?\d+)",
-    re.IGNORECASE,
-)
-_ERROR_LINE = re.compile(r"^\W{0,3}(?:\w*(?:Error|Exception)\b|error\b|fatal\b|.*: command not found\b)", re.IGNORECASE)
-_EXIT_KEYS = ("exit_code", "exitcode", "returncode", "return_code")
-_ERROR_FLAGS = ("is_error", "isError")
+from composer_prime.hints.answers import find_error, shows_output
 
 
 @dataclass(frozen=True)
 class ErrorSite:
-    """One error that the policy saw.
+    """One call that failed.
 
-    tool, turn  indices of nodes: the tool's message, and the sampled message that follows it
-    kind        what it was known by
-    line        what tells it best, one line
-    tool_name   the tool's name, where the message has it
+    turn, answer  indices of nodes: the sampled message that made the call, and the message that shows its error
+    kind          what it was known by
+    line          what tells it best, one line
+    tool_name     the tool's name, where a message has it
     """
 
-    tool: int
     turn: int
+    answer: int
     kind: HintKind
     line: str
     tool_name: str | None
 
 
 def error_sites(nodes: Sequence[Any]) -> list[ErrorSite]:
-    """The errors in the nodes of a verifiers trace, at most one for each sampled message: the last that precedes it."""
-    sites = []
-    for turn, node in enumerate(nodes):
-        if not (node.sampled and any(node.mask)):
+    """The errors in the nodes of a verifiers trace, at most one for each sampled message: its first."""
+    sites: dict[int, ErrorSite] = {}
+    for answer, node in enumerate(nodes):
+        if not _is_answer(node.message):
             continue
-        place = node.parent
-        while place is not None and nodes[place].message.role == "tool":
-            message = nodes[place].message
-            if (found := find_error(text_of(message.content))) is not None:
-                sites.append(ErrorSite(place, turn, *found, tool_name=getattr(message, "name", None)))
-                break
-            place = nodes[place].parent
-    return sites
+        turn = _asked_by(nodes, answer)
+        if turn is not None and turn not in sites and (found := find_error(text_of(node.message.content))) is not None:
+            sites[turn] = ErrorSite(turn, answer, *found, tool_name=_tool_name(nodes[turn].message, node.message))
+    return [sites[turn] for turn in sorted(sites)]
 
 
-def find_error(text: str) -> tuple[HintKind, str] | None:
-    """What kind of error a tool's answer shows, and the line that tells it; None for an answer without one."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
+def _is_answer(message: Any) -> bool:
+    return message.role == "tool" or (message.role == "user" and shows_output(text_of(message.content)))
+
+
+def _asked_by(nodes: Sequence[Any], answer: int) -> int | None:
+    """The sampled message that an answer is to, other answers between them; None: nobody sampled it.
+
+    Where a template renders an earlier turn anew, the answer hangs below a copy of it that isn't sampled.
+    """
+    place = nodes[answer].parent
+    while place is not None and _is_answer(nodes[place].message):
+        place = nodes[place].parent
+    if place is None or nodes[place].message.role != "assistant":
         return None
-    if _TRACEBACK.search(text):
-        return "traceback", lines[-1][:LINE_CHARS]
-    declared = _parse(text)
-    if declared is not None:
-        return _find_declared(declared)
-    for line in lines:
-        code = _EXIT_CODE.search(line)
-        if code is not None and int(code[1]) != 0:
-            return "exit_code", line[:LINE_CHARS]
-    return ("error", lines[0][:LINE_CHARS]) if _ERROR_LINE.match(lines[0]) else None
+    before = (turn for turn in range(answer - 1, -1, -1) if _said(nodes[turn].message) == _said(nodes[place].message))
+    return next((turn for turn in (place, *before) if nodes[turn].sampled and any(nodes[turn].mask)), None)
+
+
+def _said(message: Any) -> Any:
+    """What a copy of a turn has in common with it: its calls, or else its words."""
+    if message.role != "assistant":
+        return None
+    return [(call.id, call.name, call.arguments) for call in message.tool_calls or []] or message.content
+
+
+def _tool_name(turn: Any, answer: Any) -> str | None:
+    """As the answer says it, or the call that it answers."""
+    named = getattr(answer, "name", None)
+    asked = getattr(answer, "tool_call_id", None)
+    calls = [call.name for call in turn.tool_calls or [] if call.id == asked]
+    return named or next(iter(calls), None)
 
 
 def text_of(content: Any) -> str:
@@ -79,27 +80,3 @@ def text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part.text for part in content or [] if getattr(part, "type", None) == "text")
-
-
-def _parse(text: str) -> dict[str, Any] | list[Any] | None:
-    """A tool's answer that is JSON: what it declares counts, not the words in it."""
-    try:
-        answer = json.loads(text)
-    except ValueError:
-        return None
-    return answer if isinstance(answer, dict | list) else None
-
-
-def _find_declared(answer: dict[str, Any] | list[Any]) -> tuple[HintKind, str] | None:
-    """The error that a tool's JSON object declares; a list declares none."""
-    if isinstance(answer, list):
-        return None
-    code = next((answer[key] for key in _EXIT_KEYS if isinstance(answer.get(key), int)), 0)
-    told = next((answer[key] for key in ("error", "stderr", "message") if isinstance(answer.get(key), str)), "")
-    line = next((line.strip() for line in reversed(told.splitlines()) if line.strip()), "")[:LINE_CHARS]
-    if code != 0:
-        return "exit_code", line or f"exit code {int(code)}"
-    failed = bool(answer.get("error")) or answer.get("status") == "error"
-    if failed or any(answer.get(flag) is True for flag in _ERROR_FLAGS):
-        return "error", line or "error"
-    return None

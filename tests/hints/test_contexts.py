@@ -1,7 +1,8 @@
-"""The hinted context: token for token the rollout's, with the hint at the end of the tool's body and nowhere else."""
+"""The hinted context: token for token the rollout's, with the hint at the end of the body before the call alone."""
 
 import pytest
 
+from composer_prime.config.teachers import HintKind
 from composer_prime.hints.contexts import TEMPLATES, hint_text, hinted_context
 from composer_prime.hints.error_sites import ErrorSite, error_sites
 from tests.replay.traces import node
@@ -13,22 +14,20 @@ def conversation() -> list:
     return [
         node(None, "user", [1, 2]),
         node(0, "assistant", [3, 4, 5], num_sampled=2),
-        node(1, "tool", [6, 7, 8, 9], content="Error: no", body=[1, 2], name="bash"),
+        node(1, "tool", [6, 7, 8, 9], content="fine", body=[1, 2], name="bash"),
         node(2, "assistant", [10, 11, 12, 13], num_sampled=3),
-        node(3, "user", [14]),
+        node(3, "tool", [14], content="Error: no", name="bash"),
         node(4, "assistant", [15, 16], num_sampled=1),
     ]
 
 
-def test_the_hint_ends_the_tools_body_and_the_turns_sampled_tokens_are_the_rollouts_own() -> None:
+def test_the_hint_ends_the_body_before_the_call_and_the_calls_sampled_tokens_are_the_rollouts_own() -> None:
     nodes = conversation()
     (site,) = error_sites(nodes)
     context = hinted_context(nodes, site, HINT)
     assert context is not None and context.node is nodes[3]
     assert context.token_ids == [1, 2, 3, 4, 5, 6, 7, 8, *HINT, 9, 10, 11, 12, 13]
     assert [context.token_ids[place] for place in context.places] == [11, 12, 13]
-    plain = [token for one in nodes[:4] for token in one.token_ids]
-    assert [token for token in context.token_ids if token not in HINT] == plain
 
 
 def test_tokens_after_the_turns_last_sampled_one_and_other_branches_stay_out() -> None:
@@ -49,12 +48,26 @@ def test_without_a_known_body_there_is_no_place_for_a_hint() -> None:
     assert hinted_context(nodes, site, HINT) is None
 
 
+@pytest.mark.parametrize("role", ["system", "assistant"])
+def test_a_hint_stands_in_a_users_or_a_tools_message_alone(role: str) -> None:
+    nodes = conversation()
+    nodes[2] = node(1, role, [6, 7, 8, 9], body=[1, 2])
+    (site,) = error_sites(nodes)
+    assert hinted_context(nodes, site, HINT) is None
+
+
 @pytest.mark.parametrize("kind", sorted(TEMPLATES))
-def test_the_hint_names_tool_and_error_and_a_recipes_template_wins(kind) -> None:
-    site = ErrorSite(2, 3, kind, "Error: {no} such thing", "bash")
+def test_the_hint_names_the_error_and_the_tool_and_a_recipes_template_wins(kind: HintKind) -> None:
+    site = ErrorSite(1, 2, kind, "Error: {no} such thing", "bash")
     text = hint_text(site, {})
-    assert text.startswith("\n\nHint: bash ") and "Error: {no} such thing" in text
-    assert (
-        hint_text(site, {kind: "{tool} said {error}, {{really}}"}) == "\n\nbash said Error: {no} such thing, {really}"
-    )
-    assert "the tool" in hint_text(ErrorSite(2, 3, kind, "x", None), {})
+    assert text is not None and text.startswith("\n\nHint: ") and "Error: {no} such thing" in text
+    assert "{tool}" not in TEMPLATES[kind] or "call bash as" in text
+    own = hint_text(site, {kind: "{tool} said {error}, {{really}}"})
+    assert own == "\n\nbash said Error: {no} such thing, {really}"
+    nameless = hint_text(ErrorSite(1, 2, kind, "x", None), {kind: "{tool} said {error}"})
+    assert nameless == "\n\nthe tool said x"
+
+
+def test_failed_tests_are_taught_only_by_a_recipes_template() -> None:
+    site = ErrorSite(1, 2, "tests", "1 failed in 0.1s", "bash")
+    assert hint_text(site, {}) is None and hint_text(site, {"tests": "{error}"}) == "\n\n1 failed in 0.1s"

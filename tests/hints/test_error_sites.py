@@ -1,76 +1,75 @@
-"""Which tool answers are errors, and to which turn an error belongs."""
-
-import json
+"""To which call an error belongs."""
 
 import pytest
 
-from composer_prime.hints.error_sites import LINE_CHARS, error_sites, find_error
+from composer_prime.hints.error_sites import error_sites
+from tests.hints.test_answers import TRACEBACK
 from tests.replay.traces import node
 
-TRACEBACK = "Traceback (most recent call last):\n  File \"a.py\", line 3, in <module>\n    main()\nKeyError: 'name'\n"
+
+def calls(*ids: str) -> list[dict[str, str]]:
+    return [{"id": one, "name": f"tool_{one}", "arguments": "{}"} for one in ids]
+
+
+def test_an_error_belongs_to_the_sampled_turn_whose_call_it_answers_also_where_the_rollout_ends() -> None:
+    nodes = [
+        node(None, "user", [1], content=TRACEBACK),
+        node(0, "assistant", [2], num_sampled=1, content="Error: I think", tool_calls=calls("a", "b", "c")),
+        node(1, "tool", [3], content="fine", tool_call_id="a"),
+        node(2, "tool", [4], content="Error: first", tool_call_id="b"),
+        node(3, "tool", [5], content="Error: second", tool_call_id="c", name="python"),
+        node(4, "assistant", [6, 7], num_sampled=1, tool_calls=calls("d")),
+        node(5, "tool", [8], content="fine again", tool_call_id="d"),
+        node(6, "assistant", [9], num_sampled=1, tool_calls=calls("e")),
+        node(7, "tool", [], content=[{"type": "text", "text": "Unknown tool: grepp"}], tool_call_id="e"),  # pyright: ignore[reportArgumentType]
+    ]
+    found = [(site.turn, site.answer, site.kind, site.line, site.tool_name) for site in error_sites(nodes)]
+    assert found == [
+        (1, 3, "error", "Error: first", "tool_b"),
+        (7, 8, "unknown_tool", "Unknown tool: grepp", "tool_e"),
+    ]
+
+
+def test_a_turn_that_nobody_sampled_has_no_error_to_be_taught() -> None:
+    nodes = [
+        node(None, "user", [1]),
+        node(0, "assistant", [2], tool_calls=calls("a")),
+        node(1, "tool", [3], content="Error: one", tool_call_id="a"),
+        node(2, "assistant", [5], num_sampled=1),
+    ]
+    assert error_sites(nodes) == []
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("content", "kinds"),
     [
-        (TRACEBACK, ("traceback", "KeyError: 'name'")),
-        (f"running\n{TRACEBACK}", ("traceback", "KeyError: 'name'")),
-        (
-            "  + Exception Group Traceback (most recent call last):\n  | ValueError: no",
-            ("traceback", "| ValueError: no"),
-        ),
-        ("ls: no such file\nexit code: 2", ("exit_code", "exit code: 2")),
-        ("Process exited with code 127", ("exit_code", "Process exited with code 127")),
-        ("Command failed with exit status 1", ("exit_code", "Command failed with exit status 1")),
-        ("returncode=-9", ("exit_code", "returncode=-9")),
-        ("Error: file not found", ("error", "Error: file not found")),
-        ("ValueError: must be positive", ("error", "ValueError: must be positive")),
-        ("bash: frobnicate: command not found", ("error", "bash: frobnicate: command not found")),
-        ("fatal: not a git repository", ("error", "fatal: not a git repository")),
-        (json.dumps({"exit_code": 1, "stderr": "warning\nboom\n"}), ("exit_code", "boom")),
-        (json.dumps({"returncode": 3}), ("exit_code", "exit code 3")),
-        (json.dumps({"is_error": True, "message": "denied"}), ("error", "denied")),
-        (json.dumps({"error": "timeout"}), ("error", "timeout")),
-        (json.dumps({"status": "error"}), ("error", "error")),
-        ("", None),
-        ("done\nexit code: 0", None),
-        ("3 errors were repaired", None),
-        ("the log has no Error: line at its start", None),
-        (json.dumps({"exit_code": 0, "stderr": "", "error": None}), None),
-        (json.dumps(["error"]), None),
-        (json.dumps({"error": ""}), None),
+        ("<returncode>1</returncode>\n<output>\nls: cannot access 'x'\n</output>", ["exit_code"]),
+        ("<returncode>0</returncode>\n<output>\nfine\n</output>", []),
+        ("New Terminal Output:\n\nroot@box:/app# foo\nbash: foo: command not found", ["error"]),
+        ("Observed result of command executed by user:\nbash: foo: command not found", []),
+        ("OBSERVATION:\nUnknown tool: grepp", ["unknown_tool"]),
+        ("Error: that is what my own program says. What does it mean?", []),
+        (TRACEBACK, []),
     ],
 )
-def test_a_tool_answer_is_an_error_or_it_is_not(text: str, found: tuple[str, str] | None) -> None:
-    assert find_error(text) == found
-
-
-def test_a_long_line_is_quoted_in_part() -> None:
-    assert find_error("Error: " + "x" * 1000) == ("error", ("Error: " + "x" * 1000)[:LINE_CHARS])
-
-
-def test_an_error_belongs_to_the_sampled_turn_right_after_it() -> None:
+def test_of_a_users_messages_only_a_tools_output_shows_an_error(content: str, kinds: list[str]) -> None:
     nodes = [
-        node(None, "user", [1], content="Traceback (most recent call last):\nKeyError: 1"),
-        node(0, "assistant", [2], num_sampled=1, content="Error: I think"),
-        node(1, "tool", [3], content="Error: first", name="python"),
-        node(2, "tool", [4], content="fine"),
-        node(3, "assistant", [5, 6], num_sampled=1),
-        node(4, "tool", [7], content="fine again"),
-        node(5, "assistant", [8], num_sampled=1),
-        node(6, "tool", [9], content="Error: the last word"),
+        node(None, "user", [1], content=content),
+        node(0, "assistant", [2], num_sampled=1),
+        node(1, "user", [3], content=content),
     ]
-    (site,) = error_sites(nodes)
-    assert (site.tool, site.turn, site.kind, site.line, site.tool_name) == (2, 4, "error", "Error: first", "python")
+    sites = error_sites(nodes)
+    assert [site.kind for site in sites] == kinds and all(site.turn == 1 for site in sites)
 
 
-def test_of_several_errors_before_a_turn_the_last_counts_and_unsampled_turns_have_none() -> None:
+def test_an_answer_below_a_copy_of_its_turn_belongs_to_the_turn_that_was_sampled() -> None:
     nodes = [
         node(None, "user", [1]),
-        node(0, "assistant", [2]),
-        node(1, "tool", [3], content="Error: one"),
-        node(2, "tool", [4], content=[{"type": "text", "text": "Error: two"}]),  # pyright: ignore[reportArgumentType]
-        node(3, "assistant", [5], num_sampled=1),
-        node(3, "assistant", [6]),
+        node(0, "assistant", [2], num_sampled=1, content="<think>", tool_calls=calls("a")),
+        node(0, "assistant", [3], tool_calls=calls("a")),  # rendered anew, without its thoughts
+        node(2, "tool", [4], content="Error: one", tool_call_id="a"),
+        node(3, "assistant", [5], num_sampled=1, content="ls"),
+        node(3, "assistant", [6], content="ls"),
+        node(5, "user", [7], content="<returncode>2</returncode>\n<output>\nls: x\n</output>"),
     ]
-    assert [(site.tool, site.turn, site.line) for site in error_sites(nodes)] == [(3, 4, "Error: two")]
+    assert [(site.turn, site.answer) for site in error_sites(nodes)] == [(1, 3), (4, 6)]

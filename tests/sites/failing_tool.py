@@ -1,8 +1,9 @@
-"""A taskset whose conversations begin with a tool's answer, an error in every second one: a plain chat then goes on."""
+"""A taskset whose replies count as calls of a tool, which fail in every second conversation: a plain chat plays it."""
 
 from collections.abc import Iterator
 
 import verifiers.v1 as vf
+from verifiers.v1.graph import MessageNode
 
 __all__ = ["FailingToolTaskset"]
 
@@ -10,13 +11,24 @@ ERROR = "Traceback (most recent call last):\nKeyError: 'name'"
 
 
 class FailingToolConfig(vf.TasksetConfig):
-    """Nothing but how much the tool's answer says, to make conversations of any length."""
+    """Nothing but how much the prompt says, to make conversations of any length."""
 
     num_lines: int = 1
 
 
-class FailingToolTask(vf.Task[vf.TaskData]):
+class FailingToolData(vf.TaskData):
+    """What the tool will answer."""
+
+    answer: str
+
+
+class FailingToolTask(vf.Task[FailingToolData]):
     """Rewarded for a reply of any kind."""
+
+    async def finalize(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
+        """The tool's answer, as a harness leaves it that ends there: no tokens of it were ever sent."""
+        message = {"role": "tool", "tool_call_id": "call-1", "name": "lookup", "content": self.data.answer}
+        trace.nodes.append(MessageNode.model_validate({"parent": len(trace.nodes) - 1, "message": message}))
 
     @vf.reward
     async def replied(self, trace: vf.Trace) -> float:
@@ -27,11 +39,6 @@ class FailingToolTaskset(vf.Taskset[FailingToolTask, FailingToolConfig]):
     """Two tasks: the tool fails, and the tool is fine."""
 
     def load(self) -> Iterator[FailingToolTask]:
-        for answer in ("line\n" * self.config.num_lines + ERROR, "fine"):
-            call = {"id": "call-1", "name": "lookup", "arguments": '{"key": "name"}'}
-            prompt = [
-                {"role": "user", "content": "What is the name?"},
-                {"role": "assistant", "content": None, "tool_calls": [call]},
-                {"role": "tool", "tool_call_id": "call-1", "name": "lookup", "content": answer},
-            ]
-            yield FailingToolTask(vf.TaskData.model_validate({"prompt": prompt}), self.config.task)
+        for answer in (ERROR, "fine"):
+            prompt = "line\n" * self.config.num_lines + "What is the name?"
+            yield FailingToolTask(FailingToolData(prompt=prompt, answer=answer), self.config.task)

@@ -32,11 +32,11 @@ from composer_prime.replay.teachers import TeacherPool
 __all__ = ["StampingEnv"]
 
 HINTS_SITES = "hints/error_sites"
-"""Turns that came after a tool's error."""
+"""Sampled turns whose call failed, and for whose kind of error there is a hint."""
 HINTS_TOKENS = "hints/tokens"
 """Sampled tokens of such turns that the hinted policy gave a number for."""
 HINTS_NO_PLACE = "hints/no_place"
-"""Error sites left out because the renderer doesn't say which tokens are the tool message's body."""
+"""Error sites left out because the renderer doesn't say which tokens are the body of the message before."""
 HINTS_TOO_LONG = "hints/too_long"
 """Error sites left out because hint and conversation don't fit the policy's context."""
 HINTS_FAILED = "hints/failed"
@@ -131,18 +131,17 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
             trace.record_metrics({name: float(counts[name]) for name in HINTS_METRICS})
 
     async def _score_hints(self, trace: vf.Trace, counts: Counter[str]) -> dict[int, Weighted]:
-        """By `id(node)`, the hinted policy's weight and logprobs on the sampled tokens of turns after an error."""
+        """By `id(node)`, the hinted policy's weight and logprobs on the sampled tokens of turns whose call failed."""
         hints = self.config.hints
-        sites = [] if hints is None else error_sites(trace.nodes)
-        if hints is None or not sites:
+        if hints is None:
             return {}
-        counts[HINTS_SITES] = len(sites)
         contexts = []
-        for site in sites:
-            hint_ids = self._tokenizer.encode(
-                hint_text(site, hints.templates), add_special_tokens=False, split_special_tokens=True
-            )
-            contexts.append(hinted_context(trace.nodes, site, hint_ids))
+        for site in error_sites(trace.nodes):
+            text = hint_text(site, hints.templates)
+            if text is not None:
+                hint_ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+                contexts.append(hinted_context(trace.nodes, site, hint_ids))
+        counts[HINTS_SITES] = len(contexts)
         counts[HINTS_NO_PLACE] = contexts.count(None)
         found = [context for context in contexts if context is not None]
         answers = await asyncio.gather(*(self._score_hinted(trace, context, hints, counts) for context in found))

@@ -136,7 +136,7 @@ def test_a_teacher_that_fails_in_the_run_drops_out_and_is_counted(
     assert "teacher=bad" in caplog.text and "another shape than vLLM's" in caplog.text
 
 
-def test_a_hint_stands_before_the_turn_after_a_tools_error_and_the_policy_is_scored_under_it(
+def test_a_hint_stands_before_the_call_that_failed_and_the_policy_is_scored_under_it(
     play: Play, models: Models
 ) -> None:
     failed, fine = play({"id": "failing-tool"}, hints={})
@@ -144,9 +144,9 @@ def test_a_hint_stands_before_the_turn_after_a_tools_error_and_the_policy_is_sco
     trace, node = failed.traces[0], sampled_node(failed)
     hint = TEMPLATES["traceback"].format(error="KeyError: 'name'", tool="lookup")
     before = str(tokenizer.decode(trace.branches[0].token_ids[: trace.branches[0].sampled_mask.index(True)]))
-    answered = "KeyError: 'name'"
-    assert before.count(answered) == 1
-    hinted = tokenizer.encode(before.replace(answered, f"{answered}\n\n{hint}"), add_special_tokens=False)
+    asked = "What is the name?"
+    assert before.count(asked) == 1
+    hinted = tokenizer.encode(before.replace(asked, f"{asked}\n\n{hint}"), add_special_tokens=False)
     sampled = [token for token, is_sampled in zip(node.token_ids, node.mask, strict=True) if is_sampled]
     assert node.reference_logprobs == pytest.approx(score(models.policy, hinted, sampled), abs=CLOSE)
     assert node.reference_logprobs != pytest.approx(node.logprobs, abs=10 * CLOSE)
