@@ -24,6 +24,7 @@ from composer_prime.executors.secrets import Secrets
 from tests.executors.jobs import await_running
 from tests.executors.loopback_hf_jobs import HfJobsPlatform
 from tests.executors.loopback_hf_jobs_routes import BROKE_TOKEN, READING_TOKEN, TOKEN, USER, Refused
+from tests.patience import wait_until
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
 SECRET = "s3cr3t-value-of-a-key"
@@ -174,7 +175,8 @@ def test_services_on_one_machine_leave_each_others_jobs_alone(
     monkeypatch.setattr("tests.executors.loopback_hf_jobs.time", SimpleNamespace(time=lambda: 0.0))
     neighbour = HfJobsPlatform(tmp_path / "neighbour")
     mine, theirs = executor.submit(spec()), neighbour.executor().submit(spec())
-    assert service.pids(mine) and not set(service.pids(mine)) & set(neighbour.pids(theirs))
+    wait_until(lambda: service.pids(mine) and neighbour.pids(theirs))
+    assert not set(service.pids(mine)) & set(neighbour.pids(theirs))
     neighbour.close()
     assert executor.poll(mine).state is JobState.RUNNING
 
