@@ -11,7 +11,7 @@ TRACEBACK = "Traceback (most recent call last):\n  File \"a.py\", line 3, in <mo
 
 KNOWN = [
     # Of the notes on what a detector must know: pytest, tool routers, shells.
-    ("FAILED tests/test_a.py::test_x - AssertionError", "tests", None),
+    ("FAILED test_a.py::test_x - AssertionError", "tests", None),
     ("2 failed, 3 passed in 0.1s", "tests", None),
     ("Tool 'grepp' not found. Available: grep, ls", "unknown_tool", None),
     ("No such file or directory: x.py", "error", None),
@@ -113,6 +113,7 @@ ERRORS = [
         "error",
         "bash: foo: command not found",
     ),
+    ("FAILED tests/test_a.py::test_x - Error", "tests", "FAILED tests/test_a.py::test_x - Error"),
     ("2 passed, 1 error in 0.50s", "tests", "2 passed, 1 error in 0.50s"),
     ("\x1b[31mFAILED\x1b[0m tests/a.py::b", "tests", "FAILED tests/a.py::b"),
     ("ok\n--- FAIL: TestX (0.00s)", "tests", "--- FAIL: TestX (0.00s)"),
