@@ -168,8 +168,9 @@ def _told(lines: Sequence[str]) -> tuple[HintKind, str] | None:
         kinds = [kind for kind, said in _KINDS.items() if said.match(words) or said.match(line)]
         if _NOTHING.match(words):
             return None
-        kind = next(iter(kinds), "error" if is_error else None)
-        return None if kind is None else (kind, line[:LINE_CHARS])
+        if not kinds and not is_error:
+            return None
+        return (kinds[0] if kinds else "error"), line[:LINE_CHARS]
     return ("error", lines[0][:LINE_CHARS]) if is_error else None
 
 

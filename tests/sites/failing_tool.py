@@ -41,4 +41,5 @@ class FailingToolTaskset(vf.Taskset[FailingToolTask, FailingToolConfig]):
     def load(self) -> Iterator[FailingToolTask]:
         for answer in (ERROR, "fine"):
             prompt = "line\n" * self.config.num_lines + "What is the name?"
-            yield FailingToolTask(FailingToolData(prompt=prompt, answer=answer), self.config.task)
+            data = FailingToolData.model_validate({"prompt": prompt, "answer": answer})
+            yield FailingToolTask(data, self.config.task)
