@@ -94,7 +94,9 @@ _SAID: Mapping[HintKind, Sequence[str]] = {
     ),
 }
 """What an answer's first words say, by kind; the first that fits counts."""
-_KINDS = {kind: re.compile("|".join(patterns), re.IGNORECASE) for kind, patterns in _SAID.items()}
+_KINDS: Mapping[HintKind, re.Pattern[str]] = {
+    kind: re.compile("|".join(patterns), re.IGNORECASE) for kind, patterns in _SAID.items()
+}
 _EXIT_KEYS = ("exit_code", "exitcode", "returncode", "return_code")
 _ERROR_FLAGS = ("is_error", "isError")
 
@@ -168,9 +170,9 @@ def _told(lines: Sequence[str]) -> tuple[HintKind, str] | None:
         kinds = [kind for kind, said in _KINDS.items() if said.match(words) or said.match(line)]
         if _NOTHING.match(words):
             return None
-        if not kinds and not is_error:
-            return None
-        return (kinds[0] if kinds else "error"), line[:LINE_CHARS]
+        if kinds:
+            return kinds[0], line[:LINE_CHARS]
+        return ("error", line[:LINE_CHARS]) if is_error else None
     return ("error", lines[0][:LINE_CHARS]) if is_error else None
 
 
