@@ -1,4 +1,5 @@
-# make demo    two sites train one policy on this machine          make demo-vllm   the same on a real vLLM server
+# make demo    two sites teach one policy to use tools, on this machine
+# make demo-vllm    two sites train one to reverse letters, on a real vLLM server
 # make test    the test suite                                      make lint, fmt   check, or rewrite, the style
 # make test-prime-rl PRIME_RL_SRC=<checkout>    the tests that run upstream's own trainer, and the codecs' under its
 #              torch, in .venv-prime-rl; PRIME_RL_NAME=v0.8.0 writes that column of docs/prime-rl.md's table
@@ -25,7 +26,8 @@ SKYPILOT_VERSION := 0.14.1
 DSTACK_VERSION := 0.22.5
 TASK_FILES_STAMP := $(TASK_FILES_VENV)/.installed-$(SKYPILOT_VERSION)-$(DSTACK_VERSION)
 ENVS := $(patsubst %/pyproject.toml,%,$(wildcard envs/*/pyproject.toml))
-RECIPE ?= recipes/local/two_sites.toml
+RECIPE ?= recipes/local/tools.toml
+VLLM_RECIPE ?= recipes/local/two_sites.toml
 PIP_ARGS ?=
 TEST_ARGS ?=
 # How many tests at a time, each file's in order; 0: one after another. On two cores four keep busy what one leaves idle.
@@ -42,7 +44,7 @@ demo: $(STAMP)
 	$(BIN)/composer-prime run $(RECIPE) --clean
 
 demo-vllm: $(STAMP) $(VLLM_STAMP)
-	$(BIN)/composer-prime run $(RECIPE) --clean --inference.engine vllm --inference.python $(VLLM_VENV)/bin/python
+	$(BIN)/composer-prime run $(VLLM_RECIPE) --clean --inference.engine vllm --inference.python $(VLLM_VENV)/bin/python
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)

@@ -35,6 +35,13 @@ ROLLOUT_PER_S = "rollout/per_s"
 ROLLOUT_TOKENS = "rollout/tokens"
 ROLLOUT_OFF_POLICY_STEPS = "rollout/off_policy_steps"
 
+TOOLS_CALLS = "tools/calls"
+"""Calls of tools in a step's rollouts, of tools that there aren't too."""
+TOOLS_ERRORS = "tools/errors"
+"""Calls whose answer says that they failed; under this name and a slash those of each kind (hints/answers.py)."""
+TOOLS_CALL_S = "tools/call_s"
+"""Mean seconds until a call was answered."""
+
 OUTER_ROUND = "outer/round"
 OUTER_STALL_S = "outer/stall_s"
 """Seconds the training thread waited for the outer loop."""

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -162,7 +163,7 @@ def held_out_sources(settings: SiteSettings, prompts: int) -> list[Source]:
                 f"{shown} of {len(source.tasks)} tasks of environment {source.name!r} are also tasks of a site: "
                 "held-out tasks need an environment that cuts its own shards (num_shards, shard) without overlap"
             )
-    return [Source(source.name, source.env, source.tasks[:share]) for source in sources]
+    return [replace(source, tasks=source.tasks[:share]) for source in sources]
 
 
 def _on_shard(settings: SiteSettings, shard: int) -> SiteSettings:

@@ -164,6 +164,19 @@ def join_command(
     main(cells_of(weights, codec, rate_mbit=rate, inner_steps=inner_steps, after_rounds=after), json_path)
 
 
+@app.command("rollouts")
+def rollouts(
+    recipe: Annotated[Path, typer.Argument(help="A recipe; its first environment is played.")],
+    turns: Annotated[list[int], typer.Option(min=1, help="A limit of turns; repeat it.")] = [1, 2, 3, 5],  # noqa: B006
+    number: Annotated[int, typer.Option("--rollouts", min=1, help="Rollouts that are measured of each.")] = 128,
+    cores: Annotated[int, typer.Option(min=1, help="Cores that client and server share.")] = 1,
+) -> None:
+    """Rollouts a second of a recipe's environment, by the turns that they may take."""
+    from composer_prime.bench.rollouts import main
+
+    main(recipe, turns, number, cores)
+
+
 @app.command("storm")
 def storm(
     sites: Annotated[int, typer.Option(min=2, help="Sites, each a process of its own.")] = 16,

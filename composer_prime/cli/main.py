@@ -19,6 +19,7 @@ from composer_prime.cli import (
     plan,
     replay,
     replica,
+    rollouts,
     run,
     site,
     status,
@@ -46,6 +47,7 @@ app.command("ps")(launch.ps)
 app.command("logs")(launch.logs)
 app.command("cancel")(launch.cancel)
 app.command("replica", hidden=True)(replica.replica)
+app.command("rollouts")(rollouts.rollouts)
 app.command("status")(status.status)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)

@@ -59,6 +59,11 @@ class SitePaths:
         return self.root / "metrics" / f"{role}.jsonl"
 
     @property
+    def conversations(self) -> Path:
+        """Some rollouts of each step for people to read, one JSON line each."""
+        return self.root / "conversations.jsonl"
+
+    @property
     def loaded(self) -> Path:
         """What the trainer writes first, once it has imported and built all it needs."""
         return self.root / "loaded"

@@ -13,6 +13,10 @@ from composer_prime.config.outer import TOPK_ROUNDS, OuterConfig, SiteConfig, Si
 from composer_prime.config.table import OpenTable, RunName, Table
 from composer_prime.config.teachers import HintsConfig, ReplayConfig
 
+TINY = "tiny"
+TINY_MODELS = (TINY, "tiny-tools")
+"""Models that are built and warmed up on the spot: one that answers, and one that calls tools."""
+
 
 class RunConfig(Table):
     """`[run]`"""
@@ -28,7 +32,7 @@ class ModelConfig(Table):
     """`[model]`"""
 
     name: str = Field(default="tiny", min_length=1)
-    """"tiny" (built and warmed up on the spot), a local folder, or a Hugging Face id."""
+    """"tiny" or "tiny-tools" (built and warmed up on the spot), a local folder, or a Hugging Face id."""
 
 
 class TasksetConfig(OpenTable):
@@ -42,7 +46,11 @@ class HarnessConfig(Table):
     """`[orchestrator.train.source.env.agent.harness]`"""
 
     id: str = Field(default="chat", min_length=1)
-    """What plays the rollout: "chat" talks to the policy inside the orchestrator; others are verifiers' own."""
+    """What plays the rollout: "chat" talks to the policy and calls tools inside the orchestrator; others are verifiers'
+    own."""
+
+    tool_timeout: float = Field(default=60.0, gt=0)
+    """Seconds that one call of a tool may take; after them the rollout fails."""
 
 
 class RuntimeConfig(Table):
@@ -57,6 +65,12 @@ class AgentConfig(Table):
 
     harness: HarnessConfig = HarnessConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+
+    max_turns: int | None = Field(default=None, ge=1)
+    """Turns of the policy in one rollout; it ends after them, and is rewarded as it stands. None: no limit."""
+
+    max_total_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of one rollout's conversation; looked at between turns, as `max_turns` is. None: no limit."""
 
 
 class EnvConfig(Table):

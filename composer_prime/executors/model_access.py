@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx
 
+from composer_prime.config.recipe import TINY_MODELS
 from composer_prime.errors import BadInput
 from composer_prime.executors.launching import LaunchPlan
 
@@ -19,7 +20,7 @@ def access_lines(plan: LaunchPlan) -> Iterator[str]:
     Raises BadInput for a model that the hub doesn't give to the token that the jobs will have.
     """
     name = plan.recipe.model.name
-    if name == "tiny" or name.startswith(("/", ".", "~")) or Path(name).exists():
+    if name in TINY_MODELS or name.startswith(("/", ".", "~")) or Path(name).exists():
         return
     token, has_own = _token(plan)
     hub = plan.env.get("HF_ENDPOINT", HUB).rstrip("/")

@@ -137,6 +137,13 @@ def find_error(text: str) -> tuple[HintKind, str] | None:
     return "exit_code", told[1] if told is not None else (printed or [status])[-1][:LINE_CHARS]
 
 
+def find_hint(text: str) -> str | None:
+    """What a tool that answers with a JSON object says to do instead, as `hint`; None: nothing."""
+    declared = _parse(text)
+    hint = declared.get("hint") if isinstance(declared, dict) else None
+    return hint.strip()[:LINE_CHARS] or None if isinstance(hint, str) else None
+
+
 def _exception(rows: Sequence[str]) -> str | None:
     """The line of the last traceback that names the exception."""
     headers = [place for place, row in enumerate(rows) if _TRACEBACK.match(row)]
@@ -167,7 +174,7 @@ def _told(lines: Sequence[str]) -> tuple[HintKind, str] | None:
         is_error |= says_so
         if not words or _STATUS.fullmatch(line):
             continue
-        kinds = [kind for kind, said in _KINDS.items() if said.match(words) or said.match(line)]
+        kinds: list[HintKind] = [kind for kind, said in _KINDS.items() if said.match(words) or said.match(line)]
         if _NOTHING.match(words):
             return None
         if kinds:

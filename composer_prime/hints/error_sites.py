@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer_prime.config.teachers import HintKind
-from composer_prime.hints.answers import find_error, shows_output
+from composer_prime.hints.answers import find_error, find_hint, shows_output
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class ErrorSite:
     kind          what it was known by
     line          what tells it best, one line
     tool_name     the tool's name, where a message has it
+    hint          what the tool's answer says to do instead, where it is a JSON object with a `hint`
     """
 
     turn: int
@@ -28,6 +29,7 @@ class ErrorSite:
     kind: HintKind
     line: str
     tool_name: str | None
+    hint: str | None = None
 
 
 def error_sites(nodes: Sequence[Any]) -> list[ErrorSite]:
@@ -37,8 +39,10 @@ def error_sites(nodes: Sequence[Any]) -> list[ErrorSite]:
         if not _is_answer(node.message):
             continue
         turn = _asked_by(nodes, answer)
-        if turn is not None and turn not in sites and (found := find_error(text_of(node.message.content))) is not None:
-            sites[turn] = ErrorSite(turn, answer, *found, tool_name=_tool_name(nodes[turn].message, node.message))
+        text = text_of(node.message.content)
+        if turn is not None and turn not in sites and (found := find_error(text)) is not None:
+            name = _tool_name(nodes[turn].message, node.message)
+            sites[turn] = ErrorSite(turn, answer, *found, tool_name=name, hint=find_hint(text))
     return [sites[turn] for turn in sorted(sites)]
 
 

@@ -28,8 +28,7 @@ RENDERERS = (
 )  # fmt: skip
 """Those of the renderers package that are text alone. "custom" imports a path; others trust a model's own code."""
 ENV_TASKSET = "orchestrator.train.source[].env.taskset"
-HARNESS = "orchestrator.train.source[].env.agent.harness.id"
-RUNTIME = "orchestrator.train.source[].env.agent.runtime"
+AGENT = "orchestrator.train.source[].env.agent"
 MOST_ENTRIES, MOST_EXTRAS = 32, 32
 """Of a list of tables, and of a taskset's own keys."""
 OWN_ENDINGS = (
@@ -129,7 +128,7 @@ def _is_teacher(value: Any) -> bool:
 
 
 FLAG = Rule("true or false", lambda value: type(value) is bool)
-MODEL = Rule("a model of the Hugging Face hub, org/name, or tiny, and no folder", _is_model)
+MODEL = Rule("a model of the Hugging Face hub, org/name, or tiny or tiny-tools, and no folder", _is_model)
 PACKAGE = Rule("a package's plain name (a to z, 0 to 9, - and _) that Python doesn't have itself", _is_package)
 EXTRA = Rule("a number, true or false, or at most 200 letters, digits and _.,+=-, and no path or address", _is_plain)
 TEACHER = Rule("https://host or http://host of a public server, without a user or query", _is_teacher)
@@ -170,7 +169,10 @@ _SHARED: Mapping[str, Rule] = {
     "orchestrator.train.sampling.max_completion_tokens": whole(1, 2**22),
     "orchestrator.train.source[].name": PLAIN_NAME,
     f"{ENV_TASKSET}.id": PACKAGE,
-    HARNESS: PACKAGE,
+    f"{AGENT}.harness.id": PACKAGE,
+    f"{AGENT}.harness.tool_timeout": real(0, 3600),
+    f"{AGENT}.max_turns": MANY,
+    f"{AGENT}.max_total_tokens": COUNT,
     "trainer.optim.type": one_of("adamw"),
     "trainer.optim.lr": real(0, 10),
     "trainer.optim.weight_decay": real(0, 100),
@@ -182,7 +184,7 @@ _SHARED: Mapping[str, Rule] = {
 }
 EMBEDDED: Mapping[str, Rule] = {
     **_SHARED,
-    f"{RUNTIME}.type": one_of("subprocess"),
+    f"{AGENT}.runtime.type": one_of("subprocess"),
     "orchestrator.algo.type": one_of("grpo"),
     "trainer.loss.type": one_of("custom"),
     "trainer.loss.import_path": one_of(*LOSSES),
@@ -199,8 +201,8 @@ EMBEDDED: Mapping[str, Rule] = {
 }
 PRIME_RL: Mapping[str, Rule] = {
     **_SHARED,
-    f"{RUNTIME}.type": one_of("subprocess", "prime"),
-    f"{RUNTIME}.labels": Rule(
+    f"{AGENT}.runtime.type": one_of("subprocess", "prime"),
+    f"{AGENT}.runtime.labels": Rule(
         "at most 8 names",
         lambda value: type(value) is list and len(value) <= 8 and all(map(PLAIN_NAME.admits, value)),
     ),

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from composer_prime.config.prime_rl import PrimeRecipe
-from composer_prime.config.recipe import Recipe, RecipeBase
+from composer_prime.config.recipe import TINY_MODELS, Recipe, RecipeBase
 from composer_prime.errors import InvitationRefused
 from composer_prime.volunteers.invitation import Invitation
 from composer_prime.volunteers.shared_recipe import read_shared
 from composer_prime.volunteers.wishes import Wishes
 
-TINY = "tiny"
 HARMLESS = ("chat", "null")
-"""Harnesses that only talk to the policy: no command of the model's runs."""
+"""Harnesses without a shell: what the model says reaches the tools of the environment alone."""
 LOCAL_RUNTIME = "subprocess"
 DEFAULT_HARNESS, DEFAULT_RUNTIME = "bash", "prime"
 """verifiers' own, where a PRIME-RL recipe names none."""
@@ -81,7 +80,7 @@ def invited_recipe(invitation: Invitation, wishes: Wishes, *, asks: bool = False
 def confirm_environments(recipe: RecipeBase, wishes: Wishes, ask: Ask) -> None:
     """Ask for each environment that --allow-env doesn't name; its name is the answer. Raises InvitationRefused."""
     for name in _missing(asked_of(recipe).environments, wishes.allow_envs):
-        if ask(f"Environment {name} runs with your rights. Type its name to let it").strip() != name:
+        if ask(f"Environment {name} and its tools run with your rights. Type its name to let them").strip() != name:
             raise _not_allowed(name)
 
 
@@ -94,7 +93,7 @@ def asked_of(recipe: RecipeBase) -> Asked:
         assert isinstance(recipe, Recipe)
         sources = [source.model_dump() for source in recipe.orchestrator.train.source]
         teachers = [teacher.base_url for teacher in recipe.replay.teachers]
-    environments, harnesses, names = [], [], [] if recipe.model.name == TINY else [recipe.model.name]
+    environments, harnesses, names = [], [], [] if recipe.model.name in TINY_MODELS else [recipe.model.name]
     for source in sources:
         taskset, agent = _at(source, "env", "taskset"), _at(source, "env", "agent")
         environments += [taskset["id"]] if "id" in taskset else []

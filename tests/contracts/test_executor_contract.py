@@ -337,7 +337,7 @@ def test_a_machine_taken_back_is_seen_as_preemption(
     stage.await_mark("up")
     platform.preempt(job)
     assert await_end(executor, job).state is JobState.PREEMPTED
-    assert platform.pids(job) == []
+    wait_until(lambda: platform.pids(job) == [], "no process left")
 
 
 def test_the_next_attempt_goes_on_after_a_preemption(
@@ -357,7 +357,7 @@ def test_the_next_attempt_goes_on_after_a_preemption(
 def test_a_job_past_its_time_is_ended_and_says_so(platform: LoopbackPlatform, executor: Executor, stage: Stage) -> None:
     job, status = run_to_end(executor, stage.spec(f"say('before'); {FOREVER}", timeout_s=6))
     assert status.state is JobState.TIMED_OUT
-    assert platform.pids(job) == []
+    wait_until(lambda: platform.pids(job) == [], "no process left")
     assert list(executor.logs(job)) == ["before"]
 
 

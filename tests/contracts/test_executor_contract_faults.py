@@ -61,7 +61,7 @@ def test_of_racing_threads_all_get_the_same_job_and_it_starts_once(
     stage.mark("go")
     (job,) = (job for job in executor.find(stage.run) if job.id in ids)
     assert await_end(executor, job).state is JobState.SUCCEEDED
-    assert len(platform.pids(job)) == 0
+    wait_until(lambda: platform.pids(job) == [], "no process left")
 
 
 def test_of_racing_processes_all_get_the_same_job(platform: LoopbackPlatform, executor: Executor, stage: Stage) -> None:

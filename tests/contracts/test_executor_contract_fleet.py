@@ -60,7 +60,8 @@ def test_a_launch_whose_jobs_run_out_of_their_time_ends_within_its_cost(
     supervisor.check()
     assert supervisor.run(lambda: None) is False
     assert any("given up" in line and "budget" in line for line in said), said
-    assert states(fleet) == {("a", 1): "timed-out"} and live_pids(platform, executor, fleet) == []
+    assert states(fleet) == {("a", 1): "timed-out"}
+    wait_until(lambda: live_pids(platform, executor, fleet) == [], "no process left")
     (row,) = rows(fleet.book, fleet.look())
     assert row.usd is not None and limits.max_usd is not None and 1.0 < row.usd <= limits.max_usd
 
@@ -82,7 +83,7 @@ def test_a_preempted_replica_is_started_again_as_often_as_it_may_be(
     wait_until(supervisor.turn, "given up")
     assert states(fleet) == {("a", 1): "preempted", ("a", 2): "preempted"}
     assert said[-1].startswith("a: given up:") and "--max-restarts (1) is used up" in said[-1]
-    assert live_pids(platform, executor, fleet) == []
+    wait_until(lambda: live_pids(platform, executor, fleet) == [], "no process left")
 
 
 def test_a_replica_that_ran_out_of_its_time_is_started_again_as_often_as_it_may_be(
@@ -95,7 +96,7 @@ def test_a_replica_that_ran_out_of_its_time_is_started_again_as_often_as_it_may_
     wait_until(supervisor.turn, "given up")
     assert states(fleet) == {("a", 1): "timed-out", ("a", 2): "timed-out"}
     assert said[-1].startswith("a: given up:") and "--max-restarts (1) is used up" in said[-1]
-    assert live_pids(platform, executor, fleet) == []
+    wait_until(lambda: live_pids(platform, executor, fleet) == [], "no process left")
 
 
 def test_a_replica_that_hangs_is_ended_and_started_anew(
@@ -167,4 +168,4 @@ def test_a_launch_that_is_cancelled_where_nobody_watches_runs_nowhere_and_is_not
     stage.mark("go")
     assert supervisor.run(lambda: None) is False
     assert states(fleet) == {("a", 1): "cancelled", ("b", 1): "succeeded"}
-    assert live_pids(platform, executor, fleet) == []
+    wait_until(lambda: live_pids(platform, executor, fleet) == [], "no process left")

@@ -212,7 +212,7 @@ def test_a_preempted_job_gets_its_warning_and_is_not_started_again(
     assert list(executor.logs(job)) == ["up", "saved"]
     (call,) = platform.calls(job)
     wait_until(lambda: call.runner and call.runner.done())
-    assert platform.pids(job) == []
+    wait_until(lambda: platform.pids(job) == [], "no process left")
     assert executor.poll(job).state is JobState.PREEMPTED
 
 
@@ -274,7 +274,7 @@ def test_a_command_past_its_time_is_asked_to_end_first(
     assert status.state is JobState.TIMED_OUT
     assert status.started_at and status.ended_at and 3 <= status.ended_at - status.started_at < 3 + TIMEOUT_GRACE_S / 4
     assert list(executor.logs(job)) == ["saved"]
-    assert platform.pids(job) == []
+    wait_until(lambda: platform.pids(job) == [], "no process left")
 
 
 def test_a_container_that_ignores_its_time_is_ended_by_modal(
@@ -287,7 +287,7 @@ def test_a_container_that_ignores_its_time_is_ended_by_modal(
     status = wait_for(executor, job)
     assert status.state is JobState.TIMED_OUT
     assert "timeout of 3s" in status.message
-    assert platform.pids(job) == []
+    wait_until(lambda: platform.pids(job) == [], "no process left")
 
 
 def test_a_command_that_dies_by_a_signal_failed_by_that_signal(executor: ModalExecutor, spec: JobSpec) -> None:

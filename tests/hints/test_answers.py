@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from composer_prime.hints.answers import LINE_CHARS, find_error
+from composer_prime.hints.answers import LINE_CHARS, find_error, find_hint
 from tests.architecture import REPOSITORY
 
 TRACEBACK = "Traceback (most recent call last):\n  File \"a.py\", line 3, in <module>\n    main()\nKeyError: 'name'\n"
@@ -212,3 +212,18 @@ def test_other_text_is_no_error(text: str) -> None:
 def test_a_long_line_is_quoted_in_part_and_a_long_answer_looked_at_in_part() -> None:
     assert find_error("Error: " + "x" * 1000) == ("error", ("Error: " + "x" * 1000)[:LINE_CHARS])
     assert find_error("fine\n" * 100_000 + "2 failed in 0.1s") == ("tests", "2 failed in 0.1s")
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ('{"error": "locked", "hint": " call unlock first "}', "call unlock first"),
+        ('{"error": "locked", "hint": ""}', None),
+        ('{"error": "locked", "hint": ["call", "unlock"]}', None),
+        ('[{"hint": "call unlock first"}]', None),
+        ("hint: call unlock first", None),
+        ('{"error": "locked", "hint": "' + "long " * 100 + '"}', ("long " * 100)[:200]),
+    ],
+)
+def test_a_hint_is_what_a_json_object_says_under_that_name_and_nothing_else(text: str, hint: str | None) -> None:
+    assert find_hint(text) == hint

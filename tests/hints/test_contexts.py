@@ -71,3 +71,17 @@ def test_the_hint_names_the_error_and_the_tool_and_a_recipes_template_wins(kind:
 def test_failed_tests_are_taught_only_by_a_recipes_template() -> None:
     site = ErrorSite(1, 2, "tests", "1 failed in 0.1s", "bash")
     assert hint_text(site, {}) is None and hint_text(site, {"tests": "{error}"}) == "\n\n1 failed in 0.1s"
+
+
+def test_what_the_environment_says_to_do_is_the_hint_unless_the_recipe_has_a_template() -> None:
+    nodes = conversation()
+    nodes[4].message.content = '{"error": "locked", "error_kind": "error", "hint": "call unlock first"}'
+    (site,) = error_sites(nodes)
+    assert hint_text(site, {}) == "\n\nHint: call unlock first"
+    assert hint_text(site, {"error": "{error}!"}) == "\n\nlocked!"
+    assert hint_text(site, {"timeout": "{error}!"}) == "\n\nHint: call unlock first"
+
+
+def test_a_failed_test_is_taught_by_what_the_environment_says() -> None:
+    site = ErrorSite(1, 2, "tests", "1 failed in 0.1s", "bash", hint="call run_tests with the file's name")
+    assert hint_text(site, {}) == "\n\nHint: call run_tests with the file's name"

@@ -32,8 +32,9 @@ _SOLVE: dict[str, Callable[[str], str]] = {
 
 @dataclass
 class FakePolicy:
-    """What the server does, and what it saw. The first five may be set while it serves.
+    """What the server does, and what it saw. The first six may be set while it serves.
 
+    reply      says what is answered to a prompt's text; None: the letters tasks are solved by dice.
     accuracy   probability that the answer to a word is right. The dice depend on the word and how often it came, not
                on the order in which requests arrive.
     failing    probability that a generation is answered with HTTP 500, thrown alike.
@@ -42,6 +43,7 @@ class FakePolicy:
     """
 
     accuracy: Callable[[str], float] = lambda word: 0.5
+    reply: Callable[[str], str] | None = None
     failing: float = 0.0
     seed: int = 0
     is_open: bool = True
@@ -90,9 +92,13 @@ def _app(policy: FakePolicy) -> Starlette:
 
     async def generate(request: Request) -> JSONResponse:
         asked = await request.json()
-        found = _TASK.search(str(tokenizer.decode(asked["token_ids"])))
-        assert found is not None, "the prompt holds no letters task"
-        text = policy.answer(*found.groups())
+        prompt = str(tokenizer.decode(asked["token_ids"]))
+        if policy.reply is not None:
+            text = policy.reply(prompt)
+        else:
+            found = _TASK.search(prompt)
+            assert found is not None, "the prompt holds no letters task"
+            text = policy.answer(*found.groups())
         while not policy.is_open:
             await asyncio.sleep(0.005)
         if text is None:

@@ -102,6 +102,8 @@ def test_a_summary_holds_what_each_site_came_to(tmp_path: Path) -> None:
         "finished": True,
         "reward_first": 0.2,
         "reward_last": 0.8,
+        "tool_errors_first": None,
+        "tool_errors_last": None,
         "steps": 8,
         "tokens": 812,
         "outer_rounds": 3,
@@ -218,3 +220,25 @@ def test_on_a_terminal_a_table_is_drawn_and_messages_stay_above_it() -> None:
         screen.say("site b failed: gone")
     assert "site b failed: gone" in out.getvalue()
     assert "rollouts/s" in out.getvalue() and "4/8" in out.getvalue()
+
+
+def write_tools(paths: SitePaths, shares: list[float]) -> None:
+    """A step's rollouts each make ten calls, of which such a share fails."""
+    with MetricsTape(paths.tape("orchestrator")) as tape:
+        for step, share in enumerate(shares):
+            tape.log(step, **{"rollout/reward": 0.5, "tools/calls": 10, "tools/errors": 10 * share})
+
+
+def test_the_share_of_failed_tool_calls_is_summed_up_and_drawn_where_there_are_calls(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    write_tapes(run.site("a"))
+    without = write_summary(run)
+    assert (without["sites"]["a"]["tool_errors_first"], without["sites"]["a"]["tool_errors_last"]) == (None, None)
+    plain = run.reward_plot.read_bytes()
+    write_tools(run.site("a"), [0.6, 0.5, 0.4, 0.3, 0.2, 0.2, 0.1, 0.0, 0.9])  # the last was never trained on
+    site = write_summary(run)["sites"]["a"]
+    assert (site["tool_errors_first"], site["tool_errors_last"]) == (0.5, 0.1)
+    assert run.reward_plot.read_bytes() != plain
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(draw_summary(write_summary(run)))
+    assert "errors first" in shown.getvalue() and "0.500" in shown.getvalue()

@@ -69,7 +69,7 @@ def test_who_types_an_environments_name_at_a_terminal_lets_it_run(run: OwnedRun,
         return answer
 
     assert join(sound(run), given, said.append, lambda *args: 0, ask) == 0
-    assert asked == ["Environment reverse-letters runs with your rights. Type its name to let it"]
+    assert asked == ["Environment reverse-letters and its tools run with your rights. Type its name to let them"]
 
 
 @pytest.mark.parametrize("answer", ["", "y", "yes", "reverse_letters"])

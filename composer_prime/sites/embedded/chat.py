@@ -5,12 +5,15 @@ process as long as every model call goes through the endpoint it is given; this 
 """
 
 import asyncio
+import json
 import sys
 from typing import Any
 
 import aiohttp
 import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import message_to_wire
+
+from composer_prime.sites.embedded.tools.stage import this_stage
 
 __all__ = ["ChatHarness"]
 
@@ -19,14 +22,19 @@ HARNESS_ID = "chat"
 _sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
 
+_CONTEXT_FULL = ("shorter than the context", "maximum context length", "context window")
+"""How servers say that a prompt is too long for the model, ours first."""
+
+
 class ChatHarnessConfig(vf.HarnessConfig):
-    """Nothing of its own: the task says the prompt, the run says how to sample."""
+    """Nothing of its own: the task says the prompt and the tools, the run says how to sample."""
 
 
 class ChatHarness(vf.Harness[ChatHarnessConfig]):
-    """One model call a turn; the reply is left in the trace. Exchanges of several turns work, tools don't."""
+    """Model calls and tool calls in turn until a reply calls no tool; all of it is left in the trace."""
 
     APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_MCP = True
     SUPPORTS_RESUME = True
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
@@ -41,13 +49,26 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        """Send the conversation to `endpoint` once. A refused call is an exit code other than 0, as of a program:
-        verifiers then records the cause that it saw behind the endpoint."""
-        body = {"model": ctx.model, "messages": self._conversation(data)}
-        headers = {"Authorization": f"Bearer {secret}"}
-        async with _session().post(f"{endpoint}/chat/completions", json=body, headers=headers) as answer:
-            text = await answer.text()
-        return vf.ProgramResult(exit_code=0 if answer.ok else 1, stdout="", stderr="" if answer.ok else text)
+        """Play one segment through `endpoint`. A refused call is an exit code other than 0, as of a program: verifiers
+        then records the cause that it saw behind the endpoint. A context that tools have filled ends the segment well.
+
+        Raises ToolFailure where a tool gives no answer that can be read.
+        """
+        messages = self._conversation(data)
+        async with this_stage() as stage:
+            tools, listed = await stage.tools(trace, mcp_urls, self.config.tool_timeout)
+            body = {"model": ctx.model, "messages": messages, **({"tools": listed} if listed else {})}
+            while True:
+                status, text = await _complete(endpoint, secret, body)
+                if status != 200:
+                    is_full = status == 400 and trace.num_turns > 0 and any(words in text for words in _CONTEXT_FULL)
+                    return vf.ProgramResult(exit_code=0 if is_full else 1, stdout="", stderr=text)
+                reply = json.loads(text)["choices"][0]["message"]
+                messages.append(reply)
+                if not reply.get("tool_calls"):
+                    return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+                for call in reply["tool_calls"]:
+                    messages.append(await tools.answer(call))
 
     def _conversation(self, data: vf.TaskData) -> list[dict[str, Any]]:
         system, prompt = self.resolve_prompt(data)
@@ -55,6 +76,13 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
         if isinstance(prompt, str):
             return [*opening, {"role": "user", "content": prompt}]
         return [*opening, *(message_to_wire(message) for message in prompt or [])]
+
+
+async def _complete(endpoint: str, secret: str, body: dict[str, Any]) -> tuple[int, str]:
+    """The status and the text of one chat completion's answer."""
+    headers = {"Authorization": f"Bearer {secret}"}
+    async with _session().post(f"{endpoint}/chat/completions", json=body, headers=headers) as answer:
+        return answer.status, await answer.text()
 
 
 def register() -> None:

@@ -9,15 +9,18 @@ import itertools
 import logging
 import traceback
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import verifiers.v1 as vf
 from pydantic import ValidationError
+from verifiers.v1.utils.loaders import harness_class, taskset_class
 
 from composer_prime.config.recipe import SourceConfig
 from composer_prime.config.settings import SiteSettings
+from composer_prime.config.teachers import HintKind
 from composer_prime.errors import EnvError
 from composer_prime.sites.embedded import chat
+from composer_prime.sites.embedded.tools.stage import SourceTools, keep_toolsets
 
 MAX_ENDLESS_TASKS = 10_000
 """Tasks that are taken, before sharding, from a taskset that never ends."""
@@ -39,6 +42,8 @@ class Source:
     name: str
     env: vf.Env
     tasks: list[vf.Task]
+    tools: SourceTools | None
+    """What its toolsets are played with; None where another harness than "chat" plays it."""
 
 
 def load_sources(settings: SiteSettings) -> list[Source]:
@@ -64,6 +69,8 @@ def load_source(source: SourceConfig, settings: SiteSettings) -> Source:
         raise EnvError(f"environment {taskset_id!r} refuses its settings: {_first_mistake(error)}") from error
     except Exception as error:  # the environment's own code: no kind of error is out of the question
         raise EnvError(f"environment {taskset_id!r} can't be set up: {_describe(error)}") from error
+    _check_harness(source, taskset_id)
+    _check_error_kinds(env.taskset, taskset_id)
     ours = tasks if cuts_itself else tasks[settings.data_shard :: settings.num_shards]
     if not ours:
         raise EnvError(
@@ -71,7 +78,31 @@ def load_source(source: SourceConfig, settings: SiteSettings) -> Source:
             f"{settings.num_shards}: give it more tasks, or run fewer sites"
         )
     logger.info("source=%s taskset=%s tasks=%d shard=%d", source.name, taskset_id, len(ours), settings.data_shard)
-    return Source(source.name, env, ours)
+    tools = keep_toolsets(env, ours) if source.env.agent.harness.id == chat.HARNESS_ID else None
+    return Source(source.name, env, ours, tools)
+
+
+def _check_harness(source: SourceConfig, taskset_id: str) -> None:
+    """A rollout runs in a process here, and never in a container."""
+    name = source.env.agent.harness.id
+    needy = [f"harness {name}"] if harness_class(name).NEEDS_CONTAINER else []
+    needy += ["its task"] if taskset_class(taskset_id).task_type().NEEDS_CONTAINER else []
+    if needy:
+        raise EnvError(
+            f"environment {taskset_id!r}: {needy[0]} needs a container, and rollouts of an embedded site run in "
+            'processes of this machine: use harness.id "chat" and tasks without one, or a PRIME-RL site'
+        )
+
+
+def _check_error_kinds(taskset: vf.Taskset, taskset_id: str) -> None:
+    """A taskset may list, as ERROR_KINDS, the `error_kind`s that its tools' answers name."""
+    kinds = getattr(taskset, "ERROR_KINDS", ())
+    unknown = [kind for kind in kinds if kind not in get_args(HintKind)]
+    if unknown:
+        raise EnvError(
+            f"environment {taskset_id!r} names error_kind {str(unknown[0])[:60]!r} in ERROR_KINDS, which is none of "
+            f"{', '.join(get_args(HintKind))}: use one of those"
+        )
 
 
 def import_taskset(taskset_id: str) -> None:

@@ -18,6 +18,7 @@ from composer_prime.config.paths import RunPaths
 from composer_prime.config.recipe import Recipe
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import BadInput, SiteRevoked
+from composer_prime.sites.embedded.conversation_view import before_and_after
 from composer_prime.sites.embedded.folder import claim_run_folder, claim_site_folder
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.sites.embedded.prepare import (
@@ -101,6 +102,7 @@ def _run(launch: _Launch, surroundings: Surroundings) -> int:
                 SiteSupervisor(each, began=launch.began, command=surroundings.role_command) for each in settled
             ]
             _watch(supervisors, launch.recipe.max_steps, console, interrupt)
+    before_and_after(launch.paths, launch.sites, console)
     console.print(draw_summary(write_summary(launch.paths)))
     for path in (launch.paths.summary, launch.paths.reward_plot):
         if path.exists():

@@ -1,8 +1,8 @@
 """From a model's name in the recipe to a local folder, and from such a folder to a policy.
 
-"tiny" is built and warmed up on the spot and cached by seed; a folder is checked before anything starts from it; any
-other name is a Hugging Face id. `python -m composer_prime.sites.embedded.model NAME SEED CACHE_DIR` prints the folder;
-a fourth argument, WITHOUT_WEIGHTS, spares weights that would have to be downloaded.
+The tiny models are built and warmed up on the spot and cached by seed; a folder is checked before anything starts from
+it; any other name is a Hugging Face id. `python -m composer_prime.sites.embedded.model NAME SEED CACHE_DIR` prints the
+folder; a fourth argument, WITHOUT_WEIGHTS, spares weights that would have to be downloaded.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from composer_prime.config.recipe import TINY, TINY_MODELS
 from composer_prime.config.settings import WITHOUT_WEIGHTS
 from composer_prime.errors import BadInput, ModelError
 from composer_prime.sites.embedded.tiny import ARCHITECTURE
+from composer_prime.sites.embedded.tiny_tools import demonstrations
+from composer_prime.sites.embedded.tiny_tools.tokenizer import PIECES
+from composer_prime.sites.embedded.tiny_tools.warmup_config import TOOL_WARM_UP
 from composer_prime.sites.embedded.warmup_config import WARM_UP
 
 if TYPE_CHECKING:
@@ -29,9 +33,8 @@ if TYPE_CHECKING:
 
     from composer_prime.sites.embedded.warmup import Progress
 
-TINY = "tiny"
 TINY_VERSION = 1
-"""Part of the cache key: raise it when the code that builds or warms the tiny model changes what comes out."""
+"""Part of the cache key: raise it when the code that builds or warms a tiny model changes what comes out."""
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
@@ -54,8 +57,9 @@ def resolve_model(
 ) -> Path:
     """The local folder (absolute) of the model that `model.name` stands for.
 
-    name         "tiny", a folder (it exists, or looks like a path), or a Hugging Face id, which is downloaded.
-    seed         of the tiny model's weights and warm-up; nothing else depends on it.
+    name         one of TINY_MODELS, a folder (it exists, or looks like a path), or a Hugging Face id, which is
+                 downloaded.
+    seed         of a tiny model's weights and warm-up; nothing else depends on it.
     cache_dir    where tiny models are kept. Two processes that build the same one both end up with it.
     num_threads  torch threads for the warm-up: more than one only helps a process that is alone on its machine.
     spare_weights   weights that aren't on this machine are not downloaded: who joins a run has its masters instead.
@@ -63,8 +67,8 @@ def resolve_model(
 
     Raises ModelError when there is no such model, or its folder lacks a file.
     """
-    if name == TINY:
-        return _tiny_folder(seed, cache_dir, progress, num_threads)
+    if name in TINY_MODELS:
+        return _tiny_folder(name, seed, cache_dir, progress, num_threads)
     folder = Path(name).expanduser()
     if not folder.exists() and not _looks_like_path(name):
         folder = _spared(name, cache_dir) if spare_weights else _download(name)
@@ -101,42 +105,48 @@ def load_policy(folder: Path) -> PreTrainedModel:
     return model.eval()
 
 
-def _tiny_folder(seed: int, cache_dir: Path, progress: Progress | None, num_threads: int) -> Path:
+def _tiny_folder(name: str, seed: int, cache_dir: Path, progress: Progress | None, num_threads: int) -> Path:
     # Without torch and transformers, which take seconds to import: the model is nearly always there.
-    made_of = json.dumps([ARCHITECTURE, version("transformers"), dataclasses.asdict(WARM_UP)], sort_keys=True)
-    digest = hashlib.sha256(made_of.encode()).hexdigest()[:8]
-    folder = cache_dir.absolute() / f"tiny-v{TINY_VERSION}-{digest}-seed{seed}"
+    parts: list[object] = [ARCHITECTURE, version("transformers"), dataclasses.asdict(WARM_UP)]
+    if name != TINY:
+        parts = [*parts[:2], PIECES, demonstrations.shares(), dataclasses.asdict(TOOL_WARM_UP)]
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
+    folder = cache_dir.absolute() / f"{name}-v{TINY_VERSION}-{digest}-seed{seed}"
     if folder.exists():
         return folder
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".making-", dir=cache_dir) as scratch:
             made = Path(scratch) / "model"
-            _make_tiny(made, seed, progress, num_threads)
+            _make_tiny(name, made, seed, progress, num_threads)
             _move_into_place(made, folder)
     except OSError as error:
         raise ModelError(
-            f"tiny model can't be kept in {cache_dir}: {error}; make the folder writable, or set XDG_CACHE_HOME"
+            f"{name} model can't be kept in {cache_dir}: {error}; make the folder writable, or set XDG_CACHE_HOME"
         ) from error
     return folder
 
 
-def _make_tiny(folder: Path, seed: int, progress: Progress | None, num_threads: int) -> None:
+def _make_tiny(name: str, folder: Path, seed: int, progress: Progress | None, num_threads: int) -> None:
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     from composer_prime.sites.embedded.tiny import tiny_config, tiny_tokenizer
+    from composer_prime.sites.embedded.tiny_tools.tokenizer import tool_config, tool_tokenizer
+    from composer_prime.sites.embedded.tiny_tools.warmup import warm_up_tools
     from composer_prime.sites.embedded.warmup import warm_up
 
     disable_progress_bar()
     torch.set_num_threads(num_threads)
     torch.manual_seed(seed)
-    config = tiny_config()
+    config, tokenizer = (tiny_config(), tiny_tokenizer()) if name == TINY else (tool_config(), tool_tokenizer())
     config.initializer_range = _INIT_STD
-    tokenizer = tiny_tokenizer()
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
-    warm_up(model, tokenizer, seed, progress=progress)
+    if name == TINY:
+        warm_up(model, tokenizer, seed, progress=progress)
+    else:
+        warm_up_tools(model, tokenizer, seed, progress=progress)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -224,8 +234,10 @@ def main(arguments: list[str]) -> int:
     """Print the folder of a model as the last line of stdout; 2 when the person must change something."""
     name, seed, cache_dir, *asked = arguments
 
-    def show(step: int, accuracy: float) -> None:
-        print(f"warm-up step={step} accuracy={accuracy:.2f}", file=sys.stderr, flush=True)
+    measured = "accuracy" if name == TINY else "loss"
+
+    def show(step: int, value: float) -> None:
+        print(f"warm-up step={step} {measured}={value:.2f}", file=sys.stderr, flush=True)
 
     try:
         folder = resolve_model(

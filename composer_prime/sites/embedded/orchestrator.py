@@ -22,8 +22,10 @@ from pathlib import Path
 from composer_prime import metrics
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ComposerPrimeError, SiteError
-from composer_prime.metrics import MetricsTape
+from composer_prime.metrics import TOOLS_CALL_S, TOOLS_CALLS, MetricsTape
+from composer_prime.sites.embedded import conversations
 from composer_prime.sites.embedded.batches import TrainingSample, drop_batches, write_batch
+from composer_prime.sites.embedded.conversations import SHOWN_A_STEP, Conversation
 from composer_prime.sites.embedded.environments import load_sources
 from composer_prime.sites.embedded.inference_client import InferenceClient
 from composer_prime.sites.embedded.ports import HOST
@@ -32,6 +34,8 @@ from composer_prime.sites.embedded.samples import make_samples
 from composer_prime.sites.embedded.start import imported
 from composer_prime.sites.embedded.task_order import TaskOrder
 from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
+from composer_prime.sites.embedded.tools.in_process import num_abandoned
+from composer_prime.sites.embedded.tools.rollout_tools import TOOLS_SECONDS
 from composer_prime.sites.embedded.weights import WeightsWatcher
 from composer_prime.visible import log_handler
 
@@ -50,6 +54,8 @@ ROLLOUT_COUNT = "rollout/count"
 """Rollouts that went through, also those that were filtered."""
 ROLLOUT_FAILED = "rollout/failed"
 """Rollouts that failed and were left out."""
+ROLLOUT_TURNS = "rollout/turns"
+"""Mean number of the policy's messages in a rollout."""
 ROLLOUT_SAMPLES = "rollout/samples"
 """Samples handed to the trainer."""
 
@@ -91,6 +97,7 @@ class Orchestrator:
                 await self.weights.at_least(max(self.start_step, step - self.config.max_off_policy_steps))
                 batch = await self.play_batch()
                 write_batch(self.settings.paths.rollouts, step, batch.samples)
+                conversations.append(self.settings.paths.conversations, shown(batch, step))
                 tape.log(step, **measure(batch, step))
 
     def steps(self) -> Iterator[int]:
@@ -156,13 +163,19 @@ def all_failed(groups: list[Group]) -> str:
 
 
 def measure(batch: Batch, step: int) -> dict[str, float]:
-    """The batch in numbers. The reward is the mean over all rollouts that went through, also the filtered ones."""
+    """The batch in numbers. The reward is the mean over all rollouts that went through, also the filtered ones.
+
+    What rollouts failed with is counted by the name before the colon: verifiers' error classes, and ours of tools.
+    """
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     lags = [step - group.policy_version for group in batch.groups for _ in group.rollouts]
     count = len(rollouts)
+    failed = Counter(failure.partition(":")[0] for group in batch.groups for failure in group.failures)
     streams = Counter[str]()
     for rollout in rollouts:
         streams.update(rollout.streams)
+    if TOOLS_CALLS in streams:
+        streams[TOOLS_CALL_S] = streams.pop(TOOLS_SECONDS) / streams[TOOLS_CALLS]  # type: ignore[assignment]
     return {
         metrics.ROLLOUT_REWARD: sum(rollout.reward for rollout in rollouts) / count if count else float("nan"),
         metrics.ROLLOUT_PER_S: count / max(batch.ended - batch.began, 1e-9),
@@ -170,11 +183,22 @@ def measure(batch: Batch, step: int) -> dict[str, float]:
         metrics.ROLLOUT_OFF_POLICY_STEPS: sum(lags) / count if count else float("nan"),
         ROLLOUT_COUNT: count,
         ROLLOUT_FAILED: sum(len(group.failures) for group in batch.groups),
+        ROLLOUT_TURNS: sum(rollout.turns for rollout in rollouts) / count if count else float("nan"),
         ROLLOUT_SAMPLES: len(batch.samples),
         ROLLOUT_BEGAN: batch.began,
         ROLLOUT_ENDED: batch.ended,
+        **{f"{ROLLOUT_FAILED}/{kind}": number for kind, number in failed.items()},
         **streams,
     }
+
+
+def shown(batch: Batch, step: int) -> list[Conversation]:
+    """Some of the batch's rollouts for people to read: the first of each group."""
+    firsts = [(group.source, group.rollouts[0]) for group in batch.groups if group.rollouts][:SHOWN_A_STEP]
+    return [
+        Conversation(step, source, rollout.reward, rollout.messages, dict(rollout.streams))
+        for source, rollout in firsts
+    ]
 
 
 async def run_site(settings: SiteSettings) -> None:
@@ -194,6 +218,7 @@ async def run_site(settings: SiteSettings) -> None:
 async def serve(settings: SiteSettings) -> None:
     """The work itself, without an end: take the trainer's weights to the inference server, and make batches."""
     drop_batches(settings.paths.rollouts, first_step(settings))
+    conversations.drop(settings.paths.conversations, first_step(settings))
     sources = load_sources(settings)
     import_tokenizers()
     imported()
@@ -238,11 +263,17 @@ def leave_proxies_out() -> None:
 def main() -> None:
     """Run the orchestrator of the site in the folder given; one line and an exit code for an expected error."""
     configure_process()
+    code = 0
     try:
         asyncio.run(run_site(SiteSettings.load(sys.argv[1])))
     except ComposerPrimeError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        code = error.exit_code
+    if num_abandoned():
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(code)  # Python would wait for threads that a tool blocks
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""reward.png: reward per training step of every site, with the outer rounds marked on its line.
+"""reward.png: reward per training step of every site, with the outer rounds marked on its line; and where tools are
+called the share of calls that failed, dashed.
 
 matplotlib takes most of a second to import, so that happens when a picture is drawn, and without a display.
 """
@@ -31,6 +32,10 @@ def plot_rewards(sites: Mapping[str, SiteProgress], path: Path, *, title: str) -
         merged = [position for position, step in enumerate(steps) if step in round_steps(progress.rounds)]
         marks = [steps[position] for position in merged], [level[position] for position in merged]
         axes.plot(*marks, "o", color=color, markersize=5, markeredgecolor="white")
+        errors = progress.tool_error_shares()
+        axes.plot(list(errors), smooth(list(errors.values())), color=color, linewidth=1.2, linestyle="--")
+    if any(progress.tool_calls for progress in sites.values()):
+        axes.plot([], [], "--", color="grey", linewidth=1.2, label="share of tool calls that failed")
     if any(progress.rounds for progress in sites.values()):
         axes.plot([], [], "o", color="grey", markersize=5, label="outer round merged")
     axes.set_title(title)

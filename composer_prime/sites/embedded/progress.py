@@ -65,6 +65,8 @@ class SiteProgress:
     train_s: dict[int, float] = field(default_factory=dict)
     stall_s: dict[int, float] = field(default_factory=dict)
     rounds: dict[int, float] = field(default_factory=dict)
+    tool_calls: dict[int, float] = field(default_factory=dict)
+    tool_errors: dict[int, float] = field(default_factory=dict)
     num_trained: int = 0
     """Steps trained, each time again that one was."""
 
@@ -80,6 +82,11 @@ class SiteProgress:
         """Reward by step, of the steps that were trained on: at the end rollouts have run ahead of the trainer."""
         return {step: self.reward[step] for step in sorted(self.reward) if step in self.tokens}
 
+    def tool_error_shares(self) -> dict[int, float]:
+        """By step the share of tool calls that failed; steps without a call are left out, so are those not trained."""
+        steps = [step for step in sorted(self.tool_calls) if step in self.tokens and self.tool_calls[step]]
+        return {step: self.tool_errors.get(step, 0.0) / self.tool_calls[step] for step in steps}
+
     def _series(self) -> dict[str, dict[int, float]]:
         return {
             metrics.ROLLOUT_REWARD: self.reward,
@@ -89,6 +96,8 @@ class SiteProgress:
             metrics.TRAIN_TRAIN_S: self.train_s,
             metrics.OUTER_STALL_S: self.stall_s,
             metrics.OUTER_ROUND: self.rounds,
+            metrics.TOOLS_CALLS: self.tool_calls,
+            metrics.TOOLS_ERRORS: self.tool_errors,
         }
 
     def numbers(self) -> SiteNumbers:

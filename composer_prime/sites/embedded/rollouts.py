@@ -18,12 +18,14 @@ from renderers import config_from_name
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ConfigError
 from composer_prime.sites.embedded import chat
+from composer_prime.sites.embedded.conversations import Message, read_messages
 from composer_prime.sites.embedded.environments import Source
+from composer_prime.sites.embedded.tools.stage import on_stage
 
 ROLLOUT_TIMEOUT_S = 600.0
 """A rollout that takes longer counts as failed: its server or its environment hangs."""
 
-_STREAMS = ("replay/", "hints/")
+_STREAMS = ("replay/", "hints/", "tools/")
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,16 @@ class Branch:
 class Rollout:
     """One attempt at a task that went through: its reward, and the branches the policy is to learn from.
 
-    streams  what came of teachers and hints, by the names under `replay/` and `hints/`; empty without them
+    streams   what came of teachers, hints and tools, by the names under `replay/`, `hints/` and `tools/`
+    turns     messages that the policy sampled
+    messages  the conversation as people read it
     """
 
     reward: float
     branches: tuple[Branch, ...]
     streams: Mapping[str, float] = field(default_factory=dict)
+    turns: int = 1
+    messages: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class RolloutPlayer:
     base_url  root of the inference server, without /v1.
     model     the name under which it serves the policy.
 
-    Raises ConfigError when the recipe's renderer isn't one.
+    Raises ConfigError when the recipe's renderer isn't one. Entering raises EnvError for tools that can't be used.
     """
 
     def __init__(self, sources: Sequence[Source], settings: SiteSettings, *, base_url: str, model: str) -> None:
@@ -95,8 +101,15 @@ class RolloutPlayer:
 
     async def __aenter__(self) -> "RolloutPlayer":
         self._stack.push_async_callback(chat.close_connections)
-        for source in self.sources:
-            await self._stack.enter_async_context(source.env.serving())
+        try:
+            for source in self.sources:
+                if source.tools is not None:
+                    self._stack.push_async_callback(source.tools.close)
+                    await source.tools.open(source.env.taskset.config.id, source.tasks[0])
+                await self._stack.enter_async_context(source.env.serving())
+        except BaseException:
+            await self._stack.aclose()
+            raise
         return self
 
     async def __aexit__(
@@ -107,7 +120,7 @@ class RolloutPlayer:
     async def play_group(self, source: int, task: int, size: int, policy_version: int) -> Group:
         """`size` rollouts of one task at once; at most inference.max_batch_size are in flight over all groups."""
         chosen = self.sources[source]
-        outcomes = await asyncio.gather(*(self._play(chosen.env, chosen.tasks[task]) for _ in range(size)))
+        outcomes = await asyncio.gather(*(self._play(chosen, chosen.tasks[task]) for _ in range(size)))
         return Group(
             source=chosen.name,
             policy_version=policy_version,
@@ -115,11 +128,12 @@ class RolloutPlayer:
             failures=tuple(outcome for outcome in outcomes if isinstance(outcome, str)),
         )
 
-    async def _play(self, env: vf.Env, task: vf.Task) -> Rollout | str:
+    async def _play(self, source: Source, task: vf.Task) -> Rollout | str:
         async with self._slots:
             try:
-                async with asyncio.timeout(ROLLOUT_TIMEOUT_S):
-                    return read_episode(await env.run_slot(env.slots(task)[0], self._context))
+                stage = contextlib.nullcontext() if source.tools is None else on_stage(source.tools)
+                async with asyncio.timeout(ROLLOUT_TIMEOUT_S), stage:
+                    return read_episode(await source.env.run_slot(source.env.slots(task)[0], self._context))
             except TimeoutError:
                 return f"TimeoutError: not done after {ROLLOUT_TIMEOUT_S:g} s"
 
@@ -141,7 +155,13 @@ def read_episode(episode: vf.Episode) -> Rollout | str:
     streams = Counter[str]()
     for trace in traces:
         streams.update({name: value for name, value in trace.metrics.items() if name.startswith(_STREAMS)})
-    return Rollout(reward, tuple(branch for branch in branches if any(branch.mask)), streams)
+    return Rollout(
+        reward,
+        tuple(branch for branch in branches if any(branch.mask)),
+        streams,
+        turns=sum(trace.num_turns for trace in traces),
+        messages=read_messages(traces[0]) if traces else (),
+    )
 
 
 def _is_trainable(branch: vf.Branch) -> bool:

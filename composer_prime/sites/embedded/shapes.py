@@ -6,6 +6,7 @@ The model is built on the meta device, so that a plan of a large model takes sec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from composer_prime.config.recipe import TINY, TINY_MODELS
 from composer_prime.errors import ModelError
 from composer_prime.outer.fragments import NamedShape, trainable
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def named_shapes(name: str) -> list[NamedShape]:
     """(name, shape) of every trainable parameter, tied ones once, in the model's own order.
 
-    name  "tiny", a local folder, or a Hugging Face id, of which only the configuration is downloaded.
+    name  one of TINY_MODELS, a local folder, or a Hugging Face id, of which only the configuration is downloaded.
 
     Raises ModelError when there is no such model.
     """
@@ -37,9 +38,10 @@ def _config(name: str) -> "PreTrainedConfig":
     from transformers import AutoConfig
 
     from composer_prime.sites.embedded.tiny import tiny_config
+    from composer_prime.sites.embedded.tiny_tools.tokenizer import tool_config
 
-    if name == "tiny":
-        return tiny_config()
+    if name in TINY_MODELS:
+        return tiny_config() if name == TINY else tool_config()
     folder = Path(name).expanduser()
     is_folder = folder.exists() or name.startswith(("/", ".", "~"))
     if is_folder and not (folder / "config.json").is_file():

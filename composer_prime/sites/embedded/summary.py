@@ -48,11 +48,13 @@ def write_summary(paths: RunPaths) -> dict[str, Any]:
 def summarise_site(paths: SitePaths, progress: SiteProgress) -> dict[str, Any]:
     """One site's numbers: from its result when it finished, else what its tapes know; null where nothing is known.
 
-    reward_first and reward_last are means over the first and the last EDGE_STEPS steps. step_s is the wall time of
+    reward_first and reward_last are means over the first and the last EDGE_STEPS steps, as are tool_errors_first and
+    tool_errors_last, the share of tool calls that failed (null without calls). step_s is the wall time of
     the training steps, waiting included, and train_s what of it was training.
     """
     result = SiteResult.load(paths.result)
     rewards = list(progress.trained_rewards().values())
+    errors = list(progress.tool_error_shares().values())
     if result is None:
         numbers = progress.numbers()
         counts = {
@@ -74,6 +76,8 @@ def summarise_site(paths: SitePaths, progress: SiteProgress) -> dict[str, Any]:
         "finished": result is not None,
         "reward_first": rounded(mean(rewards[:EDGE_STEPS])),
         "reward_last": rounded(mean(rewards[-EDGE_STEPS:])),
+        "tool_errors_first": rounded(mean(errors[:EDGE_STEPS])),
+        "tool_errors_last": rounded(mean(errors[-EDGE_STEPS:])),
         **counts,
         "step_s": round(sum(progress.step_s.values()), 3),
         "wall_s": round(sum(end - start for start, end in wall_spans(paths)), 3),
@@ -117,7 +121,9 @@ def draw_summary(summary: Mapping[str, Any]) -> Table:
     """The summary as a table, one line a site."""
     table = Table(title=f"run {summary['run']}: {summary['wall_s']:.0f} s", title_justify="left", expand=False)
     table.add_column("site")
-    for column in ("steps", "reward first", "last", "tokens", "rounds", "up", "down", "stall", "wall"):
+    has_tools = any(site["tool_errors_first"] is not None for site in summary["sites"].values())
+    tools = ("errors first", "last") if has_tools else ()
+    for column in ("steps", "reward first", "last", *tools, "tokens", "rounds", "up", "down", "stall", "wall"):
         table.add_column(column, justify="right")
     table.add_column("masters")
     for name, site in summary["sites"].items():
@@ -127,6 +133,7 @@ def draw_summary(summary: Mapping[str, Any]) -> Table:
             str(site["steps"]),
             show(_number(site["reward_first"]), ".3f"),
             show(_number(site["reward_last"]), ".3f"),
+            *(show(_number(site[f"tool_errors_{edge}"]), ".3f") for edge in ("first", "last") if has_tools),
             f"{site['tokens']:,}",
             str(site["outer_rounds"]),
             show_bytes(site["bytes_up"]),

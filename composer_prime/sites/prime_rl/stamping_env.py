@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections import Counter
 from typing import Any
 
@@ -41,7 +42,9 @@ HINTS_TOO_LONG = "hints/too_long"
 """Error sites left out because hint and conversation don't fit the policy's context."""
 HINTS_FAILED = "hints/failed"
 """Error sites left out because the policy's server gave no scores, or not in time."""
-HINTS_METRICS = (HINTS_SITES, HINTS_TOKENS, HINTS_NO_PLACE, HINTS_TOO_LONG, HINTS_FAILED)
+HINTS_LEAKS = "hints/leaks"
+"""Error sites left out because the hint holds the task's answer: the policy would learn it, not how to find it."""
+HINTS_METRICS = (HINTS_SITES, HINTS_TOKENS, HINTS_NO_PLACE, HINTS_TOO_LONG, HINTS_FAILED, HINTS_LEAKS)
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +141,10 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         contexts = []
         for site in error_sites(trace.nodes):
             text = hint_text(site, hints.templates)
-            if text is not None:
+            if text is not None and leaks(text, trace.task.data):
+                counts[HINTS_LEAKS] += 1
+                logger.warning("a hint holds the answer of task=%s: left out", trace.task.data.idx)
+            elif text is not None:
                 hint_ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
                 contexts.append(hinted_context(trace.nodes, site, hint_ids))
         counts[HINTS_SITES] = len(contexts)
@@ -186,3 +192,9 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
             root = client.base_url.rstrip("/").removesuffix("/v1")
             self._policies[key] = ServedModel(root, model=model, headers=headers)
         return self._policies[key]
+
+
+def leaks(hint: str, data: vf.TaskData) -> bool:
+    """Whether a hint says what the task's `answer` is, as words of its own, letter case aside."""
+    answer = str(getattr(data, "answer", None) or "").strip()
+    return bool(answer) and re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", hint, re.IGNORECASE) is not None

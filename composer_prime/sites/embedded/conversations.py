@@ -1,0 +1,103 @@
+"""Some of a site's rollouts as people read them: what was said, which tools were called, what was taught.
+
+The orchestrator writes a few a step beside its metrics; `composer-prime rollouts` and the end of a run show them. They
+are for reading alone: nothing trains on them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import verifiers.v1 as vf
+
+SHOWN_A_STEP = 4
+"""Rollouts that are written of a step: the first of each group, and no more than these."""
+MAX_TEXT = 4000
+"""Characters of one message that are kept."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a conversation.
+
+    calls   of tools, as "name(arguments)".
+    tokens  that the policy sampled for it.
+    taught  of them carry a teacher's number, from `[[replay.teachers]]` or `[hints]`.
+    """
+
+    role: str
+    text: str
+    calls: tuple[str, ...] = ()
+    tokens: int = 0
+    taught: int = 0
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One rollout: what it was about, what came of it."""
+
+    step: int
+    source: str
+    reward: float
+    messages: tuple[Message, ...]
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether a tool was called."""
+        return any(message.calls for message in self.messages)
+
+
+def read_messages(trace: vf.Trace) -> tuple[Message, ...]:
+    """A trace's last branch: the conversation as it ended."""
+    if not trace.branches:
+        return ()
+    return tuple(_read(node) for node in trace.branches[-1].nodes)
+
+
+def _read(node: Any) -> Message:
+    message = node.message
+    content = message.content if isinstance(message.content, str) else _join(message.content)
+    calls = [f"{call.name}({call.arguments})"[:MAX_TEXT] for call in getattr(message, "tool_calls", None) or []]
+    refs = getattr(node, "reference_logprobs", None) or []
+    return Message(message.role, content[:MAX_TEXT], tuple(calls), sum(node.mask), sum(ref != 0.0 for ref in refs))
+
+
+def _join(parts: Any) -> str:
+    return "\n".join(part.text for part in parts or [] if getattr(part, "type", None) == "text")
+
+
+def append(path: Path, conversations: Iterable[Conversation]) -> None:
+    """Write conversations at the end of a file, one JSON line each."""
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(each)) + "\n" for each in conversations)
+
+
+def drop(path: Path, first_step: int) -> None:
+    """Leave out what a site that resumes will play again: the conversations of `first_step` and later ones."""
+    kept = [each for each in read(path) if each.step < first_step]
+    path.unlink(missing_ok=True)
+    append(path, kept)
+
+
+def read(path: Path) -> list[Conversation]:
+    """The conversations of a file, in order; none where there is no file."""
+    try:
+        return list(_parse(path.read_text(encoding="utf-8").splitlines()))
+    except FileNotFoundError:
+        return []
+
+
+def _parse(lines: Sequence[str]) -> Iterator[Conversation]:
+    for line in lines:
+        try:
+            data = json.loads(line)
+        except ValueError:  # a last line that is still written
+            return
+        messages = tuple(Message(**{**each, "calls": tuple(each["calls"])}) for each in data.pop("messages"))
+        yield Conversation(**data, messages=messages)

@@ -1,0 +1,1 @@
+"""The tiny model that uses tools, `model.name = "tiny-tools"`: its tokenizer, and what it has seen before RL."""

@@ -1,0 +1,207 @@
+"""What the tiny model that uses tools has seen before RL: conversations about boxes, most of them with a mistake.
+
+They look as envs/tool_letters and the qwen3 renderer write them (a test compares). Every call is well formed; which
+tool comes next, and with what, is right about every other time. A hint is nearly always heeded, as by a larger model.
+"""
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from composer_prime.sites.embedded.tiny_tools.tokenizer import TOOLS_FOOTER, TOOLS_HEADER
+
+LETTERS = "abcdefghij"
+MAX_TURNS = 5
+LOCKED = 0.3
+"""Share of the boxes that must be unlocked."""
+HINTED, HEEDED = 0.3, 0.95
+"""Share of turns before which a hint stands, and of those that do as it says."""
+
+COPIED = 4.0
+"""Weight of a token that is copied, where the others have 1: copying takes longest to learn."""
+_VALUE = "@"
+
+TOOLS = (
+    ("code", "Code of a letter.", "letter"),
+    ("open", "Letter in a box.", "box"),
+    ("unlock", "Unlock a box.", "box"),
+)
+"""Name, description and argument of each tool, in the order of the names."""
+
+
+@dataclass(frozen=True)
+class Act:
+    """One turn: a call of `tool` with `argument`, or without a tool a reply; `value` is filled in as `_value` says."""
+
+    value: str
+    tool: str | None = None
+    argument: str = ""
+
+
+OPEN, CODE = Act("name", "open", "box"), Act("letter", "code", "letter")
+UNLOCK, REPLY = Act("name", "unlock", "box"), Act("code")
+
+ACTS: dict[str, dict[Act, float]] = {
+    "asked": {
+        OPEN: 0.34,
+        Act("name", "open", "letter"): 0.14,
+        Act("name", "look", "box"): 0.20,
+        Act("name", "code", "letter"): 0.18,
+        Act("name"): 0.14,
+    },
+    "letter": {
+        CODE: 0.34,
+        Act("letter", "code", "box"): 0.14,
+        Act("letter", "find", "letter"): 0.14,
+        Act("letter", "open", "box"): 0.14,
+        Act("letter"): 0.24,
+    },
+    "code": {REPLY: 0.70, Act("code", "code", "letter"): 0.30},
+    "unlocked": {OPEN: 0.90, Act("name"): 0.10},
+    "failed": {Act("name"): 1.0},
+}
+"""What is done after what was seen, by its share. After a failed call it is these, the same call again, or what is
+right, a third each."""
+
+
+def shares() -> list[Any]:
+    """All that decides which conversations there are, as JSON can hold it."""
+    acts = {seen: [(astuple(act), share) for act, share in table.items()] for seen, table in ACTS.items()}
+    return [LETTERS, MAX_TURNS, LOCKED, HINTED, HEEDED, tools_json(), acts]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a conversation that is tokenized by itself; weight 0: the policy doesn't say it."""
+
+    text: str
+    weight: float = 0.0
+
+
+class Conversation:
+    """One box, and what a policy before RL does about it."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+        self.name, self.letter, self.code = dice.sample(LETTERS, 3)
+        self.is_locked = dice.random() < LOCKED
+        self._knows_locked = False
+        self._knows_letter = False
+        self.is_solved = False
+
+    def segments(self) -> Iterator[Segment]:
+        """The conversation from the name of the box on; `opening` is what stands before it."""
+        seen, before = "asked", Act("")
+        said = self.name
+        for _ in range(MAX_TURNS):
+            act, hint = self._next(seen, before)
+            if seen != "asked":
+                yield Segment("\n<|im_start|>user")
+                yield Segment("\n<tool_response>\n")
+            yield Segment(said)
+            if hint is not None:
+                yield Segment(f"\n\nHint: {hint}")
+            if seen != "asked":
+                yield Segment("\n</tool_response>")
+            yield Segment("<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+            value = self._value(act.value)
+            if act.tool is None:
+                self.is_solved = act == REPLY
+                yield Segment(value, COPIED)
+                yield Segment("<|im_end|>", 1.0)
+                return
+            call = json.dumps({"name": act.tool, "arguments": {act.argument: _VALUE}})
+            before, after = f"<tool_call>\n{call}\n</tool_call><|im_end|>".split(_VALUE)
+            yield Segment(before, 1.0)
+            yield Segment(value, COPIED)
+            yield Segment(after, 1.0)
+            said, seen, before = *self._answer(act, value), act
+
+    def _next(self, seen: str, before: Act) -> tuple[Act, str | None]:
+        right = self._right(seen)
+        hints = {OPEN: "copy the box", CODE: "copy the letter", UNLOCK: "call unlock first"}
+        hint = hints.get(right) if self._dice.random() < HINTED else None
+        if right == OPEN and seen == "failed" and hint is not None:
+            hint = self._dice.choice((hint, "call open first"))
+        if hint is not None and self._dice.random() < HEEDED:
+            return right, hint
+        acts = ACTS[seen]
+        if seen == "failed":
+            acts = {right: 1.0, before: 1.0} | {act: share for act, share in acts.items() if act not in (right, before)}
+        return self._dice.choices(list(acts), list(acts.values()))[0], hint
+
+    def _right(self, seen: str) -> Act:
+        if seen == "code":
+            return REPLY
+        if self._knows_letter:
+            return CODE
+        return UNLOCK if self._knows_locked or (self.is_locked and seen == "asked") else OPEN
+
+    def _value(self, name: str) -> str:
+        return {"name": self.name, "letter": self.letter, "code": self.code}[name]
+
+    def _answer(self, act: Act, value: str) -> tuple[str, str]:
+        """What envs/tool_letters answers, and what that is for the policy."""
+        known = {tool: argument for tool, _, argument in TOOLS}
+        if act.tool not in known:
+            return f"error: unknown tool '{act.tool}'", "failed"
+        if act.argument != known[act.tool]:
+            return refused(act.tool, known[act.tool], act.argument, value), "failed"
+        if act.tool == "code":
+            if value != self.letter:
+                return failed(f"no letter {value}", "bad_arguments", "copy the letter"), "failed"
+            return self.code, "code"
+        if value != self.name:
+            return failed(f"no box {value}", "bad_arguments", "copy the box"), "failed"
+        if act.tool == "unlock":
+            if not self.is_locked:
+                return failed("not locked", "error", "call open first"), "failed"
+            self.is_locked = self._knows_locked = False
+            return "unlocked", "unlocked"
+        if self.is_locked:
+            self._knows_locked = True
+            return failed("locked", "error", "call unlock first"), "failed"
+        self._knows_letter = True
+        return self.letter, "letter"
+
+
+def failed(error: str, kind: str, hint: str) -> str:
+    """A failed call's answer."""
+    return json.dumps({"error": error, "error_kind": kind, "hint": hint})
+
+
+def refused(tool: str, wanted: str, given: str, value: str) -> str:
+    """mcp's answer to a call that lacks its argument."""
+    return (
+        f"Error executing tool {tool}: 1 validation error for {tool}Arguments\n{wanted}\n"
+        f"  Field required [type=missing, input_value={{'{given}': '{value}'}}, input_type=dict]\n"
+        "    For further information visit https://errors.pydantic.dev/2.14/v/missing"
+    )
+
+
+def opening() -> str:
+    """All that every conversation begins with, up to the name of the box."""
+    listed = "".join("\n" + json.dumps(tool) for tool in tools_json())
+    return f"<|im_start|>system\n{TOOLS_HEADER}{listed}{TOOLS_FOOTER}<|im_end|>\n<|im_start|>user\nCode in box "
+
+
+def tools_json() -> list[dict[str, object]]:
+    """The tools as the environment's server lists them."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": description,
+                "parameters": {
+                    "properties": {argument: {"title": argument.capitalize(), "type": "string"}},
+                    "required": [argument],
+                    "title": f"{name}Arguments",
+                    "type": "object",
+                },
+            },
+        }
+        for name, description, argument in TOOLS
+    ]

@@ -1,0 +1,18 @@
+"""How the tiny model that uses tools is warmed up; without torch, since a model that is there is found without it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ToolWarmUpConfig:
+    """What the warm-up does; part of the cache key of a warm model."""
+
+    steps: int = 350
+    batch_size: int = 4
+    lr: float = 3e-3
+    ramp_steps: int = 20
+    decay_steps: int = 150
+    say_every: int = 100
+
+
+TOOL_WARM_UP = ToolWarmUpConfig()

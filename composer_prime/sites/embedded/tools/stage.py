@@ -1,0 +1,159 @@
+"""Keeps toolsets from verifiers, which would start a process for each, and plays them inside ours.
+
+verifiers asks a task for its toolsets when a rollout opens, and knows no other way. So the tasks of a source that the
+"chat" harness plays are of a class that names only the servers elsewhere, and remembers the rest here. While no stage
+is set (a source's tools in use by someone else), that class answers as the task's own does.
+"""
+
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import verifiers.v1 as vf
+from verifiers.v1.state import state_cls
+
+from composer_prime.errors import EnvError
+from composer_prime.sites.embedded.tools.external import ExternalServer
+from composer_prime.sites.embedded.tools.in_process import OPEN_TIMEOUT_S
+from composer_prime.sites.embedded.tools.rollout_tools import RolloutTools, SharedTools
+
+
+class SourceTools:
+    """What the rollouts of one source share: its taskset's own toolsets, and connections to servers elsewhere."""
+
+    def __init__(self, shared: Sequence[vf.Toolset] = ()) -> None:
+        self.urls = _urls(shared)
+        self.shared = SharedTools([toolset for toolset in shared if not toolset.config.url])
+        self._servers: dict[str, ExternalServer] = {}
+
+    def server(self, url: str) -> ExternalServer:
+        """The one connection to the MCP server at that address."""
+        if url not in self._servers:
+            self._servers[url] = ExternalServer(url)
+        return self._servers[url]
+
+    async def open(self, name: str, task: vf.Task) -> None:
+        """Set up the shared toolsets, and to see that it works all that a rollout of `task` needs.
+
+        Raises EnvError, with the toolset's own words, for a toolset or a server that doesn't start, a schema that
+        isn't one and two tools of one name.
+        """
+        seat = vf.TraceTask(type=type(task).__name__, data=task.data)
+        trace = vf.Trace.model_construct(task=seat, state=state_cls(type(task))())  # played by nobody
+        async with on_stage(self) as stage:
+            try:
+                await self.shared.open()
+                await stage.tools(trace, _urls(task.toolsets(task.config)) | self.urls, OPEN_TIMEOUT_S)
+            except Exception as error:  # the environment's own code
+                cause = " ".join(str(error).split()) or "it gave no answer in time"
+                raise EnvError(
+                    f"environment {name!r}: its tools can't be used: {type(error).__name__}: {cause}"
+                ) from error
+
+    async def close(self) -> None:
+        """End the shared toolsets and leave the connections."""
+        await self.shared.close()
+        for server in self._servers.values():
+            await server.close()
+
+
+def _urls(toolsets: Sequence[vf.Toolset]) -> dict[str, str]:
+    """The addresses of those that are served elsewhere, by their servers' names."""
+    return {toolset.server_name: toolset.config.url for toolset in toolsets if toolset.config.url}
+
+
+class Stage:
+    """One rollout's tools: those of each trace in it, by the trace's id."""
+
+    def __init__(self, source: SourceTools) -> None:
+        self._source = source
+        self._build: dict[str, Callable[[], list[vf.Toolset]]] = {}
+        self._tools: dict[str, tuple[RolloutTools, list[dict[str, Any]]]] = {}
+
+    def keep(self, task_type: str, build: Callable[[], list[vf.Toolset]]) -> None:
+        """Remember how the toolsets of a task of this type are built: each trace has its own."""
+        self._build[task_type] = build
+
+    async def tools(
+        self, trace: vf.Trace, mcp_urls: dict[str, str], timeout_s: float
+    ) -> tuple[RolloutTools, list[dict[str, Any]]]:
+        """The tools of a trace and their list for the policy, set up when first asked for."""
+        if trace.id not in self._tools:
+            external = {name: self._source.server(url) for name, url in mcp_urls.items()}
+            build = self._build.get(trace.task.type, list)
+            toolsets = [toolset for toolset in build() if not toolset.config.url]
+            tools = RolloutTools(toolsets, trace, self._source.shared, external, timeout_s)
+            self._tools[trace.id] = tools, []
+            self._tools[trace.id] = tools, await tools.open()
+        return self._tools[trace.id]
+
+    async def close(self) -> None:
+        """End what this rollout alone was served with."""
+        for tools, _ in self._tools.values():
+            await tools.close()
+
+
+_stage: ContextVar[Stage | None] = ContextVar("stage", default=None)
+
+
+@contextlib.asynccontextmanager
+async def on_stage(source: SourceTools) -> AsyncIterator[Stage]:
+    """Play one rollout in the body: its toolsets are kept from verifiers, and ended when the body is left."""
+    stage = Stage(source)
+    token = _stage.set(stage)
+    try:
+        yield stage
+    finally:
+        _stage.reset(token)
+        await stage.close()
+
+
+@contextlib.asynccontextmanager
+async def this_stage() -> AsyncIterator[Stage]:
+    """The stage of the rollout that runs; where none was set one of its own, for servers elsewhere."""
+    stage = _stage.get()
+    if stage is not None:
+        yield stage
+        return
+    source = SourceTools()
+    try:
+        async with on_stage(source) as stage:
+            yield stage
+    finally:
+        await source.close()
+
+
+def keep_toolsets(env: vf.Env, tasks: Sequence[vf.Task]) -> SourceTools:
+    """Keep an environment's toolsets from verifiers, in place: the taskset's shared ones and those of each task.
+
+    Raises EnvError when the taskset's can't be built.
+    """
+    for task in tasks:
+        task.__class__ = _kept(type(task))
+    try:
+        shared = env.taskset.toolsets(env.taskset.config)
+    except Exception as error:  # the taskset's own code
+        raise EnvError(f"environment {env.taskset.config.id!r}: its toolsets can't be built: {error}") from error
+    env.taskset.toolsets = lambda config: [toolset for toolset in shared if toolset.config.url]
+    return SourceTools(shared)
+
+
+@functools.cache
+def _kept(task_class: type[vf.Task]) -> type[vf.Task]:
+    """The class of its name whose `toolsets` are kept; made by assigning `__class__`, so that tasks which the
+    environment makes by `type(task)(...)` are of it, too."""
+
+    def toolsets(cls: type[vf.Task], config: Any) -> list[vf.Toolset]:
+        built = task_class.toolsets(config)
+        stage = _stage.get()
+        if stage is None:
+            return built
+        stage.keep(cls.__name__, lambda: task_class.toolsets(config))
+        return [toolset for toolset in built if toolset.config.url]
+
+    namespace = {"toolsets": classmethod(toolsets), "__module__": task_class.__module__, "__doc__": task_class.__doc__}
+    kept = type(task_class.__name__, (task_class,), namespace)
+    kept.__qualname__ = task_class.__qualname__
+    return kept
