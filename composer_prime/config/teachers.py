@@ -83,6 +83,22 @@ class ReplayConfig(Table):
         return self
 
 
+class HintWriterConfig(Table):
+    """`[hints.writer]`: a model that writes the hint for a failed call where recipe and environment say none."""
+
+    base_url: Annotated[str, AfterValidator(_check_url)]
+    """Root of any server with OpenAI's /v1/chat/completions; a trailing /v1 is dropped."""
+
+    model: str = Field(min_length=1)
+    """The name it is served under."""
+
+    timeout_s: float = Field(default=20.0, gt=0)
+    """Seconds a hint may take, retries included; after them our own template stands in."""
+
+    api_key_var: str | None = Field(default=None, min_length=1)
+    """Environment variable that holds the server's key; None: it wants none."""
+
+
 class HintsConfig(Table):
     """`[hints]`: the policy under a context that holds a hint, as a teacher of the turn whose call failed."""
 
@@ -93,7 +109,11 @@ class HintsConfig(Table):
     """Seconds a rollout waits for its hinted scores."""
 
     templates: dict[HintKind, Annotated[str, AfterValidator(_check_template)]] = Field(default_factory=dict)
-    """The hint's text by the kind of error, {error} and {tool} filled in; a kind left out has our own."""
+    """The hint's text by the kind of error, {error} and {tool} filled in; a kind left out has the environment's own
+    `hint`, the writer's, or ours."""
+
+    writer: HintWriterConfig | None = None
+    """Who writes hints; None: nobody."""
 
 
 def check_distinct(teachers: tuple[TeacherConfig, ...]) -> None:

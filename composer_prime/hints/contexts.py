@@ -54,11 +54,11 @@ class HintedContext:
     node: Any
 
 
-def hint_text(site: ErrorSite, templates: Mapping[HintKind, str]) -> str | None:
+def hint_text(site: ErrorSite, templates: Mapping[HintKind, str], written: str | None = None) -> str | None:
     """The hint for one error, to follow the words of the message before the call: a template of the recipe's, else what
-    the environment says itself, else our template. None: its kind has none."""
-    if site.hint is not None and site.kind not in templates:
-        return f"\n\nHint: {site.hint}"
+    the environment says itself, else what a model has written, else our template. None: its kind has none."""
+    if (hint := site.hint or written) is not None and site.kind not in templates:
+        return f"\n\nHint: {hint}"
     template = templates.get(site.kind, TEMPLATES.get(site.kind))
     return None if template is None else "\n\n" + template.format(error=site.line, tool=site.tool_name or "the tool")
 

@@ -73,6 +73,14 @@ class ServedModel:
         answer = await self._ask("POST", self.route, score_body(self.route, self.model, token_ids))
         return read_scores(self.route, answer, token_ids)
 
+    async def reply(self, messages: Sequence[Mapping[str, str]], max_tokens: int) -> str:
+        """What the model says to a conversation, at temperature 0; by `/v1/chat/completions`."""
+        path = "/v1/chat/completions"
+        body = {"model": self.model, "messages": list(messages), "max_tokens": max_tokens, "temperature": 0}
+        choices = _field(await self._ask("POST", path, body), "choices", list, path)
+        message = choices[0].get("message") if choices and isinstance(choices[0], dict) else None
+        return _field(message if isinstance(message, dict) else {}, "content", str, path)
+
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens shown."""
         answer = await self._ask("POST", "/detokenize", {"model": self.model, "tokens": list(token_ids)})

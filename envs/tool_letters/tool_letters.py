@@ -3,8 +3,8 @@
     open(box) -> d      code(letter) -> h      unlock(box) -> unlocked
 
 Three turns are enough: open, code, reply. Letter and code are drawn for each box and stand nowhere but behind the
-tools. With `locked` every box must be unlocked first, which nothing in the task says before the first `open` fails:
-with four turns to spend (`env.agent.max_turns = 4`) who begins with `open` can't succeed.
+tools. With `locks` every box must be unlocked so many times first, which nothing in the task says before `open` fails:
+with 3 + `locks` turns to spend (`env.agent.max_turns`) who begins with `open` can't succeed.
 """
 
 import json
@@ -32,8 +32,8 @@ class ToolLettersConfig(vf.TasksetConfig):
     """How many shards the run has. A site that joins later may count more: the shards before its own stay."""
     shard: int = Field(0, ge=0)
     """Which shard is ours, from 0 to `num_shards - 1`."""
-    locked: bool = False
-    """Every box is locked: it must be unlocked before it opens."""
+    locks: int = Field(0, ge=0, le=8)
+    """How many times every box must be unlocked before it opens."""
 
 
 class ToolLettersData(vf.TaskData):
@@ -42,10 +42,16 @@ class ToolLettersData(vf.TaskData):
     box: str
     letter: str
     answer: str
-    locked: bool
+    locks: int
 
 
-class BoxTools(vf.Toolset[vf.ToolsetConfig]):
+class BoxState(vf.State):
+    """What the tools have told in this rollout."""
+
+    has_code: bool = False
+
+
+class BoxTools(vf.Toolset[vf.ToolsetConfig, BoxState]):
     """The tools of one rollout. A call that fails is answered by a JSON object that says why, of which kind the error
     is, and what to do instead."""
 
@@ -53,22 +59,25 @@ class BoxTools(vf.Toolset[vf.ToolsetConfig]):
 
     async def setup_task(self, task: ToolLettersData) -> None:
         """Put the task's box where the tools find it."""
-        self.box, self.letter, self.answer, self.is_locked = task.box, task.letter, task.answer, task.locked
+        self.box, self.letter, self.answer, self.locks = task.box, task.letter, task.answer, task.locks
+        self.is_open = False
 
     @vf.tool
     def open(self, box: str) -> str:
         """Letter in a box."""
         if box != self.box:
             return failed(f"no box {box}", "bad_arguments", "copy the box")
-        if self.is_locked:
+        if self.locks:
             return failed("locked", "error", "call unlock first")
+        self.is_open = True
         return self.letter
 
     @vf.tool
     def code(self, letter: str) -> str:
         """Code of a letter."""
-        if letter != self.letter:
+        if letter != self.letter or not self.is_open:
             return failed(f"no letter {letter}", "bad_arguments", "copy the letter")
+        self.state.has_code = True
         return self.answer
 
     @vf.tool
@@ -76,10 +85,10 @@ class BoxTools(vf.Toolset[vf.ToolsetConfig]):
         """Unlock a box."""
         if box != self.box:
             return failed(f"no box {box}", "bad_arguments", "copy the box")
-        if not self.is_locked:
+        if not self.locks:
             return failed("not locked", "error", "call open first")
-        self.is_locked = False
-        return "unlocked"
+        self.locks -= 1
+        return "locked" if self.locks else "unlocked"
 
 
 def failed(error: str, kind: str, hint: str) -> str:
@@ -87,21 +96,22 @@ def failed(error: str, kind: str, hint: str) -> str:
     return json.dumps({"error": error[:40], "error_kind": kind, "hint": hint})
 
 
-class ToolLettersTask(vf.Task[ToolLettersData]):
-    """Says whether the last reply is the answer, to the letter."""
+class ToolLettersTask(vf.Task[ToolLettersData, BoxState]):
+    """Says whether the last reply is the code that the tools told."""
 
     @classmethod
     def toolsets(cls, config: vf.TaskConfig) -> list[vf.Toolset]:
         """Tools of its own for each rollout: a box that one has unlocked is locked for the others."""
-        return [BoxTools(vf.ToolsetConfig())]
+        return [BoxTools(vf.ToolsetConfig())]  # pyright: ignore[reportReturnType]
 
     @vf.reward
     async def exact_match(self, trace: vf.Trace) -> float:
-        """1.0 when the last reply, white space around it stripped, is the answer; else 0.0."""
-        return float(trace.last_reply == self.data.answer)
+        """1.0 when the last reply, white space around it stripped, is the answer and no guess; else 0.0."""
+        has_code = trace.state.has_code  # pyright: ignore[reportAttributeAccessIssue]
+        return float(has_code and trace.last_reply == self.data.answer)
 
 
-class ToolLettersTaskset(vf.Taskset[ToolLettersTask, ToolLettersConfig]):
+class ToolLettersTaskset(vf.Taskset[ToolLettersTask, ToolLettersConfig]):  # pyright: ignore[reportInvalidTypeArguments]
     """The boxes of one shard as tasks."""
 
     ERROR_KINDS = ("bad_arguments", "error")
@@ -112,9 +122,7 @@ class ToolLettersTaskset(vf.Taskset[ToolLettersTask, ToolLettersConfig]):
         isn't there, and for more boxes than can be told apart."""
         for idx, (box, letter, answer) in enumerate(draw_boxes(self.config)):
             data = {"idx": idx, "prompt": f"Code in box {box}", "box": box, "letter": letter, "answer": answer}
-            yield ToolLettersTask(
-                ToolLettersData.model_validate(data | {"locked": self.config.locked}), self.config.task
-            )
+            yield ToolLettersTask(ToolLettersData.model_validate(data | {"locks": self.config.locks}), self.config.task)
 
 
 def draw_boxes(config: ToolLettersConfig) -> list[tuple[str, str, str]]:

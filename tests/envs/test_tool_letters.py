@@ -10,7 +10,7 @@ import verifiers.v1 as vf
 
 from composer_prime.config.teachers import HintKind
 from composer_prime.hints.answers import find_error, find_hint
-from tool_letters import BoxTools, ToolLettersTask, ToolLettersTaskset
+from tool_letters import BoxState, BoxTools, ToolLettersTask, ToolLettersTaskset
 
 
 def tasks(**settings: Any) -> list[ToolLettersTask]:
@@ -42,24 +42,37 @@ def test_letter_and_code_stand_behind_the_tools_and_not_in_the_prompt() -> None:
     assert (tools.open(row.data.box), tools.code(row.data.letter)) == (row.data.letter, row.data.answer)
 
 
-def test_only_the_code_is_rewarded() -> None:
+def test_only_the_code_is_rewarded_and_only_from_who_asked_for_it() -> None:
     (row,) = tasks(num_examples=1)
     answer = row.data.answer
+
+    def reward(reply: str, has_code: bool) -> float:
+        trace: Any = SimpleNamespace(last_reply=reply, state=BoxState(has_code=has_code))
+        return asyncio.run(row.exact_match(trace))
+
     replies = (answer, row.data.letter, row.data.box, answer + answer, answer.upper(), "")
-    rewards = [asyncio.run(row.exact_match(SimpleNamespace(last_reply=reply))) for reply in replies]  # type: ignore[arg-type]
-    assert rewards == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert [reward(reply, True) for reply in replies] == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert reward(answer, False) == 0.0
 
 
-@pytest.mark.parametrize("locked", [False, True])
-def test_a_call_that_fails_says_why_of_which_kind_and_what_to_do(locked: bool) -> None:
-    (row,) = tasks(num_examples=1, locked=locked)
+def test_a_letter_that_was_guessed_has_no_code() -> None:
+    (row,) = tasks(num_examples=1)
+    tools = tools_of(row)
+    assert find_error(tools.code(row.data.letter)) is not None and not tools.state.has_code
+    tools.open(row.data.box)
+    assert tools.code(row.data.letter) == row.data.answer and tools.state.has_code
+
+
+@pytest.mark.parametrize("locks", [0, 1])
+def test_a_call_that_fails_says_why_of_which_kind_and_what_to_do(locks: int) -> None:
+    (row,) = tasks(num_examples=1, locks=locks)
     tools = tools_of(row)
     answers: dict[str, tuple[HintKind, str]] = {
         tools.open("nope"): ("bad_arguments", "copy the box"),
         tools.unlock("nope"): ("bad_arguments", "copy the box"),
         tools.code("nope"): ("bad_arguments", "copy the letter"),
     }
-    if locked:
+    if locks:
         answers[tools.open(row.data.box)] = ("error", "call unlock first")
     else:
         answers[tools.unlock(row.data.box)] = ("error", "call open first")
@@ -69,12 +82,14 @@ def test_a_call_that_fails_says_why_of_which_kind_and_what_to_do(locked: bool) -
         assert json.loads(answer)["error_kind"] in ToolLettersTaskset.ERROR_KINDS
 
 
-def test_a_locked_box_opens_once_this_rollout_has_unlocked_it() -> None:
-    (row,) = tasks(num_examples=1, locked=True)
+def test_a_box_opens_once_this_rollout_has_unlocked_it_often_enough() -> None:
+    (row,) = tasks(num_examples=1, locks=2)
     tools, others = tools_of(row), tools_of(row)
+    assert tools.unlock(row.data.box) == "locked"
+    assert find_error(tools.open(row.data.box)) is not None
     assert tools.unlock(row.data.box) == "unlocked"
     assert tools.open(row.data.box) == row.data.letter
-    assert "locked" in others.open(row.data.box)
+    assert find_error(others.open(row.data.box)) is not None
 
 
 def test_boxes_are_a_function_of_the_seed_and_shards_share_none() -> None:

@@ -14,11 +14,16 @@ class FailingToolConfig(vf.TasksetConfig):
     """Nothing but how much the prompt says, to make conversations of any length."""
 
     num_lines: int = 1
+    error: str = ERROR
+    """What the tool answers when it fails."""
+    solution: str = ""
+    """The tasks' answer, which nobody asks for."""
 
 
 class FailingToolData(vf.TaskData):
-    """What the tool will answer."""
+    """What the tool will say, and the task's answer."""
 
+    told: str
     answer: str
 
 
@@ -27,7 +32,7 @@ class FailingToolTask(vf.Task[FailingToolData]):
 
     async def finalize(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         """The tool's answer, as a harness leaves it that ends there: no tokens of it were ever sent."""
-        message = {"role": "tool", "tool_call_id": "call-1", "name": "lookup", "content": self.data.answer}
+        message = {"role": "tool", "tool_call_id": "call-1", "name": "lookup", "content": self.data.told}
         trace.nodes.append(MessageNode.model_validate({"parent": len(trace.nodes) - 1, "message": message}))
 
     @vf.reward
@@ -39,7 +44,7 @@ class FailingToolTaskset(vf.Taskset[FailingToolTask, FailingToolConfig]):
     """Two tasks: the tool fails, and the tool is fine."""
 
     def load(self) -> Iterator[FailingToolTask]:
-        for answer in (ERROR, "fine"):
+        for told in (self.config.error, "fine"):
             prompt = "line\n" * self.config.num_lines + "What is the name?"
-            data = FailingToolData.model_validate({"prompt": prompt, "answer": answer})
+            data = FailingToolData.model_validate({"prompt": prompt, "told": told, "answer": self.config.solution})
             yield FailingToolTask(data, self.config.task)

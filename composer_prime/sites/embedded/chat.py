@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.graph import MessageNode
 
 from composer_prime.sites.embedded.tools.stage import this_stage
 
@@ -61,6 +62,7 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
             while True:
                 status, text = await _complete(endpoint, secret, body)
                 if status != 200:
+                    _leave(trace, messages)
                     is_full = status == 400 and trace.num_turns > 0 and any(words in text for words in _CONTEXT_FULL)
                     return vf.ProgramResult(exit_code=0 if is_full else 1, stdout="", stderr=text)
                 reply = json.loads(text)["choices"][0]["message"]
@@ -76,6 +78,14 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
         if isinstance(prompt, str):
             return [*opening, {"role": "user", "content": prompt}]
         return [*opening, *(message_to_wire(message) for message in prompt or [])]
+
+
+def _leave(trace: vf.Trace, messages: list[dict[str, Any]]) -> None:
+    """Put the answers to a turn's calls into the trace where no turn follows that would show them: what the last call
+    did is part of the rollout, and a hint may be made of its error. They have no tokens: the policy never saw them."""
+    first = max((place for place, message in enumerate(messages) if message["role"] != "tool"), default=-1) + 1
+    for message in messages[first:]:
+        trace.nodes.append(MessageNode.model_validate({"parent": len(trace.nodes) - 1, "message": message}))
 
 
 async def _complete(endpoint: str, secret: str, body: dict[str, Any]) -> tuple[int, str]:

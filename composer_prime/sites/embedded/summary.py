@@ -49,7 +49,7 @@ def summarise_site(paths: SitePaths, progress: SiteProgress) -> dict[str, Any]:
     """One site's numbers: from its result when it finished, else what its tapes know; null where nothing is known.
 
     reward_first and reward_last are means over the first and the last EDGE_STEPS steps, as are tool_errors_first and
-    tool_errors_last, the share of tool calls that failed (null without calls). step_s is the wall time of
+    tool_errors_last, the share of tool calls that failed, where there are calls. step_s is the wall time of
     the training steps, waiting included, and train_s what of it was training.
     """
     result = SiteResult.load(paths.result)
@@ -74,14 +74,16 @@ def summarise_site(paths: SitePaths, progress: SiteProgress) -> dict[str, Any]:
         counts[name] = round(counts[name], 3)
     return {
         "finished": result is not None,
-        "reward_first": rounded(mean(rewards[:EDGE_STEPS])),
-        "reward_last": rounded(mean(rewards[-EDGE_STEPS:])),
-        "tool_errors_first": rounded(mean(errors[:EDGE_STEPS])),
-        "tool_errors_last": rounded(mean(errors[-EDGE_STEPS:])),
+        **_edges("reward", rewards),
+        **(_edges("tool_errors", errors) if errors else {}),
         **counts,
         "step_s": round(sum(progress.step_s.values()), 3),
         "wall_s": round(sum(end - start for start, end in wall_spans(paths)), 3),
     }
+
+
+def _edges(name: str, values: list[float]) -> dict[str, float | None]:
+    return {f"{name}_first": rounded(mean(values[:EDGE_STEPS])), f"{name}_last": rounded(mean(values[-EDGE_STEPS:]))}
 
 
 def read_progress(paths: SitePaths) -> SiteProgress:
@@ -121,7 +123,7 @@ def draw_summary(summary: Mapping[str, Any]) -> Table:
     """The summary as a table, one line a site."""
     table = Table(title=f"run {summary['run']}: {summary['wall_s']:.0f} s", title_justify="left", expand=False)
     table.add_column("site")
-    has_tools = any(site["tool_errors_first"] is not None for site in summary["sites"].values())
+    has_tools = any("tool_errors_first" in site for site in summary["sites"].values())
     tools = ("errors first", "last") if has_tools else ()
     for column in ("steps", "reward first", "last", *tools, "tokens", "rounds", "up", "down", "stall", "wall"):
         table.add_column(column, justify="right")
@@ -133,7 +135,7 @@ def draw_summary(summary: Mapping[str, Any]) -> Table:
             str(site["steps"]),
             show(_number(site["reward_first"]), ".3f"),
             show(_number(site["reward_last"]), ".3f"),
-            *(show(_number(site[f"tool_errors_{edge}"]), ".3f") for edge in ("first", "last") if has_tools),
+            *(show(_number(site.get(f"tool_errors_{edge}")), ".3f") for edge in ("first", "last") if has_tools),
             f"{site['tokens']:,}",
             str(site["outer_rounds"]),
             show_bytes(site["bytes_up"]),

@@ -20,12 +20,13 @@ from verifiers.v1.envs.single_agent import SingleAgentEnv
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.utils.loaders import environment_class
 
-from composer_prime.config.teachers import HintsConfig, TeacherConfig, check_distinct
-from composer_prime.errors import BadInput, TeacherError
+from composer_prime.config.teachers import HintsConfig, HintWriterConfig, TeacherConfig, check_distinct
+from composer_prime.errors import BadInput, TeacherError, TeacherRefused
 from composer_prime.hints.contexts import HintedContext, hint_text, hinted_context
-from composer_prime.hints.error_sites import error_sites
+from composer_prime.hints.error_sites import ErrorSite, error_sites, text_of
 from composer_prime.replay.consensus import Weighted, usable
 from composer_prime.replay.fingerprint import load_tokenizer
+from composer_prime.replay.hint_writer import HintWriter
 from composer_prime.replay.served import ServedModel
 from composer_prime.replay.stamp import scoring_paths, stamp
 from composer_prime.replay.teachers import TeacherPool
@@ -44,7 +45,20 @@ HINTS_FAILED = "hints/failed"
 """Error sites left out because the policy's server gave no scores, or not in time."""
 HINTS_LEAKS = "hints/leaks"
 """Error sites left out because the hint holds the task's answer: the policy would learn it, not how to find it."""
-HINTS_METRICS = (HINTS_SITES, HINTS_TOKENS, HINTS_NO_PLACE, HINTS_TOO_LONG, HINTS_FAILED, HINTS_LEAKS)
+HINTS_WRITTEN = "hints/written"
+"""Error sites whose hint `[hints.writer]` wrote."""
+HINTS_UNWRITTEN = "hints/unwritten"
+"""Those for which it wrote none, or not in time: our template stands in."""
+HINTS_METRICS = (
+    HINTS_SITES,
+    HINTS_TOKENS,
+    HINTS_NO_PLACE,
+    HINTS_TOO_LONG,
+    HINTS_FAILED,
+    HINTS_LEAKS,
+    HINTS_WRITTEN,
+    HINTS_UNWRITTEN,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -98,16 +112,32 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         self._tokenizer: Any = None
         self._pool = TeacherPool(())
         self._policies: dict[tuple[str, str], ServedModel] = {}
+        self._writer: HintWriter | None = None
 
     async def start(self) -> None:
         """Load the tokenizer and compare the teachers' with it. Raises BadInput, also TeacherRefused."""
         self._tokenizer = load_tokenizer(self.config.tokenizer)
         self._pool = TeacherPool(self.config.teachers)
         await self._pool.check(self._tokenizer)
+        if self.config.hints is not None and self.config.hints.writer is not None:
+            self._writer = HintWriter(self.config.hints.writer)
+            await self._try_writer(self.config.hints.writer)
+
+    async def _try_writer(self, config: HintWriterConfig) -> None:
+        assert self._writer is not None
+        try:
+            async with asyncio.timeout(config.timeout_s):
+                await self._writer.write("Say hello.", "hello()", "error: unknown tool 'hello'")
+        except (TeacherError, TimeoutError) as error:
+            await self._writer.close()
+            cause = str(error) or f"it gave no answer within hints.writer.timeout_s ({config.timeout_s:g} s)"
+            raise TeacherRefused(f"hints.writer can't be used: {cause}") from error
 
     async def stop(self) -> None:
         """Close the connections to teachers and policy."""
         await self._pool.close()
+        if self._writer is not None:
+            await self._writer.close()
         for policy in self._policies.values():
             await policy.close()
 
@@ -139,8 +169,10 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         if hints is None:
             return {}
         contexts = []
-        for site in error_sites(trace.nodes):
-            text = hint_text(site, hints.templates)
+        sites = error_sites(trace.nodes)
+        written = await asyncio.gather(*(self._write(trace, site, hints, counts) for site in sites))
+        for site, hint in zip(sites, written, strict=True):
+            text = hint_text(site, hints.templates, hint)
             if text is not None and leaks(text, trace.task.data):
                 counts[HINTS_LEAKS] += 1
                 logger.warning("a hint holds the answer of task=%s: left out", trace.task.data.idx)
@@ -156,6 +188,22 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
             for context, values in zip(found, answers, strict=True)
             if values is not None
         }
+
+    async def _write(self, trace: vf.Trace, site: ErrorSite, hints: HintsConfig, counts: Counter[str]) -> str | None:
+        """A hint by `[hints.writer]`, where one is wanted; None, counted, when none comes."""
+        if self._writer is None or hints.writer is None or site.hint is not None or site.kind in hints.templates:
+            return None
+        turn, answer = trace.nodes[site.turn].message, trace.nodes[site.answer].message
+        calls = [f"{call.name}({call.arguments})" for call in getattr(turn, "tool_calls", None) or []]
+        told = "\n".join(calls) or text_of(turn.content)
+        try:
+            async with asyncio.timeout(hints.writer.timeout_s):
+                hint = await self._writer.write(trace.task.data.prompt_text, told, text_of(answer.content))
+        except (TeacherError, TimeoutError) as error:
+            logger.warning("hint not written, a template stands in: %s", error or "late")
+            hint = ""
+        counts[HINTS_WRITTEN if hint else HINTS_UNWRITTEN] += 1
+        return hint or None
 
     async def _score_hinted(
         self, trace: vf.Trace, context: HintedContext, hints: HintsConfig, counts: Counter[str]

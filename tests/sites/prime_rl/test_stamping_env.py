@@ -20,6 +20,7 @@ from composer_prime.sites.embedded.model import load_policy
 from composer_prime.sites.embedded.ports import claim_port
 from composer_prime.sites.embedded.rollouts import RolloutPlayer, read_episode
 from composer_prime.sites.embedded.tiny import tiny_tokenizer
+from tests.servers.fake_chat import FakeChat, serving_chat
 from tests.servers.fake_teacher import FakeTeacher, serving_teacher
 from tests.sites.letters_site import letters_site
 from tests.sites.served_policy import serving_policy
@@ -172,6 +173,81 @@ def test_a_hint_that_does_not_fit_the_context_is_left_out_and_counted(
     metrics = failed.traces[0].metrics
     assert (metrics["hints/error_sites"], metrics["hints/too_long"], metrics["hints/tokens"]) == (1, 1, 0)
     assert f"must be below the policy's context={CONTEXT}: left out" in caplog.text
+
+
+def hinted(models: Models, failed: vf.Episode, hint: str) -> list[float]:
+    """The policy's logprobs of the failed call's tokens with that hint before it."""
+    tokenizer, trace = tiny_tokenizer(), failed.traces[0]
+    before = str(tokenizer.decode(trace.branches[0].token_ids[: trace.branches[0].sampled_mask.index(True)]))
+    asked = "What is the name?"
+    prompt = tokenizer.encode(before.replace(asked, f"{asked}\n\nHint: {hint}"), add_special_tokens=False)
+    node = sampled_node(failed)
+    sampled = [token for token, is_sampled in zip(node.token_ids, node.mask, strict=True) if is_sampled]
+    return score(models.policy, prompt, sampled)
+
+
+def test_a_model_writes_the_hint_where_neither_recipe_nor_environment_says_one(
+    play: Play, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WRITER_KEY", "sesame")
+    chat = FakeChat(says=" Ask for\nthe name first. ", key="sesame")
+    with serving_chat(chat) as port:
+        writer = {"base_url": f"http://127.0.0.1:{port}/v1", "model": "big", "api_key_var": "WRITER_KEY"}
+        failed, fine = play({"id": "failing-tool"}, hints={"writer": writer})
+        told = chat.bodies[-1]["messages"][1]["content"]
+        assert "What is the name?" in told and "KeyError: 'name'" in told
+        own = {"templates": {"traceback": "Hint: think"}, "writer": writer}
+        templated, _ = play({"id": "failing-tool"}, hints=own)
+    asked = [body["messages"][1]["content"] for body in chat.bodies if "KeyError" in str(body)]
+    assert len(asked) == 1, "of the two runs the one without a template of its own asked, and once"
+    expected = hinted(models, failed, "Ask for the name first.")
+    assert sampled_node(failed).reference_logprobs == pytest.approx(expected, abs=CLOSE)
+    assert (failed.traces[0].metrics["hints/written"], fine.traces[0].metrics["hints/written"]) == (1, 0)
+    assert sampled_node(templated).reference_logprobs == pytest.approx(hinted(models, templated, "think"), abs=CLOSE)
+
+
+def test_a_writer_that_fails_in_the_run_leaves_our_template_and_is_counted(play: Play, models: Models) -> None:
+    chat = FakeChat()
+
+    def refuses_after_the_trial(body: dict[str, Any]) -> None:
+        chat.status = 404
+
+    chat.bodies = Noticing(refuses_after_the_trial)
+    with serving_chat(chat) as port:
+        writer = {"base_url": f"http://127.0.0.1:{port}", "model": "big"}
+        failed, _ = play({"id": "failing-tool"}, hints={"writer": writer})
+    metrics = failed.traces[0].metrics
+    assert (metrics["hints/written"], metrics["hints/unwritten"], metrics["hints/error_sites"]) == (0, 1, 1)
+    template = TEMPLATES["traceback"].format(error="KeyError: 'name'", tool="lookup").removeprefix("Hint: ")
+    assert sampled_node(failed).reference_logprobs == pytest.approx(hinted(models, failed, template), abs=CLOSE)
+
+
+class Noticing(list):
+    """A list that says what is appended."""
+
+    def __init__(self, notice: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__()
+        self._notice = notice
+
+    def append(self, item: dict[str, Any]) -> None:
+        super().append(item)
+        self._notice(item)
+
+
+def test_a_writer_that_can_not_be_used_is_refused_before_a_rollout(play: Play) -> None:
+    with serving_chat(FakeChat(status=404)) as port, pytest.raises(TeacherRefused, match=r"hints.writer can't be used"):
+        play({"id": "failing-tool"}, hints={"writer": {"base_url": f"http://127.0.0.1:{port}", "model": "big"}})
+
+
+@pytest.mark.parametrize(("answer", "leaked"), [("name", 1), ("Name", 1), ("nam", 0), ("", 0)])
+def test_a_hint_that_holds_the_tasks_answer_is_not_taught_and_counted(
+    play: Play, monkeypatch: pytest.MonkeyPatch, answer: str, leaked: int
+) -> None:
+    text = '{"error": "no such field", "error_kind": "error", "hint": "ask for the name first"}'
+    failed, _ = play({"id": "failing-tool", "error": text, "solution": answer}, hints={})
+    metrics = failed.traces[0].metrics
+    assert (metrics["hints/leaks"], metrics["hints/error_sites"]) == (leaked, 1 - leaked)
+    assert (sampled_node(failed).reference_logprobs is None) == bool(leaked)
 
 
 def test_what_can_not_work_is_refused_before_a_rollout(play: Play, models: Models) -> None:

@@ -1,9 +1,12 @@
 """What the tiny model with tools sees before RL is what environment and renderer will show it, token for token."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
+
 import asyncio
 import itertools
 import json
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from composer_prime.sites.embedded.tiny_tools import demonstrations
 from composer_prime.sites.embedded.tiny_tools.demonstrations import Conversation, Segment, opening, shares, tools_json
 from composer_prime.sites.embedded.tiny_tools.tokenizer import PIECES, VOCABULARY_SIZE, tool_tokenizer
 from composer_prime.sites.embedded.tools.in_process import ToolsetThread
-from tool_letters import BoxTools, ToolLettersData
+from tool_letters import BoxState, BoxTools, ToolLettersData
 
 TOKENIZER = tool_tokenizer()
 
@@ -67,8 +70,8 @@ def test_the_tools_are_listed_and_answer_as_the_environments_own() -> None:
         number = 0
         for conversation in conversations(60):
             data = {"box": conversation.name, "letter": conversation.letter, "answer": conversation.code}
-            task = ToolLettersData.model_validate({**data, "locked": conversation.is_locked})
-            trace: Any = type("Trace", (), {"task": type("Task", (), {"data": task})})
+            task = ToolLettersData.model_validate({**data, "locks": int(conversation.is_locked)})
+            trace: Any = SimpleNamespace(state=BoxState())
             thread = ToolsetThread([BoxTools(ToolsetConfig())], task)
             specs = {spec.name: spec for spec in await thread.open()}
             assert [spec.to_wire() for spec in specs.values()] == tools_json()

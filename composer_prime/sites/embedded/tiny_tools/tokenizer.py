@@ -76,6 +76,6 @@ def tool_tokenizer() -> PreTrainedTokenizerFast:
     from tokenizers import AddedToken
 
     tokenizer = tiny_tokenizer()
-    pieces: list[str | AddedToken] = [AddedToken(piece, special=False, normalized=False) for piece in PIECES]
-    tokenizer.add_tokens(pieces)
+    for piece in PIECES:
+        tokenizer.add_tokens(AddedToken(piece, special=False, normalized=False))
     return tokenizer

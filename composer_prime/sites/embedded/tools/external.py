@@ -8,10 +8,12 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from composer_prime.sites.embedded.tools.failures import ToolDied, ToolTimeout
+from composer_prime.sites.embedded.tools.failures import ToolDied, ToolTimeout, is_cancelled
 from composer_prime.sites.embedded.tools.listing import ToolSpec, read_blocks, specs_of
 
 CONNECT_TIMEOUT_S = 60.0
+_CONNECTION_CLOSED = "Connection closed"
+"""What the client itself says of a lost connection, under a code that servers may use, too."""
 
 T = TypeVar("T")
 
@@ -46,7 +48,9 @@ class ExternalServer:
         asked = self._connect()
         try:
             client = await asyncio.wait_for(asyncio.shield(asked), CONNECT_TIMEOUT_S)
-        except Exception as error:  # whatever the client and its transports raise
+        except (Exception, asyncio.CancelledError) as error:  # whatever the client and its transports raise
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
             self._forget(asked)
             raise ToolDied(f"{what}: MCP server {self.url} can't be reached: {_cause(error)}") from error
         try:
@@ -55,8 +59,11 @@ class ExternalServer:
             raise ToolTimeout(
                 f"{what}: MCP server {self.url} gave no answer within harness.tool_timeout ({timeout_s:g} s)"
             ) from None
-        except Exception as error:
-            self._forget(asked)
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
+            if not _is_refusal(error):
+                self._forget(asked)
             raise ToolDied(f"{what}: MCP server {self.url} failed: {_cause(error)}") from error
 
     def _connect(self) -> "asyncio.Future[Any]":
@@ -98,6 +105,12 @@ async def _enter(url: str, stack: contextlib.AsyncExitStack) -> Any:
         await session.initialize()
         return session
     return await stack.enter_async_context(Client(url))
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the server answered, if with an error: the connection is as good as before."""
+    answer = getattr(error, "error", None)  # of mcp 1's McpError and mcp 2's MCPError
+    return answer is not None and getattr(answer, "message", "") != _CONNECTION_CLOSED
 
 
 def _cause(error: BaseException) -> str:

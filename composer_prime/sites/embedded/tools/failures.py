@@ -3,9 +3,11 @@
 An answer that says that the call failed is none of these: the policy reads it and goes on.
 """
 
+import asyncio
+
 import verifiers.v1 as vf
 
-__all__ = ["ToolDied", "ToolFailure", "ToolGarbage", "ToolTimeout"]
+__all__ = ["ToolDied", "ToolFailure", "ToolGarbage", "ToolTimeout", "is_cancelled"]
 
 
 class ToolFailure(vf.ToolsetError):
@@ -22,3 +24,9 @@ class ToolDied(ToolFailure):
 
 class ToolGarbage(ToolFailure):
     """Its answer isn't text."""
+
+
+def is_cancelled() -> bool:
+    """Whether it is the running task that was cancelled, and not what it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

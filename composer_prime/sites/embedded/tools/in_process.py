@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import verifiers.v1 as vf
 
-from composer_prime.sites.embedded.tools.failures import ToolDied, ToolTimeout
-from composer_prime.sites.embedded.tools.listing import ToolSpec, read_blocks, specs_of
+from composer_prime.sites.embedded.tools.failures import ToolDied, ToolTimeout, is_cancelled
+from composer_prime.sites.embedded.tools.listing import ToolSpec, read_blocks, read_text, specs_of
 
 try:
     from mcp.server.mcpserver import MCPServer  # mcp 2, with verifiers 0.4
@@ -100,9 +100,9 @@ class ToolsetThread:
         except TimeoutError:
             raise ToolTimeout(f"tool {tool} gave no answer within harness.tool_timeout ({timeout_s:g} s)") from None
         except asyncio.CancelledError:
-            if future.cancelled() and self._closing is not None and self._closing.is_set():
-                raise ToolDied(f"tool {tool}: its toolset has ended") from None
-            raise
+            if is_cancelled():
+                raise
+            raise ToolDied(f"tool {tool} or its toolset was cancelled from within") from None
 
     def _run(self) -> None:
         try:
@@ -158,7 +158,7 @@ async def _answer(server: MCPServer, tool: str, arguments: dict[str, Any], trace
     except Exception as error:  # mcp's servers answer so, whatever a tool raised
         if isinstance(error.__cause__, ToolDied):
             raise error.__cause__ from None
-        return str(error)
+        return read_text(str(error), tool)
     blocks: Any = result[0] if isinstance(result, tuple) else getattr(result, "content", result)
     return read_blocks(blocks, tool)
 

@@ -65,7 +65,11 @@ def read_blocks(blocks: Sequence[Any], tool: str) -> str:
     kinds = [getattr(block, "type", type(block).__name__) for block in blocks]
     if any(kind != "text" for kind in kinds):
         raise ToolGarbage(f"tool {tool} answered with {', '.join(kinds)}: the policy reads text alone")
-    text = "\n".join(block.text for block in blocks) if blocks else "[]"
+    return read_text("\n".join(block.text for block in blocks) if blocks else "[]", tool)
+
+
+def read_text(text: str, tool: str) -> str:
+    """An answer's text or an error's, cut where it is too long. Raises ToolGarbage for characters that are none."""
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
