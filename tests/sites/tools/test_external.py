@@ -10,6 +10,7 @@ import verifiers.v1 as vf
 from mcp.server.mcpserver import Image
 from mcp.shared.exceptions import MCPError
 
+from composer_prime.errors import EnvError
 from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer
 from composer_prime.sites.embedded.tools import external
 from tests.sites.tools.conftest import Play
@@ -183,3 +184,10 @@ def test_a_server_that_lets_nobody_in_any_more_fails_each_rollout(play: Play, mo
     for group in groups:
         assert len(group.failures) == 2
         assert all(failure.startswith("ToolDied: ") and "can't be reached" in failure for failure in group.failures)
+
+
+def test_two_servers_of_one_name_are_refused_before_the_first_step(play: Play) -> None:
+    with served() as server:
+        exercise = environment(own(Elsewhere, Elsewhere, url=server.url))
+        with pytest.raises(EnvError, match=r"two tool servers are called elsewhere: give one another TOOL_PREFIX"):
+            play(exercise, says("done"))

@@ -16,6 +16,7 @@ from verifiers.v1.state import state_cls
 
 from composer_prime.errors import EnvError
 from composer_prime.sites.embedded.tools.external import ExternalServer
+from composer_prime.sites.embedded.tools.failures import ToolFailure
 from composer_prime.sites.embedded.tools.in_process import OPEN_TIMEOUT_S
 from composer_prime.sites.embedded.tools.rollout_tools import RolloutTools, SharedTools
 
@@ -45,7 +46,10 @@ class SourceTools:
         async with on_stage(self) as stage:
             try:
                 await self.shared.open()
-                await stage.tools(trace, _urls(task.toolsets(task.config)) | self.urls, OPEN_TIMEOUT_S)
+                own = _urls(task.toolsets(task.config))
+                if twice := own.keys() & self.urls.keys():
+                    raise ToolFailure(f"two tool servers are called {min(twice)}: give one another TOOL_PREFIX")
+                await stage.tools(trace, own | self.urls, OPEN_TIMEOUT_S)
             except Exception as error:  # the environment's own code
                 cause = " ".join(str(error).split()) or "it gave no answer in time"
                 raise EnvError(
@@ -60,8 +64,12 @@ class SourceTools:
 
 
 def _urls(toolsets: Sequence[vf.Toolset]) -> dict[str, str]:
-    """The addresses of those that are served elsewhere, by their servers' names."""
-    return {toolset.server_name: toolset.config.url for toolset in toolsets if toolset.config.url}
+    """The addresses of those that are served elsewhere, by their servers' names. Raises ToolFailure for two of one."""
+    elsewhere = [toolset for toolset in toolsets if toolset.config.url]
+    names = [toolset.server_name for toolset in elsewhere]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ToolFailure(f"two tool servers are called {min(twice)}: give one another TOOL_PREFIX")
+    return {toolset.server_name: toolset.config.url for toolset in elsewhere}
 
 
 class Stage:
@@ -134,10 +142,11 @@ def keep_toolsets(env: vf.Env, tasks: Sequence[vf.Task]) -> SourceTools:
         task.__class__ = _kept(type(task))
     try:
         shared = env.taskset.toolsets(env.taskset.config)
+        source = SourceTools(shared)
     except Exception as error:  # the taskset's own code
         raise EnvError(f"environment {env.taskset.config.id!r}: its toolsets can't be built: {error}") from error
     env.taskset.toolsets = lambda config: [toolset for toolset in shared if toolset.config.url]
-    return SourceTools(shared)
+    return source
 
 
 @functools.cache
