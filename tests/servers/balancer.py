@@ -20,7 +20,7 @@ def balancer(backends: Sequence[int]) -> Iterator[int]:
         with client:
             for number in range(len(backends)):
                 port = backends[(turn + number) % len(backends)]
-                with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)) as backend:
+                with suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)) as backend:
                     back = threading.Thread(target=relay, args=(backend, client), daemon=True)
                     back.start()
                     relay(client, backend)
