@@ -1,0 +1,58 @@
+"""The recipe's `[trainer.distill]`: how strongly, and by which divergence, teachers' distributions pull. No torch."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from composer_prime.config.table import Table
+
+Divergence = Literal["forward_kl", "reverse_kl", "jsd", "taid", "entropy_aware"]
+
+
+class Schedule(Table):
+    """A weight that moves in a straight line over training steps, and stays at its end."""
+
+    start: float = Field(ge=0, allow_inf_nan=False)
+    """Weight at step 0."""
+
+    end: float = Field(ge=0, allow_inf_nan=False)
+    """Weight from step `steps` on."""
+
+    steps: int = Field(ge=1)
+    """Training steps between the two."""
+
+
+Weight = float | Schedule
+"""A number that stays, or a table {start, end, steps}."""
+
+
+class DistillConfig(Table):
+    """`[trainer.distill]`"""
+
+    hint_tau: Weight = 1.0
+    """alpha: weight of the hinted teacher's term, on turns whose call failed; 0: off."""
+
+    replay_tau: Weight = 1.0
+    """beta: weight of the term of `[[replay.teachers]]`, where `replay.top_k` is at least 1; 0: off."""
+
+    divergence: Divergence = "forward_kl"
+    """What is measured between teacher and policy on the teacher's candidates and the tail."""
+
+    jsd_alpha: float = Field(default=0.5, gt=0, lt=1)
+    """The teacher's share of the mixture that "jsd" measures both against."""
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> Self:
+        for name in ("hint_tau", "replay_tau"):
+            weight = getattr(self, name)
+            if isinstance(weight, float) and not 0 <= weight < float("inf"):
+                raise ValueError(f"{name} ({weight}) must be a number from 0: 0 turns the term off")
+        return self
+
+
+def weight_at(weight: Weight, step: int) -> float:
+    """A weight at a training step, counted from 0."""
+    if not isinstance(weight, Schedule):
+        return weight
+    share = min(step / weight.steps, 1.0)
+    return weight.start + share * (weight.end - weight.start)

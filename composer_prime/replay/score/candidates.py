@@ -1,0 +1,67 @@
+"""A teacher's distribution at each token of a sequence: its k likeliest tokens, and one tail for all others. No torch.
+
+A token has a teacher where its first slot is filled. The tail isn't stored: it is what the slots leave of probability 1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+EMPTY = -1
+"""The id in a slot that holds no token; its log-probability is -inf."""
+
+MAX_K = 64
+"""Most tokens that are kept of one distribution."""
+
+LEAST_TAIL = 1e-7
+"""A tail's least probability, so that its logarithm is a number: what rounding makes of k fp32 probabilities."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Distributions at n tokens, each over the token that stands there, given those before it.
+
+    ids       int32 (n, k), k at most `MAX_K`; the likeliest first; `EMPTY` where there are fewer, after the others
+    logprobs  fp32 (n, k), nats, at temperature 1; -inf where empty
+    """
+
+    ids: np.ndarray
+    logprobs: np.ndarray
+
+    def __post_init__(self) -> None:
+        assert self.ids.shape == self.logprobs.shape and self.ids.ndim == 2, (self.ids.shape, self.logprobs.shape)
+        assert self.ids.dtype == np.int32 and self.logprobs.dtype == np.float32, (self.ids.dtype, self.logprobs.dtype)
+
+    @classmethod
+    def none(cls, num_tokens: int, k: int) -> Self:
+        """No teacher anywhere."""
+        return cls(np.full((num_tokens, k), EMPTY, np.int32), np.full((num_tokens, k), -np.inf, np.float32))
+
+    @classmethod
+    def concat(cls, parts: Sequence["Candidates"]) -> Self:
+        """Sequences one after the other; all of one k."""
+        return cls(np.concatenate([part.ids for part in parts]), np.concatenate([part.logprobs for part in parts]))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, places: slice | np.ndarray | Sequence[int]) -> Self:
+        """The distributions at some of the tokens."""
+        return type(self)(self.ids[places], self.logprobs[places])
+
+    @property
+    def k(self) -> int:
+        return self.ids.shape[1]
+
+    @property
+    def has_teacher(self) -> np.ndarray:
+        """bool (n,): where there is a distribution."""
+        return self.ids[:, 0] != EMPTY if self.k else np.zeros(len(self), bool)
+
+    @property
+    def tail(self) -> np.ndarray:
+        """fp64 (n,), nats: log of what the slots leave of probability 1, at least log `LEAST_TAIL`; 0 without a teacher."""
+        left = 1.0 - np.exp(self.logprobs.astype(np.float64)).sum(axis=1)
+        return np.log(np.maximum(left, LEAST_TAIL))
