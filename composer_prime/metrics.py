@@ -30,6 +30,16 @@ LOSS_NUM_TEACHER_TOKENS = "loss/num_teacher_tokens"
 LOSS_MISMATCH_KL = "loss/mismatch_kl"
 LOSS_IS_MASKED = "loss/is_masked"
 
+DISTILL = "distill"
+
+
+def distill(stream: str, name: str) -> str:
+    """The name of a number of one stream of teachers ("hint" or "replay"): `tokens` that a step learned from it, and of
+    these the means of `loss` (unweighted by tau: 0 is agreement), `teacher_entropy`, `student_entropy` and `overlap`
+    (the probability that both give to the same tokens)."""
+    return f"{DISTILL}/{stream}_{name}"
+
+
 ROLLOUT_REWARD = "rollout/reward"
 ROLLOUT_PER_S = "rollout/per_s"
 ROLLOUT_TOKENS = "rollout/tokens"

@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from composer_prime.config.table import Table
+from composer_prime.replay.score.candidates import MAX_K
 
 Divergence = Literal["forward_kl", "reverse_kl", "jsd", "taid", "entropy_aware"]
 
@@ -29,11 +30,15 @@ Weight = float | Schedule
 class DistillConfig(Table):
     """`[trainer.distill]`"""
 
+    top_k: int = Field(default=8, ge=0, le=MAX_K)
+    """How many of a teacher's likeliest tokens are learned from, at each token, beside a tail for the others; 0: the
+    sampled token's number alone, by `trainer.loss.kwargs.replay_tau`."""
+
     hint_tau: Weight = 1.0
     """alpha: weight of the hinted teacher's term, on turns whose call failed; 0: off."""
 
     replay_tau: Weight = 1.0
-    """beta: weight of the term of `[[replay.teachers]]`, where `replay.top_k` is at least 1; 0: off."""
+    """beta: weight of the term of `[[replay.teachers]]`; 0: off."""
 
     divergence: Divergence = "forward_kl"
     """What is measured between teacher and policy on the teacher's candidates and the tail."""

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from composer_prime.config.distill import DistillConfig
 from composer_prime.config.launch import LaunchConfig
 from composer_prime.config.outer import TOPK_ROUNDS, OuterConfig, SiteConfig, SitesConfig
 from composer_prime.config.table import OpenTable, RunName, Table
@@ -200,6 +201,7 @@ class TrainerConfig(Table):
 
     optim: OptimConfig = OptimConfig()
     loss: LossConfig = LossConfig()
+    distill: DistillConfig = DistillConfig()
 
 
 class ServerConfig(Table):
@@ -336,13 +338,25 @@ class Recipe(RecipeBase):
                 f"orchestrator.train.sampling.temperature ({temperature:g}) must be 1 with replay.teachers or hints, "
                 "whose logprobs are taken at temperature 1: set it to 1"
             )
-        loss = self.trainer.loss
-        if loss.import_path.endswith(".composer_loss") and not loss.kwargs.get("replay_tau"):
-            raise ValueError(
-                "trainer.loss.kwargs.replay_tau (0) must be above 0 with replay.teachers or hints, whose numbers "
-                "nothing would use: set it, such as 0.1, or remove the teachers"
-            )
+        self._check_weights()
         return self
+
+    def _check_weights(self) -> None:
+        """Every stream has one weight above 0, of the kind that its teachers' answers need."""
+        loss, distill = self.trainer.loss, self.trainer.distill
+        sampled_tau = loss.kwargs.get("replay_tau", 0)
+        if distill.top_k and sampled_tau:
+            raise ValueError(
+                f"trainer.loss.kwargs.replay_tau ({sampled_tau}) is for teachers that give one number a token: set "
+                "trainer.distill.replay_tau in its place, or trainer.distill.top_k = 0"
+            )
+        if not distill.top_k and self.hints is not None:
+            raise ValueError("trainer.distill.top_k (0) must be at least 1 with hints, which one number doesn't teach")
+        if not distill.top_k and loss.import_path.endswith(".composer_loss") and not sampled_tau:
+            raise ValueError(
+                "trainer.loss.kwargs.replay_tau (0) must be above 0 with replay.teachers and trainer.distill.top_k = "
+                "0, or nothing uses their numbers: set it, such as 0.1, or top_k = 8"
+            )
 
     @property
     def step_tokens(self) -> int | None:

@@ -99,11 +99,24 @@ class HintWriterConfig(Table):
     """Environment variable that holds the server's key; None: it wants none."""
 
 
-class HintsConfig(Table):
-    """`[hints]`: the policy under a context that holds a hint, as a teacher of the turn whose call failed."""
+HintTeacher = Literal["frozen", "live"]
+"""Who reads the hint: the run's first policy, which holds still, or the policy of the moment."""
 
-    weight: float = Field(default=1.0, gt=0)
-    """Its share of the mixture on those tokens, as a teacher's weight."""
+
+class HintsConfig(Table):
+    """`[hints]`: a policy under a context that holds a hint, as a teacher of the turn whose call failed."""
+
+    teacher: HintTeacher = "frozen"
+    """Whose distributions are taught."""
+
+    allow_live: bool = False
+    """Whether `teacher = "live"` is meant: it destroyed every policy that we trained with it."""
+
+    base_url: Annotated[str, AfterValidator(_check_url)] | None = None
+    """Root of a server of the frozen teacher; None: an embedded site's own server holds it besides the policy."""
+
+    model: str | None = Field(default=None, min_length=1)
+    """The name it is served under there; None: the first that the server lists."""
 
     timeout_s: float = Field(default=30.0, gt=0)
     """Seconds a rollout waits for its hinted scores."""
@@ -114,6 +127,19 @@ class HintsConfig(Table):
 
     writer: HintWriterConfig | None = None
     """Who writes hints; None: nobody."""
+
+    @model_validator(mode="after")
+    def _check_teacher(self) -> Self:
+        if self.teacher == "live" and not self.allow_live:
+            raise ValueError(
+                'hints.teacher ("live") is the policy that it teaches, and both fell from 0.96 to 0 with each other '
+                'while every metric looked healthy: use "frozen", or say that you know with hints.allow_live = true'
+            )
+        if self.teacher == "live" and self.base_url is not None:
+            raise ValueError(
+                f'hints.base_url ({self.base_url}) is of a teacher that holds still: use teacher = "frozen"'
+            )
+        return self
 
 
 def check_distinct(teachers: tuple[TeacherConfig, ...]) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from composer_prime.errors import TeacherError
-from composer_prime.replay.wire import ROUTES, Route, read_scores, score_body
+from composer_prime.replay.wire import ROUTES, Route, Scores, num_candidates, read_scores, score_body
 
 TRIES = 3
 """Requests sent for one answer at most."""
@@ -20,9 +20,20 @@ TRIES = 3
 RETRY_WAIT_S = 0.2
 """Before the second try; doubled before the third."""
 
+HOT = 2.0
+"""Temperature of the request by which a server is found out that scales prompt logprobs."""
+
+SAME = 0.05
+"""Nats by which two scores of one token may differ: bf16 servers batch requests differently."""
+
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _ABSENT = frozenset({404, 405, 501})
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+def frozen_name(model: str) -> str:
+    """The name under which an embedded site serves its first policy beside the one that learns."""
+    return f"{model}@frozen"
 
 
 class ServedModel:
@@ -65,13 +76,35 @@ class ServedModel:
         self.max_model_len = known[name].get("max_model_len")
         self.route = await self._find_route()
 
-    async def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """Logprobs in nats at temperature 1, one a token; NaN where there is none, always for the first."""
+    async def scores(self, token_ids: Sequence[int], k: int = 0, *, temperature: float = 1.0) -> Scores:
+        """What the model says to a token sequence, with its k likeliest tokens at each place.
+
+        temperature  of the request, which must make no difference: see `check_scores`.
+        """
         if self.route is None:
             await self.find()
         assert self.route is not None and self.model is not None  # find has set both
-        answer = await self._ask("POST", self.route, score_body(self.route, self.model, token_ids))
-        return read_scores(self.route, answer, token_ids)
+        body = score_body(self.route, self.model, token_ids, k, temperature=temperature)
+        return read_scores(self.route, await self._ask("POST", self.route, body), token_ids, k)
+
+    async def check_scores(self, token_ids: Sequence[int], k: int) -> None:
+        """Raise TeacherError unless it gives k candidates a token, by a temperature that no request changes.
+
+        token_ids  two at least, of its vocabulary; such that not all tokens are equally likely after them.
+        """
+        plain = await self.scores(token_ids, k)
+        if (found := num_candidates(plain.candidates)) < k:
+            raise TeacherError(
+                f"it gives {found} logprobs a token, and top_k ({k}) are wanted: start its server with "
+                f"--max-logprobs {k}, or lower top_k"
+            )
+        heated = await self.scores(token_ids, k, temperature=HOT)
+        moved = max(abs(one - other) for one, other in zip(plain.logprobs[1:], heated.logprobs[1:], strict=True))
+        if moved > SAME:
+            raise TeacherError(
+                f"its prompt logprobs change with the request's temperature (by {moved:.3g} nats between 1 and "
+                f"{HOT:g}): serve it so that they are those of temperature 1"
+            )
 
     async def reply(self, messages: Sequence[Mapping[str, str]], max_tokens: int) -> str:
         """What the model says to a conversation, at temperature 0; by `/v1/chat/completions`."""
@@ -97,7 +130,7 @@ class ServedModel:
                 answer = await self._ask("POST", route, score_body(route, self.model or "", [0, 0]))
             except _Absent:
                 continue
-            if math.isnan(read_scores(route, answer, [0, 0])[1]):
+            if math.isnan(read_scores(route, answer, [0, 0]).logprobs[1]):
                 raise TeacherError(f"the prompt_logprobs of {route} lack the prompt's own tokens")
             return route
         raise TeacherError(f"{self.base_url} answers neither {' nor '.join(ROUTES)}")

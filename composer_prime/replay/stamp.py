@@ -1,4 +1,7 @@
-"""Puts teachers' numbers where a trainer looks for them: on the message nodes of a verifiers trace.
+"""Puts what teachers say where a trainer looks for it: on the message nodes of a verifiers trace.
+
+Distributions go into `routed_experts`, which PRIME-RL carries from there to its trainer unread; where teachers give one
+number a token, those go into `reference_logprobs`.
 
 A node's context is the one path from the root to it, so a token has one number however many branches share it. The
 policy's own numbers, rewards and advantages stay as they are.
@@ -10,7 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from composer_prime.replay.consensus import NONE_HERE, Weighted, log_mixture, usable
+from composer_prime.replay.score.candidates import Candidates
+from composer_prime.replay.score.carrier import pack
+from composer_prime.replay.score.mixture import mix
 from composer_prime.replay.teachers import Score
 
 REPLAY_TOKENS = "replay/tokens"
@@ -66,17 +74,69 @@ def scoring_paths(trace: Any) -> list[Path]:
     return paths
 
 
-def stamp(
+def stamp_candidates(
+    trace: Any,
     paths: Sequence[Path],
     scores: Sequence[Sequence[Score]],
-    hinted: Mapping[int, Weighted] | None = None,
+    hinted: Mapping[int, Candidates],
     *,
-    ref_kl: bool = False,
+    top_k: int,
+    num_streams: int,
 ) -> StampReport:
+    """Set `routed_experts`, int32 (tokens, 2 * num_streams, top_k), on every node of a trace; in place.
+
+    scores       for each path, what every teacher said to it: their mixture is the replay stream
+    hinted       by `id(node)`, what the hinted teacher says to that node's sampled tokens: the hint stream
+    num_streams  2 in a run that has both, else 1
+    """
+    report = StampReport()
+    replay: dict[int, Candidates] = {}
+    for path, answers in zip(paths, scores, strict=True):
+        _tell_failures(answers, len(path.token_ids))
+        for node, start in path.nodes:
+            if answers:
+                replay[id(node)] = _mixture(answers, start + np.flatnonzero(node.mask), top_k, report)
+    for node in trace.nodes:
+        streams = [_whole(node, found.get(id(node)), top_k) for found in (replay, hinted)]
+        node.routed_experts = pack(*streams, num_streams)
+    return report
+
+
+def _whole(node: Any, candidates: Candidates | None, top_k: int) -> Candidates:
+    """The candidates of a node's sampled tokens, none at its others."""
+    whole = Candidates.none(len(node.token_ids), top_k)
+    if candidates is not None:
+        sampled = np.flatnonzero(node.mask)
+        whole.ids[sampled], whole.logprobs[sampled] = candidates.ids, candidates.logprobs
+    return whole
+
+
+def _mixture(answers: Sequence[Score], places: np.ndarray, top_k: int, report: StampReport) -> Candidates:
+    """The teachers' mixture at some places of a path; what a teacher lacks is counted."""
+    weighted = []
+    for answer in answers:
+        if answer.scores is not None:
+            weighted.append((answer.weight, answer.scores.candidates[places]))
+        num_answered = 0 if answer.scores is None else int(weighted[-1][1].has_teacher.sum())
+        report.counts[REPLAY_DROPPED] += len(places) - num_answered
+        report.counts[f"{REPLAY_DROPPED}/{answer.teacher}"] += len(places) - num_answered
+    mixture = mix(weighted, top_k) if weighted else Candidates.none(len(places), top_k)
+    num_taught = int(mixture.has_teacher.sum())
+    report.counts[REPLAY_TOKENS] += num_taught
+    report.counts[REPLAY_UNANSWERED] += len(places) - num_taught
+    return mixture
+
+
+def _tell_failures(answers: Sequence[Score], num_tokens: int) -> None:
+    for answer in answers:
+        if answer.failure is not None:
+            logger.warning("teacher=%s dropped=%d failure=%s", answer.teacher, num_tokens, answer.failure)
+
+
+def stamp(paths: Sequence[Path], scores: Sequence[Sequence[Score]], *, ref_kl: bool = False) -> StampReport:
     """Set `reference_logprobs`, one number a sampled token, on every node of the paths; in place.
 
     scores  for each path, what every teacher said to it
-    hinted  by `id(node)`, a further weight and logprobs for that node's sampled tokens
     ref_kl  also set upstream's loss weight `ref_kl` to 1 on the tokens that have a number, which makes PRIME-RL run
             its own term on them, besides ours
 
@@ -84,15 +144,11 @@ def stamp(
     """
     report = StampReport()
     for path, answers in zip(paths, scores, strict=True):
-        for answer in answers:
-            if answer.failure is not None:
-                logger.warning("teacher=%s dropped=%d failure=%s", answer.teacher, len(path.token_ids), answer.failure)
+        _tell_failures(answers, len(path.token_ids))
         for node, start in path.nodes:
             places = [place for place, is_sampled in enumerate(node.mask) if is_sampled]
             weighted = _cut(answers, start, places, report)
-            extra = (hinted or {}).get(id(node))
-            weighted += [] if extra is None else [extra]
-            if weighted or answers:
+            if answers:
                 _stamp_node(node, places, log_mixture(weighted, len(places)), ref_kl, report)
     return report
 
@@ -102,8 +158,8 @@ def _cut(answers: Sequence[Score], start: int, places: Sequence[int], report: St
     weighted: list[Weighted] = []
     for answer in answers:
         num_dropped = len(places)
-        if answer.logprobs is not None:
-            values = [answer.logprobs[start + place] for place in places]
+        if answer.scores is not None:
+            values = [answer.scores.logprobs[start + place] for place in places]
             weighted.append((answer.weight, values))
             num_dropped -= int(usable(values).sum())
         report.counts[REPLAY_DROPPED] += num_dropped

@@ -14,39 +14,49 @@ from composer_prime.config.teachers import TeacherConfig
 from composer_prime.errors import TeacherError, TeacherRefused
 from composer_prime.replay.fingerprint import Fingerprint, Questions, own_fingerprint, served_fingerprint
 from composer_prime.replay.served import ServedModel
+from composer_prime.replay.wire import Scores
 
 CHECK_TIMEOUT_S = 120.0
 """Seconds a teacher's tokenizer may take to be compared: some forty requests for a vocabulary of 150,000."""
+
+
+PROBED_TOKENS = 64
+"""Tokens by whose scores a server is tried before the run."""
 
 
 @dataclass(frozen=True)
 class Score:
     """What one teacher said to one token sequence.
 
-    logprobs  nats, one a token, NaN where it has none; None when it gave no answer
-    failure   why not, as one line
+    scores   None when it gave no answer
+    failure  why not, as one line
     """
 
     teacher: str
     weight: float
-    logprobs: list[float] | None
+    scores: Scores | None
     failure: str | None = None
 
 
 class Teacher:
-    """One served model and its place in the mixture."""
+    """One served model and its place in the mixture; asked for `top_k` candidates a token."""
 
-    def __init__(self, config: TeacherConfig) -> None:
+    def __init__(self, config: TeacherConfig, top_k: int) -> None:
         self.config = config
+        self.top_k = top_k
         self.served = ServedModel(config.base_url, model=config.model, headers=_headers(config))
 
     async def check(self, questions: Questions, policy: Fingerprint) -> None:
-        """Raise TeacherRefused when it can't be reached, reads token ids otherwise, or gives no prompt logprobs."""
+        """Raise TeacherRefused when it can't be reached, reads token ids otherwise, or gives no prompt logprobs
+        that can be used."""
         who = f"teacher {self.config.name}"
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 await self.served.find()
                 theirs = await served_fingerprint(questions, self.served.decode, self.served.encode)
+                if not policy.difference(theirs):
+                    k = min(self.top_k, questions.num_ids)
+                    await self.served.check_scores(policy.probe[:PROBED_TOKENS], k)
         except TeacherError as error:
             raise TeacherRefused(
                 f"{who} can't be used: {error}; serve it with vLLM's OpenAI server, prompt logprobs and /tokenize "
@@ -67,12 +77,12 @@ class Teacher:
         """Its logprobs of a token sequence, or why there are none; never later than its time-out."""
         try:
             async with asyncio.timeout(self.config.timeout_s):
-                logprobs = await self.served.prompt_logprobs(token_ids)
+                scores = await self.served.scores(token_ids, self.top_k)
         except TimeoutError:
             return self._silent(f"late: no answer within {self.config.timeout_s:g} s")
         except TeacherError as error:
             return self._silent(str(error))
-        return Score(self.config.name, self.config.weight, logprobs)
+        return Score(self.config.name, self.config.weight, scores)
 
     def _silent(self, failure: str) -> Score:
         return Score(self.config.name, self.config.weight, None, failure)
@@ -81,8 +91,8 @@ class Teacher:
 class TeacherPool:
     """All teachers of a run; `close` it in the end."""
 
-    def __init__(self, configs: Sequence[TeacherConfig]) -> None:
-        self.teachers = tuple(Teacher(config) for config in configs)
+    def __init__(self, configs: Sequence[TeacherConfig], top_k: int = 0) -> None:
+        self.teachers = tuple(Teacher(config, top_k) for config in configs)
 
     async def check(self, tokenizer: Any) -> None:
         """Raise TeacherRefused, for the first in order, when a teacher can't be used with this tokenizer's token ids.

@@ -5,9 +5,14 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from composer_prime.errors import TeacherError
+from composer_prime.replay.consensus import NO_EVIDENCE, ROUNDING
+from composer_prime.replay.score.candidates import EMPTY, Candidates
 
 Route = Literal["/v1/completions", "/inference/v1/generate"]
 
@@ -15,16 +20,33 @@ ROUTES: tuple[Route, ...] = ("/v1/completions", "/inference/v1/generate")
 """In the order in which a server is tried."""
 
 
-def score_body(route: Route, model: str, token_ids: Sequence[int]) -> dict[str, Any]:
-    """The request for the logprob of every token of a sequence given those before it, at temperature 1."""
-    sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 1}
+@dataclass(frozen=True)
+class Scores:
+    """What a model says to the n tokens of a sequence, each given those before it, at temperature 1.
+
+    logprobs    nats, of the tokens themselves; NaN for the first, and where there is none
+    candidates  the likeliest tokens at each place; none for the first
+    """
+
+    logprobs: list[float]
+    candidates: Candidates
+
+
+def score_body(
+    route: Route, model: str, token_ids: Sequence[int], k: int = 0, *, temperature: float = 1.0
+) -> dict[str, Any]:
+    """The request for the logprob of every token of a sequence given those before it, and of the k likeliest there.
+
+    temperature  what the one token that has to be sampled is sampled at; it must not change the scores.
+    """
+    sampling = {"max_tokens": 1, "temperature": temperature, "prompt_logprobs": max(k, 1)}
     if route == "/v1/completions":
         return {"model": model, "prompt": list(token_ids), **sampling}
     return {"model": model, "token_ids": list(token_ids), "sampling_params": sampling}
 
 
-def read_scores(route: Route, answer: Any, token_ids: Sequence[int]) -> list[float]:
-    """Logprobs in nats, one a token; NaN for the first, and wherever the answer lacks the token's own number.
+def read_scores(route: Route, answer: Any, token_ids: Sequence[int], k: int = 0) -> Scores:
+    """The answer to `score_body`. What isn't a log-probability is left out.
 
     Raises TeacherError when the answer has no prompt logprobs at all, or not one entry a token.
     """
@@ -37,11 +59,32 @@ def read_scores(route: Route, answer: Any, token_ids: Sequence[int]) -> list[flo
         raise TeacherError(f"the answer of {route} has no prompt_logprobs")
     if len(entries) != len(token_ids):
         raise TeacherError(f"the answer of {route} has {len(entries)} prompt_logprobs for {len(token_ids)} tokens")
-    return [_logprob(entry, token) for entry, token in zip(entries, token_ids, strict=True)]
+    own = [_logprob(entry.get(str(token))) if isinstance(entry, dict) else math.nan
+           for entry, token in zip(entries, token_ids, strict=True)]  # fmt: skip
+    candidates = Candidates.none(len(entries), k)
+    for place, entry in enumerate(entries):
+        if k and place and isinstance(entry, dict):
+            _fill(candidates, place, entry)
+    return Scores(own, candidates)
 
 
-def _logprob(entry: Any, token: int) -> float:
-    """The token's own number among those of its place: a JSON object by token id."""
-    found = entry.get(str(token)) if isinstance(entry, dict) else None
+def _fill(candidates: Candidates, place: int, entry: dict[str, Any]) -> None:
+    """Put the likeliest of one entry in their slots; nothing when they aren't a distribution."""
+    found = {int(token): _logprob(one) for token, one in entry.items() if token.isdecimal()}
+    usable = {token: value for token, value in found.items() if NO_EVIDENCE < value <= ROUNDING}  # never NaN
+    likeliest = sorted(usable, key=lambda token: (-usable[token], token))[: candidates.k]
+    logprobs = np.array([usable[token] for token in likeliest], np.float32)
+    if len(usable) < len(found) or np.exp(logprobs).sum() > 1 + ROUNDING:
+        return
+    candidates.ids[place, : len(likeliest)] = likeliest
+    candidates.logprobs[place, : len(likeliest)] = logprobs
+
+
+def _logprob(found: Any) -> float:
     value = found.get("logprob") if isinstance(found, dict) else None
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def num_candidates(candidates: Candidates) -> int:
+    """The fewest candidates that a token after the first has."""
+    return int((candidates.ids[1:] != EMPTY).sum(axis=1).min(initial=candidates.k))

@@ -1,12 +1,16 @@
 """What stands on a trace's nodes after stamping, and what is counted, against numbers worked out by hand."""
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from composer_prime.replay.consensus import log_mixture
-from composer_prime.replay.stamp import scoring_paths, stamp
+from composer_prime.replay.score.candidates import Candidates
+from composer_prime.replay.stamp import scoring_paths, stamp, stamp_candidates
 from composer_prime.replay.teachers import Score
+from composer_prime.replay.wire import Scores
 from tests.replay.traces import node, trace
 
 NAN = math.nan
@@ -44,8 +48,8 @@ def test_every_sampled_token_gets_the_mixture_of_the_teachers_numbers_at_its_pla
     first, second = ([-0.1 * place for place in range(8)], [-0.2 * place for place in range(10)])
     other = [-1.0 - 0.1 * place for place in range(8)]
     scores = [
-        [Score("a", 1.0, first), Score("b", 3.0, other)],
-        [Score("a", 1.0, second), Score("b", 3.0, None, "late: no answer within 1 s")],
+        [said("a", 1.0, first), said("b", 3.0, other)],
+        [said("a", 1.0, second), Score("b", 3.0, None, "late: no answer within 1 s")],
     ]
     report = stamp(scoring_paths(stamped), scores)
     turn, end, fork = (stamped.nodes[place] for place in (1, 3, 5))
@@ -67,7 +71,7 @@ def test_every_sampled_token_gets_the_mixture_of_the_teachers_numbers_at_its_pla
 
 def test_a_token_that_nobody_answered_gets_none_and_is_counted() -> None:
     stamped = trace(*forked()[:4])
-    report = stamp(scoring_paths(stamped), [[Score("a", 1.0, [NAN, -1.0, -1.0, NAN, -2.0, -1.0, -1.0, NAN])]])
+    report = stamp(scoring_paths(stamped), [[said("a", 1.0, [NAN, -1.0, -1.0, NAN, -2.0, -1.0, -1.0, NAN])]])
     assert stamped.nodes[1].reference_logprobs == [0.0, -2.0]
     assert stamped.nodes[3].reference_logprobs is None
     assert report.metrics([]) == {
@@ -82,7 +86,7 @@ def test_what_the_rollout_brought_stays_and_ref_kl_weights_are_set_only_when_ask
         stamped = trace(*forked()[:2])
         before = stamped.nodes[1].model_copy(deep=True)
         stamped.nodes[1].loss_weights = {"ce": [0.0, 0.5, 0.0]}
-        stamp(scoring_paths(stamped), [[Score("a", 1.0, [NAN, -1.0, -1.0, NAN, -2.0])]], ref_kl=ref_kl)
+        stamp(scoring_paths(stamped), [[said("a", 1.0, [NAN, -1.0, -1.0, NAN, -2.0])]], ref_kl=ref_kl)
         after = stamped.nodes[1]
         wanted = {"ce": [0.0, 0.5, 0.0]} | ({"ref_kl": [0.0, 0.0, 1.0]} if ref_kl else {})
         assert after.loss_weights == wanted
@@ -90,14 +94,43 @@ def test_what_the_rollout_brought_stays_and_ref_kl_weights_are_set_only_when_ask
         assert after.model_dump(include=unchanged) == before.model_dump(include=unchanged)
 
 
-def test_a_hinted_policy_is_one_more_teacher_of_its_own_turn_alone() -> None:
+def test_candidates_stand_at_sampled_tokens_of_every_node_and_streams_are_told_apart() -> None:
     stamped = trace(*forked()[:4])
-    hinted = {id(stamped.nodes[3]): (2.0, [-0.5])}
-    stamp(scoring_paths(stamped), [[Score("a", 1.0, [-1.0] * 8)]], hinted)
-    assert stamped.nodes[1].reference_logprobs == pytest.approx([-1.0, -1.0])
-    assert stamped.nodes[3].reference_logprobs == log_mixture([(1.0, [-1.0]), (2.0, [-0.5])], 1)
-    alone = trace(*forked()[:4])
-    report = stamp(scoring_paths(alone), [[]], {id(alone.nodes[3]): (2.0, [-0.5])})
-    assert alone.nodes[1].reference_logprobs is None
-    assert alone.nodes[3].reference_logprobs == pytest.approx([-0.5])
-    assert report.metrics([])["replay/unanswered_tokens"] == 0.0
+    replay, hint = told(range(8)), told([40])
+    scores = [[Score("a", 1.0, Scores([NAN] * 8, replay))]]
+    report = stamp_candidates(
+        stamped, scoring_paths(stamped), scores, {id(stamped.nodes[3]): hint}, top_k=2, num_streams=2
+    )
+    arrays = [one.routed_experts for one in stamped.nodes]
+    assert [one is not None and one.shape for one in arrays] == [(2, 4, 2), (3, 4, 2), (1, 4, 2), (2, 4, 2)]
+    sampled = [(1, 1, 3), (1, 2, 4), (3, 1, 7)]
+    for node_, token, place in sampled:
+        packed = arrays[node_]
+        assert packed is not None
+        assert packed[token, 0].tolist() == (replay.ids[place] + 1).tolist()
+        assert packed[token, 1].view(np.float32).tolist() == replay.logprobs[place].tolist()
+    last = arrays[3]
+    assert last is not None
+    assert last[1, 2].tolist() == (-(hint.ids[0] + 1)).tolist()
+    assert last[1, 3].view(np.float32).tolist() == hint.logprobs[0].tolist()
+    assert sum(int(np.any(one[token])) for one in arrays if one is not None for token in range(len(one))) == 3
+    assert report.metrics([])["replay/tokens"] == 3.0
+    assert stamped.nodes[1].reference_logprobs is None
+
+
+def test_a_teacher_that_fails_leaves_no_candidates_and_is_counted() -> None:
+    stamped = trace(*forked()[:4])
+    report = stamp_candidates(stamped, scoring_paths(stamped), [[Score("a", 1.0, None, "late")]], {}, top_k=2, num_streams=1)
+    assert not any(one.routed_experts.any() for one in stamped.nodes if one.routed_experts is not None)
+    assert report.metrics(["a"])["replay/unanswered_tokens"] == report.metrics(["a"])["replay/dropped_tokens/a"] == 3.0
+
+
+def told(places: Sequence[int]) -> Candidates:
+    """Two candidates at each place, which differ from place to place."""
+    ids = np.array([[2 * place, 2 * place + 1] for place in places], np.int32)
+    return Candidates(ids, np.log(np.array([[0.5, 0.5 / (place + 2)] for place in places], np.float32)))
+
+
+def said(teacher: str, weight: float, logprobs: list[float]) -> Score:
+    """A teacher's numbers for the tokens themselves, without candidates."""
+    return Score(teacher, weight, Scores(logprobs, Candidates.none(len(logprobs), 0)))

@@ -65,9 +65,9 @@ def check(configs: list[TeacherConfig]) -> None:
 def test_every_tokens_own_logprob_is_read_by_either_route(serve, completions: bool) -> None:
     teacher = FakeTeacher(completions=completions)
     (answer,) = score(serve(teacher))
-    assert answer.failure is None and answer.logprobs is not None
-    assert math.isnan(answer.logprobs[0])
-    assert answer.logprobs[1:] == TOLD[1:]
+    assert answer.failure is None and answer.scores is not None
+    assert math.isnan(answer.scores.logprobs[0])
+    assert answer.scores.logprobs[1:] == TOLD[1:]
     sent = teacher.bodies[-1]
     assert sent["prompt" if completions else "token_ids"] == TOKENS
     assert sent["model"] == "fake"
@@ -100,14 +100,14 @@ def test_a_teacher_that_hangs_drops_out_at_its_own_time_out_and_the_others_answe
     quick, never = FakeTeacher(), FakeTeacher(hold=lambda: asyncio.sleep(30))
     good, bad = serve(quick, never)
     answers = score([good, bad.model_copy(update={"timeout_s": 0.2})])
-    assert answers[0].logprobs is not None and answers[0].failure is None
-    assert answers[1].logprobs is None and answers[1].failure == "late: no answer within 0.2 s"
+    assert answers[0].scores is not None and answers[0].failure is None
+    assert answers[1].scores is None and answers[1].failure == "late: no answer within 0.2 s"
 
 
 def test_a_teacher_that_is_down_drops_out_with_the_reason(serve) -> None:
     down = TeacherConfig(name="gone", base_url=f"http://127.0.0.1:{claim_port(None, set())}")
     (answer,) = score([down])
-    assert answer.logprobs is None and answer.failure is not None
+    assert answer.scores is None and answer.failure is not None
     assert "can't be reached: ConnectError" in answer.failure
 
 
@@ -148,7 +148,7 @@ def test_an_answer_of_another_shape_drops_its_teacher(serve, change, reason: str
     (config,) = serve(teacher)
     teacher.change = change
     (answer,) = asyncio.run(_score_known([config]))
-    assert answer.logprobs is None and reason in str(answer.failure)
+    assert answer.scores is None and reason in str(answer.failure)
 
 
 def test_nan_and_missing_entries_are_no_numbers_and_the_other_tokens_stand(serve) -> None:
@@ -163,8 +163,8 @@ def test_nan_and_missing_entries_are_no_numbers_and_the_other_tokens_stand(serve
     (config,) = serve(teacher)
     teacher.change = spoil
     (answer,) = asyncio.run(_score_known([config]))
-    assert answer.logprobs is not None
-    assert usable(answer.logprobs).tolist() == [False, False, False, False, True]
+    assert answer.scores is not None
+    assert usable(answer.scores.logprobs).tolist() == [False, False, False, False, True]
 
 
 def test_teachers_with_the_policys_tokenizer_pass_the_check(serve) -> None:

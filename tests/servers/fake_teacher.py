@@ -6,6 +6,7 @@ or another.
 
 import asyncio
 import json
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +39,8 @@ class FakeTeacher:
     completions whether it has /v1/completions; generate alike
     decode      what it answers /detokenize with, given the true text; None: no such route
     key         the Authorization header it wants
+    max_logprobs  the most it gives a token besides its own
+    is_scaled     whether its numbers are those of the request's temperature
     """
 
     model: str = "fake"
@@ -49,17 +52,23 @@ class FakeTeacher:
     generate: bool = True
     decode: Callable[[str], str] | None = lambda text: text
     key: str | None = None
+    max_logprobs: int = 64
+    is_scaled: bool = False
 
     requests: Counter[str] = field(default_factory=Counter)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     """Of the scoring requests."""
 
-    def entries(self, token_ids: Sequence[int]) -> list[Any]:
-        """vLLM's prompt_logprobs: the token's own, and the likeliest one besides."""
-        scored = [
-            {str(token): {"logprob": self.logprob(place, token), "rank": 2}, "9999": {"logprob": -0.01, "rank": 1}}
-            for place, token in enumerate(token_ids)
-        ]
+    def entries(self, token_ids: Sequence[int], body: dict[str, Any]) -> list[Any]:
+        """vLLM's prompt_logprobs: the token's own, and as many others as are asked for, each half as likely as the one
+        before it."""
+        k = min(body["prompt_logprobs"], self.max_logprobs)
+        scored = []
+        for place, token in enumerate(token_ids):
+            own = self.logprob(place, token) / (body["temperature"] if self.is_scaled else 1.0)
+            left = math.log1p(-math.exp(own))
+            others = {str(9000 + rank): {"logprob": left - (rank + 1) * math.log(2)} for rank in range(k)}
+            scored.append({str(token): {"logprob": own}, **others})
         return [None, *scored[1:]]
 
 
@@ -84,11 +93,10 @@ def _app(teacher: FakeTeacher) -> Starlette:
         if teacher.hold is not None:
             await teacher.hold()
         if path == "/v1/completions":
-            assert body["prompt_logprobs"] == 1
-            answer = {"choices": [{"text": "", "prompt_logprobs": teacher.entries(body["prompt"])}]}
+            answer = {"choices": [{"text": "", "prompt_logprobs": teacher.entries(body["prompt"], body)}]}
         else:
-            assert body["sampling_params"]["prompt_logprobs"] == 1
-            answer = {"choices": [{"token_ids": [0]}], "prompt_logprobs": teacher.entries(body["token_ids"])}
+            entries = teacher.entries(body["token_ids"], body["sampling_params"])
+            answer = {"choices": [{"token_ids": [0]}], "prompt_logprobs": entries}
         # Not Starlette's JSONResponse, which refuses the NaN that Python's json writes and reads.
         return Response(json.dumps(teacher.change(answer)), media_type="application/json")
 

@@ -39,6 +39,7 @@ class TrainingSample:
     reward          of the whole rollout
     policy_version  number of training steps behind the weights that sampled it (the oldest, if it spans several)
     ref_logprobs    teacher's logprobs of the same tokens; 0.0 says "none here", as on the wire; None: no teacher
+    candidates      int32 (tokens, 2 or 4, k), teachers' distributions as replay/score/carrier.py packs them; None: none
 
     Raises SiteError when the lengths differ or the sample is empty.
     """
@@ -52,11 +53,14 @@ class TrainingSample:
     reward: float
     policy_version: int
     ref_logprobs: list[float] | None = None
+    candidates: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         lengths = {name: len(getattr(self, name)) for name in _STREAMS}
         if self.ref_logprobs is not None:
             lengths["ref_logprobs"] = len(self.ref_logprobs)
+        if self.candidates is not None:
+            lengths["candidates"] = len(self.candidates)
         if len(self.token_ids) == 0 or len(set(lengths.values())) != 1:
             raise SiteError(
                 f"a sample of {self.env_name} has lengths {lengths}: every stream must have one number per token, "
@@ -102,7 +106,9 @@ def read_batch(rollouts_dir: Path, step: int) -> list[TrainingSample] | None:
     except (SafetensorError, ValueError) as error:
         raise CorruptObject(f"{folder} can't be read ({error}): delete it, the orchestrator makes it anew") from error
     num_tokens = sum(described["num_tokens"] for described in meta["samples"])
-    if meta["step"] != step or any(len(stream) != num_tokens for stream in streams.values()):
+    lengths = {name: len(stream) for name, stream in streams.items()}
+    num_taught = sum(described["num_tokens"] for described in meta["samples"] if described["has_candidates"])
+    if meta["step"] != step or lengths.pop("candidates", 0) != num_taught or set(lengths.values()) != {num_tokens}:
         raise CorruptObject(
             f"{folder} describes step {meta['step']} with {num_tokens} tokens and holds "
             f"{len(streams['token_ids'])}: delete it, the orchestrator makes it anew"
@@ -124,11 +130,13 @@ def _describe(sample: TrainingSample) -> dict[str, object]:
         "reward": float(sample.reward),
         "policy_version": int(sample.policy_version),
         "has_ref": sample.ref_logprobs is not None,
+        "has_candidates": sample.candidates is not None,
     }
 
 
 def _join_streams(samples: Sequence[TrainingSample]) -> dict[str, np.ndarray]:
-    """All samples end to end, one array a stream; 0.0 stands for a teacher that a sample doesn't have."""
+    """All samples end to end, one array a stream; 0.0 stands for a teacher that a sample doesn't have, and candidates
+    are of those alone that have some."""
     streams = {
         name: np.array([value for sample in samples for value in getattr(sample, name)], dtype=dtype)
         for name, dtype in _STREAMS.items()
@@ -136,13 +144,19 @@ def _join_streams(samples: Sequence[TrainingSample]) -> dict[str, np.ndarray]:
     if any(sample.ref_logprobs is not None for sample in samples):
         refs = [sample.ref_logprobs or [0.0] * len(sample.token_ids) for sample in samples]
         streams["ref_logprobs"] = np.array([value for ref in refs for value in ref], dtype=np.float32)
+    if taught := [sample.candidates for sample in samples if sample.candidates is not None]:
+        streams["candidates"] = np.concatenate(taught)
     return streams
 
 
 def _cut_streams(streams: dict[str, np.ndarray], described: list[dict]) -> list[TrainingSample]:
-    samples, start = [], 0
+    samples, start, taught = [], 0, 0
     for one in described:
         stop = start + one["num_tokens"]
+        candidates = None
+        if one["has_candidates"]:
+            candidates = streams["candidates"][taught : taught + one["num_tokens"]]
+            taught += one["num_tokens"]
         samples.append(
             TrainingSample(
                 **{name: streams[name][start:stop].tolist() for name in _STREAMS},
@@ -150,6 +164,7 @@ def _cut_streams(streams: dict[str, np.ndarray], described: list[dict]) -> list[
                 reward=one["reward"],
                 policy_version=one["policy_version"],
                 ref_logprobs=streams["ref_logprobs"][start:stop].tolist() if one["has_ref"] else None,
+                candidates=candidates,
             )
         )
         start = stop

@@ -154,6 +154,7 @@ def stamping(settings: SiteSettings) -> dict[str, Any]:
         "id": STAMPING_ID,
         "tokenizer": str(settings.model_dir),
         "teachers": [teacher.model_dump() for teacher in settings.recipe.replay.teachers],
+        "top_k": settings.recipe.trainer.distill.top_k,
         "hints": None if hints is None else hints.model_dump(),
     }
 

@@ -17,10 +17,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from composer_prime import metrics
+from composer_prime.config.distill import DistillConfig
 from composer_prime.config.recipe import LossConfig, OptimConfig
 from composer_prime.errors import ConfigError, SiteError
 from composer_prime.losses.records import LossInputs, LossOutputs
 from composer_prime.sites.embedded.batches import TrainingSample
+from composer_prime.sites.embedded.distilling import Distiller, stream_means
 from composer_prime.sites.embedded.packing import MICRO_BATCH_TOKENS, MicroBatch, pack, trainer_logprobs
 
 LossFn = Callable[[LossInputs], LossOutputs]
@@ -60,6 +62,7 @@ class Learner:
         loss: LossFn,
         seq_len: int,
         micro_tokens: int = MICRO_BATCH_TOKENS,
+        distill: DistillConfig | None = None,
     ) -> None:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -71,12 +74,15 @@ class Learner:
             fused=True,
         )
         self._loss = loss
+        self._distiller = Distiller(distill or DistillConfig())
         self._seq_len = seq_len
         self._micro_tokens = micro_tokens
         self._max_norm = math.inf if optim.max_norm is None else optim.max_norm
 
-    def step(self, samples: Sequence[TrainingSample]) -> StepReport:
+    def step(self, samples: Sequence[TrainingSample], step: int = 0) -> StepReport:
         """Take one optimizer step on a batch. One without a trained token moves nothing and reports zeros.
+
+        step  its number, counted from 0: teachers' weights may have a schedule.
 
         Raises SiteError when the gradient isn't finite; the parameters are as before then.
         """
@@ -88,7 +94,7 @@ class Learner:
         if num_tokens:
             self.optimizer.zero_grad(set_to_none=True)
             for batch in batches:
-                self._accumulate(batch, num_tokens, sums)
+                self._accumulate(batch, num_tokens, sums, step)
             grad_norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self._max_norm))
             if not math.isfinite(grad_norm):
                 raise SiteError(
@@ -105,9 +111,9 @@ class Learner:
             details=sums.details(max(num_tokens, 1)),
         )
 
-    def _accumulate(self, batch: MicroBatch, num_tokens: int, sums: "_RunningSums") -> None:
+    def _accumulate(self, batch: MicroBatch, num_tokens: int, sums: "_RunningSums", step: int) -> None:
         """Forward and backward of one micro batch; the gradients add up in the parameters."""
-        logprobs = trainer_logprobs(self.model, batch)
+        logprobs, taught = trainer_logprobs(self.model, batch)
         streams = (logprobs, batch.inference_logprobs, batch.advantages, batch.loss_mask, batch.ref_logprobs)
         losses = []
         for ours, theirs, advantages, mask, refs in zip(*map(batch.split, streams), strict=True):
@@ -122,6 +128,10 @@ class Learner:
             )
             losses.append(outputs.loss)
             sums.add(outputs, mask)
+        if taught is not None:
+            outputs = self._distiller.loss(taught, batch, logprobs.detach(), step)
+            losses.append(outputs.loss)
+            sums.add_sums(outputs)
         (torch.stack(losses).sum() / num_tokens).backward()
 
 
@@ -139,6 +149,11 @@ class _RunningSums:
         for name, value in found.items():
             self._values.setdefault(name, []).append(value)
 
+    def add_sums(self, outputs: LossOutputs) -> None:
+        """A term's own sums over tokens, besides its part of the loss."""
+        for name, value in {"loss": outputs.loss.detach(), **outputs.metrics}.items():
+            self._values.setdefault(name, []).append(value)
+
     def total(self, name: str) -> float:
         values = self._values.get(name, [])
         return float(torch.stack(values).sum(dtype=torch.float64)) if values else 0.0
@@ -146,7 +161,8 @@ class _RunningSums:
     def details(self, num_tokens: int) -> dict[str, float]:
         names = _SUMS | _MEANS
         found = {names[name]: self.total(name) / num_tokens for name in self._values if name in names}
-        return found | {_COUNTS[name]: self.total(name) for name in self._values if name in _COUNTS}
+        found |= {_COUNTS[name]: self.total(name) for name in self._values if name in _COUNTS}
+        return found | stream_means(self.total)
 
 
 def import_loss(config: LossConfig) -> LossFn:

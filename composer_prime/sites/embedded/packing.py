@@ -42,6 +42,8 @@ class MicroBatch:
     temperatures        fp32; 1.0 in padding
     ref_logprobs        fp32, nats; 0.0 says "no teacher here"
     seq_lens            per row, the lengths of its samples from left to right; the rest is padding
+    candidates          int32 (rows, width, 2 or 4, k), as replay/score/carrier.py packs them, zero where no teacher has
+                        a word; None: nowhere
     """
 
     input_ids: Tensor
@@ -52,6 +54,7 @@ class MicroBatch:
     temperatures: Tensor
     ref_logprobs: Tensor
     seq_lens: tuple[tuple[int, ...], ...]
+    candidates: Tensor | None = None
 
     def split(self, stream: Tensor) -> list[Tensor]:
         """A `(rows, width)` stream cut into one 1-D piece per sample, row by row; the padding is left out.
@@ -113,7 +116,24 @@ def _stack(rows: Sequence[Sequence[TrainingSample]], width: int) -> MicroBatch:
                 streams[name][row, start:stop] = torch.from_numpy(np.asarray(values)).to(streams[name].dtype)
             start = stop
         streams["position_ids"][row, start:] = torch.arange(start, width) - (start - len(samples[-1].token_ids))
-    return MicroBatch(**streams, seq_lens=tuple(tuple(len(one.token_ids) for one in samples) for samples in rows))
+    seq_lens = tuple(tuple(len(one.token_ids) for one in samples) for samples in rows)
+    return MicroBatch(**streams, seq_lens=seq_lens, candidates=_stack_candidates(rows, width))
+
+
+def _stack_candidates(rows: Sequence[Sequence[TrainingSample]], width: int) -> Tensor | None:
+    shapes = {one.candidates.shape[1:] for samples in rows for one in samples if one.candidates is not None}
+    if not shapes:
+        return None
+    (shape,) = shapes  # one k and one number of streams in a run
+    stacked = torch.zeros((len(rows), width, *shape), dtype=torch.int32)
+    for row, samples in enumerate(rows):
+        start = 0
+        for sample in samples:
+            stop = start + len(sample.token_ids)
+            if sample.candidates is not None:
+                stacked[row, start:stop] = torch.from_numpy(sample.candidates)
+            start = stop
+    return stacked
 
 
 def _streams_of(sample: TrainingSample) -> dict[str, Sequence[float] | range]:
@@ -129,8 +149,26 @@ def _streams_of(sample: TrainingSample) -> dict[str, Sequence[float] | range]:
     }
 
 
-def trainer_logprobs(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """Logprobs under `model` of the tokens of `loss_mask`, 0.0 elsewhere: fp32 `(rows, width)`, with a graph.
+@dataclass(frozen=True)
+class Taught:
+    """What teachers say to trained tokens, beside what the policy says to the same candidates; m is at most the number
+    of trained tokens times that of streams.
+
+    places            int64 (m,): of the tokens, in the flat `(rows, width)`
+    is_hint           bool (m,): the hinted teacher's; else the replay teachers'
+    teacher_logprobs  fp32 (m, k), nats; -inf in empty slots
+    student_logprobs  fp32 (m, k), nats, with a graph; of token 0 in empty slots
+    """
+
+    places: Tensor
+    is_hint: Tensor
+    teacher_logprobs: Tensor
+    student_logprobs: Tensor
+
+
+def trainer_logprobs(model: PreTrainedModel, batch: MicroBatch) -> tuple[Tensor, Taught | None]:
+    """Logprobs under `model` of the tokens of `loss_mask`, 0.0 elsewhere: fp32 `(rows, width)`, with a graph; and those
+    of the candidates at these tokens, at temperature 1.
 
     Token t of a sample is predicted by the logits of t - 1, divided by the temperature of t.
 
@@ -140,11 +178,25 @@ def trainer_logprobs(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     targets = batch.loss_mask.flatten().nonzero().squeeze(1)
     with _head_sees_only(model, targets - 1):
         outputs = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
-    logits = outputs.logits.squeeze(0).float() / batch.temperatures.flatten()[targets].unsqueeze(1)
+    plain = outputs.logits.squeeze(0).float()
+    logits = plain / batch.temperatures.flatten()[targets].unsqueeze(1)
     tokens = batch.input_ids.flatten()[targets].unsqueeze(1)
     logprobs = logits.gather(1, tokens).squeeze(1) - logits.logsumexp(1)
     empty = torch.zeros(batch.loss_mask.numel(), dtype=torch.float32)
-    return empty.index_copy(0, targets, logprobs).view(batch.loss_mask.shape)
+    return empty.index_copy(0, targets, logprobs).view(batch.loss_mask.shape), _taught(plain, batch, targets)
+
+
+def _taught(logits: Tensor, batch: MicroBatch, targets: Tensor) -> Taught | None:
+    if batch.candidates is None:
+        return None
+    packed = batch.candidates.flatten(0, 1)[targets]
+    ids, bits = packed[:, 0::2], packed[:, 1::2]
+    token, stream = (ids[:, :, 0] != 0).nonzero(as_tuple=True)
+    chosen = ids[token, stream]
+    places = (chosen.abs().long() - 1).clamp(min=0)
+    teacher = bits[token, stream].contiguous().view(torch.float32).masked_fill(chosen == 0, -torch.inf)
+    student = logits[token].gather(1, places) - logits.logsumexp(1)[token].unsqueeze(1)
+    return Taught(targets[token], chosen[:, 0] < 0, teacher, student)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
+import numpy as np
 import verifiers.v1 as vf
 from renderers import config_from_name
 
@@ -33,13 +34,20 @@ class Branch:
     """One token sequence of a rollout: the conversation from its start to one of its ends.
 
     Streams are aligned with `token_ids`: `mask` is True where the policy sampled, `logprobs` (nats, after
-    temperature) and `ref_logprobs` (what the environment stamped, None without) are 0.0 where it didn't.
+    temperature) and `ref_logprobs` (what the environment stamped, None without) are 0.0 where it didn't. `candidates`
+    are teachers' distributions as replay/score/carrier.py packs them, None where no token has one.
     """
 
     token_ids: list[int]
     mask: list[bool]
     logprobs: list[float]
     ref_logprobs: list[float] | None = None
+    candidates: np.ndarray | None = None
+
+    @property
+    def is_taught(self) -> bool:
+        """Whether a teacher has a word on some token."""
+        return self.candidates is not None or any(self.ref_logprobs or ())
 
 
 @dataclass(frozen=True)
@@ -169,11 +177,13 @@ def _is_trainable(branch: vf.Branch) -> bool:
 
 
 def _read_branch(branch: vf.Branch) -> Branch:
+    candidates = branch.routed_experts
     return Branch(
         token_ids=branch.token_ids,
         mask=branch.sampled_mask,
         logprobs=branch.logprobs,
         ref_logprobs=branch.reference_logprobs,
+        candidates=candidates if candidates is not None and candidates.any() else None,
     )
 
 

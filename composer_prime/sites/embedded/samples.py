@@ -14,15 +14,19 @@ def make_samples(groups: Iterable[Group], *, temperature: float, filter_zero_adv
     """One sample for every branch of every rollout, groups and rollouts in the order given.
 
     temperature             what all tokens were sampled at.
-    filter_zero_advantages  leave out groups whose rewards are all equal (or whose other rollouts all failed).
+    filter_zero_advantages  of groups whose rewards are all equal (or whose other rollouts all failed), leave out what
+                            no teacher has a word on.
     """
     samples = []
     for group in groups:
         advantages = group_advantages([rollout.reward for rollout in group.rollouts])
-        if filter_zero_advantages and not has_signal(advantages):
-            continue
+        is_taught_alone = filter_zero_advantages and not has_signal(advantages)
         for rollout, advantage in zip(group.rollouts, advantages, strict=True):
-            samples += [_sample(group, rollout, branch, advantage, temperature) for branch in rollout.branches]
+            samples += [
+                _sample(group, rollout, branch, advantage, temperature)
+                for branch in rollout.branches
+                if not is_taught_alone or branch.is_taught
+            ]
     return samples
 
 
@@ -37,4 +41,5 @@ def _sample(group: Group, rollout: Rollout, branch: Branch, advantage: float, te
         reward=rollout.reward,
         policy_version=group.policy_version,
         ref_logprobs=branch.ref_logprobs,
+        candidates=branch.candidates,
     )

@@ -82,6 +82,7 @@ class Trainer:
             import_loss(recipe.trainer.loss),
             recipe.seq_len,
             recipe.site.micro_batch_tokens,
+            recipe.trainer.distill,
         )
         self.step = 0
         self._totals = Totals()
@@ -112,7 +113,7 @@ class Trainer:
             samples = self._wait_for_batch()
             if samples is None:
                 break
-            learned = self.learner.step(samples)
+            learned = self.learner.step(samples, self.step)
             report = self._sync(learned)
             self.step += 1
             publish(self.model, self.paths.broadcasts, self.step)

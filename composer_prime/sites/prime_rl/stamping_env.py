@@ -1,7 +1,7 @@
 """A verifiers environment that plays any taskset with one agent and stamps teachers' numbers on what it sampled.
 
 Every verifiers program finds it under `env.id = "composer-prime"`, PRIME-RL's env server too; the embedded site uses
-it. It only adds `reference_logprobs` to finished traces: rewards, advantages and the rollout itself stay as they are.
+it. It only adds what replay/stamp.py says to finished traces: rewards, advantages and the rollout itself stay as they are.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from composer_prime.config.teachers import HintsConfig, HintWriterConfig, Teache
 from composer_prime.errors import BadInput, TeacherError, TeacherRefused
 from composer_prime.hints.contexts import HintedContext, hint_text, hinted_context
 from composer_prime.hints.error_sites import ErrorSite, error_sites, text_of
-from composer_prime.replay.consensus import Weighted, usable
 from composer_prime.replay.fingerprint import load_tokenizer
 from composer_prime.replay.hint_writer import HintWriter
-from composer_prime.replay.served import ServedModel
-from composer_prime.replay.stamp import scoring_paths, stamp
+from composer_prime.replay.score.candidates import MAX_K, Candidates
+from composer_prime.replay.served import ServedModel, frozen_name
+from composer_prime.replay.stamp import scoring_paths, stamp, stamp_candidates
 from composer_prime.replay.teachers import TeacherPool
 
 __all__ = ["StampingEnv"]
@@ -36,13 +36,13 @@ __all__ = ["StampingEnv"]
 HINTS_SITES = "hints/error_sites"
 """Sampled turns whose call failed, and for whose kind of error there is a hint."""
 HINTS_TOKENS = "hints/tokens"
-"""Sampled tokens of such turns that the hinted policy gave a number for."""
+"""Sampled tokens of such turns that the hinted teacher gave a distribution for."""
 HINTS_NO_PLACE = "hints/no_place"
 """Error sites left out because the renderer doesn't say which tokens are the body of the message before."""
 HINTS_TOO_LONG = "hints/too_long"
-"""Error sites left out because hint and conversation don't fit the policy's context."""
+"""Error sites left out because hint and conversation don't fit the teacher's context."""
 HINTS_FAILED = "hints/failed"
-"""Error sites left out because the policy's server gave no scores, or not in time."""
+"""Error sites left out because the teacher's server gave no scores, or not in time."""
 HINTS_LEAKS = "hints/leaks"
 """Error sites left out because the hint holds the task's answer: the policy would learn it, not how to find it."""
 HINTS_WRITTEN = "hints/written"
@@ -78,14 +78,20 @@ class StampingEnvConfig(vf.EnvConfig):
     hints: HintsConfig | None = None
     """The recipe's `[hints]`; None: no hint distillation."""
 
+    top_k: int = Field(default=8, ge=0, le=MAX_K)
+    """The recipe's `trainer.distill.top_k`; 0: teachers give one number a token, and there are no hints."""
+
     stamp_ref_kl: bool = False
-    """Set upstream's `ref_kl` loss weight on stamped tokens too, so that PRIME-RL runs its own term besides ours."""
+    """Set upstream's `ref_kl` loss weight on stamped tokens too, so that PRIME-RL runs its own term besides ours;
+    with top_k = 0."""
 
     @model_validator(mode="after")
     def _check_streams(self) -> StampingEnvConfig:
         check_distinct(self.teachers)
         if not self.teachers and self.hints is None:
             raise ValueError('env.id "composer-prime" needs env.teachers or env.hints: give one, or leave the id out')
+        if self.hints is not None and not self.top_k:
+            raise ValueError("env.top_k (0) must be at least 1 with env.hints: one number a token doesn't teach a hint")
         return self
 
 
@@ -111,17 +117,27 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
             )
         self._tokenizer: Any = None
         self._pool = TeacherPool(())
+        self._hinted: ServedModel | None = None
         self._policies: dict[tuple[str, str], ServedModel] = {}
         self._writer: HintWriter | None = None
 
     async def start(self) -> None:
         """Load the tokenizer and compare the teachers' with it. Raises BadInput, also TeacherRefused."""
         self._tokenizer = load_tokenizer(self.config.tokenizer)
-        self._pool = TeacherPool(self.config.teachers)
+        self._pool = TeacherPool(self.config.teachers, self.config.top_k)
         await self._pool.check(self._tokenizer)
+        if self.config.hints is not None and self.config.hints.base_url is not None:
+            self._hinted = await self._frozen_teacher(self.config.hints.base_url, self.config.hints)
         if self.config.hints is not None and self.config.hints.writer is not None:
             self._writer = HintWriter(self.config.hints.writer)
             await self._try_writer(self.config.hints.writer)
+
+    async def _frozen_teacher(self, base_url: str, hints: HintsConfig) -> ServedModel:
+        """The server of the hinted teacher, checked as every teacher is. Raises TeacherRefused."""
+        config = TeacherConfig(name="hints", base_url=base_url, model=hints.model)
+        pool = TeacherPool([config], self.config.top_k)
+        await pool.check(self._tokenizer)
+        return pool.teachers[0].served
 
     async def _try_writer(self, config: HintWriterConfig) -> None:
         assert self._writer is not None
@@ -138,8 +154,8 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         await self._pool.close()
         if self._writer is not None:
             await self._writer.close()
-        for policy in self._policies.values():
-            await policy.close()
+        for served in [*self._policies.values(), *([] if self._hinted is None else [self._hinted])]:
+            await served.close()
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         """One attempt of the one agent."""
@@ -152,19 +168,24 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
                 await self.stamp(trace)
 
     async def stamp(self, trace: vf.Trace) -> None:
-        """Set `reference_logprobs` on the trace's sampled nodes and record what came of it; in place."""
+        """Put what teachers say on the trace's nodes and record what came of it; in place."""
         paths = scoring_paths(trace)
         counts: Counter[str] = Counter()
         hinting = asyncio.create_task(self._score_hints(trace, counts))
         scores = await asyncio.gather(*(self._pool.score(path.token_ids) for path in paths))
         hinted = await hinting
-        report = stamp(paths, scores, hinted, ref_kl=self.config.stamp_ref_kl)
-        trace.record_metrics(report.metrics([teacher.name for teacher in self.config.teachers]))
+        top_k, teachers = self.config.top_k, self.config.teachers
+        if top_k:
+            num_streams = 2 if teachers and self.config.hints is not None else 1
+            report = stamp_candidates(trace, paths, scores, hinted, top_k=top_k, num_streams=num_streams)
+        else:
+            report = stamp(paths, scores, ref_kl=self.config.stamp_ref_kl)
+        trace.record_metrics(report.metrics([teacher.name for teacher in teachers]))
         if self.config.hints is not None:
             trace.record_metrics({name: float(counts[name]) for name in HINTS_METRICS})
 
-    async def _score_hints(self, trace: vf.Trace, counts: Counter[str]) -> dict[int, Weighted]:
-        """By `id(node)`, the hinted policy's weight and logprobs on the sampled tokens of turns whose call failed."""
+    async def _score_hints(self, trace: vf.Trace, counts: Counter[str]) -> dict[int, Candidates]:
+        """By `id(node)`, what the hinted teacher says to the sampled tokens of turns whose call failed."""
         hints = self.config.hints
         if hints is None:
             return {}
@@ -184,9 +205,9 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         found = [context for context in contexts if context is not None]
         answers = await asyncio.gather(*(self._score_hinted(trace, context, hints, counts) for context in found))
         return {
-            id(context.node): (hints.weight, values)
-            for context, values in zip(found, answers, strict=True)
-            if values is not None
+            id(context.node): candidates
+            for context, candidates in zip(found, answers, strict=True)
+            if candidates is not None
         }
 
     async def _write(self, trace: vf.Trace, site: ErrorSite, hints: HintsConfig, counts: Counter[str]) -> str | None:
@@ -207,32 +228,33 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
 
     async def _score_hinted(
         self, trace: vf.Trace, context: HintedContext, hints: HintsConfig, counts: Counter[str]
-    ) -> list[float] | None:
-        """The policy's logprobs of one turn's sampled tokens under the hinted context; None, counted, without."""
-        policy = self._policy(trace)
+    ) -> Candidates | None:
+        """What the teacher says to one turn's sampled tokens under the hinted context; None, counted, without."""
+        teacher = self._hinted or self._policy(trace, frozen=hints.teacher == "frozen")
         try:
             async with asyncio.timeout(hints.timeout_s):
-                if policy.route is None:
-                    await policy.find()
-                length, limit = len(context.token_ids), policy.max_model_len
+                if teacher.route is None:
+                    await teacher.find()
+                length, limit = len(context.token_ids), teacher.max_model_len
                 if limit is not None and length >= limit:
                     counts[HINTS_TOO_LONG] += 1
-                    logger.warning("hinted=%d tokens must be below the policy's context=%d: left out", length, limit)
+                    logger.warning("hinted=%d tokens must be below the teacher's context=%d: left out", length, limit)
                     return None
-                logprobs = await policy.prompt_logprobs(context.token_ids)
+                scores = await teacher.scores(context.token_ids, self.config.top_k)
         except (TeacherError, TimeoutError) as error:
             counts[HINTS_FAILED] += 1
             logger.warning("hinted=%d tokens not scored: %s", len(context.token_ids), error or "late")
             return None
-        values = [logprobs[place] for place in context.places]
-        counts[HINTS_TOKENS] += int(usable(values).sum())
-        return values
+        candidates = scores.candidates[context.places]
+        counts[HINTS_TOKENS] += int(candidates.has_teacher.sum())
+        return candidates
 
-    def _policy(self, trace: vf.Trace) -> ServedModel:
-        """The server that the trace was sampled from."""
+    def _policy(self, trace: vf.Trace, *, frozen: bool) -> ServedModel:
+        """The server that the trace was sampled from; `frozen`: as it answers under the first policy's name."""
         assert trace.agent is not None  # verifiers sets it on every trace that an agent played
         client, model = trace.agent.config.client, trace.agent.config.model
         assert client is not None and model is not None  # resolved before the agent ran
+        model = frozen_name(model) if frozen else model
         key = (client.base_url, model)
         if key not in self._policies:
             api_key = os.environ.get(client.api_key_var)

@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,22 @@ logger = logging.getLogger(__name__)
 
 
 class Server:
-    """Answers for one engine. `is_ready` turns true when the engine has started."""
+    """Answers for the policy's engine, and for a frozen one's. `is_ready` turns true when they have started.
 
-    def __init__(self, engine: Engine, model_name: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    frozen  the engine of the first policy, by the name that it is asked for under; updates and pauses don't reach it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        model_name: str,
+        tokenizer: PreTrainedTokenizerBase,
+        frozen: Mapping[str, Engine] | None = None,
+    ) -> None:
         self.is_ready = False
         self._engine = engine
         self._model_name = model_name
+        self._engines = {model_name: engine, **(frozen or {})}
         self._tokenizer = tokenizer
 
     def app(self, lifespan: Callable[[Starlette], contextlib.AbstractAsyncContextManager[None]]) -> Starlette:
@@ -80,27 +90,31 @@ class Server:
         return JSONResponse(state, status_code=200 if self.is_ready else 503)
 
     async def _models(self, request: Request) -> Response:
-        card = {"id": self._model_name, "object": "model", "owned_by": "composer-prime"}
-        return JSONResponse({"object": "list", "data": [{**card, "max_model_len": self._engine.max_model_len}]})
+        cards = [
+            {"id": name, "object": "model", "owned_by": "composer-prime", "max_model_len": engine.max_model_len}
+            for name, engine in self._engines.items()
+        ]
+        return JSONResponse({"object": "list", "data": cards})
 
     async def _generate(self, request: Request) -> Response:
         body = await _body(request)
-        self._check_model(body)
+        engine = self._engine_of(body)
         asked = wire.parse_generate(body, secrets.token_hex(8))
-        completion = await self._engine.generate(asked)
-        return _versioned(wire.generate_answer(completion, asked.token_ids), completion)
+        completion = await engine.generate(asked)
+        return _versioned(wire.generate_answer(completion), completion)
 
     async def _chat(self, request: Request) -> Response:
         body = await _body(request)
-        self._check_model(body)
+        engine = self._engine_of(body)
         asked = wire.parse_chat(body, f"chatcmpl-{secrets.token_hex(8)}", self._render)
-        completion = await self._engine.generate(asked)
-        answer = wire.chat_answer(asked, completion, self._model_name, self._decode, bool(body.get("logprobs")))
+        completion = await engine.generate(asked)
+        name = body.get("model") or self._model_name
+        answer = wire.chat_answer(asked, completion, name, self._decode, bool(body.get("logprobs")))
         return _versioned(answer, completion)
 
     async def _tokenize(self, request: Request) -> Response:
         body = await _body(request)
-        self._check_model(body)
+        self._engine_of(body)
         text, around = wire.parse_tokenize(body)
         token_ids = self._tokenizer.encode(text, add_special_tokens=around)
         limit = self._engine.max_model_len
@@ -108,7 +122,7 @@ class Server:
 
     async def _detokenize(self, request: Request) -> Response:
         body = await _body(request)
-        self._check_model(body)
+        self._engine_of(body)
         token_ids = wire.parse_detokenize(body)
         if max(token_ids) >= len(self._tokenizer):
             raise BadInput(f"tokens ({max(token_ids)}) must be below the tokenizer's size ({len(self._tokenizer)})")
@@ -128,10 +142,13 @@ class Server:
         await self._engine.resume()
         return JSONResponse({"status": "ok"})
 
-    def _check_model(self, body: Any) -> None:
+    def _engine_of(self, body: Any) -> Engine:
+        """The engine that a body asks for by `model`; the policy's where it names none. Raises BadInput."""
         model = body.get("model") if isinstance(body, dict) else None
-        if model is not None and model != self._model_name:
-            raise BadInput(f"model ({model}) isn't served here: ask for {self._model_name}")
+        engine = self._engine if model is None else self._engines.get(str(model))
+        if engine is None:
+            raise BadInput(f"model ({model}) isn't served here: ask for {' or '.join(self._engines)}")
+        return engine
 
     def _render(self, messages: list[Any], tools: list[Any] | None, options: dict[str, Any]) -> list[int]:
         if self._tokenizer.chat_template is None:

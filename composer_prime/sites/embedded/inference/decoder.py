@@ -42,7 +42,7 @@ class Sequence:
     randomness: random.Random
     token_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
-    prompt_logprobs: list[float] | None = None
+    prompt_logprobs: list[dict[int, float]] | None = None
     finish_reason: FinishReason | None = None
     is_broken: bool = False
 
@@ -61,12 +61,29 @@ class Sequence:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Scores:
+    """Of the n tokens of a prompt after its first: their own logprobs, and the k likeliest ids with theirs."""
+
+    tokens: list[int]
+    own: list[float]
+    ids: list[list[int]]
+    logprobs: list[list[float]]
+
+    def by_token(self, k: int) -> list[dict[int, float]]:
+        """The own and the k likeliest of each token."""
+        return [
+            {token: own} | dict(zip(ids[:k], logprobs[:k], strict=True))
+            for token, own, ids, logprobs in zip(self.tokens, self.own, self.ids, self.logprobs, strict=True)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
 class _Prompt:
-    """A prompt's keys and values, the logits of the token after it, (vocabulary,), and its own logprobs if asked."""
+    """A prompt's keys and values, the logits of the token after it, (vocabulary,), and its tokens' scores if asked."""
 
     key_values: KeyValues
     logits: Tensor
-    logprobs: list[float] | None = None
+    scores: _Scores | None = None
 
     @property
     def nbytes(self) -> int:
@@ -98,7 +115,8 @@ class Decoder:
         """Compute prompts and draw a first token for each; those that are over with it are returned."""
         prompts = self._prefill([sequence.request for sequence in sequences])
         for sequence, prompt in zip(sequences, prompts, strict=True):
-            sequence.prompt_logprobs = prompt.logprobs
+            if prompt.scores is not None and sequence.request.prompt_logprobs is not None:
+                sequence.prompt_logprobs = prompt.scores.by_token(sequence.request.prompt_logprobs)
         finished = self._draw(sequences, torch.stack([prompt.logits for prompt in prompts]))
         going_on = [index for index, is_over in enumerate(finished) if not is_over]
         self._rows.add([prompts[index].key_values for index in going_on])
@@ -147,9 +165,9 @@ class Decoder:
         return [sequence.take(token, logprob) for sequence, token, logprob in drawn]
 
     def _prefill(self, requests: SequenceOf[GenerateRequest]) -> list[_Prompt]:
-        plain = self._compute([request for request in requests if not request.prompt_logprobs])
-        scored = self._score([request for request in requests if request.prompt_logprobs])
-        return [next(scored if request.prompt_logprobs else plain) for request in requests]
+        plain = self._compute([request for request in requests if request.prompt_logprobs is None])
+        scored = self._score([request for request in requests if request.prompt_logprobs is not None])
+        return [next(scored if request.prompt_logprobs is not None else plain) for request in requests]
 
     def _compute(self, requests: SequenceOf[GenerateRequest]) -> Iterator[_Prompt]:
         """The requests' prompts in their order, each computed once, or taken from those that came before."""
@@ -169,14 +187,15 @@ class Decoder:
     def _score(self, requests: SequenceOf[GenerateRequest]) -> Iterator[_Prompt]:
         """The requests' prompts in their order, with logprobs; none is kept: what is scored doesn't come again."""
         keys: list[_PromptKey] = [(request.cache_salt, request.token_ids) for request in requests]
+        scored = max((request.prompt_logprobs or 0 for request in requests), default=0)
         found: dict[_PromptKey, _Prompt] = {}
         for batch in _batches(sorted(set(keys), key=lambda key: (len(key[1]), key[1])), SCORE_TOKENS):
-            prompts = self._forward([token_ids for _, token_ids in batch], is_scored=True)
+            prompts = self._forward([token_ids for _, token_ids in batch], scored)
             found.update(zip(batch, prompts, strict=True))
         return (found[key] for key in keys)
 
-    def _forward(self, prompts: SequenceOf[tuple[int, ...]], is_scored: bool = False) -> list[_Prompt]:
-        """Compute prompts of possibly different lengths, padded on the left."""
+    def _forward(self, prompts: SequenceOf[tuple[int, ...]], scored: int | None = None) -> list[_Prompt]:
+        """Compute prompts of possibly different lengths, padded on the left; with `scored` likeliest tokens at each."""
         width = max(map(len, prompts))
         padding = [width - len(prompt) for prompt in prompts]
         tokens = torch.tensor([[0] * pad + list(prompt) for pad, prompt in zip(padding, prompts, strict=True)])
@@ -187,7 +206,7 @@ class Decoder:
             position_ids=(real.long().cumsum(dim=1) - 1).clamp_(min=0),
             attention_mask=real,
             use_cache=True,
-            logits_to_keep=0 if is_scored else 1,  # 0: all
+            logits_to_keep=1 if scored is None else 0,  # 0: all
             **{self._cache_name: cache},
         ).logits
         layers = [(cast(Tensor, keys), cast(Tensor, values)) for keys, values, *_ in cache]
@@ -196,7 +215,7 @@ class Decoder:
                 # Copies: a view would keep the whole batch alive.
                 [(keys[row, :, pad:].clone(), values[row, :, pad:].clone()) for keys, values in layers],
                 logits[row, -1].clone(),
-                _logprobs(logits[row, pad:-1].float(), tokens[row, pad + 1 :]) if is_scored else None,
+                None if scored is None else _score(logits[row, pad:-1].float(), tokens[row, pad + 1 :], scored),
             )
             for row, pad in enumerate(padding)
         ]
@@ -209,9 +228,12 @@ class Decoder:
             self._prompt_bytes -= dropped.nbytes
 
 
-def _logprobs(logits: Tensor, tokens: Tensor) -> list[float]:
-    """Logprob of each of `tokens`, (n,), under its row of `logits`, fp32 (n, vocabulary)."""
-    return (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=1)).tolist()
+def _score(logits: Tensor, tokens: Tensor, k: int) -> _Scores:
+    """Of each of `tokens`, (n,), under its row of `logits`, fp32 (n, vocabulary), with the k likeliest."""
+    total = logits.logsumexp(dim=1, keepdim=True)
+    own = (logits.gather(1, tokens[:, None]) - total)[:, 0]
+    likeliest = logits.topk(min(k, logits.shape[1]), dim=1)
+    return _Scores(tokens.tolist(), own.tolist(), likeliest.indices.tolist(), (likeliest.values - total).tolist())
 
 
 def _batches(keys: SequenceOf[_PromptKey], max_tokens: int) -> list[list[_PromptKey]]:

@@ -37,14 +37,15 @@ class Sampling:
 class GenerateRequest:
     """One prompt to continue. Prompts with different `cache_salt` never share cached work.
 
-    prompt_logprobs  whether the prompt's own tokens are to be scored too, as a teacher does.
+    prompt_logprobs  how many of the likeliest tokens to give at each token of the prompt, besides its own, as a teacher
+                     does; 0: its own alone; None: the prompt isn't scored.
     """
 
     request_id: str
     token_ids: tuple[int, ...]
     sampling: Sampling
     cache_salt: str | None = None
-    prompt_logprobs: bool = False
+    prompt_logprobs: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +55,9 @@ class Completion:
     logprobs        of the sampled token under the temperature-scaled policy, all tokens allowed: top_p changes what is
                     chosen, not these (the vllm engine gives them within the top_p set).
     policy_version  training steps behind the weights that sampled all of it.
-    prompt_logprobs where asked for: of every prompt token after the first, given those before it, at temperature 1
-                    whatever the request samples at, as vLLM has it.
+    prompt_logprobs where asked for: for every prompt token after the first, given those before it, log-probabilities by
+                    token id, its own and the likeliest; at temperature 1 whatever the request samples at, as vLLM
+                    has it.
     """
 
     request_id: str
@@ -63,7 +65,7 @@ class Completion:
     logprobs: list[float]
     finish_reason: FinishReason
     policy_version: int
-    prompt_logprobs: list[float] | None = None
+    prompt_logprobs: list[dict[int, float]] | None = None
 
 
 class Engine(Protocol):

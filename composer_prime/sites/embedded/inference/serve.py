@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -14,8 +14,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ModelError
+from composer_prime.replay.served import frozen_name
 from composer_prime.sites.embedded.inference.app import Server
 from composer_prime.sites.embedded.inference.engine import Engine
+
+_Fail = Callable[[BaseException], None]
 
 _GRACE_S = 0.5  # for answers that are being written; requests that still run then fail
 _TEACHER_BATCH = 64
@@ -27,8 +30,14 @@ def serve(settings: SiteSettings, listener: socket.socket) -> None:
 
     Raises ModelError for a model that can't be loaded, and whatever else ended the engine.
     """
-    model = settings.recipe.model.name
-    asyncio.run(_serve(lambda fail: make_engine(settings, fail), model, settings.model_dir, listener))
+    model, hints = settings.recipe.model.name, settings.recipe.hints
+
+    def make_frozen(fail: _Fail) -> dict[str, Engine]:
+        if hints is None or hints.teacher != "frozen" or hints.base_url is not None:
+            return {}
+        return {frozen_name(model): _scoring_engine(settings.model_dir, settings.recipe.seq_len, fail)}
+
+    asyncio.run(_serve(lambda fail: make_engine(settings, fail), model, settings.model_dir, listener, make_frozen))
 
 
 def serve_teacher(
@@ -41,21 +50,26 @@ def serve_teacher(
 
     Raises BadInput when the weights aren't this model's.
     """
+    asyncio.run(
+        _serve(lambda fail: _scoring_engine(folder, max_model_len, fail), name, folder, listener, weights=weights)
+    )
+
+
+def _scoring_engine(folder: Path, max_model_len: int, fail: _Fail) -> Engine:
+    """For a model that scores what others sampled."""
     from composer_prime.sites.embedded.inference.transformers_engine import TransformersEngine
 
-    def make(fail: Callable[[BaseException], None]) -> Engine:
-        return TransformersEngine(
-            folder, seed=0, max_batch_size=_TEACHER_BATCH, max_model_len=max_model_len, on_failure=fail
-        )
-
-    asyncio.run(_serve(make, name, folder, listener, weights))
+    return TransformersEngine(
+        folder, seed=0, max_batch_size=_TEACHER_BATCH, max_model_len=max_model_len, on_failure=fail
+    )
 
 
 async def _serve(
-    make: Callable[[Callable[[BaseException], None]], Engine],
+    make: Callable[[_Fail], Engine],
     model_name: str,
     folder: Path,
     listener: socket.socket,
+    make_frozen: Callable[[_Fail], Mapping[str, Engine]] = lambda fail: {},
     weights: Path | None = None,
 ) -> None:
     failures: list[BaseException] = []
@@ -66,16 +80,18 @@ async def _serve(
         http.should_exit = True
 
     engine = make(fail)
-    server = Server(engine, model_name, load_tokenizer(folder))
+    frozen = make_frozen(fail)
+    server = Server(engine, model_name, load_tokenizer(folder), frozen)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        starting = asyncio.create_task(_start(engine, server, weights, fail))
+        starting = asyncio.create_task(_start([engine, *frozen.values()], server, weights, fail))
         try:
             yield
         finally:
             starting.cancel()
-            await engine.close()
+            for one in (engine, *frozen.values()):
+                await one.close()
 
     config = uvicorn.Config(
         server.app(lifespan),
@@ -90,11 +106,13 @@ async def _serve(
         raise failures[0]
 
 
-async def _start(engine: Engine, server: Server, weights: Path | None, fail: Callable[[BaseException], None]) -> None:
+async def _start(engines: Sequence[Engine], server: Server, weights: Path | None, fail: _Fail) -> None:
+    """Start all; `weights` are the first's."""
     try:
-        await engine.start()
+        for engine in engines:
+            await engine.start()
         if weights is not None:
-            await engine.load_weights(weights, version=0)
+            await engines[0].load_weights(weights, version=0)
     except Exception as error:  # the border of a task: `serve` raises it
         fail(error)
     else:

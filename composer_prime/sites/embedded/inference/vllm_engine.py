@@ -11,7 +11,7 @@ import contextlib
 import json
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +158,8 @@ def _body(request: GenerateRequest, room: int, model_name: str) -> dict[str, Any
         "logprobs": 1,
         "skip_special_tokens": False,
     }
-    if request.prompt_logprobs:
-        asked["prompt_logprobs"] = 1
+    if request.prompt_logprobs is not None:
+        asked["prompt_logprobs"] = request.prompt_logprobs
     if sampling.seed is not None:
         asked["seed"] = sampling.seed
     body: dict[str, Any] = {"model": model_name, "token_ids": list(request.token_ids), "sampling_params": asked}
@@ -175,7 +175,7 @@ def _completion(request: GenerateRequest, answer: Any, version: int) -> Completi
         token_ids = [int(token) for token in choice["token_ids"]]
         logprobs = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
         finish_reason: FinishReason = choice["finish_reason"]
-        scores = _prompt_logprobs(request.token_ids, answer) if request.prompt_logprobs else None
+        scores = None if request.prompt_logprobs is None else _prompt_logprobs(answer)
     except (KeyError, IndexError, TypeError) as error:
         raise SiteError(f"vLLM's answer has another shape than that of 0.32: {error!r}") from error
     if finish_reason not in ("stop", "length"):
@@ -185,7 +185,9 @@ def _completion(request: GenerateRequest, answer: Any, version: int) -> Completi
     return Completion(request.request_id, token_ids, logprobs, finish_reason, version, scores)
 
 
-def _prompt_logprobs(token_ids: Sequence[int], answer: Any) -> list[float]:
+def _prompt_logprobs(answer: Any) -> list[dict[int, float]]:
     """Those of all prompt tokens but the first, for which vLLM has none."""
-    entries = answer["prompt_logprobs"]
-    return [float(entries[place][str(token)]["logprob"]) for place, token in enumerate(token_ids) if place]
+    return [
+        {int(token): float(found["logprob"]) for token, found in entry.items()}
+        for entry in answer["prompt_logprobs"][1:]
+    ]

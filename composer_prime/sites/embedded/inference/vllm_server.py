@@ -15,6 +15,7 @@ from pathlib import Path
 import aiohttp
 
 from composer_prime.errors import BadInput, SiteError
+from composer_prime.replay.score.candidates import MAX_K
 from composer_prime.sites.embedded.ports import HOST, claim_port
 from composer_prime.sites.embedded.processes import Child, describe_exit, stop
 
@@ -63,6 +64,7 @@ class VllmServer:
         command += ["--seed", str(seed), "--dtype", "float32", "--enforce-eager"]
         command += ["--disable-uvicorn-access-log"]
         command += ["--enable-scale-out"]  # serves /inference/v1/generate
+        command += ["--max-logprobs", str(MAX_K)]
         command += ["--logprobs-mode", "processed_logprobs"]  # after temperature
         self._child = Child("vllm", command, log, env=_ENV)
         self._guard = subprocess.Popen(

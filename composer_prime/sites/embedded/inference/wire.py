@@ -7,10 +7,11 @@ samples from another policy than they think.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from composer_prime.errors import BadInput
+from composer_prime.replay.score.candidates import MAX_K
 from composer_prime.sites.embedded.inference.engine import Completion, GenerateRequest, Sampling
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -42,8 +43,6 @@ _WITHOUT_EFFECT = frozenset(
     }
 )
 _SAMPLING = frozenset({"temperature", "top_p", "max_tokens", "stop_token_ids", "seed"})
-_PROMPT_LOGPROBS = (None, 0, 1)
-"""What may be asked of a prompt's own tokens: nothing, or their logprobs. No alternatives are given at 1 either."""
 _CHAT = frozenset(
     {"model", "messages", "tools", "max_completion_tokens", "chat_template_kwargs", "tool_choice", "user"}
 )
@@ -58,8 +57,8 @@ def parse_generate(body: Any, request_id: str) -> GenerateRequest:
     salt = body.get("cache_salt")
     sampling = dict(_object(body.get("sampling_params") or {}, "sampling_params"))
     scores = sampling.pop("prompt_logprobs", None)
-    if scores not in _PROMPT_LOGPROBS or isinstance(scores, bool):
-        raise BadInput(f"prompt_logprobs ({scores!r}) must be 0 or 1: the prompt's own tokens alone are scored")
+    if scores is not None and (type(scores) is not int or not 0 <= scores <= MAX_K):
+        raise BadInput(f"prompt_logprobs ({scores!r}) must be a whole number from 0 to {MAX_K}: ask for fewer")
     if salt is not None and not isinstance(salt, str):
         raise BadInput(f"cache_salt ({salt!r}) must be a string")
     return GenerateRequest(
@@ -67,7 +66,7 @@ def parse_generate(body: Any, request_id: str) -> GenerateRequest:
         token_ids=_token_ids(body.get("token_ids"), "token_ids"),
         sampling=parse_sampling(sampling),
         cache_salt=salt,
-        prompt_logprobs=scores is not None,
+        prompt_logprobs=scores,
     )
 
 
@@ -85,11 +84,11 @@ def parse_sampling(asked: Mapping[str, Any]) -> Sampling:
     )
 
 
-def generate_answer(completion: Completion, prompt: Sequence[int] = ()) -> dict[str, Any]:
+def generate_answer(completion: Completion) -> dict[str, Any]:
     """The answer of POST /inference/v1/generate, as renderers' client reads it, with the policy version.
 
-    `prompt_logprobs` are in vLLM's shape, where there are some: for each token of `prompt` an object by token id, null
-    for the first.
+    `prompt_logprobs` are in vLLM's shape, where there are some: for each token of the prompt an object by token id,
+    null for the first.
     """
     content = [
         {"token": f"token_id:{token}", "token_id": token, "logprob": logprob}
@@ -103,8 +102,11 @@ def generate_answer(completion: Completion, prompt: Sequence[int] = ()) -> dict[
     }
     answer: dict[str, Any] = {"request_id": completion.request_id, "policy_version": completion.policy_version}
     if completion.prompt_logprobs is not None:
-        pairs = zip(prompt[1:], completion.prompt_logprobs, strict=True)
-        answer["prompt_logprobs"] = [None, *({str(token): {"logprob": logprob}} for token, logprob in pairs)]
+        scored = [
+            {str(token): {"logprob": logprob} for token, logprob in entry.items()}
+            for entry in completion.prompt_logprobs
+        ]
+        answer["prompt_logprobs"] = [None, *scored]
     return answer | {"choices": [choice]}
 
 

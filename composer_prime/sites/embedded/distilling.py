@@ -1,0 +1,67 @@
+"""The terms of teachers' distributions on one micro batch: the hint stream's and the replay stream's, each by its weight.
+
+They stand beside whatever loss the recipe names, on the tokens that carry candidates.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from composer_prime import metrics
+from composer_prime.config.distill import DistillConfig, weight_at
+from composer_prime.losses.composer import keeps_low
+from composer_prime.losses.distill import DistillInputs, distill_loss
+from composer_prime.losses.records import LossOutputs
+from composer_prime.sites.embedded.packing import MicroBatch, Taught
+
+STREAMS = ("hint", "replay")
+_MEANS = ("teacher_entropy", "student_entropy", "overlap")
+"""Sums that `distill_loss` gives, of which people read the mean a token."""
+
+DPPO_LOW = 0.2
+"""A token that the policy has moved away from by more than this since it was sampled isn't replayed, as in DPPO."""
+
+
+class Distiller:
+    """The terms' settings. `loss` may be called any number of times for one step."""
+
+    def __init__(self, config: DistillConfig) -> None:
+        self._config = config
+
+    def loss(self, taught: Taught, batch: MicroBatch, logprobs: Tensor, step: int) -> LossOutputs:
+        """Both terms, summed over tokens; metrics are sums by `<stream>/<name>`.
+
+        logprobs  fp32 (rows, width), of the trained tokens under the policy; without a graph.
+        """
+        old = batch.inference_logprobs.flatten()[taught.places]
+        new = logprobs.flatten()[taught.places]
+        config, found, total = self._config, {}, torch.zeros(())
+        for stream in STREAMS:
+            mask = taught.is_hint if stream == "hint" else ~taught.is_hint & keeps_low(new, old, DPPO_LOW)
+            outputs = distill_loss(
+                DistillInputs(
+                    student_logprobs=taught.student_logprobs, teacher_logprobs=taught.teacher_logprobs, mask=mask
+                ),
+                tau=weight_at(config.hint_tau if stream == "hint" else config.replay_tau, step),
+                divergence=config.divergence,
+                jsd_alpha=config.jsd_alpha,
+            )
+            total = total + outputs.loss
+            found |= {f"{stream}/{name}": value for name, value in outputs.metrics.items()}
+        return LossOutputs(loss=total, metrics=found)
+
+
+def stream_means(total: Callable[[str], float]) -> dict[str, float]:
+    """From sums over a step's tokens to what is logged, by the names of metrics.py; nothing of a stream without tokens.
+
+    total  the sum of one of `Distiller.loss`'s metrics, 0.0 where there is none.
+    """
+    found = {}
+    for stream in STREAMS:
+        num_tokens = total(f"{stream}/num_tokens")
+        if num_tokens:
+            found[metrics.distill(stream, "tokens")] = num_tokens
+            found[metrics.distill(stream, "loss")] = total(f"{stream}/loss") / num_tokens
+            found |= {metrics.distill(stream, name): total(f"{stream}/{name}") / num_tokens for name in _MEANS}
+    return found
