@@ -17,7 +17,7 @@ from composer_prime.replay.score.candidates import EMPTY, MAX_K, Candidates
 from composer_prime.replay.score.mixture import usable_rows
 
 MAX_TOKENS = 1 << 18
-"""Most tokens of a block: with `MAX_K`, it bounds what decoding allocates, to about 2 GiB; 8 MiB of ids at k = 8."""
+"""Most tokens of a block. With `MAX_K` it bounds what decoding allocates: a result of at most 128 MiB, and int64 work."""
 
 STEP = 0.0095
 """Of sqrt(p): k + 1 rounded square roots cost about (k + 1) * STEP^2 / 6 nats, 5e-4 at k = 32."""
