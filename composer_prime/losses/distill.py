@@ -76,7 +76,8 @@ def distill_loss(
     Raises ConfigError for a setting outside its bounds, or "taid" without taid_t.
 
     Source: JSD as in OPSD and SDPO, TAID arXiv:2501.16937, entropy-aware arXiv:2603.07079 (equation 9 with alpha 1 and
-    threshold 0.8; the paper samples its reverse KL and takes entropy over the vocabulary, here both are of the support).
+    threshold 0.8;
+    the paper samples its reverse KL and takes entropy over the vocabulary, here both are over the support).
     """
     _check(tau, divergence, jsd_alpha, taid_t, entropy_threshold)
     mask = inputs.mask.bool()
