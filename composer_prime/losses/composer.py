@@ -15,21 +15,27 @@ import torch
 from torch import Tensor
 
 from composer_prime.errors import ConfigError
-from composer_prime.losses import terms
+from composer_prime.losses import terms, trust_regions
 from composer_prime.losses.records import LossInputs, LossOutputs, outputs_record
+from composer_prime.losses.trust_regions import TrustRegion, keeps_low
+
+__all__ = ["composer_loss", "keeps_low", "replay_loss"]
 
 _Outputs = outputs_record()
 
 _TRUST_REGION = "dppo_mask_low and dppo_mask_high, which bound how far a probability moves"
+_IPO = 'ipo_threshold with trust_region = "ipo"'
 _REPLACED = {
     "teacher_tau": "replay_tau",
-    **dict.fromkeys(("ipo_threshold", "ipo_mask_low", "ipo_mask_high"), _TRUST_REGION),
+    **dict.fromkeys(("ipo_mask_low", "ipo_mask_high"), _TRUST_REGION),
+    "eps": _IPO,
+    "max_importance_ratio": "ratio_cap",
     **dict.fromkeys(
         ("ratio_type", "token_mask_low", "token_mask_high", "geo_mask_low", "geo_mask_high"), _TRUST_REGION
     ),
     **dict.fromkeys(("sequence_mask_low", "sequence_mask_high", "sequence_clip_high"), _TRUST_REGION),
 }
-"""What to use for the settings of PRIME-RL's other and older losses (0.4 to 0.8)."""
+"""What to use for the settings of PRIME-RL's other and older losses (0.4 and later)."""
 
 
 def composer_loss(
@@ -41,16 +47,29 @@ def composer_loss(
     kl_tau: float = 1e-3,
     replay_tau: float = 0.0,
     replay_clip: float = 5.0,
+    ref_kl_tau: float = 0.0,
+    ratio_cap: float = 20.0,
+    trust_region: TrustRegion = "dppo",
+    ipo_threshold: float = 0.1,
+    ratio_low: float | None = None,
+    ratio_high: float = 5.0,
+    score_centering: bool = False,
     **unknown: object,
 ) -> LossOutputs:
-    """Sum over the tokens of one packed sequence of `weight * (policy + kl + replay)`; the caller divides.
+    """Sum over the tokens of one packed sequence of `weight * (policy + kl + replay + ref_kl)`; the caller divides.
 
-        log_ir = trainer - inference;  ir = exp(log_ir);  moved = exp(trainer) - exp(inference)
-        keep   = loss_mask and not (moved > dppo_mask_high if adv > 0 else moved < -dppo_mask_low)
-        keep_r = loss_mask and not moved < -dppo_mask_low
-        policy = -keep * adv_tau * adv * ir
+        log_ir = trainer - inference;  ir = exp(log_ir), at most ratio_cap;  moved = exp(trainer) - exp(inference)
+        policy = -keep * adv_tau * adv * ir, or for cispo -loss_mask * adv_tau * adv * clipped.detach() * trainer
         kl     = kl_tau * loss_mask * log_ir**2
         replay = -replay_tau * has_teacher * keep_r * clip(ref - trainer, +-replay_clip).detach() * ir
+        ref_kl = -ref_kl_tau * has_teacher * keep_r * (ref - trainer).detach() * ir
+
+        keep is loss_mask and
+          dppo    not (moved > dppo_mask_high if adv > 0 else moved < -dppo_mask_low)
+          ipo     |moved| <= ipo_threshold
+          icepop  ratio_low <= exp(log_ir) <= ratio_high
+          cispo   nothing more: clipped is exp(log_ir) held from ratio_low to ratio_high, whatever ratio_cap
+        keep_r is keeps_low: loss_mask and not moved < -dppo_mask_low; with ipo and icepop keep as well
 
     inputs          see `LossInputs`; any shape that all share. fp64 is worked on in fp64, anything else in fp32.
                     `ref_logprobs` (or `teacher_logprobs`) and `loss_weights` may be None or absent.
@@ -60,60 +79,94 @@ def composer_loss(
     kl_tau          weight of the squared log ratio
     replay_tau      weight of the teacher; a token takes part where the teacher's number is finite and not 0.0
     replay_clip     nats; bound on the teacher's pull on one token
+    ref_kl_tau      weight of the KL to a frozen reference: PRIME-RL's ref_kl, replay without a clip. It reads the same
+                    logprobs as replay, so one of the two must be 0
+    ratio_cap       at least 1. A ratio above it is held there and gives no gradient; below, nothing changes. It acts on
+                    policy, replay and ref_kl, never on kl; `math.inf` gives upstream's ratio (0.7 and 0.8)
+    trust_region    which tokens the policy term keeps; PRIME-RL's of that name
+    ratio_low       from 0; None: 0.2 for icepop, no bound for cispo
+    score_centering for ipo: subtracts the sampler's expected score, see `trust_regions.centering`; nothing where the
+                    record lacks `trainer_mask_logprobs` and `inference_mask_logprobs`
 
     Raises ConfigError for an argument it doesn't know or a negative one, with what to use in its place.
 
     Returns the loss (0-dim, attached to the graph even when nothing is trained on) and 0-dim detached metrics, the
     same names on every call. The gradient flows to `trainer_logprobs` alone; nothing is changed in place.
 
+    Stale data. -inf stands for a log-probability of -104, what fp32 rounds to 0, and gives itself no gradient.
+
     Overflow. What stands on tokens outside `loss_mask` reaches neither value nor gradient, NaN and infinities included,
-    and a token that a trust region drops adds nothing whatever its ratio. On a token that is kept, a ratio (or its
-    product with the advantage) beyond the working dtype is held at the largest finite number and gives no gradient, so
-    that only the KL term, which stays finite too, pulls such a token back. NaN on a kept token stays NaN: it is a bug.
+    and a token that a term's region drops adds nothing to that term, whatever its ratio. On a token that is kept, a
+    ratio above ratio_cap, or one (or its product with the advantage) beyond the working dtype, is held and gives no
+    gradient, so that only the KL term, which stays finite too, pulls such a token back. NaN on a kept token stays NaN:
+    it is a bug.
 
     Context parallelism. The loss and the sums among the metrics (`*_loss`, `num_teacher_tokens`) of the shards of a
     sequence add up to those of the whole, and so do gradients: no token looks at another. Means are over the tokens
     that were passed; weight them by their denominators to combine them. PRIME-RL (0.7 and 0.8) gathers the logprobs of
     all shards before it calls the loss, so there each rank sees whole sequences.
 
-    Not read: `trainer_mask_logprobs` and `inference_mask_logprobs` of PRIME-RL after 0.8, the logprobs of all tokens
-    that sampling could have chosen. Upstream's own loss centres its scores by them, this one doesn't.
-
-    Source: DPPO arXiv:2602.04879, KL arXiv:2602.02276, `default_loss_fn` in PRIME-RL's trainer/rl/loss.py.
+    Source: DPPO arXiv:2602.04879, KL arXiv:2602.02276; `default_loss_fn` and `ref_kl_loss_fn` in PRIME-RL's
+    trainer/rl/loss.py (0.7 and 0.8). The other regions: see `trust_regions`.
     """
     if unknown:
         raise _refusal(unknown)
-    _refuse_negative(dppo_mask_low, dppo_mask_high, adv_tau, kl_tau, replay_tau, replay_clip)
+    _refuse_negative(dppo_mask_low, dppo_mask_high, adv_tau, kl_tau, replay_tau, replay_clip, ref_kl_tau, ipo_threshold)
+    trust_regions.check_region(trust_region, ratio_low, ratio_high, ratio_cap, score_centering)
+    if replay_tau and ref_kl_tau:
+        raise ConfigError(
+            f"trainer.loss.kwargs has replay_tau ({replay_tau}) and ref_kl_tau ({ref_kl_tau}), which read the same "
+            "logprobs: set one of them to 0"
+        )
     tokens = _read_tokens(inputs)
-    keep, keep_replay = _trust_region(tokens, dppo_mask_low, dppo_mask_high)
+    region = _Region(trust_region, dppo_mask_low, dppo_mask_high, ipo_threshold, ratio_low, ratio_high)
     log_ratio = tokens.trainer_logprobs - tokens.inference_logprobs
-    ratio = terms.importance_ratio(log_ratio)
+    ratio = terms.importance_ratio(log_ratio, ratio_cap)
+    keep, keep_replay = region.keeps(tokens, log_ratio)
+    taught = keep_replay & tokens.has_teacher
     squared = log_ratio.square()
     with torch.no_grad():
         policy = tokens.weights * terms.policy_factor(tokens.advantages, keep, adv_tau)
-        replay = tokens.weights * terms.replay_factor(
-            tokens.ref_logprobs, tokens.trainer_logprobs, keep_replay & tokens.has_teacher, replay_tau, replay_clip
-        )
+        pulls = [
+            tokens.weights * terms.replay_factor(tokens.ref_logprobs, tokens.trainer_logprobs, taught, tau, clip)
+            for tau, clip in ((replay_tau, replay_clip), (ref_kl_tau, math.inf))
+        ]
         kl = tokens.weights * kl_tau
-    loss = terms.total(terms.bounded((policy + replay) * ratio) + kl * squared)
+    score = ratio
+    if trust_region == "cispo":
+        score = trust_regions.cispo_weight(log_ratio, ratio_low, ratio_high) * tokens.trainer_logprobs
+    centered = torch.zeros_like(ratio)
+    if score_centering:
+        centered = adv_tau * tokens.weights * tokens.advantages * _centering(inputs, tokens, ipo_threshold, ratio_cap)
+    acting = terms.bounded(policy * score) + terms.bounded((pulls[0] + pulls[1]) * ratio)
+    loss = terms.total(terms.bounded(acting) + kl * squared + centered)
     with torch.no_grad():
-        sums = terms.totals(terms.bounded(policy * ratio), kl * squared, terms.bounded(replay * ratio))
-        metrics = dict(zip(("policy_loss", "kl_loss", "replay_loss"), sums, strict=True))
-        metrics |= _trust_region_metrics(tokens, keep, ratio - log_ratio - 1)
+        parts = (terms.bounded(policy * score) + centered, kl * squared, *(terms.bounded(one * ratio) for one in pulls))
+        names = ("policy_loss", "kl_loss", "replay_loss", "ref_kl_loss")
+        metrics = dict(zip(names, terms.totals(*parts), strict=True))
+        metrics |= _trust_region_metrics(tokens, keep, terms.importance_ratio(log_ratio) - log_ratio - 1)
+        capped, num_mask = terms.counts(tokens.mask & (log_ratio > math.log(ratio_cap)), tokens.mask, dtype=ratio.dtype)
+        metrics["is_capped"] = capped / num_mask.clamp(min=1)
     return _Outputs(loss=loss, metrics=metrics)
 
 
 def replay_loss(
-    inputs: LossInputs, *, replay_tau: float, replay_clip: float = 5.0, dppo_mask_low: float = 0.2
+    inputs: LossInputs,
+    *,
+    replay_tau: float,
+    replay_clip: float = 5.0,
+    dppo_mask_low: float = 0.2,
+    ratio_cap: float = 20.0,
 ) -> LossOutputs:
     """The replay term of `composer_loss` alone, weighted and summed, to be added to another loss's sum.
 
-    Arguments, dtypes and metrics as there. Raises ConfigError for a negative argument.
+    Arguments, dtypes and metrics as there, with the region of dppo. Raises ConfigError for a bad argument as there.
     """
     _refuse_negative(replay_tau, replay_clip, dppo_mask_low)
+    trust_regions.check_region("dppo", None, math.inf, ratio_cap, False)
     tokens = _read_tokens(inputs)
-    _, keep = _trust_region(tokens, dppo_mask_low, math.inf)
-    ratio = terms.importance_ratio(tokens.trainer_logprobs - tokens.inference_logprobs)
+    keep = keeps_low(tokens.trainer_logprobs, tokens.inference_logprobs, tokens.mask, dppo_mask_low)
+    ratio = terms.importance_ratio(tokens.trainer_logprobs - tokens.inference_logprobs, ratio_cap)
     with torch.no_grad():
         factor = tokens.weights * terms.replay_factor(
             tokens.ref_logprobs, tokens.trainer_logprobs, keep & tokens.has_teacher, replay_tau, replay_clip
@@ -180,13 +233,41 @@ def _read_tokens(inputs: LossInputs) -> _Tokens:
         )
 
 
-def _trust_region(tokens: _Tokens, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """Which tokens the policy term keeps, and which the replay term keeps. A zero advantage meets the low bound."""
-    with torch.no_grad():
-        moved = terms.prob_change(tokens.trainer_logprobs, tokens.inference_logprobs)
-        above_low = tokens.mask & ~(moved < -low)
-        below_high = tokens.mask & ~(moved > high)
-        return torch.where(tokens.advantages > 0, below_high, above_low), above_low
+@dataclass(frozen=True)
+class _Region:
+    """A trust region with its bounds, by the names of `composer_loss`."""
+
+    name: TrustRegion
+    dppo_mask_low: float
+    dppo_mask_high: float
+    ipo_threshold: float
+    ratio_low: float | None
+    ratio_high: float
+
+    def keeps(self, tokens: _Tokens, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
+        """Which tokens the policy term keeps, and which replay and ref_kl keep."""
+        pair = tokens.trainer_logprobs, tokens.inference_logprobs
+        keep_low = keeps_low(*pair, tokens.mask, self.dppo_mask_low)
+        if self.name == "ipo":
+            keep = trust_regions.keeps_ipo(*pair, tokens.mask, self.ipo_threshold)
+            return keep, keep & keep_low
+        if self.name == "icepop":
+            low = trust_regions.ICEPOP_LOW if self.ratio_low is None else self.ratio_low
+            keep = trust_regions.keeps_icepop(log_ratio, tokens.mask, low, self.ratio_high)
+            return keep, keep & keep_low
+        if self.name == "cispo":
+            return tokens.mask, keep_low
+        bounds = self.dppo_mask_low, self.dppo_mask_high
+        return trust_regions.keeps_dppo(*pair, tokens.advantages, tokens.mask, *bounds), keep_low
+
+
+def _centering(inputs: LossInputs, tokens: _Tokens, threshold: float, cap: float) -> Tensor:
+    """What the policy's score is centred by; 0 where the record lacks the logprobs of the sampling mask."""
+    trainer = getattr(inputs, "trainer_mask_logprobs", None)
+    sampler = getattr(inputs, "inference_mask_logprobs", None)
+    if trainer is None or sampler is None:
+        return torch.zeros_like(tokens.trainer_logprobs)
+    return trust_regions.centering(trainer, sampler, tokens.mask, threshold, cap)
 
 
 def _trust_region_metrics(tokens: _Tokens, keep: Tensor, mismatch_kl: Tensor) -> dict[str, Tensor]:

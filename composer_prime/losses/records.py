@@ -23,6 +23,11 @@ class LossInputs:
     ref_logprobs        float, nats, or None: the same tokens under the teacher; 0.0, NaN and inf say "none here"
     loss_weights        float, or None for 1.0 everywhere
 
+    Two more are read where they are, both float (seq, mask), nats: the tokens that sampling could have chosen.
+
+    trainer_mask_logprobs    under the policy being trained; the gradient flows here too
+    inference_mask_logprobs  under the policy that sampled; -inf in padding
+
     Source: `LossInputs` in PRIME-RL's trainer/rl/loss.py (versions before 0.7 call the teacher `teacher_logprobs`
     and have no weights).
     """
@@ -33,6 +38,8 @@ class LossInputs:
     loss_mask: Tensor
     ref_logprobs: Tensor | None = None
     loss_weights: Tensor | None = None
+    trainer_mask_logprobs: Tensor | None = None
+    inference_mask_logprobs: Tensor | None = None
 
 
 @dataclass(kw_only=True)

@@ -4,11 +4,16 @@ Elementwise and free of data-dependent branches, so that plain and compiled runs
 logprobs that aren't NaN, because one stray infinity times a zero mask would turn a whole batch into NaN.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 # Largest x with a finite exp(x).
 _MAX_EXPONENT = {torch.float32: 88.72283, torch.float64: 709.782712893}
+
+LEAST_LOGPROB = -104.0
+"""Nats: the log of what fp32 rounds to 0, so what a log-probability of -inf stands for."""
 
 
 def working_dtype(logprobs: Tensor) -> torch.dtype:
@@ -22,14 +27,19 @@ def select(values: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def bound_logprobs(logprobs: Tensor) -> Tensor:
-    """Logprobs held in a range whose differences have finite squares (+-4.6e18 in fp32): -inf becomes a number."""
+    """Logprobs whose differences have finite squares; what is held has no gradient.
+
+    -inf becomes `LEAST_LOGPROB` and +inf 0, so that their KL pulls with a small force. Finite ones are held at +-4.6e18
+    in fp32.
+    """
     limit = torch.finfo(logprobs.dtype).max ** 0.5 / 4
-    return logprobs.clamp(-limit, limit)
+    finite = torch.where(logprobs == -math.inf, LEAST_LOGPROB, torch.where(logprobs == math.inf, 0.0, logprobs))
+    return finite.clamp(-limit, limit)
 
 
-def importance_ratio(log_ratio: Tensor) -> Tensor:
-    """exp(log_ratio); where that would overflow, the largest finite value, which has no gradient."""
-    return log_ratio.clamp(max=_MAX_EXPONENT[log_ratio.dtype]).exp()
+def importance_ratio(log_ratio: Tensor, cap: float = math.inf) -> Tensor:
+    """exp(log_ratio), at most `cap` and the largest finite value; above either it is held and has no gradient."""
+    return log_ratio.clamp(max=min(math.log(cap), _MAX_EXPONENT[log_ratio.dtype])).exp()
 
 
 def prob_change(trainer_logprobs: Tensor, inference_logprobs: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The loss token by token in plain Python floats (fp64), written from DESIGN section 3's formulas, and its gradient.
 
-Shares no code with composer_prime.losses. The gradient is worked out by hand: ratio' = ratio, factors are constants.
+Shares no code with composer_prime.losses. The gradient is worked out by hand: ratio' = ratio (0 above the cap), factors are constants.
 """
 
 import math
@@ -22,6 +22,7 @@ class Reference:
 def reference_loss(
     trainer, inference, advantages, mask, refs=None, weights=None, *,
     low=0.2, high=0.2, adv_tau=1.0, kl_tau=1e-3, replay_tau=0.0, replay_clip=5.0,
+    ratio_cap=20.0,
 ) -> Reference:  # fmt: skip
     out = Reference()
     for t, (lt, li, adv, trained) in enumerate(zip(trainer, inference, advantages, mask, strict=True)):
@@ -32,7 +33,8 @@ def reference_loss(
         weight = 1.0 if weights is None else weights[t]
         ref = 0.0 if refs is None else refs[t]
         log_ir = lt - li
-        ir = math.exp(log_ir)
+        capped = math.exp(log_ir) > ratio_cap
+        ir = ratio_cap if capped else math.exp(log_ir)
         moved = math.exp(lt) - math.exp(li)
         keep = not (moved > high if adv > 0 else moved < -low)
         keep_replay = not moved < -low
@@ -46,7 +48,7 @@ def reference_loss(
         out.replay += weight * replay
         out.loss += weight * (policy + kl + replay)
         out.magnitude += abs(weight) * (abs(policy) + abs(kl) + abs(replay))
-        out.gradient.append(weight * (policy + 2.0 * kl_tau * log_ir + replay))
+        out.gradient.append(weight * (2.0 * kl_tau * log_ir + (0.0 if capped else policy + replay)))
         out.kept.append(keep)
         out.num_teacher_tokens += taught
     return out

@@ -17,7 +17,7 @@ from tests.losses.reference import reference_loss, reference_mismatch_kl
 METRICS = {
     "mismatch_kl", "masked_mismatch_kl", "unmasked_mismatch_kl", "is_masked", "is_masked_low", "is_masked_high",
     "masked_advantage_positive", "masked_advantage_negative", "policy_loss", "kl_loss", "replay_loss",
-    "num_teacher_tokens",
+    "num_teacher_tokens", "ref_kl_loss", "is_capped",
 }  # fmt: skip
 FULL: dict[str, Any] = {"adv_tau": 0.7, "kl_tau": 0.05, "replay_tau": 0.3, "replay_clip": 2.0}
 
@@ -112,15 +112,17 @@ def assert_equals_reference(batch, dtype, tolerance, **kwargs):
     weighted=st.booleans(),
     bounds=st.sampled_from([(0.2, 0.2), (0.1, 0.3), (1.0, 0.0)]),
     taus=st.sampled_from([(1.0, 1e-3, 0.0, 5.0), (0.7, 0.05, 0.3, 2.0), (0.0, 0.0, 1.0, 0.5)]),
+    cap=st.sampled_from([20.0, 1.0, math.inf]),
 )
 def test_value_gradient_and_metrics_equal_the_formulas(
-    seed, num_tokens, signs, span, masked, taught, weighted, bounds, taus
+    seed, num_tokens, signs, span, masked, taught, weighted, bounds, taus, cap
 ):
     batch = make_batch(
         np.random.default_rng(seed), num_tokens, signs=signs, span=span, masked=masked, taught=taught, weighted=weighted
     )
     kwargs = dict(zip(("adv_tau", "kl_tau", "replay_tau", "replay_clip"), taus, strict=True))
     kwargs |= dict(zip(("dppo_mask_low", "dppo_mask_high"), bounds, strict=True))
+    kwargs["ratio_cap"] = cap
     assert_equals_reference(batch, torch.float64, 1e-12, **kwargs)
     assert_equals_reference(batch, torch.float32, 2e-5, **kwargs)
 
@@ -139,9 +141,9 @@ def upstream_dppo_kl(inputs, low=0.2, high=0.2, adv_tau=1.0, kl_tau=1e-3):
 @pytest.mark.parametrize("masked", [0.0, 0.5, 1.0])
 def test_without_replay_it_is_upstreams_loss(signs, masked):
     batch = make_batch(np.random.default_rng(7), 512, signs=signs, masked=masked)
-    ours, our_gradient = run(batch)
+    ours, our_gradient = run(batch, ratio_cap=math.inf)
     theirs, their_gradient = run(batch, loss=upstream_dppo_kl)
-    scale = 1.0 + run_reference(batch).magnitude
+    scale = 1.0 + run_reference(batch, ratio_cap=math.inf).magnitude
     assert abs(ours.loss - theirs.loss).item() <= 1e-6 * scale
     torch.testing.assert_close(our_gradient, their_gradient, rtol=1e-6, atol=1e-6)
 
@@ -256,7 +258,7 @@ def test_where_a_dropped_or_masked_token_overflows_upstream_is_nan_and_ours_is_f
 
 @pytest.mark.parametrize("advantage", [-1.0, -3.0, -1e-3])
 def test_where_a_kept_token_overflows_only_the_kl_term_pulls_it(advantage):
-    outputs, gradient = run(overflow_batch(advantage, [True, True]))
+    outputs, gradient = run(overflow_batch(advantage, [True, True]), ratio_cap=math.inf)
     assert outputs.loss.item() > 1e34 and outputs.loss.isfinite()
     assert gradient.tolist() == pytest.approx([2 * 1e-3 * 100, -math.exp(0.1) + 2e-3 * 0.1], rel=1e-5)
     assert all(value.isfinite() for value in outputs.metrics.values())
@@ -265,7 +267,7 @@ def test_where_a_kept_token_overflows_only_the_kl_term_pulls_it(advantage):
 @pytest.mark.parametrize("log_ratio", [88.72, 80.0, -100.0])
 def test_ratios_that_fp32_can_hold_are_not_bounded(log_ratio):
     batch = {"trainer": [-1.0], "inference": [-1.0 - log_ratio], "advantages": [-1.0], "mask": [True]}
-    outputs, gradient = run(batch, kl_tau=0.0)
+    outputs, gradient = run(batch, kl_tau=0.0, ratio_cap=math.inf)
     exact = math.exp(np.float32(-1.0) - np.float32(-1.0 - log_ratio))
     assert outputs.loss.item() == pytest.approx(exact, rel=1e-5)
     assert gradient.item() == pytest.approx(exact, rel=1e-5)

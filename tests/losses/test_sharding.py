@@ -87,7 +87,7 @@ def test_the_sampling_masks_logprobs_change_nothing():
     ("name", "instead"),
     [
         ("teacher_tau", "use replay_tau"),
-        ("ipo_threshold", "use dppo_mask_low and dppo_mask_high"),
+        ("eps", "use ipo_threshold with trust_region"),
         ("ipo_mask_low", "use dppo_mask_low and dppo_mask_high"),
         ("token_mask_high", "use dppo_mask_low and dppo_mask_high"),
         ("type", "leave it out"),
