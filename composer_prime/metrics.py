@@ -35,8 +35,8 @@ DISTILL = "distill"
 
 def distill(stream: str, name: str) -> str:
     """The name of a number of one stream of teachers ("hint" or "replay"): `tokens` that a step learned from it, and of
-    these the means of `loss` (unweighted by tau: 0 is agreement), `teacher_entropy`, `student_entropy` and `overlap`
-    (the probability that both give to the same tokens)."""
+    these the means of `loss` (weighted), `teacher_entropy`, `student_entropy` (nats) and `overlap`, the probability
+    that both give to the same tokens."""
     return f"{DISTILL}/{stream}_{name}"
 
 

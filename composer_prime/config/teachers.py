@@ -136,9 +136,7 @@ class HintsConfig(Table):
                 'while every metric looked healthy: use "frozen", or say that you know with hints.allow_live = true'
             )
         if self.teacher == "live" and self.base_url is not None:
-            raise ValueError(
-                f'hints.base_url ({self.base_url}) is of a teacher that holds still: use teacher = "frozen"'
-            )
+            raise ValueError(f'hints.base_url ({self.base_url}) is for teacher = "frozen": leave it out with "live"')
         return self
 
 

@@ -120,7 +120,9 @@ def test_candidates_stand_at_sampled_tokens_of_every_node_and_streams_are_told_a
 
 def test_a_teacher_that_fails_leaves_no_candidates_and_is_counted() -> None:
     stamped = trace(*forked()[:4])
-    report = stamp_candidates(stamped, scoring_paths(stamped), [[Score("a", 1.0, None, "late")]], {}, top_k=2, num_streams=1)
+    report = stamp_candidates(
+        stamped, scoring_paths(stamped), [[Score("a", 1.0, None, "late")]], {}, top_k=2, num_streams=1
+    )
     assert not any(one.routed_experts.any() for one in stamped.nodes if one.routed_experts is not None)
     assert report.metrics(["a"])["replay/unanswered_tokens"] == report.metrics(["a"])["replay/dropped_tokens/a"] == 3.0
 

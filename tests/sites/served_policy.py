@@ -7,6 +7,7 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
+from composer_prime.replay.served import frozen_name
 from composer_prime.sites.embedded.inference.app import Server
 from composer_prime.sites.embedded.inference.serve import load_tokenizer
 from composer_prime.sites.embedded.inference.transformers_engine import TransformersEngine
@@ -14,22 +15,30 @@ from tests.servers.in_thread import serving_app
 
 
 @contextmanager
-def serving_policy(folder: Path, *, name: str = "policy", max_model_len: int = 512) -> Iterator[int]:
-    """Serve the model in a folder; the port is yielded once it answers."""
+def serving_policy(
+    folder: Path, *, name: str = "policy", max_model_len: int = 512, frozen: Path | None = None
+) -> Iterator[int]:
+    """Serve the model in a folder, and another as the first policy; the port is yielded once both answer."""
     failures: list[BaseException] = []
-    engine = TransformersEngine(
-        folder, seed=0, max_batch_size=32, max_model_len=max_model_len, on_failure=failures.append
-    )
-    server = Server(engine, name, load_tokenizer(folder))
+    folders = {name: folder} | ({} if frozen is None else {frozen_name(name): frozen})
+    engines = {
+        one: TransformersEngine(
+            path, seed=0, max_batch_size=32, max_model_len=max_model_len, on_failure=failures.append
+        )
+        for one, path in folders.items()
+    }
+    server = Server(engines[name], name, load_tokenizer(folder), engines)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        await engine.start()
+        for engine in engines.values():
+            await engine.start()
         server.is_ready = True
         try:
             yield
         finally:
-            await engine.close()
+            for engine in engines.values():
+                await engine.close()
 
     with serving_app(server.app(lifespan), lifespan="on") as port:
         yield port

@@ -318,14 +318,35 @@ def test_prompt_logprobs_are_those_of_one_plain_forward_at_temperature_one(site)
     site(test)
 
 
+def test_as_many_of_the_likeliest_tokens_as_are_asked_for_stand_beside_the_prompts_own(site) -> None:
+    async def test(site: Site) -> None:
+        prompts = [prompt_of(length) for length in (3, 30, 30)]
+        answers = await asyncio.gather(
+            *(
+                site.generate(prompt, max_tokens=1, prompt_logprobs=k)
+                for prompt, k in zip(prompts, (8, 3, 0), strict=True)
+            )
+        )
+        for prompt, k, answer in zip(prompts, (8, 3, 0), answers, strict=True):
+            with torch.no_grad():
+                expected = site.policies[0](torch.tensor([prompt])).logits[0].float().log_softmax(-1)
+            for place, entry in enumerate(answer["prompt_logprobs"][1:]):
+                likeliest = {str(token) for token in expected[place].topk(k).indices.tolist()}
+                assert set(entry) == likeliest | {str(prompt[place + 1])}
+                found = {token: one["logprob"] for token, one in entry.items()}
+                assert found == pytest.approx({token: float(expected[place, int(token)]) for token in found}, abs=1e-4)
+
+    site(test)
+
+
 def test_scores_are_those_of_the_weights_the_server_holds_now(site) -> None:
     async def test(site: Site) -> None:
         prompt = prompt_of(12)
         for version in (0, 1):
             await site.update(version)
             answer = await site.generate(prompt, max_tokens=1, prompt_logprobs=1)
-            given = [next(iter(entry.values()))["logprob"] for entry in answer["prompt_logprobs"][1:]]
-            # vLLM names the prompt's own token first; ours names no other.
+            entries = zip(answer["prompt_logprobs"][1:], prompt[1:], strict=True)
+            given = [entry[str(token)]["logprob"] for entry, token in entries]
             assert given == pytest.approx(score(site.policies[version], prompt[:1], prompt[1:]), abs=1e-4)
 
     site(test)

@@ -104,12 +104,15 @@ def test_a_generate_answer_is_what_renderers_client_reads() -> None:
 
 
 def test_prompt_logprobs_are_asked_for_by_vllms_name_and_given_in_its_shape() -> None:
-    for asked in (0, 1):
-        assert wire.parse_generate(generate_body(prompt_logprobs=asked), "id").prompt_logprobs
-    assert not wire.parse_generate(generate_body(prompt_logprobs=None), "id").prompt_logprobs
-    scored = Completion("id", [7], [-0.5], "stop", policy_version=3, prompt_logprobs=[-2.5, -0.25])
-    answer = wire.generate_answer(scored, (4, 5, 4))
-    assert answer["prompt_logprobs"] == [None, {"5": {"logprob": -2.5}}, {"4": {"logprob": -0.25}}]
+    for asked in (None, 0, 1, 64):
+        assert wire.parse_generate(generate_body(prompt_logprobs=asked), "id").prompt_logprobs == asked
+    scored = Completion("id", [7], [-0.5], "stop", policy_version=3, prompt_logprobs=[{5: -2.5, 9: -0.5}, {4: -0.25}])
+    answer = wire.generate_answer(scored)
+    assert answer["prompt_logprobs"] == [
+        None,
+        {"5": {"logprob": -2.5}, "9": {"logprob": -0.5}},
+        {"4": {"logprob": -0.25}},
+    ]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ SEQ_LEN = 32
 
 def unpacked(batch):
     """Each packed sample's streams, as a dict of lists."""
-    names = [field.name for field in dataclasses.fields(batch) if field.name != "seq_lens"]
+    names = [field.name for field in dataclasses.fields(batch) if field.name not in ("seq_lens", "candidates")]
     pieces = zip(*(batch.split(getattr(batch, name)) for name in names), strict=True)
     return [{name: piece.tolist() for name, piece in zip(names, one, strict=True)} for one in pieces]
 
@@ -73,7 +73,7 @@ def test_packed_logprobs_equal_those_of_each_sample_alone(overrides):
     batches = pack(samples, SEQ_LEN, micro_tokens=200)
     assert max(len(lengths) for batch in batches for lengths in batch.seq_lens) > 1
     for batch in batches:
-        logprobs = trainer_logprobs(model, batch).detach()
+        logprobs = trainer_logprobs(model, batch)[0].detach()
         assert logprobs[~batch.loss_mask].abs().max() == 0.0
         streams = (batch.input_ids, batch.loss_mask, logprobs)
         for tokens, trained, found in zip(*map(batch.split, streams), strict=True):
@@ -89,7 +89,7 @@ def test_the_gradient_of_a_packed_batch_is_the_sum_of_the_samples_gradients():
         model.zero_grad()
         for group in groups:
             for batch in pack(group, SEQ_LEN):
-                trainer_logprobs(model, batch).square().sum().backward()
+                trainer_logprobs(model, batch)[0].square().sum().backward()
         return torch.cat([torch.as_tensor(parameter.grad).flatten() for parameter in model.parameters()])
 
     packed, alone = gradient([samples]), gradient([[sample] for sample in samples])
@@ -111,6 +111,6 @@ def test_a_micro_batch_without_trained_tokens_gives_zeros_that_can_be_backpropag
     model = random_policy()
     sample = random_sample(random.Random(6), 5)
     (batch,) = pack([dataclasses.replace(sample, mask=[False] * 5)], SEQ_LEN)
-    logprobs = trainer_logprobs(model, batch)
+    logprobs, _ = trainer_logprobs(model, batch)
     logprobs.sum().backward()
     assert logprobs.tolist() == [[0.0] * 5]

@@ -1,5 +1,8 @@
 """Advantages, the zero-advantage filter, samples and task order, against numbers worked out by hand."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 
 from composer_prime.sites.embedded.advantages import group_advantages, has_signal
@@ -51,6 +54,16 @@ def test_groups_that_teach_nothing_are_left_out_only_when_asked() -> None:
     groups = [group(1.0, 1.0), group(0.0, 0.0), group(0.0, 1.0), group(1.0)]
     assert [s.reward for s in make_samples(groups, temperature=1.0, filter_zero_advantages=True)] == [0.0, 1.0]
     assert len(make_samples(groups, temperature=1.0, filter_zero_advantages=False)) == 7
+
+
+def test_what_a_teacher_has_a_word_on_is_kept_where_rewards_are_equal() -> None:
+    candidates = np.ones((4, 2, 8), np.int32)
+    plain = group(0.0).rollouts[0]
+    (branch,) = plain.branches
+    taught = dataclasses.replace(plain, branches=(dataclasses.replace(branch, candidates=candidates), branch))
+    groups = [Group("letters", 5, (taught, plain), failures=())]
+    (sample,) = make_samples(groups, temperature=1.0, filter_zero_advantages=True)
+    assert sample.candidates is candidates and sample.advantages == [0.0] * 4
 
 
 def test_every_branch_of_a_rollout_becomes_a_sample_with_the_rollouts_advantage() -> None:

@@ -1,6 +1,6 @@
 """A teacher's distribution at each token of a sequence: its k likeliest tokens, and one tail for all others. No torch.
 
-A token has a teacher where its first slot is filled. The tail isn't stored: it is what the slots leave of probability 1.
+A token has a teacher where its first slot is filled. The tail isn't stored: it is what the slots leave of 1.
 """
 
 from collections.abc import Sequence
@@ -62,6 +62,6 @@ class Candidates:
 
     @property
     def tail(self) -> np.ndarray:
-        """fp64 (n,), nats: log of what the slots leave of probability 1, at least log `LEAST_TAIL`; 0 without a teacher."""
+        """fp64 (n,), nats: log of what the slots leave of 1, at least log `LEAST_TAIL`; 0 without a teacher."""
         left = 1.0 - np.exp(self.logprobs.astype(np.float64)).sum(axis=1)
         return np.log(np.maximum(left, LEAST_TAIL))

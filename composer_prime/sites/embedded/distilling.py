@@ -1,4 +1,4 @@
-"""The terms of teachers' distributions on one micro batch: the hint stream's and the replay stream's, each by its weight.
+"""The terms of teachers' distributions on one micro batch: the hint stream's and the replay stream's, by their weights.
 
 They stand beside whatever loss the recipe names, on the tokens that carry candidates.
 """
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from composer_prime import metrics
 from composer_prime.config.distill import DistillConfig, weight_at
-from composer_prime.losses.composer import keeps_low
 from composer_prime.losses.distill import DistillInputs, distill_loss
 from composer_prime.losses.records import LossOutputs
+from composer_prime.losses.trust_regions import keeps_low
 from composer_prime.sites.embedded.packing import MicroBatch, Taught
 
 STREAMS = ("hint", "replay")
@@ -38,7 +38,7 @@ class Distiller:
         new = logprobs.flatten()[taught.places]
         config, found, total = self._config, {}, torch.zeros(())
         for stream in STREAMS:
-            mask = taught.is_hint if stream == "hint" else ~taught.is_hint & keeps_low(new, old, DPPO_LOW)
+            mask = taught.is_hint if stream == "hint" else keeps_low(new, old, ~taught.is_hint, DPPO_LOW)
             outputs = distill_loss(
                 DistillInputs(
                     student_logprobs=taught.student_logprobs, teacher_logprobs=taught.teacher_logprobs, mask=mask

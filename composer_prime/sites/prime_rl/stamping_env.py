@@ -1,7 +1,8 @@
 """A verifiers environment that plays any taskset with one agent and stamps teachers' numbers on what it sampled.
 
 Every verifiers program finds it under `env.id = "composer-prime"`, PRIME-RL's env server too; the embedded site uses
-it. It only adds what replay/stamp.py says to finished traces: rewards, advantages and the rollout itself stay as they are.
+it. It only adds to finished traces what replay/stamp.py says: rewards, advantages and the rollout itself stay as they
+are.
 """
 
 from __future__ import annotations

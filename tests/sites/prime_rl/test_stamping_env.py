@@ -7,7 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import verifiers.v1 as vf
 from transformers import PreTrainedModel
 from verifiers.v1.graph import MessageNode
@@ -15,6 +17,8 @@ from verifiers.v1.graph import MessageNode
 from composer_prime.errors import BadInput, TeacherRefused
 from composer_prime.hints.contexts import TEMPLATES
 from composer_prime.replay.consensus import log_mixture
+from composer_prime.replay.score.candidates import Candidates
+from composer_prime.replay.score.carrier import unpack
 from composer_prime.sites.embedded.environments import load_sources
 from composer_prime.sites.embedded.model import load_policy
 from composer_prime.sites.embedded.ports import claim_port
@@ -34,13 +38,15 @@ Play = Callable[..., list[vf.Episode]]
 
 
 class Models:
-    """A policy and a teacher with random weights, served, and at hand to be asked directly."""
+    """A policy, the one that it was at first, and a teacher, with random weights: served, and at hand to be asked."""
 
     def __init__(self, root: Path, stack: ExitStack) -> None:
         self.policy_dir = save_random_tiny(root / "policy")
-        teacher_dir = save_random_tiny(root / "teacher", seed=1)
-        self.policy, self.teacher = load_policy(self.policy_dir), load_policy(teacher_dir)
-        self.policy_port = stack.enter_context(serving_policy(self.policy_dir, max_model_len=CONTEXT))
+        teacher_dir, first_dir = (
+            save_random_tiny(root / name, seed=seed) for seed, name in ((1, "teacher"), (2, "first"))
+        )
+        self.policy, self.teacher, self.first = map(load_policy, (self.policy_dir, teacher_dir, first_dir))
+        self.policy_port = stack.enter_context(serving_policy(self.policy_dir, max_model_len=CONTEXT, frozen=first_dir))
         self.teacher_port = stack.enter_context(serving_policy(teacher_dir, name="teacher", max_model_len=CONTEXT))
 
     def table(self, name: str, port: int, **settings: Any) -> dict[str, Any]:
@@ -65,8 +71,8 @@ def play(models: Models, tmp_path: Path, run_async: Callable[..., Any], monkeypa
             slots = [source.env.slots(task)[0] for task in source.tasks[:2]]
             return list(await asyncio.gather(*(source.env.run_slot(slot, player._context) for slot in slots)))
 
-    def run(taskset: dict[str, Any], **tables: Any) -> list[vf.Episode]:
-        loss = {"loss": {"kwargs": {"replay_tau": 0.1}}}
+    def run(taskset: dict[str, Any], *, top_k: int = 8, **tables: Any) -> list[vf.Episode]:
+        loss = {"loss": {"kwargs": {} if top_k else {"replay_tau": 0.1}}, "distill": {"top_k": top_k}}
         settings = letters_site(
             tmp_path, port=models.policy_port, model_dir=models.policy_dir, taskset=taskset, trainer=loss, **tables
         )
@@ -88,7 +94,7 @@ def scored(model: PreTrainedModel, episode: vf.Episode) -> list[float]:
 
 
 def test_the_policy_as_its_own_teacher_gives_its_own_logprobs(play: Play, models: Models) -> None:
-    episodes = play({"id": "reverse-letters"}, replay={"teachers": [models.table("self", models.policy_port)]})
+    episodes = play({"id": "reverse-letters"}, top_k=0, replay={"teachers": [models.table("self", models.policy_port)]})
     for episode in episodes:
         assert episode.ok, episode.errors
         node = sampled_node(episode)
@@ -102,7 +108,7 @@ def test_the_policy_as_its_own_teacher_gives_its_own_logprobs(play: Play, models
 
 def test_two_teachers_are_the_log_of_their_weighted_mixture(play: Play, models: Models) -> None:
     tables = [models.table("a", models.policy_port, weight=3.0), models.table("b", models.teacher_port, weight=1.0)]
-    for episode in play({"id": "reverse-letters"}, replay={"teachers": tables}):
+    for episode in play({"id": "reverse-letters"}, top_k=0, replay={"teachers": tables}):
         told = [(3.0, scored(models.policy, episode)), (1.0, scored(models.teacher, episode))]
         expected = log_mixture(told, len(told[0][1]))
         assert sampled_node(episode).reference_logprobs == pytest.approx(expected, abs=CLOSE)
@@ -123,12 +129,12 @@ def test_a_teacher_that_fails_in_the_run_drops_out_and_is_counted(
     failing = FakeTeacher()
 
     def fail_after_the_check(answer: dict[str, Any]) -> dict[str, Any]:
-        return answer if len(failing.bodies) == 1 else {}
+        return answer if len(failing.bodies) <= 3 else {}
 
     failing.change = fail_after_the_check
     with serving_teacher(failing) as url, caplog.at_level(logging.WARNING, "composer_prime.replay"):
         tables = [models.table("self", models.policy_port), {"name": "bad", "base_url": url}]
-        episodes = play({"id": "reverse-letters"}, replay={"teachers": tables})
+        episodes = play({"id": "reverse-letters"}, top_k=0, replay={"teachers": tables})
     for episode in episodes:
         assert episode.ok
         node = sampled_node(episode)
@@ -137,31 +143,98 @@ def test_a_teacher_that_fails_in_the_run_drops_out_and_is_counted(
     assert "teacher=bad" in caplog.text and "another shape than vLLM's" in caplog.text
 
 
-def test_a_hint_stands_before_the_call_that_failed_and_the_policy_is_scored_under_it(
+def told(node: Any) -> tuple[Candidates, Candidates]:
+    """What replay's and hints' teachers say to a node's sampled tokens."""
+    replay, hint = unpack(node.routed_experts)
+    sampled = np.flatnonzero(node.mask)
+    for stream in (replay, hint):
+        assert not np.delete(stream.has_teacher, sampled).any(), "nothing is said to what wasn't sampled"
+    return replay[sampled], hint[sampled]
+
+
+def assert_said(found: Candidates, model: PreTrainedModel, prompt: list[int], sampled: list[int], k: int = 8) -> None:
+    """The candidates are the k likeliest of one plain forward."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *sampled]])).logits[0, len(prompt) - 1 : -1]
+    expected = logits.float().log_softmax(-1).topk(k)
+    assert found.logprobs == pytest.approx(expected.values.numpy(), abs=CLOSE)
+    gathered = logits.float().log_softmax(-1).gather(1, torch.from_numpy(found.ids).long())
+    assert found.logprobs == pytest.approx(gathered.numpy(), abs=CLOSE), "ids and numbers belong together"
+
+
+def hinted(failed: vf.Episode, hint: str) -> tuple[list[int], list[int]]:
+    """The tokens before the failed call with that hint in them, and the call's."""
+    tokenizer, branch, node = tiny_tokenizer(), failed.traces[0].branches[0], sampled_node(failed)
+    before = str(tokenizer.decode(branch.token_ids[: branch.sampled_mask.index(True)]))
+    asked = "What is the name?"
+    assert before.count(asked) == 1
+    prompt = tokenizer.encode(before.replace(asked, f"{asked}\n\n{hint}"), add_special_tokens=False)
+    return prompt, [token for token, is_sampled in zip(node.token_ids, node.mask, strict=True) if is_sampled]
+
+
+HINT = TEMPLATES["traceback"].format(error="KeyError: 'name'", tool="lookup")
+
+
+def test_a_hint_stands_before_the_call_that_failed_and_the_first_policy_is_asked_under_it(
     play: Play, models: Models
 ) -> None:
     failed, fine = play({"id": "failing-tool"}, hints={})
-    tokenizer = tiny_tokenizer()
-    trace, node = failed.traces[0], sampled_node(failed)
-    hint = TEMPLATES["traceback"].format(error="KeyError: 'name'", tool="lookup")
-    before = str(tokenizer.decode(trace.branches[0].token_ids[: trace.branches[0].sampled_mask.index(True)]))
-    asked = "What is the name?"
-    assert before.count(asked) == 1
-    hinted = tokenizer.encode(before.replace(asked, f"{asked}\n\n{hint}"), add_special_tokens=False)
-    sampled = [token for token, is_sampled in zip(node.token_ids, node.mask, strict=True) if is_sampled]
-    assert node.reference_logprobs == pytest.approx(score(models.policy, hinted, sampled), abs=CLOSE)
-    assert node.reference_logprobs != pytest.approx(node.logprobs, abs=10 * CLOSE)
-    assert trace.metrics["hints/error_sites"] == 1 and trace.metrics["hints/tokens"] == len(sampled)
-    assert sampled_node(fine).reference_logprobs is None
+    replay, hint = told(sampled_node(failed))
+    prompt, sampled = hinted(failed, HINT)
+    assert_said(hint, models.first, prompt, sampled)
+    assert not replay.has_teacher.any()
+    metrics = failed.traces[0].metrics
+    assert metrics["hints/error_sites"] == 1 and metrics["hints/tokens"] == len(sampled)
+    assert not any(stream.has_teacher.any() for stream in told(sampled_node(fine)))
     assert fine.traces[0].metrics["hints/error_sites"] == 0
+    (branch,) = read_episode(failed).branches  # pyright: ignore[reportAttributeAccessIssue]
+    assert branch.is_taught and branch.candidates.shape == (len(branch.token_ids), 2, 8)
+    assert not any(one.is_taught for one in read_episode(fine).branches)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_hints_join_the_teachers_on_their_turn_alone(play: Play, models: Models) -> None:
+def test_the_policy_of_the_moment_is_asked_where_the_recipe_says_that_it_knows(play: Play, models: Models) -> None:
+    failed, _ = play({"id": "failing-tool"}, hints={"teacher": "live", "allow_live": True})
+    assert_said(told(sampled_node(failed))[1], models.policy, *hinted(failed, HINT))
+
+
+def test_a_server_of_its_own_is_asked_where_the_recipe_names_one(play: Play, models: Models) -> None:
+    url = f"http://127.0.0.1:{models.teacher_port}"
+    failed, _ = play({"id": "failing-tool"}, hints={"base_url": url})
+    assert_said(told(sampled_node(failed))[1], models.teacher, *hinted(failed, HINT))
+
+
+def test_teachers_and_hints_are_streams_of_their_own(play: Play, models: Models) -> None:
     teachers = {"teachers": [models.table("b", models.teacher_port)]}
-    failed, fine = play({"id": "failing-tool"}, replay=teachers, hints={"weight": 2.0})
-    own = scored(models.teacher, fine)
-    assert sampled_node(fine).reference_logprobs == pytest.approx(own, abs=CLOSE)
-    assert sampled_node(failed).reference_logprobs != pytest.approx(scored(models.teacher, failed), abs=10 * CLOSE)
+    failed, fine = play({"id": "failing-tool"}, replay=teachers, hints={})
+    for episode in (failed, fine):
+        branch = episode.traces[0].branches[0]
+        start = branch.sampled_mask.index(True)
+        prompt, sampled = branch.token_ids[:start], sum(branch.sampled_mask)
+        assert_said(told(sampled_node(episode))[0], models.teacher, prompt, branch.token_ids[start : start + sampled])
+    assert_said(told(sampled_node(failed))[1], models.first, *hinted(failed, HINT))
+    assert not told(sampled_node(fine))[1].has_teacher.any()
+
+
+def test_two_teachers_distributions_are_mixed(play: Play, models: Models) -> None:
+    tables = [models.table("a", models.policy_port, weight=3.0), models.table("b", models.teacher_port, weight=1.0)]
+    for episode in play({"id": "reverse-letters"}, replay={"teachers": tables}, top_k=64):
+        branch = episode.traces[0].branches[0]
+        start = branch.sampled_mask.index(True)
+        with torch.no_grad():
+            logits = [
+                model(torch.tensor([branch.token_ids])).logits[0, start - 1 : -1].float()
+                for model in (models.policy, models.teacher)
+            ]
+        mixture = (0.75 * logits[0].softmax(-1) + 0.25 * logits[1].softmax(-1)).log()
+        replay, _ = told(sampled_node(episode))
+        ids = torch.from_numpy(replay.ids).long().clamp(min=0)
+        expected = mixture.gather(1, ids).numpy()
+        listed = [
+            torch.zeros_like(one).scatter(1, one.topk(64).indices, 1.0).gather(1, ids).bool().numpy() for one in logits
+        ]
+        both = (replay.ids >= 0) & listed[0] & listed[1]
+        assert both.sum() > 10 * len(both)
+        assert replay.logprobs[both] == pytest.approx(expected[both], abs=CLOSE)
 
 
 def test_a_hint_that_does_not_fit_the_context_is_left_out_and_counted(
@@ -169,21 +242,10 @@ def test_a_hint_that_does_not_fit_the_context_is_left_out_and_counted(
 ) -> None:
     with caplog.at_level(logging.WARNING, "composer_prime.sites.prime_rl"):
         failed, _ = play({"id": "failing-tool"}, hints={"templates": {"traceback": "x" * CONTEXT}})
-    assert failed.ok and sampled_node(failed).reference_logprobs is None
+    assert failed.ok and not told(sampled_node(failed))[1].has_teacher.any()
     metrics = failed.traces[0].metrics
     assert (metrics["hints/error_sites"], metrics["hints/too_long"], metrics["hints/tokens"]) == (1, 1, 0)
-    assert f"must be below the policy's context={CONTEXT}: left out" in caplog.text
-
-
-def hinted(models: Models, failed: vf.Episode, hint: str) -> list[float]:
-    """The policy's logprobs of the failed call's tokens with that hint before it."""
-    tokenizer, trace = tiny_tokenizer(), failed.traces[0]
-    before = str(tokenizer.decode(trace.branches[0].token_ids[: trace.branches[0].sampled_mask.index(True)]))
-    asked = "What is the name?"
-    prompt = tokenizer.encode(before.replace(asked, f"{asked}\n\nHint: {hint}"), add_special_tokens=False)
-    node = sampled_node(failed)
-    sampled = [token for token, is_sampled in zip(node.token_ids, node.mask, strict=True) if is_sampled]
-    return score(models.policy, prompt, sampled)
+    assert f"must be below the teacher's context={CONTEXT}: left out" in caplog.text
 
 
 def test_a_model_writes_the_hint_where_neither_recipe_nor_environment_says_one(
@@ -194,16 +256,15 @@ def test_a_model_writes_the_hint_where_neither_recipe_nor_environment_says_one(
     with serving_chat(chat) as port:
         writer = {"base_url": f"http://127.0.0.1:{port}/v1", "model": "big", "api_key_var": "WRITER_KEY"}
         failed, fine = play({"id": "failing-tool"}, hints={"writer": writer})
-        told = chat.bodies[-1]["messages"][1]["content"]
-        assert "What is the name?" in told and "KeyError: 'name'" in told
+        request = chat.bodies[-1]["messages"][1]["content"]
+        assert "What is the name?" in request and "KeyError: 'name'" in request
         own = {"templates": {"traceback": "Hint: think"}, "writer": writer}
         templated, _ = play({"id": "failing-tool"}, hints=own)
     asked = [body["messages"][1]["content"] for body in chat.bodies if "KeyError" in str(body)]
     assert len(asked) == 1, "of the two runs the one without a template of its own asked, and once"
-    expected = hinted(models, failed, "Ask for the name first.")
-    assert sampled_node(failed).reference_logprobs == pytest.approx(expected, abs=CLOSE)
+    assert_said(told(sampled_node(failed))[1], models.first, *hinted(failed, "Hint: Ask for the name first."))
     assert (failed.traces[0].metrics["hints/written"], fine.traces[0].metrics["hints/written"]) == (1, 0)
-    assert sampled_node(templated).reference_logprobs == pytest.approx(hinted(models, templated, "think"), abs=CLOSE)
+    assert_said(told(sampled_node(templated))[1], models.first, *hinted(templated, "Hint: think"))
 
 
 def test_a_writer_that_fails_in_the_run_leaves_our_template_and_is_counted(play: Play, models: Models) -> None:
@@ -218,8 +279,7 @@ def test_a_writer_that_fails_in_the_run_leaves_our_template_and_is_counted(play:
         failed, _ = play({"id": "failing-tool"}, hints={"writer": writer})
     metrics = failed.traces[0].metrics
     assert (metrics["hints/written"], metrics["hints/unwritten"], metrics["hints/error_sites"]) == (0, 1, 1)
-    template = TEMPLATES["traceback"].format(error="KeyError: 'name'", tool="lookup").removeprefix("Hint: ")
-    assert sampled_node(failed).reference_logprobs == pytest.approx(hinted(models, failed, template), abs=CLOSE)
+    assert_said(told(sampled_node(failed))[1], models.first, *hinted(failed, HINT))
 
 
 class Noticing(list):
@@ -247,7 +307,7 @@ def test_a_hint_that_holds_the_tasks_answer_is_not_taught_and_counted(
     failed, _ = play({"id": "failing-tool", "error": text, "solution": answer}, hints={})
     metrics = failed.traces[0].metrics
     assert (metrics["hints/leaks"], metrics["hints/error_sites"]) == (leaked, 1 - leaked)
-    assert (sampled_node(failed).reference_logprobs is None) == bool(leaked)
+    assert told(sampled_node(failed))[1].has_teacher.any() == (not leaked)
 
 
 def test_what_can_not_work_is_refused_before_a_rollout(play: Play, models: Models) -> None:
