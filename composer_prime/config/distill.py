@@ -5,7 +5,9 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from composer_prime.config.table import Table
-from composer_prime.replay.score.candidates import MAX_K
+
+MAX_K = 64
+"""Most tokens that are kept of one distribution."""
 
 Divergence = Literal["forward_kl", "reverse_kl", "jsd", "taid", "entropy_aware"]
 

@@ -350,6 +350,12 @@ class Recipe(RecipeBase):
                 f"trainer.loss.kwargs.replay_tau ({sampled_tau}) is for teachers that give one number a token: set "
                 "trainer.distill.replay_tau in its place, or trainer.distill.top_k = 0"
             )
+        frozen = self.hints is not None and self.hints.teacher == "frozen" and self.hints.base_url is None
+        if frozen and self.inference.engine == "vllm":
+            raise ValueError(
+                'hints.base_url must be given with inference.engine = "vllm", whose server holds one policy: serve the '
+                "first one on a server of its own, or use the transformers engine"
+            )
         if not distill.top_k and self.hints is not None:
             raise ValueError("trainer.distill.top_k (0) must be at least 1 with hints, which one number doesn't teach")
         if not distill.top_k and loss.import_path.endswith(".composer_loss") and not sampled_tau:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from composer_prime.config.distill import MAX_K, DistillConfig
 from composer_prime.config.outer import OuterConfig
 from composer_prime.config.prime_rl import LOSS_PATHS, PrimeRlConfig
 from composer_prime.config.table import RUN_NAME, SITE_NAME
@@ -151,6 +152,11 @@ _LOSS = {
     "kl_tau": real(0, 1000), "replay_tau": real(0, 1000), "replay_clip": real(0, 1000),
 }  # fmt: skip
 """composer_loss's keyword arguments."""
+_DISTILL = {
+    "top_k": whole(0, MAX_K), "divergence": _choices(DistillConfig, "divergence"), "jsd_alpha": real(0, 1),
+    **{f"{name}_tau{part}": real(0, 1000) for name in ("hint", "replay") for part in ("", ".start", ".end")},
+    **{f"{name}_tau.steps": COUNT for name in ("hint", "replay")},
+}  # fmt: skip
 
 _SHARED: Mapping[str, Rule] = {
     "max_steps": COUNT,
@@ -188,6 +194,7 @@ EMBEDDED: Mapping[str, Rule] = {
     "orchestrator.algo.type": one_of("grpo"),
     "trainer.loss.type": one_of("custom"),
     "trainer.loss.import_path": one_of(*LOSSES),
+    **{f"trainer.distill.{name}": rule for name, rule in _DISTILL.items()},
     "inference.engine": one_of("transformers", "vllm"),
     "inference.max_batch_size": whole(1, 2**16),
     "replay.teachers[].name": text(r"[a-z0-9][a-z0-9_-]{0,31}", "1 to 32 of a-z, 0-9, _ and -"),
@@ -195,7 +202,9 @@ EMBEDDED: Mapping[str, Rule] = {
     "replay.teachers[].model": MODEL,
     "replay.teachers[].weight": real(0, 1e6),
     "replay.teachers[].timeout_s": real(0, 3600),
-    "hints.weight": real(0, 1e6),
+    "hints.teacher": one_of("frozen"),
+    "hints.base_url": TEACHER,
+    "hints.model": MODEL,
     "hints.timeout_s": real(0, 3600),
     **{f"hints.templates.{kind}": TEMPLATE for kind in get_args(HintKind)},
 }

@@ -93,6 +93,8 @@ def asked_of(recipe: RecipeBase) -> Asked:
         assert isinstance(recipe, Recipe)
         sources = [source.model_dump() for source in recipe.orchestrator.train.source]
         teachers = [teacher.base_url for teacher in recipe.replay.teachers]
+        hinted = None if recipe.hints is None else recipe.hints.base_url
+        teachers += [] if hinted is None else [hinted]
     environments, harnesses, names = [], [], [] if recipe.model.name in TINY_MODELS else [recipe.model.name]
     for source in sources:
         taskset, agent = _at(source, "env", "taskset"), _at(source, "env", "agent")

@@ -10,8 +10,6 @@ from composer_prime.config.toml import to_toml
 from composer_prime.errors import ConfigError
 from tests.config.recipes import minimal, recipe
 
-LOSS = {"loss": {"kwargs": {"replay_tau": 0.1}}}
-
 
 def teacher(**settings: Any) -> dict[str, Any]:
     return {"name": "big", "base_url": "http://host:8000", **settings}
@@ -19,18 +17,18 @@ def teacher(**settings: Any) -> dict[str, Any]:
 
 def test_a_recipe_with_teachers_reads_back_from_its_toml_and_one_without_has_no_streams() -> None:
     tables = {"replay": {"teachers": [teacher(weight=2.5)]}, "hints": {"templates": {"error": "{tool}: {error}"}}}
-    original = recipe(trainer=LOSS, **tables)
+    original = recipe(**tables)
     assert original.has_streams
     assert recipe_from_data(tomllib.loads(to_toml(original.to_data()))) == original
     assert not recipe().has_streams
-    assert recipe(trainer=LOSS, hints={}).has_streams
+    assert recipe(hints={}).has_streams
 
 
 @pytest.mark.parametrize(
     "url", ["http://host:8000", "http://host:8000/", "http://host:8000/v1", "http://host:8000/v1/"]
 )
 def test_a_teachers_address_is_the_servers_root(url: str) -> None:
-    (table,) = recipe(trainer=LOSS, replay={"teachers": [teacher(base_url=url)]}).replay.teachers
+    (table,) = recipe(replay={"teachers": [teacher(base_url=url)]}).replay.teachers
     assert table.base_url == "http://host:8000"
 
 
@@ -46,23 +44,33 @@ def test_a_teachers_address_is_the_servers_root(url: str) -> None:
         ({"hints": {"templates": {"error": "{cause}"}}}, r"names \{cause\}, but there are \{error\} and \{tool\}"),
         ({"hints": {"templates": {"error": "{"}}}, "can't be read: .*: double a brace that is meant"),
         ({"hints": {"templates": {"syntax": "x"}}}, "syntax"),
+        ({"hints": {"teacher": "live"}}, 'use "frozen", or say that you know with hints.allow_live = true'),
+        (
+            {"hints": {"teacher": "live", "allow_live": True, "base_url": "http://host:8000"}},
+            r"hints.base_url \(http://host:8000\) is for teacher = .frozen.: leave it out",
+        ),
+        ({"hints": {}, "inference": {"engine": "vllm"}}, "hints.base_url must be given with inference.engine = .vllm."),
+        ({"trainer": {"distill": {"top_k": 65}}}, r"top_k \(65\)"),
+        ({"trainer": {"distill": {"hint_tau": -1.0}}}, "hint_tau"),
+        ({"trainer": {"distill": {"hint_tau": {"start": 1, "end": -1, "steps": 5}}}}, "hint_tau"),
+        ({"hints": {}, "trainer": {"distill": {"top_k": 0}}}, r"top_k \(0\) must be at least 1 with hints"),
     ],
 )
 def test_a_mistake_in_a_teachers_table_is_one_clear_line(tables: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason) as error:
-        recipe_from_data(minimal(trainer=LOSS, **tables))
+        recipe_from_data(minimal(**tables))
     assert "\n" not in str(error.value)
 
 
-def test_teachers_that_nothing_would_use_are_refused() -> None:
-    tables = {"replay": {"teachers": [teacher()]}}
-    with pytest.raises(ConfigError, match=r"trainer.loss.kwargs.replay_tau \(0\) must be above 0"):
-        recipe_from_data(minimal(**tables))
-    recipe(trainer={"loss": {"import_path": "my.loss"}}, **tables)
-
-
-def test_streams_are_refused_at_a_temperature_at_which_teachers_are_not_scored() -> None:
-    data = minimal(trainer=LOSS, hints={})
-    data["orchestrator"]["train"]["sampling"] = {"temperature": 0.7}
-    with pytest.raises(ConfigError, match=r"temperature \(0.7\) must be 1 with replay.teachers or hints"):
-        recipe_from_data(data)
+def test_the_weight_that_fits_the_teachers_answers_is_the_one_that_counts() -> None:
+    teachers = {"replay": {"teachers": [teacher()]}}
+    sampled, none = {"loss": {"kwargs": {"replay_tau": 0.1}}}, {"distill": {"top_k": 0}}
+    assert recipe(trainer=sampled | none, **teachers).trainer.distill.top_k == 0
+    with pytest.raises(
+        ConfigError, match=r"trainer.loss.kwargs.replay_tau \(0\) must be above 0 with replay.teachers and"
+    ):
+        recipe_from_data(minimal(trainer=none, **teachers))
+    with pytest.raises(
+        ConfigError, match=r"replay_tau \(0.1\) is for teachers that give one number a token: set trainer"
+    ):
+        recipe_from_data(minimal(trainer=sampled, **teachers))

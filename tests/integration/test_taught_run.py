@@ -25,14 +25,16 @@ def answers(port: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_run_with_a_teacher_trains_on_the_teachers_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("top_k", [8, 0])
+def test_a_run_with_a_teacher_trains_on_what_the_teacher_says(tmp_path: Path, top_k: int) -> None:
     model, port, log = save_random_tiny(tmp_path / "model", seed=1), claim_port(None, set()), tmp_path / "teacher.log"
     with started([EXECUTABLE, "replay", "teacher", str(model), "--port", str(port)], log) as teacher:
         wait_until(lambda: answers(port), teacher, log)
         table = f'[{{ name = "big", base_url = "http://{HOST}:{port}/v1" }}]'
         recipe = [str(REPOSITORY / "recipes/local/one_site.toml"), "--output_dir", str(tmp_path / "out")]
         small = ["--max_steps", str(NUM_STEPS), "--orchestrator.batch_size", "16", "--orchestrator.group_size", "16"]
-        taught = ["--replay.teachers", table, "--trainer.loss.kwargs.replay_tau", "0.1"]
+        taught = ["--replay.teachers", table, "--trainer.distill.top_k", str(top_k)]
+        taught += [] if top_k else ["--trainer.loss.kwargs.replay_tau", "0.1"]
         keep = ["--orchestrator.train.filter_zero_advantages", "false"]
         done = subprocess.run([EXECUTABLE, "run", *recipe, *small, *taught, *keep], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -40,8 +42,11 @@ def test_a_run_with_a_teacher_trains_on_the_teachers_numbers(tmp_path: Path) -> 
     trained, played = read_tape(paths.tape("trainer")), read_tape(paths.tape("orchestrator"))
     assert len(trained) == NUM_STEPS
     for step in trained:
-        assert step["loss/num_teacher_tokens"] == step["train/tokens"] > 0
-        assert step["loss/replay"] != 0.0
+        told, loss = (
+            ("distill/replay_tokens", "distill/replay_loss") if top_k else ("loss/num_teacher_tokens", "loss/replay")
+        )
+        assert step[told] == step["train/tokens"] > 0
+        assert step[loss] != 0.0
     for step in played[:NUM_STEPS]:
         assert step["replay/tokens"] == step["rollout/tokens"]
         assert step["replay/dropped_tokens"] == step["replay/dropped_tokens/big"] == 0

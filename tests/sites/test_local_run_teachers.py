@@ -13,8 +13,6 @@ from tests.servers.fake_inference import save_tokenizer
 from tests.servers.fake_teacher import FakeTeacher, serving_teacher
 from tests.sites.fake_site import fake_roles, small_recipe
 
-LOSS = {"loss": {"kwargs": {"replay_tau": 0.1}}}
-
 
 @pytest.mark.parametrize("is_same", [True, False])
 def test_a_teacher_with_another_tokenizer_ends_a_run_before_it_starts(tmp_path: Path, is_same: bool) -> None:
@@ -26,7 +24,7 @@ def test_a_teacher_with_another_tokenizer_ends_a_run_before_it_starts(tmp_path: 
     )
     with serving_teacher(FakeTeacher(decode=lambda text: text if is_same else text[::-1])) as url:
         recipe = small_recipe(
-            tmp_path, trainer=LOSS, replay={"teachers": [{"name": "big", "base_url": url}]}, sites={"count": 1}
+            tmp_path, replay={"teachers": [{"name": "big", "base_url": url}]}, sites={"count": 1}
         )
         paths = RunPaths.of(recipe)
         if is_same:

@@ -25,7 +25,6 @@ from tests.volunteers.owned_run import OwnedRun, consenting, machine, signed, wi
 
 SOURCE = "orchestrator.train.source.0.env"
 TEACHER = {"name": "t", "base_url": "https://teacher.example.org"}
-STREAMS = {"trainer.loss.kwargs.replay_tau": 0.1}
 
 
 @pytest.fixture
@@ -98,15 +97,23 @@ def test_a_harness_that_runs_commands_needs_the_volunteers_word(run: OwnedRun) -
 
 
 def test_a_teacher_needs_the_volunteers_word(run: OwnedRun) -> None:
-    teacher = {"replay.teachers": [TEACHER]} | STREAMS
+    teacher = {"replay.teachers": [TEACHER]}
     refused(run, teacher, "teacher at https://teacher.example.org: add --allow-teacher https://teacher.example.org if")
     invitation = with_recipe(run, sound(run), teacher)
     given = consenting(run, allow_teachers=("https://teacher.example.org",))
     assert join(invitation, given, lambda line: None, lambda *args: 0) == 0
 
 
+def test_a_server_of_hints_needs_the_volunteers_word_as_a_teacher_does(run: OwnedRun) -> None:
+    hints = {"hints.base_url": "https://teacher.example.org"}
+    refused(run, hints, "teacher at https://teacher.example.org: add --allow-teacher https://teacher.example.org if")
+    given = consenting(run, allow_teachers=("https://teacher.example.org",))
+    assert join(with_recipe(run, sound(run), hints), given, lambda line: None, lambda *args: 0) == 0
+    refused(run, {"hints.teacher": "live", "hints.allow_live": True}, "hints.(teacher|allow_live)")
+
+
 def test_a_private_teacher_is_refused_even_when_allowed(run: OwnedRun) -> None:
-    teacher = {"replay.teachers": [TEACHER | {"base_url": "http://127.0.0.1:8000"}]} | STREAMS
+    teacher = {"replay.teachers": [TEACHER | {"base_url": "http://127.0.0.1:8000"}]}
     refused(run, teacher, "base_url to .* must be https://host", allow_teachers=("http://127.0.0.1:8000",))
 
 

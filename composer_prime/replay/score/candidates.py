@@ -9,11 +9,10 @@ from typing import Self
 
 import numpy as np
 
+from composer_prime.config.distill import MAX_K as MAX_K
+
 EMPTY = -1
 """The id in a slot that holds no token; its log-probability is -inf."""
-
-MAX_K = 64
-"""Most tokens that are kept of one distribution."""
 
 LEAST_TAIL = 1e-7
 """A tail's least probability, so that its logarithm is a number: what rounding makes of k fp32 probabilities."""

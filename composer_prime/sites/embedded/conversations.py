@@ -27,7 +27,7 @@ class Message:
 
     calls   of tools, as "name(arguments)".
     tokens  that the policy sampled for it.
-    taught  of them carry a teacher's number, from `[[replay.teachers]]` or `[hints]`.
+    taught  of them carry a teacher's word, from `[[replay.teachers]]` or `[hints]`.
     """
 
     role: str
@@ -64,8 +64,14 @@ def _read(node: Any) -> Message:
     message = node.message
     content = message.content if isinstance(message.content, str) else _join(message.content)
     calls = [f"{call.name}({call.arguments})"[:MAX_TEXT] for call in getattr(message, "tool_calls", None) or []]
-    refs = getattr(node, "reference_logprobs", None) or []
-    return Message(message.role, content[:MAX_TEXT], tuple(calls), sum(node.mask), sum(ref != 0.0 for ref in refs))
+    return Message(message.role, content[:MAX_TEXT], tuple(calls), sum(node.mask), _num_taught(node))
+
+
+def _num_taught(node: Any) -> int:
+    candidates = getattr(node, "routed_experts", None)
+    if candidates is not None:
+        return int(candidates[:, 0::2, 0].any(axis=1).sum())
+    return sum(ref != 0.0 for ref in getattr(node, "reference_logprobs", None) or [])
 
 
 def _join(parts: Any) -> str:

@@ -88,7 +88,7 @@ def check_streams(recipe: Recipe, model_dir: Path) -> None:
 
 
 async def _check_teachers(recipe: Recipe, tokenizer: Any) -> None:
-    pool = TeacherPool(recipe.replay.teachers)
+    pool = TeacherPool(recipe.replay.teachers, recipe.trainer.distill.top_k)
     try:
         await pool.check(tokenizer)
     finally:

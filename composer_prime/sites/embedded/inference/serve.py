@@ -35,6 +35,11 @@ def serve(settings: SiteSettings, listener: socket.socket) -> None:
     def make_frozen(fail: _Fail) -> dict[str, Engine]:
         if hints is None or hints.teacher != "frozen" or hints.base_url is not None:
             return {}
+        if not settings.has_weights:
+            raise ModelError(
+                f"hints.teacher is the first policy, and model {model} is here without its weights: download it first, "
+                f"`hf download {model}`, or give hints.base_url"
+            )
         return {frozen_name(model): _scoring_engine(settings.model_dir, settings.recipe.seq_len, fail)}
 
     asyncio.run(_serve(lambda fail: make_engine(settings, fail), model, settings.model_dir, listener, make_frozen))
