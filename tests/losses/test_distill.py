@@ -1,4 +1,4 @@
-"""distill_loss against its formulas in plain Python (fp64), and TAID's schedule against the arithmetic it comes from."""
+"""distill_loss against its formulas in plain Python (fp64), and TAID's schedule against the reference's arithmetic."""
 
 import math
 from typing import Any
@@ -22,7 +22,7 @@ SUMS = {"teacher_entropy", "student_entropy", "overlap", "student_tail"}
 LEAST = 1e-7
 
 
-def draw(seed=0, num_tokens=12, vocab=30, k=6, sharp=1.5):
+def draw(seed=0, num_tokens=12, vocab=30, k=6, sharp=1.5) -> tuple[Any, Any, Any]:
     """Log-probs fp64 (n, V) of policy and teacher, and inputs with the teacher's top k; some slots are empty."""
     rng = np.random.default_rng(seed)
     logits = torch.tensor(rng.normal(0, sharp, (2, num_tokens, vocab)))

@@ -36,13 +36,13 @@ def test_a_stale_token_with_a_negative_advantage_is_held_at_the_cap_and_only_the
 @pytest.mark.parametrize("logprobs", [(-1.0, -math.inf), (-math.inf, -1.0), (-math.inf, -math.inf), (-1.0, math.inf)])
 @pytest.mark.parametrize("cap", [20.0, math.inf])
 def test_an_infinite_logprob_pulls_with_less_than_a_nat_of_kl(logprobs, cap):
-    outputs, gradient = run(one_token(*logprobs, 0.0), ratio_cap=cap)
+    outputs, gradient = run(one_token(logprobs[0], logprobs[1], 0.0), ratio_cap=cap)
     assert outputs.loss.isfinite() and abs(gradient.item()) <= 2e-3 * 104
 
 
 @pytest.mark.parametrize("adv", [-1.0, 1.0])
 def test_the_cap_acts_above_itself_only(adv):
-    bounds = {"dppo_mask_high": 1.0, **ALONE}
+    bounds: dict[str, Any] = {"dppo_mask_high": 1.0, **ALONE}
     for ratio in (0.5, 19.9, 20.1, 400.0):
         batch = one_token(-3.0, -3.0 - math.log(ratio), adv)
         outputs, gradient = run(batch, torch.float64, **bounds)
