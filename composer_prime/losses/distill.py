@@ -128,7 +128,7 @@ def _supports(inputs: DistillInputs, mask: Tensor) -> tuple[Tensor, Tensor]:
 def _with_tail(logprobs: Tensor) -> Tensor:
     """Appends log(1 - sum of probabilities); sums that rounding brings near or above 1 leave `LEAST_TAIL`."""
     if logprobs.shape[-1] == 0:
-        return logprobs.new_zeros(len(logprobs), 1)
+        return logprobs.sum(-1, keepdim=True)  # zeros, attached
     mass = logprobs.logsumexp(-1, keepdim=True).clamp(max=_MOST)
     return torch.cat([logprobs, torch.log(-torch.expm1(mass))], dim=-1)
 

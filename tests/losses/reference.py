@@ -1,6 +1,7 @@
 """The loss token by token in plain Python floats (fp64), written from DESIGN section 3's formulas, and its gradient.
 
-Shares no code with composer_prime.losses. The gradient is worked out by hand: ratio' = ratio (0 above the cap), factors are constants.
+Shares no code with composer_prime.losses. The gradient is worked out by hand: factors are constants, and
+ratio' = ratio, or 0 above the cap.
 """
 
 import math

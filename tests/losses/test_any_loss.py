@@ -154,7 +154,7 @@ def test_replay_is_added_to_the_checkouts_losses(checkout: ModuleType) -> None:
 
 
 def test_the_replay_term_is_the_one_of_composer_loss() -> None:
-    settings = {"replay_tau": 0.3, "replay_clip": 2.0}
+    settings: dict[str, Any] = {"replay_tau": 0.3, "replay_clip": 2.0}
     for inputs in batches(LossInputs):
         value, gradient, outputs = graded(lambda one: composer_loss(one, **settings), inputs)
         plain, plain_gradient, _ = graded(composer_loss, inputs)

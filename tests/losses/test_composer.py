@@ -120,7 +120,7 @@ def test_value_gradient_and_metrics_equal_the_formulas(
     batch = make_batch(
         np.random.default_rng(seed), num_tokens, signs=signs, span=span, masked=masked, taught=taught, weighted=weighted
     )
-    kwargs = dict(zip(("adv_tau", "kl_tau", "replay_tau", "replay_clip"), taus, strict=True))
+    kwargs: dict[str, Any] = dict(zip(("adv_tau", "kl_tau", "replay_tau", "replay_clip"), taus, strict=True))
     kwargs |= dict(zip(("dppo_mask_low", "dppo_mask_high"), bounds, strict=True))
     kwargs["ratio_cap"] = cap
     assert_equals_reference(batch, torch.float64, 1e-12, **kwargs)

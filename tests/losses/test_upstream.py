@@ -22,7 +22,9 @@ pytestmark = pytest.mark.prime_rl
 
 LOSS = "src/prime_rl/trainer/rl/loss.py"
 CONFIG = "packages/prime-rl-configs/src/prime_rl/configs/trainer.py"
-FUNCTIONS = ("_safe_mean", "compute_importance_ratio_and_mismatch_kl", "default_loss_fn")
+FUNCTIONS = (
+    "_safe_mean", "compute_importance_ratio_and_mismatch_kl", "default_loss_fn", "ipo_loss_fn", "ref_kl_loss_fn",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Upstream:
     """The loss function of a checkout, its settings' defaults and bounds, and the names of its metrics."""
 
     loss: Any
+    ipo: Any
+    ref_kl: Any
     defaults: dict[str, float]
     bounds: dict[str, float]
     metrics: set[str]
@@ -44,7 +48,7 @@ def upstream() -> Upstream:
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in FUNCTIONS]
     assert {node.name for node in found} == set(FUNCTIONS), f"{root} has no loss of type default: use 0.7 or 0.8"
     names: dict[str, Any] = {"torch": torch, "Tensor": Tensor, "LossInputs": LossInputs, "LossOutputs": LossOutputs}
-    names["DefaultLossConfig"] = SimpleNamespace
+    names["DefaultLossConfig"] = names["IPOLossConfig"] = SimpleNamespace
     exec(compile(ast.Module([*found], []), LOSS, "exec"), names)
     default = next(node for node in found if node.name == "default_loss_fn")
     (metrics,) = [
@@ -63,6 +67,8 @@ def upstream() -> Upstream:
     }
     return Upstream(
         names["default_loss_fn"],
+        names["ipo_loss_fn"],
+        names["ref_kl_loss_fn"],
         {name: ast.literal_eval(call.args[0]) for name, call in values.items()},
         {name: ast.literal_eval(call.keywords[0].value) for name, call in values.items() if call.keywords},
         {ast.literal_eval(key) for key in metrics.keys if key is not None},
@@ -104,3 +110,40 @@ def test_value_gradient_and_metrics_equal_upstreams_on_a_thousand_batches(upstre
         scale = 1.0 + abs(wanted_gradient).sum().item()
         assert abs(single.loss.item() - wanted.loss.item()) <= 1e-6 * scale
         torch.testing.assert_close(single_gradient.double(), wanted_gradient, rtol=1e-5, atol=1e-6)
+
+
+def assert_the_same_as(theirs: Any, batch: dict[str, Any], **settings: Any) -> None:
+    wanted, wanted_gradient = run(batch, torch.float64, loss=theirs)
+    ours, gradient = run(batch, torch.float64, **settings)
+    assert ours.loss.item() == pytest.approx(wanted.loss.item(), rel=1e-9, abs=1e-9)
+    assert gradient.tolist() == pytest.approx(wanted_gradient.tolist(), rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("settings", [{}, {"ipo_threshold": 0.3, "adv_tau": 0.7, "kl_tau": 0.05}])
+def test_ipo_equals_upstreams(upstream, settings):
+    rng = np.random.default_rng(1)
+    for number in range(100):
+        batch = make_batch(rng, int(rng.integers(1, 64)), weighted=number % 3 > 0)
+        given = {"ipo_threshold": 0.1, "adv_tau": 1.0, "kl_tau": 1e-3} | settings
+        assert_the_same_as(
+            lambda inputs, given=given: upstream.ipo(inputs, SimpleNamespace(**given)),
+            batch, trust_region="ipo", ratio_cap=math.inf, **settings,
+        )  # fmt: skip
+
+
+def test_below_the_cap_all_equals_upstreams(upstream):
+    rng = np.random.default_rng(2)
+    for _ in range(100):
+        batch = make_batch(rng, 64)
+        batch["mask"] &= batch["trainer"] - batch["inference"] < math.log(20)
+        assert_the_same_as(
+            lambda inputs: upstream.loss(inputs, SimpleNamespace(**upstream.defaults)), batch, **upstream.defaults
+        )
+
+
+def test_ref_kl_equals_upstreams(upstream):
+    rng = np.random.default_rng(3)
+    for _ in range(100):
+        batch = make_batch(rng, 32)
+        batch["refs"] = -rng.uniform(0.1, 9.0, 32)
+        assert_the_same_as(upstream.ref_kl, batch, adv_tau=0.0, ref_kl_tau=1.0, ratio_cap=math.inf)
