@@ -109,7 +109,9 @@ def decode(block: bytes) -> Candidates:
     filled = np.arange(shape.k) < counts[:, None]
     num_filled = int(counts.sum(dtype=np.int64))
     if shape.num_frequent > num_filled:
-        raise CorruptObject(f"a table of {shape.num_frequent} ids for {num_filled} candidates: score the sequence again")
+        raise CorruptObject(
+            f"a table of {shape.num_frequent} ids for {num_filled} candidates: score the sequence again"
+        )
 
     steps = np.zeros((shape.k, shape.num_tokens), np.int64)
     steps[filled.T] = _section(frames[1], num_filled)
@@ -189,7 +191,9 @@ def _read_header(block: bytes) -> _Shape:
     if (magic, version) != (_MAGIC, _VERSION):
         raise CorruptObject(f"scores of kind {magic!r} {version}, not {_MAGIC!r} {_VERSION}: score the sequence again")
     if num_tokens > MAX_TOKENS or not 1 <= k <= MAX_K:
-        raise CorruptObject(f"({num_tokens}, {k}) candidates, at most ({MAX_TOKENS}, {MAX_K}): score the sequence again")
+        raise CorruptObject(
+            f"({num_tokens}, {k}) candidates, at most ({MAX_TOKENS}, {MAX_K}): score the sequence again"
+        )
     return _Shape(num_tokens, k, num_frequent)
 
 

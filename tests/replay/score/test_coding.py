@@ -5,7 +5,15 @@ import struct
 import numpy as np
 import pytest
 
-from composer_prime.bench.score_coding import MAX_ADDED_NATS, MAX_CACHE_BYTES, VOCABULARIES, coding_kl, measure
+from composer_prime.bench.score_coding import (
+    MAX_ADDED_NATS,
+    MAX_CACHE_BYTES,
+    VOCABULARIES,
+    coding_kl,
+    cut_kl,
+    main,
+    measure,
+)
 from composer_prime.errors import CorruptObject
 from composer_prime.replay.score import coding
 from composer_prime.replay.score.candidates import MAX_K, Candidates
@@ -21,6 +29,19 @@ def test_the_benchs_bars_hold_at_2000_tokens(vocabulary: int) -> None:
     assert found.cache_bytes <= MAX_CACHE_BYTES
     assert 0 < found.added.mean() <= MAX_ADDED_NATS
     assert found.lost[32].mean() < found.lost[8].mean()
+
+
+def test_the_bench_prints_a_row_for_each_vocabulary(capsys: pytest.CaptureFixture[str]) -> None:
+    main(num_tokens=5)
+    printed = capsys.readouterr().out
+    assert all(f"{vocabulary:,}" in printed for vocabulary in VOCABULARIES)
+    assert "bars: cache 64 bytes, added mean 0.001 nats" in printed
+
+
+def test_truncation_loses_what_a_uniform_tail_cannot_say() -> None:
+    logits = np.log(np.array([0.5, 0.2, 0.2, 0.1]))
+    assert cut_kl(logits, np.array([0])) == pytest.approx(0.4 * np.log(1.2) + 0.1 * np.log(0.6), abs=1e-15)
+    assert cut_kl(logits, np.array([0, 3])) == pytest.approx(0, abs=1e-15)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -90,7 +111,9 @@ def test_bytes_changed_under_a_sound_digest_raise_corrupt_object_or_decode_withi
         for place in rng.integers(len(body), size=int(rng.integers(1, 4))):
             changed[place] = int(rng.integers(256))
         try:
-            found = decode(signed(bytes(changed[: int(rng.integers(1, len(body) + 1))] if rng.random() < 0.2 else changed)))
+            found = decode(
+                signed(bytes(changed[: int(rng.integers(1, len(body) + 1))] if rng.random() < 0.2 else changed))
+            )
         except CorruptObject:
             told += 1
         else:
