@@ -105,24 +105,26 @@ def make_teacher(num_tokens: int, vocabulary: int, seed: int = 0) -> Scored:
         traded = order[first : first + num_traded]
         ranks[traded] = np.roll(ranks[traded], int(shift) % num_traded)
         logits = noise[window : window + vocabulary] - np.float32(rng.uniform(1, 2)) * ranks
-        largest = logits.max()
-        logprobs = logits - largest - np.log(np.exp(logits - largest).sum(dtype=np.float64))
+        logits -= logits.max()
+        weights = np.exp(logits)
+        total = weights.sum(dtype=np.float64)
+        entropy = float(np.log(total) - np.sum(weights * logits, dtype=np.float64) / total)
         best = np.argpartition(logits, vocabulary - CACHE_K)[-CACHE_K:]
         best = best[np.argsort(-logits[best])]
-        candidates.ids[token], candidates.logprobs[token] = best, logprobs[best]
+        logprobs = logits[best] - np.log(total)
+        candidates.ids[token], candidates.logprobs[token] = best, logprobs
         for k, nats in lost.items():
-            nats[token] = cut_kl(logprobs, best[:k])
+            nats[token] = cut_kl(entropy, logprobs[:k], vocabulary - k)
     return Scored(candidates, lost)
 
 
-def cut_kl(logprobs: np.ndarray, best: np.ndarray) -> float:
+def cut_kl(entropy: float, kept: np.ndarray, num_rest: int) -> float:
     """Nats: KL of a distribution from its candidates with the tail spread evenly over the rest.
 
-    logprobs  float (vocabulary,), nats, of probabilities that sum to 1
-    best      int (k,), the candidates' ids, k below the vocabulary
+    entropy   nats, of the full distribution
+    kept      fp64 (k,), nats, the candidates' log-probabilities; they leave some probability to the rest
+    num_rest  ids that are no candidates
     """
-    p = np.exp(logprobs.astype(np.float64))
-    p[best] = 0
-    tail = p.sum()
-    even = np.log(tail / (len(p) - len(best)))
-    return float((p * (logprobs - even)).sum())
+    p = np.exp(kept)
+    tail = 1 - p.sum()
+    return float(-entropy - (p * kept).sum() - tail * np.log(tail / num_rest))
