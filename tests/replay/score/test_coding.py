@@ -22,6 +22,7 @@ from composer_prime.replay.score.coding import MAX_TOKENS, decode, encode
 from .drawn import as_dict, draw, same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_the_benchs_bars_hold_at_2000_tokens(vocabulary: int) -> None:
     found = measure(2_000, vocabulary)
