@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from composer_prime.replay.score.candidates import Candidates
+from composer_prime.replay.score.candidates import EMPTY, Candidates
 from composer_prime.replay.score.carrier import pack
 from composer_prime.replay.score.coding import decode, encode
 
@@ -61,7 +61,9 @@ def main(num_tokens: int = 10_000, seed: int = 0) -> None:
         )
     console = Console(width=110)
     console.print(table)
-    console.print(f"bytes and nats a token; bars: cache {MAX_CACHE_BYTES:.0f} bytes, added mean {MAX_ADDED_NATS:g} nats")
+    console.print(
+        f"bytes and nats a token; bars: cache {MAX_CACHE_BYTES:.0f} bytes, added mean {MAX_ADDED_NATS:g} nats"
+    )
 
 
 def measure(num_tokens: int, vocabulary: int, seed: int = 0) -> Figures:
@@ -80,11 +82,12 @@ def measure(num_tokens: int, vocabulary: int, seed: int = 0) -> Figures:
 
 def coding_kl(before: Candidates, after: Candidates) -> np.ndarray:
     """fp64 (n,), nats: KL of `before` from `after`, over the candidates and the tail; both list the same ids."""
+    filled = np.sort(before.ids, axis=1) != EMPTY
     mine, theirs = np.argsort(before.ids, axis=1), np.argsort(after.ids, axis=1)
     assert (np.take_along_axis(before.ids, mine, 1) == np.take_along_axis(after.ids, theirs, 1)).all()
-    p = np.take_along_axis(before.logprobs, mine, 1).astype(np.float64)
-    q = np.take_along_axis(after.logprobs, theirs, 1).astype(np.float64)
-    return (np.exp(p) * (p - q)).sum(axis=1) + np.exp(before.tail) * (before.tail - after.tail)
+    p = np.where(filled, np.take_along_axis(before.logprobs, mine, 1).astype(np.float64), -np.inf)
+    ratio = np.subtract(p, np.take_along_axis(after.logprobs, theirs, 1), where=filled, out=np.zeros(p.shape))
+    return (np.exp(p) * ratio).sum(axis=1) + np.exp(before.tail) * (before.tail - after.tail)
 
 
 def make_teacher(num_tokens: int, vocabulary: int, seed: int = 0) -> Scored:
@@ -102,20 +105,26 @@ def make_teacher(num_tokens: int, vocabulary: int, seed: int = 0) -> Scored:
         traded = order[first : first + num_traded]
         ranks[traded] = np.roll(ranks[traded], int(shift) % num_traded)
         logits = noise[window : window + vocabulary] - np.float32(rng.uniform(1, 2)) * ranks
-        largest = logits.max()
-        logprobs = logits - largest - np.log(np.exp(logits - largest).sum(dtype=np.float64))
+        logits -= logits.max()
+        weights = np.exp(logits)
+        total = weights.sum(dtype=np.float64)
+        entropy = float(np.log(total) - np.sum(weights * logits, dtype=np.float64) / total)
         best = np.argpartition(logits, vocabulary - CACHE_K)[-CACHE_K:]
         best = best[np.argsort(-logits[best])]
-        candidates.ids[token], candidates.logprobs[token] = best, logprobs[best]
+        logprobs = logits[best] - np.log(total)
+        candidates.ids[token], candidates.logprobs[token] = best, logprobs
         for k, nats in lost.items():
-            nats[token] = _cut_kl(logprobs, best[:k])
+            nats[token] = cut_kl(entropy, logprobs[:k], vocabulary - k)
     return Scored(candidates, lost)
 
 
-def _cut_kl(logprobs: np.ndarray, best: np.ndarray) -> float:
-    """Nats: the tail times how far it is from uniform."""
-    p = np.exp(logprobs.astype(np.float64))
-    p[best] = 0
-    tail = p.sum()
-    even = np.log(tail / (len(p) - len(best)))
-    return float((p * (logprobs - even)).sum())
+def cut_kl(entropy: float, kept: np.ndarray, num_rest: int) -> float:
+    """Nats: KL of a distribution from its candidates with the tail spread evenly over the rest.
+
+    entropy   nats, of the full distribution
+    kept      fp64 (k,), nats, the candidates' log-probabilities; they leave some probability to the rest
+    num_rest  ids that are no candidates
+    """
+    p = np.exp(kept)
+    tail = 1 - p.sum()
+    return float(-entropy - (p * kept).sum() - tail * np.log(tail / num_rest))

@@ -17,7 +17,7 @@ from composer_prime.replay.score.candidates import EMPTY, MAX_K, Candidates
 from composer_prime.replay.score.mixture import usable_rows
 
 MAX_TOKENS = 1 << 18
-"""Most tokens of a block. With `MAX_K` it bounds what decoding allocates: a result of at most 128 MiB, and int64 work."""
+"""Most tokens of a block. With `MAX_K` it bounds what decoding allocates: a result of 128 MiB, and int64 work."""
 
 STEP = 0.0095
 """Of sqrt(p): k + 1 rounded square roots cost about (k + 1) * STEP^2 / 6 nats, 5e-4 at k = 32."""
@@ -96,10 +96,11 @@ def encode(candidates: Candidates) -> bytes:
 
 
 def decode(block: bytes) -> Candidates:
-    """What `encode` was given: the same ids at each token, and log-probabilities near theirs, which with the tail sum to 1.
+    """What `encode` was given: the same ids at each token, and log-probabilities near theirs.
 
-    Tokens of one level stand in another order than before. Raises CorruptObject, and nothing else, for bytes that
-    `encode` doesn't make. No length is believed before it is checked against `MAX_TOKENS` and `MAX_K`.
+    Their probabilities and the tail's sum to 1. Tokens of one level stand in another order than before.
+    Raises CorruptObject, and nothing else, for bytes that `encode` doesn't make. No length is believed before it is
+    checked against `MAX_TOKENS` and `MAX_K`.
     """
     shape = _read_header(block)
     frames = _frames(block)
@@ -109,7 +110,9 @@ def decode(block: bytes) -> Candidates:
     filled = np.arange(shape.k) < counts[:, None]
     num_filled = int(counts.sum(dtype=np.int64))
     if shape.num_frequent > num_filled:
-        raise CorruptObject(f"a table of {shape.num_frequent} ids for {num_filled} candidates: score the sequence again")
+        raise CorruptObject(
+            f"a table of {shape.num_frequent} ids for {num_filled} candidates: score the sequence again"
+        )
 
     steps = np.zeros((shape.k, shape.num_tokens), np.int64)
     steps[filled.T] = _section(frames[1], num_filled)
@@ -189,7 +192,9 @@ def _read_header(block: bytes) -> _Shape:
     if (magic, version) != (_MAGIC, _VERSION):
         raise CorruptObject(f"scores of kind {magic!r} {version}, not {_MAGIC!r} {_VERSION}: score the sequence again")
     if num_tokens > MAX_TOKENS or not 1 <= k <= MAX_K:
-        raise CorruptObject(f"({num_tokens}, {k}) candidates, at most ({MAX_TOKENS}, {MAX_K}): score the sequence again")
+        raise CorruptObject(
+            f"({num_tokens}, {k}) candidates, at most ({MAX_TOKENS}, {MAX_K}): score the sequence again"
+        )
     return _Shape(num_tokens, k, num_frequent)
 
 

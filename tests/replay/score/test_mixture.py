@@ -60,7 +60,10 @@ def test_one_teacher_alone_gives_itself_cut_to_k_bit_for_bit(k: int) -> None:
     teacher.ids[0, 3:], teacher.logprobs[0, 3:] = EMPTY, -np.inf
     found = mix([(0.3, teacher)], k)
     cut = min(k, 8)
-    assert same(Candidates(found.ids[:, :cut], found.logprobs[:, :cut]), Candidates(teacher.ids[:, :cut], teacher.logprobs[:, :cut]))
+    assert same(
+        Candidates(found.ids[:, :cut], found.logprobs[:, :cut]),
+        Candidates(teacher.ids[:, :cut], teacher.logprobs[:, :cut]),
+    )
     assert (found.ids[:, cut:] == EMPTY).all()
 
 
