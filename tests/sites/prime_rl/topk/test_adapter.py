@@ -31,16 +31,20 @@ def loss(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def batch(seed: int = 0, **changes: Any) -> dict[str, Any]:
-    """A packed row of three sequences: replay and hinted teachers at every other token, two prompts' tokens each."""
+    """A packed row of three sequences: replay and hinted teachers at every other token and at the row's half.
+
+    Two tokens of each prompt aren't trained, but for the first of the second sequence, which is stamped too.
+    """
     generator = torch.Generator().manual_seed(seed)
     ids, logprobs = drawn(N, K, V, seed)
     places = torch.arange(N)
-    ids[places % 2 == 0] = -1
+    ids[(places % 2 == 0) & (places != N // 2)] = -1
     ids[5, 2:] = -1
     logprobs[ids < 0] = -torch.inf
     mask = torch.ones(1, N, dtype=torch.bool)
     for start in STARTS:
         mask[0, start : start + 2] = False
+    mask[0, 7] = True
     return {
         "input_ids": torch.randint(V, (1, N), generator=generator),
         "loss_mask": mask,
@@ -177,7 +181,7 @@ def test_tokens_without_rl_loss_are_averaged_among_themselves() -> None:
     assert_adds(FusedOutputLinear, batch(rl_weights=weights), DistillConfig(), hint=1.0, replay=1.0, other=3)
     none = batch(rl_weights=torch.zeros(1, N))
     others = len(read(none) or ())
-    assert others == 9
+    assert others == 10
     assert_adds(FusedOutputLinear, none, DistillConfig(), hint=1.0, replay=1.0, other=others)
 
 
@@ -226,7 +230,7 @@ def test_without_a_teacher_loss_metrics_and_gradient_are_stock_to_the_bit(kind: 
 def test_the_heads_output_holds_the_logits_whose_backward_needs_the_parameters() -> None:
     loop = Loop(head(FusedOutputLinear), DistillConfig())
     list(loop.losses(batch()))
-    assert loop.outputs[0][OUTPUT].shape == (9, K + 1) and loop.outputs[0][OUTPUT].requires_grad
+    assert loop.outputs[0][OUTPUT].shape == (10, K + 1) and loop.outputs[0][OUTPUT].requires_grad
 
 
 def test_a_weights_schedule_goes_by_upstreams_steps() -> None:
