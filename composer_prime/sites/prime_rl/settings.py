@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from composer_prime.config.distill import DistillConfig
 from composer_prime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from composer_prime.config.distill import DistillConfig
 
 OUTER, SITE, KEY, SAME_NAME, MBIT_UP, MBIT_DOWN = NAMES = tuple(
     f"COMPOSER_PRIME_{name}" for name in ("OUTER", "SITE", "KEY", "SAME_NAME", "MAX_MBIT_UP", "MAX_MBIT_DOWN")
@@ -81,26 +83,34 @@ class HookSettings:
 
 def distill_settings(
     environ: Mapping[str, str], env_vars: Mapping[str, str] = MappingProxyType({})
-) -> DistillConfig | None:
+) -> "DistillConfig | None":
     """The recipe's `[trainer.distill]`; None where it has none. Raises ConfigError for what isn't such a table."""
     said = _one(DISTILL, dict(_places(DISTILL, environ, env_vars, {})))
     if not said:
         return None
+    from pydantic import ValidationError
+
+    from composer_prime.config.distill import DistillConfig
+
     try:
         return DistillConfig.model_validate_json(said)
     except ValidationError as error:
         raise ConfigError(f"{DISTILL} ({said}) isn't [trainer.distill] as JSON: {_first(error)}") from error
 
 
-def check_distill(table: object) -> DistillConfig:
+def check_distill(table: object) -> "DistillConfig":
     """A recipe's table, as it will be said in the environment. Raises ConfigError where it has a fault."""
+    from pydantic import ValidationError
+
+    from composer_prime.config.distill import DistillConfig
+
     try:
         return DistillConfig.model_validate(table)
     except ValidationError as error:
         raise ConfigError(f"[trainer.distill] can't be used: {_first(error)}") from error
 
 
-def _first(error: ValidationError) -> str:
+def _first(error: "ValidationError") -> str:
     """A table's first fault: where, and what."""
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
