@@ -41,8 +41,9 @@ def model(folder: Path, tied: bool) -> Path:
     """A Qwen3 of two layers with random weights; its head is its embedding if tied."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
+    shape: dict[str, Any] = SHAPE | {"tie_word_embeddings": tied}
     torch.manual_seed(0)
-    return _save(folder / f"model_{tied}", Qwen3ForCausalLM(Qwen3Config(**SHAPE | {"tie_word_embeddings": tied})))
+    return _save(folder / f"model_{tied}", Qwen3ForCausalLM(Qwen3Config(**shape)))
 
 
 def trained(
