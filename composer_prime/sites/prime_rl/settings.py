@@ -8,13 +8,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from composer_prime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from composer_prime.config.distill import DistillConfig
 
 OUTER, SITE, KEY, SAME_NAME, MBIT_UP, MBIT_DOWN = NAMES = tuple(
     f"COMPOSER_PRIME_{name}" for name in ("OUTER", "SITE", "KEY", "SAME_NAME", "MAX_MBIT_UP", "MAX_MBIT_DOWN")
 )
+DISTILL = "COMPOSER_PRIME_DISTILL"
+"""The recipe's [trainer.distill] as JSON, with an outer run or without; it is unset where no distributions are used."""
 KWARGS = {OUTER: "outer", SITE: "site"}
 """What the loss's own settings may say as well, and by which name."""
 
@@ -72,6 +79,42 @@ class HookSettings:
             )
         up, down = (_mbit(name, said[name]) for name in (MBIT_UP, MBIT_DOWN))
         return cls(uri, site, Path(key).expanduser() if key else None, same != "refuse", up, down)
+
+
+def distill_settings(
+    environ: Mapping[str, str], env_vars: Mapping[str, str] = MappingProxyType({})
+) -> "DistillConfig | None":
+    """The recipe's `[trainer.distill]`; None where it has none. Raises ConfigError for what isn't such a table."""
+    said = _one(DISTILL, dict(_places(DISTILL, environ, env_vars, {})))
+    if not said:
+        return None
+    from pydantic import ValidationError
+
+    from composer_prime.config.distill import DistillConfig
+
+    try:
+        return DistillConfig.model_validate_json(said)
+    except ValidationError as error:
+        raise ConfigError(f"{DISTILL} ({said}) isn't [trainer.distill] as JSON: {_first(error)}") from error
+
+
+def check_distill(table: object) -> "DistillConfig":
+    """A recipe's table, as it will be said in the environment. Raises ConfigError where it has a fault."""
+    from pydantic import ValidationError
+
+    from composer_prime.config.distill import DistillConfig
+
+    try:
+        return DistillConfig.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(f"[trainer.distill] can't be used: {_first(error)}") from error
+
+
+def _first(error: "ValidationError") -> str:
+    """A table's first fault: where, and what."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place + ': ' if place else ''}{first['msg'].removeprefix('Value error, ')}"
 
 
 def _places(

@@ -204,6 +204,7 @@ def render(recipe: PrimeRecipe, version: str, files: SiteFiles) -> Data:
     _put(data, "trainer.loss.import_path", LOSS_PATH)
     for name, value in site_environment(recipe, files.site).items():
         _put(data, f"trainer.env_vars.{name}", value)
+    _distil(data)
     data.setdefault("orchestrator", {})
     if recipe.outer is not None and data.get("inference") is not None:
         _put_new(data, "inference.vllm.seed", sampling_seed(recipe, files.site) % 2**31)
@@ -230,6 +231,26 @@ def site_environment(recipe: PrimeRecipe, site: str) -> dict[str, str]:
     limits = {settings.MBIT_UP: recipe.site.max_mbit_up, settings.MBIT_DOWN: recipe.site.max_mbit_down}
     caps = {name: str(mbit) for name, mbit in limits.items() if mbit is not None}
     return {settings.OUTER: uri, settings.SITE: site, **key, **same, **caps}
+
+
+def _distil(data: Data) -> None:
+    """Say `[trainer.distill]`, which PRIME-RL hasn't got, in the trainer's environment. Raises ConfigError."""
+    table = _take(data, "trainer.distill")
+    if table is None:
+        return
+    config = settings.check_distill(table)
+    temperature = _get(data, "orchestrator.train.sampling.temperature")
+    if temperature not in (None, 1, 1.0):
+        raise ConfigError(
+            f"orchestrator.train.sampling.temperature ({temperature}) must be 1 with [trainer.distill], whose teachers "
+            "speak at temperature 1: set it so, or drop [trainer.distill]"
+        )
+    if _get(data, "trainer.enable_router_replay"):
+        raise ConfigError(
+            "trainer.enable_router_replay must be off with [trainer.distill], whose candidates ride in its field: turn "
+            "it off, or drop [trainer.distill]"
+        )
+    _put(data, f"trainer.env_vars.{settings.DISTILL}", config.model_dump_json())
 
 
 def _place(data: Data, recipe: PrimeRecipe, files: SiteFiles, dialect: Dialect) -> None:

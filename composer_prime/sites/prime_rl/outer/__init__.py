@@ -1,7 +1,8 @@
 """Any loss inside PRIME-RL's trainer, as a site: `import_path = "composer_prime.sites.prime_rl.outer.loss"`.
 
 Importing this inside the trainer makes it a site of the outer run that the environment, `[trainer.env_vars]` or the
-loss's own settings name. Where none is named nothing is touched, and the loss is the inner one, bit for bit.
+loss's own settings name, and adds the term of `[trainer.distill]` where the environment says one. Where nothing is
+named nothing is touched, and the loss is the inner one, bit for bit.
 """
 
 import logging
@@ -17,7 +18,7 @@ from composer_prime.sites.prime_rl import versions
 from composer_prime.sites.prime_rl.outer.inner import InnerLoss
 from composer_prime.sites.prime_rl.outer.steps import Step, Trainer, on_step
 from composer_prime.sites.prime_rl.saying import ending_in_one_line, naming_what_is_missing, rank, show_our_log
-from composer_prime.sites.prime_rl.settings import OUTER, HookSettings
+from composer_prime.sites.prime_rl.settings import OUTER, HookSettings, distill_settings
 
 __all__ = ["Step", "loss", "on_step"]
 
@@ -131,6 +132,11 @@ def install(environ: Mapping[str, str] = os.environ) -> None:
                 from composer_prime.sites.prime_rl.hook import make_site
 
             make_site(settings, frame)
+        distill = distill_settings(environ, _env_vars(frame))
+        if distill is not None:
+            from composer_prime.sites.prime_rl import topk
+
+            topk.install(distill, frame)
         if kwargs:
             InnerLoss.find(kwargs)
 
