@@ -13,9 +13,9 @@ from composer_prime.config.recipe import Recipe
 from composer_prime.errors import BadInput
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
-    """One run: an arm with a seed.
+    """One run: an arm with a seed. Equal to itself only, so that it can be a key.
 
     recipe           what `composer-prime run` trains, with the run's own name, seed and folder
     measures_start   whether the untrained model is evaluated too, once a seed
