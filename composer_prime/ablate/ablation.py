@@ -54,7 +54,9 @@ def ablate(
                 console.print("Stopped. The same command goes on from here.")
                 return INTERRUPTED_EXIT
             rows[job] = row
-            line = f"{place}: held-out {row.held_out:.3f} after {row.generated_tokens:,} tokens in {_clock(row.seconds)}"
+            line = (
+                f"{place}: held-out {row.held_out:.3f} after {row.generated_tokens:,} tokens in {_clock(row.seconds)}"
+            )
             console.print(_say(line, began, jobs, rows), markup=False, highlight=False, soft_wrap=True)
     finally:
         if rows:

@@ -66,8 +66,7 @@ def read_arms(recipe: str, overrides: Sequence[str], further: Sequence[str] = ()
     full = _recipe_of(path, shared)
     given = [_parse_arm(text) for text in further]
     arms = [
-        Arm(name, settings, _recipe_of(path, [*shared, *settings]))
-        for name, settings in [*signal_arms(full), *given]
+        Arm(name, settings, _recipe_of(path, [*shared, *settings])) for name, settings in [*signal_arms(full), *given]
     ]
     _check_names(arms)
     check_arms(arms)
