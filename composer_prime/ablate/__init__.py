@@ -1,1 +1,1 @@
-"""What `composer-prime ablate` runs: the arms of a recipe over several seeds, judged on held-out tasks, in one report."""
+"""What `composer-prime ablate` runs: a recipe's arms over several seeds, judged on held-out tasks, in a report."""

@@ -88,7 +88,7 @@ def dry_run(jobs: Sequence[Job], runner: Runner, console: Console, *, usd_per_ho
     source = (
         f"finished runs, of the same arm where there are some ({len(rows)} of {len(jobs)} done)"
         if rows
-        else f"{CALIBRATION_STEPS} steps of {jobs[0].arm.name} and one held-out evaluation on this machine, timed alone; "
+        else f"{CALIBRATION_STEPS} steps of {jobs[0].arm.name} and one held-out evaluation on this machine; "
         "other arms as this one, so without what teachers or hints add"
     )
     console.print(f"Predicted from {source}.", soft_wrap=True, highlight=False)

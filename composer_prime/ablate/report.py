@@ -187,8 +187,8 @@ def _lines(
         "- In brackets: the 95 % interval over the seeds, Student's t; differences are taken seed by seed. `*`: the "
         "interval of a difference leaves out 0.",
         "- area: the area under the curve of training reward, as its mean over the steps.",
-        f"- A point is {POINT:g} of held-out reward above the untrained model. Tokens and USD a point are the mean cost "
-        "over the mean gain, with Fieller's interval; `-`: no gain.",
+        f"- A point is {POINT:g} of held-out reward above the untrained model. Tokens and USD a point are the mean "
+        "cost over the mean gain, with Fieller's interval; `-`: no gain.",
         "- Generated tokens count all that the policy generated. Time and USD count training and held-out evaluation.",
     ]  # fmt: skip
 

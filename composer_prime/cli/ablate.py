@@ -17,7 +17,7 @@ def ablate(
     arm: Annotated[
         list[str] | None,
         typer.Option(
-            help='A further arm, quoted: "NAME KEY=VALUE ...", overrides of the recipe, as "slow trainer.optim.lr=1e-5".',
+            help='A further arm, quoted: "NAME KEY=VALUE ...", such as "slow trainer.optim.lr=1e-5".',
             show_default=False,
         ),
     ] = None,
