@@ -44,7 +44,8 @@ def ablate(
     jobs = plan_jobs(read_arms(recipe, context.args, arm or ()), seeds, held_out_prompts)
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
 
-    from composer_prime.ablate.ablation import ablate, dry_run as print_plan
+    from composer_prime.ablate.ablation import ablate
+    from composer_prime.ablate.ablation import dry_run as print_plan
     from composer_prime.ablate.runner import run_job
     from composer_prime.sites.embedded.interrupt import catch_interrupt
 
