@@ -1,4 +1,4 @@
-"""The loop: what is finished is kept, what failed or stopped is made by the same call later, and the report says all."""
+"""The loop: what is finished is kept, what failed is made by the same call later, and the report says all."""
 
 import io
 import json
