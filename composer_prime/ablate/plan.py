@@ -56,8 +56,9 @@ class Job:
     def finished(self) -> Row | None:
         """Its row when that is of this recipe and these held-out tasks; None when there is work left."""
         row = load_row(self.row)
-        fits = row is not None and row.recipe_sha256 == self.arm.sha256 and row.held_out_prompts == self.prompts
-        return row if fits and not (self.measures_start and row.start is None) else None
+        if row is None or (row.recipe_sha256, row.held_out_prompts) != (self.arm.sha256, self.prompts):
+            return None
+        return None if self.measures_start and row.start is None else row
 
 
 def plan_jobs(arms: Sequence[Arm], num_seeds: int, prompts: int) -> tuple[Job, ...]:

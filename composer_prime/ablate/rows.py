@@ -62,8 +62,8 @@ class Row(Measured):
 
     @property
     def seconds(self) -> float:
-        """All that was paid for: the run and its held-out evaluations."""
-        return self.run_s + self.held_out_s * (1 if self.start is None else 2)
+        """What the arm cost: the run and its held-out evaluation, without that of the untrained model."""
+        return self.run_s + self.held_out_s
 
 
 def load_row(path: Path) -> Row | None:

@@ -151,7 +151,7 @@ def check_arms(arms: Sequence[Arm]) -> None:
 def effective(recipe: Recipe) -> dict[str, Any]:
     """What tells what a run learns, by dotted key: weights of signals that it doesn't have are left out."""
     settings = _flat(recipe.to_data())
-    ignored = list(NOT_LEARNED)
+    ignored: list[str] = [*NOT_LEARNED]
     if recipe.hints is None:
         ignored.append("trainer.distill.hint_tau")
     if not recipe.replay.teachers:

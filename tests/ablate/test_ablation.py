@@ -147,7 +147,7 @@ def test_the_report_tells_intervals_differences_and_the_price_of_a_point(tmp_pat
     assert hint["tokens_a_point"]["value"] == pytest.approx(1000 / 40)  # 0.5 - 0.1 are 40 points
     assert hint["dollars_a_point"]["value"] == pytest.approx(0.5 / 40)  # 50 s at a cent a second
     assert full["tokens_a_point"] is None
-    assert len(data["rows"]) == 12 and data["rows"][0]["dollars"] == pytest.approx(0.6)
+    assert len(data["rows"]) == 12 and data["rows"][0]["dollars"] == pytest.approx(0.5)
     page = (folder / "report.md").read_text()
     assert "| +hint | 3 | 0.500 [" in page and "## Minus base" in page and "`--replay={}`" in page
     for picture in ("held_out.png", "curves.png"):

@@ -53,7 +53,7 @@ def test_arms_that_cannot_be_compared_are_refused_in_one_line(tmp_path: Path, fu
 
 
 def test_an_arm_whose_setting_is_wrong_is_refused_with_the_recipes_own_words(tmp_path: Path):
-    with pytest.raises(ConfigError, match="trainer.optim.lr"):
+    with pytest.raises(ConfigError, match=r"trainer\.optim\.lr"):
         read_arms(write_recipe(tmp_path), [], ["a trainer.optim.lr=-1.0"])
 
 
