@@ -11,6 +11,7 @@ from tests.architecture import PACKAGE, REPOSITORY, cycles, imports, modules, mo
 
 LAYERS = (
     {"cli"},
+    {"ablate"},
     {"bench", "volunteers"},
     {"watch", "executors", "sites", "integrations", "gateway", "export"},
     {"sync", "replay", "hints"},

@@ -8,6 +8,7 @@ import sys
 import typer
 
 from composer_prime.cli import (
+    ablate,
     bench,
     create,
     export,
@@ -42,6 +43,7 @@ app.command("run", context_settings=RECIPE_ARGS)(run.run)
 app.command("site", context_settings=RECIPE_ARGS)(site.site)
 app.command("create", context_settings=RECIPE_ARGS)(create.create)
 app.command("plan", context_settings=RECIPE_ARGS)(plan.plan)
+app.command("ablate", context_settings=RECIPE_ARGS)(ablate.ablate)
 app.command("launch", context_settings=RECIPE_ARGS)(launch.launch)
 app.command("ps")(launch.ps)
 app.command("logs")(launch.logs)

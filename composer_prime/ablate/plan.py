@@ -1,0 +1,99 @@
+"""Which runs an ablation is made of, where each leaves its files, and which of them are done already."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_prime.ablate.rows import Row, load_row
+from composer_prime.config.ablate import Arm
+from composer_prime.config.load import recipe_from_data
+from composer_prime.config.paths import RunPaths
+from composer_prime.config.recipe import Recipe
+from composer_prime.errors import BadInput
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One run: an arm with a seed. Equal to itself only, so that it can be a key.
+
+    recipe           what `composer-prime run` trains, with the run's own name, seed and folder
+    measures_start   whether the untrained model is evaluated too, once a seed
+    """
+
+    arm: Arm
+    seed: int
+    recipe: Recipe
+    folder: Path
+    prompts: int
+    measures_start: bool
+
+    @property
+    def label(self) -> str:
+        """As people read it."""
+        return f"{self.arm.name} seed {self.seed}"
+
+    @property
+    def file(self) -> str:
+        return f"{self.arm.slug}-s{self.seed}"
+
+    @property
+    def row(self) -> Path:
+        return self.folder / "rows" / f"{self.file}.json"
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.folder / "recipes" / f"{self.file}.toml"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "logs" / f"{self.file}.log"
+
+    @property
+    def run(self) -> RunPaths:
+        return RunPaths.of(self.recipe)
+
+    def finished(self) -> Row | None:
+        """Its row when that is of this recipe and these held-out tasks; None when there is work left."""
+        row = load_row(self.row)
+        if row is None or (row.recipe_sha256, row.held_out_prompts) != (self.arm.sha256, self.prompts):
+            return None
+        return None if self.measures_start and row.start is None else row
+
+
+def plan_jobs(arms: Sequence[Arm], num_seeds: int, prompts: int) -> tuple[Job, ...]:
+    """The runs, seed by seed, so that all arms can be compared as soon as a seed is through.
+
+    Seeds count up from the recipe's run.seed. Everything lies in `<output_dir>/<run.name>-ablation`.
+
+    Raises BadInput when the folder holds runs of other recipes: they stay, and nothing starts.
+    """
+    first = arms[0].recipe.run
+    folder = (arms[0].recipe.output_dir / f"{first.name}-ablation").absolute()
+    jobs = tuple(
+        Job(arm, seed, _run_recipe(arm, seed, folder), folder, prompts, measures_start=arm is arms[0])
+        for seed in range(first.seed, first.seed + num_seeds)
+        for arm in arms
+    )
+    for job in jobs:
+        _check_folder(job)
+    return jobs
+
+
+def _run_recipe(arm: Arm, seed: int, folder: Path) -> Recipe:
+    data = arm.recipe.to_data()
+    run = {**data["run"], "name": f"{data['run']['name']}-{arm.slug}-s{seed}", "seed": seed}
+    return recipe_from_data({**data, "run": run, "output_dir": str(folder)})
+
+
+def _check_folder(job: Job) -> None:
+    row = load_row(job.row)
+    differs = row is not None and row.recipe_sha256 != job.arm.sha256
+    if not differs and job.run.recipe.exists():
+        held = recipe_from_data(json.loads(job.run.recipe.read_text(encoding="utf-8")))
+        differs = Arm(job.arm.name, (), held).sha256 != job.arm.sha256
+    if differs:
+        raise BadInput(
+            f"{job.folder} holds {job.label} of another recipe: give this ablation another --run.name or --output_dir, "
+            "or delete that folder"
+        )

@@ -1,0 +1,97 @@
+"""One finished run of an ablation as a small JSON file: what the report, the forecast and a resume read.
+
+A row is written last and whole, so that a run has either all of its numbers or none.
+"""
+
+import json
+import math
+from pathlib import Path
+
+from pydantic import Field
+
+from composer_prime import metrics
+from composer_prime.config.paths import RunPaths
+from composer_prime.config.table import Table
+from composer_prime.metrics import read_tape
+
+ROLLOUT_COUNT = "rollout/count"
+
+
+class Measured(Table):
+    """What a run's own files say of it, all sites together."""
+
+    steps: int = Field(ge=1)
+    """Training steps of a site."""
+
+    rollouts: int = Field(ge=0)
+    generated_tokens: int = Field(ge=0)
+    """Tokens that the policy generated, also those that no step trained on, and again after a resume."""
+
+    run_s: float = Field(ge=0)
+    """Seconds from the command's start to its end, over all its starts."""
+
+    step_s: float = Field(ge=0)
+    """Of these, the seconds of a site's training steps, waiting included; the largest of the sites."""
+
+    rewards: tuple[float, ...]
+    """Mean training reward over the sites by step, of the steps that had one."""
+
+
+class Row(Measured):
+    """One (arm, seed) that is done."""
+
+    arm: str
+    seed: int
+    recipe_sha256: str
+    """Of the arm's effective recipe (`Arm.sha256`)."""
+
+    held_out_prompts: int = Field(ge=1)
+    held_out: float
+    """Mean reward of the final weights on the held-out tasks, greedy."""
+
+    held_out_s: float = Field(ge=0)
+    """Seconds that one held-out evaluation took."""
+
+    start: float | None = None
+    """Held-out reward of the untrained model; the first arm's rows have it."""
+
+    @property
+    def reward_mean(self) -> float:
+        """Area under the curve of training reward, a step being 1/steps wide: the mean over the steps."""
+        return sum(self.rewards) / len(self.rewards) if self.rewards else math.nan
+
+    @property
+    def seconds(self) -> float:
+        """What the arm cost: the run and its held-out evaluation, without that of the untrained model."""
+        return self.run_s + self.held_out_s
+
+
+def load_row(path: Path) -> Row | None:
+    """The row in that file; None when there is none."""
+    try:
+        return Row.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def read_measured(paths: RunPaths) -> Measured:
+    """The numbers of a finished run's folder."""
+    from composer_prime.sites.embedded.summary import read_progress
+
+    summary = json.loads(paths.summary.read_text(encoding="utf-8"))
+    names = list(summary["sites"])
+    curves = [read_progress(paths.site(name)).trained_rewards() for name in names]
+    steps = sorted({step for curve in curves for step in curve})
+    tape = [record for name in names for record in read_tape(paths.site(name).tape("orchestrator"))]
+    return Measured(
+        steps=max(site["steps"] for site in summary["sites"].values()),
+        rollouts=int(sum(record.get(ROLLOUT_COUNT, 0.0) for record in tape)),
+        generated_tokens=int(sum(record.get(metrics.ROLLOUT_TOKENS, 0.0) for record in tape)),
+        run_s=summary["wall_s"],
+        step_s=max(site["step_s"] for site in summary["sites"].values()),
+        rewards=tuple(_mean([curve[step] for curve in curves if step in curve]) for step in steps),
+    )
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,105 @@
+"""Trains and judges one run of an ablation: `composer-prime run` as a process, then its weights on held-out tasks."""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from torch import Tensor
+
+from composer_prime.ablate.plan import Job
+from composer_prime.ablate.rows import Row, read_measured
+from composer_prime.bench.held_out import final_weights_of, held_out_reward
+from composer_prime.config.paths import models_cache
+from composer_prime.config.toml import to_toml
+from composer_prime.errors import BadInput, SiteError
+from composer_prime.sites.embedded.broadcasts import published, weights
+from composer_prime.sites.embedded.local_run import INTERRUPTED_EXIT
+from composer_prime.sites.embedded.model import load_policy, resolve_model
+from composer_prime.sites.embedded.processes import QUIET_ENV, Child
+from composer_prime.sites.embedded.result import write_whole
+
+GREEDY = 0.0
+_POLL_S = 0.2
+
+
+def run_job(job: Job, is_stopped: Callable[[], bool]) -> Row | None:
+    """Train a run to its end, or go on with one that was cut, and judge it; its row, which is in its file too.
+
+    is_stopped   asked while it trains; once true, the run writes checkpoints and ends
+
+    Returns None when it was stopped. Raises BadInput for what a person can fix, SiteError with the end of the log
+    when the run fails.
+    """
+    if not _train(job, is_stopped):
+        return None
+    began = time.monotonic()
+    held_out = statistics.fmean(_judge(job, policy) for policy in _final_policies(job))
+    held_out_s = time.monotonic() - began
+    row = Row(
+        **read_measured(job.run).model_dump(),
+        arm=job.arm.name,
+        seed=job.seed,
+        recipe_sha256=job.arm.sha256,
+        held_out_prompts=job.prompts,
+        held_out=held_out,
+        held_out_s=held_out_s,
+        start=_judge(job, _untrained(job)) if job.measures_start else None,
+    )
+    job.row.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(job.row, row.model_dump_json(indent=1) + "\n")
+    return row
+
+
+def _train(job: Job, is_stopped: Callable[[], bool]) -> bool:
+    """Whether the run came to its end; a folder that is there is continued."""
+    job.recipe_file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(job.recipe_file, to_toml(job.recipe.to_data()))
+    resume = ["--resume"] if job.run.root.exists() else []
+    command = [sys.executable, "-m", "composer_prime.cli.main", "run", str(job.recipe_file), *resume]
+    child = Child("run", command, job.log, env=QUIET_ENV)
+    asked = False
+    try:
+        while (code := child.poll()) is None:
+            if is_stopped() and not asked:
+                child.terminate()
+                asked = True
+            time.sleep(_POLL_S)
+    finally:
+        child.kill()
+    if asked or code == INTERRUPTED_EXIT:
+        return False
+    said = child.tail()
+    if code == BadInput.exit_code:
+        raise BadInput(f"{job.label}: {said[-1].removeprefix('composer-prime: ') if said else 'no message'}")
+    if code:
+        raise SiteError(f"{job.label} ended with {code}, see {job.log}: {' / '.join(said[-3:])}")
+    return True
+
+
+def _judge(job: Job, policy: Mapping[str, Tensor]) -> float:
+    return held_out_reward(job.recipe, policy, prompts=job.prompts, temperature=GREEDY)
+
+
+def _untrained(job: Job) -> Mapping[str, Tensor]:
+    recipe = job.recipe
+    return _trained_part(weights(load_policy(resolve_model(recipe.model.name, recipe.run.seed, models_cache()))), job)
+
+
+def _final_policies(job: Job) -> Iterator[Mapping[str, Tensor]]:
+    """The run's masters; without an outer loop each site's own last weights."""
+    if job.recipe.outer is not None:
+        yield final_weights_of(job.recipe)
+        return
+    from safetensors.torch import load_file
+
+    for name in job.recipe.site_names:
+        paths = job.run.site(name)
+        newest = published(paths.broadcasts)[-1]
+        yield _trained_part(load_file(paths.broadcast(newest) / "model.safetensors"), job)
+
+
+def _trained_part(values: Mapping[str, Tensor], job: Job) -> Mapping[str, Tensor]:
+    """Parameters without the lasting buffers, which training doesn't move."""
+    model = load_policy(resolve_model(job.recipe.model.name, job.recipe.run.seed, models_cache()))
+    return {name: values[name] for name, _ in model.named_parameters()}

@@ -1,0 +1,182 @@
+"""The arms of an ablation: a recipe, and the overrides that tell each arm from it. No torch.
+
+An arm is spelled as overrides of the command line, so that `composer-prime run RECIPE OVERRIDES` trains the same.
+"""
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from composer_prime.config.load import any_from_data, read_data
+from composer_prime.config.prime_rl import PrimeRecipe
+from composer_prime.config.recipe import Recipe
+from composer_prime.config.settings import data_shard
+from composer_prime.errors import BadInput
+
+BASE = "base"
+ARM_NAME = r"\+?[a-z0-9][a-z0-9._-]{0,23}"
+OWN_KEYS = ("run.name", "run.seed", "output_dir", "clean")
+"""Settings that an ablation gives to each of its runs."""
+NOT_LEARNED = (*OWN_KEYS, "launch", "ckpt", "inference.server")
+"""Settings that change files and ports, and nothing that a run learns or costs."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One variant of the recipe.
+
+    overrides   as after `composer-prime run RECIPE`: "--trainer.optim.lr=1e-3"
+    recipe      what they give; run.seed and run.name are still the recipe's own
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    recipe: Recipe
+
+    @property
+    def slug(self) -> str:
+        """The name as a part of file names and of run.name."""
+        return self.name.replace("+", "plus-")
+
+    @property
+    def sha256(self) -> str:
+        """Hash of all that tells what is learned: equal for arms that can't differ."""
+        return hashlib.sha256(json.dumps(effective(self.recipe), sort_keys=True).encode()).hexdigest()
+
+
+def read_arms(recipe: str, overrides: Sequence[str], further: Sequence[str] = ()) -> tuple[Arm, ...]:
+    """The arms of a recipe: base and its teacher signals, each alone and together, then the further ones.
+
+    recipe      a TOML file, or `@ file.toml` as its first token
+    overrides   of every arm, as `load_any` takes them
+    further     "NAME KEY=VALUE ..." each, overrides of the full recipe
+
+    A signal that the recipe doesn't have gives no arm: without [hints] and [[replay.teachers]] base is the recipe.
+
+    Raises BadInput, in one line that names both, when two arms can't differ, and when an arm would be judged on other
+    held-out tasks than base; ConfigError when an arm's recipe isn't one.
+    """
+    path, shared = (None, [recipe, *overrides]) if recipe.startswith("@") else (Path(recipe), list(overrides))
+    full = _recipe_of(path, shared)
+    given = [_parse_arm(text) for text in further]
+    arms = [
+        Arm(name, settings, _recipe_of(path, [*shared, *settings])) for name, settings in [*signal_arms(full), *given]
+    ]
+    _check_names(arms)
+    check_arms(arms)
+    return tuple(arms)
+
+
+def signal_arms(full: Recipe) -> list[tuple[str, tuple[str, ...]]]:
+    """Name and overrides of base, +hint, +replay and full, as far as the recipe has both signals or one."""
+    no_hint, no_replay = _without(full, "hints", "hint_tau"), _without(full, "replay", "replay_tau")
+    has_hint, has_replay = full.hints is not None, bool(full.replay.teachers)
+    if not (has_hint or has_replay):
+        return [(BASE, ())]
+    arms = [(BASE, (*no_hint, *no_replay))]
+    if has_hint:
+        arms.append(("+hint", no_replay if has_replay else ()))
+    if has_replay:
+        arms.append(("+replay", no_hint if has_hint else ()))
+    return [*arms, ("full", ())] if has_hint and has_replay else arms
+
+
+def _without(full: Recipe, table: str, weight: str) -> tuple[str, ...]:
+    """Overrides that turn a signal off: its stream goes, and its weight where the recipe has one is 0."""
+    weights = full.to_data()["trainer"].get("distill", {})
+    gone = "--hints=None" if table == "hints" else "--replay={}"
+    return (gone, f"--trainer.distill.{weight}=0.0") if weight in weights else (gone,)
+
+
+def _parse_arm(text: str) -> tuple[str, tuple[str, ...]]:
+    name, *settings = shlex.split(text) or [""]
+    if not re.fullmatch(ARM_NAME, name):
+        raise BadInput(
+            f"arm name ({name!r}) must be 1 to 24 of a-z, 0-9, '.', '_' and '-', perhaps after a '+': choose another"
+        )
+    if not settings or not all(re.fullmatch(r"[^-=][^=]*=.*", each, re.DOTALL) for each in settings):
+        raise BadInput(f'arm {name} needs settings as KEY=VALUE: write --arm "{name} trainer.optim.lr=1e-3", quoted')
+    for each in settings:
+        key = each.partition("=")[0]
+        if _is_under(key, OWN_KEYS):
+            raise BadInput(f"arm {name} sets {key}, which an ablation gives to each run itself: drop it")
+    return name, tuple(f"--{each}" for each in settings)
+
+
+def _recipe_of(path: Path | None, overrides: Sequence[str]) -> Recipe:
+    found = any_from_data(read_data(path, overrides))
+    if isinstance(found, PrimeRecipe):
+        raise BadInput(
+            'ablate runs embedded sites, and this recipe\'s site.backend is "prime-rl": run each arm with '
+            "`composer-prime run`, or ablate a recipe of embedded sites"
+        )
+    if found.clean:
+        raise BadInput("clean (true) would delete finished runs, which ablate keeps: drop it, or delete the folder")
+    return found
+
+
+def _check_names(arms: Sequence[Arm]) -> None:
+    for one, other in combinations(arms, 2):
+        if one.slug == other.slug:
+            raise BadInput(f"arms {one.name} and {other.name} would share their folders: rename one")
+
+
+def check_arms(arms: Sequence[Arm]) -> None:
+    """Raise BadInput when two arms can't differ, there is one arm only, or one is judged on other tasks."""
+    for one, other in combinations(arms, 2):
+        if one.sha256 == other.sha256:
+            raise BadInput(
+                f"arm {other.name} can't differ from {one.name}: their recipes are equal in all that is learned; "
+                "change a setting of one or drop it"
+            )
+    if len(arms) == 1:
+        raise BadInput(
+            f"{arms[0].name} is the only arm, since the recipe has neither [hints] nor [[replay.teachers]]: add one "
+            'with --arm "NAME KEY=VALUE ..."'
+        )
+    for arm in arms[1:]:
+        if _judged_by(arm.recipe) != _judged_by(arms[0].recipe):
+            raise BadInput(
+                f"arm {arm.name} changes the tasks or how sites share them, so it would be judged on other held-out "
+                f"tasks than {arms[0].name}: leave sites and the tasksets as they are"
+            )
+
+
+def effective(recipe: Recipe) -> dict[str, Any]:
+    """What tells what a run learns, by dotted key: weights of signals that it doesn't have are left out."""
+    settings = _flat(recipe.to_data())
+    ignored: list[str] = [*NOT_LEARNED]
+    if recipe.hints is None:
+        ignored.append("trainer.distill.hint_tau")
+    if not recipe.replay.teachers:
+        ignored += ["trainer.distill.replay_tau", "replay"]
+    if not recipe.has_streams:
+        ignored += ["trainer.distill", "trainer.loss.kwargs.replay_tau", "trainer.loss.kwargs.teacher_tau"]
+    return {key: value for key, value in settings.items() if not _is_under(key, ignored)}
+
+
+def _judged_by(recipe: Recipe) -> list[Any]:
+    data = recipe.to_data()
+    tasks = [(source["name"], source["env"]["taskset"]) for source in data["orchestrator"]["train"]["source"]]
+    return [tasks, [data_shard(recipe, name) for name in recipe.site_names]]
+
+
+def _is_under(key: str, tables: Sequence[str]) -> bool:
+    return any(key == table or key.startswith(f"{table}.") for table in tables)
+
+
+def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, by dotted key; lists stay whole, and an empty table is nothing."""
+    if not isinstance(data, dict):
+        return {prefix: data}
+    return {
+        key: value
+        for name, inner in data.items()
+        for key, value in _flat(inner, f"{prefix}.{name}" if prefix else name).items()
+    }

@@ -1,0 +1,158 @@
+"""The loop: what is finished is kept, what failed is made by the same call later, and the report says all."""
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from composer_prime.ablate.ablation import ablate, dry_run
+from composer_prime.ablate.plan import Job, plan_jobs
+from composer_prime.config.ablate import read_arms
+from composer_prime.config.paths import RunPaths
+from composer_prime.errors import BadInput, SiteError
+from composer_prime.sites.embedded.folder import claim_run_folder
+from tests.ablate.arms import HINTS, TEACHERS, FakeRunner, row_of, write_recipe
+
+HELD_OUT = {"base": (0.2, 0.3, 0.4), "+hint": (0.3, 0.5, 0.7), "+replay": (0.2, 0.3, 0.4), "full": (0.05, 0.05, 0.05)}
+
+
+def jobs_in(folder: Path, *tables: str, num_seeds: int = 3, prompts: int = 8, **overrides: object) -> Sequence[Job]:
+    settings = [f"--{name.replace('__', '.')}={value}" for name, value in overrides.items()]
+    return plan_jobs(read_arms(write_recipe(folder, *(tables or (HINTS,))), settings), num_seeds, prompts)
+
+
+def screen() -> Console:
+    return Console(file=io.StringIO(), width=140)
+
+
+def text(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def told(job: Job) -> float:
+    return HELD_OUT[job.arm.name][job.seed]
+
+
+def test_every_arm_and_seed_is_run_once_seed_by_seed_with_time_left_told(tmp_path: Path):
+    runner, console = FakeRunner(), screen()
+    assert ablate(jobs_in(tmp_path, num_seeds=2), runner, console) == 0
+    assert runner.given == ["base seed 0", "+hint seed 0", "base seed 1", "+hint seed 1"]
+    lines = [line for line in text(console).splitlines() if line.startswith("[")]
+    assert [line.partition(":")[0] for line in lines] == [
+        f"[{number}/4] {label}" for number, label in enumerate(runner.given, 1)
+    ]
+    assert "elapsed, about 2 min 40 s left" in lines[0]  # 50 s for +hint (40 + 10), 60 s for base, 50 s
+    assert lines[-1].endswith("about 0 s left")
+
+
+def test_what_was_stopped_goes_on_with_the_runs_that_are_left(tmp_path: Path):
+    first = FakeRunner(lambda job: None if job.label == "base seed 1" else 0.5)
+    assert ablate(jobs_in(tmp_path, num_seeds=2), first, screen()) == 130
+    second, console = FakeRunner(), screen()
+    assert ablate(jobs_in(tmp_path, num_seeds=2), second, console) == 0
+    assert second.given == ["base seed 1", "+hint seed 1"]
+    assert "2 of 4 runs are done already" in text(console)
+    third = FakeRunner()
+    assert ablate(jobs_in(tmp_path, num_seeds=3), third, screen()) == 0
+    assert third.given == ["base seed 2", "+hint seed 2"]
+
+
+def test_a_failed_run_is_said_the_others_are_made_and_it_is_tried_again_the_next_time(tmp_path: Path):
+    console = screen()
+    runner = FakeRunner(lambda job: SiteError("out of memory") if job.label == "+hint seed 0" else 0.5)
+    assert ablate(jobs_in(tmp_path, num_seeds=2), runner, console) == 1
+    assert len(runner.given) == 4 and "+hint seed 0 failed: out of memory" in text(console)
+    folder = tmp_path / "out" / "test-ablation"
+    assert "Missing: +hint seed 0." in (folder / "report.md").read_text()
+    again = FakeRunner()
+    assert ablate(jobs_in(tmp_path, num_seeds=2), again, screen()) == 0
+    assert again.given == ["+hint seed 0"]
+
+
+def test_what_a_person_must_fix_stops_the_rest_and_keeps_what_is_done(tmp_path: Path):
+    runner = FakeRunner(lambda job: BadInput("no such environment") if job.arm.name == "+hint" else 0.5)
+    with pytest.raises(BadInput, match="no such environment"):
+        ablate(jobs_in(tmp_path), runner, screen())
+    assert runner.given == ["base seed 0", "+hint seed 0"]
+    assert len(json.loads((tmp_path / "out/test-ablation/report.json").read_text())["rows"]) == 1
+
+
+def test_rows_of_another_recipe_are_refused_and_stay(tmp_path: Path):
+    ablate(jobs_in(tmp_path), FakeRunner(), screen())
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    with pytest.raises(BadInput, match="holds base seed 0 of another recipe"):
+        jobs_in(tmp_path, trainer__optim__lr=0.5)
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+
+
+def test_a_cut_run_of_another_recipe_is_refused_too(tmp_path: Path):
+    (job, *_) = jobs_in(tmp_path)
+    claim_run_folder(job.recipe, resume=False)
+    assert RunPaths.of(job.recipe).recipe.exists() and jobs_in(tmp_path)[0].finished() is None
+    with pytest.raises(BadInput, match="holds base seed 0 of another recipe"):
+        jobs_in(tmp_path, max_steps=9)
+
+
+def test_other_held_out_tasks_are_judged_anew(tmp_path: Path):
+    ablate(jobs_in(tmp_path, num_seeds=1), FakeRunner(), screen())
+    runner = FakeRunner()
+    ablate(jobs_in(tmp_path, num_seeds=1, prompts=9), runner, screen())
+    assert runner.given == ["base seed 0", "+hint seed 0"]
+
+
+def test_a_dry_run_predicts_from_a_calibration_that_is_made_once(tmp_path: Path):
+    runner, console = FakeRunner(), screen()
+    for _ in range(2):
+        dry_run(jobs_in(tmp_path, num_seeds=1, max_steps=6), runner, console, usd_per_hour=36)
+    assert runner.given == ["base seed 0"]
+    assert not (tmp_path / "out/test-ablation/rows").exists()
+    # 40 s less 2 steps of 5 s are its start; with 6 steps and two evaluations of 10 s base takes 80 s, +hint 70 s
+    lines = [" ".join(line.replace("│", " ").split()) for line in text(console).splitlines()]
+    assert "base 0 to do 1 min 20 s 0.8000" in lines
+    assert "left 2 runs 2 min 30 s 1.50" in lines
+    assert "Predicted from 2 steps of base" in text(console)
+
+
+def test_a_dry_run_predicts_from_finished_runs_of_the_same_arm(tmp_path: Path):
+    jobs, console = jobs_in(tmp_path, num_seeds=2), screen()
+    for job in jobs[:2]:
+        row = row_of(job, 0.5, run_s=3600.0 if job.arm.name == "+hint" else 40.0)
+        job.row.parent.mkdir(parents=True, exist_ok=True)
+        job.row.write_text(row.model_dump_json())
+    runner = FakeRunner()
+    dry_run(jobs, runner, console)
+    assert runner.given == [] and text(console).count("1 h 00 min") == 2 and "2 of 4 done" in text(console)
+    assert "1 h 01 min" in text(console)  # left: 60 s and 3,610 s
+
+
+def test_the_report_tells_intervals_differences_and_the_price_of_a_point(tmp_path: Path):
+    assert ablate(jobs_in(tmp_path, HINTS, TEACHERS), FakeRunner(told), screen(), usd_per_hour=36) == 0
+    folder = tmp_path / "out" / "test-ablation"
+    data = json.loads((folder / "report.json").read_text())
+    base, hint, replay, full = data["arms"]
+    assert base["held_out"]["value"] == pytest.approx(0.3)
+    assert base["held_out"]["high"] - 0.3 == pytest.approx(4.303 * 0.1 / 3**0.5)
+    assert hint["minus_base"]["value"] == pytest.approx(0.2)  # 0.1, 0.2, 0.3
+    assert hint["minus_base"]["high"] - 0.2 == pytest.approx(4.303 * 0.1 / 3**0.5)
+    assert replay["minus_base"] == pytest.approx({"value": 0.0, "low": 0.0, "high": 0.0})
+    assert base["minus_base"] is None and base["area"]["value"] == pytest.approx(0.25)
+    assert hint["tokens_a_point"]["value"] == pytest.approx(1000 / 40)  # 0.5 - 0.1 are 40 points
+    assert hint["dollars_a_point"]["value"] == pytest.approx(0.5 / 40)  # 50 s at a cent a second
+    assert full["tokens_a_point"] is None
+    assert len(data["rows"]) == 12 and data["rows"][0]["dollars"] == pytest.approx(0.5)
+    page = (folder / "report.md").read_text()
+    assert "| +hint | 3 | 0.500 [" in page and "## Minus base" in page and "`--replay={}`" in page
+    for picture in ("held_out.png", "curves.png"):
+        assert f"({picture})" in page and (folder / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_price_dollars_are_a_dash(tmp_path: Path):
+    ablate(jobs_in(tmp_path, num_seeds=1), FakeRunner(), screen())
+    folder = tmp_path / "out" / "test-ablation"
+    assert "Price: unknown" in (folder / "report.md").read_text()
+    arms = json.loads((folder / "report.json").read_text())["arms"]
+    assert [arm["dollars"] for arm in arms] == [None, None] and arms[0]["held_out"]["low"] is None

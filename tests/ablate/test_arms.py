@@ -1,0 +1,66 @@
+"""Arms: what each trains, and that those that can't be compared are refused in one line before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from composer_prime.ablate.plan import plan_jobs
+from composer_prime.config.ablate import effective, read_arms
+from composer_prime.errors import BadInput, ConfigError
+from tests.ablate.arms import HINTS, TEACHERS, write_recipe
+
+
+def test_with_both_signals_each_is_trained_alone_and_together_and_not_at_all(tmp_path: Path):
+    arms = read_arms(write_recipe(tmp_path, HINTS, TEACHERS), [])
+    found = {arm.name: (arm.recipe.hints is not None, len(arm.recipe.replay.teachers)) for arm in arms}
+    assert found == {"base": (False, 0), "+hint": (True, 0), "+replay": (False, 1), "full": (True, 1)}
+
+
+@pytest.mark.parametrize(("table", "names"), [(HINTS, ["base", "+hint"]), (TEACHERS, ["base", "+replay"])])
+def test_a_signal_that_the_recipe_lacks_gives_no_arm(tmp_path: Path, table: str, names: list[str]):
+    assert [arm.name for arm in read_arms(write_recipe(tmp_path, table), [])] == names
+
+
+def test_a_further_arm_is_the_recipe_with_its_settings(tmp_path: Path):
+    recipe = write_recipe(tmp_path, HINTS)
+    *_, full, hot = read_arms(recipe, ["--max_steps", "6"], ["hot trainer.optim.lr=0.5 seq_len=64"])
+    changed = {key for key, value in effective(hot.recipe).items() if effective(full.recipe)[key] != value}
+    assert changed == {"trainer.optim.lr", "seq_len"}
+    assert (hot.recipe.trainer.optim.lr, hot.recipe.seq_len, hot.recipe.max_steps) == (0.5, 64, 6)
+
+
+@pytest.mark.parametrize(
+    ("further", "words"),
+    [
+        (["same trainer.optim.lr=1e-6"], "arm same can't differ from base"),
+        (["a seq_len=64", "b seq_len=64"], "arm b can't differ from a"),
+        (["a ckpt.interval=3"], "arm a can't differ from base"),
+        (["a hints=None trainer.loss.kwargs.replay_tau=0.5"], "arm a can't differ from base"),
+        (["a seq_len=64", "a seq_len=65"], "arms a and a would share their folders"),
+        (["a sites.count=2"], "judged on other held-out tasks than base"),
+        (["a orchestrator.train.source.0.env.taskset.num_examples=9"], "judged on other held-out tasks than base"),
+        (["a run.seed=3"], "arm a sets run.seed"),
+        (["a"], "arm a needs settings as KEY=VALUE"),
+        (["A seq_len=64"], r"arm name \('A'\) must be"),
+        ([], "base is the only arm"),
+    ],
+)
+def test_arms_that_cannot_be_compared_are_refused_in_one_line(tmp_path: Path, further: list[str], words: str):
+    with pytest.raises(BadInput, match=words) as refused:
+        read_arms(write_recipe(tmp_path), [], further)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_arm_whose_setting_is_wrong_is_refused_with_the_recipes_own_words(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"trainer\.optim\.lr"):
+        read_arms(write_recipe(tmp_path), [], ["a trainer.optim.lr=-1.0"])
+
+
+def test_each_run_has_its_seed_its_name_and_a_folder_in_the_ablations(tmp_path: Path):
+    arms = read_arms(write_recipe(tmp_path, HINTS), ["--run.seed", "5"])
+    jobs = plan_jobs(arms, 2, 8)
+    assert [job.label for job in jobs] == ["base seed 5", "+hint seed 5", "base seed 6", "+hint seed 6"]
+    assert [job.recipe.run.seed for job in jobs] == [5, 5, 6, 6]
+    roots = {job.run.root for job in jobs}
+    assert len(roots) == 4 and {root.parent for root in roots} == {tmp_path / "out" / "test-ablation"}
