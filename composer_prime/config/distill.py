@@ -9,6 +9,9 @@ from composer_prime.config.table import Table
 MAX_K = 64
 """Most tokens that are kept of one distribution."""
 
+LEAST_TAIL = 1e-7
+"""A tail's least probability, so that its logarithm is a number: what rounding makes of k fp32 probabilities."""
+
 Divergence = Literal["forward_kl", "reverse_kl", "jsd", "taid", "entropy_aware"]
 
 

@@ -4,6 +4,34 @@ In PRIME-RL it is the default of `composer_prime.sites.prime_rl.outer.loss`, whi
 outer run; the embedded trainer calls it. It needs torch alone.
 At replay weight 0 it is PRIME-RL's DPPO+KL (`type = "default"`, 0.7 and 0.8), to rounding, wherever that one is finite:
 the same keyword arguments with the same defaults and bounds, and metrics of the same names and definitions.
+
+For each token:
+
+    log_ir = trainer - inference;  ir = exp(log_ir), at most ratio_cap;  moved = exp(trainer) - exp(inference)
+    policy = -keep * adv_tau * adv * ir, or for cispo -loss_mask * adv_tau * adv * clipped.detach() * trainer
+    kl     = kl_tau * loss_mask * log_ir**2
+    replay = -replay_tau * has_teacher * keep_r * clip(ref - trainer, +-replay_clip).detach() * ir
+    ref_kl = -ref_kl_tau * has_teacher * keep_r * (ref - trainer).detach() * ir
+
+    keep is loss_mask and
+      dppo    not (moved > dppo_mask_high if adv > 0 else moved < -dppo_mask_low)
+      ipo     |moved| <= ipo_threshold
+      icepop  ratio_low <= exp(log_ir) <= ratio_high
+      cispo   nothing more: clipped is exp(log_ir) held from ratio_low to ratio_high, whatever ratio_cap
+    keep_r is keeps_low: loss_mask and not moved < -dppo_mask_low; with ipo and icepop keep as well
+
+Stale data. -inf stands for a log-probability of -104, what fp32 rounds to 0, and gives itself no gradient.
+
+Overflow. What stands on tokens outside `loss_mask` reaches neither value nor gradient, NaN and infinities included,
+and a token that a term's region drops adds nothing to that term, whatever its ratio. On a token that is kept, a
+ratio above ratio_cap, or one (or its product with the advantage) beyond the working dtype, is held and gives no
+gradient, so that only the KL term, which stays finite too, pulls such a token back. NaN on a kept token stays NaN:
+it is a bug.
+
+Context parallelism. The loss and the sums among the metrics (`*_loss`, `num_teacher_tokens`) of the shards of a
+sequence add up to those of the whole, and so do gradients: no token looks at another. Means are over the tokens
+that were passed; weight them by their denominators to combine them. PRIME-RL (0.7 and 0.8) gathers the logprobs of
+all shards before it calls the loss, so there each rank sees whole sequences.
 """
 
 import inspect
@@ -58,19 +86,6 @@ def composer_loss(
 ) -> LossOutputs:
     """Sum over the tokens of one packed sequence of `weight * (policy + kl + replay + ref_kl)`; the caller divides.
 
-        log_ir = trainer - inference;  ir = exp(log_ir), at most ratio_cap;  moved = exp(trainer) - exp(inference)
-        policy = -keep * adv_tau * adv * ir, or for cispo -loss_mask * adv_tau * adv * clipped.detach() * trainer
-        kl     = kl_tau * loss_mask * log_ir**2
-        replay = -replay_tau * has_teacher * keep_r * clip(ref - trainer, +-replay_clip).detach() * ir
-        ref_kl = -ref_kl_tau * has_teacher * keep_r * (ref - trainer).detach() * ir
-
-        keep is loss_mask and
-          dppo    not (moved > dppo_mask_high if adv > 0 else moved < -dppo_mask_low)
-          ipo     |moved| <= ipo_threshold
-          icepop  ratio_low <= exp(log_ir) <= ratio_high
-          cispo   nothing more: clipped is exp(log_ir) held from ratio_low to ratio_high, whatever ratio_cap
-        keep_r is keeps_low: loss_mask and not moved < -dppo_mask_low; with ipo and icepop keep as well
-
     inputs          see `LossInputs`; any shape that all share. fp64 is worked on in fp64, anything else in fp32.
                     `ref_logprobs` (or `teacher_logprobs`) and `loss_weights` may be None or absent.
     dppo_mask_low   largest fall and
@@ -93,19 +108,6 @@ def composer_loss(
     Returns the loss (0-dim, attached to the graph even when nothing is trained on) and 0-dim detached metrics, the
     same names on every call. The gradient flows to `trainer_logprobs` alone; nothing is changed in place.
 
-    Stale data. -inf stands for a log-probability of -104, what fp32 rounds to 0, and gives itself no gradient.
-
-    Overflow. What stands on tokens outside `loss_mask` reaches neither value nor gradient, NaN and infinities included,
-    and a token that a term's region drops adds nothing to that term, whatever its ratio. On a token that is kept, a
-    ratio above ratio_cap, or one (or its product with the advantage) beyond the working dtype, is held and gives no
-    gradient, so that only the KL term, which stays finite too, pulls such a token back. NaN on a kept token stays NaN:
-    it is a bug.
-
-    Context parallelism. The loss and the sums among the metrics (`*_loss`, `num_teacher_tokens`) of the shards of a
-    sequence add up to those of the whole, and so do gradients: no token looks at another. Means are over the tokens
-    that were passed; weight them by their denominators to combine them. PRIME-RL (0.7 and 0.8) gathers the logprobs of
-    all shards before it calls the loss, so there each rank sees whole sequences.
-
     Source: DPPO arXiv:2602.04879, KL arXiv:2602.02276; `default_loss_fn` and `ref_kl_loss_fn` in PRIME-RL's
     trainer/rl/loss.py (0.7 and 0.8). The other regions: see `trust_regions`.
     """
@@ -113,11 +115,7 @@ def composer_loss(
         raise _refusal(unknown)
     _refuse_negative(dppo_mask_low, dppo_mask_high, adv_tau, kl_tau, replay_tau, replay_clip, ref_kl_tau, ipo_threshold)
     trust_regions.check_region(trust_region, ratio_low, ratio_high, ratio_cap, score_centering)
-    if replay_tau and ref_kl_tau:
-        raise ConfigError(
-            f"trainer.loss.kwargs has replay_tau ({replay_tau}) and ref_kl_tau ({ref_kl_tau}), which read the same "
-            "logprobs: set one of them to 0"
-        )
+    _refuse_both(replay_tau, ref_kl_tau)
     tokens = _read_tokens(inputs)
     region = _Region(trust_region, dppo_mask_low, dppo_mask_high, ipo_threshold, ratio_low, ratio_high)
     log_ratio = tokens.trainer_logprobs - tokens.inference_logprobs
@@ -189,6 +187,14 @@ def _refusal(unknown: Iterable[str]) -> ConfigError:
     return ConfigError(
         f"trainer.loss.kwargs has {name}, which composer_loss doesn't know: {instead} (it takes {takes})"
     )
+
+
+def _refuse_both(replay_tau: float, ref_kl_tau: float) -> None:
+    if replay_tau and ref_kl_tau:
+        raise ConfigError(
+            f"trainer.loss.kwargs has replay_tau ({replay_tau}) and ref_kl_tau ({ref_kl_tau}), which read the same "
+            "logprobs: set one of them to 0"
+        )
 
 
 def _refuse_negative(*values: float) -> None:

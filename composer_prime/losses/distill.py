@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from composer_prime.config.distill import Divergence
+from composer_prime.config.distill import LEAST_TAIL, Divergence
 from composer_prime.errors import ConfigError
 from composer_prime.losses import terms
 from composer_prime.losses.records import LossOutputs, outputs_record
-from composer_prime.replay.score.candidates import LEAST_TAIL
 
 _Outputs = outputs_record()
 

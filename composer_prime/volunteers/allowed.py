@@ -149,7 +149,9 @@ _OUTER = {
 }  # fmt: skip
 _LOSS = {
     "dppo_mask_low": real(0, 1000), "dppo_mask_high": real(0, 1000), "adv_tau": real(0, 1000),
-    "kl_tau": real(0, 1000), "replay_tau": real(0, 1000), "replay_clip": real(0, 1000),
+    "kl_tau": real(0, 1000), "replay_tau": real(0, 1000), "replay_clip": real(0, 1000), "ref_kl_tau": real(0, 1000),
+    "ratio_cap": real(1, 1e6), "trust_region": one_of("dppo", "ipo", "icepop", "cispo"), "ipo_threshold": real(0, 1000),
+    "ratio_low": real(0, 1000), "ratio_high": real(0, 1000), "score_centering": FLAG,
 }  # fmt: skip
 """composer_loss's keyword arguments."""
 _DISTILL = {

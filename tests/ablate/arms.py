@@ -11,15 +11,14 @@ PLAIN = """max_steps = 4
 run.name = "test"
 orchestrator.train.source = [{ name = "letters", env.taskset.id = "reverse-letters" }]
 """
-HINTS = "[hints]\nweight = 2.0\n"
+HINTS = "[hints]\ntimeout_s = 20.0\n"
 TEACHERS = '[[replay.teachers]]\nname = "big"\nbase_url = "http://127.0.0.1:9"\n'
-LOSS = "[trainer.loss.kwargs]\nreplay_tau = 0.1\n"
 
 
 def write_recipe(folder: Path, *tables: str) -> str:
     """Write the plain recipe with further tables, its output below the same folder; the file's path."""
     path = folder / "recipe.toml"
-    path.write_text(f"output_dir = {str(folder / 'out')!r}\n{PLAIN}{''.join(tables)}{LOSS if tables else ''}")
+    path.write_text(f"output_dir = {str(folder / 'out')!r}\n{PLAIN}{''.join(tables)}")
     return str(path)
 
 

@@ -140,3 +140,18 @@ def test_a_batch_on_disk_keeps_candidates_bit_for_bit(tmp_path) -> None:
         if sample.candidates is not None and one.candidates is not None:
             assert np.array_equal(sample.candidates, one.candidates)
     assert EMPTY == -1
+
+
+def test_taid_moves_from_step_to_step_and_goes_on_from_its_state() -> None:
+    samples = taught_samples(5)
+
+    def learner() -> Learner:
+        config = DistillConfig(divergence="taid", hint_tau=2.0)
+        return Learner(random_policy(), OptimConfig(lr=1e-3), composer_loss, SEQ_LEN, 100, config, 10)
+
+    first = learner()
+    seen = [first.step(samples, number) and first.distiller.state_dict()["hint"]["t"] for number in range(4)]
+    assert seen[0] == 0.4 < seen[1] < seen[2] < seen[3] < 1.0
+    other = learner()
+    other.distiller.load_state_dict(first.distiller.state_dict())
+    assert other.distiller.state_dict() == first.distiller.state_dict()

@@ -23,9 +23,7 @@ def test_a_teacher_with_another_tokenizer_ends_a_run_before_it_starts(tmp_path: 
         model_command=lambda recipe: ["echo", str(model)],
     )
     with serving_teacher(FakeTeacher(decode=lambda text: text if is_same else text[::-1])) as url:
-        recipe = small_recipe(
-            tmp_path, replay={"teachers": [{"name": "big", "base_url": url}]}, sites={"count": 1}
-        )
+        recipe = small_recipe(tmp_path, replay={"teachers": [{"name": "big", "base_url": url}]}, sites={"count": 1})
         paths = RunPaths.of(recipe)
         if is_same:
             assert run_local(recipe, False, surroundings) == 0

@@ -31,7 +31,6 @@ DANGEROUS = {
 }
 RECIPES = REPOSITORY / "recipes"
 SOURCE = {"env": {"taskset": {"id": "e"}}}
-LOUD = {"trainer": {"loss": {"kwargs": {"replay_tau": 0.1}}}}
 
 
 def test_what_travels_reads_back_to_the_same_run() -> None:
@@ -44,7 +43,7 @@ def test_what_travels_reads_back_to_the_same_run() -> None:
 
 @pytest.mark.parametrize("name", DANGEROUS)
 def test_what_is_the_machines_own_is_left_out_and_refused(name: str) -> None:
-    data = minimal(**{name: DANGEROUS[name]}, **LOUD)
+    data = minimal(**{name: DANGEROUS[name]})
     recipe = recipe_from_data(data)
     read_shared(shared_toml(recipe))
     with pytest.raises(InvitationRefused, match="no invitation may hold"):

@@ -9,13 +9,10 @@ from typing import Self
 
 import numpy as np
 
-from composer_prime.config.distill import MAX_K as MAX_K
+from composer_prime.config.distill import LEAST_TAIL, MAX_K
 
 EMPTY = -1
 """The id in a slot that holds no token; its log-probability is -inf."""
-
-LEAST_TAIL = 1e-7
-"""A tail's least probability, so that its logarithm is a number: what rounding makes of k fp32 probabilities."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +28,7 @@ class Candidates:
 
     def __post_init__(self) -> None:
         assert self.ids.shape == self.logprobs.shape and self.ids.ndim == 2, (self.ids.shape, self.logprobs.shape)
+        assert self.ids.shape[1] <= MAX_K, self.ids.shape
         assert self.ids.dtype == np.int32 and self.logprobs.dtype == np.float32, (self.ids.dtype, self.logprobs.dtype)
 
     @classmethod

@@ -5,7 +5,8 @@ Zeros mean "no teacher", so that padding a batch adds none. A run that uses one 
 
 import numpy as np
 
-from composer_prime.replay.score.candidates import EMPTY, MAX_K, Candidates
+from composer_prime.config.distill import MAX_K
+from composer_prime.replay.score.candidates import EMPTY, Candidates
 
 ROWS = 2
 """Rows of a stream: ids + 1, negative in a hint; and the bits of fp32 log-probabilities."""

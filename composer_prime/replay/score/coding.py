@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import zstandard
 
+from composer_prime.config.distill import MAX_K
 from composer_prime.errors import CorruptObject
-from composer_prime.replay.score.candidates import EMPTY, MAX_K, Candidates
+from composer_prime.replay.score.candidates import EMPTY, Candidates
 from composer_prime.replay.score.mixture import usable_rows
 
 MAX_TOKENS = 1 << 18

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from composer_prime.config.distill import MAX_K
 from composer_prime.replay.consensus import NO_EVIDENCE, ROUNDING
-from composer_prime.replay.score.candidates import EMPTY, MAX_K, Candidates
+from composer_prime.replay.score.candidates import EMPTY, Candidates
 
 
 def usable_rows(candidates: Candidates) -> np.ndarray:

@@ -3,7 +3,7 @@
 They stand beside whatever loss the recipe names, on the tokens that carry candidates.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from composer_prime import metrics
 from composer_prime.config.distill import DistillConfig, weight_at
 from composer_prime.losses.distill import DistillInputs, distill_loss
 from composer_prime.losses.records import LossOutputs
+from composer_prime.losses.taid import TaidSchedule, TaidState
 from composer_prime.losses.trust_regions import keeps_low
 from composer_prime.sites.embedded.packing import MicroBatch, Taught
 
@@ -24,10 +25,14 @@ DPPO_LOW = 0.2
 
 
 class Distiller:
-    """The terms' settings. `loss` may be called any number of times for one step."""
+    """The terms' settings, and where TAID stands. `loss` may be called any number of times for one step.
 
-    def __init__(self, config: DistillConfig) -> None:
+    num_steps  training steps in all, over which TAID moves its targets from the policy's to the teacher's.
+    """
+
+    def __init__(self, config: DistillConfig, num_steps: int) -> None:
         self._config = config
+        self._taid = {stream: TaidSchedule(num_steps) for stream in STREAMS} if config.divergence == "taid" else {}
 
     def loss(self, taught: Taught, batch: MicroBatch, logprobs: Tensor, step: int) -> LossOutputs:
         """Both terms, summed over tokens; metrics are sums by `<stream>/<name>`.
@@ -43,13 +48,34 @@ class Distiller:
                 DistillInputs(
                     student_logprobs=taught.student_logprobs, teacher_logprobs=taught.teacher_logprobs, mask=mask
                 ),
-                tau=weight_at(config.hint_tau if stream == "hint" else config.replay_tau, step),
+                tau=self._tau(stream, step),
                 divergence=config.divergence,
                 jsd_alpha=config.jsd_alpha,
+                taid_t=self._taid[stream].t if self._taid else None,
             )
             total = total + outputs.loss
             found |= {f"{stream}/{name}": value for name, value in outputs.metrics.items()}
         return LossOutputs(loss=total, metrics=found)
+
+    def end_step(self, total: Callable[[str], float], step: int) -> None:
+        """Let TAID see what a step cost. total: as for `stream_means`."""
+        for stream, schedule in self._taid.items():
+            scale = self._tau(stream, step) * total(f"{stream}/num_tokens")
+            if scale:
+                schedule.update(total(f"{stream}/loss") / scale, step)
+
+    def state_dict(self) -> dict[str, TaidState]:
+        """Where TAID stands, by stream; empty for other divergences."""
+        return {stream: schedule.state_dict() for stream, schedule in self._taid.items()}
+
+    def load_state_dict(self, state: Mapping[str, TaidState]) -> None:
+        """Go on from what `state_dict` gave."""
+        for stream, schedule in self._taid.items():
+            if stream in state:
+                schedule.load_state_dict(state[stream])
+
+    def _tau(self, stream: str, step: int) -> float:
+        return weight_at(self._config.hint_tau if stream == "hint" else self._config.replay_tau, step)
 
 
 def stream_means(total: Callable[[str], float]) -> dict[str, float]:

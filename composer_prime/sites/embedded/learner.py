@@ -63,6 +63,7 @@ class Learner:
         seq_len: int,
         micro_tokens: int = MICRO_BATCH_TOKENS,
         distill: DistillConfig | None = None,
+        num_steps: int = 1,
     ) -> None:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -74,7 +75,7 @@ class Learner:
             fused=True,
         )
         self._loss = loss
-        self._distiller = Distiller(distill or DistillConfig())
+        self.distiller = Distiller(distill or DistillConfig(), num_steps)
         self._seq_len = seq_len
         self._micro_tokens = micro_tokens
         self._max_norm = math.inf if optim.max_norm is None else optim.max_norm
@@ -102,6 +103,7 @@ class Learner:
                     "or lower trainer.optim.lr, and resume from the last checkpoint"
                 )
             self.optimizer.step()
+            self.distiller.end_step(sums.total, step)
         return StepReport(
             tokens=num_tokens,
             samples=len(samples),
@@ -129,7 +131,7 @@ class Learner:
             losses.append(outputs.loss)
             sums.add(outputs, mask)
         if taught is not None:
-            outputs = self._distiller.loss(taught, batch, logprobs.detach(), step)
+            outputs = self.distiller.loss(taught, batch, logprobs.detach(), step)
             losses.append(outputs.loss)
             sums.add_sums(outputs)
         (torch.stack(losses).sum() / num_tokens).backward()

@@ -83,6 +83,7 @@ class Trainer:
             recipe.seq_len,
             recipe.site.micro_batch_tokens,
             recipe.trainer.distill,
+            recipe.max_steps,
         )
         self.step = 0
         self._totals = Totals()
@@ -151,6 +152,7 @@ class Trainer:
             "step": self.step,
             "model": weights(self.model),
             "optimizer": self.learner.optimizer.state_dict(),
+            "distill": self.learner.distiller.state_dict(),
             "rng": torch.get_rng_state(),
             "totals": asdict(self._totals_now()),
             "outer": None if self.outer is None else self.outer.state_dict(),
@@ -162,6 +164,7 @@ class Trainer:
         self.step = state["step"]
         load_weights(self.model, state["model"])
         self.learner.optimizer.load_state_dict(state["optimizer"])
+        self.learner.distiller.load_state_dict(state["distill"])
         torch.set_rng_state(state["rng"])
         self._totals = Totals(**state["totals"])
         if self.outer is not None and state["outer"] is not None:

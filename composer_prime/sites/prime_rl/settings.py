@@ -105,9 +105,15 @@ def check_distill(table: object) -> "DistillConfig":
     from composer_prime.config.distill import DistillConfig
 
     try:
-        return DistillConfig.model_validate(table)
+        config = DistillConfig.model_validate(table)
     except ValidationError as error:
         raise ConfigError(f"[trainer.distill] can't be used: {_first(error)}") from error
+    if config.divergence == "taid":
+        raise ConfigError(
+            '[trainer.distill] divergence ("taid") keeps a schedule, for which PRIME-RL\'s checkpoints have no place: use '
+            "another divergence"
+        )
+    return config
 
 
 def _first(error: "ValidationError") -> str:

@@ -21,13 +21,14 @@ from verifiers.v1.envs.single_agent import SingleAgentEnv
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.utils.loaders import environment_class
 
+from composer_prime.config.distill import MAX_K
 from composer_prime.config.teachers import HintsConfig, HintWriterConfig, TeacherConfig, check_distinct
 from composer_prime.errors import BadInput, TeacherError, TeacherRefused
 from composer_prime.hints.contexts import HintedContext, hint_text, hinted_context
 from composer_prime.hints.error_sites import ErrorSite, error_sites, text_of
 from composer_prime.replay.fingerprint import load_tokenizer
 from composer_prime.replay.hint_writer import HintWriter
-from composer_prime.replay.score.candidates import MAX_K, Candidates
+from composer_prime.replay.score.candidates import Candidates
 from composer_prime.replay.served import ServedModel, frozen_name
 from composer_prime.replay.stamp import scoring_paths, stamp, stamp_candidates
 from composer_prime.replay.teachers import TeacherPool

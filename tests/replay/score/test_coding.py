@@ -14,9 +14,10 @@ from composer_prime.bench.score_coding import (
     main,
     measure,
 )
+from composer_prime.config.distill import MAX_K
 from composer_prime.errors import CorruptObject
 from composer_prime.replay.score import coding
-from composer_prime.replay.score.candidates import MAX_K, Candidates
+from composer_prime.replay.score.candidates import Candidates
 from composer_prime.replay.score.coding import MAX_TOKENS, decode, encode
 
 from .drawn import as_dict, draw, same

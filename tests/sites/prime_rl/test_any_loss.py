@@ -74,7 +74,7 @@ WRONG = {
     "inputs of another version": ({"inner": f"{OWN}.of_another_version"}, "reads value_estimates of its inputs"),
     "itself": ({"inner": WRAPPED}, "can't be the loss that wraps it"),
     "no text": ({"inner": 5}, "trainer.loss.kwargs.inner (5) must be text"),
-    "a setting of ours it hasn't": ({"ipo_threshold": 0.1}, "use dppo_mask_low and dppo_mask_high"),
+    "a setting of ours it hasn't": ({"eps": 0.1}, "use ipo_threshold with trust_region"),
     "a word for a number": ({"inner": "ipo", "replay_tau": "much"}, "must be numbers"),
     "below nothing": ({"inner": "ipo", "replay_tau": -1.0}, "the least that composer_loss takes is 0"),
 }

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import aiohttp
 
+from composer_prime.config.distill import MAX_K
 from composer_prime.errors import BadInput, SiteError
-from composer_prime.replay.score.candidates import MAX_K
 from composer_prime.sites.embedded.ports import HOST, claim_port
 from composer_prime.sites.embedded.processes import Child, describe_exit, stop
 

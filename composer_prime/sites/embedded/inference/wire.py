@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from composer_prime.config.distill import MAX_K
 from composer_prime.errors import BadInput
-from composer_prime.replay.score.candidates import MAX_K
 from composer_prime.sites.embedded.inference.engine import Completion, GenerateRequest, Sampling
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
