@@ -97,8 +97,8 @@ def stamp_candidates(
             if answers:
                 replay[id(node)] = _mixture(answers, start + np.flatnonzero(node.mask), top_k, report)
     for node in trace.nodes:
-        streams = [_whole(node, found.get(id(node)), top_k) for found in (replay, hinted)]
-        node.routed_experts = pack(*streams, num_streams)
+        said, hint = (_whole(node, found.get(id(node)), top_k) for found in (replay, hinted))
+        node.routed_experts = pack(said, hint, num_streams)
     return report
 
 

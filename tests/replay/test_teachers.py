@@ -39,9 +39,9 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served, "RETRY_WAIT_S", 0.0)
 
 
-def score(configs: list[TeacherConfig], token_ids: list[int] = TOKENS) -> list[Score]:
+def score(configs: list[TeacherConfig], token_ids: list[int] = TOKENS, top_k: int = 0) -> list[Score]:
     async def ask() -> list[Score]:
-        pool = TeacherPool(configs)
+        pool = TeacherPool(configs, top_k)
         try:
             return await pool.score(token_ids)
         finally:
@@ -50,15 +50,43 @@ def score(configs: list[TeacherConfig], token_ids: list[int] = TOKENS) -> list[S
     return asyncio.run(ask())
 
 
-def check(configs: list[TeacherConfig]) -> None:
+def check(configs: list[TeacherConfig], top_k: int = 8) -> None:
     async def ask() -> None:
-        pool = TeacherPool(configs)
+        pool = TeacherPool(configs, top_k)
         try:
             await pool.check(tiny_tokenizer())
         finally:
             await pool.close()
 
     asyncio.run(ask())
+
+
+@pytest.mark.parametrize("completions", [True, False])
+def test_the_likeliest_tokens_are_read_with_the_largest_first_by_either_route(serve, completions: bool) -> None:
+    teacher = FakeTeacher(completions=completions)
+    (answer,) = score(serve(teacher), top_k=3)
+    assert answer.scores is not None
+    found = answer.scores.candidates
+    assert found.has_teacher.tolist() == [False, *[True] * (len(TOKENS) - 1)]
+    sampling = {"temperature": 1.0, "prompt_logprobs": 3}
+    for place, entry in enumerate(teacher.entries(TOKENS, sampling)):
+        if place:
+            likeliest = sorted(((one["logprob"], token) for token, one in entry.items()), reverse=True)[:3]
+            assert found.ids[place].tolist() == [int(token) for _, token in likeliest]
+            assert found.logprobs[place].tolist() == pytest.approx([logprob for logprob, _ in likeliest])
+
+
+def test_an_entry_that_is_no_distribution_is_left_out_alone(serve) -> None:
+    def spoil(answer: dict[str, Any]) -> dict[str, Any]:
+        entries = answer["choices"][0]["prompt_logprobs"]
+        entries[1]["9000"]["logprob"] = math.nan
+        entries[2]["9000"]["logprob"] = 0.5
+        entries[3]["9000"]["logprob"] = entries[3]["9001"]["logprob"] = -0.01
+        return answer
+
+    (answer,) = score(serve(FakeTeacher(change=spoil)), top_k=3)
+    assert answer.scores is not None
+    assert answer.scores.candidates.has_teacher.tolist() == [False, False, False, False, True]
 
 
 @pytest.mark.parametrize("completions", [True, False])
@@ -184,6 +212,8 @@ def test_teachers_with_the_policys_tokenizer_pass_the_check(serve) -> None:
         (FakeTeacher(change=drop_prompt_logprobs), "teacher t0 can't be used: .* has no prompt_logprobs; serve it"),
         (FakeTeacher(completions=False, generate=False), "answers neither /v1/completions nor /inference/v1/generate"),
         (FakeTeacher(key="Bearer secret"), "refused /v1/models with 401"),
+        (FakeTeacher(max_logprobs=5), r"gives 6 logprobs a token, and top_k \(8\) are wanted: start its server with"),
+        (FakeTeacher(is_scaled=True), r"logprobs change with the request's temperature \(by 1 nats between 1 and 2\)"),
     ],
 )
 def test_a_teacher_that_can_not_work_is_refused_before_anything_starts(

@@ -69,9 +69,9 @@ def test_vllm_passes_the_check_and_scores_as_a_plain_forward_does(
     answers = asyncio.run(check_and_score(teacher, AutoTokenizer.from_pretrained(folder), prompts))
     model = load_policy(folder)
     for prompt, answer in zip(prompts, answers, strict=True):
-        assert answer.failure is None and answer.logprobs is not None
-        assert math.isnan(answer.logprobs[0])
-        assert answer.logprobs[1:] == pytest.approx(score(model, prompt[:1], prompt[1:]), abs=1e-4)
+        assert answer.failure is None and answer.scores is not None
+        assert math.isnan(answer.scores.logprobs[0])
+        assert answer.scores.logprobs[1:] == pytest.approx(score(model, prompt[:1], prompt[1:]), abs=1e-4)
 
 
 def test_vllm_with_another_tokenizer_than_the_policys_is_refused(teacher: TeacherConfig, folder: Path) -> None:

@@ -188,7 +188,8 @@ def test_a_hint_stands_before_the_call_that_failed_and_the_first_policy_is_asked
     assert not any(stream.has_teacher.any() for stream in told(sampled_node(fine)))
     assert fine.traces[0].metrics["hints/error_sites"] == 0
     (branch,) = read_episode(failed).branches  # pyright: ignore[reportAttributeAccessIssue]
-    assert branch.is_taught and branch.candidates.shape == (len(branch.token_ids), 2, 8)
+    assert branch.is_taught and branch.candidates is not None
+    assert branch.candidates.shape == (len(branch.token_ids), 2, 8)
     assert not any(one.is_taught for one in read_episode(fine).branches)  # pyright: ignore[reportAttributeAccessIssue]
 
 
