@@ -17,6 +17,15 @@ HintKind = Literal["unknown_tool", "bad_arguments", "timeout", "tests", "traceba
 failed, a Python traceback, an exit code other than 0, or an error in so many words. A tool that answers with a JSON
 object may say it itself, as `error_kind`."""
 
+NO_FROZEN_SERVER = (
+    'env.hints.base_url must be given with teacher = "frozen", since PRIME-RL\'s server holds only the policy of the '
+    "moment: serve the model that the run begins with on a server of its own, and write its address there"
+)
+REF_KL_IS_SAMPLED = (
+    "env.stamp_ref_kl is for teachers that give one number a token: drop it, or drop [trainer.distill] and env.top_k"
+)
+"""Why PRIME-RL's environment is refused, by who renders it and by itself."""
+
 HINT_FIELDS = ("error", "tool")
 """What a hint's template may name in braces: the tool message's telling line, and the tool's name."""
 

@@ -156,6 +156,7 @@ def stamping(settings: SiteSettings) -> dict[str, Any]:
         "teachers": [teacher.model_dump() for teacher in settings.recipe.replay.teachers],
         "top_k": settings.recipe.trainer.distill.top_k,
         "hints": None if hints is None else hints.model_dump(),
+        "embedded": True,
     }
 
 

@@ -84,7 +84,10 @@ class HookSettings:
 def distill_settings(
     environ: Mapping[str, str], env_vars: Mapping[str, str] = MappingProxyType({})
 ) -> "DistillConfig | None":
-    """The recipe's `[trainer.distill]`; None where it has none. Raises ConfigError for what isn't such a table."""
+    """The recipe's `[trainer.distill]`; None where no distributions are asked for: without the table, or at top_k = 0.
+
+    Raises ConfigError for what isn't such a table.
+    """
     said = _one(DISTILL, dict(_places(DISTILL, environ, env_vars, {})))
     if not said:
         return None
@@ -93,9 +96,10 @@ def distill_settings(
     from composer_prime.config.distill import DistillConfig
 
     try:
-        return DistillConfig.model_validate_json(said)
+        config = DistillConfig.model_validate_json(said)
     except ValidationError as error:
         raise ConfigError(f"{DISTILL} ({said}) isn't [trainer.distill] as JSON: {_first(error)}") from error
+    return config if config.top_k else None
 
 
 def check_distill(table: object) -> "DistillConfig":
@@ -110,8 +114,8 @@ def check_distill(table: object) -> "DistillConfig":
         raise ConfigError(f"[trainer.distill] can't be used: {_first(error)}") from error
     if config.divergence == "taid":
         raise ConfigError(
-            '[trainer.distill] divergence ("taid") keeps a schedule, for which PRIME-RL\'s checkpoints have no place: use '
-            "another divergence"
+            '[trainer.distill] divergence ("taid") keeps a schedule, for which PRIME-RL\'s checkpoints have no place: '
+            "use another divergence"
         )
     return config
 

@@ -1,8 +1,7 @@
 """A verifiers environment that plays any taskset with one agent and stamps teachers' numbers on what it sampled.
 
-Every verifiers program finds it under `env.id = "composer-prime"`, PRIME-RL's env server too; the embedded site uses
-it. It only adds to finished traces what replay/stamp.py says: rewards, advantages and the rollout itself stay as they
-are.
+PRIME-RL's env server finds it under `env.id = "composer-prime"`; the embedded site uses it. It only adds to finished
+traces what replay/stamp.py says: rewards, advantages and the rollout itself stay as they are.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import logging
 import os
 import re
 from collections import Counter
+from importlib.util import find_spec
 from typing import Any
 
 import verifiers
@@ -22,7 +22,14 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.utils.loaders import environment_class
 
 from composer_prime.config.distill import MAX_K
-from composer_prime.config.teachers import HintsConfig, HintWriterConfig, TeacherConfig, check_distinct
+from composer_prime.config.teachers import (
+    NO_FROZEN_SERVER,
+    REF_KL_IS_SAMPLED,
+    HintsConfig,
+    HintWriterConfig,
+    TeacherConfig,
+    check_distinct,
+)
 from composer_prime.errors import BadInput, TeacherError, TeacherRefused
 from composer_prime.hints.contexts import HintedContext, hint_text, hinted_context
 from composer_prime.hints.error_sites import ErrorSite, error_sites, text_of
@@ -80,12 +87,16 @@ class StampingEnvConfig(vf.EnvConfig):
     hints: HintsConfig | None = None
     """The recipe's `[hints]`; None: no hint distillation."""
 
-    top_k: int = Field(default=8, ge=0, le=MAX_K)
-    """The recipe's `trainer.distill.top_k`; 0: teachers give one number a token, and there are no hints."""
+    top_k: int = Field(default=0, ge=0, le=MAX_K)
+    """The recipe's `trainer.distill.top_k`, which a recipe's launcher writes here; 0: no distributions are asked for,
+    teachers give one number a token, and there are no hints."""
 
     stamp_ref_kl: bool = False
     """Set upstream's `ref_kl` loss weight on stamped tokens too, so that PRIME-RL runs its own term besides ours;
     with top_k = 0."""
+
+    embedded: bool = False
+    """Set by the embedded site alone: it reads the traces in its own process, and its server holds the first policy."""
 
     @model_validator(mode="after")
     def _check_streams(self) -> StampingEnvConfig:
@@ -94,6 +105,11 @@ class StampingEnvConfig(vf.EnvConfig):
             raise ValueError('env.id "composer-prime" needs env.teachers or env.hints: give one, or leave the id out')
         if self.hints is not None and not self.top_k:
             raise ValueError("env.top_k (0) must be at least 1 with env.hints: one number a token doesn't teach a hint")
+        frozen = self.hints is not None and self.hints.teacher == "frozen"
+        if frozen and self.hints.base_url is None and not self.embedded:
+            raise ValueError(NO_FROZEN_SERVER)
+        if self.top_k and self.stamp_ref_kl:
+            raise ValueError(REF_KL_IS_SAMPLED)
         return self
 
 
@@ -101,7 +117,7 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
     """See the module.
 
     Raises BadInput for a taskset that brings an environment of its own, which this would replace, and under a
-    verifiers whose nodes have no place for a teacher's number.
+    verifiers whose nodes have no place for a teacher's number, or whose servers send nodes before they are stamped.
     """
 
     def __init__(self, config: StampingEnvConfig) -> None:
@@ -109,6 +125,11 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
             raise BadInput(
                 f"verifiers {verifiers.__version__} has no reference_logprobs on its message nodes, where teachers' "
                 "numbers go: use verifiers 0.3.1 or newer, with PRIME-RL 0.8.1.dev52 or newer"
+            )
+        if not config.embedded and find_spec("verifiers.v1.serve.delta") is not None:
+            raise BadInput(
+                f"verifiers {verifiers.__version__} sends a rollout's messages as they come, before teachers' numbers "
+                "are on them: use one below 0.4 in PRIME-RL (559b447 has 0.3.1.dev62), or an embedded site"
             )
         super().__init__(config)
         own = environment_class(config.taskset.id)

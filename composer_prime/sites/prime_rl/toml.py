@@ -13,11 +13,14 @@ from typing import Any
 from composer_prime.config.paths import run_uri
 from composer_prime.config.prime_rl import PrimeRecipe, with_none_words
 from composer_prime.config.settings import sampling_seed
+from composer_prime.config.teachers import NO_FROZEN_SERVER, REF_KL_IS_SAMPLED
 from composer_prime.errors import ConfigError
 from composer_prime.sites.prime_rl import settings
 from composer_prime.sites.prime_rl.placement import Ports
 
 LOSS_PATH = "composer_prime.sites.prime_rl.outer.loss"
+STAMPING_ID = "composer-prime"
+"""The id of `stamping_env`."""
 RUN_FOLDER = "prime-rl"
 """PRIME-RL's own run folder, inside the site's."""
 
@@ -234,11 +237,32 @@ def site_environment(recipe: PrimeRecipe, site: str) -> dict[str, str]:
 
 
 def _distil(data: Data) -> None:
-    """Say `[trainer.distill]`, which PRIME-RL hasn't got, in the trainer's environment. Raises ConfigError."""
+    """Say `[trainer.distill]`, which PRIME-RL hasn't got, to the trainer and to the sources that teachers stamp.
+
+    Without the table, or at its top_k = 0, no distributions are asked for, and the trainer is told nothing. Raises
+    ConfigError.
+    """
     table = _take(data, "trainer.distill")
-    if table is None:
+    config = None if table is None else settings.check_distill(table)
+    top_k = 0 if config is None else config.top_k
+    sources = [one for one in _get(data, "orchestrator.train.source") or () if _get(one, "env.id") == STAMPING_ID]
+    for source in sources:
+        _stamp(source, top_k)
+    if config is None or not top_k:
         return
-    config = settings.check_distill(table)
+    widths = {str(source.get("name")): _num_streams(source["env"]) for source in sources}
+    if len({*widths.values()}) > 1:
+        one, two = min(widths, key=widths.__getitem__), max(widths, key=widths.__getitem__)
+        raise ConfigError(
+            f"orchestrator.train.source {one} stamps {widths[one]} stream and {two} {widths[two]}, which PRIME-RL "
+            "can't pack into one batch: give both sources env.teachers and env.hints, or both only one of these"
+        )
+    sampled_tau = _get(data, "trainer.loss.kwargs.replay_tau")
+    if sampled_tau:
+        raise ConfigError(
+            f"trainer.loss.kwargs.replay_tau ({sampled_tau}) is for teachers that give one number a token: set "
+            "trainer.distill.replay_tau in its place, or drop [trainer.distill]"
+        )
     temperature = _get(data, "orchestrator.train.sampling.temperature")
     if temperature not in (None, 1, 1.0):
         raise ConfigError(
@@ -251,6 +275,32 @@ def _distil(data: Data) -> None:
             "it off, or drop [trainer.distill]"
         )
     _put(data, f"trainer.env_vars.{settings.DISTILL}", config.model_dump_json())
+
+
+def _stamp(source: Data, top_k: int) -> None:
+    """Let a source that teachers stamp carry `top_k` candidates a token. Raises ConfigError for what it can't mean."""
+    env, place = source["env"], f"orchestrator.train.source {source.get('name')}"
+    own, hints = env.get("top_k", top_k), env.get("hints")
+    if own != top_k:
+        raise ConfigError(
+            f"{place}: env.top_k ({own}) must be trainer.distill.top_k ({top_k}), which all sources and the trainer "
+            "share: drop it, and set that"
+        )
+    if hints is not None and not top_k:
+        raise ConfigError(
+            f"{place}: env.hints needs [trainer.distill] with top_k of at least 1: add the table, or drop env.hints"
+        )
+    if isinstance(hints, dict) and hints.get("teacher", "frozen") == "frozen" and not hints.get("base_url"):
+        raise ConfigError(f"{place}: {NO_FROZEN_SERVER}")
+    if top_k and env.get("stamp_ref_kl"):
+        raise ConfigError(f"{place}: {REF_KL_IS_SAMPLED}")
+    if top_k:
+        env["top_k"] = top_k
+
+
+def _num_streams(env: Data) -> int:
+    """How many streams the stamping environment gives each token, where it gives distributions."""
+    return 2 if env.get("teachers") and env.get("hints") is not None else 1
 
 
 def _place(data: Data, recipe: PrimeRecipe, files: SiteFiles, dialect: Dialect) -> None:

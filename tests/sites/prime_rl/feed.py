@@ -17,16 +17,16 @@ from tests.sites.prime_rl.cpu_trainer import leave_out_gpu_packages
 VOCABULARY, SEQUENCE, SAMPLES = 128, 48, 4
 
 
-def sample(randomness: random.Random) -> Any:
-    """One rollout: a prompt that is not trained on, and an answer."""
+def sample(randomness: random.Random, vocabulary: int = VOCABULARY, lengths: tuple[int, int] = (12, 40)) -> Any:
+    """One rollout, of a length from and to `lengths`: a prompt that is not trained on, and an answer."""
     from prime_rl.transports.rollouts.types import TrainingSample  # pyright: ignore[reportMissingImports]
 
-    num_tokens = randomness.randint(12, 40)
+    num_tokens = randomness.randint(*lengths)
     prompt = randomness.randint(2, 6)
     return TrainingSample(
-        token_ids=[randomness.randrange(VOCABULARY) for _ in range(num_tokens)],
+        token_ids=[randomness.randrange(vocabulary) for _ in range(num_tokens)],
         mask=[place >= prompt for place in range(num_tokens)],
-        logprobs=[-math.log(VOCABULARY) + randomness.uniform(-0.3, 0.3) for _ in range(num_tokens)],
+        logprobs=[-math.log(vocabulary) + randomness.uniform(-0.3, 0.3) for _ in range(num_tokens)],
         temperatures=[1.0] * num_tokens,
         env_name="random",
         advantages=[randomness.choice((-1.0, 0.5, 1.0))] * num_tokens,

@@ -53,7 +53,7 @@ def save_model(folder: Path) -> Path:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    return _save(folder, Qwen3ForCausalLM(Qwen3Config(**SHAPE)))
+    return save_to(folder, Qwen3ForCausalLM(Qwen3Config(**SHAPE)))
 
 
 def save_experts_model(folder: Path) -> Path:
@@ -62,10 +62,11 @@ def save_experts_model(folder: Path) -> Path:
 
     torch.manual_seed(0)
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
-    return _save(folder, Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **experts)))
+    return save_to(folder, Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **experts)))
 
 
-def _save(folder: Path, model: "PreTrainedModel") -> Path:
+def save_to(folder: Path, model: "PreTrainedModel") -> Path:
+    """A model in fp32, and a tokenizer for the versions that load one."""
     from tests.servers.fake_inference import save_tokenizer
 
     save_tokenizer(folder)

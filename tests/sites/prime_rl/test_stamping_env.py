@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from composer_prime.sites.embedded.model import load_policy
 from composer_prime.sites.embedded.ports import claim_port
 from composer_prime.sites.embedded.rollouts import RolloutPlayer, read_episode
 from composer_prime.sites.embedded.tiny import tiny_tokenizer
+from composer_prime.sites.prime_rl import stamping_env
 from tests.servers.fake_chat import FakeChat, serving_chat
 from tests.servers.fake_teacher import FakeTeacher, serving_teacher
 from tests.sites.letters_site import letters_site
@@ -321,14 +322,31 @@ def test_what_can_not_work_is_refused_before_a_rollout(play: Play, models: Model
         play({"id": "reverse-letters"}, replay={"teachers": [gone]})
 
 
-def test_the_environment_is_found_by_its_id_and_upstreams_own_term_is_an_option(models: Models) -> None:
-    teachers = [models.table("self", models.policy_port)]
-    data = {"id": "composer-prime", "taskset": {"id": "reverse-letters"}, "tokenizer": "x", "teachers": teachers}
+DATA: dict[str, Any] = {"id": "composer-prime", "taskset": {"id": "reverse-letters"}, "tokenizer": "x"}
+EMBEDDED = {"top_k": 8, "hints": {}, "embedded": True}
+
+
+def test_the_environment_is_found_by_its_id_and_gives_distributions_only_where_it_is_asked_for_them(
+    models: Models,
+) -> None:
+    data = {**DATA, "teachers": [models.table("self", models.policy_port)], "embedded": True}
     config = vf.resolve_env_config(data)
     assert vf.resolve_env_config(config.model_dump(mode="json")) == config
     assert type(vf.load_environment(config)).__name__ == "StampingEnv"
+    assert config.top_k == 0  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(ValueError, match=r"needs env.teachers or env.hints"):
         vf.resolve_env_config({**data, "teachers": []})
+    with pytest.raises(ValueError, match=r"env.stamp_ref_kl is for teachers that give one number a token"):
+        vf.resolve_env_config({**data, "top_k": 8, "stamp_ref_kl": True})
+
+
+def test_a_frozen_teacher_that_nobody_serves_is_refused_by_what_to_set() -> None:
+    vf.resolve_env_config({**DATA, **EMBEDDED})
+    live = {"teacher": "live", "allow_live": True}
+    for hints in ({"base_url": "http://10.0.0.6:8000"}, live):
+        vf.resolve_env_config({**DATA, "top_k": 8, "hints": hints})
+    with pytest.raises(ValueError, match=r'env.hints.base_url must be given with teacher = "frozen".*of its own'):
+        vf.resolve_env_config({**DATA, "top_k": 8, "hints": {}})
 
 
 def test_a_taskset_with_an_environment_of_its_own_is_refused(
@@ -340,7 +358,7 @@ def test_a_taskset_with_an_environment_of_its_own_is_refused(
         '__all__ = ["ReverseLettersTaskset", "BestOfNEnv"]\n'
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    data = {"id": "composer-prime", "taskset": {"id": "own-env-letters"}, "tokenizer": "x", "hints": {}}
+    data = {**DATA, "taskset": {"id": "own-env-letters"}, **EMBEDDED}
     with pytest.raises(BadInput, match=r"taskset own-env-letters brings its own environment \(BestOfNEnv\)"):
         vf.load_environment(vf.resolve_env_config(data))
 
@@ -348,8 +366,18 @@ def test_a_taskset_with_an_environment_of_its_own_is_refused(
 def test_a_verifiers_that_has_no_place_for_the_numbers_is_refused(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = {"id": "composer-prime", "taskset": {"id": "reverse-letters"}, "tokenizer": "x", "hints": {}}
-    config = vf.resolve_env_config(data)
+    config = vf.resolve_env_config({**DATA, **EMBEDDED})
     monkeypatch.delitem(MessageNode.__pydantic_fields__, "reference_logprobs")
     with pytest.raises(BadInput, match=r"verifiers .* has no reference_logprobs on its message nodes"):
+        vf.load_environment(config)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_verifiers_whose_server_sends_messages_before_they_are_stamped_is_refused(
+    models: Models, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    monkeypatch.setattr(stamping_env, "find_spec", lambda name: object() if streams else None)
+    config = vf.resolve_env_config({**DATA, "teachers": [models.table("self", models.policy_port)]})
+    refused = pytest.raises(BadInput, match=r"verifiers .* sends a rollout's messages as they come.*below 0\.4")
+    with refused if streams else nullcontext():
         vf.load_environment(config)

@@ -15,12 +15,30 @@ from composer_prime.sites.prime_rl.toml import DIALECTS, SiteFiles, render
 from tests.sites.prime_rl.recipes import prime_recipe
 
 TABLE: dict[str, Any] = {"hint_tau": 0.5, "replay_tau": {"start": 0, "end": 1, "steps": 10}, "divergence": "jsd"}
+ROUTED: dict[str, Any] = {"enable_router_replay": True}
+BIG = {"name": "big", "base_url": "http://10.0.0.5:8000"}
+SERVED = {"base_url": "http://10.0.0.6:8000"}
 READ = DistillConfig(hint_tau=0.5, replay_tau=Schedule(start=0, end=1, steps=10), divergence="jsd")
 
 
 def rendered(version: str = "559b447", **tables: Any) -> dict[str, Any]:
     """What `rl` would read."""
     return render(prime_recipe(**tables), version, SiteFiles("b", Path("/runs/b")))
+
+
+def source(name: str, **env: Any) -> dict[str, Any]:
+    """A source that teachers stamp."""
+    return {"name": name, "env": {"id": "composer-prime", "taskset": {"id": "reverse-text"}, **env}}
+
+
+def orchestrator(*sources: dict[str, Any]) -> dict[str, Any]:
+    """The table that has these sources."""
+    return {"batch_size": 128, "train": {"source": list(sources)}}
+
+
+def asking(*sources: dict[str, Any], **trainer: Any) -> dict[str, Any]:
+    """A recipe's tables, of these sources and of the trainer."""
+    return {"orchestrator": orchestrator(*sources), "trainer": trainer}
 
 
 @pytest.mark.parametrize("version", DIALECTS)
@@ -31,9 +49,25 @@ def test_the_recipes_table_reaches_the_trainer_and_not_upstreams_own_keys(versio
     assert distill_settings({}, trainer["env_vars"]) == READ == distill_settings(trainer["env_vars"])
 
 
-def test_without_the_table_nothing_is_said() -> None:
-    assert DISTILL not in rendered(trainer={})["trainer"].get("env_vars", {})
-    assert distill_settings({}) is None
+@pytest.mark.parametrize("trainer", [{}, {"distill": {"top_k": 0}}, {"distill": {"top_k": 0}, **ROUTED}])
+def test_where_no_distributions_are_asked_for_nothing_is_said(trainer: dict[str, Any]) -> None:
+    said = rendered(trainer=trainer)
+    assert DISTILL not in said["trainer"].get("env_vars", {})
+    assert distill_settings({}) is None is distill_settings({DISTILL: '{"top_k": 0}'})
+
+
+def test_the_tables_top_k_is_that_of_every_source_that_teachers_stamp() -> None:
+    sources = [source("a", teachers=[BIG]), source("b", teachers=[BIG], top_k=5), {"name": "c", "env": {"id": "other"}}]
+    told = rendered(orchestrator=orchestrator(*sources), trainer={"distill": {"top_k": 5}})
+    assert [one["env"].get("top_k") for one in told["orchestrator"]["train"]["source"]] == [5, 5, None]
+    assert json.loads(told["trainer"]["env_vars"][DISTILL])["top_k"] == 5
+
+
+def test_a_recipe_for_one_number_a_token_stays_as_it_was() -> None:
+    asked = orchestrator(source("a", teachers=[BIG], stamp_ref_kl=True))
+    told = rendered(orchestrator=asked, trainer={"loss": {"kwargs": {"replay_tau": 0.1}}})
+    assert told["orchestrator"]["train"]["source"] == asked["train"]["source"]
+    assert DISTILL not in told["trainer"]["env_vars"]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +79,20 @@ def test_without_the_table_nothing_is_said() -> None:
             {"trainer": {"distill": {}}, "orchestrator": {"train": {"sampling": {"temperature": 0.7}}}},
             r"orchestrator\.train\.sampling\.temperature \(0\.7\) must be 1",
         ),
-        ({"trainer": {"distill": {}, "enable_router_replay": True}}, r"trainer\.enable_router_replay must be off"),
+        ({"trainer": {"distill": {}, **ROUTED}}, r"trainer\.enable_router_replay must be off"),
+        (
+            {"trainer": {"distill": {}, "loss": {"kwargs": {"replay_tau": 0.1}}}},
+            r"trainer\.loss\.kwargs\.replay_tau \(0\.1\) is for teachers that give one number",
+        ),
+        (asking(source("a", teachers=[BIG], top_k=8)), r"source a: env\.top_k \(8\) must be .*top_k \(0\)"),
+        (asking(source("a", teachers=[BIG], top_k=4), distill={}), r"env\.top_k \(4\) must be .*top_k \(8\)"),
+        (asking(source("a", hints=SERVED)), r"source a: env\.hints needs \[trainer\.distill\]"),
+        (asking(source("a", hints={}), distill={}), r"source a: env\.hints\.base_url must be given"),
+        (asking(source("a", teachers=[BIG], stamp_ref_kl=True), distill={}), r"source a: env\.stamp_ref_kl is for"),
+        (
+            asking(source("a", teachers=[BIG]), source("b", teachers=[BIG], hints=SERVED), distill={}),
+            r"source a stamps 1 stream and b 2, which PRIME-RL can't pack into one batch: give both",
+        ),
     ],
 )
 def test_a_recipe_that_cant_be_distilled_is_refused_in_one_line(tables: dict[str, Any], message: str) -> None:

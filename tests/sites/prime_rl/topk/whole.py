@@ -28,16 +28,15 @@ def _keeping(setup: Any) -> Any:
         made = setup(*args, **kwargs)
         optimizer = made[0] if isinstance(made, tuple) else made
         named = list(kwargs.get("named_params") or args[1])
-        step, path = optimizer.step, os.environ["KEEP_GRADIENT"]
+        path = os.environ["KEEP_GRADIENT"]
 
-        def keeping(*args: Any, **kwargs: Any) -> Any:
+        def keep(*args: Any) -> None:
             if not os.path.exists(path):
                 kept = {name: _whole(p.grad).clone() for name, p in named if p.grad is not None}
                 if int(os.environ["RANK"]) == 0:
                     torch.save(kept, path)
-            return step(*args, **kwargs)
 
-        optimizer.step = keeping
+        optimizer.register_step_pre_hook(keep)
         return made
 
     return setup_optimizer
