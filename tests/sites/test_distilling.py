@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from composer_prime.replay.score.candidates import EMPTY, Candidates
 from composer_prime.replay.score.carrier import pack as pack_streams
 from composer_prime.sites.embedded.batches import TrainingSample, read_batch, write_batch
 from composer_prime.sites.embedded.learner import Learner
+from composer_prime.sites.embedded.trainer import Trainer
+from tests.sites.letters_site import letters_site
 from tests.sites.tiny_policy import VOCABULARY, random_policy, random_samples
 
 SEQ_LEN, K = 32, 5
@@ -58,7 +61,7 @@ def step(samples: list[TrainingSample], distill: DistillConfig, number: int = 0,
     return report, torch.cat([one.grad.flatten() for one in learner.parameters if one.grad is not None])
 
 
-def expected_gradient(samples: list[TrainingSample], taus: dict[str, float]) -> Tensor:
+def expected_gradient(samples: list[TrainingSample], taus: dict[str, float], low: float = 0.2) -> Tensor:
     """Of both terms alone: forward KL over candidates and tail, from a forward of each sample's own."""
     model, total = random_policy(), torch.zeros((), dtype=torch.float64)
     num_tokens = sum(sum(sample.mask[1:]) for sample in samples)
@@ -76,7 +79,7 @@ def expected_gradient(samples: list[TrainingSample], taus: dict[str, float]) -> 
                     continue
                 old = sample.logprobs[place]
                 now = float(student[place - 1, sample.token_ids[place]].detach())
-                if stream == "replay" and math.exp(now) - math.exp(old) < -0.2:
+                if stream == "replay" and math.exp(now) - math.exp(old) < -low:
                     continue
                 told = torch.from_numpy(bits[place, : len(ids)].copy().view(np.float32)).double()
                 ours = student[place - 1, ids]
@@ -93,6 +96,21 @@ def test_a_packed_steps_gradient_is_that_of_the_whole_distributions(streams: int
     _, gradient = step(samples, DistillConfig(hint_tau=0.7, replay_tau=0.3), adv_tau=0.0, kl_tau=0.0)
     expected = expected_gradient(samples, {"hint": 0.7, "replay": 0.3})
     assert float((gradient - expected).norm() / expected.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"dppo_mask_low": 0.01}])
+def test_replay_leaves_out_tokens_by_the_losss_own_threshold(tmp_path: Path, kwargs: dict[str, float]) -> None:
+    samples, weights = taught_samples(6), {"hint_tau": 0.7, "replay_tau": 0.3}
+    loss = {"kwargs": {"adv_tau": 0.0, "kl_tau": 0.0, **kwargs}}
+    table = {"loss": loss, "distill": weights, "optim": {"max_norm": 1e9}}
+    trainer = Trainer(letters_site(tmp_path, trainer=table), random_policy(), None)
+    trainer.learner.step(samples)
+    gradient = torch.cat([one.grad.flatten() for one in trainer.learner.parameters if one.grad is not None])
+    trainer.close()
+    low = kwargs.get("dppo_mask_low", 0.2)
+    for other, apart in ((low, False), (0.21 - low, True)):
+        expected = expected_gradient(samples, {"hint": 0.7, "replay": 0.3}, other)
+        assert (float((gradient - expected).norm() / expected.norm()) > 1e-5) == apart
 
 
 def test_at_weight_zero_a_step_is_bit_equal_to_one_without_candidates() -> None:

@@ -21,17 +21,19 @@ _MEANS = ("teacher_entropy", "student_entropy", "overlap")
 """Sums that `distill_loss` gives, of which people read the mean a token."""
 
 DPPO_LOW = 0.2
-"""A token that the policy has moved away from by more than this since it was sampled isn't replayed, as in DPPO."""
+"""The loss's `dppo_mask_low` where the recipe doesn't set it."""
 
 
 class Distiller:
     """The terms' settings, and where TAID stands. `loss` may be called any number of times for one step.
 
-    num_steps  training steps in all, over which TAID moves its targets from the policy's to the teacher's.
+    num_steps   training steps in all, over which TAID moves its targets from the policy's to the teacher's.
+    replay_low  a token whose probability has fallen by more than this since it was sampled isn't replayed.
     """
 
-    def __init__(self, config: DistillConfig, num_steps: int) -> None:
+    def __init__(self, config: DistillConfig, num_steps: int, replay_low: float = DPPO_LOW) -> None:
         self._config = config
+        self._replay_low = replay_low
         self._taid = {stream: TaidSchedule(num_steps) for stream in STREAMS} if config.divergence == "taid" else {}
 
     def loss(self, taught: Taught, batch: MicroBatch, logprobs: Tensor, step: int) -> LossOutputs:
@@ -43,7 +45,7 @@ class Distiller:
         new = logprobs.flatten()[taught.places]
         config, found, total = self._config, {}, torch.zeros(())
         for stream in STREAMS:
-            mask = taught.is_hint if stream == "hint" else keeps_low(new, old, ~taught.is_hint, DPPO_LOW)
+            mask = taught.is_hint if stream == "hint" else keeps_low(new, old, ~taught.is_hint, self._replay_low)
             outputs = distill_loss(
                 DistillInputs(
                     student_logprobs=taught.student_logprobs, teacher_logprobs=taught.teacher_logprobs, mask=mask

@@ -22,7 +22,7 @@ from composer_prime.config.recipe import LossConfig, OptimConfig
 from composer_prime.errors import ConfigError, SiteError
 from composer_prime.losses.records import LossInputs, LossOutputs
 from composer_prime.sites.embedded.batches import TrainingSample
-from composer_prime.sites.embedded.distilling import Distiller, stream_means
+from composer_prime.sites.embedded.distilling import DPPO_LOW, Distiller, stream_means
 from composer_prime.sites.embedded.packing import MICRO_BATCH_TOKENS, MicroBatch, pack, trainer_logprobs
 
 LossFn = Callable[[LossInputs], LossOutputs]
@@ -64,6 +64,7 @@ class Learner:
         micro_tokens: int = MICRO_BATCH_TOKENS,
         distill: DistillConfig | None = None,
         num_steps: int = 1,
+        replay_low: float = DPPO_LOW,
     ) -> None:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -75,7 +76,7 @@ class Learner:
             fused=True,
         )
         self._loss = loss
-        self.distiller = Distiller(distill or DistillConfig(), num_steps)
+        self.distiller = Distiller(distill or DistillConfig(), num_steps, replay_low)
         self._seq_len = seq_len
         self._micro_tokens = micro_tokens
         self._max_norm = math.inf if optim.max_norm is None else optim.max_norm

@@ -24,6 +24,7 @@ from composer_prime.metrics import MetricsTape
 from composer_prime.sites.embedded.batches import TrainingSample, read_batch
 from composer_prime.sites.embedded.broadcasts import load_weights, publish, weights
 from composer_prime.sites.embedded.checkpoints import newest_checkpoint, save_checkpoint
+from composer_prime.sites.embedded.distilling import DPPO_LOW
 from composer_prime.sites.embedded.learner import Learner, StepReport, import_loss
 from composer_prime.sites.embedded.result import MasterVersion, SiteResult
 from composer_prime.sites.embedded.start import imported
@@ -84,6 +85,7 @@ class Trainer:
             recipe.site.micro_batch_tokens,
             recipe.trainer.distill,
             recipe.max_steps,
+            recipe.trainer.loss.kwargs.get("dppo_mask_low", DPPO_LOW),
         )
         self.step = 0
         self._totals = Totals()
