@@ -202,7 +202,8 @@ class Adapter:
                     adapter.start_batch(batches)
                 return batches
 
-        return functools.update_wrapper(ReadLoader, loader, updated=())
+        functools.update_wrapper(ReadLoader, loader, updated=())
+        return ReadLoader
 
     def _announcing(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)

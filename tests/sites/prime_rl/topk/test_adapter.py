@@ -1,7 +1,9 @@
 """The adapter in a loop of upstream's order, in plain torch: what is read, what is refused, and what it adds."""
 
+import sys
 from collections.abc import Callable, Iterator
-from types import ModuleType, SimpleNamespace
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,12 +24,11 @@ STARTS = [0, 7, 16]
 
 
 @pytest.fixture(autouse=True)
-def loss(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forward KL of the tests, so that what is compared is the adapter."""
     module = ModuleType("composer_prime.losses.distill")
     vars(module).update(DistillInputs=forward_kl.DistillInputs, distill_loss=forward_kl.distill_loss)
-    monkeypatch.setitem(__import__("sys").modules, "composer_prime.losses.distill", module)
-    return None
+    monkeypatch.setitem(sys.modules, "composer_prime.losses.distill", module)
 
 
 def batch(seed: int = 0, **changes: Any) -> dict[str, Any]:
@@ -53,6 +54,13 @@ def batch(seed: int = 0, **changes: Any) -> dict[str, Any]:
         "rl_weights": None,
         "routed_experts": stream(ids, logprobs, places >= 12).unsqueeze(0),
     } | changes
+
+
+@dataclass
+class Progress:
+    """Upstream's counter."""
+
+    step: int = 1
 
 
 class Loop:
@@ -82,7 +90,7 @@ class Loop:
             "compute_loss": compute_loss,
         }
         if config is not None:
-            progress = SimpleNamespace(step=step)
+            progress = Progress(step)
             Adapter(config, head, Ranks(), lambda: progress).put_into(self.names)
 
     def forward(self, model: Any, input_ids: Tensor, *, labels: Tensor, temperature: Tensor) -> dict[str, Tensor]:
@@ -204,7 +212,7 @@ def test_the_terms_of_two_context_parallel_ranks_add_up_to_the_whole_one() -> No
     terms = []
     for cp_rank, part in enumerate((slice(0, N // 2), slice(N // 2, N))):
         own = head(FusedOutputLinear)
-        adapter = Adapter(DistillConfig(), own, Ranks(None, cp_rank, 2), lambda: SimpleNamespace(step=1))
+        adapter = Adapter(DistillConfig(), own, Ranks(None, cp_rank, 2), Progress)
         adapter.start_batch([given])
         adapter.next_forward(N // 2)
         own(hidden[:, part], labels[:, part], temperature=ones[:, part])
@@ -278,13 +286,13 @@ def test_a_sampling_mask_is_refused() -> None:
 
 def test_an_unknown_head_is_refused_by_its_name_and_fsdps_class_of_a_known_one_is_not() -> None:
     with pytest.raises(ConfigError, match=r"lm_head: Linear\).*FusedOutputLinear"):
-        Adapter(DistillConfig(), nn.Linear(H, V), Ranks(), lambda: SimpleNamespace(step=1))
+        Adapter(DistillConfig(), nn.Linear(H, V), Ranks(), Progress)
     sharded = head(FusedOutputLinear)
     sharded.__class__ = type("FSDPFused", (FusedOutputLinear,), {})
-    Adapter(DistillConfig(), sharded, Ranks(), lambda: SimpleNamespace(step=1))
+    Adapter(DistillConfig(), sharded, Ranks(), Progress)
 
 
 def test_a_trainer_without_what_is_wrapped_is_refused_by_what_it_lacks() -> None:
-    adapter = Adapter(DistillConfig(), head(FusedOutputLinear), Ranks(), lambda: SimpleNamespace(step=1))
+    adapter = Adapter(DistillConfig(), head(FusedOutputLinear), Ranks(), Progress)
     with pytest.raises(ConfigError, match=r"lacks compute_loss\(trainer_logprobs, rl_scale\)"):
         adapter.put_into({"forward": lambda input_ids, labels: None, "compute_loss": lambda streams: None})
