@@ -24,8 +24,10 @@ from verifiers.v1.trace import WireTrace
 
 from composer_prime.losses.composer import composer_loss
 from composer_prime.losses.records import LossInputs
-from composer_prime.replay.stamp import scoring_paths, stamp
+from composer_prime.replay.score.candidates import Candidates
+from composer_prime.replay.stamp import scoring_paths, stamp, stamp_candidates
 from composer_prime.replay.teachers import Score
+from composer_prime.replay.wire import Scores
 from tests.architecture import REPOSITORY
 from tests.replay.traces import node, trace
 
@@ -115,7 +117,9 @@ def stamped(rng: random.Random, upstream: Upstream, *, ref_kl: bool = False) -> 
     silent = rng.choice(made.nodes[5].token_ids[1:])
     told[silent] = math.nan
     paths = scoring_paths(made)
-    stamp(paths, [[Score("a", 1.0, [told[token] for token in path.token_ids])] for path in paths], ref_kl=ref_kl)
+    numbers = [[told[token] for token in path.token_ids] for path in paths]
+    scores = [[Score("a", 1.0, Scores(said, Candidates.none(len(said), 0)))] for said in numbers]
+    stamp(paths, scores, ref_kl=ref_kl)
     return made, told
 
 
@@ -167,6 +171,22 @@ def test_upstreams_own_term_runs_on_the_stamped_tokens_only_when_asked(upstream:
         token for token, is_trained in zip(micro_batch.input_ids, micro_batch.loss_mask, strict=True) if is_trained
     ]
     assert sorted(weighted) == sorted(token for token in trained if not math.isnan(told[token]))
+
+
+def test_upstream_packs_stamped_rollouts_with_plain_ones_and_not_with_those_of_other_streams(
+    upstream: Upstream,
+) -> None:
+    def rollout(num_streams: int) -> WireTrace:
+        made = trace(node(None, "user", [1, 2]), node(0, "assistant", [3, 4], num_sampled=2))
+        upstream.routing.assign_advantages(made, 1.0)
+        if num_streams:
+            stamp_candidates(made, [], [], {}, top_k=8, num_streams=num_streams)
+        return made
+
+    batches = upstream.micro_batches([rollout(1), rollout(0), rollout(1)])
+    assert [one.routed_experts and one.routed_experts.shape for one in batches] == [[8, 2, 8], None]
+    with pytest.raises(AssertionError):
+        upstream.micro_batches([rollout(1), rollout(2)])
 
 
 @pytest.mark.parametrize("holds", ['id = "composer-prime"', 'type = "sft"'])

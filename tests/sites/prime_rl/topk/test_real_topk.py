@@ -7,8 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from composer_prime.sites.prime_rl import versions
+from tests.sites.prime_rl.feed import VOCABULARY
 from tests.sites.prime_rl.real_runs import RealTrainer, upstream
 from tests.sites.prime_rl.topk.figures import (
     FUSED,
@@ -19,6 +22,7 @@ from tests.sites.prime_rl.topk.figures import (
     apart,
     differing_when_off,
     model,
+    run,
     says,
 )
 
@@ -32,6 +36,7 @@ pytestmark = [
 PAIRWISE = [Case(FUSED, True, 1), Case(PLAIN, False, 1), Case(FUSED, False, 2), Case(PLAIN, True, 2)]
 """Each two of the three choices in every combination."""
 TOLERANCE = 1e-6
+NUM_STEPS = 12
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +64,27 @@ def test_a_router_replay_ends_the_trainer_in_one_line(tmp_path: Path) -> None:
     trainer = RealTrainer(tmp_path / "refused", 1, says(), model=model(tmp_path / "model"), config=impl)
     code, output = trainer.start().wait()
     assert code == 2 and "composer-prime: trainer.enable_router_replay must be off" in output
+
+
+def test_what_a_better_teacher_says_is_learned_by_replay_and_by_hints_and_not_without_them(tmp_path: Path) -> None:
+    weights = model(tmp_path / "model")
+    ways = {"base": {}, "replay": says(hint_tau=0.0), "hint": says(replay_tau=0.0)}
+    table = {"max_steps": NUM_STEPS, "ckpt": None, "loss": IPO, "optim": {"lr": 0.01}}
+    trainers = {name: RealTrainer(tmp_path / name, 1, env, model=weights, config=table) for name, env in ways.items()}
+    run(list(trainers.values()), last=NUM_STEPS, kind="better")
+    before = likelihood(weights, {})
+    rise = {name: likelihood(weights, one.broadcast(NUM_STEPS)) - before for name, one in trainers.items()}
+    print({name: round(value, 2) for name, value in rise.items()})
+    assert min(rise["replay"], rise["hint"]) > 1 > 0.5 > abs(rise["base"])
+
+
+def likelihood(folder: Path, trained: dict[str, Tensor]) -> float:
+    """Mean log-probability, in nats, of what the better teacher would say after random tokens."""
+    from transformers import Qwen3ForCausalLM
+
+    policy = Qwen3ForCausalLM.from_pretrained(folder)
+    policy.load_state_dict({name: value.float() for name, value in trained.items()}, strict=bool(trained))
+    tokens = torch.randint(VOCABULARY, (8, 32), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logprobs = policy(tokens).logits.log_softmax(-1)
+    return logprobs.gather(-1, (tokens.unsqueeze(-1) + 1) % VOCABULARY).mean().item()
