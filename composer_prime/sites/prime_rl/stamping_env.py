@@ -105,8 +105,8 @@ class StampingEnvConfig(vf.EnvConfig):
             raise ValueError('env.id "composer-prime" needs env.teachers or env.hints: give one, or leave the id out')
         if self.hints is not None and not self.top_k:
             raise ValueError("env.top_k (0) must be at least 1 with env.hints: one number a token doesn't teach a hint")
-        frozen = self.hints is not None and self.hints.teacher == "frozen"
-        if frozen and self.hints.base_url is None and not self.embedded:
+        hints = self.hints
+        if hints is not None and hints.teacher == "frozen" and hints.base_url is None and not self.embedded:
             raise ValueError(NO_FROZEN_SERVER)
         if self.top_k and self.stamp_ref_kl:
             raise ValueError(REF_KL_IS_SAMPLED)

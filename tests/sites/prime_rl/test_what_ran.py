@@ -25,7 +25,7 @@ def marked(file: Path) -> list[str]:
 def test_the_page_has_every_test_that_needs_a_checkout_and_none_that_failed() -> None:
     page = PAGE.read_text()
     table = read(page)
-    files = [file for room in ROOMS for file in (REPOSITORY / "tests" / room).glob("test_*.py")]
+    files = [file for room in ROOMS for file in (REPOSITORY / "tests" / room).rglob("test_*.py")]
     assert table.keys() == {
         claim_of(f"{file.relative_to(REPOSITORY)}::{name}") for file in files for name in marked(file)
     }

@@ -141,7 +141,7 @@ def differing_when_off(folder: Path) -> dict[str, bool]:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of upstream's own load_data and forward_backward, and what is added where all trained tokens are taught.
+    """CPU seconds of upstream's load_data and forward_backward, and what is added where all trained tokens are taught.
 
     plain_s  median, of the steps without candidates
     shares   of each pair of steps with the same rollouts, taught over plain less 1
@@ -160,7 +160,7 @@ class Cost:
         ordered = sorted(self.shares)
         low, high = ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
         return (
-            f"k = 8: {100 * self.share:+.1f} % of a step's {1e3 * self.plain_s:.0f} ms "
+            f"k = 8: {100 * self.share:+.1f} % of a step's {1e3 * self.plain_s:.0f} ms of CPU time "
             f"(middle half of {len(ordered)} pairs: {100 * low:+.1f} to {100 * high:+.1f} %)"
         )
 
@@ -168,8 +168,9 @@ class Cost:
 def cost(folder: Path, num_pairs: int) -> Cost:
     """One trainer on pairs of steps, of which one is taught."""
     num_steps = 2 * (num_pairs + WARM_UP_PAIRS)
-    table = {"model": {"seq_len": 512}, "max_steps": num_steps, "ckpt": None, "loss": IPO}
-    trainer = RealTrainer(folder / "timed", 1, says(), model=model(folder / "model", **LARGER), config=table)
+    table = {"model": {"seq_len": 512}, "max_steps": num_steps, "ckpt": None}
+    loss, env = {"loss": IPO | {"import_path": WATCHED}}, says() | {"CPU_SECONDS": "1"}
+    trainer = RealTrainer(folder / "timed", 1, env, model=model(folder / "model", **LARGER), config=table | loss)
     sizes = {"vocabulary": LARGER["vocab_size"], "sequence": 512, "lengths": (120, 128)}
     run([trainer], last=num_steps, kind="pairs", **sizes)
     spent = {
