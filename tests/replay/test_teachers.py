@@ -79,6 +79,8 @@ def test_the_likeliest_tokens_are_read_with_the_largest_first_by_either_route(se
 def test_an_entry_that_is_no_distribution_is_left_out_alone(serve) -> None:
     def spoil(answer: dict[str, Any]) -> dict[str, Any]:
         entries = answer["choices"][0]["prompt_logprobs"]
+        if len(entries) != len(TOKENS):  # the route is tried with two tokens
+            return answer
         entries[1]["9000"]["logprob"] = math.nan
         entries[2]["9000"]["logprob"] = 0.5
         entries[3]["9000"]["logprob"] = entries[3]["9001"]["logprob"] = -0.01
