@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from composer_prime.errors import TeacherError
-from composer_prime.replay.wire import ROUTES, Route, Scores, num_candidates, read_scores, score_body
+from composer_prime.replay.wire import MOST_IDS, ROUTES, Route, Scores, num_candidates, read_scores, score_body
 
 TRIES = 3
 """Requests sent for one answer at most."""
@@ -65,27 +65,31 @@ class ServedModel:
 
     async def find(self) -> None:
         """Learn the model's name and the tokens its context has, and by which route it gives prompt logprobs."""
-        cards = (await self._ask("GET", "/v1/models")).get("data")
-        known = {card["id"]: card for card in cards or [] if isinstance(card, dict) and "id" in card}
+        cards = _field(await self._ask("GET", "/v1/models"), "data", list, "/v1/models")
+        known = {card["id"]: card for card in cards if isinstance(card, dict) and isinstance(card.get("id"), str)}
         if not known:
             raise TeacherError(f"{self.base_url} serves no model")
         name = self.model or next(iter(known))
         if name not in known:
             raise TeacherError(f"{self.base_url} doesn't serve {name}, but {', '.join(sorted(known))}")
         self.model = name
-        self.max_model_len = known[name].get("max_model_len")
+        length = known[name].get("max_model_len")
+        self.max_model_len = length if isinstance(length, int) else None
         self.route = await self._find_route()
 
-    async def scores(self, token_ids: Sequence[int], k: int = 0, *, temperature: float = 1.0) -> Scores:
+    async def scores(
+        self, token_ids: Sequence[int], k: int = 0, num_ids: int = MOST_IDS, *, temperature: float = 1.0
+    ) -> Scores:
         """What the model says to a token sequence, with its k likeliest tokens at each place.
 
+        num_ids      of the policy's vocabulary: candidates with other ids are left out.
         temperature  of the request, which must make no difference: see `check_scores`.
         """
         if self.route is None:
             await self.find()
         assert self.route is not None and self.model is not None  # find has set both
         body = score_body(self.route, self.model, token_ids, k, temperature=temperature)
-        return read_scores(self.route, await self._ask("POST", self.route, body), token_ids, k)
+        return read_scores(self.route, await self._ask("POST", self.route, body), token_ids, k, num_ids)
 
     async def check_scores(self, token_ids: Sequence[int], k: int) -> None:
         """Raise TeacherError unless it gives k candidates a token, by a temperature that no request changes.
@@ -140,7 +144,7 @@ class ServedModel:
         for attempt in range(TRIES):
             try:
                 answer = await self._http.request(method, path, json=body)
-            except httpx.TransportError as error:
+            except (httpx.TransportError, httpx.DecodingError) as error:
                 failure = f"{self.base_url} can't be reached: {type(error).__name__}: {error}".rstrip(": ")
             else:
                 if answer.status_code not in _PASSING:
@@ -157,7 +161,7 @@ class ServedModel:
             raise TeacherError(f"{self.base_url} refused {path} with {answer.status_code}: {_excerpt(answer)}")
         try:
             found = answer.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TeacherError(f"{self.base_url} answered {path} with something that isn't JSON: {error}") from error
         if not isinstance(found, dict):
             raise TeacherError(f"{self.base_url} answered {path} with a {type(found).__name__}, not an object")

@@ -14,7 +14,7 @@ from composer_prime.config.teachers import TeacherConfig
 from composer_prime.errors import TeacherError, TeacherRefused
 from composer_prime.replay.fingerprint import Fingerprint, Questions, own_fingerprint, served_fingerprint
 from composer_prime.replay.served import ServedModel
-from composer_prime.replay.wire import Scores
+from composer_prime.replay.wire import MOST_IDS, Scores
 
 CHECK_TIMEOUT_S = 120.0
 """Seconds a teacher's tokenizer may take to be compared: some forty requests for a vocabulary of 150,000."""
@@ -39,11 +39,12 @@ class Score:
 
 
 class Teacher:
-    """One served model and its place in the mixture; asked for `top_k` candidates a token."""
+    """One served model and its place in the mixture; asked for `top_k` candidates a token, of ids below `num_ids`."""
 
-    def __init__(self, config: TeacherConfig, top_k: int) -> None:
+    def __init__(self, config: TeacherConfig, top_k: int, num_ids: int) -> None:
         self.config = config
         self.top_k = top_k
+        self.num_ids = num_ids
         self.served = ServedModel(config.base_url, model=config.model, headers=_headers(config))
 
     async def check(self, questions: Questions, policy: Fingerprint) -> None:
@@ -77,7 +78,7 @@ class Teacher:
         """Its logprobs of a token sequence, or why there are none; never later than its time-out."""
         try:
             async with asyncio.timeout(self.config.timeout_s):
-                scores = await self.served.scores(token_ids, self.top_k)
+                scores = await self.served.scores(token_ids, self.top_k, self.num_ids)
         except TimeoutError:
             return self._silent(f"late: no answer within {self.config.timeout_s:g} s")
         except TeacherError as error:
@@ -89,10 +90,14 @@ class Teacher:
 
 
 class TeacherPool:
-    """All teachers of a run; `close` it in the end."""
+    """All teachers of a run; `close` it in the end.
 
-    def __init__(self, configs: Sequence[TeacherConfig], top_k: int = 0) -> None:
-        self.teachers = tuple(Teacher(config, top_k) for config in configs)
+    top_k    candidates a token that each is asked for
+    num_ids  of the policy's vocabulary: candidates with other ids are left out
+    """
+
+    def __init__(self, configs: Sequence[TeacherConfig], top_k: int = 0, num_ids: int = MOST_IDS) -> None:
+        self.teachers = tuple(Teacher(config, top_k, num_ids) for config in configs)
 
     async def check(self, tokenizer: Any) -> None:
         """Raise TeacherRefused, for the first in order, when a teacher can't be used with this tokenizer's token ids.

@@ -7,15 +7,18 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from starlette.responses import Response
 
 from composer_prime.config.teachers import TeacherConfig
 from composer_prime.errors import TeacherRefused
 from composer_prime.replay import served
 from composer_prime.replay.consensus import usable
+from composer_prime.replay.score.candidates import EMPTY
 from composer_prime.replay.teachers import Score, TeacherPool
+from composer_prime.replay.wire import MOST_IDS
 from composer_prime.sites.embedded.ports import claim_port
 from composer_prime.sites.embedded.tiny import tiny_tokenizer
-from tests.servers.fake_teacher import FakeTeacher, meeting, serving_teacher, told_logprob
+from tests.servers.fake_teacher import FIRST_OTHER, FakeTeacher, meeting, serving_teacher, told_logprob
 
 TOKENS = [7, 3, 3, 250, 11]
 TOLD = [told_logprob(place, token) for place, token in enumerate(TOKENS)]
@@ -39,11 +42,11 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served, "RETRY_WAIT_S", 0.0)
 
 
-def score(configs: list[TeacherConfig], token_ids: list[int] = TOKENS, top_k: int = 0) -> list[Score]:
+def score(configs: list[TeacherConfig], top_k: int = 0, num_ids: int = MOST_IDS) -> list[Score]:
     async def ask() -> list[Score]:
-        pool = TeacherPool(configs, top_k)
+        pool = TeacherPool(configs, top_k, num_ids)
         try:
-            return await pool.score(token_ids)
+            return await pool.score(TOKENS)
         finally:
             await pool.close()
 
@@ -81,14 +84,20 @@ def test_an_entry_that_is_no_distribution_is_left_out_alone(serve) -> None:
         entries = answer["choices"][0]["prompt_logprobs"]
         if len(entries) != len(TOKENS):  # the route is tried with two tokens
             return answer
-        entries[1]["9000"]["logprob"] = math.nan
-        entries[2]["9000"]["logprob"] = 0.5
-        entries[3]["9000"]["logprob"] = entries[3]["9001"]["logprob"] = -0.01
+        entries[1]["100"]["logprob"] = math.nan
+        entries[2]["100"]["logprob"] = 0.5
+        entries[3]["100"]["logprob"] = entries[3]["101"]["logprob"] = -0.01
         return answer
 
     (answer,) = score(serve(FakeTeacher(change=spoil)), top_k=3)
     assert answer.scores is not None
     assert answer.scores.candidates.has_teacher.tolist() == [False, False, False, False, True]
+
+
+def test_a_candidate_outside_the_policys_vocabulary_is_left_out(serve) -> None:
+    (answer,) = score(serve(FakeTeacher()), top_k=3, num_ids=FIRST_OTHER + 1)
+    assert answer.scores is not None
+    assert set(answer.scores.candidates.ids[1:].flatten()) == {3, 11, FIRST_OTHER, EMPTY}
 
 
 @pytest.mark.parametrize("completions", [True, False])
@@ -171,6 +180,9 @@ def drop_prompt_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
         (lambda answer: {"choices": [{"prompt_logprobs": [None]}]}, "has 1 prompt_logprobs for 5 tokens"),
         (lambda answer: {"choices": []}, "another shape than vLLM's"),
         (lambda answer: [answer], "with a list, not an object"),
+        (lambda answer: Response(b"[" * 100_000), "with something that isn't JSON"),
+        (lambda answer: Response(b'{"choices": ' + b"9" * 5000 + b"}"), "with something that isn't JSON"),
+        (lambda answer: Response(b"none", headers={"content-encoding": "gzip"}), "can't be reached: DecodingError"),
     ],
 )
 def test_an_answer_of_another_shape_drops_its_teacher(serve, change, reason: str) -> None:
@@ -213,6 +225,8 @@ def test_teachers_with_the_policys_tokenizer_pass_the_check(serve) -> None:
         (FakeTeacher(decode=None), "teacher t0 can't be used: .* has no /detokenize .*; serve it with vLLM's"),
         (FakeTeacher(change=drop_prompt_logprobs), "teacher t0 can't be used: .* has no prompt_logprobs; serve it"),
         (FakeTeacher(completions=False, generate=False), "answers neither /v1/completions nor /inference/v1/generate"),
+        (FakeTeacher(cards=7), "the answer of /v1/models has no data"),
+        (FakeTeacher(cards=[{"id": ["fake"]}, "fake"]), "serves no model"),
         (FakeTeacher(key="Bearer secret"), "refused /v1/models with 401"),
         (FakeTeacher(max_logprobs=5), r"gives 6 logprobs a token, and top_k \(8\) are wanted: start its server with"),
         (FakeTeacher(is_scaled=True), r"logprobs change with the request's temperature \(by 1 nats between 1 and 2\)"),

@@ -126,7 +126,7 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
     async def start(self) -> None:
         """Load the tokenizer and compare the teachers' with it. Raises BadInput, also TeacherRefused."""
         self._tokenizer = load_tokenizer(self.config.tokenizer)
-        self._pool = TeacherPool(self.config.teachers, self.config.top_k)
+        self._pool = TeacherPool(self.config.teachers, self.config.top_k, len(self._tokenizer))
         await self._pool.check(self._tokenizer)
         if self.config.hints is not None and self.config.hints.base_url is not None:
             self._hinted = await self._frozen_teacher(self.config.hints.base_url, self.config.hints)
@@ -242,7 +242,7 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
                     counts[HINTS_TOO_LONG] += 1
                     logger.warning("hinted=%d tokens must be below the teacher's context=%d: left out", length, limit)
                     return None
-                scores = await teacher.scores(context.token_ids, self.config.top_k)
+                scores = await teacher.scores(context.token_ids, self.config.top_k, len(self._tokenizer))
         except (TeacherError, TimeoutError) as error:
             counts[HINTS_FAILED] += 1
             logger.warning("hinted=%d tokens not scored: %s", len(context.token_ids), error or "late")
