@@ -33,8 +33,8 @@ LOSS_IS_MASKED = "loss/is_masked"
 
 def distill(stream: str, name: str) -> str:
     """The name of a number of one stream of teachers ("hint" or "replay"): `tokens` that a step learned from it, and of
-    these the means of `loss` (weighted), `teacher_entropy`, `student_entropy` (nats) and `overlap`, the probability
-    that both give to the same tokens."""
+    these the means of `loss` (weighted), `teacher_entropy`, `student_entropy` (nats), `overlap`, the probability
+    that both give to the same tokens, and `student_tail`, what the policy gives to tokens beside the candidates."""
     return f"distill/{stream}_{name}"
 
 

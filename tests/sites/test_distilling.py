@@ -117,6 +117,7 @@ def test_each_stream_has_its_own_weight_and_its_own_numbers() -> None:
     assert both["distill/hint_loss"] == pytest.approx(reports[1, 0].details["distill/hint_loss"])
     assert both["distill/replay_loss"] == pytest.approx(reports[0, 2].details["distill/replay_loss"])
     assert 0 < both["distill/hint_overlap"] < 1 and both["distill/hint_teacher_entropy"] > 0
+    assert 0 < both["distill/hint_student_tail"] < 1
     assert both["distill/hint_tokens"] == sum(
         int((one.candidates[1:, 2] < 0).any(1).sum()) for one in samples if one.candidates is not None
     )

@@ -16,7 +16,7 @@ from composer_prime.losses.taid import TaidSchedule, TaidState
 from composer_prime.losses.trust_regions import keeps_low
 from composer_prime.sites.embedded.packing import STREAMS, MicroBatch, Taught
 
-_MEANS = ("teacher_entropy", "student_entropy", "overlap")
+_MEANS = ("teacher_entropy", "student_entropy", "overlap", "student_tail")
 """Sums that `distill_loss` gives, of which people read the mean a token."""
 
 DPPO_LOW = 0.2
