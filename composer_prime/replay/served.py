@@ -24,7 +24,8 @@ HOT = 2.0
 """Temperature of the request by which a server is found out that scales prompt logprobs."""
 
 SAME = 0.05
-"""Nats by which two scores of one token may differ: bf16 servers batch requests differently."""
+"""Nats by which two scores of a token may differ in the mean: a bf16 server batches requests differently, and a few
+tokens may move by far more."""
 
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _ABSENT = frozenset({404, 405, 501})
@@ -97,16 +98,19 @@ class ServedModel:
         token_ids  two at least, of its vocabulary; such that not all tokens are equally likely after them.
         """
         plain = await self.scores(token_ids, k)
+        heated = await self.scores(token_ids, k, temperature=HOT)
+        moves = [abs(one - other) for one, other in zip(plain.logprobs[1:], heated.logprobs[1:], strict=True)]
+        moved = sum(moves) / len(moves)
+        if math.isnan(moved):
+            raise TeacherError("its prompt logprobs lack a number for some tried tokens: look for NaN in its weights")
         if (found := num_candidates(plain.candidates)) < k:
             raise TeacherError(
                 f"it gives {found} logprobs a token, and top_k ({k}) are wanted: start its server with "
                 f"--max-logprobs {k}, or lower top_k"
             )
-        heated = await self.scores(token_ids, k, temperature=HOT)
-        moved = max(abs(one - other) for one, other in zip(plain.logprobs[1:], heated.logprobs[1:], strict=True))
         if moved > SAME:
             raise TeacherError(
-                f"its prompt logprobs change with the request's temperature (by {moved:.3g} nats between 1 and "
+                f"its prompt logprobs change with the request's temperature (by {moved:.3g} nats a token between 1 and "
                 f"{HOT:g}): serve it so that they are those of temperature 1"
             )
 

@@ -173,6 +173,14 @@ def drop_prompt_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
     return {"choices": [{"text": ""}]}
 
 
+def drop_last_number(answer: dict[str, Any]) -> dict[str, Any]:
+    """Where more than the two tokens of a first try are scored: the last one's own number is NaN, and its alone."""
+    entries = answer["choices"][0]["prompt_logprobs"]
+    if len(entries) > 2:
+        next(iter(entries[-1].values()))["logprob"] = math.nan
+    return answer
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -229,7 +237,11 @@ def test_teachers_with_the_policys_tokenizer_pass_the_check(serve) -> None:
         (FakeTeacher(cards=[{"id": ["fake"]}, "fake"]), "serves no model"),
         (FakeTeacher(key="Bearer secret"), "refused /v1/models with 401"),
         (FakeTeacher(max_logprobs=5), r"gives 6 logprobs a token, and top_k \(8\) are wanted: start its server with"),
-        (FakeTeacher(is_scaled=True), r"logprobs change with the request's temperature \(by 1 nats between 1 and 2\)"),
+        (
+            FakeTeacher(is_scaled=True),
+            r"change with the request's temperature \(by 0.611 nats a token between 1 and 2\)",
+        ),
+        (FakeTeacher(change=drop_last_number), "lack a number for some tried tokens: look for NaN"),
     ],
 )
 def test_a_teacher_that_can_not_work_is_refused_before_anything_starts(
@@ -238,6 +250,18 @@ def test_a_teacher_that_can_not_work_is_refused_before_anything_starts(
     with pytest.raises(TeacherRefused, match=reason) as refusal:
         check(serve(teacher))
     assert "\n" not in str(refusal.value)
+
+
+def test_a_server_whose_rounding_moves_a_few_tokens_passes_the_check(serve) -> None:
+    def round_off(answer: dict[str, Any]) -> dict[str, Any]:
+        entries = answer["choices"][0]["prompt_logprobs"]
+        for entry in entries[9::20]:
+            for one in entry.values():
+                one["logprob"] += noise.pop()
+        return answer
+
+    noise = [0.0, -0.25] * 1000
+    check(serve(FakeTeacher(change=round_off)))
 
 
 def test_a_teacher_that_serves_another_model_or_nothing_at_all_is_refused(serve) -> None:
