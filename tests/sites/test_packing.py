@@ -120,7 +120,7 @@ def test_a_micro_batch_without_trained_tokens_gives_zeros_that_can_be_backpropag
 
 
 def taught_sample(ids, *, temperature=1.0):
-    """Of six tokens, the last of which the policy sampled and a replay teacher has a word on: equal chances to `ids`."""
+    """Of six tokens; the policy sampled the last, to which a replay teacher gives `ids` equal chances."""
     sample = random_sample(random.Random(7), 6)
     said = Candidates.none(6, len(ids))
     said.ids[5], said.logprobs[5] = ids, -np.log(np.float32(2 * len(ids)))
