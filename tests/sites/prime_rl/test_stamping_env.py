@@ -25,7 +25,7 @@ from composer_prime.sites.embedded.ports import claim_port
 from composer_prime.sites.embedded.rollouts import RolloutPlayer, read_episode
 from composer_prime.sites.embedded.tiny import tiny_tokenizer
 from tests.servers.fake_chat import FakeChat, serving_chat
-from tests.servers.fake_teacher import FakeTeacher, serving_teacher
+from tests.servers.fake_teacher import FIRST_OTHER, FakeTeacher, serving_teacher
 from tests.sites.letters_site import letters_site
 from tests.sites.served_policy import serving_policy
 from tests.sites.tiny_folder import save_random_tiny, score
@@ -236,6 +236,24 @@ def test_two_teachers_distributions_are_mixed(play: Play, models: Models) -> Non
         both = (replay.ids >= 0) & listed[0] & listed[1]
         assert both.sum() > 10 * len(both)
         assert replay.logprobs[both] == pytest.approx(expected[both], abs=CLOSE)
+
+
+def test_teachers_that_name_tokens_which_the_policy_lacks_are_stamped_without_them(play: Play) -> None:
+    lacking = {str(FIRST_OTHER): "265", str(FIRST_OTHER + 1): "2147483646"}
+
+    def rename(answer: dict[str, Any]) -> dict[str, Any]:
+        entries = answer["choices"][0]["prompt_logprobs"]
+        entries[1:] = [{lacking.get(token, token): one for token, one in entry.items()} for entry in entries[1:]]
+        return answer
+
+    with serving_teacher(FakeTeacher(change=rename)) as url:
+        teachers = [{"name": "odd", "base_url": url}]
+        failed, _ = play({"id": "failing-tool"}, replay={"teachers": teachers}, hints={"base_url": url})
+    assert failed.ok, failed.errors
+    for node in failed.traces[0].nodes:
+        for stream in told(node):
+            assert stream.ids.max(initial=0) < 265
+    assert failed.traces[0].metrics["replay/tokens"] > 0 and failed.traces[0].metrics["hints/tokens"] > 0
 
 
 def test_a_hint_that_does_not_fit_the_context_is_left_out_and_counted(
