@@ -350,8 +350,7 @@ class Recipe(RecipeBase):
                 f"trainer.loss.kwargs.replay_tau ({sampled_tau}) is for teachers that give one number a token: set "
                 "trainer.distill.replay_tau in its place, or trainer.distill.top_k = 0"
             )
-        frozen = self.hints is not None and self.hints.teacher == "frozen" and self.hints.base_url is None
-        if frozen and self.inference.engine == "vllm":
+        if self.holds_first_policy and self.inference.engine == "vllm":
             raise ValueError(
                 'hints.base_url must be given with inference.engine = "vllm", whose server holds one policy: serve the '
                 "first one on a server of its own, or use the transformers engine"
@@ -368,6 +367,11 @@ class Recipe(RecipeBase):
     def step_tokens(self) -> int | None:
         """As in `RecipeBase`."""
         return self.orchestrator.batch_size * self.seq_len
+
+    @property
+    def holds_first_policy(self) -> bool:
+        """Whether a site's own server holds the run's first policy beside the one that learns, as hints' teacher."""
+        return self.hints is not None and self.hints.teacher == "frozen" and self.hints.base_url is None
 
     @property
     def has_streams(self) -> bool:

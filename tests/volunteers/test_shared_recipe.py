@@ -141,7 +141,7 @@ def test_what_is_no_recipe_is_refused(text: str) -> None:
 
 
 def documented() -> dict[str, Any]:
-    """The recipe's tables that docs/teachers.md shows, but for the teacher, whose address is one of a private network."""
+    """The recipe's tables that docs/teachers.md shows, but for the teacher, whose address is a private network's."""
     text = (REPOSITORY / "docs/teachers.md").read_text().partition("## In a recipe of the embedded site")[2]
     data = tomllib.loads(text.partition("```toml\n")[2].partition("```")[0])
     assert data["hints"]["templates"] and isinstance(data["trainer"]["distill"]["replay_tau"], dict)

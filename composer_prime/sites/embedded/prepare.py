@@ -40,10 +40,10 @@ def model_command(recipe: Recipe) -> list[str]:
 def joining_model_command(recipe: Recipe) -> list[str]:
     """As `model_command`, for a site of a run that is there: weights that this machine lacks aren't downloaded.
 
-    vLLM starts from weights, so that it needs some all the same.
+    vLLM starts from weights, and the first policy, where hints ask it, is those weights: they are needed all the same.
     """
-    command = model_command(recipe)
-    return command if recipe.inference.engine == "vllm" else [*command, WITHOUT_WEIGHTS]
+    needs_weights = recipe.inference.engine == "vllm" or recipe.holds_first_policy
+    return model_command(recipe) if needs_weights else [*model_command(recipe), WITHOUT_WEIGHTS]
 
 
 def check_backend(recipe: Recipe) -> None:
