@@ -57,7 +57,16 @@ class DistillConfig(Table):
             weight = getattr(self, name)
             if isinstance(weight, float) and not 0 <= weight < float("inf"):
                 raise ValueError(f"{name} ({weight}) must be a number from 0: 0 turns the term off")
+        if self.divergence != "jsd" and self.jsd_alpha != type(self).model_fields["jsd_alpha"].default:
+            raise ValueError(
+                f'jsd_alpha ({self.jsd_alpha}) is for divergence = "jsd", and it is "{self.divergence}": leave it out'
+            )
         return self
+
+
+def is_off(weight: Weight) -> bool:
+    """Whether a weight is 0 at every step."""
+    return not (weight.start or weight.end) if isinstance(weight, Schedule) else weight == 0
 
 
 def weight_at(weight: Weight, step: int) -> float:

@@ -137,6 +137,11 @@ class HintsConfig(Table):
             )
         if self.teacher == "live" and self.base_url is not None:
             raise ValueError(f'hints.base_url ({self.base_url}) is for teacher = "frozen": leave it out with "live"')
+        if self.base_url is None and self.model is not None:
+            raise ValueError(
+                f"hints.model ({self.model}) is the name under which hints.base_url serves the teacher, and there is no "
+                "base_url: give one, or leave the model out"
+            )
         return self
 
 
