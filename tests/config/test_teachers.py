@@ -54,7 +54,8 @@ def test_a_teachers_address_is_the_servers_root(url: str) -> None:
         ({"trainer": {"distill": {"hint_tau": -1.0}}}, "hint_tau"),
         ({"trainer": {"distill": {"hint_tau": {"start": 1, "end": -1, "steps": 5}}}}, "hint_tau"),
         ({"hints": {}, "trainer": {"distill": {"top_k": 0}}}, r"top_k \(0\) must be at least 1 with hints"),
-        ({"hints": {"model": "big"}}, r"hints.model \(big\) is the name under which hints.base_url serves"),
+        ({"hints": {"model": "big"}}, r"hints.model \(big\) is for the server at hints.base_url, and there is none"),
+        ({"hints": {"api_key_var": "KEY"}}, r"hints.api_key_var \(KEY\) is for the server at .*: give base_url, or"),
         (
             {"trainer": {"distill": {"jsd_alpha": 0.3}}},
             r"jsd_alpha \(0.3\) is for divergence = .jsd., and it is .forward_kl.: leave it out",

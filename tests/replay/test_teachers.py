@@ -12,7 +12,7 @@ from composer_prime.config.teachers import TeacherConfig
 from composer_prime.errors import TeacherRefused
 from composer_prime.replay import served
 from composer_prime.replay.consensus import usable
-from composer_prime.replay.teachers import Score, TeacherPool
+from composer_prime.replay.teachers import Score, TeacherPool, TeacherTable
 from composer_prime.sites.embedded.ports import claim_port
 from composer_prime.sites.embedded.tiny import tiny_tokenizer
 from tests.servers.fake_teacher import FakeTeacher, meeting, serving_teacher, told_logprob
@@ -50,9 +50,9 @@ def score(configs: list[TeacherConfig], token_ids: list[int] = TOKENS, top_k: in
     return asyncio.run(ask())
 
 
-def check(configs: list[TeacherConfig], top_k: int = 8) -> None:
+def check(configs: list[TeacherConfig], top_k: int = 8, table: TeacherTable = "replay.teachers") -> None:
     async def ask() -> None:
-        pool = TeacherPool(configs, top_k)
+        pool = TeacherPool(configs, top_k, table)
         try:
             await pool.check(tiny_tokenizer())
         finally:
@@ -237,3 +237,13 @@ def test_a_key_is_sent_and_one_that_is_not_set_is_refused(serve, monkeypatch: py
     check(serve(FakeTeacher(key="Bearer secret"), api_key_var="TEACHER_KEY"))
     with pytest.raises(TeacherRefused, match=r"api_key_var \(NO_SUCH_KEY\) names no variable that is set"):
         check(serve(FakeTeacher(), api_key_var="NO_SUCH_KEY"))
+
+
+def test_what_is_wrong_with_the_server_of_hints_is_said_of_hints(serve) -> None:
+    configs = serve(FakeTeacher(decode=None))
+    with pytest.raises(TeacherRefused, match=r"/tokenize allowed, or name another server in hints\.base_url$"):
+        check(configs, table="hints")
+    with pytest.raises(TeacherRefused, match=r"/tokenize allowed, or take it out of replay\.teachers$"):
+        check(configs)
+    with pytest.raises(TeacherRefused, match=r"hints\.api_key_var \(NO_SUCH_KEY\) names no variable that is set"):
+        check(serve(FakeTeacher(), api_key_var="NO_SUCH_KEY"), table="hints")

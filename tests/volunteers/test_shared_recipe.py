@@ -27,6 +27,7 @@ DANGEROUS = {
     "output_dir": "/etc",
     "site": {"key_file": "/home/alice/.ssh/id_ed25519"},
     "replay": {"teachers": [{"name": "t", "base_url": "https://evil.example", "api_key_var": "AWS_SECRET_ACCESS_KEY"}]},
+    "hints": {"base_url": "https://evil.example", "api_key_var": "AWS_SECRET_ACCESS_KEY"},
     "sites": {"count": 26},
     "clean": True,
 }
