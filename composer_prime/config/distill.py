@@ -1,8 +1,8 @@
 """The recipe's `[trainer.distill]`: how strongly, and by which divergence, teachers' distributions pull. No torch."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from composer_prime.config.table import Table
 
@@ -28,8 +28,12 @@ class Schedule(Table):
     """Training steps between the two."""
 
 
-Weight = float | Schedule
-"""A number that stays, or a table {start, end, steps}."""
+def _kind(weight: object) -> str:
+    return "schedule" if isinstance(weight, dict | Schedule) else "number"
+
+
+Weight = Annotated[Annotated[float, Tag("number")] | Annotated[Schedule, Tag("schedule")], Discriminator(_kind)]
+"""A number that stays, or a table {start, end, steps}; a mistake in either is said of that one alone."""
 
 
 class DistillConfig(Table):
