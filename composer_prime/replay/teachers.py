@@ -49,7 +49,7 @@ class Score:
 class Teacher:
     """One served model and its place in the mixture; asked for `top_k` candidates a token. table: which names it."""
 
-    def __init__(self, config: TeacherConfig, top_k: int, table: TeacherTable = "replay.teachers") -> None:
+    def __init__(self, config: TeacherConfig, top_k: int, *, table: TeacherTable = "replay.teachers") -> None:
         self.config = config
         self.top_k = top_k
         self.served = ServedModel(config.base_url, model=config.model, headers=_headers(config, table))
@@ -101,9 +101,9 @@ class TeacherPool:
     """All teachers of a run; `close` it in the end."""
 
     def __init__(
-        self, configs: Sequence[TeacherConfig], top_k: int = 0, table: TeacherTable = "replay.teachers"
+        self, configs: Sequence[TeacherConfig], top_k: int = 0, *, table: TeacherTable = "replay.teachers"
     ) -> None:
-        self.teachers = tuple(Teacher(config, top_k, table) for config in configs)
+        self.teachers = tuple(Teacher(config, top_k, table=table) for config in configs)
 
     async def check(self, tokenizer: Any) -> None:
         """Raise TeacherRefused, for the first in order, when a teacher can't be used with this tokenizer's token ids.

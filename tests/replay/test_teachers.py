@@ -52,7 +52,7 @@ def score(configs: list[TeacherConfig], token_ids: list[int] = TOKENS, top_k: in
 
 def check(configs: list[TeacherConfig], top_k: int = 8, table: TeacherTable = "replay.teachers") -> None:
     async def ask() -> None:
-        pool = TeacherPool(configs, top_k, table)
+        pool = TeacherPool(configs, top_k, table=table)
         try:
             await pool.check(tiny_tokenizer())
         finally:

@@ -88,7 +88,7 @@ def check_streams(recipe: Recipe, model_dir: Path) -> None:
     tokenizer, top_k = load_tokenizer(model_dir), recipe.trainer.distill.top_k
     asyncio.run(_check(TeacherPool(recipe.replay.teachers, top_k), tokenizer))
     if hinted is not None:
-        asyncio.run(_check(TeacherPool([hinted], top_k, "hints"), tokenizer))
+        asyncio.run(_check(TeacherPool([hinted], top_k, table="hints"), tokenizer))
 
 
 async def _check(pool: TeacherPool, tokenizer: Any) -> None:

@@ -129,7 +129,7 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         self._pool = TeacherPool(self.config.teachers, self.config.top_k)
         await self._pool.check(self._tokenizer)
         if self.config.hints is not None and self.config.hints.server is not None:
-            self._hint_pool = TeacherPool([self.config.hints.server], self.config.top_k, "hints")
+            self._hint_pool = TeacherPool([self.config.hints.server], self.config.top_k, table="hints")
             await self._hint_pool.check(self._tokenizer)
         if self.config.hints is not None and self.config.hints.writer is not None:
             self._writer = HintWriter(self.config.hints.writer)
