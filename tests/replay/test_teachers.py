@@ -14,7 +14,7 @@ from composer_prime.errors import TeacherRefused
 from composer_prime.replay import served
 from composer_prime.replay.consensus import usable
 from composer_prime.replay.score.candidates import EMPTY
-from composer_prime.replay.teachers import Score, TeacherPool
+from composer_prime.replay.teachers import Score, TeacherPool, TeacherTable
 from composer_prime.replay.wire import MOST_IDS
 from composer_prime.sites.embedded.ports import claim_port
 from composer_prime.sites.embedded.tiny import tiny_tokenizer
@@ -53,9 +53,9 @@ def score(configs: list[TeacherConfig], top_k: int = 0, num_ids: int = MOST_IDS)
     return asyncio.run(ask())
 
 
-def check(configs: list[TeacherConfig], top_k: int = 8) -> None:
+def check(configs: list[TeacherConfig], top_k: int = 8, table: TeacherTable = "replay.teachers") -> None:
     async def ask() -> None:
-        pool = TeacherPool(configs, top_k)
+        pool = TeacherPool(configs, top_k, table=table)
         try:
             await pool.check(tiny_tokenizer())
         finally:
@@ -277,3 +277,13 @@ def test_a_key_is_sent_and_one_that_is_not_set_is_refused(serve, monkeypatch: py
     check(serve(FakeTeacher(key="Bearer secret"), api_key_var="TEACHER_KEY"))
     with pytest.raises(TeacherRefused, match=r"api_key_var \(NO_SUCH_KEY\) names no variable that is set"):
         check(serve(FakeTeacher(), api_key_var="NO_SUCH_KEY"))
+
+
+def test_what_is_wrong_with_the_server_of_hints_is_said_of_hints(serve) -> None:
+    configs = serve(FakeTeacher(decode=None))
+    with pytest.raises(TeacherRefused, match=r"/tokenize allowed, or name another server in hints\.base_url$"):
+        check(configs, table="hints")
+    with pytest.raises(TeacherRefused, match=r"/tokenize allowed, or take it out of replay\.teachers$"):
+        check(configs)
+    with pytest.raises(TeacherRefused, match=r"hints\.api_key_var \(NO_SUCH_KEY\) names no variable that is set"):
+        check(serve(FakeTeacher(), api_key_var="NO_SUCH_KEY"), table="hints")

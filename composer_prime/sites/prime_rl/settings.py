@@ -110,8 +110,8 @@ def check_distill(table: object) -> "DistillConfig":
         raise ConfigError(f"[trainer.distill] can't be used: {_first(error)}") from error
     if config.divergence == "taid":
         raise ConfigError(
-            '[trainer.distill] divergence ("taid") keeps a schedule, for which PRIME-RL\'s checkpoints have no place: use '
-            "another divergence"
+            '[trainer.distill] divergence ("taid") keeps a schedule, for which PRIME-RL\'s checkpoints have no place: '
+            "use another divergence"
         )
     return config
 

@@ -19,6 +19,7 @@ from composer_prime.hints.contexts import TEMPLATES
 from composer_prime.replay.consensus import log_mixture
 from composer_prime.replay.score.candidates import Candidates
 from composer_prime.replay.score.carrier import unpack
+from composer_prime.replay.served import ServedModel
 from composer_prime.sites.embedded.environments import load_sources
 from composer_prime.sites.embedded.model import load_policy
 from composer_prime.sites.embedded.ports import claim_port
@@ -202,6 +203,30 @@ def test_a_server_of_its_own_is_asked_where_the_recipe_names_one(play: Play, mod
     url = f"http://127.0.0.1:{models.teacher_port}"
     failed, _ = play({"id": "failing-tool"}, hints={"base_url": url})
     assert_said(told(sampled_node(failed))[1], models.teacher, *hinted(failed, HINT))
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_server_of_hints_is_given_its_key_and_its_connections_are_closed_also_when_it_is_refused(
+    play: Play, monkeypatch: pytest.MonkeyPatch, is_same: bool
+) -> None:
+    closed, close = [], ServedModel.close
+
+    async def noted(served: ServedModel) -> None:
+        closed.append(served.base_url)
+        await close(served)
+
+    monkeypatch.setattr(ServedModel, "close", noted)
+    monkeypatch.setenv("TEACHER_KEY", "sesame")
+    teacher = FakeTeacher(decode=lambda text: text if is_same else text.upper(), key="Bearer sesame")
+    with serving_teacher(teacher) as url:
+        hints = {"base_url": url, "api_key_var": "TEACHER_KEY"}
+        if is_same:
+            failed, _ = play({"id": "failing-tool"}, hints=hints)
+            assert failed.traces[0].metrics["hints/tokens"] == sum(sampled_node(failed).mask)
+        else:
+            with pytest.raises(TeacherRefused, match="teacher hints has another tokenizer than the policy"):
+                play({"id": "failing-tool"}, hints=hints)
+    assert closed == [url]
 
 
 def test_teachers_and_hints_are_streams_of_their_own(play: Play, models: Models) -> None:
