@@ -30,20 +30,33 @@ LOSS_NUM_TEACHER_TOKENS = "loss/num_teacher_tokens"
 LOSS_MISMATCH_KL = "loss/mismatch_kl"
 LOSS_IS_MASKED = "loss/is_masked"
 
-DISTILL = "distill"
-
 
 def distill(stream: str, name: str) -> str:
     """The name of a number of one stream of teachers ("hint" or "replay"): `tokens` that a step learned from it, and of
-    these the means of `loss` (weighted), `teacher_entropy`, `student_entropy` (nats) and `overlap`, the probability
-    that both give to the same tokens."""
-    return f"{DISTILL}/{stream}_{name}"
+    these the means of `loss` (weighted), `teacher_entropy`, `student_entropy` (nats), `overlap`, the probability
+    that both give to the same tokens, and `student_tail`, what the policy gives to tokens beside the candidates."""
+    return f"distill/{stream}_{name}"
 
 
 ROLLOUT_REWARD = "rollout/reward"
 ROLLOUT_PER_S = "rollout/per_s"
 ROLLOUT_TOKENS = "rollout/tokens"
 ROLLOUT_OFF_POLICY_STEPS = "rollout/off_policy_steps"
+ROLLOUT_BEGAN = "rollout/began"
+"""Unix time at which generation for a step began."""
+ROLLOUT_ENDED = "rollout/ended"
+"""Unix time at which it ended."""
+ROLLOUT_COUNT = "rollout/count"
+"""Rollouts that went through, also those that were filtered."""
+ROLLOUT_FAILED = "rollout/failed"
+"""Rollouts that failed and were left out."""
+ROLLOUT_TURNS = "rollout/turns"
+"""Mean number of the policy's messages in a rollout."""
+ROLLOUT_SAMPLES = "rollout/samples"
+"""Samples handed to the trainer."""
+
+SITE_WALL_S = "site/wall_s"
+"""Seconds from a supervisor's start to its site's end; a site that was resumed has several."""
 
 TOOLS_CALLS = "tools/calls"
 """Calls of tools in a step's rollouts, of tools that there aren't too."""

@@ -14,8 +14,6 @@ from composer_prime.config.paths import RunPaths
 from composer_prime.config.table import Table
 from composer_prime.metrics import read_tape
 
-ROLLOUT_COUNT = "rollout/count"
-
 
 class Measured(Table):
     """What a run's own files say of it, all sites together."""
@@ -85,7 +83,7 @@ def read_measured(paths: RunPaths) -> Measured:
     tape = [record for name in names for record in read_tape(paths.site(name).tape("orchestrator"))]
     return Measured(
         steps=max(site["steps"] for site in summary["sites"].values()),
-        rollouts=int(sum(record.get(ROLLOUT_COUNT, 0.0) for record in tape)),
+        rollouts=int(sum(record.get(metrics.ROLLOUT_COUNT, 0.0) for record in tape)),
         generated_tokens=int(sum(record.get(metrics.ROLLOUT_TOKENS, 0.0) for record in tape)),
         run_s=summary["wall_s"],
         step_s=max(site["step_s"] for site in summary["sites"].values()),

@@ -1,8 +1,8 @@
 """The recipe's `[trainer.distill]`: how strongly, and by which divergence, teachers' distributions pull. No torch."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from composer_prime.config.table import Table
 
@@ -28,8 +28,12 @@ class Schedule(Table):
     """Training steps between the two."""
 
 
-Weight = float | Schedule
-"""A number that stays, or a table {start, end, steps}."""
+def _kind(weight: object) -> str:
+    return "schedule" if isinstance(weight, dict | Schedule) else "number"
+
+
+Weight = Annotated[Annotated[float, Tag("number")] | Annotated[Schedule, Tag("schedule")], Discriminator(_kind)]
+"""A number that stays, or a table {start, end, steps}; a mistake in either is said of that one alone."""
 
 
 class DistillConfig(Table):
@@ -57,7 +61,16 @@ class DistillConfig(Table):
             weight = getattr(self, name)
             if isinstance(weight, float) and not 0 <= weight < float("inf"):
                 raise ValueError(f"{name} ({weight}) must be a number from 0: 0 turns the term off")
+        if self.divergence != "jsd" and self.jsd_alpha != type(self).model_fields["jsd_alpha"].default:
+            raise ValueError(
+                f'jsd_alpha ({self.jsd_alpha}) is for divergence = "jsd", and it is "{self.divergence}": leave it out'
+            )
         return self
+
+
+def is_off(weight: Weight) -> bool:
+    """Whether a weight is 0 at every step."""
+    return not (weight.start or weight.end) if isinstance(weight, Schedule) else weight == 0
 
 
 def weight_at(weight: Weight, step: int) -> float:

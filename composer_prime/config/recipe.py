@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from composer_prime.config.distill import DistillConfig
+from composer_prime.config.distill import DistillConfig, is_off
 from composer_prime.config.launch import LaunchConfig
 from composer_prime.config.outer import TOPK_ROUNDS, OuterConfig, SiteConfig, SitesConfig
 from composer_prime.config.table import OpenTable, RunName, Table
@@ -342,32 +342,44 @@ class Recipe(RecipeBase):
         return self
 
     def _check_weights(self) -> None:
-        """Every stream has one weight above 0, of the kind that its teachers' answers need."""
+        """A stream has a weight above 0, and of the kind that its teachers' answers need."""
         loss, distill = self.trainer.loss, self.trainer.distill
-        sampled_tau = loss.kwargs.get("replay_tau", 0)
-        if distill.top_k and sampled_tau:
+        sampled_taus = {name: tau for name in ("replay_tau", "ref_kl_tau") if (tau := loss.kwargs.get(name, 0))}
+        if distill.top_k and sampled_taus:
+            name, tau = next(iter(sampled_taus.items()))
             raise ValueError(
-                f"trainer.loss.kwargs.replay_tau ({sampled_tau}) is for teachers that give one number a token: set "
+                f"trainer.loss.kwargs.{name} ({tau}) is for teachers that give one number a token: set "
                 "trainer.distill.replay_tau in its place, or trainer.distill.top_k = 0"
             )
-        frozen = self.hints is not None and self.hints.teacher == "frozen" and self.hints.base_url is None
-        if frozen and self.inference.engine == "vllm":
+        streams = {"hint_tau": self.hints is not None, "replay_tau": bool(self.replay.teachers)}
+        asked = [name for name, is_asked in streams.items() if is_asked]
+        if distill.top_k and all(is_off(getattr(distill, name)) for name in asked):
+            raise ValueError(
+                f"trainer.distill.{' and '.join(asked)} (0) must not be 0 at every step, or nothing is learned from "
+                "teachers that are asked: set one above 0, or take hints and replay.teachers out"
+            )
+        if self.holds_first_policy and self.inference.engine == "vllm":
             raise ValueError(
                 'hints.base_url must be given with inference.engine = "vllm", whose server holds one policy: serve the '
                 "first one on a server of its own, or use the transformers engine"
             )
         if not distill.top_k and self.hints is not None:
             raise ValueError("trainer.distill.top_k (0) must be at least 1 with hints, which one number doesn't teach")
-        if not distill.top_k and loss.import_path.endswith(".composer_loss") and not sampled_tau:
+        if not distill.top_k and loss.import_path.endswith(".composer_loss") and not sampled_taus:
             raise ValueError(
                 "trainer.loss.kwargs.replay_tau (0) must be above 0 with replay.teachers and trainer.distill.top_k = "
-                "0, or nothing uses their numbers: set it, such as 0.1, or top_k = 8"
+                "0, or nothing uses their numbers: set it, such as 0.1, or ref_kl_tau, or top_k = 8"
             )
 
     @property
     def step_tokens(self) -> int | None:
         """As in `RecipeBase`."""
         return self.orchestrator.batch_size * self.seq_len
+
+    @property
+    def holds_first_policy(self) -> bool:
+        """Whether a site's own server holds the run's first policy beside the one that learns, as hints' teacher."""
+        return self.hints is not None and self.hints.teacher == "frozen" and self.hints.base_url is None
 
     @property
     def has_streams(self) -> bool:

@@ -130,6 +130,9 @@ class HintsConfig(Table):
     timeout_s: float = Field(default=30.0, gt=0)
     """Seconds a rollout waits for its hinted scores."""
 
+    api_key_var: str | None = Field(default=None, min_length=1)
+    """Environment variable that holds the key of the server at base_url; None: it wants none."""
+
     templates: dict[HintKind, Annotated[str, AfterValidator(_check_template)]] = Field(default_factory=dict)
     """The hint's text by the kind of error, {error} and {tool} filled in; a kind left out has the environment's own
     `hint`, the writer's, or ours."""
@@ -146,7 +149,26 @@ class HintsConfig(Table):
             )
         if self.teacher == "live" and self.base_url is not None:
             raise ValueError(f'hints.base_url ({self.base_url}) is for teacher = "frozen": leave it out with "live"')
+        for name, value in (("model", self.model), ("api_key_var", self.api_key_var)):
+            if self.base_url is None and value is not None:
+                raise ValueError(
+                    f"hints.{name} ({value}) is for the server at hints.base_url, and there is none: give base_url, or "
+                    f"leave {name} out"
+                )
         return self
+
+    @property
+    def server(self) -> TeacherConfig | None:
+        """The server at base_url, to be checked and asked as every teacher is; None: there is none."""
+        if self.base_url is None:
+            return None
+        return TeacherConfig(
+            name="hints",
+            base_url=self.base_url,
+            model=self.model,
+            timeout_s=self.timeout_s,
+            api_key_var=self.api_key_var,
+        )
 
 
 def check_distinct(teachers: tuple[TeacherConfig, ...]) -> None:

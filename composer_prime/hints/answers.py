@@ -12,7 +12,7 @@ from typing import Any, get_args
 from composer_prime.config.teachers import HintKind
 
 LINE_CHARS = 200
-"""Characters of the telling line that a hint may quote."""
+"""Characters of the telling line, and of a tool's name, that a hint may quote."""
 _TEXT_CHARS = 20_000
 """Of a longer answer so much at its beginning, and as much at its end, is looked at."""
 _LAST_LINES = 8

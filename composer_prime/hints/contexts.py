@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer_prime.config.teachers import HintKind
+from composer_prime.hints.answers import LINE_CHARS
 from composer_prime.hints.error_sites import ErrorSite
 
 TEMPLATES: Mapping[HintKind, str] = {
@@ -60,7 +61,8 @@ def hint_text(site: ErrorSite, templates: Mapping[HintKind, str], written: str |
     if (hint := site.hint or written) is not None and site.kind not in templates:
         return f"\n\nHint: {hint}"
     template = templates.get(site.kind, TEMPLATES.get(site.kind))
-    return None if template is None else "\n\n" + template.format(error=site.line, tool=site.tool_name or "the tool")
+    tool = (site.tool_name or "the tool")[:LINE_CHARS]
+    return None if template is None else "\n\n" + template.format(error=site.line, tool=tool)
 
 
 def hinted_context(nodes: Sequence[Any], site: ErrorSite, hint_ids: Sequence[int]) -> HintedContext | None:

@@ -1,1 +1,2 @@
-"""Losses on tokens: pure functions of tensors that import nothing of ours but each other and the errors."""
+"""Losses on tokens: pure functions of tensors that import nothing of ours but each other, the errors, and
+config.distill, which names the settings."""

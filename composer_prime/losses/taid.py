@@ -1,6 +1,7 @@
 """TAID's schedule: how far the distillation target has moved from the policy (0) to the teacher (1).
 
-The target moves faster while the loss falls, and never lags behind a straight line over training.
+The target moves faster while the loss falls. Every update but the first brings it at least to where a straight line
+over training stands at that step; between updates it stays.
 """
 
 import math

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from composer_prime.errors import TeacherError
-from composer_prime.replay.wire import ROUTES, Route, Scores, num_candidates, read_scores, score_body
+from composer_prime.replay.wire import MOST_IDS, ROUTES, Route, Scores, num_candidates, read_scores, score_body
 
 TRIES = 3
 """Requests sent for one answer at most."""
@@ -24,7 +24,8 @@ HOT = 2.0
 """Temperature of the request by which a server is found out that scales prompt logprobs."""
 
 SAME = 0.05
-"""Nats by which two scores of one token may differ: bf16 servers batch requests differently."""
+"""Nats by which two scores of a token may differ in the mean: a bf16 server batches requests differently, and a few
+tokens may move by far more."""
 
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _ABSENT = frozenset({404, 405, 501})
@@ -65,27 +66,31 @@ class ServedModel:
 
     async def find(self) -> None:
         """Learn the model's name and the tokens its context has, and by which route it gives prompt logprobs."""
-        cards = (await self._ask("GET", "/v1/models")).get("data")
-        known = {card["id"]: card for card in cards or [] if isinstance(card, dict) and "id" in card}
+        cards = _field(await self._ask("GET", "/v1/models"), "data", list, "/v1/models")
+        known = {card["id"]: card for card in cards if isinstance(card, dict) and isinstance(card.get("id"), str)}
         if not known:
             raise TeacherError(f"{self.base_url} serves no model")
         name = self.model or next(iter(known))
         if name not in known:
             raise TeacherError(f"{self.base_url} doesn't serve {name}, but {', '.join(sorted(known))}")
         self.model = name
-        self.max_model_len = known[name].get("max_model_len")
+        length = known[name].get("max_model_len")
+        self.max_model_len = length if isinstance(length, int) else None
         self.route = await self._find_route()
 
-    async def scores(self, token_ids: Sequence[int], k: int = 0, *, temperature: float = 1.0) -> Scores:
+    async def scores(
+        self, token_ids: Sequence[int], k: int = 0, num_ids: int = MOST_IDS, *, temperature: float = 1.0
+    ) -> Scores:
         """What the model says to a token sequence, with its k likeliest tokens at each place.
 
+        num_ids      of the policy's vocabulary: candidates with other ids are left out.
         temperature  of the request, which must make no difference: see `check_scores`.
         """
         if self.route is None:
             await self.find()
         assert self.route is not None and self.model is not None  # find has set both
         body = score_body(self.route, self.model, token_ids, k, temperature=temperature)
-        return read_scores(self.route, await self._ask("POST", self.route, body), token_ids, k)
+        return read_scores(self.route, await self._ask("POST", self.route, body), token_ids, k, num_ids)
 
     async def check_scores(self, token_ids: Sequence[int], k: int) -> None:
         """Raise TeacherError unless it gives k candidates a token, by a temperature that no request changes.
@@ -93,16 +98,19 @@ class ServedModel:
         token_ids  two at least, of its vocabulary; such that not all tokens are equally likely after them.
         """
         plain = await self.scores(token_ids, k)
+        heated = await self.scores(token_ids, k, temperature=HOT)
+        moves = [abs(one - other) for one, other in zip(plain.logprobs[1:], heated.logprobs[1:], strict=True)]
+        moved = sum(moves) / len(moves)
+        if math.isnan(moved):
+            raise TeacherError("its prompt logprobs lack a number for some tried tokens: look for NaN in its weights")
         if (found := num_candidates(plain.candidates)) < k:
             raise TeacherError(
                 f"it gives {found} logprobs a token, and top_k ({k}) are wanted: start its server with "
                 f"--max-logprobs {k}, or lower top_k"
             )
-        heated = await self.scores(token_ids, k, temperature=HOT)
-        moved = max(abs(one - other) for one, other in zip(plain.logprobs[1:], heated.logprobs[1:], strict=True))
         if moved > SAME:
             raise TeacherError(
-                f"its prompt logprobs change with the request's temperature (by {moved:.3g} nats between 1 and "
+                f"its prompt logprobs change with the request's temperature (by {moved:.3g} nats a token between 1 and "
                 f"{HOT:g}): serve it so that they are those of temperature 1"
             )
 
@@ -140,7 +148,7 @@ class ServedModel:
         for attempt in range(TRIES):
             try:
                 answer = await self._http.request(method, path, json=body)
-            except httpx.TransportError as error:
+            except (httpx.TransportError, httpx.DecodingError) as error:
                 failure = f"{self.base_url} can't be reached: {type(error).__name__}: {error}".rstrip(": ")
             else:
                 if answer.status_code not in _PASSING:
@@ -157,7 +165,7 @@ class ServedModel:
             raise TeacherError(f"{self.base_url} refused {path} with {answer.status_code}: {_excerpt(answer)}")
         try:
             found = answer.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TeacherError(f"{self.base_url} answered {path} with something that isn't JSON: {error}") from error
         if not isinstance(found, dict):
             raise TeacherError(f"{self.base_url} answered {path} with a {type(found).__name__}, not an object")

@@ -8,17 +8,25 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from composer_prime.config.teachers import TeacherConfig
 from composer_prime.errors import TeacherError, TeacherRefused
 from composer_prime.replay.fingerprint import Fingerprint, Questions, own_fingerprint, served_fingerprint
 from composer_prime.replay.served import ServedModel
-from composer_prime.replay.wire import Scores
+from composer_prime.replay.wire import MOST_IDS, Scores
 
 CHECK_TIMEOUT_S = 120.0
 """Seconds a teacher's tokenizer may take to be compared: some forty requests for a vocabulary of 150,000."""
 
+TeacherTable = Literal["replay.teachers", "hints"]
+"""A recipe's table that names a teacher's server."""
+
+INSTEAD: dict[TeacherTable, str] = {
+    "replay.teachers": "take it out of replay.teachers",
+    "hints": "name another server in hints.base_url",
+}
+"""What to do without a server that can't be used."""
 
 PROBED_TOKENS = 64
 """Tokens by whose scores a server is tried before the run."""
@@ -39,12 +47,17 @@ class Score:
 
 
 class Teacher:
-    """One served model and its place in the mixture; asked for `top_k` candidates a token."""
+    """One served model and its place in the mixture; asked for `top_k` candidates a token, of ids below `num_ids`.
+    table: which names it."""
 
-    def __init__(self, config: TeacherConfig, top_k: int) -> None:
+    def __init__(
+        self, config: TeacherConfig, top_k: int, num_ids: int, *, table: TeacherTable = "replay.teachers"
+    ) -> None:
         self.config = config
         self.top_k = top_k
-        self.served = ServedModel(config.base_url, model=config.model, headers=_headers(config))
+        self.num_ids = num_ids
+        self.served = ServedModel(config.base_url, model=config.model, headers=_headers(config, table))
+        self._instead = INSTEAD[table]
 
     async def check(self, questions: Questions, policy: Fingerprint) -> None:
         """Raise TeacherRefused when it can't be reached, reads token ids otherwise, or gives no prompt logprobs
@@ -60,12 +73,12 @@ class Teacher:
         except TeacherError as error:
             raise TeacherRefused(
                 f"{who} can't be used: {error}; serve it with vLLM's OpenAI server, prompt logprobs and /tokenize "
-                "allowed, or take it out of replay.teachers"
+                f"allowed, or {self._instead}"
             ) from error
         except TimeoutError:
             raise TeacherRefused(
-                f"{who} ({self.config.base_url}) didn't answer within {CHECK_TIMEOUT_S:g} s: start it first, or take "
-                "it out of replay.teachers"
+                f"{who} ({self.config.base_url}) didn't answer within {CHECK_TIMEOUT_S:g} s: start it first, or "
+                f"{self._instead}"
             ) from None
         if difference := policy.difference(theirs):
             raise TeacherRefused(
@@ -77,7 +90,7 @@ class Teacher:
         """Its logprobs of a token sequence, or why there are none; never later than its time-out."""
         try:
             async with asyncio.timeout(self.config.timeout_s):
-                scores = await self.served.scores(token_ids, self.top_k)
+                scores = await self.served.scores(token_ids, self.top_k, self.num_ids)
         except TimeoutError:
             return self._silent(f"late: no answer within {self.config.timeout_s:g} s")
         except TeacherError as error:
@@ -89,10 +102,22 @@ class Teacher:
 
 
 class TeacherPool:
-    """All teachers of a run; `close` it in the end."""
+    """All teachers of a run; `close` it in the end.
 
-    def __init__(self, configs: Sequence[TeacherConfig], top_k: int = 0) -> None:
-        self.teachers = tuple(Teacher(config, top_k) for config in configs)
+    top_k    candidates a token that each is asked for
+    num_ids  of the policy's vocabulary: candidates with other ids are left out
+    table    the recipe's table that names them
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[TeacherConfig],
+        top_k: int = 0,
+        num_ids: int = MOST_IDS,
+        *,
+        table: TeacherTable = "replay.teachers",
+    ) -> None:
+        self.teachers = tuple(Teacher(config, top_k, num_ids, table=table) for config in configs)
 
     async def check(self, tokenizer: Any) -> None:
         """Raise TeacherRefused, for the first in order, when a teacher can't be used with this tokenizer's token ids.
@@ -118,13 +143,13 @@ class TeacherPool:
             await teacher.served.close()
 
 
-def _headers(config: TeacherConfig) -> dict[str, str]:
+def _headers(config: TeacherConfig, table: TeacherTable) -> dict[str, str]:
     if config.api_key_var is None:
         return {}
     key = os.environ.get(config.api_key_var)
     if not key:
         raise TeacherRefused(
-            f"replay.teachers.api_key_var ({config.api_key_var}) names no variable that is set: set it to the key of "
+            f"{table}.api_key_var ({config.api_key_var}) names no variable that is set: set it to the key of "
             f"teacher {config.name}, or leave it out"
         )
     return {"Authorization": f"Bearer {key}"}

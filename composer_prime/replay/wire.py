@@ -19,6 +19,9 @@ Route = Literal["/v1/completions", "/inference/v1/generate"]
 ROUTES: tuple[Route, ...] = ("/v1/completions", "/inference/v1/generate")
 """In the order in which a server is tried."""
 
+MOST_IDS = 2**31 - 1
+"""Ids below it fit int32, with the 1 added that carrier.py adds."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -45,9 +48,12 @@ def score_body(
     return {"model": model, "token_ids": list(token_ids), "sampling_params": sampling}
 
 
-def read_scores(route: Route, answer: Any, token_ids: Sequence[int], k: int = 0) -> Scores:
-    """The answer to `score_body`. What isn't a log-probability is left out.
+def read_scores(route: Route, answer: Any, token_ids: Sequence[int], k: int = 0, num_ids: int = MOST_IDS) -> Scores:
+    """The answer to `score_body`.
 
+    num_ids  of the policy's vocabulary. A candidate that isn't in it is left out alone: its mass falls in the tail
+
+    A number that isn't a log-probability is NaN as a token's own, and leaves its token without candidates.
     Raises TeacherError when the answer has no prompt logprobs at all, or not one entry a token.
     """
     try:
@@ -64,13 +70,13 @@ def read_scores(route: Route, answer: Any, token_ids: Sequence[int], k: int = 0)
     candidates = Candidates.none(len(entries), k)
     for place, entry in enumerate(entries):
         if k and place and isinstance(entry, dict):
-            _fill(candidates, place, entry)
+            _fill(candidates, place, entry, num_ids)
     return Scores(own, candidates)
 
 
-def _fill(candidates: Candidates, place: int, entry: dict[str, Any]) -> None:
+def _fill(candidates: Candidates, place: int, entry: dict[str, Any], num_ids: int) -> None:
     """Put the likeliest of one entry in their slots; nothing when they aren't a distribution."""
-    found = {int(token): _logprob(one) for token, one in entry.items() if token.isdecimal()}
+    found = {int(token): _logprob(one) for token, one in entry.items() if _is_id(token, num_ids)}
     usable = {token: value for token, value in found.items() if NO_EVIDENCE < value <= ROUNDING}  # never NaN
     likeliest = sorted(usable, key=lambda token: (-usable[token], token))[: candidates.k]
     logprobs = np.array([usable[token] for token in likeliest], np.float32)
@@ -80,9 +86,19 @@ def _fill(candidates: Candidates, place: int, entry: dict[str, Any]) -> None:
     candidates.logprobs[place, : len(likeliest)] = logprobs
 
 
+def _is_id(text: str, num_ids: int) -> bool:
+    """Whether it spells an id below `num_ids`; a longer text than that bound's isn't parsed."""
+    return text.isascii() and text.isdecimal() and len(text) <= len(str(num_ids)) and int(text) < num_ids
+
+
 def _logprob(found: Any) -> float:
     value = found.get("logprob") if isinstance(found, dict) else None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:  # JSON's whole numbers have no bound
+        return math.nan
 
 
 def num_candidates(candidates: Candidates) -> int:

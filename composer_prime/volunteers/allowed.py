@@ -129,6 +129,7 @@ def _is_teacher(value: Any) -> bool:
 
 
 FLAG = Rule("true or false", lambda value: type(value) is bool)
+NO = Rule("false", lambda value: value is False)
 MODEL = Rule("a model of the Hugging Face hub, org/name, or tiny or tiny-tools, and no folder", _is_model)
 PACKAGE = Rule("a package's plain name (a to z, 0 to 9, - and _) that Python doesn't have itself", _is_package)
 EXTRA = Rule("a number, true or false, or at most 200 letters, digits and _.,+=-, and no path or address", _is_plain)
@@ -205,6 +206,7 @@ EMBEDDED: Mapping[str, Rule] = {
     "replay.teachers[].weight": real(0, 1e6),
     "replay.teachers[].timeout_s": real(0, 3600),
     "hints.teacher": one_of("frozen"),
+    "hints.allow_live": NO,
     "hints.base_url": TEACHER,
     "hints.model": MODEL,
     "hints.timeout_s": real(0, 3600),
@@ -271,11 +273,12 @@ def is_table(name: str, rules: Mapping[str, Rule]) -> bool:
 
 
 def _refusals(data: Mapping[str, Any], place: str, rules: Mapping[str, Rule]) -> Iterator[Refusal]:
+    """A key may have a rule and be a table, too: a weight is a number or a schedule."""
     for key, value in data.items():
         name = f"{place}.{key}" if place else key
         if not _KEY.fullmatch(key):
             yield Refusal(name, value)
-        elif name in rules:
+        elif name in rules and not (isinstance(value, dict) and is_table(name, rules)):
             if not rules[name].admits(value):
                 yield Refusal(name, value, rules[name].says)
         elif place == ENV_TASKSET:

@@ -22,6 +22,10 @@ STEP_FACTOR = 4
 """Copies of a layer's output that a training step holds: forward, its gradient, what lies between."""
 TRAINED_SHARE = 0.5
 """Share of a row's tokens that are trained, and so meet the vocabulary: the rest is prompts."""
+SCORE_TOKENS = 1024
+"""Tokens, or one longer prompt, whose logits are there at once where hints are scored: inference/decoder.py's."""
+SCORE_COPIES = 2
+"""Of these logits: as the model gives them, and what their sum of exponentials takes. Measured."""
 CHECKPOINTS = 3
 """The two that are kept, and the one that is being written."""
 BROADCASTS = 4
@@ -151,6 +155,7 @@ def memory_bytes(recipe: RecipeBase, terms: Terms, model: Model) -> int:
     fixed += outer_bytes(terms, model)
     trainer = 4 * FP32 * model.numel  # weights, gradient, two moments
     inference = 2 * FP32 * model.numel  # the weights, and new ones on their way in
+    inference += hints_bytes(recipe, model)
     return fixed + trainer + inference + step_bytes(recipe, model) + cache_bytes(recipe, model)
 
 
@@ -164,6 +169,14 @@ def step_bytes(recipe: Recipe, model: Model) -> int:
 def cache_bytes(recipe: Recipe, model: Model) -> int:
     """Memory of the inference server's cache when it is full."""
     return recipe.inference.max_batch_size * recipe.seq_len * model.cache_bytes
+
+
+def hints_bytes(recipe: Recipe, model: Model) -> int:
+    """Memory that hints take of the inference server: the first policy, and the logits of what is scored."""
+    if recipe.hints is None or recipe.hints.base_url is not None:
+        return 0
+    first_policy = FP32 * model.numel if recipe.holds_first_policy else 0
+    return first_policy + FP32 * SCORE_COPIES * max(SCORE_TOKENS, recipe.seq_len) * model.vocabulary
 
 
 def disk_bytes(model: Model) -> int:

@@ -51,9 +51,20 @@ def test_a_teachers_address_is_the_servers_root(url: str) -> None:
         ),
         ({"hints": {}, "inference": {"engine": "vllm"}}, "hints.base_url must be given with inference.engine = .vllm."),
         ({"trainer": {"distill": {"top_k": 65}}}, r"top_k \(65\)"),
-        ({"trainer": {"distill": {"hint_tau": -1.0}}}, "hint_tau"),
-        ({"trainer": {"distill": {"hint_tau": {"start": 1, "end": -1, "steps": 5}}}}, "hint_tau"),
+        ({"trainer": {"distill": {"hint_tau": -1.0}}}, r"hint_tau \(-1.0\) must be a number from 0"),
+        ({"trainer": {"distill": {"hint_tau": "much"}}}, r"hint_tau.number \(much\) must be a number: give one"),
+        (
+            {"trainer": {"distill": {"hint_tau": {"start": 1, "end": -1, "steps": 5}}}},
+            r"hint_tau.schedule.end \(-1\) must be at least 0: raise it$",
+        ),
+        ({"trainer": {"distill": {"hint_tau": {"start": 1, "end": 0}}}}, r"hint_tau.schedule.steps is missing: add it"),
         ({"hints": {}, "trainer": {"distill": {"top_k": 0}}}, r"top_k \(0\) must be at least 1 with hints"),
+        ({"hints": {"model": "big"}}, r"hints.model \(big\) is for the server at hints.base_url, and there is none"),
+        ({"hints": {"api_key_var": "KEY"}}, r"hints.api_key_var \(KEY\) is for the server at .*: give base_url, or"),
+        (
+            {"trainer": {"distill": {"jsd_alpha": 0.3}}},
+            r"jsd_alpha \(0.3\) is for divergence = .jsd., and it is .forward_kl.: leave it out",
+        ),
     ],
 )
 def test_a_mistake_in_a_teachers_table_is_one_clear_line(tables: dict[str, Any], reason: str) -> None:
@@ -74,3 +85,41 @@ def test_the_weight_that_fits_the_teachers_answers_is_the_one_that_counts() -> N
         ConfigError, match=r"replay_tau \(0.1\) is for teachers that give one number a token: set trainer"
     ):
         recipe_from_data(minimal(trainer=sampled, **teachers))
+
+
+def test_one_number_a_token_serves_the_kl_to_a_reference_as_well_as_replay() -> None:
+    teachers = {"replay": {"teachers": [teacher()]}}
+    reference, none = {"loss": {"kwargs": {"ref_kl_tau": 0.1}}}, {"distill": {"top_k": 0}}
+    assert recipe(trainer=reference | none, **teachers).trainer.loss.kwargs == {"ref_kl_tau": 0.1}
+    with pytest.raises(
+        ConfigError, match=r"ref_kl_tau \(0.1\) is for teachers that give one number a token: set"
+    ) as said:
+        recipe_from_data(minimal(trainer=reference, **teachers))
+    assert "\n" not in str(said.value)
+
+
+NOTHING = {"start": 0.0, "end": 0.0, "steps": 9}
+TEACHERS = {"replay": {"teachers": [teacher()]}}
+
+
+@pytest.mark.parametrize(
+    ("weights", "tables", "names"),
+    [
+        ({"hint_tau": 0.0, "replay_tau": 0.0}, {"hints": {}, **TEACHERS}, "hint_tau and replay_tau"),
+        ({"hint_tau": 0.0}, {"hints": {}}, "hint_tau"),
+        ({"hint_tau": NOTHING}, {"hints": {}}, "hint_tau"),
+        ({"replay_tau": 0.0}, TEACHERS, "replay_tau"),
+    ],
+)
+def test_teachers_from_whom_nothing_is_learned_are_refused_in_one_line(
+    weights: dict[str, Any], tables: dict[str, Any], names: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"trainer.distill.{names} \(0\) must not be 0 at every step") as said:
+        recipe_from_data(minimal(trainer={"distill": weights}, **tables))
+    assert "\n" not in str(said.value)
+
+
+def test_a_stream_may_be_off_beside_one_that_is_on_or_begins_later() -> None:
+    assert recipe(trainer={"distill": {"hint_tau": 0.0}}, hints={}, **TEACHERS).trainer.distill.hint_tau == 0
+    assert recipe(trainer={"distill": {"hint_tau": NOTHING | {"end": 1.0}}}, hints={}).has_streams
+    assert not recipe(trainer={"distill": {"hint_tau": 0.0, "replay_tau": 0.0}}).has_streams

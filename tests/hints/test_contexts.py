@@ -3,6 +3,7 @@
 import pytest
 
 from composer_prime.config.teachers import HintKind
+from composer_prime.hints.answers import LINE_CHARS
 from composer_prime.hints.contexts import TEMPLATES, hint_text, hinted_context
 from composer_prime.hints.error_sites import ErrorSite, error_sites
 from tests.replay.traces import node
@@ -66,6 +67,11 @@ def test_the_hint_names_the_error_and_the_tool_and_a_recipes_template_wins(kind:
     assert own == "\n\nbash said Error: {no} such thing, {really}"
     nameless = hint_text(ErrorSite(1, 2, kind, "x", None), {kind: "{tool} said {error}"})
     assert nameless == "\n\nthe tool said x"
+
+
+def test_a_tools_name_that_the_policy_made_up_is_quoted_as_far_as_an_errors_line_is() -> None:
+    site = ErrorSite(1, 2, "unknown_tool", "x", "n" * 10**6)
+    assert hint_text(site, {"unknown_tool": "{tool}" * 600}) == "\n\n" + "n" * 600 * LINE_CHARS
 
 
 def test_failed_tests_are_taught_only_by_a_recipes_template() -> None:

@@ -7,15 +7,18 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from starlette.responses import Response
 
 from composer_prime.config.teachers import TeacherConfig
 from composer_prime.errors import TeacherRefused
 from composer_prime.replay import served
 from composer_prime.replay.consensus import usable
-from composer_prime.replay.teachers import Score, TeacherPool
+from composer_prime.replay.score.candidates import EMPTY
+from composer_prime.replay.teachers import Score, TeacherPool, TeacherTable
+from composer_prime.replay.wire import MOST_IDS
 from composer_prime.sites.embedded.ports import claim_port
 from composer_prime.sites.embedded.tiny import tiny_tokenizer
-from tests.servers.fake_teacher import FakeTeacher, meeting, serving_teacher, told_logprob
+from tests.servers.fake_teacher import FIRST_OTHER, FakeTeacher, meeting, serving_teacher, told_logprob
 
 TOKENS = [7, 3, 3, 250, 11]
 TOLD = [told_logprob(place, token) for place, token in enumerate(TOKENS)]
@@ -39,20 +42,20 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served, "RETRY_WAIT_S", 0.0)
 
 
-def score(configs: list[TeacherConfig], token_ids: list[int] = TOKENS, top_k: int = 0) -> list[Score]:
+def score(configs: list[TeacherConfig], top_k: int = 0, num_ids: int = MOST_IDS) -> list[Score]:
     async def ask() -> list[Score]:
-        pool = TeacherPool(configs, top_k)
+        pool = TeacherPool(configs, top_k, num_ids)
         try:
-            return await pool.score(token_ids)
+            return await pool.score(TOKENS)
         finally:
             await pool.close()
 
     return asyncio.run(ask())
 
 
-def check(configs: list[TeacherConfig], top_k: int = 8) -> None:
+def check(configs: list[TeacherConfig], top_k: int = 8, table: TeacherTable = "replay.teachers") -> None:
     async def ask() -> None:
-        pool = TeacherPool(configs, top_k)
+        pool = TeacherPool(configs, top_k, table=table)
         try:
             await pool.check(tiny_tokenizer())
         finally:
@@ -79,14 +82,22 @@ def test_the_likeliest_tokens_are_read_with_the_largest_first_by_either_route(se
 def test_an_entry_that_is_no_distribution_is_left_out_alone(serve) -> None:
     def spoil(answer: dict[str, Any]) -> dict[str, Any]:
         entries = answer["choices"][0]["prompt_logprobs"]
-        entries[1]["9000"]["logprob"] = math.nan
-        entries[2]["9000"]["logprob"] = 0.5
-        entries[3]["9000"]["logprob"] = entries[3]["9001"]["logprob"] = -0.01
+        if len(entries) != len(TOKENS):  # the route is tried with two tokens
+            return answer
+        entries[1]["100"]["logprob"] = math.nan
+        entries[2]["100"]["logprob"] = 0.5
+        entries[3]["100"]["logprob"] = entries[3]["101"]["logprob"] = -0.01
         return answer
 
     (answer,) = score(serve(FakeTeacher(change=spoil)), top_k=3)
     assert answer.scores is not None
     assert answer.scores.candidates.has_teacher.tolist() == [False, False, False, False, True]
+
+
+def test_a_candidate_outside_the_policys_vocabulary_is_left_out(serve) -> None:
+    (answer,) = score(serve(FakeTeacher()), top_k=3, num_ids=FIRST_OTHER + 1)
+    assert answer.scores is not None
+    assert set(answer.scores.candidates.ids[1:].flatten()) == {3, 11, FIRST_OTHER, EMPTY}
 
 
 @pytest.mark.parametrize("completions", [True, False])
@@ -162,6 +173,14 @@ def drop_prompt_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
     return {"choices": [{"text": ""}]}
 
 
+def drop_last_number(answer: dict[str, Any]) -> dict[str, Any]:
+    """Where more than the two tokens of a first try are scored: the last one's own number is NaN, and its alone."""
+    entries = answer["choices"][0]["prompt_logprobs"]
+    if len(entries) > 2:
+        next(iter(entries[-1].values()))["logprob"] = math.nan
+    return answer
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -169,6 +188,9 @@ def drop_prompt_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
         (lambda answer: {"choices": [{"prompt_logprobs": [None]}]}, "has 1 prompt_logprobs for 5 tokens"),
         (lambda answer: {"choices": []}, "another shape than vLLM's"),
         (lambda answer: [answer], "with a list, not an object"),
+        (lambda answer: Response(b"[" * 100_000), "with something that isn't JSON"),
+        (lambda answer: Response(b'{"choices": ' + b"9" * 5000 + b"}"), "with something that isn't JSON"),
+        (lambda answer: Response(b"none", headers={"content-encoding": "gzip"}), "can't be reached: DecodingError"),
     ],
 )
 def test_an_answer_of_another_shape_drops_its_teacher(serve, change, reason: str) -> None:
@@ -211,9 +233,15 @@ def test_teachers_with_the_policys_tokenizer_pass_the_check(serve) -> None:
         (FakeTeacher(decode=None), "teacher t0 can't be used: .* has no /detokenize .*; serve it with vLLM's"),
         (FakeTeacher(change=drop_prompt_logprobs), "teacher t0 can't be used: .* has no prompt_logprobs; serve it"),
         (FakeTeacher(completions=False, generate=False), "answers neither /v1/completions nor /inference/v1/generate"),
+        (FakeTeacher(cards=7), "the answer of /v1/models has no data"),
+        (FakeTeacher(cards=[{"id": ["fake"]}, "fake"]), "serves no model"),
         (FakeTeacher(key="Bearer secret"), "refused /v1/models with 401"),
         (FakeTeacher(max_logprobs=5), r"gives 6 logprobs a token, and top_k \(8\) are wanted: start its server with"),
-        (FakeTeacher(is_scaled=True), r"logprobs change with the request's temperature \(by 1 nats between 1 and 2\)"),
+        (
+            FakeTeacher(is_scaled=True),
+            r"change with the request's temperature \(by 0.611 nats a token between 1 and 2\)",
+        ),
+        (FakeTeacher(change=drop_last_number), "lack a number for some tried tokens: look for NaN"),
     ],
 )
 def test_a_teacher_that_can_not_work_is_refused_before_anything_starts(
@@ -222,6 +250,18 @@ def test_a_teacher_that_can_not_work_is_refused_before_anything_starts(
     with pytest.raises(TeacherRefused, match=reason) as refusal:
         check(serve(teacher))
     assert "\n" not in str(refusal.value)
+
+
+def test_a_server_whose_rounding_moves_a_few_tokens_passes_the_check(serve) -> None:
+    def round_off(answer: dict[str, Any]) -> dict[str, Any]:
+        entries = answer["choices"][0]["prompt_logprobs"]
+        for entry in entries[9::20]:
+            for one in entry.values():
+                one["logprob"] += noise.pop()
+        return answer
+
+    noise = [0.0, -0.25] * 1000
+    check(serve(FakeTeacher(change=round_off)))
 
 
 def test_a_teacher_that_serves_another_model_or_nothing_at_all_is_refused(serve) -> None:
@@ -237,3 +277,13 @@ def test_a_key_is_sent_and_one_that_is_not_set_is_refused(serve, monkeypatch: py
     check(serve(FakeTeacher(key="Bearer secret"), api_key_var="TEACHER_KEY"))
     with pytest.raises(TeacherRefused, match=r"api_key_var \(NO_SUCH_KEY\) names no variable that is set"):
         check(serve(FakeTeacher(), api_key_var="NO_SUCH_KEY"))
+
+
+def test_what_is_wrong_with_the_server_of_hints_is_said_of_hints(serve) -> None:
+    configs = serve(FakeTeacher(decode=None))
+    with pytest.raises(TeacherRefused, match=r"/tokenize allowed, or name another server in hints\.base_url$"):
+        check(configs, table="hints")
+    with pytest.raises(TeacherRefused, match=r"/tokenize allowed, or take it out of replay\.teachers$"):
+        check(configs)
+    with pytest.raises(TeacherRefused, match=r"hints\.api_key_var \(NO_SUCH_KEY\) names no variable that is set"):
+        check(serve(FakeTeacher(), api_key_var="NO_SUCH_KEY"), table="hints")

@@ -22,6 +22,9 @@ from starlette.routing import Route
 from composer_prime.sites.embedded.tiny import tiny_tokenizer
 from tests.servers.in_thread import serving_app
 
+FIRST_OTHER = 100
+"""The least id of the tokens that it names beside the one that stands there; all are of the tiny tokenizer's."""
+
 
 def told_logprob(place: int, token: int) -> float:
     """What the fake says of a token at a place."""
@@ -35,9 +38,10 @@ class FakeTeacher:
     logprob     what it says of (place, token)
     hold        called on each scoring request before the answer; it may wait
     statuses    answers to the next scoring requests instead of 200, taken from the front
-    change      changes the JSON of a scoring answer
+    change      changes the JSON of a scoring answer, or gives another answer
     completions whether it has /v1/completions; generate alike
     decode      what it answers /detokenize with, given the true text; None: no such route
+    cards       what /v1/models lists; None: the one model
     key         the Authorization header it wants
     max_logprobs  the most it gives a token besides its own
     is_scaled     whether its numbers are those of the request's temperature
@@ -51,6 +55,7 @@ class FakeTeacher:
     completions: bool = True
     generate: bool = True
     decode: Callable[[str], str] | None = lambda text: text
+    cards: Any = None
     key: str | None = None
     max_logprobs: int = 64
     is_scaled: bool = False
@@ -67,7 +72,8 @@ class FakeTeacher:
         for place, token in enumerate(token_ids):
             own = self.logprob(place, token) / (body["temperature"] if self.is_scaled else 1.0)
             left = math.log1p(-math.exp(own))
-            others = {str(9000 + rank): {"logprob": left - (rank + 1) * math.log(2)} for rank in range(k)}
+            ids = [one for one in range(FIRST_OTHER, FIRST_OTHER + k + 1) if one != token][:k]
+            others = {str(one): {"logprob": left - (rank + 1) * math.log(2)} for rank, one in enumerate(ids)}
             scored.append({str(token): {"logprob": own}, **others})
         return [None, *scored[1:]]
 
@@ -98,13 +104,17 @@ def _app(teacher: FakeTeacher) -> Starlette:
             entries = teacher.entries(body["token_ids"], body["sampling_params"])
             answer = {"choices": [{"token_ids": [0]}], "prompt_logprobs": entries}
         # Not Starlette's JSONResponse, which refuses the NaN that Python's json writes and reads.
-        return Response(json.dumps(teacher.change(answer)), media_type="application/json")
+        changed = teacher.change(answer)
+        if isinstance(changed, Response):
+            return changed
+        return Response(json.dumps(changed), media_type="application/json")
 
     async def models(request: Request) -> Response:
         teacher.requests["/v1/models"] += 1
         if teacher.key is not None and request.headers.get("authorization") != teacher.key:
             return JSONResponse({"error": "Unauthorized"}, status_code=401)
-        return JSONResponse({"data": [{"id": teacher.model, "max_model_len": 4096}]})
+        cards = [{"id": teacher.model, "max_model_len": 4096}] if teacher.cards is None else teacher.cards
+        return JSONResponse({"data": cards})
 
     async def tokenize(request: Request) -> Response:
         body = await request.json()

@@ -17,6 +17,7 @@ from composer_prime.replay.score.candidates import EMPTY, Candidates
 from composer_prime.replay.score.carrier import pack as pack_streams
 from composer_prime.sites.embedded.batches import TrainingSample, read_batch, write_batch
 from composer_prime.sites.embedded.learner import Learner
+from composer_prime.sites.embedded.packing import STREAMS
 from composer_prime.sites.embedded.trainer import Trainer
 from tests.sites.letters_site import letters_site
 from tests.sites.tiny_policy import VOCABULARY, random_policy, random_samples
@@ -127,13 +128,14 @@ def test_each_stream_has_its_own_weight_and_its_own_numbers() -> None:
         taus: step(samples, DistillConfig(hint_tau=taus[0], replay_tau=taus[1]))[0] for taus in ((1, 0), (0, 2), (1, 2))
     }
     for taus, report in reports.items():
-        assert (report.details["distill/hint_loss"] > 0, report.details["distill/replay_loss"] > 0) == tuple(
-            tau > 0 for tau in taus
+        assert all(
+            (f"distill/{stream}_loss" in report.details) == (tau > 0) for stream, tau in zip(STREAMS, taus, strict=True)
         )
     both = reports[1, 2].details
     assert both["distill/hint_loss"] == pytest.approx(reports[1, 0].details["distill/hint_loss"])
     assert both["distill/replay_loss"] == pytest.approx(reports[0, 2].details["distill/replay_loss"])
     assert 0 < both["distill/hint_overlap"] < 1 and both["distill/hint_teacher_entropy"] > 0
+    assert 0 < both["distill/hint_student_tail"] < 1
     assert both["distill/hint_tokens"] == sum(
         int((one.candidates[1:, 2] < 0).any(1).sum()) for one in samples if one.candidates is not None
     )

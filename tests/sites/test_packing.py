@@ -3,10 +3,13 @@
 import dataclasses
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from composer_prime.errors import SiteError
+from composer_prime.replay.score.candidates import Candidates
+from composer_prime.replay.score.carrier import pack as pack_streams
 from composer_prime.sites.embedded.packing import pack, trainer_logprobs
 from tests.sites.tiny_policy import logprobs_alone, random_policy, random_sample, random_samples
 
@@ -114,3 +117,62 @@ def test_a_micro_batch_without_trained_tokens_gives_zeros_that_can_be_backpropag
     logprobs, _ = trainer_logprobs(model, batch)
     logprobs.sum().backward()
     assert logprobs.tolist() == [[0.0] * 5]
+
+
+def taught_sample(ids, *, temperature=1.0):
+    """Of six tokens; the policy sampled the last, to which a replay teacher gives `ids` equal chances."""
+    sample = random_sample(random.Random(7), 6)
+    said = Candidates.none(6, len(ids))
+    said.ids[5], said.logprobs[5] = ids, -np.log(np.float32(2 * len(ids)))
+    carried = pack_streams(said, None, 1)
+    mask = [False] * 5 + [True]
+    return dataclasses.replace(sample, mask=mask, temperatures=[temperature] * 6, candidates=carried)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_candidates_logprobs_are_those_of_temperature_one_whatever_the_sampling_was(temperature):
+    model, ids = random_policy(), [3, 1, 4]
+    sample = taught_sample(ids, temperature=temperature)
+    (batch,) = pack([sample], SEQ_LEN)
+    _, taught = trainer_logprobs(model, batch)
+    assert taught is not None
+    wanted = model(torch.tensor([sample.token_ids])).logits[0, 4].log_softmax(-1)[ids]
+    torch.testing.assert_close(taught.student_logprobs, wanted[None], rtol=0, atol=1e-5)
+
+
+def test_a_batch_that_names_ids_beyond_the_vocabulary_is_trained_on_without_them():
+    model = random_policy()
+    size = model.config.vocab_size
+    found = []
+    for ids in ([3, size - 1, size], [3, size - 1, 2**31 - 2]):
+        (batch,) = pack([taught_sample(ids)], SEQ_LEN)
+        _, taught = trainer_logprobs(model, batch)
+        assert taught is not None
+        assert taught.teacher_logprobs.isfinite().tolist() == [[True, True, False]]
+        taught.student_logprobs.sum().backward()
+        found.append(taught.student_logprobs)
+    assert torch.equal(*found) and found[0].isfinite().all()
+
+
+def test_candidates_keep_no_further_copy_of_the_logits():
+    model, sample = random_policy(vocab_size=50), taught_sample([3, 1, 4])
+
+    def num_kept(sample):
+        wide = set()
+
+        def keep(tensor):
+            if tensor.shape == (1, model.config.vocab_size):  # one token is trained on
+                wide.add(tensor.untyped_storage().data_ptr())
+            return tensor
+
+        (batch,) = pack([sample], SEQ_LEN)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            _alive = trainer_logprobs(model, batch)
+        return len(wide)
+
+    assert num_kept(sample) == num_kept(dataclasses.replace(sample, candidates=None)) == 1
+
+
+def test_a_stream_that_is_not_wanted_costs_nothing():
+    (batch,) = pack([taught_sample([3, 1])], SEQ_LEN)
+    assert trainer_logprobs(random_policy(), batch, {"hint"})[1] is None

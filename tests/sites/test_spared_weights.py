@@ -81,6 +81,14 @@ def test_vllm_starts_from_weights_and_so_they_are_not_spared() -> None:
     assert joining_model_command(vllm) == model_command(vllm)
 
 
+def test_the_first_policy_that_hints_ask_is_not_spared_and_one_on_a_server_is() -> None:
+    own, elsewhere = recipe(hints={}), recipe(hints={"base_url": "https://teacher.example.org"})
+    live = recipe(hints={"teacher": "live", "allow_live": True})
+    assert joining_model_command(own) == model_command(own)
+    assert joining_model_command(elsewhere) == [*model_command(elsewhere), WITHOUT_WEIGHTS]
+    assert joining_model_command(live) == [*model_command(live), WITHOUT_WEIGHTS]
+
+
 def settings_without_weights(folder: Path) -> SiteSettings:
     model = save_random_tiny(folder / "model")
     (model / "model.safetensors").unlink()

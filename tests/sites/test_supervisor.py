@@ -12,10 +12,10 @@ import pytest
 
 from composer_prime.config.settings import WITHOUT_WEIGHTS, SiteSettings
 from composer_prime.errors import BadInput, ProcessCrashed
-from composer_prime.metrics import read_tape
+from composer_prime.metrics import SITE_WALL_S, read_tape
 from composer_prime.sites.embedded.ports import claim_port, is_free
 from composer_prime.sites.embedded.restarts import MAX_RESTARTS, ROLES, Verdict, judge_exit
-from composer_prime.sites.embedded.supervisor import SITE_WALL_S, SiteState, SiteSupervisor
+from composer_prime.sites.embedded.supervisor import SiteState, SiteSupervisor
 from composer_prime.sites.embedded.weights import newest_broadcast
 from tests.patience import wait_until
 from tests.sites.fake_site import all_gone, fake_roles, is_gone, pid_of, settle

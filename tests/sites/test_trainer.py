@@ -201,6 +201,18 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(state_of(resumed), state_of(uninterrupted), strict=True))
 
 
+def test_a_checkpoint_of_a_version_without_distributions_is_resumed(tmp_path):
+    settings = settle(tmp_path, steps=2)
+    write_batches(settings, 3)
+    run_trainer(settings)
+    state = newest_checkpoint(settings.paths.checkpoints)
+    assert state is not None
+    del state["distill"]
+    torch.save(state, settings.paths.checkpoint(2) / "state.pt")
+    _, result = run_trainer(settle(tmp_path, steps=3, resume=True))
+    assert result.steps == 3
+
+
 def test_checkpoints_are_written_every_interval_and_the_newest_two_are_kept(tmp_path):
     settings = settle(tmp_path, steps=7, interval=2)
     write_batches(settings, 7)

@@ -92,6 +92,7 @@ DANGEROUS = (
     "orchestrator.train.source[].env.agent.harness.forward_env", "orchestrator.train.source[].env.agent.runtime.image",
     "orchestrator.train.source[].env.agent.runtime.command", "orchestrator.train.source[].serve.address",
     "replay.teachers[].api_key_var", "replay.teachers[].headers", "replay.import_path", "hints.path",
+    "hints.api_key_var", "hints.writer.base_url",
     "hints.templates.other",
     "prime_rl.command", "prime_rl.first_port", "weight_broadcast.start_command", "weight_broadcast.host", "sites.count",
     "ckpt.output_dir", "ckpt.resume_step",

@@ -3,11 +3,13 @@
 import pytest
 
 from composer_prime.config import Recipe
+from composer_prime.config.teachers import HintsConfig
 from composer_prime.errors import MachineUnfit
+from composer_prime.sites.embedded.inference import decoder
 from composer_prime.sync.terms import Terms, terms_of
 from composer_prime.volunteers.fit import fit
 from composer_prime.volunteers.machine import Torch
-from composer_prime.volunteers.needs import Model, memory_bytes
+from composer_prime.volunteers.needs import SCORE_TOKENS, Model, memory_bytes
 from tests.volunteers.owned_run import GIB, machine, run_recipe
 
 SMALL = Model(numel=500_000, width=4_000, vocabulary=600, cache_bytes=4_096)
@@ -91,3 +93,24 @@ def test_what_all_sites_share_is_never_touched() -> None:
     assert fitted != recipe and terms_of(fitted) == terms_of(recipe)
     for name in ("model", "trainer", "seq_len", "max_steps", "run"):
         assert getattr(fitted, name) == getattr(recipe, name)
+
+
+@pytest.mark.parametrize(
+    ("hints", "num_copies", "scores"),
+    [
+        (HintsConfig(), 1, True),
+        (HintsConfig(teacher="live", allow_live=True), 0, True),
+        (HintsConfig(base_url="https://teacher.example.org"), 0, False),
+    ],
+    ids=["frozen", "live", "elsewhere"],
+)
+@pytest.mark.parametrize("seq_len", [512, 4096])
+def test_the_first_policy_and_the_logits_of_hints_count_where_the_sites_own_server_is_asked(
+    hints: HintsConfig, num_copies: int, scores: bool, seq_len: int
+) -> None:
+    plain = run_recipe().model_copy(update={"seq_len": seq_len})
+    hinted = plain.model_copy(update={"hints": hints})
+    logits = 2 * 4 * max(decoder.SCORE_TOKENS, seq_len) * LARGE.vocabulary if scores else 0
+    more = memory_bytes(hinted, terms(plain), LARGE) - memory_bytes(plain, terms(plain), LARGE)
+    assert more == num_copies * 4 * LARGE.numel + logits
+    assert SCORE_TOKENS == decoder.SCORE_TOKENS

@@ -1,5 +1,6 @@
 """The recipe in an invitation says nothing about the volunteer's machine, and one that does is refused."""
 
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -26,6 +27,7 @@ DANGEROUS = {
     "output_dir": "/etc",
     "site": {"key_file": "/home/alice/.ssh/id_ed25519"},
     "replay": {"teachers": [{"name": "t", "base_url": "https://evil.example", "api_key_var": "AWS_SECRET_ACCESS_KEY"}]},
+    "hints": {"base_url": "https://evil.example", "api_key_var": "AWS_SECRET_ACCESS_KEY"},
     "sites": {"count": 26},
     "clean": True,
 }
@@ -137,3 +139,47 @@ def test_what_is_no_recipe_is_refused(text: str) -> None:
     with pytest.raises(BadInput) as refused:
         read_shared(text)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
+
+
+def documented() -> dict[str, Any]:
+    """The recipe's tables that docs/teachers.md shows, but for the teacher, whose address is a private network's."""
+    text = (REPOSITORY / "docs/teachers.md").read_text().partition("## In a recipe of the embedded site")[2]
+    data = tomllib.loads(text.partition("```toml\n")[2].partition("```")[0])
+    assert data["hints"]["templates"] and isinstance(data["trainer"]["distill"]["replay_tau"], dict)
+    return {name: table for name, table in data.items() if name != "replay"}
+
+
+def test_the_documented_hints_and_schedules_travel_and_read_back_to_the_same_run() -> None:
+    recipe = recipe_from_data(minimal(**documented()))
+    assert read_shared(shared_toml(recipe)) == recipe
+    weights = {"hint_tau": {"start": 1.0, "end": 0.0, "steps": 7}, "replay_tau": 0.0}
+    scheduled = recipe_from_data(minimal(hints={}, trainer={"distill": weights}))
+    assert read_shared(shared_toml(scheduled)) == scheduled
+
+
+@pytest.mark.parametrize(
+    ("weight", "said"),
+    [
+        ({"start": -1.0, "end": 0.1, "steps": 5}, "hint_tau.start to -1.0, which must be a number from 0 to 1000"),
+        ({"start": 1.0, "end": 1e9, "steps": 5}, "hint_tau.end to 1000000000.0, which must be a number from 0 to 1000"),
+        ({"start": math.nan, "end": 0.1, "steps": 5}, "hint_tau.start to nan, which must be a number"),
+        ({"start": 1.0, "end": math.inf, "steps": 5}, "hint_tau.end to inf, which must be a number"),
+        ({"start": 1.0, "end": 0.1, "steps": 0}, "hint_tau.steps to 0, which must be a whole number from 1"),
+        ({"start": 1.0, "end": 0.1, "steps": 10**12}, "hint_tau.steps to 1000000000000, which must be a whole number"),
+        ({"start": 1.0, "end": 0.1, "steps": 5, "path": "/etc"}, "hint_tau.path to '/etc', which no invitation may"),
+        ({"start": {"start": 1.0}, "end": 0.1, "steps": 5}, "hint_tau.start to a table, which must be a number"),
+        ([1.0, 0.1], "hint_tau to a list, which must be a number from 0 to 1000"),
+    ],
+)
+def test_a_schedule_beyond_its_range_is_refused_in_one_line(weight: Any, said: str) -> None:
+    with pytest.raises(InvitationRefused, match=re.escape(said)) as refused:
+        read_shared(to_toml(minimal(hints={}, trainer={"distill": {"hint_tau": weight}})))
+    assert "\n" not in str(refused.value)
+
+
+def test_the_live_teacher_is_refused_when_an_invitation_is_written_and_when_it_is_read() -> None:
+    data = minimal(hints={"teacher": "live", "allow_live": True})
+    with pytest.raises(ConfigError, match=r"the recipe sets hints\.teacher to 'live', which must be one of frozen"):
+        shared_toml(recipe_from_data(data))
+    with pytest.raises(InvitationRefused, match=r"hints\.allow_live to True, which must be false"):
+        read_shared(to_toml(minimal(hints={"allow_live": True})))

@@ -14,10 +14,9 @@ from composer_prime.losses.distill import DistillInputs, distill_loss
 from composer_prime.losses.records import LossOutputs
 from composer_prime.losses.taid import TaidSchedule, TaidState
 from composer_prime.losses.trust_regions import keeps_low
-from composer_prime.sites.embedded.packing import MicroBatch, Taught
+from composer_prime.sites.embedded.packing import STREAMS, MicroBatch, Taught
 
-STREAMS = ("hint", "replay")
-_MEANS = ("teacher_entropy", "student_entropy", "overlap")
+_MEANS = ("teacher_entropy", "student_entropy", "overlap", "student_tail")
 """Sums that `distill_loss` gives, of which people read the mean a token."""
 
 DPPO_LOW = 0.2
@@ -36,15 +35,19 @@ class Distiller:
         self._replay_low = replay_low
         self._taid = {stream: TaidSchedule(num_steps) for stream in STREAMS} if config.divergence == "taid" else {}
 
+    def streams(self, step: int) -> list[str]:
+        """Those that have a weight at a step."""
+        return [stream for stream in STREAMS if self._tau(stream, step)]
+
     def loss(self, taught: Taught, batch: MicroBatch, logprobs: Tensor, step: int) -> LossOutputs:
-        """Both terms, summed over tokens; metrics are sums by `<stream>/<name>`.
+        """The terms of `streams(step)`, summed over tokens; metrics are sums by `<stream>/<name>`.
 
         logprobs  fp32 (rows, width), of the trained tokens under the policy; without a graph.
         """
         old = batch.inference_logprobs.flatten()[taught.places]
         new = logprobs.flatten()[taught.places]
         config, found, total = self._config, {}, torch.zeros(())
-        for stream in STREAMS:
+        for stream in self.streams(step):
             mask = taught.is_hint if stream == "hint" else keeps_low(new, old, ~taught.is_hint, self._replay_low)
             outputs = distill_loss(
                 DistillInputs(

@@ -116,7 +116,7 @@ class Learner:
 
     def _accumulate(self, batch: MicroBatch, num_tokens: int, sums: "_RunningSums", step: int) -> None:
         """Forward and backward of one micro batch; the gradients add up in the parameters."""
-        logprobs, taught = trainer_logprobs(self.model, batch)
+        logprobs, taught = trainer_logprobs(self.model, batch, self.distiller.streams(step))
         streams = (logprobs, batch.inference_logprobs, batch.advantages, batch.loss_mask, batch.ref_logprobs)
         losses = []
         for ours, theirs, advantages, mask, refs in zip(*map(batch.split, streams), strict=True):

@@ -46,19 +46,6 @@ stays empty: a policy that solves everything must not end the run (upstream's, a
 MAX_FAILED_DRAWS = 3
 """Draws in a row in which every rollout fails before the site ends."""
 
-ROLLOUT_BEGAN = "rollout/began"
-"""Unix time at which generation for a step began."""
-ROLLOUT_ENDED = "rollout/ended"
-"""Unix time at which it ended."""
-ROLLOUT_COUNT = "rollout/count"
-"""Rollouts that went through, also those that were filtered."""
-ROLLOUT_FAILED = "rollout/failed"
-"""Rollouts that failed and were left out."""
-ROLLOUT_TURNS = "rollout/turns"
-"""Mean number of the policy's messages in a rollout."""
-ROLLOUT_SAMPLES = "rollout/samples"
-"""Samples handed to the trainer."""
-
 _STOP_POLL_S = 0.1
 
 logger = logging.getLogger(__name__)
@@ -181,13 +168,13 @@ def measure(batch: Batch, step: int) -> dict[str, float]:
         metrics.ROLLOUT_PER_S: count / max(batch.ended - batch.began, 1e-9),
         metrics.ROLLOUT_TOKENS: sum(sum(branch.mask) for rollout in rollouts for branch in rollout.branches),
         metrics.ROLLOUT_OFF_POLICY_STEPS: sum(lags) / count if count else float("nan"),
-        ROLLOUT_COUNT: count,
-        ROLLOUT_FAILED: sum(len(group.failures) for group in batch.groups),
-        ROLLOUT_TURNS: sum(rollout.turns for rollout in rollouts) / count if count else float("nan"),
-        ROLLOUT_SAMPLES: len(batch.samples),
-        ROLLOUT_BEGAN: batch.began,
-        ROLLOUT_ENDED: batch.ended,
-        **{f"{ROLLOUT_FAILED}/{kind}": number for kind, number in failed.items()},
+        metrics.ROLLOUT_COUNT: count,
+        metrics.ROLLOUT_FAILED: sum(len(group.failures) for group in batch.groups),
+        metrics.ROLLOUT_TURNS: sum(rollout.turns for rollout in rollouts) / count if count else float("nan"),
+        metrics.ROLLOUT_SAMPLES: len(batch.samples),
+        metrics.ROLLOUT_BEGAN: batch.began,
+        metrics.ROLLOUT_ENDED: batch.ended,
+        **{f"{metrics.ROLLOUT_FAILED}/{kind}": number for kind, number in failed.items()},
         **streams,
     }
 

@@ -4,7 +4,7 @@ Samples are packed into rows, block-diagonal: no token attends to another sample
 a trained token is predicted, which for short answers to long prompts is a small part of a batch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,6 +18,9 @@ from composer_prime.sites.embedded.batches import TrainingSample
 
 MICRO_BATCH_TOKENS = 1536
 """Tokens of one forward pass, about: larger ones take longer per token on a CPU, whose caches they leave."""
+
+STREAMS = ("hint", "replay")
+"""Of teachers' candidates: the hinted teacher's, and the mixture of the replay teachers'."""
 
 _PADDING = {
     "input_ids": (torch.int64, 0),
@@ -156,7 +159,7 @@ class Taught:
 
     places            int64 (m,): of the tokens, in the flat `(rows, width)`
     is_hint           bool (m,): the hinted teacher's; else the replay teachers'
-    teacher_logprobs  fp32 (m, k), nats; -inf in empty slots
+    teacher_logprobs  fp32 (m, k), nats; -inf in empty slots, and in those of ids that the policy doesn't have
     student_logprobs  fp32 (m, k), nats, with a graph; of token 0 in empty slots
     """
 
@@ -166,9 +169,13 @@ class Taught:
     student_logprobs: Tensor
 
 
-def trainer_logprobs(model: PreTrainedModel, batch: MicroBatch) -> tuple[Tensor, Taught | None]:
+def trainer_logprobs(
+    model: PreTrainedModel, batch: MicroBatch, streams: Collection[str] = STREAMS
+) -> tuple[Tensor, Taught | None]:
     """Logprobs under `model` of the tokens of `loss_mask`, 0.0 elsewhere: fp32 `(rows, width)`, with a graph; and those
-    of the candidates at these tokens, at temperature 1.
+    of the candidates at these tokens, at temperature 1; None where there are none.
+
+    streams  whose candidates are wanted, of `STREAMS`
 
     Token t of a sample is predicted by the logits of t - 1, divided by the temperature of t.
 
@@ -179,23 +186,37 @@ def trainer_logprobs(model: PreTrainedModel, batch: MicroBatch) -> tuple[Tensor,
     with _head_sees_only(model, targets - 1):
         outputs = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
     plain = outputs.logits.squeeze(0).float()
-    logits = plain / batch.temperatures.flatten()[targets].unsqueeze(1)
+    temperatures = batch.temperatures.flatten()[targets].unsqueeze(1)
+    is_plain = bool((temperatures == 1).all())
+    logits = plain if is_plain else plain / temperatures
+    log_sums = logits.logsumexp(1)
     tokens = batch.input_ids.flatten()[targets].unsqueeze(1)
-    logprobs = logits.gather(1, tokens).squeeze(1) - logits.logsumexp(1)
+    logprobs = logits.gather(1, tokens).squeeze(1) - log_sums
     empty = torch.zeros(batch.loss_mask.numel(), dtype=torch.float32)
-    return empty.index_copy(0, targets, logprobs).view(batch.loss_mask.shape), _taught(plain, batch, targets)
+    taught = _taught(plain, log_sums if is_plain else None, batch, targets, streams)
+    return empty.index_copy(0, targets, logprobs).view(batch.loss_mask.shape), taught
 
 
-def _taught(logits: Tensor, batch: MicroBatch, targets: Tensor) -> Taught | None:
+def _taught(
+    logits: Tensor, log_sums: Tensor | None, batch: MicroBatch, targets: Tensor, streams: Collection[str]
+) -> Taught | None:
+    """log_sums: of the logits, (targets,); None: not known yet. No copy of the logits is made."""
     if batch.candidates is None:
         return None
-    packed = batch.candidates.flatten(0, 1)[targets]
+    packed = batch.candidates.flatten(0, 1)[targets].long()
     ids, bits = packed[:, 0::2], packed[:, 1::2]
-    token, stream = (ids[:, :, 0] != 0).nonzero(as_tuple=True)
+    first = ids[:, :, 0]
+    is_wanted = ((first < 0) & ("hint" in streams)) | ((first > 0) & ("replay" in streams))
+    token, stream = is_wanted.nonzero(as_tuple=True)
+    if len(token) == 0:
+        return None
     chosen = ids[token, stream]
-    places = (chosen.abs().long() - 1).clamp(min=0)
-    teacher = bits[token, stream].contiguous().view(torch.float32).masked_fill(chosen == 0, -torch.inf)
-    student = logits[token].gather(1, places) - logits.logsumexp(1)[token].unsqueeze(1)
+    places = chosen.abs() - 1
+    is_known = (places >= 0) & (places < logits.shape[1])
+    said = bits[token, stream].int().view(torch.float32)
+    teacher = said.masked_fill(~is_known, -torch.inf)
+    log_sums = logits.logsumexp(1) if log_sums is None else log_sums
+    student = logits[token.unsqueeze(1), places.masked_fill(~is_known, 0)] - log_sums[token].unsqueeze(1)
     return Taught(targets[token], chosen[:, 0] < 0, teacher, student)
 
 

@@ -40,10 +40,10 @@ def model_command(recipe: Recipe) -> list[str]:
 def joining_model_command(recipe: Recipe) -> list[str]:
     """As `model_command`, for a site of a run that is there: weights that this machine lacks aren't downloaded.
 
-    vLLM starts from weights, so that it needs some all the same.
+    vLLM starts from weights, and the first policy, where hints ask it, is those weights: they are needed all the same.
     """
-    command = model_command(recipe)
-    return command if recipe.inference.engine == "vllm" else [*command, WITHOUT_WEIGHTS]
+    needs_weights = recipe.inference.engine == "vllm" or recipe.holds_first_policy
+    return model_command(recipe) if needs_weights else [*model_command(recipe), WITHOUT_WEIGHTS]
 
 
 def check_backend(recipe: Recipe) -> None:
@@ -80,15 +80,18 @@ def check_bucket(recipe: RecipeBase, site: str, *, new_run: bool) -> None:
 
 
 def check_streams(recipe: Recipe, model_dir: Path) -> None:
-    """Compare the teachers with the model's tokenizer, where the recipe has some. Raises TeacherRefused."""
-    if not recipe.replay.teachers:
+    """Compare the recipe's teachers, hints' too, with the model's tokenizer. Raises TeacherRefused."""
+    hinted = None if recipe.hints is None else recipe.hints.server
+    if not recipe.replay.teachers and hinted is None:
         return
     import_tokenizers()
-    asyncio.run(_check_teachers(recipe, load_tokenizer(model_dir)))
+    tokenizer, top_k = load_tokenizer(model_dir), recipe.trainer.distill.top_k
+    asyncio.run(_check(TeacherPool(recipe.replay.teachers, top_k), tokenizer))
+    if hinted is not None:
+        asyncio.run(_check(TeacherPool([hinted], top_k, table="hints"), tokenizer))
 
 
-async def _check_teachers(recipe: Recipe, tokenizer: Any) -> None:
-    pool = TeacherPool(recipe.replay.teachers, recipe.trainer.distill.top_k)
+async def _check(pool: TeacherPool, tokenizer: Any) -> None:
     try:
         await pool.check(tokenizer)
     finally:

@@ -13,12 +13,12 @@ from typing import Any
 from rich.table import Table
 
 from composer_prime.config.paths import RunPaths, SitePaths
-from composer_prime.metrics import read_tape
+from composer_prime.metrics import SITE_WALL_S, read_tape
 from composer_prime.sites.embedded.plot import plot_rewards
 from composer_prime.sites.embedded.progress import SiteFollower, SiteProgress, mean
 from composer_prime.sites.embedded.result import SiteResult, write_whole
 from composer_prime.sites.embedded.screen import show
-from composer_prime.sites.embedded.supervisor import SITE_WALL_S, WALL_ROLE
+from composer_prime.sites.embedded.supervisor import WALL_ROLE
 
 EDGE_STEPS = 3
 """Steps at each end of a run that its first and last reward are the mean of."""

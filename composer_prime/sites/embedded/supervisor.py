@@ -20,7 +20,7 @@ import httpx
 from composer_prime.config.paths import SitePaths
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import BadInput, ComposerPrimeError, ProcessCrashed, SiteRevoked
-from composer_prime.metrics import MetricsTape
+from composer_prime.metrics import SITE_WALL_S, MetricsTape
 from composer_prime.sites.embedded import start
 from composer_prime.sites.embedded.ports import HOST
 from composer_prime.sites.embedded.processes import QUIET_ENV, Child, describe_exit, stop
@@ -36,8 +36,6 @@ ALONE_S = 30.0
 """Longest that the others wait for a trainer that is started before them."""
 
 WALL_ROLE = "supervisor"
-SITE_WALL_S = "site/wall_s"
-"""Seconds from a supervisor's start to its site's end; a site that was resumed has several."""
 
 _HEALTH_TIMEOUT_S = 1.0
 _UPDATE_TIMEOUT_S = 60.0

@@ -166,7 +166,7 @@ class Trainer:
         self.step = state["step"]
         load_weights(self.model, state["model"])
         self.learner.optimizer.load_state_dict(state["optimizer"])
-        self.learner.distiller.load_state_dict(state["distill"])
+        self.learner.distiller.load_state_dict(state.get("distill", {}))  # older checkpoints have none
         torch.set_rng_state(state["rng"])
         self._totals = Totals(**state["totals"])
         if self.outer is not None and state["outer"] is not None:

@@ -140,27 +140,23 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
             )
         self._tokenizer: Any = None
         self._pool = TeacherPool(())
-        self._hinted: ServedModel | None = None
+        self._hint_pool = TeacherPool(())
         self._policies: dict[tuple[str, str], ServedModel] = {}
         self._writer: HintWriter | None = None
 
     async def start(self) -> None:
         """Load the tokenizer and compare the teachers' with it. Raises BadInput, also TeacherRefused."""
         self._tokenizer = load_tokenizer(self.config.tokenizer)
-        self._pool = TeacherPool(self.config.teachers, self.config.top_k)
+        self._pool = TeacherPool(self.config.teachers, self.config.top_k, len(self._tokenizer))
         await self._pool.check(self._tokenizer)
-        if self.config.hints is not None and self.config.hints.base_url is not None:
-            self._hinted = await self._frozen_teacher(self.config.hints.base_url, self.config.hints)
+        if self.config.hints is not None and self.config.hints.server is not None:
+            self._hint_pool = TeacherPool(
+                [self.config.hints.server], self.config.top_k, len(self._tokenizer), table="hints"
+            )
+            await self._hint_pool.check(self._tokenizer)
         if self.config.hints is not None and self.config.hints.writer is not None:
             self._writer = HintWriter(self.config.hints.writer)
             await self._try_writer(self.config.hints.writer)
-
-    async def _frozen_teacher(self, base_url: str, hints: HintsConfig) -> ServedModel:
-        """The server of the hinted teacher, checked as every teacher is. Raises TeacherRefused."""
-        config = TeacherConfig(name="hints", base_url=base_url, model=hints.model)
-        pool = TeacherPool([config], self.config.top_k)
-        await pool.check(self._tokenizer)
-        return pool.teachers[0].served
 
     async def _try_writer(self, config: HintWriterConfig) -> None:
         assert self._writer is not None
@@ -175,9 +171,10 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
     async def stop(self) -> None:
         """Close the connections to teachers and policy."""
         await self._pool.close()
+        await self._hint_pool.close()
         if self._writer is not None:
             await self._writer.close()
-        for served in [*self._policies.values(), *([] if self._hinted is None else [self._hinted])]:
+        for served in self._policies.values():
             await served.close()
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
@@ -253,7 +250,8 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         self, trace: vf.Trace, context: HintedContext, hints: HintsConfig, counts: Counter[str]
     ) -> Candidates | None:
         """What the teacher says to one turn's sampled tokens under the hinted context; None, counted, without."""
-        teacher = self._hinted or self._policy(trace, frozen=hints.teacher == "frozen")
+        servers = [teacher.served for teacher in self._hint_pool.teachers]
+        teacher = servers[0] if servers else self._policy(trace, frozen=hints.teacher == "frozen")
         try:
             async with asyncio.timeout(hints.timeout_s):
                 if teacher.route is None:
@@ -263,7 +261,7 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
                     counts[HINTS_TOO_LONG] += 1
                     logger.warning("hinted=%d tokens must be below the teacher's context=%d: left out", length, limit)
                     return None
-                scores = await teacher.scores(context.token_ids, self.config.top_k)
+                scores = await teacher.scores(context.token_ids, self.config.top_k, len(self._tokenizer))
         except (TeacherError, TimeoutError) as error:
             counts[HINTS_FAILED] += 1
             logger.warning("hinted=%d tokens not scored: %s", len(context.token_ids), error or "late")

@@ -19,6 +19,7 @@ from composer_prime.hints.contexts import TEMPLATES
 from composer_prime.replay.consensus import log_mixture
 from composer_prime.replay.score.candidates import Candidates
 from composer_prime.replay.score.carrier import unpack
+from composer_prime.replay.served import ServedModel
 from composer_prime.sites.embedded.environments import load_sources
 from composer_prime.sites.embedded.model import load_policy
 from composer_prime.sites.embedded.ports import claim_port
@@ -26,7 +27,7 @@ from composer_prime.sites.embedded.rollouts import RolloutPlayer, read_episode
 from composer_prime.sites.embedded.tiny import tiny_tokenizer
 from composer_prime.sites.prime_rl import stamping_env
 from tests.servers.fake_chat import FakeChat, serving_chat
-from tests.servers.fake_teacher import FakeTeacher, serving_teacher
+from tests.servers.fake_teacher import FIRST_OTHER, FakeTeacher, serving_teacher
 from tests.sites.letters_site import letters_site
 from tests.sites.served_policy import serving_policy
 from tests.sites.tiny_folder import save_random_tiny, score
@@ -205,6 +206,30 @@ def test_a_server_of_its_own_is_asked_where_the_recipe_names_one(play: Play, mod
     assert_said(told(sampled_node(failed))[1], models.teacher, *hinted(failed, HINT))
 
 
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_server_of_hints_is_given_its_key_and_its_connections_are_closed_also_when_it_is_refused(
+    play: Play, monkeypatch: pytest.MonkeyPatch, is_same: bool
+) -> None:
+    closed, close = [], ServedModel.close
+
+    async def noted(served: ServedModel) -> None:
+        closed.append(served.base_url)
+        await close(served)
+
+    monkeypatch.setattr(ServedModel, "close", noted)
+    monkeypatch.setenv("TEACHER_KEY", "sesame")
+    teacher = FakeTeacher(decode=lambda text: text if is_same else text.upper(), key="Bearer sesame")
+    with serving_teacher(teacher) as url:
+        hints = {"base_url": url, "api_key_var": "TEACHER_KEY"}
+        if is_same:
+            failed, _ = play({"id": "failing-tool"}, hints=hints)
+            assert failed.traces[0].metrics["hints/tokens"] == sum(sampled_node(failed).mask)
+        else:
+            with pytest.raises(TeacherRefused, match="teacher hints has another tokenizer than the policy"):
+                play({"id": "failing-tool"}, hints=hints)
+    assert closed == [url]
+
+
 def test_teachers_and_hints_are_streams_of_their_own(play: Play, models: Models) -> None:
     teachers = {"teachers": [models.table("b", models.teacher_port)]}
     failed, fine = play({"id": "failing-tool"}, replay=teachers, hints={})
@@ -237,6 +262,25 @@ def test_two_teachers_distributions_are_mixed(play: Play, models: Models) -> Non
         both = (replay.ids >= 0) & listed[0] & listed[1]
         assert both.sum() > 10 * len(both)
         assert replay.logprobs[both] == pytest.approx(expected[both], abs=CLOSE)
+
+
+def test_teachers_that_name_tokens_which_the_policy_lacks_are_stamped_without_them(play: Play) -> None:
+    lacking = {str(FIRST_OTHER): "265", str(FIRST_OTHER + 1): "2147483646"}
+
+    def rename(answer: dict[str, Any]) -> dict[str, Any]:
+        entries = answer["choices"][0]["prompt_logprobs"]
+        entries[1:] = [{lacking.get(token, token): one for token, one in entry.items()} for entry in entries[1:]]
+        return answer
+
+    with serving_teacher(FakeTeacher(change=rename)) as url:
+        teachers = [{"name": "odd", "base_url": url}]
+        failed, _ = play({"id": "failing-tool"}, replay={"teachers": teachers}, hints={"base_url": url})
+    assert failed.ok, failed.errors
+    for node in failed.traces[0].nodes:
+        for stream in told(node):
+            assert stream.ids.max(initial=0) < 265
+    metrics = failed.traces[0].metrics
+    assert all((metrics[name] or 0) > 0 for name in ("replay/tokens", "hints/tokens"))
 
 
 def test_a_hint_that_does_not_fit_the_context_is_left_out_and_counted(

@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 
 class Server:
-    """Answers for the policy's engine, and for a frozen one's. `is_ready` turns true when they have started.
+    """Answers for the policy's engine, and for a frozen one's. `is_ready` turns true when they have started; after
+    `fail` it never does.
 
     frozen  the engine of the first policy, by the name that it is asked for under; updates and pauses don't reach it.
     """
@@ -45,10 +46,15 @@ class Server:
         frozen: Mapping[str, Engine] | None = None,
     ) -> None:
         self.is_ready = False
+        self.has_failed = False
         self._engine = engine
         self._model_name = model_name
         self._engines = {model_name: engine, **(frozen or {})}
         self._tokenizer = tokenizer
+
+    def fail(self) -> None:
+        """Answer no more: an engine can't go on."""
+        self.is_ready, self.has_failed = False, True
 
     def app(self, lifespan: Callable[[Starlette], contextlib.AbstractAsyncContextManager[None]]) -> Starlette:
         """The routes of the policy server."""

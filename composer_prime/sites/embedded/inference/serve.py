@@ -30,19 +30,15 @@ def serve(settings: SiteSettings, listener: socket.socket) -> None:
 
     Raises ModelError for a model that can't be loaded, and whatever else ended the engine.
     """
-    model, hints = settings.recipe.model.name, settings.recipe.hints
-
-    def make_frozen(fail: _Fail) -> dict[str, Engine]:
-        if hints is None or hints.teacher != "frozen" or hints.base_url is not None:
-            return {}
-        if not settings.has_weights:
-            raise ModelError(
-                f"hints.teacher is the first policy, and model {model} is here without its weights: download it first, "
-                f"`hf download {model}`, or give hints.base_url"
-            )
-        return {frozen_name(model): _scoring_engine(settings.model_dir, settings.recipe.seq_len, fail)}
-
-    asyncio.run(_serve(lambda fail: make_engine(settings, fail), model, settings.model_dir, listener, make_frozen))
+    asyncio.run(
+        _serve(
+            lambda fail: make_engine(settings, fail),
+            settings.recipe.model.name,
+            settings.model_dir,
+            listener,
+            lambda fail: make_frozen(settings, fail),
+        )
+    )
 
 
 def serve_teacher(
@@ -60,12 +56,17 @@ def serve_teacher(
     )
 
 
-def _scoring_engine(folder: Path, max_model_len: int, fail: _Fail) -> Engine:
+def _scoring_engine(folder: Path, max_model_len: int, fail: _Fail, num_threads: int = 1) -> Engine:
     """For a model that scores what others sampled."""
     from composer_prime.sites.embedded.inference.transformers_engine import TransformersEngine
 
     return TransformersEngine(
-        folder, seed=0, max_batch_size=_TEACHER_BATCH, max_model_len=max_model_len, on_failure=fail
+        folder,
+        seed=0,
+        max_batch_size=_TEACHER_BATCH,
+        max_model_len=max_model_len,
+        on_failure=fail,
+        num_threads=num_threads,
     )
 
 
@@ -81,22 +82,22 @@ async def _serve(
 
     def fail(error: BaseException) -> None:
         failures.append(error)
-        server.is_ready = False
+        server.fail()
         http.should_exit = True
 
     engine = make(fail)
     frozen = make_frozen(fail)
+    engines = [engine, *frozen.values()]
     server = Server(engine, model_name, load_tokenizer(folder), frozen)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        starting = asyncio.create_task(_start([engine, *frozen.values()], server, weights, fail))
+        starting = asyncio.create_task(start_engines(engines, server, weights, fail))
         try:
             yield
         finally:
             starting.cancel()
-            for one in (engine, *frozen.values()):
-                await one.close()
+            await close_engines(engines)
 
     config = uvicorn.Config(
         server.app(lifespan),
@@ -111,8 +112,8 @@ async def _serve(
         raise failures[0]
 
 
-async def _start(engines: Sequence[Engine], server: Server, weights: Path | None, fail: _Fail) -> None:
-    """Start all; `weights` are the first's."""
+async def start_engines(engines: Sequence[Engine], server: Server, weights: Path | None, fail: _Fail) -> None:
+    """Start all, and say that the server is ready unless one has failed by then; `weights` are the first's."""
     try:
         for engine in engines:
             await engine.start()
@@ -121,7 +122,14 @@ async def _start(engines: Sequence[Engine], server: Server, weights: Path | None
     except Exception as error:  # the border of a task: `serve` raises it
         fail(error)
     else:
-        server.is_ready = True
+        server.is_ready = not server.has_failed
+
+
+async def close_engines(engines: Sequence[Engine]) -> None:
+    """Close all, then raise what the first of those that failed at it raised."""
+    for outcome in await asyncio.gather(*(engine.close() for engine in engines), return_exceptions=True):
+        if outcome is not None:
+            raise outcome
 
 
 def make_engine(settings: SiteSettings, on_failure: Callable[[BaseException], None]) -> Engine:
@@ -149,6 +157,23 @@ def make_engine(settings: SiteSettings, on_failure: Callable[[BaseException], No
         on_failure=on_failure,
         num_threads=settings.recipe.site.threads,
     )
+
+
+def make_frozen(settings: SiteSettings, on_failure: Callable[[BaseException], None]) -> dict[str, Engine]:
+    """The engine of the first policy by the name it is asked for under, not started; none where no hint reads it.
+
+    Raises ModelError when the model is here without its weights.
+    """
+    model, hints = settings.recipe.model.name, settings.recipe.hints
+    if hints is None or hints.teacher != "frozen" or hints.base_url is not None:
+        return {}
+    if not settings.has_weights:
+        raise ModelError(
+            f"hints.teacher is the first policy, and model {model} is here without its weights: download it first, "
+            f"`hf download {model}`, or give hints.base_url"
+        )
+    threads = settings.recipe.site.threads
+    return {frozen_name(model): _scoring_engine(settings.model_dir, settings.recipe.seq_len, on_failure, threads)}
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

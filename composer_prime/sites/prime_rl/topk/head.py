@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK_ROWS = 512
-"""Rows whose columns of W are held at a time: 512 x 9 x 4096 in bf16 are 38 MB."""
+"""Rows worked on at a time. With 9 ids a row and H = 4096, their columns of W are 38 MB in bf16; the backward pass
+holds products of the same shape in fp32 beside them, 75 MB."""
 
 
 @dataclass(frozen=True)
