@@ -42,6 +42,12 @@ class Launched:
     def launch(self, module: str, arguments: list[str], path: list[Path]) -> None:
         """Start every rank as `python -m module *arguments`, with `path` to import from."""
         module, *arguments = [*self.within, module, *arguments]
+        self._processes = []
+        for rank, environment in enumerate(self.environments(path)):
+            self._processes.append(self._start(module, arguments, environment, self.log(rank)))
+
+    def environments(self, path: list[Path]) -> list[dict[str, str]]:
+        """The environment of each rank, as torchrun would make it; the folder's own is made if need be."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -59,17 +65,14 @@ class Launched:
             }
         )
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        self._processes = []
-        for rank in range(self.num_ranks):
-            environment = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            self._processes.append(self._start(module, arguments, environment, self._log(rank)))
+        return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(self.num_ranks)]
 
     def _start(self, module: str, arguments: list[str], environment: dict[str, str], log: Path) -> Process:
         with log.open("wb") as output:
             command = [sys.executable, "-m", module, *arguments]
             return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
-    def _log(self, rank: int) -> Path:
+    def log(self, rank: int) -> Path:
         """What a rank prints; beside its folder, so that this holds what the trainer makes and nothing else."""
         return self.folder.with_name(f"{self.folder.name}.rank_{rank}.log")
 
@@ -92,7 +95,7 @@ class Launched:
 
     def output(self, rank: int = 0) -> str:
         """What a rank has printed so far."""
-        return self._log(rank).read_text(errors="replace")
+        return self.log(rank).read_text(errors="replace")
 
     def has_ended(self) -> bool:
         """Whether rank 0 runs no more."""

@@ -1,12 +1,7 @@
-"""Taught rollouts for upstream's trainer, packed and sent by upstream's own code: `python -m ...feed_taught JOB`.
-
-JOB is JSON, the fields of `Feed`: every folder gets the same batches.
-"""
+"""Taught rollouts for upstream's trainers, packed and sent by upstream's own code; every folder gets the same."""
 
 import asyncio
-import json
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +15,6 @@ from composer_prime.replay.stamp import scoring_paths, stamp_candidates
 from composer_prime.replay.teachers import Score
 from composer_prime.replay.wire import Scores
 from tests.replay.traces import node, trace
-from tests.sites.prime_rl.cpu_trainer import leave_out_gpu_packages
 from tests.sites.prime_rl.feed import SAMPLES, SEQUENCE, VOCABULARY, sample
 from tests.sites.prime_rl.topk.carried import drawn, stream
 
@@ -124,19 +118,13 @@ KINDS: dict[str, Callable[[Feed, int], list[Any]]] = {
 }
 
 
-def main() -> None:
+def send(feed: Feed) -> None:
     """Send the batches of all steps."""
-    leave_out_gpu_packages()
     from prime_rl.trainer.batch import prepare_batch  # pyright: ignore[reportMissingImports]
     from prime_rl.transports.rollouts.filesystem import FileSystemMicroBatchSender  # pyright: ignore[reportMissingImports]
 
-    feed = Feed(**json.loads(sys.argv[1]))
     senders = [FileSystemMicroBatchSender(Path(folder), feed.num_ranks, 1) for folder in feed.folders]
     for step in range(1, feed.last + 1):
         batches = prepare_batch(KINDS[feed.kind](feed, step), feed.sequence, feed.num_ranks, sum)
         for sender in senders:
             asyncio.run(sender.send(batches))
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,10 +26,9 @@ from composer_prime.sites.prime_rl.settings import DISTILL
 from tests.sites.prime_rl.comparing import differs
 from tests.sites.prime_rl.launched import REPOSITORY, WRAPPED
 from tests.sites.prime_rl.real_runs import SHAPE, RealTrainer, save_to, source_path
-from tests.sites.prime_rl.topk.feed_taught import Feed, is_taught
+from tests.sites.prime_rl.topk.feed_taught import is_taught
 
 WATCHED = "tests.sites.prime_rl.topk.whole.loss"
-IN_FP32 = ("tests.sites.prime_rl.topk.in_fp32",)
 PLAIN, FUSED = "disabled", 8
 IPO: dict[str, Any] = {"type": "custom", "import_path": WRAPPED, "kwargs": {"inner": "ipo"}}
 LARGER: dict[str, Any] = {
@@ -74,17 +73,30 @@ def model(folder: Path, *, tied: bool = False, **shape: Any) -> Path:
     return save_to(folder, Qwen3ForCausalLM(Qwen3Config(**config)))
 
 
-def run(trainers: Sequence[RealTrainer], **feed: Any) -> None:
+@dataclass
+class Planned(RealTrainer):
+    """A trainer that `run` starts: what each of its ranks is to be given."""
+
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+
+    def launch(self, module: str, arguments: list[str], path: list[Path]) -> None:
+        """Start nothing yet."""
+        self.ranks = [
+            {"arguments": arguments, "environment": environment, "log": str(self.log(rank))}
+            for rank, environment in enumerate(self.environments(path))
+        ]
+
+
+def run(trainers: Sequence[Planned], *, fp32: bool = False, **feed: Any) -> None:
     """Feed trainers the same batches (see `Feed`), and wait until they, side by side, have trained on them."""
-    job = json.dumps(asdict(Feed([str(one.folder) for one in trainers], trainers[0].num_ranks, **feed)))
-    path = os.pathsep.join([*map(str, [*source_path(), REPOSITORY]), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "tests.sites.prime_rl.topk.feed_taught", job]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
     for one in trainers:
         one.start()
-    for one in trainers:
-        one.finish()
+    feed |= {"folders": [str(one.folder) for one in trainers], "num_ranks": trainers[0].num_ranks}
+    job = json.dumps({"fp32": fp32, "feed": feed, "trainers": [rank for one in trainers for rank in one.ranks]})
+    path = os.pathsep.join([*map(str, [*source_path(), REPOSITORY]), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "tests.sites.prime_rl.topk.side_by_side", job]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @dataclass(frozen=True)
@@ -109,10 +121,8 @@ def apart(folder: Path, case: Case, *, stock: bool = True) -> Apart:
         loss = {"loss": IPO | {"import_path": WATCHED}}
         env = {"KEEP_GRADIENT": str(folder / f"{name}.pt"), **env}
         if stock or name != "stock":
-            trainers[name] = RealTrainer(
-                folder / name, case.ranks, env, model=weights, config=table | loss, within=IN_FP32
-            )
-    run(list(trainers.values()))
+            trainers[name] = Planned(folder / name, case.ranks, env, model=weights, config=table | loss)
+    run(list(trainers.values()), fp32=True)
     kept: dict[str, dict[str, Tensor]] = {name: torch.load(folder / f"{name}.pt") for name in trainers}
     whole = kept["whole"]
     norm = torch.stack([value.norm() for value in whole.values()]).norm()
@@ -128,9 +138,9 @@ def differing_when_off(folder: Path) -> dict[str, bool]:
     """By how distributions are off: whether fp32 weights after two steps differ from those of upstream's loss alone."""
     weights = model(folder / "model")
 
-    def trainer(name: str, env: dict[str, str], loss: dict[str, Any]) -> RealTrainer:
+    def trainer(name: str, env: dict[str, str], loss: dict[str, Any]) -> Planned:
         table = {"ckpt": {"interval": 2}, "max_steps": 2, "loss": loss}
-        return RealTrainer(folder / name, 1, env, model=weights, config=table)
+        return Planned(folder / name, 1, env, model=weights, config=table)
 
     stock = trainer("stock", {}, {"type": "ipo"})
     off = {"top_k = 0": says(top_k=0), "weights of 0": says(hint_tau=0.0, replay_tau=0.0)}
@@ -170,7 +180,7 @@ def cost(folder: Path, num_pairs: int) -> Cost:
     num_steps = 2 * (num_pairs + WARM_UP_PAIRS)
     table = {"model": {"seq_len": 512}, "max_steps": num_steps, "ckpt": None}
     loss, env = {"loss": IPO | {"import_path": WATCHED}}, says() | {"CPU_SECONDS": "1"}
-    trainer = RealTrainer(folder / "timed", 1, env, model=model(folder / "model", **LARGER), config=table | loss)
+    trainer = Planned(folder / "timed", 1, env, model=model(folder / "model", **LARGER), config=table | loss)
     sizes = {"vocabulary": LARGER["vocab_size"], "sequence": 512, "lengths": (120, 128)}
     run([trainer], last=num_steps, kind="pairs", **sizes)
     spent = {

@@ -19,6 +19,7 @@ from tests.sites.prime_rl.topk.figures import (
     PLAIN,
     Apart,
     Case,
+    Planned,
     apart,
     differing_when_off,
     model,
@@ -70,7 +71,7 @@ def test_what_a_better_teacher_says_is_learned_by_replay_and_by_hints_and_not_wi
     weights = model(tmp_path / "model")
     ways = {"base": {}, "replay": says(hint_tau=0.0), "hint": says(replay_tau=0.0)}
     table = {"max_steps": NUM_STEPS, "ckpt": None, "loss": IPO, "optim": {"lr": 0.01}}
-    trainers = {name: RealTrainer(tmp_path / name, 1, env, model=weights, config=table) for name, env in ways.items()}
+    trainers = {name: Planned(tmp_path / name, 1, env, model=weights, config=table) for name, env in ways.items()}
     run(list(trainers.values()), last=NUM_STEPS, kind="better")
     before = likelihood(weights, {})
     rise = {name: likelihood(weights, one.broadcast(NUM_STEPS)) - before for name, one in trainers.items()}
