@@ -95,7 +95,10 @@ def _without(full: Recipe, table: str, weight: str) -> tuple[str, ...]:
 
 
 def _parse_arm(text: str) -> tuple[str, tuple[str, ...]]:
-    name, *settings = shlex.split(text) or [""]
+    try:
+        name, *settings = shlex.split(text) or [""]
+    except ValueError as error:
+        raise BadInput(f'arm ({text}) can\'t be read: {error}: write --arm "NAME KEY=VALUE ..."') from error
     if not re.fullmatch(ARM_NAME, name):
         raise BadInput(
             f"arm name ({name!r}) must be 1 to 24 of a-z, 0-9, '.', '_' and '-', perhaps after a '+': choose another"

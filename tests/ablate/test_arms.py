@@ -42,6 +42,7 @@ def test_a_further_arm_is_the_recipe_with_its_settings(tmp_path: Path):
         (["a run.seed=3"], "arm a sets run.seed"),
         (["a"], "arm a needs settings as KEY=VALUE"),
         (["A seq_len=64"], r"arm name \('A'\) must be"),
+        (["slow 'x=1"], r"arm \(slow 'x=1\) can't be read: No closing quotation: write --arm"),
         ([], "base is the only arm"),
     ],
 )
