@@ -21,9 +21,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from composer_prime.config.distill import DistillConfig
 from composer_prime.config.paths import models_cache, run_uri
 from composer_prime.config.recipe import Recipe
 from composer_prime.config.settings import SiteSettings, settle_site
+from composer_prime.config.teachers import ReplayConfig
 from composer_prime.errors import BadInput, ComposerPrimeError, ProcessCrashed, SiteError
 from composer_prime.sites.embedded.broadcasts import load_weights
 from composer_prime.sites.embedded.environments import Source, load_sources
@@ -55,7 +57,7 @@ def held_out_reward(
     seed: int = 0,
     temperature: float | None = None,
 ) -> float:
-    """Mean reward of a policy on tasks that no site of the recipe trains on.
+    """Mean reward of a policy on tasks that no site of the recipe trains on, without the recipe's teachers and hints.
 
     weights      the policy's parameters by name, a tied one once: such as `final_weights` gives
     prompts      tasks, over all sources; they follow from the recipe alone, so two policies of equal recipes (but for
@@ -71,7 +73,7 @@ def held_out_reward(
         folder = Path(scratch)
         base = resolve_model(recipe.model.name, recipe.run.seed, models_cache())
         settings = settle_site(
-            recipe.model_copy(update={"output_dir": folder / "outputs"}),
+            _bare(recipe).model_copy(update={"output_dir": folder / "outputs"}),
             recipe.site_names[0],
             inference_port=claim_port(None, set()),
             model_dir=_write_model(base, weights, folder / "model"),
@@ -80,6 +82,12 @@ def held_out_reward(
         settings.model_copy(update={"sampling_seed": seed}).save()
         cooled = [] if temperature is None else [str(temperature)]
         return _in_a_process(settings, [str(settings.paths.root), str(prompts), str(rollouts), *cooled])
+
+
+def _bare(recipe: Recipe) -> Recipe:
+    """The recipe without what teaches its policy, which would be asked about every rollout."""
+    trainer = recipe.trainer.model_copy(update={"distill": DistillConfig()})
+    return recipe.model_copy(update={"replay": ReplayConfig(), "hints": None, "trainer": trainer})
 
 
 def _in_a_process(settings: SiteSettings, arguments: Sequence[str]) -> float:

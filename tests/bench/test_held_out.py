@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from composer_prime.bench.held_out import final_weights, held_out_reward, held_out_sources
+from composer_prime.config import recipe_from_data
 from composer_prime.config.settings import settle_site
 from composer_prime.errors import BadInput
 from composer_prime.sites.embedded import model as models
 from composer_prime.sites.embedded.broadcasts import weights
 from composer_prime.store import open_store
 from tests.config.recipes import recipe
+from tests.servers.fake_teacher import FakeTeacher, serving_teacher
 from tests.sites.tiny_folder import save_random_tiny
 from tests.sync.harness import ThreadSite, make_net, make_terms, run_sites
 
@@ -59,6 +61,21 @@ def test_the_reward_is_that_of_the_weights_given(tmp_path: Path):
     made = settings_of().recipe.model_copy(update={"model": recipe(model={"name": str(folder)}).model})
     policy = models.load_policy(folder)
     assert held_out_reward(made, weights(policy), prompts=8, temperature=0.0) == 0.0  # at random: never right
+
+
+@pytest.mark.slow
+def test_neither_teachers_nor_hints_take_part_while_a_policy_is_judged(tmp_path: Path):
+    folder, teacher = save_random_tiny(tmp_path / "tiny"), FakeTeacher()
+    with serving_teacher(teacher) as url:
+        made = settings_of().recipe.to_data() | {
+            "model": {"name": str(folder)},
+            "trainer": {"distill": {"top_k": 4}},
+            "hints": {"base_url": url},
+            "replay": {"teachers": [{"name": "big", "base_url": url}]},
+        }
+        policy = weights(models.load_policy(folder))
+        assert held_out_reward(recipe_from_data(made), policy, prompts=2, temperature=0.0) == 0.0
+    assert not teacher.requests
 
 
 def test_final_weights_are_the_masters_on_which_all_sites_end(request: pytest.FixtureRequest):
