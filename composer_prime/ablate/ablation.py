@@ -95,8 +95,8 @@ def dry_run(jobs: Sequence[Job], runner: Runner, console: Console, *, usd_per_ho
 
 
 def calibration_job(job: Job) -> Job:
-    """The job cut to CALIBRATION_STEPS steps, in a folder of its own and without a bucket."""
-    folder = job.folder / "calibration"
+    """The job cut to CALIBRATION_STEPS steps, without a bucket, in a folder of this arm's recipe."""
+    folder = job.folder / "calibration" / job.arm.sha256[:12]
     data = job.recipe.to_data()
     data.pop("outer", None)
     steps = min(CALIBRATION_STEPS, job.recipe.max_steps)

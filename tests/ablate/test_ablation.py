@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from composer_prime.ablate.ablation import ablate, dry_run
+from composer_prime.ablate.ablation import ablate, calibration_job, dry_run
 from composer_prime.ablate.plan import Job, plan_jobs
 from composer_prime.config.ablate import read_arms
 from composer_prime.config.paths import RunPaths
@@ -115,6 +115,15 @@ def test_a_dry_run_predicts_from_a_calibration_that_is_made_once(tmp_path: Path)
     assert "base 0 to do 1 min 20 s 0.8000" in lines
     assert "left 2 runs 2 min 30 s 1.50" in lines
     assert "Predicted from 2 steps of base" in text(console)
+
+
+def test_a_changed_arm_has_a_calibration_of_its_own_and_that_of_before_stays(tmp_path: Path):
+    runner = FakeRunner()
+    folders = [calibration_job(jobs_in(tmp_path, trainer__optim__lr=lr)[0]).folder for lr in (0.1, 0.2, 0.1)]
+    for lr in (0.1, 0.2, 0.1):
+        dry_run(jobs_in(tmp_path, trainer__optim__lr=lr), runner, screen())
+    assert runner.given == ["base seed 0", "base seed 0"]
+    assert folders[0] == folders[2] != folders[1]
 
 
 def test_a_dry_run_predicts_from_finished_runs_of_the_same_arm(tmp_path: Path):
