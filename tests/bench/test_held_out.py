@@ -37,6 +37,11 @@ def test_held_out_tasks_are_those_of_shards_after_the_last_sites():
         assert {str(task.data.prompt) for task in shown.tasks} == words
 
 
+def test_tasks_of_one_prompt_that_differ_in_what_the_tools_know_are_different_tasks():
+    (source,) = held_out_sources(settings_of("tool-letters"), 16)
+    assert len({(task.data.box, task.data.letter, task.data.answer) for task in source.tasks}) == 16
+
+
 def test_more_tasks_than_the_environment_has_left_are_refused_with_its_own_words():
     with pytest.raises(BadInput, match="must not exceed the 1296 words"):
         held_out_sources(settings_of(num_examples=256), 1000)
