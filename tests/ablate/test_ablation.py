@@ -12,7 +12,7 @@ from composer_prime.ablate.ablation import ablate, calibration_job, dry_run
 from composer_prime.ablate.plan import Job, plan_jobs
 from composer_prime.config.ablate import read_arms
 from composer_prime.config.paths import RunPaths
-from composer_prime.errors import BadInput, SiteError
+from composer_prime.errors import BadInput, SiteError, StoreError
 from composer_prime.sites.embedded.folder import claim_run_folder
 from tests.ablate.arms import HINTS, TEACHERS, FakeRunner, row_of, write_recipe
 
@@ -61,24 +61,22 @@ def test_what_was_stopped_goes_on_with_the_runs_that_are_left(tmp_path: Path):
     assert third.given == ["base seed 2", "+hint seed 2"]
 
 
-def test_a_failed_run_is_said_the_others_are_made_and_it_is_tried_again_the_next_time(tmp_path: Path):
+@pytest.mark.parametrize("kind", [SiteError, BadInput, StoreError])
+def test_a_failed_run_is_said_the_others_are_made_and_it_is_tried_again_the_next_time(
+    tmp_path: Path, kind: type[Exception]
+):
     console = screen()
-    runner = FakeRunner(lambda job: SiteError("out of memory") if job.label == "+hint seed 0" else 0.5)
+    runner = FakeRunner(lambda job: kind("no teacher\n  there") if job.label == "+hint seed 0" else 0.5)
     assert ablate(jobs_in(tmp_path, num_seeds=2), runner, console) == 1
-    assert len(runner.given) == 4 and "+hint seed 0 failed: out of memory" in text(console)
+    assert len(runner.given) == 4 and "+hint seed 0 failed: no teacher" in text(console)
     folder = tmp_path / "out" / "test-ablation"
-    assert "Missing: +hint seed 0." in (folder / "report.md").read_text()
+    page, data = (folder / "report.md").read_text(), json.loads((folder / "report.json").read_text())
+    assert "Missing: +hint seed 0." in page and "\n- +hint seed 0 failed: no teacher" in page
+    assert list(data["failed"]) == ["+hint seed 0"] and len(data["rows"]) == 3
     again = FakeRunner()
     assert ablate(jobs_in(tmp_path, num_seeds=2), again, screen()) == 0
     assert again.given == ["+hint seed 0"]
-
-
-def test_what_a_person_must_fix_stops_the_rest_and_keeps_what_is_done(tmp_path: Path):
-    runner = FakeRunner(lambda job: BadInput("no such environment") if job.arm.name == "+hint" else 0.5)
-    with pytest.raises(BadInput, match="no such environment"):
-        ablate(jobs_in(tmp_path), runner, screen())
-    assert runner.given == ["base seed 0", "+hint seed 0"]
-    assert len(json.loads((tmp_path / "out/test-ablation/report.json").read_text())["rows"]) == 1
+    assert "failed" not in (folder / "report.md").read_text()
 
 
 def test_rows_of_another_recipe_are_refused_and_stay(tmp_path: Path):
