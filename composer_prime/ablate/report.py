@@ -200,8 +200,9 @@ def _lines(
         "interval of a difference leaves out 0.",
         "- area: the area under the curve of training reward, as its mean over the steps.",
         f"- A point is {POINT:g} of held-out reward above the untrained model. Tokens and USD a point are the mean "
-        "cost over the mean gain, with Fieller's interval; `-`: no gain.",
-        "- Generated tokens count all that the policy generated. Time and USD count training and held-out evaluation.",
+        "cost over the mean gain, with Fieller's interval, which is left out where the gain may be 0; `-`: no gain.",
+        "- Generated tokens count all that the policy generated. Time and USD count training and held-out evaluation, "
+        "but no start that was killed.",
     ]  # fmt: skip
 
 

@@ -28,7 +28,7 @@ class Measured(Table):
     """Tokens that the policy generated, also those that no step trained on, and again after a resume."""
 
     run_s: float = Field(ge=0)
-    """Seconds from the command's start to its end, over all its starts."""
+    """Seconds from the command's start to its end, over all its starts but those that were killed (SIGKILL)."""
 
     step_s: float = Field(ge=0)
     """Of these, the seconds of a site's training steps, waiting included; the largest of the sites."""

@@ -23,8 +23,8 @@ BASE = "base"
 ARM_NAME = r"\+?[a-z0-9][a-z0-9._-]{0,23}"
 OWN_KEYS = ("run.name", "run.seed", "output_dir", "clean")
 """Settings that an ablation gives to each of its runs."""
-NOT_LEARNED = (*OWN_KEYS, "launch", "ckpt", "inference.server")
-"""Settings that change files and ports, and nothing that a run learns or costs."""
+NOT_LEARNED = (*OWN_KEYS, "launch", "ckpt", "inference.server", "hints.allow_live")
+"""Settings that change files, ports and what is allowed, and nothing that a run learns or costs."""
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,11 @@ def check_arms(arms: Sequence[Arm]) -> None:
 
 
 def effective(recipe: Recipe) -> dict[str, Any]:
-    """What tells what a run learns, by dotted key: weights of signals that it doesn't have are left out."""
+    """What tells what a run learns, by dotted key: settings that nothing in this recipe reads are left out."""
     settings = _flat(recipe.to_data())
     ignored: list[str] = [*NOT_LEARNED]
+    if recipe.trainer.distill.divergence != "jsd":
+        ignored.append("trainer.distill.jsd_alpha")
     if recipe.hints is None:
         ignored.append("trainer.distill.hint_tau")
     if not recipe.replay.teachers:

@@ -53,6 +53,14 @@ def test_arms_that_cannot_be_compared_are_refused_in_one_line(tmp_path: Path, fu
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("setting", ["trainer.distill.jsd_alpha=0.3", "hints.allow_live=true"])
+def test_an_arm_that_changes_what_nothing_reads_is_refused(tmp_path: Path, setting: str):
+    recipe = write_recipe(tmp_path, HINTS)
+    with pytest.raises(BadInput, match=r"arm a can't differ from \+hint"):
+        read_arms(recipe, [], [f"a {setting}"])
+    assert read_arms(recipe, ["--trainer.distill.divergence=jsd"], ["a trainer.distill.jsd_alpha=0.3"])[2].name == "a"
+
+
 def test_an_arm_whose_setting_is_wrong_is_refused_with_the_recipes_own_words(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"trainer\.optim\.lr"):
         read_arms(write_recipe(tmp_path), [], ["a trainer.optim.lr=-1.0"])
