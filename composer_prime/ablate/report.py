@@ -158,9 +158,8 @@ def _lines(
         f"{len(rows)} of {len(jobs)} runs are done, {first.recipe.max_steps} steps each. "
         f"Held-out reward: greedy, on {first.prompts} tasks that no run trained on. Price: {price}.",
         *([f"Missing: {', '.join(missing)}."] if missing else []),
-        *([""] if reasons else []),
-        *[f"- {label} failed: {reason}" for label, reason in reasons.items()],
         "",
+        *_remarks(rows, reasons),
         *_table(
             ("arm", "seeds", "held-out reward", "area", "rollouts", "generated tokens", "tokens a point", "time", "USD",
              "USD a point"),
@@ -204,6 +203,16 @@ def _lines(
         "- Generated tokens count all that the policy generated. Time and USD count training and held-out evaluation, "
         "but no start that was killed.",
     ]  # fmt: skip
+
+
+def _remarks(rows: Mapping[Job, Row], reasons: Mapping[str, str]) -> list[str]:
+    """A list of the runs that failed, and of those whose replay teachers fell silent; nothing when there are none."""
+    remarks = [f"- {label} failed: {reason}" for label, reason in reasons.items()]
+    for job, row in rows.items():
+        if row.unanswered_tokens:
+            share = f"{row.unanswered_tokens:,} of {row.generated_tokens:,} generated tokens"
+            remarks.append(f"- {job.label}: no teacher answered for {share}")
+    return [*remarks, ""] if remarks else []
 
 
 def _arm_cells(arm: ArmReport) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from composer_prime.ablate.ablation import ablate, calibration_job, dry_run
 from composer_prime.ablate.plan import Job, plan_jobs
+from composer_prime.ablate.report import write_report
 from composer_prime.config.ablate import read_arms
 from composer_prime.config.paths import RunPaths
 from composer_prime.errors import BadInput, SiteError, StoreError
@@ -155,6 +156,16 @@ def test_the_report_tells_intervals_differences_and_the_price_of_a_point(tmp_pat
     assert "| +hint | 3 | 0.500 [" in page and "## Minus base" in page and "`--replay={}`" in page
     for picture in ("held_out.png", "curves.png"):
         assert f"({picture})" in page and (folder / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_report_says_of_a_run_whose_teachers_fell_silent_for_how_many_tokens(tmp_path: Path):
+    jobs = jobs_in(tmp_path, TEACHERS, num_seeds=1)
+    rows = {job: row_of(job, 0.5, unanswered_tokens=40 if job.arm.name == "+replay" else 0) for job in jobs}
+    jobs[0].folder.mkdir(parents=True)
+    page = write_report(jobs, rows, {}).read_text()
+    assert [line for line in page.splitlines() if "no teacher answered" in line] == [
+        "- +replay seed 0: no teacher answered for 40 of 1,000 generated tokens"
+    ]
 
 
 def test_without_a_price_dollars_are_a_dash(tmp_path: Path):
