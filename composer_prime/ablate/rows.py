@@ -33,8 +33,9 @@ class Measured(Table):
     run_s: float = Field(ge=0)
     """Seconds from the command's start to its end, over all its starts but those that were killed (SIGKILL)."""
 
-    step_s: float = Field(ge=0)
-    """Of these, the seconds of a site's training steps, waiting included; the largest of the sites."""
+    later_steps_s: float = Field(ge=0)
+    """Of these, the seconds of a site's training steps after its first, waiting included; the largest of the sites. The
+    first waits until all that a site is made of has started."""
 
     rewards: tuple[float, ...]
     """Mean training reward over the sites by step, of the steps that had one."""
@@ -84,7 +85,8 @@ def read_measured(paths: RunPaths) -> Measured:
 
     summary = json.loads(paths.summary.read_text(encoding="utf-8"))
     names = list(summary["sites"])
-    curves = [read_progress(paths.site(name)).trained_rewards() for name in names]
+    progress = [read_progress(paths.site(name)) for name in names]
+    curves = [each.trained_rewards() for each in progress]
     steps = sorted({step for curve in curves for step in curve})
     tape = [record for name in names for record in read_tape(paths.site(name).tape("orchestrator"))]
 
@@ -97,7 +99,7 @@ def read_measured(paths: RunPaths) -> Measured:
         generated_tokens=total(metrics.ROLLOUT_TOKENS),
         unanswered_tokens=total(REPLAY_UNANSWERED),
         run_s=summary["wall_s"],
-        step_s=max(site["step_s"] for site in summary["sites"].values()),
+        later_steps_s=max(sum(each.step_s.values()) - each.step_s[min(each.step_s)] for each in progress),
         rewards=tuple(_mean([curve[step] for curve in curves if step in curve]) for step in steps),
     )
 

@@ -11,9 +11,11 @@ from rich.console import Console
 from composer_prime.ablate.ablation import ablate, calibration_job, dry_run
 from composer_prime.ablate.plan import Job, plan_jobs
 from composer_prime.ablate.report import write_report
+from composer_prime.ablate.rows import read_measured
 from composer_prime.config.ablate import read_arms
 from composer_prime.config.paths import RunPaths
 from composer_prime.errors import BadInput, SiteError, StoreError
+from composer_prime.metrics import TRAIN_STEP_S
 from composer_prime.sites.embedded.folder import claim_run_folder
 from tests.ablate.arms import HINTS, TEACHERS, FakeRunner, row_of, write_recipe
 
@@ -109,11 +111,23 @@ def test_a_dry_run_predicts_from_a_calibration_that_is_made_once(tmp_path: Path)
         dry_run(jobs_in(tmp_path, num_seeds=1, max_steps=6), runner, console, usd_per_hour=36)
     assert runner.given == ["base seed 0"]
     assert not (tmp_path / "out/test-ablation/rows").exists()
-    # 40 s less 2 steps of 5 s are its start; with 6 steps and two evaluations of 10 s base takes 80 s, +hint 70 s
+    # 40 s less 3 later steps of 5 s are its start; with 6 steps and two evaluations of 10 s base takes 70 s, +hint 60 s
     lines = [" ".join(line.replace("│", " ").split()) for line in text(console).splitlines()]
-    assert "base 0 to do 1 min 20 s 0.8000" in lines
-    assert "left 2 runs 2 min 30 s 1.50" in lines
-    assert "Predicted from 2 steps of base" in text(console)
+    assert "base 0 to do 1 min 10 s 0.7000" in lines
+    assert "left 2 runs 2 min 10 s 1.30" in lines
+    assert "Predicted from 4 steps of base" in text(console)
+
+
+def test_a_first_step_that_waits_for_the_start_makes_no_later_step_longer(tmp_path: Path):
+    paths = RunPaths.of(jobs_in(tmp_path)[0].recipe)
+    tape = paths.site("a").tape("trainer")
+    tape.parent.mkdir(parents=True)
+    tape.write_text(
+        "".join(json.dumps({"step": step, TRAIN_STEP_S: each}) + "\n" for step, each in enumerate((90, 2, 3)))
+    )
+    paths.site("a").tape("orchestrator").touch()
+    paths.summary.write_text(json.dumps({"wall_s": 100.0, "sites": {"a": {"steps": 3}}}))
+    assert read_measured(paths).later_steps_s == 5.0
 
 
 def test_a_changed_arm_has_a_calibration_of_its_own_and_that_of_before_stays(tmp_path: Path):
