@@ -12,7 +12,7 @@ from composer_prime.ablate.plan import Job
 from composer_prime.ablate.report import write_report
 from composer_prime.ablate.rows import Row
 from composer_prime.config.load import recipe_from_data
-from composer_prime.errors import SiteError
+from composer_prime.errors import ComposerPrimeError
 
 Runner = Callable[[Job, Callable[[], bool]], Row | None]
 """Trains and judges one job and writes its row, as `runner.run_job`; None when it was stopped."""
@@ -30,14 +30,14 @@ def ablate(
 ) -> int:
     """Make every run that has no row yet, one after another, and write the report; the exit code.
 
-    0 when all runs are done, 130 when stopped, 1 when a run failed: the others were made all the same. Raises BadInput
-    from a run at once. Rows are kept in each case, and the same call goes on from them.
+    0 when all runs are done, 130 when stopped, 1 when a run failed: the others were made all the same. Rows are kept in
+    each case, and the same call goes on from them.
     """
     began = time.monotonic()
     rows = finished_rows(jobs)
     if rows:
         console.print(f"{len(rows)} of {len(jobs)} runs are done already", highlight=False)
-    num_failed = 0
+    failed: dict[Job, str] = {}
     try:
         for number, job in enumerate(jobs, 1):
             if job in rows:
@@ -46,8 +46,8 @@ def ablate(
             with console.status(_say(f"{place} runs", began, jobs, rows)):
                 try:
                     row = None if is_stopped() else runner(job, is_stopped)
-                except SiteError as error:
-                    num_failed += 1
+                except ComposerPrimeError as error:
+                    failed[job] = str(error)
                     console.print(f"{place} failed: {error}", markup=False, highlight=False)
                     continue
             if row is None:
@@ -60,9 +60,9 @@ def ablate(
             console.print(_say(line, began, jobs, rows), markup=False, highlight=False, soft_wrap=True)
     finally:
         if rows:
-            path = write_report(jobs, rows, usd_per_hour=usd_per_hour)
+            path = write_report(jobs, rows, failed, usd_per_hour=usd_per_hour)
             console.print(str(path), markup=False, highlight=False, soft_wrap=True)
-    return 1 if num_failed else 0
+    return 1 if failed else 0
 
 
 def finished_rows(jobs: Sequence[Job]) -> dict[Job, Row]:
@@ -95,8 +95,8 @@ def dry_run(jobs: Sequence[Job], runner: Runner, console: Console, *, usd_per_ho
 
 
 def calibration_job(job: Job) -> Job:
-    """The job cut to CALIBRATION_STEPS steps, in a folder of its own and without a bucket."""
-    folder = job.folder / "calibration"
+    """The job cut to CALIBRATION_STEPS steps, without a bucket, in a folder of this arm's recipe."""
+    folder = job.folder / "calibration" / job.arm.sha256[:12]
     data = job.recipe.to_data()
     data.pop("outer", None)
     steps = min(CALIBRATION_STEPS, job.recipe.max_steps)

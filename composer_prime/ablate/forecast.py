@@ -1,6 +1,6 @@
 """How long the runs that are left will take, from runs that were timed.
 
-A run takes its start (all but its steps), a step's time for each step, and its held-out evaluations.
+A run takes its start (up to the end of its first step), a step's time for each later one, and its held-out evaluations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from composer_prime.ablate.plan import Job
 from composer_prime.ablate.rows import Row
 
-CALIBRATION_STEPS = 2
+CALIBRATION_STEPS = 4
+"""The first is part of the start, and a later one alone varies by a factor of two."""
 
 
 def predicted_s(job: Job, rows: Mapping[Job, Row], calibration: Row | None = None) -> float | None:
@@ -30,8 +31,9 @@ def remaining_s(jobs: Sequence[Job], rows: Mapping[Job, Row]) -> float | None:
 
 def _scaled_s(row: Row, job: Job) -> float:
     evaluations = 2 if job.measures_start else 1
-    start_s = max(row.run_s - row.step_s, 0.0)
-    return start_s + row.step_s / row.steps * job.recipe.max_steps + row.held_out_s * evaluations
+    start_s = max(row.run_s - row.later_steps_s, 0.0)
+    later_s = row.later_steps_s / max(row.steps - 1, 1) * (job.recipe.max_steps - 1)
+    return start_s + later_s + row.held_out_s * evaluations
 
 
 def dollars(seconds: float | None, usd_per_hour: float | None) -> float | None:

@@ -107,14 +107,22 @@ def _a_point(rows: Mapping[int, Row], starts: Mapping[int, Row], costs: Mapping[
     return ratio_interval([costs[seed] for seed in begun], gains)
 
 
-def write_report(jobs: Sequence[Job], rows: Mapping[Job, Row], *, usd_per_hour: float | None = None) -> Path:
+def write_report(
+    jobs: Sequence[Job],
+    rows: Mapping[Job, Row],
+    failed: Mapping[Job, str],
+    *,
+    usd_per_hour: float | None = None,
+) -> Path:
     """Write report.json, report.md, held_out.png and curves.png into the ablation's folder; the path of report.md.
 
-    rows   at least one; runs without a row are named as missing
+    rows     at least one; runs without a row are named as missing
+    failed   why, of the runs that were tried now and failed
     """
     folder = jobs[0].folder
     arms = report_arms(jobs, rows, usd_per_hour=usd_per_hour)
     missing = [job.label for job in jobs if job not in rows]
+    reasons = {job.label: " ".join(reason.split()) for job, reason in failed.items()}
     by_arm = {arm.name: [row for job, row in rows.items() if job.arm.name == arm.name] for arm in arms}
     plot_held_out(by_arm, folder / "held_out.png")
     plot_curves(by_arm, folder / "curves.png")
@@ -124,12 +132,13 @@ def write_report(jobs: Sequence[Job], rows: Mapping[Job, Row], *, usd_per_hour: 
         "usd_per_hour": usd_per_hour,
         "point": POINT,
         "missing": missing,
+        "failed": reasons,
         "arms": [asdict(arm) for arm in arms],
         "rows": [row.model_dump() | {"dollars": dollars(row.seconds, usd_per_hour)} for row in rows.values()],
     }
     write_whole(folder / "report.json", json.dumps(_without_nan(data), indent=1) + "\n")
     path = folder / "report.md"
-    write_whole(path, "\n".join(_lines(jobs, rows, arms, missing, usd_per_hour)) + "\n")
+    write_whole(path, "\n".join(_lines(jobs, rows, arms, missing, reasons, usd_per_hour)) + "\n")
     return path
 
 
@@ -138,6 +147,7 @@ def _lines(
     rows: Mapping[Job, Row],
     arms: Sequence[ArmReport],
     missing: Sequence[str],
+    reasons: Mapping[str, str],
     usd_per_hour: float | None,
 ) -> list[str]:
     first = jobs[0]
@@ -149,6 +159,7 @@ def _lines(
         f"Held-out reward: greedy, on {first.prompts} tasks that no run trained on. Price: {price}.",
         *([f"Missing: {', '.join(missing)}."] if missing else []),
         "",
+        *_remarks(rows, reasons),
         *_table(
             ("arm", "seeds", "held-out reward", "area", "rollouts", "generated tokens", "tokens a point", "time", "USD",
              "USD a point"),
@@ -188,9 +199,20 @@ def _lines(
         "interval of a difference leaves out 0.",
         "- area: the area under the curve of training reward, as its mean over the steps.",
         f"- A point is {POINT:g} of held-out reward above the untrained model. Tokens and USD a point are the mean "
-        "cost over the mean gain, with Fieller's interval; `-`: no gain.",
-        "- Generated tokens count all that the policy generated. Time and USD count training and held-out evaluation.",
+        "cost over the mean gain, with Fieller's interval, which is left out where the gain may be 0; `-`: no gain.",
+        "- Generated tokens count all that the policy generated. Time and USD count training and held-out evaluation, "
+        "but no start that was killed.",
     ]  # fmt: skip
+
+
+def _remarks(rows: Mapping[Job, Row], reasons: Mapping[str, str]) -> list[str]:
+    """A list of the runs that failed, and of those whose replay teachers fell silent; nothing when there are none."""
+    remarks = [f"- {label} failed: {reason}" for label, reason in reasons.items()]
+    for job, row in rows.items():
+        if row.unanswered_tokens:
+            share = f"{row.unanswered_tokens:,} of {row.generated_tokens:,} generated tokens"
+            remarks.append(f"- {job.label}: no teacher answered for {share}")
+    return [*remarks, ""] if remarks else []
 
 
 def _arm_cells(arm: ArmReport) -> tuple[str, ...]:

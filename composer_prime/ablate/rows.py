@@ -25,11 +25,15 @@ class Measured(Table):
     generated_tokens: int = Field(ge=0)
     """Tokens that the policy generated, also those that no step trained on, and again after a resume."""
 
-    run_s: float = Field(ge=0)
-    """Seconds from the command's start to its end, over all its starts."""
+    unanswered_tokens: int = Field(default=0, ge=0)
+    """Of these, the tokens for which every replay teacher dropped out."""
 
-    step_s: float = Field(ge=0)
-    """Of these, the seconds of a site's training steps, waiting included; the largest of the sites."""
+    run_s: float = Field(ge=0)
+    """Seconds from the command's start to its end, over all its starts but those that were killed (SIGKILL)."""
+
+    later_steps_s: float = Field(ge=0)
+    """Of these, the seconds of a site's training steps after its first, waiting included; the largest of the sites. The
+    first waits until all that a site is made of has started."""
 
     rewards: tuple[float, ...]
     """Mean training reward over the sites by step, of the steps that had one."""
@@ -74,19 +78,26 @@ def load_row(path: Path) -> Row | None:
 
 def read_measured(paths: RunPaths) -> Measured:
     """The numbers of a finished run's folder."""
+    from composer_prime.replay.stamp import REPLAY_UNANSWERED
     from composer_prime.sites.embedded.summary import read_progress
 
     summary = json.loads(paths.summary.read_text(encoding="utf-8"))
     names = list(summary["sites"])
-    curves = [read_progress(paths.site(name)).trained_rewards() for name in names]
+    progress = [read_progress(paths.site(name)) for name in names]
+    curves = [each.trained_rewards() for each in progress]
     steps = sorted({step for curve in curves for step in curve})
     tape = [record for name in names for record in read_tape(paths.site(name).tape("orchestrator"))]
+
+    def total(name: str) -> int:
+        return int(sum(record.get(name, 0.0) for record in tape))
+
     return Measured(
         steps=max(site["steps"] for site in summary["sites"].values()),
-        rollouts=int(sum(record.get(metrics.ROLLOUT_COUNT, 0.0) for record in tape)),
-        generated_tokens=int(sum(record.get(metrics.ROLLOUT_TOKENS, 0.0) for record in tape)),
+        rollouts=total(metrics.ROLLOUT_COUNT),
+        generated_tokens=total(metrics.ROLLOUT_TOKENS),
+        unanswered_tokens=total(REPLAY_UNANSWERED),
         run_s=summary["wall_s"],
-        step_s=max(site["step_s"] for site in summary["sites"].values()),
+        later_steps_s=max(sum(each.step_s.values()) - each.step_s[min(each.step_s)] for each in progress),
         rewards=tuple(_mean([curve[step] for curve in curves if step in curve]) for step in steps),
     )
 

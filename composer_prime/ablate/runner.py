@@ -29,7 +29,7 @@ def run_job(job: Job, is_stopped: Callable[[], bool]) -> Row | None:
     is_stopped   asked while it trains; once true, the run writes checkpoints and ends
 
     Returns None when it was stopped. Raises BadInput for what a person can fix, SiteError with the end of the log
-    when the run fails.
+    when the run or its evaluation fails.
     """
     if not _train(job, is_stopped):
         return None
@@ -71,9 +71,9 @@ def _train(job: Job, is_stopped: Callable[[], bool]) -> bool:
         return False
     said = child.tail()
     if code == BadInput.exit_code:
-        raise BadInput(f"{job.label}: {said[-1].removeprefix('composer-prime: ') if said else 'no message'}")
+        raise BadInput(said[-1].removeprefix("composer-prime: ") if said else f"no message, see {job.log}")
     if code:
-        raise SiteError(f"{job.label} ended with {code}, see {job.log}: {' / '.join(said[-3:])}")
+        raise SiteError(f"the run ended with {code}, see {job.log}: {' / '.join(said[-3:])}")
     return True
 
 

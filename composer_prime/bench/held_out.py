@@ -1,8 +1,8 @@
 """The reward of given weights on tasks that no site of the run was ever shown: what a run is judged by in the end.
 
 The weights go into a real inference server, the recipe's environments are played against it as in training, and the
-tasks are those of shards after the last site's. Their prompts are compared with every site's: an environment that
-gives the same tasks again is refused.
+tasks are those of shards after the last site's. They are compared with every site's, all but their labels: an
+environment that gives the same tasks again is refused.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import verifiers.v1 as vf
 from torch import Tensor
 
+from composer_prime.config.distill import DistillConfig
 from composer_prime.config.paths import models_cache, run_uri
 from composer_prime.config.recipe import Recipe
 from composer_prime.config.settings import SiteSettings, settle_site
+from composer_prime.config.teachers import ReplayConfig
 from composer_prime.errors import BadInput, ComposerPrimeError, ProcessCrashed, SiteError
 from composer_prime.sites.embedded.broadcasts import load_weights
 from composer_prime.sites.embedded.environments import Source, load_sources
@@ -44,6 +47,8 @@ from composer_prime.sync.snapshots import newest_master
 STOP_S = 5.0
 """Seconds the inference server gets for its end."""
 _POLL_S = 0.1
+_LABELS = {"idx", "id", "name", "description"}
+"""What tells tasks apart for people alone, in verifiers' words."""
 
 
 def held_out_reward(
@@ -55,7 +60,7 @@ def held_out_reward(
     seed: int = 0,
     temperature: float | None = None,
 ) -> float:
-    """Mean reward of a policy on tasks that no site of the recipe trains on.
+    """Mean reward of a policy on tasks that no site of the recipe trains on, without the recipe's teachers and hints.
 
     weights      the policy's parameters by name, a tied one once: such as `final_weights` gives
     prompts      tasks, over all sources; they follow from the recipe alone, so two policies of equal recipes (but for
@@ -71,7 +76,7 @@ def held_out_reward(
         folder = Path(scratch)
         base = resolve_model(recipe.model.name, recipe.run.seed, models_cache())
         settings = settle_site(
-            recipe.model_copy(update={"output_dir": folder / "outputs"}),
+            _bare(recipe).model_copy(update={"output_dir": folder / "outputs"}),
             recipe.site_names[0],
             inference_port=claim_port(None, set()),
             model_dir=_write_model(base, weights, folder / "model"),
@@ -80,6 +85,12 @@ def held_out_reward(
         settings.model_copy(update={"sampling_seed": seed}).save()
         cooled = [] if temperature is None else [str(temperature)]
         return _in_a_process(settings, [str(settings.paths.root), str(prompts), str(rollouts), *cooled])
+
+
+def _bare(recipe: Recipe) -> Recipe:
+    """The recipe without what teaches its policy, which would be asked about every rollout."""
+    trainer = recipe.trainer.model_copy(update={"distill": DistillConfig()})
+    return recipe.model_copy(update={"replay": ReplayConfig(), "hints": None, "trainer": trainer})
 
 
 def _in_a_process(settings: SiteSettings, arguments: Sequence[str]) -> float:
@@ -140,14 +151,14 @@ def final_weights_of(recipe: Recipe) -> dict[str, Tensor]:
 def held_out_sources(settings: SiteSettings, prompts: int) -> list[Source]:
     """The recipe's sources with `prompts` tasks in all that no site has, an equal share each: shards after the last.
 
-    Raises BadInput when there are too few, or when a task's prompt is also one of a site's.
+    Raises BadInput when there are too few, or when a task is also one of a site's.
     """
     recipe = settings.recipe
     trained = [
         settle_site(recipe, name, inference_port=1, model_dir=settings.model_dir, resume=False)
         for name in recipe.site_names
     ]
-    seen = {_prompt(task) for site in trained for source in load_sources(site) for task in source.tasks}
+    seen = {_content(task) for site in trained for source in load_sources(site) for task in source.tasks}
     first = max(site.num_shards for site in trained)
     sources = load_sources(_on_shard(settings, first))
     share = -(-prompts // len(sources))
@@ -157,7 +168,7 @@ def held_out_sources(settings: SiteSettings, prompts: int) -> list[Source]:
         for source, more in zip(sources, load_sources(_on_shard(settings, number)), strict=True):
             source.tasks.extend(more.tasks)
     for source in sources:
-        shown = sum(_prompt(task) in seen for task in source.tasks)
+        shown = sum(_content(task) in seen for task in source.tasks)
         if shown:
             raise BadInput(
                 f"{shown} of {len(source.tasks)} tasks of environment {source.name!r} are also tasks of a site: "
@@ -170,8 +181,9 @@ def _on_shard(settings: SiteSettings, shard: int) -> SiteSettings:
     return settings.model_copy(update={"data_shard": shard, "num_shards": shard + 1})
 
 
-def _prompt(task: object) -> str:
-    return str(task.data.prompt)  # type: ignore[attr-defined]  # verifiers' tasks hold whatever their environment says
+def _content(task: vf.Task) -> str:
+    """All that a task says and knows: with tools, tasks of one prompt may have different answers."""
+    return task.data.model_dump_json(exclude=_LABELS)
 
 
 def _cooled(settings: SiteSettings, temperature: float | None) -> SiteSettings:

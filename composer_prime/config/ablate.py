@@ -23,8 +23,8 @@ BASE = "base"
 ARM_NAME = r"\+?[a-z0-9][a-z0-9._-]{0,23}"
 OWN_KEYS = ("run.name", "run.seed", "output_dir", "clean")
 """Settings that an ablation gives to each of its runs."""
-NOT_LEARNED = (*OWN_KEYS, "launch", "ckpt", "inference.server")
-"""Settings that change files and ports, and nothing that a run learns or costs."""
+NOT_LEARNED = (*OWN_KEYS, "launch", "ckpt", "inference.server", "hints.allow_live")
+"""Settings that change files, ports and what is allowed, and nothing that a run learns or costs."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,10 @@ def _without(full: Recipe, table: str, weight: str) -> tuple[str, ...]:
 
 
 def _parse_arm(text: str) -> tuple[str, tuple[str, ...]]:
-    name, *settings = shlex.split(text) or [""]
+    try:
+        name, *settings = shlex.split(text) or [""]
+    except ValueError as error:
+        raise BadInput(f'arm ({text}) can\'t be read: {error}: write --arm "NAME KEY=VALUE ..."') from error
     if not re.fullmatch(ARM_NAME, name):
         raise BadInput(
             f"arm name ({name!r}) must be 1 to 24 of a-z, 0-9, '.', '_' and '-', perhaps after a '+': choose another"
@@ -149,7 +152,7 @@ def check_arms(arms: Sequence[Arm]) -> None:
 
 
 def effective(recipe: Recipe) -> dict[str, Any]:
-    """What tells what a run learns, by dotted key: weights of signals that it doesn't have are left out."""
+    """What tells what a run learns, by dotted key: settings that nothing in this recipe reads are left out."""
     settings = _flat(recipe.to_data())
     ignored: list[str] = [*NOT_LEARNED]
     if recipe.hints is None:

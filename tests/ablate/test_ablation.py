@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from composer_prime.ablate.ablation import ablate, dry_run
+from composer_prime.ablate.ablation import ablate, calibration_job, dry_run
 from composer_prime.ablate.plan import Job, plan_jobs
+from composer_prime.ablate.report import write_report
+from composer_prime.ablate.rows import read_measured
 from composer_prime.config.ablate import read_arms
 from composer_prime.config.paths import RunPaths
-from composer_prime.errors import BadInput, SiteError
+from composer_prime.errors import BadInput, SiteError, StoreError
+from composer_prime.metrics import TRAIN_STEP_S
 from composer_prime.sites.embedded.folder import claim_run_folder
 from tests.ablate.arms import HINTS, TEACHERS, FakeRunner, row_of, write_recipe
 
@@ -61,24 +64,22 @@ def test_what_was_stopped_goes_on_with_the_runs_that_are_left(tmp_path: Path):
     assert third.given == ["base seed 2", "+hint seed 2"]
 
 
-def test_a_failed_run_is_said_the_others_are_made_and_it_is_tried_again_the_next_time(tmp_path: Path):
+@pytest.mark.parametrize("kind", [SiteError, BadInput, StoreError])
+def test_a_failed_run_is_said_the_others_are_made_and_it_is_tried_again_the_next_time(
+    tmp_path: Path, kind: type[Exception]
+):
     console = screen()
-    runner = FakeRunner(lambda job: SiteError("out of memory") if job.label == "+hint seed 0" else 0.5)
+    runner = FakeRunner(lambda job: kind("no teacher\n  there") if job.label == "+hint seed 0" else 0.5)
     assert ablate(jobs_in(tmp_path, num_seeds=2), runner, console) == 1
-    assert len(runner.given) == 4 and "+hint seed 0 failed: out of memory" in text(console)
+    assert len(runner.given) == 4 and "+hint seed 0 failed: no teacher" in text(console)
     folder = tmp_path / "out" / "test-ablation"
-    assert "Missing: +hint seed 0." in (folder / "report.md").read_text()
+    page, data = (folder / "report.md").read_text(), json.loads((folder / "report.json").read_text())
+    assert "Missing: +hint seed 0." in page and "\n- +hint seed 0 failed: no teacher" in page
+    assert list(data["failed"]) == ["+hint seed 0"] and len(data["rows"]) == 3
     again = FakeRunner()
     assert ablate(jobs_in(tmp_path, num_seeds=2), again, screen()) == 0
     assert again.given == ["+hint seed 0"]
-
-
-def test_what_a_person_must_fix_stops_the_rest_and_keeps_what_is_done(tmp_path: Path):
-    runner = FakeRunner(lambda job: BadInput("no such environment") if job.arm.name == "+hint" else 0.5)
-    with pytest.raises(BadInput, match="no such environment"):
-        ablate(jobs_in(tmp_path), runner, screen())
-    assert runner.given == ["base seed 0", "+hint seed 0"]
-    assert len(json.loads((tmp_path / "out/test-ablation/report.json").read_text())["rows"]) == 1
+    assert "failed" not in (folder / "report.md").read_text()
 
 
 def test_rows_of_another_recipe_are_refused_and_stay(tmp_path: Path):
@@ -110,11 +111,32 @@ def test_a_dry_run_predicts_from_a_calibration_that_is_made_once(tmp_path: Path)
         dry_run(jobs_in(tmp_path, num_seeds=1, max_steps=6), runner, console, usd_per_hour=36)
     assert runner.given == ["base seed 0"]
     assert not (tmp_path / "out/test-ablation/rows").exists()
-    # 40 s less 2 steps of 5 s are its start; with 6 steps and two evaluations of 10 s base takes 80 s, +hint 70 s
+    # 40 s less 3 later steps of 5 s are its start; with 6 steps and two evaluations of 10 s base takes 70 s, +hint 60 s
     lines = [" ".join(line.replace("│", " ").split()) for line in text(console).splitlines()]
-    assert "base 0 to do 1 min 20 s 0.8000" in lines
-    assert "left 2 runs 2 min 30 s 1.50" in lines
-    assert "Predicted from 2 steps of base" in text(console)
+    assert "base 0 to do 1 min 10 s 0.7000" in lines
+    assert "left 2 runs 2 min 10 s 1.30" in lines
+    assert "Predicted from 4 steps of base" in text(console)
+
+
+def test_a_first_step_that_waits_for_the_start_makes_no_later_step_longer(tmp_path: Path):
+    paths = RunPaths.of(jobs_in(tmp_path)[0].recipe)
+    tape = paths.site("a").tape("trainer")
+    tape.parent.mkdir(parents=True)
+    tape.write_text(
+        "".join(json.dumps({"step": step, TRAIN_STEP_S: each}) + "\n" for step, each in enumerate((90, 2, 3)))
+    )
+    paths.site("a").tape("orchestrator").touch()
+    paths.summary.write_text(json.dumps({"wall_s": 100.0, "sites": {"a": {"steps": 3}}}))
+    assert read_measured(paths).later_steps_s == 5.0
+
+
+def test_a_changed_arm_has_a_calibration_of_its_own_and_that_of_before_stays(tmp_path: Path):
+    runner = FakeRunner()
+    folders = [calibration_job(jobs_in(tmp_path, trainer__optim__lr=lr)[0]).folder for lr in (0.1, 0.2, 0.1)]
+    for lr in (0.1, 0.2, 0.1):
+        dry_run(jobs_in(tmp_path, trainer__optim__lr=lr), runner, screen())
+    assert runner.given == ["base seed 0", "base seed 0"]
+    assert folders[0] == folders[2] != folders[1]
 
 
 def test_a_dry_run_predicts_from_finished_runs_of_the_same_arm(tmp_path: Path):
@@ -148,6 +170,16 @@ def test_the_report_tells_intervals_differences_and_the_price_of_a_point(tmp_pat
     assert "| +hint | 3 | 0.500 [" in page and "## Minus base" in page and "`--replay={}`" in page
     for picture in ("held_out.png", "curves.png"):
         assert f"({picture})" in page and (folder / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_report_says_of_a_run_whose_teachers_fell_silent_for_how_many_tokens(tmp_path: Path):
+    jobs = jobs_in(tmp_path, TEACHERS, num_seeds=1)
+    rows = {job: row_of(job, 0.5, unanswered_tokens=40 if job.arm.name == "+replay" else 0) for job in jobs}
+    jobs[0].folder.mkdir(parents=True)
+    page = write_report(jobs, rows, {}).read_text()
+    assert [line for line in page.splitlines() if "no teacher answered" in line] == [
+        "- +replay seed 0: no teacher answered for 40 of 1,000 generated tokens"
+    ]
 
 
 def test_without_a_price_dollars_are_a_dash(tmp_path: Path):

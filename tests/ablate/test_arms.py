@@ -42,6 +42,7 @@ def test_a_further_arm_is_the_recipe_with_its_settings(tmp_path: Path):
         (["a run.seed=3"], "arm a sets run.seed"),
         (["a"], "arm a needs settings as KEY=VALUE"),
         (["A seq_len=64"], r"arm name \('A'\) must be"),
+        (["slow 'x=1"], r"arm \(slow 'x=1\) can't be read: No closing quotation: write --arm"),
         ([], "base is the only arm"),
     ],
 )
@@ -50,6 +51,13 @@ def test_arms_that_cannot_be_compared_are_refused_in_one_line(tmp_path: Path, fu
         read_arms(write_recipe(tmp_path), [], further)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_an_arm_that_changes_what_nothing_reads_is_refused(tmp_path: Path):
+    recipe = write_recipe(tmp_path, HINTS)
+    with pytest.raises(BadInput, match=r"arm a can't differ from \+hint"):
+        read_arms(recipe, [], ["a hints.allow_live=true"])
+    assert read_arms(recipe, ["--trainer.distill.divergence=jsd"], ["a trainer.distill.jsd_alpha=0.3"])[2].name == "a"
 
 
 def test_an_arm_whose_setting_is_wrong_is_refused_with_the_recipes_own_words(tmp_path: Path):

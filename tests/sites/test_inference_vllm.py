@@ -15,12 +15,37 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from composer_prime.errors import BadInput, ModelError, SiteError
+from composer_prime.sites.embedded.inference.engine import GenerateRequest, Sampling
 from composer_prime.sites.embedded.inference.vllm_engine import VllmEngine
 from composer_prime.sites.embedded.inference.vllm_folder import make_whole_folder, tied_names
 from composer_prime.sites.embedded.model import load_policy
 from tests.patience import PATIENCE_S
 from tests.sites.tiny_folder import save_random_tiny
 
+FAKE_VLLM = f"""#!{sys.executable}
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Vllm(BaseHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+    def do_GET(self):
+        self.answer(b"")
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        choice = {{"token_ids": [7], "logprobs": {{"content": [{{"logprob": -0.5}}]}}, "finish_reason": "length"}}
+        self.answer(json.dumps({{"choices": [choice], "prompt_logprobs": SCORES}}).encode())
+
+    def answer(self, body):
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Vllm).serve_forever()
+"""
 START_SERVER = """
 import sys
 from pathlib import Path
@@ -115,6 +140,33 @@ def test_a_server_that_ends_while_it_starts_shows_its_last_words(tmp_path: Path)
         SiteError, match=r"vLLM ended with exit code 1: the end of .*vllm\.log:\n.*No module named vllm"
     ):
         start_and_close(engine(model_dir, python, tmp_path))
+
+
+def scores_of(answered: object, tmp_path: Path) -> object:
+    """What the engine makes of these prompt logprobs from a vLLM server."""
+    python = tmp_path / "python"
+    python.write_text(FAKE_VLLM.replace("SCORES", repr(answered)))
+    python.chmod(0o755)
+    one = engine(save_random_tiny(tmp_path / "model"), python, tmp_path)
+
+    async def ask() -> object:
+        try:
+            await one.start()
+            sampling = Sampling(max_tokens=1)
+            return (await one.generate(GenerateRequest("id", (5, 6, 7), sampling, prompt_logprobs=1))).prompt_logprobs
+        finally:
+            await one.close()
+
+    return asyncio.run(ask())
+
+
+def test_a_prompt_token_that_vllm_has_no_entry_for_has_no_scores_and_the_others_keep_theirs(tmp_path: Path) -> None:
+    assert scores_of([None, None, {"7": {"logprob": -0.5}}], tmp_path) == [{}, {7: -0.5}]
+
+
+def test_scores_of_another_shape_than_vllms_are_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(SiteError, match="vLLM's answer has another shape"):
+        scores_of([None, [-0.5], {"7": {"logprob": -0.5}}], tmp_path)
 
 
 @pytest.mark.parametrize("orderly", [True, False])

@@ -1,10 +1,12 @@
 """Bodies on the wire: what is understood, what is refused and in which words, and the exact shape of answers."""
 
 import json
+import math
 
 import pytest
 
 from composer_prime.errors import BadInput
+from composer_prime.replay.consensus import NO_EVIDENCE
 from composer_prime.sites.embedded.inference import wire
 from composer_prime.sites.embedded.inference.engine import Completion, GenerateRequest, Sampling
 
@@ -113,6 +115,13 @@ def test_prompt_logprobs_are_asked_for_by_vllms_name_and_given_in_its_shape() ->
         {"5": {"logprob": -2.5}, "9": {"logprob": -0.5}},
         {"4": {"logprob": -0.25}},
     ]
+
+
+@pytest.mark.parametrize("score", [-math.inf, math.nan, math.inf])
+def test_a_score_that_json_cannot_hold_is_answered_as_vllm_says_that_there_is_none(score: float) -> None:
+    scored = Completion("id", [7], [-0.5], "stop", policy_version=3, prompt_logprobs=[{5: score, 9: -0.5}])
+    answer = json.loads(json.dumps(wire.generate_answer(scored), allow_nan=False))
+    assert answer["prompt_logprobs"] == [None, {"5": {"logprob": NO_EVIDENCE}, "9": {"logprob": -0.5}}]
 
 
 @pytest.mark.parametrize(

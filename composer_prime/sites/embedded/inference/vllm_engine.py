@@ -176,7 +176,7 @@ def _completion(request: GenerateRequest, answer: Any, version: int) -> Completi
         logprobs = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
         finish_reason: FinishReason = choice["finish_reason"]
         scores = None if request.prompt_logprobs is None else _prompt_logprobs(answer)
-    except (KeyError, IndexError, TypeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise SiteError(f"vLLM's answer has another shape than that of 0.32: {error!r}") from error
     if finish_reason not in ("stop", "length"):
         raise SiteError(f"vLLM ended the sequence with {finish_reason!r}")
@@ -186,8 +186,8 @@ def _completion(request: GenerateRequest, answer: Any, version: int) -> Completi
 
 
 def _prompt_logprobs(answer: Any) -> list[dict[int, float]]:
-    """Those of all prompt tokens but the first, for which vLLM has none."""
+    """Those of all prompt tokens but the first, for which vLLM has none; empty where it has no entry."""
     return [
-        {int(token): float(found["logprob"]) for token, found in entry.items()}
+        {int(token): float(found["logprob"]) for token, found in (entry or {}).items()}
         for entry in answer["prompt_logprobs"][1:]
     ]

@@ -6,12 +6,14 @@ samples from another policy than they think.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from composer_prime.config.distill import MAX_K
 from composer_prime.errors import BadInput
+from composer_prime.replay.consensus import NO_EVIDENCE
 from composer_prime.sites.embedded.inference.engine import Completion, GenerateRequest, Sampling
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -88,7 +90,7 @@ def generate_answer(completion: Completion) -> dict[str, Any]:
     """The answer of POST /inference/v1/generate, as renderers' client reads it, with the policy version.
 
     `prompt_logprobs` are in vLLM's shape, where there are some: for each token of the prompt an object by token id,
-    null for the first.
+    null for the first. What JSON can't hold is `NO_EVIDENCE` there, as vLLM has it.
     """
     content = [
         {"token": f"token_id:{token}", "token_id": token, "logprob": logprob}
@@ -103,7 +105,7 @@ def generate_answer(completion: Completion) -> dict[str, Any]:
     answer: dict[str, Any] = {"request_id": completion.request_id, "policy_version": completion.policy_version}
     if completion.prompt_logprobs is not None:
         scored = [
-            {str(token): {"logprob": logprob} for token, logprob in entry.items()}
+            {str(token): {"logprob": one if math.isfinite(one) else NO_EVIDENCE} for token, one in entry.items()}
             for entry in completion.prompt_logprobs
         ]
         answer["prompt_logprobs"] = [None, *scored]
