@@ -7,11 +7,11 @@ from dataclasses import dataclass
 class ToolWarmUpConfig:
     """What the warm-up does; part of the cache key of a warm model."""
 
-    steps: int = 350
+    steps: int = 700
     batch_size: int = 4
     lr: float = 3e-3
     ramp_steps: int = 20
-    decay_steps: int = 150
+    decay_steps: int = 300
     say_every: int = 100
 
 
