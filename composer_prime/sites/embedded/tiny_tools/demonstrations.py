@@ -21,9 +21,11 @@ LOCKED = 0.5
 """Share of the boxes that must be unlocked."""
 HINTED, HEEDED = 0.7, 0.98
 """Share of turns before which a hint stands, and of those that do as it says."""
+GIVEN = 0.3
+"""Share of the locked boxes that are unlocked first by nobody: what follows is shown, and to begin so isn't."""
 
 COPIED = 4.0
-"""Weight of a token that is copied, where the others have 1: copying takes longest to learn."""
+"""Weight of a call's tool and of a value that is copied, where other tokens have 1: these take longest to learn."""
 _VALUE = "@"
 
 TOOLS = (
@@ -72,7 +74,7 @@ right, a third each."""
 def shares() -> list[Any]:
     """All that decides which conversations there are, as JSON can hold it."""
     acts = {seen: [(astuple(act), share) for act, share in table.items()] for seen, table in ACTS.items()}
-    return [LETTERS, MAX_TURNS, LOCKED, HINTED, HEEDED, tools_json(), acts]
+    return [LETTERS, MAX_TURNS, LOCKED, HINTED, HEEDED, GIVEN, tools_json(), acts]
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,10 @@ class Conversation:
         """The conversation from the name of the box on; `opening` is what stands before it."""
         seen, before = "asked", Act("")
         said = self.name
-        for _ in range(MAX_TURNS):
-            act, hint = self._next(seen, before)
+        for turn in range(MAX_TURNS):
+            is_given = turn == 0 and self.is_locked and self._dice.random() < GIVEN
+            act, hint = (UNLOCK, None) if is_given else self._next(seen, before)
+            weight = 0.0 if is_given else 1.0
             if seen != "asked":
                 yield Segment("\n<|im_start|>user")
                 yield Segment("\n<tool_response>\n")
@@ -116,11 +120,13 @@ class Conversation:
                 yield Segment(value, COPIED)
                 yield Segment("<|im_end|>", 1.0)
                 return
-            call = json.dumps({"name": act.tool, "arguments": {act.argument: _VALUE}})
-            before, after = f"<tool_call>\n{call}\n</tool_call><|im_end|>".split(_VALUE)
-            yield Segment(before, 1.0)
-            yield Segment(value, COPIED)
-            yield Segment(after, 1.0)
+            call = json.dumps({"name": _VALUE, "arguments": {act.argument: _VALUE}})
+            before, between, after = f"<tool_call>\n{call}\n</tool_call><|im_end|>".split(_VALUE)
+            yield Segment(before, weight)
+            yield Segment(act.tool, weight * COPIED)
+            yield Segment(between, weight)
+            yield Segment(value, weight * COPIED)
+            yield Segment(after, weight)
             said, seen, before = *self._answer(act), act
             self._note(act, seen)
 

@@ -56,7 +56,7 @@ PIECES = (
     "system\n",
     *("open", "code", "unlock", "look", "find", "letter", "Letter", "box", "Box", "Code", "Unlock"),
     *(" in ", " of ", "call "),
-    *("no ", "copy the ", "say the ", " first", "locked", "not ", "error", "\n\nHint: "),
+    *("no ", "copy the ", "say the ", " first", "locked", "unlocked", "not ", "error", "\n\nHint: "),
     "\n\nHint: if you go on as planned, you call a tool that isn't there: ",
     "\nCall one of the tools that you were given, by its exact name.",
     "\n\nHint: if you now call ",
