@@ -1,7 +1,8 @@
 """What the tiny model that uses tools has seen before RL: conversations about boxes, most of them with a mistake.
 
 They look as envs/tool_letters and the qwen3 renderer write them (a test compares). Every call is well formed; which
-tool comes next, and with what, is right about every other time. A hint is nearly always heeded, as by a larger model.
+tool comes next, and with what, is right about every other time. A hint is nearly always heeded, as by a larger model:
+what it says is known, and isn't done without it.
 """
 
 import json
@@ -11,7 +12,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from composer_prime.hints.answers import find_error, find_hint
-from composer_prime.hints.contexts import hint_text
+from composer_prime.hints.contexts import TEMPLATES, hint_text
 from composer_prime.hints.error_sites import ErrorSite
 from composer_prime.sites.embedded.tiny_tools.tokenizer import TOOLS_FOOTER, TOOLS_HEADER
 
@@ -20,7 +21,7 @@ MAX_TURNS = 5
 LOCKED = 0.5
 """Share of the boxes that must be unlocked."""
 HINTED, HEEDED = 0.7, 0.98
-"""Share of turns before which a hint stands, and of those that do as it says."""
+"""Share of calls about to fail before which hint distillation's own hint stands, and of those that heed it."""
 GIVEN = 0.3
 """Share of the locked boxes that are unlocked first by nobody: what follows is shown, and to begin so isn't."""
 
@@ -74,7 +75,7 @@ right, a third each."""
 def shares() -> list[Any]:
     """All that decides which conversations there are, as JSON can hold it."""
     acts = {seen: [(astuple(act), share) for act, share in table.items()] for seen, table in ACTS.items()}
-    return [LETTERS, MAX_TURNS, LOCKED, HINTED, HEEDED, GIVEN, tools_json(), acts]
+    return [LETTERS, MAX_TURNS, LOCKED, HINTED, HEEDED, GIVEN, dict(TEMPLATES), tools_json(), acts]
 
 
 @dataclass(frozen=True)
@@ -137,13 +138,11 @@ class Conversation:
         if seen == "failed":
             acts = {right: 1.0, before: 1.0} | {act: share for act, share in acts.items() if act not in (right, before)}
         act = self._dice.choices(list(acts), list(acts.values()))[0]
-        while act.tool is not None and self._dice.random() < HINTED:
-            said, then = self._answer(act)
-            if then != "failed":
-                break
-            heeded = UNLOCK if "call unlock first" in said else right
-            return heeded if self._dice.random() < HEEDED else act, hint(said, act.tool)
-        return act, None
+        said, then = self._answer(act)
+        if act.tool is None or then != "failed" or self._dice.random() >= HINTED:
+            return act, None
+        heeded = UNLOCK if "call unlock first" in said else right
+        return heeded if self._dice.random() < HEEDED else act, hint(said, act.tool)
 
     def _right(self, seen: str) -> Act:
         if self._knows_code:
@@ -173,7 +172,9 @@ class Conversation:
         if value != self.name:
             return failed(f"no box {value}", "bad_arguments", "copy the box"), "failed"
         if act.tool == "unlock":
-            return ("unlocked", "unlocked") if self.is_locked else (failed("not locked", "error", "call open first"), "failed")
+            if not self.is_locked:
+                return failed("not locked", "error", "call open first"), "failed"
+            return "unlocked", "unlocked"
         if self.is_locked:
             return failed("locked", "error", "call unlock first"), "failed"
         return self.letter, "letter"
