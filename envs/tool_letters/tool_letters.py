@@ -75,8 +75,11 @@ class BoxTools(vf.Toolset[vf.ToolsetConfig, BoxState]):
     @vf.tool
     def code(self, letter: str) -> str:
         """Code of a letter."""
-        if letter != self.letter or not self.is_open:
-            return failed(f"no letter {letter}", "bad_arguments", "copy the letter")
+        if not self.is_open:
+            return failed("not open", "error", "call open first")
+        if letter != self.letter:
+            advice = "say the code" if self.state.has_code else "copy the letter"
+            return failed(f"no letter {letter}", "bad_arguments", advice)
         self.state.has_code = True
         return self.answer
 

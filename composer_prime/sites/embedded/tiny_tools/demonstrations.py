@@ -1,7 +1,8 @@
 """What the tiny model that uses tools has seen before RL: conversations about boxes, most of them with a mistake.
 
 They look as envs/tool_letters and the qwen3 renderer write them (a test compares). Every call is well formed; which
-tool comes next, and with what, is right about every other time. A hint is nearly always heeded, as by a larger model.
+tool comes next, and with what, is right about every other time. A hint is nearly always heeded, as by a larger model:
+what it says is known, and isn't done without it.
 """
 
 import json
@@ -10,17 +11,22 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from composer_prime.hints.answers import find_error, find_hint
+from composer_prime.hints.contexts import TEMPLATES, hint_text
+from composer_prime.hints.error_sites import ErrorSite
 from composer_prime.sites.embedded.tiny_tools.tokenizer import TOOLS_FOOTER, TOOLS_HEADER
 
 LETTERS = "abcdefghij"
 MAX_TURNS = 5
-LOCKED = 0.3
+LOCKED = 0.5
 """Share of the boxes that must be unlocked."""
-HINTED, HEEDED = 0.3, 0.95
-"""Share of turns before which a hint stands, and of those that do as it says."""
+HINTED, HEEDED = 0.7, 0.98
+"""Share of calls about to fail before which hint distillation's own hint stands, and of those that heed it."""
+GIVEN = 0.3
+"""Share of the locked boxes that are unlocked first by nobody: what follows is shown, and to begin so isn't."""
 
 COPIED = 4.0
-"""Weight of a token that is copied, where the others have 1: copying takes longest to learn."""
+"""Weight of a call's tool and of a value that is copied, where other tokens have 1: these take longest to learn."""
 _VALUE = "@"
 
 TOOLS = (
@@ -59,7 +65,7 @@ ACTS: dict[str, dict[Act, float]] = {
         Act("letter"): 0.24,
     },
     "code": {REPLY: 0.70, Act("code", "code", "letter"): 0.30},
-    "unlocked": {OPEN: 0.90, Act("name"): 0.10},
+    "unlocked": {OPEN: 0.60, Act("name", "code", "letter"): 0.30, Act("name"): 0.10},
     "failed": {Act("name"): 1.0},
 }
 """What is done after what was seen, by its share. After a failed call it is these, the same call again, or what is
@@ -69,7 +75,7 @@ right, a third each."""
 def shares() -> list[Any]:
     """All that decides which conversations there are, as JSON can hold it."""
     acts = {seen: [(astuple(act), share) for act, share in table.items()] for seen, table in ACTS.items()}
-    return [LETTERS, MAX_TURNS, LOCKED, HINTED, HEEDED, tools_json(), acts]
+    return [LETTERS, MAX_TURNS, LOCKED, HINTED, HEEDED, GIVEN, dict(TEMPLATES), tools_json(), acts]
 
 
 @dataclass(frozen=True)
@@ -89,20 +95,23 @@ class Conversation:
         self.is_locked = dice.random() < LOCKED
         self._knows_locked = False
         self._knows_letter = False
+        self._knows_code = False
         self.is_solved = False
 
     def segments(self) -> Iterator[Segment]:
         """The conversation from the name of the box on; `opening` is what stands before it."""
         seen, before = "asked", Act("")
         said = self.name
-        for _ in range(MAX_TURNS):
-            act, hint = self._next(seen, before)
+        for turn in range(MAX_TURNS):
+            is_given = turn == 0 and self.is_locked and self._dice.random() < GIVEN
+            act, hint = (UNLOCK, None) if is_given else self._next(seen, before)
+            weight = 0.0 if is_given else 1.0
             if seen != "asked":
                 yield Segment("\n<|im_start|>user")
                 yield Segment("\n<tool_response>\n")
             yield Segment(said)
             if hint is not None:
-                yield Segment(f"\n\nHint: {hint}")
+                yield Segment(hint)
             if seen != "asked":
                 yield Segment("\n</tool_response>")
             yield Segment("<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
@@ -112,59 +121,78 @@ class Conversation:
                 yield Segment(value, COPIED)
                 yield Segment("<|im_end|>", 1.0)
                 return
-            call = json.dumps({"name": act.tool, "arguments": {act.argument: _VALUE}})
-            before, after = f"<tool_call>\n{call}\n</tool_call><|im_end|>".split(_VALUE)
-            yield Segment(before, 1.0)
-            yield Segment(value, COPIED)
-            yield Segment(after, 1.0)
-            said, seen, before = *self._answer(act, value), act
+            call = json.dumps({"name": _VALUE, "arguments": {act.argument: _VALUE}})
+            before, between, after = f"<tool_call>\n{call}\n</tool_call><|im_end|>".split(_VALUE)
+            yield Segment(before, weight)
+            yield Segment(act.tool, weight * COPIED)
+            yield Segment(between, weight)
+            yield Segment(value, weight * COPIED)
+            yield Segment(after, weight)
+            said, seen, before = *self._answer(act), act
+            self._note(act, seen)
 
     def _next(self, seen: str, before: Act) -> tuple[Act, str | None]:
+        """What is done, and the hint that stands before it: the one for the call that was about to fail."""
         right = self._right(seen)
-        hints = {OPEN: "copy the box", CODE: "copy the letter", UNLOCK: "call unlock first"}
-        hint = hints.get(right) if self._dice.random() < HINTED else None
-        if right == OPEN and seen == "failed" and hint is not None:
-            hint = self._dice.choice((hint, "call open first"))
-        if hint is not None and self._dice.random() < HEEDED:
-            return right, hint
         acts = ACTS[seen]
         if seen == "failed":
             acts = {right: 1.0, before: 1.0} | {act: share for act, share in acts.items() if act not in (right, before)}
-        return self._dice.choices(list(acts), list(acts.values()))[0], hint
+        act = self._dice.choices(list(acts), list(acts.values()))[0]
+        said, then = self._answer(act)
+        if act.tool is None or then != "failed" or self._dice.random() >= HINTED:
+            return act, None
+        heeded = UNLOCK if "call unlock first" in said else right
+        return heeded if self._dice.random() < HEEDED else act, hint(said, act.tool)
 
     def _right(self, seen: str) -> Act:
-        if seen == "code":
+        if self._knows_code:
             return REPLY
         if self._knows_letter:
             return CODE
-        return UNLOCK if self._knows_locked or (self.is_locked and seen == "asked") else OPEN
+        return UNLOCK if self._knows_locked else OPEN
 
     def _value(self, name: str) -> str:
         return {"name": self.name, "letter": self.letter, "code": self.code}[name]
 
-    def _answer(self, act: Act, value: str) -> tuple[str, str]:
+    def _answer(self, act: Act) -> tuple[str, str]:
         """What envs/tool_letters answers, and what that is for the policy."""
+        value = self._value(act.value)
         known = {tool: argument for tool, _, argument in TOOLS}
         if act.tool not in known:
             return f"error: unknown tool '{act.tool}'", "failed"
         if act.argument != known[act.tool]:
             return refused(act.tool, known[act.tool], act.argument, value), "failed"
         if act.tool == "code":
+            if not self._knows_letter:
+                return failed("not open", "error", "call open first"), "failed"
             if value != self.letter:
-                return failed(f"no letter {value}", "bad_arguments", "copy the letter"), "failed"
+                advice = "say the code" if self._knows_code else "copy the letter"
+                return failed(f"no letter {value}", "bad_arguments", advice), "failed"
             return self.code, "code"
         if value != self.name:
             return failed(f"no box {value}", "bad_arguments", "copy the box"), "failed"
         if act.tool == "unlock":
             if not self.is_locked:
                 return failed("not locked", "error", "call open first"), "failed"
-            self.is_locked = self._knows_locked = False
             return "unlocked", "unlocked"
         if self.is_locked:
-            self._knows_locked = True
             return failed("locked", "error", "call unlock first"), "failed"
-        self._knows_letter = True
         return self.letter, "letter"
+
+    def _note(self, act: Act, seen: str) -> None:
+        """Remember what an answer told."""
+        self._knows_locked = (self._knows_locked or act == OPEN) and self.is_locked and seen != "unlocked"
+        self.is_locked = self.is_locked and seen != "unlocked"
+        self._knows_letter = self._knows_letter or seen == "letter"
+        self._knows_code = self._knows_code or seen == "code"
+
+
+def hint(answer: str, tool: str) -> str | None:
+    """What hint distillation puts before a call that was answered so, by its own defaults."""
+    found = find_error(answer)
+    assert found is not None  # a failed call's answer
+    kind, line = found
+    return hint_text(ErrorSite(0, 0, kind, line, tool_name=tool, hint=find_hint(answer)), {})
 
 
 def failed(error: str, kind: str, hint: str) -> str:

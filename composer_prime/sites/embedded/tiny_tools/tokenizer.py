@@ -56,7 +56,12 @@ PIECES = (
     "system\n",
     *("open", "code", "unlock", "look", "find", "letter", "Letter", "box", "Box", "Code", "Unlock"),
     *(" in ", " of ", "call "),
-    *("no ", "copy the ", " first", "locked", "not ", "error", "\n\nHint: "),
+    *("no ", "copy the ", "say the ", " first", "locked", "unlocked", "not ", "error", "\n\nHint: "),
+    "\n\nHint: if you go on as planned, you call a tool that isn't there: ",
+    "\nCall one of the tools that you were given, by its exact name.",
+    "\n\nHint: if you now call ",
+    " as planned, it refuses the arguments: ",
+    "Check their names, types and values against the tool's description, and write valid JSON.",
 )
 """Qwen's own words about tools, the JSON of schemas and calls, mcp's of a refused argument, and some common words. None
 is a single letter: those stand for themselves."""

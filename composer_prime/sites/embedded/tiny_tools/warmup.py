@@ -20,6 +20,7 @@ from composer_prime.sites.embedded.tiny_tools.demonstrations import Conversation
 from composer_prime.sites.embedded.tiny_tools.warmup_config import TOOL_WARM_UP, ToolWarmUpConfig
 
 ROW_CONVERSATIONS = 4
+COPIED_ROWS, COPIED_TOKENS = 16, 16
 
 Progress = Callable[[int, float], None]
 """Called with (steps so far, loss in nats a token) at every measurement."""
@@ -43,6 +44,7 @@ def warm_up_tools(
     progress: Progress | None = None,
 ) -> None:
     """Train `model` in place (fp32 on a CPU) on demonstrations; the same seed gives the same. Left in eval mode."""
+    learn_to_copy(model, seed, config)
     dice = random.Random(seed)
     encode = functools.cache(lambda text: tokenizer.encode(text, add_special_tokens=False))
     head = encode(opening())
@@ -61,6 +63,23 @@ def warm_up_tools(
         if progress is not None and step % config.say_every == 0:
             progress(step, loss.item())
     model.eval()
+
+
+def learn_to_copy(model: PreTrainedModel, seed: int, config: ToolWarmUpConfig) -> None:
+    """Train on random tokens said twice. Conversations alone teach copying late, or by some seeds not at all."""
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    ramp = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / config.ramp_steps, 1.0))
+    model.train()
+    for _ in range(config.copy_steps):
+        said = torch.randint(model.config.vocab_size, (COPIED_ROWS, COPIED_TOKENS), generator=generator)
+        logits = model(input_ids=said.repeat(1, 2), use_cache=False).logits[:, COPIED_TOKENS - 1 : -1]
+        loss = functional.cross_entropy(logits.flatten(0, 1), said.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        ramp.step()
 
 
 def _tokens(conversation: Conversation, encode: Callable[[str], list[int]]) -> tuple[list[int], list[float]]:

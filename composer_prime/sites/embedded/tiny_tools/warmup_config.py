@@ -7,11 +7,12 @@ from dataclasses import dataclass
 class ToolWarmUpConfig:
     """What the warm-up does; part of the cache key of a warm model."""
 
-    steps: int = 350
+    copy_steps: int = 150
+    steps: int = 600
     batch_size: int = 4
     lr: float = 3e-3
     ramp_steps: int = 20
-    decay_steps: int = 150
+    decay_steps: int = 300
     say_every: int = 100
 
 
