@@ -70,12 +70,16 @@ def test_a_call_that_fails_says_why_of_which_kind_and_what_to_do(locks: int) -> 
     answers: dict[str, tuple[HintKind, str]] = {
         tools.open("nope"): ("bad_arguments", "copy the box"),
         tools.unlock("nope"): ("bad_arguments", "copy the box"),
-        tools.code("nope"): ("bad_arguments", "copy the letter"),
+        tools.code(row.data.letter): ("error", "call open first"),
     }
     if locks:
         answers[tools.open(row.data.box)] = ("error", "call unlock first")
     else:
         answers[tools.unlock(row.data.box)] = ("error", "call open first")
+        tools.open(row.data.box)
+        answers[tools.code("nope")] = ("bad_arguments", "copy the letter")
+        tools.code(row.data.letter)
+        answers[tools.code(row.data.answer)] = ("bad_arguments", "say the code")
     for answer, (kind, hint) in answers.items():
         found = find_error(answer)
         assert found is not None and (found[0], find_hint(answer)) == (kind, hint)
