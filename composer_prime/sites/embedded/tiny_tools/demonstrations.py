@@ -20,8 +20,8 @@ LETTERS = "abcdefghij"
 MAX_TURNS = 5
 LOCKED = 0.5
 """Share of the boxes that must be unlocked."""
-HINTED, HEEDED = 0.7, 0.98
-"""Share of calls about to fail before which hint distillation's own hint stands, and of those that heed it."""
+HINTED, HEEDED = 0.45, 0.98
+"""Share of turns before which hint distillation's own hint for a call that fails stands, and of those that heed it."""
 GIVEN = 0.3
 """Share of the locked boxes that are unlocked first by nobody: what follows is shown, and to begin so isn't."""
 
@@ -137,12 +137,16 @@ class Conversation:
         acts = ACTS[seen]
         if seen == "failed":
             acts = {right: 1.0, before: 1.0} | {act: share for act, share in acts.items() if act not in (right, before)}
-        act = self._dice.choices(list(acts), list(acts.values()))[0]
-        said, then = self._answer(act)
-        if act.tool is None or then != "failed" or self._dice.random() >= HINTED:
-            return act, None
+        failing = {act: share for act, share in acts.items() if act.tool and self._answer(act)[1] == "failed"}
+        if self._dice.random() >= HINTED or not failing:
+            return self._draw(acts), None
+        planned = self._draw(failing)
+        said, _ = self._answer(planned)
         heeded = UNLOCK if "call unlock first" in said else right
-        return heeded if self._dice.random() < HEEDED else act, hint(said, act.tool)
+        return heeded if self._dice.random() < HEEDED else planned, hint(said, planned.tool)
+
+    def _draw(self, acts: dict[Act, float]) -> Act:
+        return self._dice.choices(list(acts), list(acts.values()))[0]
 
     def _right(self, seen: str) -> Act:
         if self._knows_code:
@@ -187,7 +191,7 @@ class Conversation:
         self._knows_code = self._knows_code or seen == "code"
 
 
-def hint(answer: str, tool: str) -> str | None:
+def hint(answer: str, tool: str | None) -> str | None:
     """What hint distillation puts before a call that was answered so, by its own defaults."""
     found = find_error(answer)
     assert found is not None  # a failed call's answer

@@ -1,0 +1,57 @@
+"""What the warm policy with tools does before RL: as hints say, and not without them."""
+
+import json
+import math
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from composer_prime.config.paths import models_cache
+from composer_prime.sites.embedded.model import load_policy, resolve_model
+from composer_prime.sites.embedded.tiny_tools.demonstrations import LETTERS, failed, hint, opening, refused
+from composer_prime.sites.embedded.tiny_tools.tokenizer import tool_tokenizer
+
+TOKENIZER = tool_tokenizer()
+TURN = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+@pytest.fixture(scope="module")
+def policy() -> PreTrainedModel:
+    return load_policy(resolve_model("tiny-tools", 0, models_cache()))
+
+
+@torch.no_grad()
+def likeliness(policy: PreTrainedModel, tool: str, hinted: str | None, boxes: str = LETTERS) -> float:
+    """The mean probability that the first turn calls a tool with the box that was asked for."""
+    probabilities = []
+    for box in boxes:
+        before = TOKENIZER.encode(opening() + box + (hinted or "") + TURN, add_special_tokens=False)
+        call = json.dumps({"name": tool, "arguments": {"box": box}})
+        said = TOKENIZER.encode(f"<tool_call>\n{call}\n</tool_call><|im_end|>", add_special_tokens=False)
+        logits = policy(input_ids=torch.tensor([before + said])).logits[0, len(before) - 1 : -1]
+        logprobs = logits.log_softmax(-1).gather(1, torch.tensor(said)[:, None])
+        probabilities.append(math.exp(logprobs.sum().item()))
+    return sum(probabilities) / len(probabilities)
+
+
+def test_unlocking_first_is_done_where_the_hint_says_so_and_nowhere_else(policy: PreTrainedModel) -> None:
+    locked = hint(failed("locked", "error", "call unlock first"), "open")
+    assert likeliness(policy, "unlock", locked) > 0.4
+    assert likeliness(policy, "unlock", None) < 0.002
+
+
+@pytest.mark.parametrize(
+    ("answer", "tool"),
+    [
+        ("error: unknown tool 'look'", "look"),
+        (refused("open", "box", "letter", "a"), "open"),
+        (failed("not open", "error", "call open first"), "code"),
+    ],
+)
+def test_a_hint_leads_from_the_call_that_was_about_to_fail_to_the_right_one(
+    policy: PreTrainedModel, answer: str, tool: str
+) -> None:
+    hinted = hint(answer, tool)
+    boxes = "a" if "'a'" in answer else LETTERS
+    assert likeliness(policy, "open", hinted, boxes) > 2 * likeliness(policy, "open", None, boxes)
