@@ -9,6 +9,9 @@ from pathlib import Path
 
 from composer_prime.config.recipe import RecipeBase
 
+AVERAGE = "ema"
+"""Folder in a broadcast that holds the weights of hints' teacher "ema"."""
+
 
 @dataclass(frozen=True)
 class SitePaths:

@@ -358,10 +358,13 @@ class Recipe(RecipeBase):
                 f"trainer.distill.{' and '.join(asked)} (0) must not be 0 at every step, or nothing is learned from "
                 "teachers that are asked: set one above 0, or take hints and replay.teachers out"
             )
-        if self.holds_first_policy and self.inference.engine == "vllm":
+        if self.hints is not None and self.hints.is_held and self.inference.engine == "vllm":
             raise ValueError(
-                'hints.base_url must be given with inference.engine = "vllm", whose server holds one policy: serve the '
-                "first one on a server of its own, or use the transformers engine"
+                'hints.teacher ("ema") needs a server that holds two models, and inference.engine = "vllm" holds one: '
+                'use the transformers engine, or teacher = "frozen" with a base_url'
+                if self.hints.teacher == "ema"
+                else 'hints.base_url must be given with inference.engine = "vllm", whose server holds one policy: '
+                "serve the first one on a server of its own, or use the transformers engine"
             )
         if not distill.top_k and self.hints is not None:
             raise ValueError("trainer.distill.top_k (0) must be at least 1 with hints, which one number doesn't teach")
@@ -379,7 +382,7 @@ class Recipe(RecipeBase):
     @property
     def holds_first_policy(self) -> bool:
         """Whether a site's own server holds the run's first policy beside the one that learns, as hints' teacher."""
-        return self.hints is not None and self.hints.teacher == "frozen" and self.hints.base_url is None
+        return self.hints is not None and self.hints.teacher == "frozen" and self.hints.is_held
 
     @property
     def has_streams(self) -> bool:

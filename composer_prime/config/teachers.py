@@ -21,6 +21,10 @@ NO_FROZEN_SERVER = (
     'env.hints.base_url must be given with teacher = "frozen", since PRIME-RL\'s server holds only the policy of the '
     "moment: serve the model that the run begins with on a server of its own, and write its address there"
 )
+NO_AVERAGE_SERVER = (
+    'env.hints.teacher ("ema") is held by an embedded site\'s own server, not by PRIME-RL\'s: set it to "frozen", '
+    "and env.hints.base_url to a server of the model that the run begins with"
+)
 REF_KL_IS_SAMPLED = (
     "env.stamp_ref_kl is for teachers that give one number a token: drop it, or drop [trainer.distill] and env.top_k"
 )
@@ -108,8 +112,9 @@ class HintWriterConfig(Table):
     """Environment variable that holds the server's key; None: it wants none."""
 
 
-HintTeacher = Literal["frozen", "live"]
-"""Who reads the hint: the run's first policy, which holds still, or the policy of the moment."""
+HintTeacher = Literal["frozen", "ema", "live"]
+"""Who reads the hint: the run's first policy, which holds still, an average of the policies there were, or the policy
+of the moment."""
 
 
 class HintsConfig(Table):
@@ -117,6 +122,9 @@ class HintsConfig(Table):
 
     teacher: HintTeacher = "frozen"
     """Whose distributions are taught."""
+
+    ema_decay: float = Field(default=0.99, gt=0, lt=1)
+    """d of `teacher = "ema"`: after each training step the average is d times itself and 1 - d times the policy."""
 
     allow_live: bool = False
     """Whether `teacher = "live"` is meant: it destroyed every policy that we trained with it."""
@@ -147,8 +155,14 @@ class HintsConfig(Table):
                 'hints.teacher ("live") is the policy that it teaches, and both fell from 0.96 to 0 with each other '
                 'while every metric looked healthy: use "frozen", or say that you know with hints.allow_live = true'
             )
-        if self.teacher == "live" and self.base_url is not None:
-            raise ValueError(f'hints.base_url ({self.base_url}) is for teacher = "frozen": leave it out with "live"')
+        if self.teacher != "frozen" and self.base_url is not None:
+            raise ValueError(
+                f'hints.base_url ({self.base_url}) is for teacher = "frozen": leave it out with "{self.teacher}"'
+            )
+        if self.teacher != "ema" and self.ema_decay != type(self).model_fields["ema_decay"].default:
+            raise ValueError(
+                f'hints.ema_decay ({self.ema_decay}) is for teacher = "ema", and it is "{self.teacher}": leave it out'
+            )
         for name, value in (("model", self.model), ("api_key_var", self.api_key_var)):
             if self.base_url is None and value is not None:
                 raise ValueError(
@@ -156,6 +170,11 @@ class HintsConfig(Table):
                     f"leave {name} out"
                 )
         return self
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the teacher is a second model, which an embedded site's own server holds beside the policy."""
+        return self.teacher != "live" and self.base_url is None
 
     @property
     def server(self) -> TeacherConfig | None:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from composer_prime.config.teachers import HintTeacher
 from composer_prime.errors import TeacherError
 from composer_prime.replay.wire import MOST_IDS, ROUTES, Route, Scores, num_candidates, read_scores, score_body
 
@@ -32,9 +33,9 @@ _ABSENT = frozenset({404, 405, 501})
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
-def frozen_name(model: str) -> str:
-    """The name under which an embedded site serves its first policy beside the one that learns."""
-    return f"{model}@frozen"
+def held_name(model: str, teacher: HintTeacher) -> str:
+    """The name under which an embedded site serves hints' teacher beside the policy that learns."""
+    return f"{model}@{teacher}"
 
 
 class ServedModel:

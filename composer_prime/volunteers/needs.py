@@ -101,7 +101,7 @@ def needs_of(recipe: RecipeBase, terms: Terms, shapes: Sequence[NamedShape], num
     return Needs(
         memory_bytes=memory_bytes(recipe, terms, model),
         gpu_bytes=gpu_bytes(recipe, model.numel),
-        disk_bytes=disk_bytes(model),
+        disk_bytes=disk_bytes(recipe, model),
         join_bytes=masters.newest_bytes,
         begin_bytes=masters.first_bytes * (2 if terms.has_momentum else 1),
         up_bytes=up,
@@ -155,8 +155,8 @@ def memory_bytes(recipe: RecipeBase, terms: Terms, model: Model) -> int:
     fixed += outer_bytes(terms, model)
     trainer = 4 * FP32 * model.numel  # weights, gradient, two moments
     inference = 2 * FP32 * model.numel  # the weights, and new ones on their way in
-    inference += hints_bytes(recipe, model)
-    return fixed + trainer + inference + step_bytes(recipe, model) + cache_bytes(recipe, model)
+    hints = hints_bytes(recipe, model)
+    return fixed + trainer + inference + hints + step_bytes(recipe, model) + cache_bytes(recipe, model)
 
 
 def step_bytes(recipe: Recipe, model: Model) -> int:
@@ -172,14 +172,21 @@ def cache_bytes(recipe: Recipe, model: Model) -> int:
 
 
 def hints_bytes(recipe: Recipe, model: Model) -> int:
-    """Memory that hints take of the inference server: the first policy, and the logits of what is scored."""
+    """Memory that hints take: the server's second model, an average in the trainer, logits of what is scored."""
     if recipe.hints is None or recipe.hints.base_url is not None:
         return 0
-    first_policy = FP32 * model.numel if recipe.holds_first_policy else 0
-    return first_policy + FP32 * SCORE_COPIES * max(SCORE_TOKENS, recipe.seq_len) * model.vocabulary
+    copies = int(recipe.hints.is_held) + _num_averages(recipe)
+    return FP32 * copies * model.numel + FP32 * SCORE_COPIES * max(SCORE_TOKENS, recipe.seq_len) * model.vocabulary
 
 
-def disk_bytes(model: Model) -> int:
+def disk_bytes(recipe: RecipeBase, model: Model) -> int:
     """Disk of a site: the model, checkpoints with optimizer and outer state, weights on their way, journal, logs."""
-    checkpoint = 6 * FP32 * model.numel
-    return FP32 * model.numel * (1 + BROADCASTS + 2) + CHECKPOINTS * checkpoint + LOGS_BYTES
+    averages = _num_averages(recipe)
+    checkpoint = (6 + averages) * FP32 * model.numel
+    broadcasts = BROADCASTS * (1 + averages)
+    return FP32 * model.numel * (1 + broadcasts + 2) + CHECKPOINTS * checkpoint + LOGS_BYTES
+
+
+def _num_averages(recipe: RecipeBase) -> int:
+    """How often an average stands beside a trainer's weights: once where hints are read by one."""
+    return int(isinstance(recipe, Recipe) and recipe.hints is not None and recipe.hints.teacher == "ema")

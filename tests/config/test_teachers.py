@@ -49,6 +49,17 @@ def test_a_teachers_address_is_the_servers_root(url: str) -> None:
             {"hints": {"teacher": "live", "allow_live": True, "base_url": "http://host:8000"}},
             r"hints.base_url \(http://host:8000\) is for teacher = .frozen.: leave it out",
         ),
+        (
+            {"hints": {"teacher": "ema", "base_url": "http://host:8000"}},
+            r"hints.base_url \(http://host:8000\) is for teacher = .frozen.: leave it out with .ema.",
+        ),
+        ({"hints": {"ema_decay": 0.9}}, r"hints.ema_decay \(0.9\) is for teacher = .ema., and it is .frozen.: leave"),
+        ({"hints": {"teacher": "ema", "ema_decay": 1.0}}, r"hints.ema_decay \(1.0\)"),
+        ({"hints": {"teacher": "ema", "ema_decay": 0.0}}, r"hints.ema_decay \(0.0\)"),
+        (
+            {"hints": {"teacher": "ema"}, "inference": {"engine": "vllm"}},
+            r"hints.teacher \(.ema.\) needs a server that holds two models, .*: use the transformers engine, or",
+        ),
         ({"hints": {}, "inference": {"engine": "vllm"}}, "hints.base_url must be given with inference.engine = .vllm."),
         ({"trainer": {"distill": {"top_k": 65}}}, r"top_k \(65\)"),
         ({"trainer": {"distill": {"hint_tau": -1.0}}}, r"hint_tau \(-1.0\) must be a number from 0"),

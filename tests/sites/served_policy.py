@@ -1,13 +1,14 @@
 """The embedded inference server with a real model, on a loopback port in a thread."""
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from starlette.applications import Starlette
 
-from composer_prime.replay.served import frozen_name
+from composer_prime.config.teachers import HintTeacher
+from composer_prime.replay.served import held_name
 from composer_prime.sites.embedded.inference.app import Server
 from composer_prime.sites.embedded.inference.serve import load_tokenizer
 from composer_prime.sites.embedded.inference.transformers_engine import TransformersEngine
@@ -16,11 +17,11 @@ from tests.servers.in_thread import serving_app
 
 @contextmanager
 def serving_policy(
-    folder: Path, *, name: str = "policy", max_model_len: int = 512, frozen: Path | None = None
+    folder: Path, *, name: str = "policy", max_model_len: int = 512, held: Mapping[HintTeacher, Path] | None = None
 ) -> Iterator[int]:
-    """Serve the model in a folder, and another as the first policy; the port is yielded once both answer."""
+    """Serve the model in a folder, and others as hints' teachers; the port is yielded once all answer."""
     failures: list[BaseException] = []
-    folders = {name: folder} | ({} if frozen is None else {frozen_name(name): frozen})
+    folders = {name: folder} | {held_name(name, teacher): path for teacher, path in (held or {}).items()}
     engines = {
         one: TransformersEngine(
             path, seed=0, max_batch_size=32, max_model_len=max_model_len, on_failure=failures.append

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from composer_prime.replay.served import frozen_name
+from composer_prime.replay.served import held_name
 from composer_prime.sites.embedded.inference.app import Server
-from composer_prime.sites.embedded.inference.serve import close_engines, make_engine, make_frozen, start_engines
+from composer_prime.sites.embedded.inference.serve import close_engines, make_engine, make_teacher, start_engines
 from composer_prime.sites.embedded.tiny import tiny_tokenizer
 from tests.sites.letters_site import letters_site
 from tests.sites.tiny_folder import save_random_tiny
@@ -36,7 +36,7 @@ def fail() -> None:
 
 
 def server_of(*engines: Any) -> Server:
-    return Server(engines[0], "policy", tiny_tokenizer(), {frozen_name("policy"): engines[1]})
+    return Server(engines[0], "policy", tiny_tokenizer(), {held_name("policy", "frozen"): engines[1]})
 
 
 def test_a_server_is_ready_once_both_engines_have_started(run_async) -> None:
@@ -70,7 +70,7 @@ def test_both_engines_take_the_sites_threads(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(torch, "set_num_threads", seen.append)
 
     async def start() -> None:
-        engines = [make_engine(settings, lambda error: None), *make_frozen(settings, lambda error: None).values()]
+        engines = [make_engine(settings, lambda error: None), *make_teacher(settings, lambda error: None).values()]
         try:
             await asyncio.gather(*(engine.start() for engine in engines))
         finally:

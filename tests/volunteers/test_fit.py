@@ -99,13 +99,14 @@ def test_what_all_sites_share_is_never_touched() -> None:
     ("hints", "num_copies", "scores"),
     [
         (HintsConfig(), 1, True),
+        (HintsConfig(teacher="ema"), 2, True),
         (HintsConfig(teacher="live", allow_live=True), 0, True),
         (HintsConfig(base_url="https://teacher.example.org"), 0, False),
     ],
-    ids=["frozen", "live", "elsewhere"],
+    ids=["frozen", "ema", "live", "elsewhere"],
 )
 @pytest.mark.parametrize("seq_len", [512, 4096])
-def test_the_first_policy_and_the_logits_of_hints_count_where_the_sites_own_server_is_asked(
+def test_hints_second_model_an_average_and_the_logits_count_where_the_sites_own_server_is_asked(
     hints: HintsConfig, num_copies: int, scores: bool, seq_len: int
 ) -> None:
     plain = run_recipe().model_copy(update={"seq_len": seq_len})

@@ -153,7 +153,7 @@ def test_the_documented_hints_and_schedules_travel_and_read_back_to_the_same_run
     recipe = recipe_from_data(minimal(**documented()))
     assert read_shared(shared_toml(recipe)) == recipe
     weights = {"hint_tau": {"start": 1.0, "end": 0.0, "steps": 7}, "replay_tau": 0.0}
-    scheduled = recipe_from_data(minimal(hints={}, trainer={"distill": weights}))
+    scheduled = recipe_from_data(minimal(hints={"teacher": "ema", "ema_decay": 0.9}, trainer={"distill": weights}))
     assert read_shared(shared_toml(scheduled)) == scheduled
 
 
@@ -177,9 +177,19 @@ def test_a_schedule_beyond_its_range_is_refused_in_one_line(weight: Any, said: s
     assert "\n" not in str(refused.value)
 
 
+def test_a_decay_beyond_its_range_is_refused_in_one_line() -> None:
+    with pytest.raises(
+        InvitationRefused, match=r"hints\.ema_decay to 2\.0, which must be a number from 0 to 1"
+    ) as said:
+        read_shared(to_toml(minimal(hints={"teacher": "ema", "ema_decay": 2.0})))
+    assert "\n" not in str(said.value)
+
+
 def test_the_live_teacher_is_refused_when_an_invitation_is_written_and_when_it_is_read() -> None:
     data = minimal(hints={"teacher": "live", "allow_live": True})
-    with pytest.raises(ConfigError, match=r"the recipe sets hints\.teacher to 'live', which must be one of frozen"):
+    with pytest.raises(
+        ConfigError, match=r"the recipe sets hints\.teacher to 'live', which must be one of frozen, ema"
+    ):
         shared_toml(recipe_from_data(data))
     with pytest.raises(InvitationRefused, match=r"hints\.allow_live to True, which must be false"):
         read_shared(to_toml(minimal(hints={"allow_live": True})))

@@ -1,7 +1,8 @@
 """How a trainer publishes its weights: one folder per policy version, seen whole or not at all.
 
 broadcasts/step_N/{model.safetensors, STABLE}: N training steps are behind these weights. Made under another name and
-renamed into place; the marker is for readers that, as PRIME-RL's, look for it.
+renamed into place; the marker is for readers that, as PRIME-RL's, look for it. Where hints are read by an average of
+the policies, that is ema/model.safetensors below it.
 """
 
 import re
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from composer_prime.config.paths import AVERAGE
 from composer_prime.sites.embedded.whole_folder import whole_folder
 
 STABLE = "STABLE"
@@ -19,8 +21,10 @@ KEEP = 4
 """Broadcasts kept: a reader that was told of one may still be loading it two or three steps later."""
 
 
-def publish(model: nn.Module, broadcasts: Path, version: int) -> Path:
+def publish(model: nn.Module, broadcasts: Path, version: int, average: dict[str, Tensor] | None = None) -> Path:
     """Put the weights of policy version `version` in place, drop all but the newest KEEP, and return the folder.
+
+    average  as `weights` gives them, to go beside the model's
 
     Newer versions are dropped first: they are from before a resume that went back to this one. Raises SiteError when
     they can't be written.
@@ -33,11 +37,18 @@ def publish(model: nn.Module, broadcasts: Path, version: int) -> Path:
 
     values = weights(model)
     with whole_folder(folder, before=drop_newer) as making:
-        save_file(values, making / "model.safetensors", metadata={"format": "pt"})
+        _save(values, making)
+        if average is not None:
+            _save(average, making / AVERAGE)
         (making / STABLE).touch()
     for old in published(broadcasts)[:-KEEP]:
         shutil.rmtree(broadcasts / f"step_{old}")
     return folder
+
+
+def _save(values: dict[str, Tensor], folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    save_file(values, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def published(broadcasts: Path) -> list[int]:
@@ -62,3 +73,21 @@ def load_weights(model: nn.Module, values: dict[str, Tensor]) -> None:
         own = model.state_dict()
         for name, value in values.items():
             own[name].copy_(value)
+
+
+def start_average(model: nn.Module) -> dict[str, Tensor]:
+    """An average of one policy: the model's `weights`, as tensors of its own."""
+    return {name: value.clone() for name, value in weights(model).items()}
+
+
+@torch.no_grad()
+def move_average(average: dict[str, Tensor], model: nn.Module, decay: float) -> None:
+    """Take one more policy into an exponential moving average, in place: `decay` times itself, the rest the policy.
+
+    average  as `start_average` gave it for this model, fp32. What isn't floating point becomes the model's.
+    """
+    for name, value in weights(model).items():
+        if value.is_floating_point():
+            average[name].lerp_(value, 1 - decay)
+        else:
+            average[name].copy_(value)

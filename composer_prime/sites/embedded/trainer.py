@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from composer_prime import metrics
@@ -22,7 +22,7 @@ from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ComposerPrimeError, ModelError
 from composer_prime.metrics import MetricsTape
 from composer_prime.sites.embedded.batches import TrainingSample, read_batch
-from composer_prime.sites.embedded.broadcasts import load_weights, publish, weights
+from composer_prime.sites.embedded.broadcasts import load_weights, move_average, publish, start_average, weights
 from composer_prime.sites.embedded.checkpoints import newest_checkpoint, save_checkpoint
 from composer_prime.sites.embedded.distilling import DPPO_LOW
 from composer_prime.sites.embedded.learner import Learner, StepReport, import_loss
@@ -88,6 +88,8 @@ class Trainer:
             recipe.trainer.loss.kwargs.get("dppo_mask_low", DPPO_LOW),
         )
         self.step = 0
+        self._ema_decay = recipe.hints.ema_decay if recipe.hints is not None and recipe.hints.teacher == "ema" else None
+        self._average: dict[str, Tensor] | None = None
         self._totals = Totals()
         self._tape = MetricsTape(self.paths.tape("trainer"))
         self._joined = False
@@ -105,8 +107,10 @@ class Trainer:
         if self.outer is not None:
             self.outer.join(list(self.model.named_parameters()))
             self._joined = True
+        if self._ema_decay is not None and self._average is None:
+            self._average = start_average(self.model)
         if self.step > 0 or self.outer is not None:
-            publish(self.model, self.paths.broadcasts, self.step)
+            publish(self.model, self.paths.broadcasts, self.step, self._average)
         logger.info("trainer_started site=%s step=%d", self.settings.site, self.step)
 
     def train(self) -> SiteResult | None:
@@ -119,7 +123,9 @@ class Trainer:
             learned = self.learner.step(samples, self.step)
             report = self._sync(learned)
             self.step += 1
-            publish(self.model, self.paths.broadcasts, self.step)
+            if self._ema_decay is not None and self._average is not None:
+                move_average(self._average, self.model, self._ema_decay)
+            publish(self.model, self.paths.broadcasts, self.step, self._average)
             began, ended = ended, time.perf_counter()
             self._log(learned, report, step_s=ended - began)
             if self.step % self.settings.recipe.ckpt.interval == 0:
@@ -153,6 +159,7 @@ class Trainer:
         state = {
             "step": self.step,
             "model": weights(self.model),
+            "average": self._average,
             "optimizer": self.learner.optimizer.state_dict(),
             "distill": self.learner.distiller.state_dict(),
             "rng": torch.get_rng_state(),
@@ -165,6 +172,8 @@ class Trainer:
     def _restore(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
         load_weights(self.model, state["model"])
+        if self._ema_decay is not None:
+            self._average = state.get("average")  # none: made before there were averages, or under another teacher
         self.learner.optimizer.load_state_dict(state["optimizer"])
         self.learner.distiller.load_state_dict(state.get("distill", {}))  # older checkpoints have none
         torch.set_rng_state(state["rng"])

@@ -23,6 +23,7 @@ from verifiers.v1.utils.loaders import environment_class
 
 from composer_prime.config.distill import MAX_K
 from composer_prime.config.teachers import (
+    NO_AVERAGE_SERVER,
     NO_FROZEN_SERVER,
     REF_KL_IS_SAMPLED,
     HintsConfig,
@@ -36,7 +37,7 @@ from composer_prime.hints.error_sites import ErrorSite, error_sites, text_of
 from composer_prime.replay.fingerprint import load_tokenizer
 from composer_prime.replay.hint_writer import HintWriter
 from composer_prime.replay.score.candidates import Candidates
-from composer_prime.replay.served import ServedModel, frozen_name
+from composer_prime.replay.served import ServedModel, held_name
 from composer_prime.replay.stamp import scoring_paths, stamp, stamp_candidates
 from composer_prime.replay.teachers import TeacherPool
 
@@ -106,8 +107,8 @@ class StampingEnvConfig(vf.EnvConfig):
         if self.hints is not None and not self.top_k:
             raise ValueError("env.top_k (0) must be at least 1 with env.hints: one number a token doesn't teach a hint")
         hints = self.hints
-        if hints is not None and hints.teacher == "frozen" and hints.base_url is None and not self.embedded:
-            raise ValueError(NO_FROZEN_SERVER)
+        if hints is not None and hints.is_held and not self.embedded:
+            raise ValueError(NO_AVERAGE_SERVER if hints.teacher == "ema" else NO_FROZEN_SERVER)
         if self.top_k and self.stamp_ref_kl:
             raise ValueError(REF_KL_IS_SAMPLED)
         return self
@@ -251,7 +252,7 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
     ) -> Candidates | None:
         """What the teacher says to one turn's sampled tokens under the hinted context; None, counted, without."""
         servers = [teacher.served for teacher in self._hint_pool.teachers]
-        teacher = servers[0] if servers else self._policy(trace, frozen=hints.teacher == "frozen")
+        teacher = servers[0] if servers else self._policy(trace, hints)
         try:
             async with asyncio.timeout(hints.timeout_s):
                 if teacher.route is None:
@@ -270,12 +271,12 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         counts[HINTS_TOKENS] += int(candidates.has_teacher.sum())
         return candidates
 
-    def _policy(self, trace: vf.Trace, *, frozen: bool) -> ServedModel:
-        """The server that the trace was sampled from; `frozen`: as it answers under the first policy's name."""
+    def _policy(self, trace: vf.Trace, hints: HintsConfig) -> ServedModel:
+        """The server that the trace was sampled from, under the name of the teacher where it holds that as well."""
         assert trace.agent is not None  # verifiers sets it on every trace that an agent played
         client, model = trace.agent.config.client, trace.agent.config.model
         assert client is not None and model is not None  # resolved before the agent ran
-        model = frozen_name(model) if frozen else model
+        model = held_name(model, hints.teacher) if hints.is_held else model
         key = (client.base_url, model)
         if key not in self._policies:
             api_key = os.environ.get(client.api_key_var)

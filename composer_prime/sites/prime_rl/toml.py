@@ -13,7 +13,7 @@ from typing import Any
 from composer_prime.config.paths import run_uri
 from composer_prime.config.prime_rl import PrimeRecipe, with_none_words
 from composer_prime.config.settings import sampling_seed
-from composer_prime.config.teachers import NO_FROZEN_SERVER, REF_KL_IS_SAMPLED
+from composer_prime.config.teachers import NO_AVERAGE_SERVER, NO_FROZEN_SERVER, REF_KL_IS_SAMPLED
 from composer_prime.errors import ConfigError
 from composer_prime.sites.prime_rl import settings
 from composer_prime.sites.prime_rl.placement import Ports
@@ -290,6 +290,8 @@ def _stamp(source: Data, top_k: int) -> None:
         raise ConfigError(
             f"{place}: env.hints needs [trainer.distill] with top_k of at least 1: add the table, or drop env.hints"
         )
+    if isinstance(hints, dict) and hints.get("teacher") == "ema":
+        raise ConfigError(f"{place}: {NO_AVERAGE_SERVER}")
     if isinstance(hints, dict) and hints.get("teacher", "frozen") == "frozen" and not hints.get("base_url"):
         raise ConfigError(f"{place}: {NO_FROZEN_SERVER}")
     if top_k and env.get("stamp_ref_kl"):

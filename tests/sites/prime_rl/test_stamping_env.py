@@ -14,6 +14,7 @@ import verifiers.v1 as vf
 from transformers import PreTrainedModel
 from verifiers.v1.graph import MessageNode
 
+from composer_prime.config.teachers import HintTeacher
 from composer_prime.errors import BadInput, TeacherRefused
 from composer_prime.hints.contexts import TEMPLATES
 from composer_prime.replay.consensus import log_mixture
@@ -48,7 +49,8 @@ class Models:
             save_random_tiny(root / name, seed=seed) for seed, name in ((1, "teacher"), (2, "first"))
         )
         self.policy, self.teacher, self.first = map(load_policy, (self.policy_dir, teacher_dir, first_dir))
-        self.policy_port = stack.enter_context(serving_policy(self.policy_dir, max_model_len=CONTEXT, frozen=first_dir))
+        held: dict[HintTeacher, Path] = {"frozen": first_dir, "ema": teacher_dir}
+        self.policy_port = stack.enter_context(serving_policy(self.policy_dir, max_model_len=CONTEXT, held=held))
         self.teacher_port = stack.enter_context(serving_policy(teacher_dir, name="teacher", max_model_len=CONTEXT))
 
     def table(self, name: str, port: int, **settings: Any) -> dict[str, Any]:
@@ -198,6 +200,11 @@ def test_a_hint_stands_before_the_call_that_failed_and_the_first_policy_is_asked
 def test_the_policy_of_the_moment_is_asked_where_the_recipe_says_that_it_knows(play: Play, models: Models) -> None:
     failed, _ = play({"id": "failing-tool"}, hints={"teacher": "live", "allow_live": True})
     assert_said(told(sampled_node(failed))[1], models.policy, *hinted(failed, HINT))
+
+
+def test_the_average_beside_the_policy_is_asked_where_the_recipe_says_so(play: Play, models: Models) -> None:
+    failed, _ = play({"id": "failing-tool"}, hints={"teacher": "ema", "ema_decay": 0.9})
+    assert_said(told(sampled_node(failed))[1], models.teacher, *hinted(failed, HINT))
 
 
 def test_a_server_of_its_own_is_asked_where_the_recipe_names_one(play: Play, models: Models) -> None:
@@ -384,13 +391,17 @@ def test_the_environment_is_found_by_its_id_and_gives_distributions_only_where_i
         vf.resolve_env_config({**data, "top_k": 8, "stamp_ref_kl": True})
 
 
-def test_a_frozen_teacher_that_nobody_serves_is_refused_by_what_to_set() -> None:
+def test_a_teacher_that_nobody_serves_is_refused_by_what_to_set() -> None:
     vf.resolve_env_config({**DATA, **EMBEDDED})
     live = {"teacher": "live", "allow_live": True}
     for hints in ({"base_url": "http://10.0.0.6:8000"}, live):
         vf.resolve_env_config({**DATA, "top_k": 8, "hints": hints})
     with pytest.raises(ValueError, match=r'env.hints.base_url must be given with teacher = "frozen".*of its own'):
         vf.resolve_env_config({**DATA, "top_k": 8, "hints": {}})
+    with pytest.raises(
+        ValueError, match=r'env.hints.teacher \("ema"\) is held by an embedded.*: set it to "frozen", and'
+    ):
+        vf.resolve_env_config({**DATA, "top_k": 8, "hints": {"teacher": "ema"}})
 
 
 def test_a_taskset_with_an_environment_of_its_own_is_refused(

@@ -22,7 +22,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from transformers import PreTrainedTokenizerBase
 
+from composer_prime.config.paths import AVERAGE
 from composer_prime.errors import BadInput, SiteError
+from composer_prime.replay.served import held_name
 from composer_prime.sites.embedded.inference import wire
 from composer_prime.sites.embedded.inference.engine import Completion, Engine
 
@@ -32,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 class Server:
-    """Answers for the policy's engine, and for a frozen one's. `is_ready` turns true when they have started; after
-    `fail` it never does.
+    """Answers for the policy's engine, and for that of hints' teacher. `is_ready` turns true when they have started;
+    after `fail` it never does.
 
-    frozen  the engine of the first policy, by the name that it is asked for under; updates and pauses don't reach it.
+    held  the engine of the teacher, by `held_name`. Pauses don't reach it, and of updates those of an average alone.
     """
 
     def __init__(
@@ -43,13 +45,14 @@ class Server:
         engine: Engine,
         model_name: str,
         tokenizer: PreTrainedTokenizerBase,
-        frozen: Mapping[str, Engine] | None = None,
+        held: Mapping[str, Engine] | None = None,
     ) -> None:
         self.is_ready = False
         self.has_failed = False
         self._engine = engine
         self._model_name = model_name
-        self._engines = {model_name: engine, **(frozen or {})}
+        self._engines = {model_name: engine, **(held or {})}
+        self._average = self._engines.get(held_name(model_name, "ema"))
         self._tokenizer = tokenizer
 
     def fail(self) -> None:
@@ -136,6 +139,8 @@ class Server:
 
     async def _update_weights(self, request: Request) -> Response:
         folder, version = wire.parse_update(await _body(request))
+        if self._average is not None:  # first: the policy's version says that all is there
+            await self._average.load_weights(Path(folder) / AVERAGE, version)
         await self._engine.load_weights(Path(folder), version)
         logger.info("policy_version=%d weight_dir=%s", version, folder)
         return JSONResponse({"status": "ok", "policy_version": version})

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ModelError
-from composer_prime.replay.served import frozen_name
+from composer_prime.replay.served import held_name
 from composer_prime.sites.embedded.inference.app import Server
 from composer_prime.sites.embedded.inference.engine import Engine
 
@@ -36,7 +36,7 @@ def serve(settings: SiteSettings, listener: socket.socket) -> None:
             settings.recipe.model.name,
             settings.model_dir,
             listener,
-            lambda fail: make_frozen(settings, fail),
+            lambda fail: make_teacher(settings, fail),
         )
     )
 
@@ -75,7 +75,7 @@ async def _serve(
     model_name: str,
     folder: Path,
     listener: socket.socket,
-    make_frozen: Callable[[_Fail], Mapping[str, Engine]] = lambda fail: {},
+    make_held: Callable[[_Fail], Mapping[str, Engine]] = lambda fail: {},
     weights: Path | None = None,
 ) -> None:
     failures: list[BaseException] = []
@@ -86,9 +86,9 @@ async def _serve(
         http.should_exit = True
 
     engine = make(fail)
-    frozen = make_frozen(fail)
-    engines = [engine, *frozen.values()]
-    server = Server(engine, model_name, load_tokenizer(folder), frozen)
+    held = make_held(fail)
+    engines = [engine, *held.values()]
+    server = Server(engine, model_name, load_tokenizer(folder), held)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -159,21 +159,22 @@ def make_engine(settings: SiteSettings, on_failure: Callable[[BaseException], No
     )
 
 
-def make_frozen(settings: SiteSettings, on_failure: Callable[[BaseException], None]) -> dict[str, Engine]:
-    """The engine of the first policy by the name it is asked for under, not started; none where no hint reads it.
+def make_teacher(settings: SiteSettings, on_failure: Callable[[BaseException], None]) -> dict[str, Engine]:
+    """The engine of hints' teacher by the name it is asked for under, not started; none where no second model is.
 
-    Raises ModelError when the model is here without its weights.
+    It starts with the model's own weights. Raises ModelError when these are what it teaches, and aren't here.
     """
     model, hints = settings.recipe.model.name, settings.recipe.hints
-    if hints is None or hints.teacher != "frozen" or hints.base_url is not None:
+    if hints is None or not hints.is_held:
         return {}
-    if not settings.has_weights:
+    if settings.recipe.holds_first_policy and not settings.has_weights:
         raise ModelError(
             f"hints.teacher is the first policy, and model {model} is here without its weights: download it first, "
             f"`hf download {model}`, or give hints.base_url"
         )
     threads = settings.recipe.site.threads
-    return {frozen_name(model): _scoring_engine(settings.model_dir, settings.recipe.seq_len, on_failure, threads)}
+    engine = _scoring_engine(settings.model_dir, settings.recipe.seq_len, on_failure, threads)
+    return {held_name(model, hints.teacher): engine}
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -88,6 +88,7 @@ def test_a_recipe_for_one_number_a_token_stays_as_it_was() -> None:
         (asking(source("a", teachers=[BIG], top_k=4), distill={}), r"env\.top_k \(4\) must be .*top_k \(8\)"),
         (asking(source("a", hints=SERVED)), r"source a: env\.hints needs \[trainer\.distill\]"),
         (asking(source("a", hints={}), distill={}), r"source a: env\.hints\.base_url must be given"),
+        (asking(source("a", hints={"teacher": "ema"}), distill={}), r"source a: env\.hints\.teacher \(.ema.\) is"),
         (asking(source("a", teachers=[BIG], stamp_ref_kl=True), distill={}), r"source a: env\.stamp_ref_kl is for"),
         (
             asking(source("a", teachers=[BIG]), source("b", teachers=[BIG], hints=SERVED), distill={}),
