@@ -7,6 +7,7 @@ import pytest
 import typer
 
 from composer_prime.cli.main import app
+from composer_prime.config.recipe import Recipe
 from tests.architecture import REPOSITORY
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -40,7 +41,7 @@ def test_every_command_and_option_that_a_page_tells_is_there(page) -> None:
         assert command is not None, f"no such command: composer-prime {line}"
         known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
         if any(parameter.name == "recipe" for parameter in command.params):
-            known |= {"--clean"}  # a recipe's own key, as those with a point or an underscore are
+            known |= {f"--{key}" for key in Recipe.model_fields}  # as those with a point or an underscore are
         used = [name for name in re.findall(r"(?<=\s)--[a-z][\w.-]*", line) if not re.search(r"[._]", name)]
         assert set(used) <= known, f"composer-prime {line}"
 
