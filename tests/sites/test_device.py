@@ -19,9 +19,10 @@ from composer_prime.sites.embedded.prepare import model_command
 from composer_prime.sites.embedded.trainer import build as build_trainer
 from composer_prime.volunteers.shared_recipe import shared_toml
 from tests.architecture import REPOSITORY
+from tests.outer.device_claims import Device, Gpu
 from tests.outer.late_device import build
-from tests.outer.late_device.device import LateDevice, Process
-from tests.sites.late_site import SITE_CLAIMS
+from tests.outer.late_device.device import Process
+from tests.sites.device_claims import SITE_CLAIMS
 from tests.sites.letters_site import letters_site
 from tests.sites.tiny_folder import save_random_tiny
 
@@ -41,9 +42,15 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
 
 
 @pytest.mark.parametrize("claim", SITE_CLAIMS, ids=lambda claim: claim.__name__)
-def test_on_the_simulated_device(claim: Callable[[LateDevice], None], late: Process) -> None:
+def test_on_the_simulated_device(claim: Callable[[Device], None], late: Process) -> None:
     if (failure := late.failure(claim)) is not None:
         pytest.fail(failure, pytrace=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("claim", SITE_CLAIMS, ids=lambda claim: claim.__name__)
+def test_on_a_gpu(claim: Callable[[Device], None]) -> None:
+    claim(Gpu())
 
 
 def call(arguments: list[str]) -> None:
@@ -110,7 +117,8 @@ def test_every_model_of_a_site_is_loaded_to_its_device(tmp_path: Path, monkeypat
     monkeypatch.setattr(f"{EMBEDDED}.inference.transformers_engine.load_policy", record)
     settings = letters_site(tmp_path, model_dir=save_random_tiny(tmp_path / "model"), site={"device": "cuda"}, hints={})
     build_trainer(settings).close()
-    fail = pytest.fail
+    failures: list[BaseException] = []
+    fail = failures.append
 
     async def start_all() -> None:
         for engine in (make_engine(settings, fail), *make_teacher(settings, fail).values()):
@@ -118,5 +126,5 @@ def test_every_model_of_a_site_is_loaded_to_its_device(tmp_path: Path, monkeypat
             await engine.close()
 
     asyncio.run(start_all())
-    assert loaded == ["cuda"] * 3
+    assert loaded == ["cuda"] * 3 and not failures
     assert "cuda" in model_command(settings.recipe)

@@ -1,6 +1,6 @@
-"""Claims about an embedded site whose models are on another device, for the simulated one of tests/outer/late_device.
+"""Claims about an embedded site whose models are on another device: a GPU, or the simulated one of tests/outer.
 
-It refuses tensors of the CPU among its own, as a real one does, and computes as the CPU does: the numbers must agree.
+Both refuse tensors of the CPU among their own, and compute in fp32 what the CPU does: the numbers must agree.
 """
 
 import asyncio
@@ -24,13 +24,21 @@ from composer_prime.sites.embedded.model import load_policy, resolve_model
 from composer_prime.sites.embedded.tiny_tools.warmup_config import ToolWarmUpConfig
 from composer_prime.sites.embedded.trainer import Trainer
 from composer_prime.sites.embedded.warmup_config import WarmUpConfig
-from tests.outer.late_device.device import NAME, LateDevice
+from tests.outer.device_claims import Device
+from tests.outer.late_device.device import LateDevice
 from tests.sites.letters_site import letters_site
 from tests.sites.test_distilling import taught_samples
 from tests.sites.tiny_folder import save_random_tiny
 from tests.sites.tiny_policy import random_policy
 
 PROMPTS = [(1, 2, 3), (4, 5, 6, 7, 8), (1, 2, 3)]
+
+
+def name_of(device: Device) -> str:
+    """torch's name of it; a simulated one is told not to be late, which is the affair of tests/outer."""
+    if isinstance(device, LateDevice):
+        device.delay(0)
+    return device.at(0).type
 
 
 def train(root: Path, device: str, steps: int, *, resume: bool = False) -> SiteSettings:
@@ -68,11 +76,11 @@ def assert_close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         torch.testing.assert_close(value, other[name], rtol=1e-3, atol=2e-4)  # a step moves each by 1e-2
 
 
-def a_site_trains_as_on_the_cpu_and_either_goes_on_from_the_others_checkpoint(device: LateDevice) -> None:
-    device.delay(0)
+def a_site_trains_as_on_the_cpu_and_either_goes_on_from_the_others_checkpoint(device: Device) -> None:
+    name = name_of(device)
     with tempfile.TemporaryDirectory() as folder:
         expected = train(Path(folder) / "cpu", "cpu", 4)
-        for first, then in [(NAME, "cpu"), ("cpu", NAME)]:
+        for first, then in [(name, "cpu"), ("cpu", name)]:
             root = Path(folder) / f"{first}-{then}"
             half = train(root, first, 2)
             state = torch.load(half.paths.checkpoint(2) / "state.pt", map_location=refuse_device, weights_only=True)
@@ -88,12 +96,12 @@ def refuse_device(storage: torch.UntypedStorage, location: str) -> torch.Untyped
     return storage
 
 
-def the_engine_generates_and_scores_as_on_the_cpu_also_with_new_weights(device: LateDevice) -> None:
-    device.delay(0)
+def the_engine_generates_and_scores_as_on_the_cpu_also_with_new_weights(device: Device) -> None:
+    name = name_of(device)
     with tempfile.TemporaryDirectory() as folder:
         model_dir = save_random_tiny(Path(folder) / "model")
         later = publish(load_policy(save_random_tiny(Path(folder) / "later", seed=1)), Path(folder) / "broadcasts", 3)
-        ours, theirs = (asyncio.run(answers(model_dir, later, where)) for where in (NAME, "cpu"))
+        ours, theirs = (asyncio.run(answers(model_dir, later, where)) for where in (name, "cpu"))
         for one, other in zip(ours, theirs, strict=True):
             assert (one.token_ids, one.policy_version) == (other.token_ids, other.policy_version)
             torch.testing.assert_close(one.logprobs, other.logprobs, rtol=1e-4, atol=1e-4)
@@ -128,8 +136,8 @@ def requests() -> list[GenerateRequest]:
     return [*sampled, GenerateRequest("scored", PROMPTS[1], Sampling(max_tokens=1, seed=0), prompt_logprobs=4)]
 
 
-def models_are_warmed_up_there_and_kept_apart_from_the_cpus(device: LateDevice) -> None:
-    device.delay(0)
+def models_are_warmed_up_there_and_kept_apart_from_the_cpus(device: Device) -> None:
+    name = name_of(device)
     plan = ToolWarmUpConfig(copy_steps=2, steps=2, ramp_steps=1)
     short = WarmUpConfig(accuracy=(0.0, 1.0), measure_every=2)
     with (
@@ -138,13 +146,13 @@ def models_are_warmed_up_there_and_kept_apart_from_the_cpus(device: LateDevice) 
         patch.object(models, "TOOL_WARM_UP", plan),
         patch("composer_prime.sites.embedded.warmup.warm_up.__defaults__", (short, None)),
     ):
-        for name in ("tiny", "tiny-tools"):
-            ours, theirs = (resolve_model(name, 0, Path(cache), device=where) for where in (NAME, "cpu"))
-            assert ours.name == f"{theirs.name}-{NAME}"
+        for made in ("tiny", "tiny-tools"):
+            ours, theirs = (resolve_model(made, 0, Path(cache), device=where) for where in (name, "cpu"))
+            assert ours.name == f"{theirs.name}-{name}"
             assert_close(weights(load_policy(ours)), weights(load_policy(theirs)))
 
 
-SITE_CLAIMS: list[Callable[[LateDevice], None]] = [
+SITE_CLAIMS: list[Callable[[Device], None]] = [
     a_site_trains_as_on_the_cpu_and_either_goes_on_from_the_others_checkpoint,
     the_engine_generates_and_scores_as_on_the_cpu_also_with_new_weights,
     models_are_warmed_up_there_and_kept_apart_from_the_cpus,
