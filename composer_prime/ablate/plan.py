@@ -18,12 +18,14 @@ class Job:
     """One run: an arm with a seed. Equal to itself only, so that it can be a key.
 
     recipe           what `composer-prime run` trains, with the run's own name, seed and folder
+    judged_by        the first arm's, with the same seed: all arms are judged on the tasks that it holds out
     measures_start   whether the untrained model is evaluated too, once a seed
     """
 
     arm: Arm
     seed: int
     recipe: Recipe
+    judged_by: Recipe
     folder: Path
     prompts: int
     measures_start: bool
@@ -71,7 +73,15 @@ def plan_jobs(arms: Sequence[Arm], num_seeds: int, prompts: int) -> tuple[Job, .
     first = arms[0].recipe.run
     folder = (arms[0].recipe.output_dir / f"{first.name}-ablation").absolute()
     jobs = tuple(
-        Job(arm, seed, _run_recipe(arm, seed, folder), folder, prompts, measures_start=arm is arms[0])
+        Job(
+            arm,
+            seed,
+            _run_recipe(arm, seed, folder),
+            _run_recipe(arms[0], seed, folder),
+            folder,
+            prompts,
+            measures_start=arm is arms[0],
+        )
         for seed in range(first.seed, first.seed + num_seeds)
         for arm in arms
     )

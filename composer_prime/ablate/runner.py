@@ -3,14 +3,15 @@
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from composer_prime.ablate.plan import Job
 from composer_prime.ablate.rows import Row, read_measured
-from composer_prime.bench.held_out import final_weights_of, held_out_reward
+from composer_prime.bench.held_out import check_unseen, final_weights_of, held_out_reward
+from composer_prime.config.ablate import tasks_of
 from composer_prime.config.paths import models_cache
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, SiteError
@@ -22,6 +23,18 @@ from composer_prime.sites.embedded.result import write_whole
 
 GREEDY = 0.0
 _POLL_S = 0.2
+
+
+def check_tasks(jobs: Sequence[Job]) -> None:
+    """Raise BadInput, with the arm's name, when an arm of other sites or tasksets than the first arm's has held-out
+    tasks among its own. Looked at with the first seed: tasks of other seeds are cut in the same way."""
+    for job in jobs:
+        if job.seed != jobs[0].seed or tasks_of(job.recipe) == tasks_of(job.judged_by):
+            continue
+        try:
+            check_unseen(job.judged_by, job.recipe, job.prompts)
+        except BadInput as error:
+            raise BadInput(f"arm {job.arm.name}: {error}") from error
 
 
 def run_job(job: Job, is_stopped: Callable[[], bool]) -> Row | None:
@@ -79,7 +92,7 @@ def _train(job: Job, is_stopped: Callable[[], bool]) -> bool:
 
 
 def _judge(job: Job, policy: Mapping[str, Tensor]) -> float:
-    return held_out_reward(job.recipe, policy, prompts=job.prompts, temperature=GREEDY)
+    return held_out_reward(job.judged_by, policy, prompts=job.prompts, temperature=GREEDY)
 
 
 def _untrained(job: Job) -> Mapping[str, Tensor]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from composer_prime.ablate.plan import plan_jobs
+from composer_prime.ablate.runner import check_tasks
 from composer_prime.config.ablate import effective, read_arms
 from composer_prime.errors import BadInput, ConfigError
 from tests.ablate.arms import HINTS, TEACHERS, write_recipe
@@ -37,8 +38,6 @@ def test_a_further_arm_is_the_recipe_with_its_settings(tmp_path: Path):
         (["a ckpt.interval=3"], "arm a can't differ from base"),
         (["a hints=None trainer.loss.kwargs.replay_tau=0.5"], "arm a can't differ from base"),
         (["a seq_len=64", "a seq_len=65"], "arms a and a would share their folders"),
-        (["a sites.count=2"], "judged on other held-out tasks than base"),
-        (["a orchestrator.train.source.0.env.taskset.num_examples=9"], "judged on other held-out tasks than base"),
         (["a run.seed=3"], "arm a sets run.seed"),
         (["a"], "arm a needs settings as KEY=VALUE"),
         (["A seq_len=64"], r"arm name \('A'\) must be"),
@@ -72,3 +71,21 @@ def test_each_run_has_its_seed_its_name_and_a_folder_in_the_ablations(tmp_path: 
     assert [job.recipe.run.seed for job in jobs] == [5, 5, 6, 6]
     roots = {job.run.root for job in jobs}
     assert len(roots) == 4 and {root.parent for root in roots} == {tmp_path / "out" / "test-ablation"}
+
+
+ON_TWO_SITES = "two sites.count=2 orchestrator.train.source.0.env.taskset.num_examples=128"
+
+
+def test_arms_whose_sites_share_the_first_arms_tasks_are_judged_on_what_that_holds_out(tmp_path: Path):
+    half = "half orchestrator.train.source.0.env.taskset.num_examples=128"
+    jobs = plan_jobs(read_arms(write_recipe(tmp_path), [], [ON_TWO_SITES, half]), 2, 8)
+    check_tasks(jobs)
+    assert [job.recipe.sites.count for job in jobs] == [1, 2, 1] * 2
+    assert [job.judged_by for job in jobs] == [jobs[0].recipe] * 3 + [jobs[3].recipe] * 3
+
+
+@pytest.mark.parametrize("further", ["wide sites.count=2", ON_TWO_SITES.replace("two", "wide").replace("128", "129")])
+def test_an_arm_that_trains_on_held_out_tasks_is_refused(tmp_path: Path, further: str):
+    jobs = plan_jobs(read_arms(write_recipe(tmp_path), [], [further]), 2, 8)
+    with pytest.raises(BadInput, match=r"arm wide: [28] of 8 held-out tasks .* no more tasks in all"):
+        check_tasks(jobs)
