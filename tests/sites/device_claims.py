@@ -55,7 +55,7 @@ def train(root: Path, device: str, steps: int, *, resume: bool = False) -> SiteS
     for step in range(steps):
         write_batch(settings.paths.rollouts, step, taught_samples(step))
     model = random_policy()
-    model.to(torch.device(device))  # in place
+    model.to(device)  # pyright: ignore[reportArgumentType] (transformers wraps it)
     trainer = Trainer(settings, model, None)
     try:
         trainer.start()
