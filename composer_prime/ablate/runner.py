@@ -4,6 +4,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from torch import Tensor
 
@@ -95,8 +96,7 @@ def _judge(job: Job, policy: Mapping[str, Tensor]) -> float:
 
 
 def _untrained(job: Job) -> Mapping[str, Tensor]:
-    recipe = job.recipe
-    return _trained_part(weights(load_policy(resolve_model(recipe.model.name, recipe.run.seed, models_cache()))), job)
+    return _trained_part(weights(load_policy(_first_model(job))), job)
 
 
 def _final_policies(job: Job) -> Iterator[Mapping[str, Tensor]]:
@@ -114,5 +114,10 @@ def _final_policies(job: Job) -> Iterator[Mapping[str, Tensor]]:
 
 def _trained_part(values: Mapping[str, Tensor], job: Job) -> Mapping[str, Tensor]:
     """Parameters without the lasting buffers, which training doesn't move."""
-    model = load_policy(resolve_model(job.recipe.model.name, job.recipe.run.seed, models_cache()))
+    model = load_policy(_first_model(job))
     return {name: values[name] for name, _ in model.named_parameters()}
+
+
+def _first_model(job: Job) -> Path:
+    recipe = job.recipe
+    return resolve_model(recipe.model.name, recipe.run.seed, models_cache(), device=recipe.site.device)

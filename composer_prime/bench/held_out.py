@@ -74,7 +74,7 @@ def held_out_reward(
     """
     with tempfile.TemporaryDirectory(prefix="held-out-") as scratch:
         folder = Path(scratch)
-        base = resolve_model(recipe.model.name, recipe.run.seed, models_cache())
+        base = resolve_model(recipe.model.name, recipe.run.seed, models_cache(), device=recipe.site.device)
         settings = settle_site(
             _bare(recipe).model_copy(update={"output_dir": folder / "outputs"}),
             recipe.site_names[0],

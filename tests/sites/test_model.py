@@ -129,7 +129,7 @@ from composer_prime.sites.embedded.model import main
 sys.modules |= {"torch": None, "transformers": None}
 sys.exit(main(sys.argv[1:]))
 """
-    command = [sys.executable, "-c", code, "tiny", "0", str(tmp_path)]
+    command = [sys.executable, "-c", code, "tiny", "0", str(tmp_path), "cpu"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines() == [str(folder)]
 
 
@@ -204,10 +204,10 @@ def test_weights_that_cannot_be_read_are_a_model_error(tmp_path: Path) -> None:
 
 def test_command_prints_the_folder_last_or_exits_with_two(tmp_path: Path) -> None:
     folder = save_random_tiny(tmp_path / "model")
-    command = [sys.executable, "-m", "composer_prime.sites.embedded.model"]
-    found = subprocess.run([*command, str(folder), "0", str(tmp_path)], capture_output=True, text=True, check=False)
+    command, where = [sys.executable, "-m", "composer_prime.sites.embedded.model"], ["0", str(tmp_path), "cpu"]
+    found = subprocess.run([*command, str(folder), *where], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout.splitlines()[-1]) == (0, str(folder))
-    lost = subprocess.run([*command, "./nowhere", "0", str(tmp_path)], capture_output=True, text=True, check=False)
+    lost = subprocess.run([*command, "./nowhere", *where], capture_output=True, text=True, check=False)
     assert lost.returncode == 2
     assert lost.stderr.splitlines()[-1].startswith("error: model.name (./nowhere) doesn't exist")
     assert "Traceback" not in lost.stderr

@@ -56,7 +56,7 @@ def warm_up(
 ) -> WarmUp:
     """Train `model` in place on demonstrations of the letters tasks; the same seed gives the same demonstrations.
 
-    model    the tiny model, fp32 on CPU. Left in eval mode.
+    model    the tiny model, fp32, on any device. Left in eval mode.
     config   see there. "accuracy" is exact, not sampled: the mean probability of right answer and stop token.
 
     Raises ModelError when `config.max_steps` steps don't reach the accuracy.
@@ -118,10 +118,11 @@ def _answer_logprobs(model: PreTrainedModel, layout: _Layout, verb: str, words: 
     right = layout.letters[words.flip(1) if verb == "Reverse" else words.sort(1).values]
     blocks = torch.cat([copied, layout.tail.expand(num_words, -1), copied, right], dim=1)
     positions, visible = _packing(num_words, num_head, num_tail)
+    device = model.device
     logits = model(
-        input_ids=torch.cat([layout.head, blocks.flatten()])[None],
-        position_ids=positions[None],
-        attention_mask=visible[None, None],
+        input_ids=torch.cat([layout.head, blocks.flatten()])[None].to(device),
+        position_ids=positions[None].to(device),
+        attention_mask=visible[None, None].to(device),
         use_cache=False,
     ).logits
     last = LENGTH + num_tail - 1  # of the prompt, within a block
@@ -129,8 +130,8 @@ def _answer_logprobs(model: PreTrainedModel, layout: _Layout, verb: str, words: 
     for_copy, for_right = logits[:, : LENGTH + 1], torch.cat([logits[:, :1], logits[:, LENGTH + 1 :]], dim=1)
     stop = layout.stop.expand(num_words, -1)
     return (
-        _token_logprobs(for_copy, torch.cat([copied, stop], dim=1)),
-        _token_logprobs(for_right, torch.cat([right, stop], dim=1)),
+        _token_logprobs(for_copy, torch.cat([copied, stop], dim=1).to(device)),
+        _token_logprobs(for_right, torch.cat([right, stop], dim=1).to(device)),
     )
 
 
