@@ -65,6 +65,11 @@ TOOLS_ERRORS = "tools/errors"
 TOOLS_CALL_S = "tools/call_s"
 """Mean seconds until a call was answered."""
 
+HINTS_TEACHER_HEEDS = "hints/teacher_heeds"
+"""Of the rollouts that hints' teacher plays itself, the hint in its prompt, the share whose first call succeeds."""
+HINTS_TEACHER_REWARD = "hints/teacher_reward"
+"""Their mean reward."""
+
 OUTER_ROUND = "outer/round"
 OUTER_STALL_S = "outer/stall_s"
 """Seconds the training thread waited for the outer loop."""

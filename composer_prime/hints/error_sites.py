@@ -46,6 +46,13 @@ def error_sites(nodes: Sequence[Any]) -> list[ErrorSite]:
     return [sites[turn] for turn in sorted(sites)]
 
 
+def first_call_succeeded(nodes: Sequence[Any]) -> bool:
+    """Whether the first sampled message made a call that was answered without an error."""
+    first = next((place for place, node in enumerate(nodes) if node.sampled), None)
+    answered = any(_is_answer(node.message) and _asked_by(nodes, place) == first for place, node in enumerate(nodes))
+    return first is not None and answered and all(site.turn != first for site in error_sites(nodes))
+
+
 def _is_answer(message: Any) -> bool:
     return message.role == "tool" or (message.role == "user" and shows_output(text_of(message.content)))
 
