@@ -16,7 +16,7 @@ WINDOW = 5
 """Steps that are taken together."""
 LEAST = 0.1
 """A share that shows that the teacher knows something; one that never had it can't lose it."""
-LOST = 0.5
+LOST = 1 / 3
 """The part of its best share below which the teacher has collapsed."""
 
 PROBING: ContextVar[bool] = ContextVar("probing", default=False)
@@ -54,7 +54,7 @@ class CollapseAlarm:
     def __str__(self) -> str:
         return (
             f"the hinted teacher's own first calls succeeded in a share of {self.mean:.3f} over {WINDOW} steps, below "
-            f"half of its best ({self.best:.3f}): it has collapsed, and hints teach no more in this run; begin anew "
+            f"a third of its best ({self.best:.3f}): it has collapsed, and hints teach no more in this run; begin anew "
             'with hints.teacher = "frozen"'
         )
 

@@ -110,7 +110,7 @@ def test_a_teacher_that_collapses_teaches_no_more_also_after_a_resume_and_a_pers
 ) -> None:
     site, player = site_of("live", max_steps=4 * WINDOW), ScriptedPlayer([1.0] * WINDOW + [0.0])
     tape = run(site, player)
-    last = WINDOW + WINDOW // 2
+    last = WINDOW + 2 * WINDOW // 3
     assert [HINTS_TEACHER_HEEDS in record for record in tape] == [step <= last for step in range(4 * WINDOW)]
     assert all(player.was_hinting[: 4 * last]) and not any(player.was_hinting[4 * (last + 1) :])
     assert caplog.text.count("it has collapsed") == 1
