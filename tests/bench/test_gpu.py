@@ -102,3 +102,15 @@ def test_a_port_in_use_and_a_device_that_is_not_there_are_said_in_a_line(
     assert f"error: --port ({port}) is in use" in capsys.readouterr().err and not rows(tmp_path / "busy")
     assert gpu.main(["--out", str(tmp_path / "out"), "--device", "mps" if sys.platform == "linux" else "cuda"]) == 2
     assert capsys.readouterr().err.startswith('error: site.device ("') and not (tmp_path / "out").exists()
+
+
+@pytest.mark.long
+def test_the_real_commands_come_to_their_end_in_parts(tmp_path: Path) -> None:
+    call, codes = command(tmp_path, claim_port(None, set()), "--minutes", "3"), []
+    while (code := gpu.main(call)) == gpu.MORE_EXIT:
+        codes.append(code)
+        assert len(codes) < 10
+    assert code == 0 and codes
+    for report in (tmp_path / "teaching/hints-ablation/report.md", tmp_path / "sites/two-sites-ablation/report.md"):
+        assert report.exists()
+    assert Counter((part["command"][0], part["exit"]) for part in parts(tmp_path))["run", 0] == 1
