@@ -15,9 +15,9 @@ from composer_prime.config.table import OpenTable, RunName, Table
 from composer_prime.config.teachers import HintsConfig, ReplayConfig
 
 TINY = "tiny"
-SMALL_TOOLS = "small-tools"
-TINY_MODELS = (TINY, "tiny-tools", SMALL_TOOLS)
-"""Models that are built and warmed up on the spot: one that answers, one that calls tools, and a larger one that does,
+LETTERS_MODELS = (TINY, "tiny-sort", "small-sort")
+TINY_MODELS = (*LETTERS_MODELS, "tiny-tools", "small-tools")
+"""Models that are built and warmed up on the spot: some answer with letters, others call tools. Those called small are
 for a GPU."""
 
 
@@ -35,7 +35,8 @@ class ModelConfig(Table):
     """`[model]`"""
 
     name: str = Field(default="tiny", min_length=1)
-    """"tiny", "tiny-tools" or "small-tools" (built and warmed up on the spot), a local folder, or a Hugging Face id."""
+    """"tiny", "tiny-sort", "tiny-tools", "small-sort" or "small-tools" (built and warmed up on the spot), a local
+    folder, or a Hugging Face id."""
 
 
 class TasksetConfig(OpenTable):

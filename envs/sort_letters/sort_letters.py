@@ -6,7 +6,6 @@ Words are drawn from a seed, all distinct; each site takes its own stretch of th
 
 import random
 from collections.abc import Iterator
-from itertools import takewhile
 from typing import Literal
 
 import verifiers.v1 as vf
@@ -30,15 +29,15 @@ class SortLettersConfig(vf.TasksetConfig):
     """Letters in a word."""
     alphabet: str = Field("abcdef", min_length=2, max_length=64)
     """The letters words are made of, each once."""
-    credit: Literal["all", "prefix"] = "all"
-    """What is rewarded: the whole answer, or each letter up to the first that is wrong."""
+    credit: Literal["all", "letters"] = "all"
+    """What is rewarded: the whole answer, or each letter in its place."""
 
 
 class SortLettersData(vf.TaskData):
     """One word with its prompt; `answer` is what the policy must say, `credit` as in the config."""
 
     answer: str
-    credit: Literal["all", "prefix"] = "all"
+    credit: Literal["all", "letters"] = "all"
 
 
 class SortLettersTask(vf.Task[SortLettersData]):
@@ -46,12 +45,12 @@ class SortLettersTask(vf.Task[SortLettersData]):
 
     @vf.reward
     async def right_letters(self, trace: vf.Trace) -> float:
-        """1.0 when the last reply, white space around it stripped, is the answer; else 0.0, or with credit "prefix",
-        for a reply as long as the answer, the share of its letters before the first that is wrong."""
+        """1.0 when the last reply, white space around it stripped, is the answer; else 0.0, or with credit
+        "letters", for a reply as long as the answer, the share of letters that stand in their place."""
         reply, answer = trace.last_reply, self.data.answer
         if self.data.credit == "all" or len(reply) != len(answer):
             return float(reply == answer)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(reply, answer, strict=True))) / len(answer)
+        return sum(ours == theirs for ours, theirs in zip(reply, answer, strict=True)) / len(answer)
 
 
 class SortLettersTaskset(vf.Taskset[SortLettersTask, SortLettersConfig]):

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from composer_prime.errors import ModelError
 from composer_prime.sites.embedded import model as model_module
 from composer_prime.sites.embedded.model import load_policy, resolve_model
 from composer_prime.sites.embedded.tiny import tiny_config, tiny_tokenizer
-from composer_prime.sites.embedded.warmup import ALPHABET, LENGTH, WarmUp, prompt_text, warm_up
-from composer_prime.sites.embedded.warmup_config import WarmUpConfig
+from composer_prime.sites.embedded.warmup import LENGTH, WarmUp, prompt_text, warm_up
+from composer_prime.sites.embedded.warmup_config import SORT_WARM_UP, WarmUpConfig
 from tests.patience import PATIENCE_S
 from tests.sites.tiny_folder import build_together, save_random_tiny, score
 
@@ -91,7 +92,7 @@ def test_warm_policy_is_right_a_third_of_the_time(seed: int, tmp_path: Path) -> 
     assert seen and lowest <= seen[-1][1] <= highest
     assert resolve_model("tiny", seed, tmp_path, progress=lambda *_: pytest.fail("built twice")) == folder
     tokenizer = tiny_tokenizer()
-    words = ["".join(ALPHABET[(index // 6**place) % 6] for place in range(LENGTH)) for index in range(0, 6**LENGTH, 13)]
+    words = ["".join("abcdef"[(index // 6**place) % 6] for place in range(LENGTH)) for index in range(0, 6**LENGTH, 13)]
 
     def accuracy(verb: str, answers: list[str]) -> float:
         right = [
@@ -102,6 +103,29 @@ def test_warm_policy_is_right_a_third_of_the_time(seed: int, tmp_path: Path) -> 
 
     assert lowest - 0.04 <= accuracy("Reverse", [word[::-1] for word in words]) <= highest + 0.04
     assert accuracy("Sort", ["".join(sorted(word)) for word in words]) > 0.02  # enough for RL to start from
+
+
+@pytest.mark.slow
+def test_tiny_sort_has_just_begun_to_sort_words_of_eight_letters(tmp_path: Path) -> None:
+    policy, tokenizer = load_policy(resolve_model("tiny-sort", 0, tmp_path)), tiny_tokenizer()
+    words = [
+        "".join("abcdefgh"[(index // 8**place) % 8] for place in range(LENGTH)) for index in range(0, 8**LENGTH, 31)
+    ]
+
+    def right(answer: Callable[[str], str]) -> float:
+        each = [
+            sum(
+                score(
+                    policy, tokenizer.encode(prompt_text("Sort", word)), tokenizer.encode(f"{answer(word)}<|im_end|>")
+                )
+            )
+            for word in words
+        ]
+        return float(torch.tensor(each).exp().mean())
+
+    lowest, highest = SORT_WARM_UP.accuracy
+    assert lowest / 2 <= right(lambda word: "".join(sorted(word))) <= 2 * highest
+    assert right(lambda word: word) < lowest
 
 
 def test_warm_up_that_never_gets_there_says_so(tmp_path: Path) -> None:

@@ -17,17 +17,17 @@ import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from composer_prime.config.recipe import SMALL_TOOLS, TINY, TINY_MODELS
+from composer_prime.config.recipe import LETTERS_MODELS, TINY, TINY_MODELS
 from composer_prime.config.settings import WITHOUT_WEIGHTS
 from composer_prime.errors import BadInput, ModelError
 from composer_prime.sites.embedded.device import check_device
 from composer_prime.sites.embedded.tiny import ARCHITECTURE, SMALL_ARCHITECTURE
 from composer_prime.sites.embedded.tiny_tools import demonstrations
 from composer_prime.sites.embedded.tiny_tools.tokenizer import PIECES
-from composer_prime.sites.embedded.tiny_tools.warmup_config import SMALL_WARM_UP, TOOL_WARM_UP
-from composer_prime.sites.embedded.warmup_config import WARM_UP
+from composer_prime.sites.embedded.tiny_tools.warmup_config import SMALL_WARM_UP, TOOL_WARM_UP, ToolWarmUpConfig
+from composer_prime.sites.embedded.warmup_config import SMALL_SORT_WARM_UP, SORT_WARM_UP, WARM_UP, WarmUpConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, Qwen3Config
@@ -114,12 +114,8 @@ def _tiny_folder(
     name: str, seed: int, cache_dir: Path, progress: Progress | None, num_threads: int, device: str
 ) -> Path:
     # Without torch and transformers, which take seconds to import: the model is nearly always there.
-    parts: list[object] = [ARCHITECTURE, version("transformers"), dataclasses.asdict(WARM_UP)]
-    if name != TINY:
-        architecture, warm_up = (
-            (SMALL_ARCHITECTURE, SMALL_WARM_UP) if name == SMALL_TOOLS else (ARCHITECTURE, TOOL_WARM_UP)
-        )
-        parts = [architecture, parts[1], PIECES, demonstrations.shares(), dataclasses.asdict(warm_up)]
+    tools = [] if name in LETTERS_MODELS else [PIECES, demonstrations.shares()]
+    parts = [_architecture(name), version("transformers"), *tools, dataclasses.asdict(_warm_up(name))]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
     warmed = "" if device == "cpu" else f"-{device}"
     folder = cache_dir.absolute() / f"{name}-v{TINY_VERSION}-{digest}-seed{seed}{warmed}"
@@ -143,7 +139,21 @@ def made_config(name: str) -> Qwen3Config:
     from composer_prime.sites.embedded.tiny import tiny_config
     from composer_prime.sites.embedded.tiny_tools.tokenizer import tool_config
 
-    return tiny_config() if name == TINY else tool_config(SMALL_ARCHITECTURE if name == SMALL_TOOLS else ARCHITECTURE)
+    return (tiny_config if name in LETTERS_MODELS else tool_config)(_architecture(name))
+
+
+def _architecture(name: str) -> dict[str, Any]:
+    return SMALL_ARCHITECTURE if name.startswith("small-") else ARCHITECTURE
+
+
+def _warm_up(name: str) -> WarmUpConfig | ToolWarmUpConfig:
+    return {
+        "tiny": WARM_UP,
+        "tiny-sort": SORT_WARM_UP,
+        "small-sort": SMALL_SORT_WARM_UP,
+        "tiny-tools": TOOL_WARM_UP,
+        "small-tools": SMALL_WARM_UP,
+    }[name]
 
 
 def _make_tiny(name: str, folder: Path, seed: int, progress: Progress | None, num_threads: int, device: str) -> None:
@@ -159,13 +169,14 @@ def _make_tiny(name: str, folder: Path, seed: int, progress: Progress | None, nu
     disable_progress_bar()
     torch.set_num_threads(num_threads)
     torch.manual_seed(seed)
-    config, tokenizer = made_config(name), tiny_tokenizer() if name == TINY else tool_tokenizer()
+    config, plan = made_config(name), _warm_up(name)
+    tokenizer = tiny_tokenizer() if name in LETTERS_MODELS else tool_tokenizer()
     config.initializer_range = _INIT_STD
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").to(device)
-    if name == TINY:
-        warm_up(model, tokenizer, seed, progress=progress)
+    if isinstance(plan, WarmUpConfig):
+        warm_up(model, tokenizer, seed, plan, progress)
     else:
-        warm_up_tools(model, tokenizer, seed, SMALL_WARM_UP if name == SMALL_TOOLS else TOOL_WARM_UP, progress)
+        warm_up_tools(model, tokenizer, seed, plan, progress)
     model.cpu().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -253,7 +264,7 @@ def main(arguments: list[str]) -> int:
     """Print the folder of a model as the last line of stdout; 2 when the person must change something."""
     name, seed, cache_dir, device, *asked = arguments
 
-    measured = "accuracy" if name == TINY else "loss"
+    measured = "accuracy" if name in LETTERS_MODELS else "loss"
 
     def show(step: int, value: float) -> None:
         print(f"warm-up step={step} {measured}={value:.2f}", file=sys.stderr, flush=True)

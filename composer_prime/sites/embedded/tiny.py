@@ -82,11 +82,11 @@ CHAT_TEMPLATE = """\
 """
 
 
-def tiny_config() -> Qwen3Config:
-    """The architecture, as transformers spells it."""
+def tiny_config(architecture: dict[str, Any] = ARCHITECTURE) -> Qwen3Config:
+    """One of the architectures, as transformers spells it."""
     from transformers import Qwen3Config
 
-    return Qwen3Config(**ARCHITECTURE)
+    return Qwen3Config(**architecture)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
