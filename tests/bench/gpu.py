@@ -1,6 +1,6 @@
 """Two measurements of docs/benchmarks.md once more, on a GPU: what teachers bring, and several sites at equal samples.
 
-    python -m tests.bench.gpu --out outputs/gpu --model small-tools
+    python -m tests.bench.gpu --out outputs/gpu
 
 In parts: a call ends by itself before `--minutes`, with 75 while there is more to do, and the same call goes on from
 there; 0 when all is done. It calls `composer-prime` and keeps what that leaves; `parts.jsonl` says which commands ran
@@ -40,10 +40,15 @@ from composer_prime.sites.embedded.weights import newest_broadcast
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
+NUM_EXAMPLES = "orchestrator.train.source.0.env.taskset.num_examples"
+OUTER = "outer.inner_steps=8 outer.fragments=2 outer.sync_delay=2 outer.codec=int8"
+
+
 @dataclass(frozen=True)
 class Measurement:
     """One ablation of a recipe.
 
+    model         of its runs, unless the command line names another; in a small one the recipe's own
     arms          as `composer-prime ablate --arm` takes them, beside those that the recipe's signals give
     has_teacher   whether a run of another seed teaches the others by replay
     small         settings that make a run of it short, and the arms to go with them
@@ -51,6 +56,7 @@ class Measurement:
 
     name: str
     recipe: Path
+    model: str
     arms: tuple[str, ...] = ()
     has_teacher: bool = False
     small: tuple[str, ...] = ()
@@ -60,18 +66,23 @@ class Measurement:
 TEACHING = Measurement(
     "teaching",
     RECIPES / "local/hints.toml",
+    "small-tools",
     has_teacher=True,
     small=("--max_steps", "2", "--orchestrator.batch_size", "8", "--orchestrator.group_size", "4"),
 )
 SITES = Measurement(
     "sites",
-    RECIPES / "local/two_sites.toml",
-    arms=("half outer.lr=0.5",),
-    small=(
-        *("--max_steps", "4", "--orchestrator.batch_size", "8", "--orchestrator.group_size", "4"),
-        *("--outer.inner_steps", "4", "--outer.sync_delay", "0"),
+    RECIPES / "local/equal_samples.toml",
+    "small-sort",
+    arms=(
+        f"two sites.count=2 {NUM_EXAMPLES}=1024 orchestrator.batch_size=32 {OUTER}",
+        f"four sites.count=4 {NUM_EXAMPLES}=512 orchestrator.batch_size=16 {OUTER}",
     ),
-    small_arms=("half outer.lr=0.5",),
+    small=("--max_steps", "4", "--orchestrator.batch_size", "16", f"--{NUM_EXAMPLES}", "64"),
+    small_arms=(
+        f"two sites.count=2 {NUM_EXAMPLES}=32 orchestrator.batch_size=8 outer.inner_steps=4 outer.fragments=1 "
+        "outer.sync_delay=0",
+    ),
 )
 
 CLI = (sys.executable, "-m", "composer_prime.cli.main")
@@ -211,8 +222,12 @@ class Plan:
         """Say how far it is; whether nothing is left."""
         jobs = self.jobs()
         rows = finished_rows(jobs)
-        left = ", ".join(job.label for job in jobs if job not in rows)
-        state = f"left: {left}" if left else str(jobs[0].folder / "report.md")
+        report = jobs[0].folder / "report.md"
+        left = [job.label for job in jobs if job not in rows]
+        newest = max((job.row.stat().st_mtime_ns for job in rows), default=0)
+        if not report.exists() or report.stat().st_mtime_ns < newest:  # a part may end before it is written
+            left.append("the report")
+        state = f"left: {', '.join(left)}" if left else str(report)
         print(f"{self.measurement.name}: {len(rows)} of {len(jobs)} runs done, {state}", flush=True)
         return not left
 
@@ -260,7 +275,8 @@ def read_plans(args: argparse.Namespace) -> list[Plan]:
         arms = measurement.small_arms if args.small else measurement.arms
         if args.arm and measurement is SITES:
             arms = tuple(args.arm)
-        model = ("--model.name", args.model) if args.model else ()
+        chosen = args.model or (None if args.small else measurement.model)
+        model = ("--model.name", chosen) if chosen else ()
         folder = ("--output_dir", str(args.out.absolute() / measurement.name))
         plans.append(
             Plan(
@@ -279,7 +295,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m tests.bench.gpu", description=description)
     parser.add_argument("--out", type=Path, required=True, help="folder of all that is left behind")
     parser.add_argument("--device", default="cuda", help="site.device of all runs, and of the teacher")
-    parser.add_argument("--model", help="model.name of all runs: small-tools, a folder, a Hugging Face id")
+    parser.add_argument(
+        "--model", help="model.name of all runs, such as a folder; by default models of 32 M parameters"
+    )
     parser.add_argument("--minutes", type=float, default=9.0, help="one call ends before so many")
     parser.add_argument("--teaching", type=Path, metavar="RECIPE", help=f"in place of {TEACHING.recipe.name}")
     parser.add_argument("--sites", type=Path, metavar="RECIPE", help=f"in place of {SITES.recipe.name}")
