@@ -130,7 +130,7 @@ def _is_teacher(value: Any) -> bool:
 
 FLAG = Rule("true or false", lambda value: type(value) is bool)
 NO = Rule("false", lambda value: value is False)
-MODEL = Rule("a model of the Hugging Face hub, org/name, or tiny or tiny-tools, and no folder", _is_model)
+MODEL = Rule("a model of the Hugging Face hub, org/name, or tiny, tiny-tools or small-tools, and no folder", _is_model)
 PACKAGE = Rule("a package's plain name (a to z, 0 to 9, - and _) that Python doesn't have itself", _is_package)
 EXTRA = Rule("a number, true or false, or at most 200 letters, digits and _.,+=-, and no path or address", _is_plain)
 TEACHER = Rule("https://host or http://host of a public server, without a user or query", _is_teacher)

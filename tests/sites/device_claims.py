@@ -141,7 +141,7 @@ def models_are_warmed_up_there_and_kept_apart_from_the_cpus(device: Device) -> N
         tempfile.TemporaryDirectory() as cache,
         patch.object(models, "check_device"),
         patch.object(models, "TOOL_WARM_UP", plan),
-        patch("composer_prime.sites.embedded.warmup.warm_up.__defaults__", (short, None)),
+        patch.object(models, "WARM_UP", short),
     ):
         for made in ("tiny", "tiny-tools"):
             ours, theirs = (resolve_model(made, 0, Path(cache), device=where) for where in (name, "cpu"))
