@@ -38,10 +38,8 @@ from composer_prime.sites.embedded.processes import QUIET_ENV, Child
 from composer_prime.sites.embedded.weights import newest_broadcast
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-
-
 NUM_EXAMPLES = "orchestrator.train.source.0.env.taskset.num_examples"
-OUTER = "outer.inner_steps=8 outer.fragments=2 outer.sync_delay=2 outer.codec=int8"
+OUTER = "outer.inner_steps=4 outer.fragments=2 outer.sync_delay=1 outer.codec=int8"
 
 
 @dataclass(frozen=True)
@@ -49,6 +47,8 @@ class Measurement:
     """One ablation of a recipe.
 
     model         of its runs, unless the command line names another; in a small one the recipe's own
+    seeds         runs of each arm
+    prompts       held-out tasks
     arms          as `composer-prime ablate --arm` takes them, beside those that the recipe's signals give
     has_teacher   whether a run of another seed teaches the others by replay
     small         settings that make a run of it short, and the arms to go with them
@@ -57,6 +57,8 @@ class Measurement:
     name: str
     recipe: Path
     model: str
+    seeds: int
+    prompts: int
     arms: tuple[str, ...] = ()
     has_teacher: bool = False
     small: tuple[str, ...] = ()
@@ -67,6 +69,8 @@ TEACHING = Measurement(
     "teaching",
     RECIPES / "local/hints.toml",
     "small-tools",
+    seeds=5,
+    prompts=256,
     has_teacher=True,
     small=("--max_steps", "2", "--orchestrator.batch_size", "8", "--orchestrator.group_size", "4"),
 )
@@ -74,9 +78,12 @@ SITES = Measurement(
     "sites",
     RECIPES / "local/equal_samples.toml",
     "small-sort",
+    seeds=8,
+    prompts=2048,
     arms=(
-        f"two sites.count=2 {NUM_EXAMPLES}=1024 orchestrator.batch_size=32 {OUTER}",
-        f"four sites.count=4 {NUM_EXAMPLES}=512 orchestrator.batch_size=16 {OUTER}",
+        f"two sites.count=2 {NUM_EXAMPLES}=1024 orchestrator.batch_size=32 {OUTER} outer.lr=1.41",
+        f"four sites.count=4 {NUM_EXAMPLES}=512 orchestrator.batch_size=16 {OUTER} outer.lr=2.0",
+        f"half {NUM_EXAMPLES}=1024 orchestrator.batch_size=32",
     ),
     small=("--max_steps", "4", "--orchestrator.batch_size", "16", f"--{NUM_EXAMPLES}", "64"),
     small_arms=(
@@ -88,8 +95,7 @@ SITES = Measurement(
 CLI = (sys.executable, "-m", "composer_prime.cli.main")
 MORE_EXIT = 75
 """sysexits.h's EX_TEMPFAIL: call again."""
-SEEDS, SMALL_SEEDS = 5, 1
-PROMPTS, SMALL_PROMPTS = 256, 8
+SMALL_SEEDS, SMALL_PROMPTS = 1, 8
 TEACHER, TEACHER_SEED = "teacher", 1000
 """The teacher's run, and how far its seed is from the first of the runs that it teaches."""
 STOP_S = 60.0
@@ -282,8 +288,8 @@ def read_plans(args: argparse.Namespace) -> list[Plan]:
             Plan(
                 replace(measurement, recipe=given[measurement.name] or measurement.recipe, arms=arms),
                 (*folder, "--site.device", args.device, *model, *cut),
-                args.seeds or (SMALL_SEEDS if args.small else SEEDS),
-                args.held_out_prompts or (SMALL_PROMPTS if args.small else PROMPTS),
+                args.seeds or (SMALL_SEEDS if args.small else measurement.seeds),
+                args.held_out_prompts or (SMALL_PROMPTS if args.small else measurement.prompts),
                 args.port,
             )
         )
@@ -303,8 +309,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--sites", type=Path, metavar="RECIPE", help=f"in place of {SITES.recipe.name}")
     parser.add_argument("--arm", action="append", help="of the sites, in place of ours; as for composer-prime ablate")
     parser.add_argument("--only", choices=["teaching", "sites"], help="one of the two")
-    parser.add_argument("--seeds", type=int, help=f"runs of each arm, {SEEDS} by default")
-    parser.add_argument("--held-out-prompts", type=int, help=f"{PROMPTS} by default")
+    parser.add_argument("--seeds", type=int, help=f"runs of each arm, {TEACHING.seeds} and {SITES.seeds} by default")
+    parser.add_argument("--held-out-prompts", type=int, help=f"{TEACHING.prompts} and {SITES.prompts} by default")
     parser.add_argument("--port", type=int, default=8100, help="of the teacher; the same in every call")
     parser.add_argument("--small", action="store_true", help="runs of a few steps, one of each arm: no measurement")
     return parser.parse_args(arguments)
