@@ -26,15 +26,20 @@ _POLL_S = 0.2
 
 
 def check_tasks(jobs: Sequence[Job]) -> None:
-    """Raise BadInput, with the arm's name, when an arm of other sites or tasksets than the first arm's has held-out
-    tasks among its own. Looked at with the first seed: tasks of other seeds are cut in the same way."""
+    """Raise BadInput, with the arm's name, when a run of the first seed trains on tasks that it will be judged on. Of
+    later seeds each run looks itself, before it trains."""
     for job in jobs:
-        if job.seed != jobs[0].seed or tasks_of(job.recipe) == tasks_of(job.judged_by):
-            continue
-        try:
-            check_unseen(job.judged_by, job.recipe, job.prompts)
-        except BadInput as error:
-            raise BadInput(f"arm {job.arm.name}: {error}") from error
+        if job.seed == jobs[0].seed:
+            _check_tasks(job)
+
+
+def _check_tasks(job: Job) -> None:
+    if tasks_of(job.recipe) == tasks_of(job.judged_by):
+        return  # the evaluation compares those of one recipe
+    try:
+        check_unseen(job.judged_by, job.recipe, job.prompts)
+    except BadInput as error:
+        raise BadInput(f"arm {job.arm.name}: {error}") from error
 
 
 def run_job(job: Job, is_stopped: Callable[[], bool]) -> Row | None:
@@ -45,6 +50,7 @@ def run_job(job: Job, is_stopped: Callable[[], bool]) -> Row | None:
     Returns None when it was stopped. Raises BadInput for what a person can fix, SiteError with the end of the log
     when the run or its evaluation fails.
     """
+    _check_tasks(job)
     if not _train(job, is_stopped):
         return None
     began = time.monotonic()

@@ -164,7 +164,7 @@ def held_out_sources(settings: SiteSettings, prompts: int) -> list[Source]:
         for source, more in zip(sources, load_sources(_on_shard(settings, number)), strict=True):
             source.tasks.extend(more.tasks)
     for source in sources:
-        if shown := sum(_content(task) in seen for task in source.tasks):
+        if shown := sum(_content(source, task) in seen for task in source.tasks):
             raise BadInput(
                 f"{shown} of {len(source.tasks)} tasks of environment {source.name!r} are also tasks of a site: "
                 "held-out tasks need an environment that cuts its own shards (num_shards, shard) without overlap"
@@ -177,17 +177,17 @@ def check_unseen(judged_by: Recipe, trained: Recipe, prompts: int) -> None:
     are too few; EnvError when an environment can't be set up."""
     seen = _trained_on(trained)
     for source in held_out_sources(_settings_of(judged_by, judged_by.site_names[0]), prompts):
-        if shown := sum(_content(task) in seen for task in source.tasks):
+        if shown := sum(_content(source, task) in seen for task in source.tasks):
             raise BadInput(
                 f"{shown} of {len(source.tasks)} held-out tasks of environment {source.name!r} are tasks of a site of "
-                "this arm: give its sites no more tasks in all than those of the first arm (num_examples)"
+                "this arm: let its sites have none but the tasks of the first arm's (num_examples, seed)"
             )
 
 
 def _trained_on(recipe: Recipe) -> set[str]:
     """What the tasks of all sites say and know."""
     sites = [_settings_of(recipe, name) for name in recipe.site_names]
-    return {_content(task) for site in sites for source in load_sources(site) for task in source.tasks}
+    return {_content(source, task) for site in sites for source in load_sources(site) for task in source.tasks}
 
 
 def _settings_of(recipe: Recipe, site: str) -> SiteSettings:
@@ -199,9 +199,10 @@ def _on_shard(settings: SiteSettings, shard: int) -> SiteSettings:
     return settings.model_copy(update={"data_shard": shard, "num_shards": shard + 1})
 
 
-def _content(task: vf.Task) -> str:
-    """All that a task says and knows: with tools, tasks of one prompt may have different answers."""
-    return task.data.model_dump_json(exclude=_LABELS)
+def _content(source: Source, task: vf.Task) -> str:
+    """All that a task says and knows, but for the taskset's settings that stand in it too, such as how it is scored:
+    with tools, tasks of one prompt may have different answers."""
+    return task.data.model_dump_json(exclude=_LABELS | set(type(source.env.taskset.config).model_fields))
 
 
 def _cooled(settings: SiteSettings, temperature: float | None) -> SiteSettings:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from composer_prime.ablate.plan import plan_jobs
-from composer_prime.ablate.runner import check_tasks
-from composer_prime.config.ablate import effective, read_arms
+from composer_prime.ablate.runner import check_tasks, run_job
+from composer_prime.config.ablate import effective, read_arms, tasks_of
 from composer_prime.errors import BadInput, ConfigError
 from tests.ablate.arms import HINTS, TEACHERS, write_recipe
 
@@ -81,11 +81,44 @@ def test_arms_whose_sites_share_the_first_arms_tasks_are_judged_on_what_that_hol
     jobs = plan_jobs(read_arms(write_recipe(tmp_path), [], [ON_TWO_SITES, half]), 2, 8)
     check_tasks(jobs)
     assert [job.recipe.sites.count for job in jobs] == [1, 2, 1] * 2
-    assert [job.judged_by for job in jobs] == [jobs[0].recipe] * 3 + [jobs[3].recipe] * 3
+    assert [tasks_of(job.judged_by) for job in jobs] == [tasks_of(jobs[0].recipe)] * 6
+    assert [job.judged_by.run for job in jobs] == [job.recipe.run for job in jobs]
 
 
-@pytest.mark.parametrize("further", ["wide sites.count=2", ON_TWO_SITES.replace("two", "wide").replace("128", "129")])
+def test_an_arm_is_judged_with_its_own_model_and_agent(tmp_path: Path):
+    agent = "orchestrator.train.source.0.env.agent.max_turns=7"
+    job = plan_jobs(read_arms(write_recipe(tmp_path), [], [f"own model.name=tiny-sort {agent}"]), 1, 8)[1]
+    assert job.judged_by == job.recipe
+    assert job.judged_by.orchestrator.train.source[0].env.agent.max_turns == 7
+
+
+@pytest.mark.parametrize(
+    "further",
+    [
+        "wide sites.count=2",
+        ON_TWO_SITES.replace("two", "wide").replace("128", "129"),
+        "wide orchestrator.train.source.0.env.taskset.seed=1",
+    ],
+)
 def test_an_arm_that_trains_on_held_out_tasks_is_refused(tmp_path: Path, further: str):
     jobs = plan_jobs(read_arms(write_recipe(tmp_path), [], [further]), 2, 8)
-    with pytest.raises(BadInput, match=r"arm wide: [28] of 8 held-out tasks .* no more tasks in all"):
+    with pytest.raises(BadInput, match=r"arm wide: [1-8] of 8 held-out tasks .* none but the tasks of the first arm's"):
         check_tasks(jobs)
+
+
+def test_a_taskset_that_only_scores_otherwise_has_the_same_tasks(tmp_path: Path):
+    taskset = "orchestrator.train.source.0.env.taskset"
+    base = [f"--{taskset}.id=sort-letters", f"--{taskset}.num_examples=16"]
+    jobs = plan_jobs(
+        read_arms(write_recipe(tmp_path), base, [f"wide {taskset}.num_examples=32 {taskset}.credit=letters"]), 1, 8
+    )
+    with pytest.raises(BadInput, match="arm wide: 8 of 8 held-out tasks"):
+        check_tasks(jobs)
+
+
+def test_a_later_seeds_run_looks_at_its_own_tasks_before_it_trains(tmp_path: Path):
+    jobs = plan_jobs(read_arms(write_recipe(tmp_path), [], ["a orchestrator.train.source.0.env.taskset.seed=0"]), 2, 99)
+    check_tasks(jobs)
+    with pytest.raises(BadInput, match=r"arm a: .* of 99 held-out tasks"):
+        run_job(jobs[3], lambda: False)
+    assert not jobs[3].run.root.exists()
