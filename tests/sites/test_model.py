@@ -4,14 +4,17 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from renderers import create_renderer
 from renderers.configs import Qwen3RendererConfig
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from composer_prime.errors import ModelError
 from composer_prime.sites.embedded import model as model_module
@@ -126,6 +129,25 @@ def test_tiny_sort_has_just_begun_to_sort_words_of_eight_letters(tmp_path: Path)
     lowest, highest = SORT_WARM_UP.accuracy
     assert lowest / 2 <= right(lambda word: "".join(sorted(word))) <= 2 * highest
     assert right(lambda word: word) < lowest
+
+
+def test_models_that_are_loaded_in_two_threads_are_loaded_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, together, lock = save_random_tiny(tmp_path), [0], threading.Semaphore(1)
+    load = AutoModelForCausalLM.from_pretrained
+
+    def alone(*given: object, **settings: object) -> object:
+        together[0] += not lock.acquire(blocking=False)
+        time.sleep(0.2)
+        lock.release()
+        return load(*given, **settings)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", alone)
+    with ThreadPoolExecutor(4) as threads:
+        models = list(threads.map(load_policy, [folder] * 4))
+    assert together == [0]
+    assert all(model.lm_head.weight is model.model.embed_tokens.weight for model in models)
 
 
 def test_warm_up_that_never_gets_there_says_so(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,8 @@ WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 """No others: who writes a pickle writes a program."""
 _DESCRIBING = ("*.json", "*.model", "*.txt", "*.jinja")
 _WANTED = (*_DESCRIBING, "*.safetensors")
+_loading = threading.Lock()
+"""transformers changes torch's global state while it loads: of two models at once one may lack its tied weights."""
 _INIT_STD = 0.05  # at the usual 0.02 the warm-up takes half as long again
 
 
@@ -86,7 +89,7 @@ def load_policy(folder: Path, device: str = "cpu") -> PreTrainedModel:
 
     In a folder WITHOUT_WEIGHTS every value is arbitrary until masters, or what a trainer publishes, are put in.
 
-    Raises ModelError when its files can't be read as one.
+    May be called in several threads. Raises ModelError when its files can't be read as one.
     """
     import torch
     from safetensors import SafetensorError
@@ -97,14 +100,15 @@ def load_policy(folder: Path, device: str = "cpu") -> PreTrainedModel:
     as_we_train = {"dtype": torch.float32, "attn_implementation": "sdpa", "trust_remote_code": False}
     here = {"local_files_only": True, "trust_remote_code": False}
     try:
-        if (folder / WITHOUT_WEIGHTS).exists():
-            config = AutoConfig.from_pretrained(folder, **here)
-            model = AutoModelForCausalLM.from_config(config, **as_we_train)
-            if (folder / GENERATION_FILE).exists():
-                model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
-        else:
-            whole = {"local_files_only": True, "use_safetensors": True}
-            model = AutoModelForCausalLM.from_pretrained(folder, **whole, **as_we_train)
+        with _loading:
+            if (folder / WITHOUT_WEIGHTS).exists():
+                config = AutoConfig.from_pretrained(folder, **here)
+                model = AutoModelForCausalLM.from_config(config, **as_we_train)
+                if (folder / GENERATION_FILE).exists():
+                    model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+            else:
+                whole = {"local_files_only": True, "use_safetensors": True}
+                model = AutoModelForCausalLM.from_pretrained(folder, **whole, **as_we_train)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"model folder {folder} can't be loaded: {_first_line(error)}; give a causal LM's") from error
     return model.eval().to(device)  # pyright: ignore[reportArgumentType] (transformers wraps it)
