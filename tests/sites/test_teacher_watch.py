@@ -9,8 +9,14 @@ from typing import Any, cast
 import pytest
 
 from composer_prime.config import RunPaths, SiteSettings
-from composer_prime.hints.collapse import NUM_PROBES, WINDOW
-from composer_prime.metrics import HINTS_TEACHER_HEEDS, HINTS_TEACHER_REWARD, ROLLOUT_COUNT, ROLLOUT_REWARD, read_tape
+from composer_prime.hints.collapse import LOST, NUM_PROBES, WINDOW
+from composer_prime.metrics import (
+    HINTS_TEACHER_FIRST_CALL,
+    HINTS_TEACHER_REWARD,
+    ROLLOUT_COUNT,
+    ROLLOUT_REWARD,
+    read_tape,
+)
 from composer_prime.sites.embedded.batches import read_batch
 from composer_prime.sites.embedded.inference_client import InferenceClient
 from composer_prime.sites.embedded.orchestrator import Orchestrator
@@ -20,20 +26,21 @@ from composer_prime.sites.embedded.teacher_watch import TeacherWatch
 from composer_prime.sites.embedded.weights import WeightsWatcher
 from tests.sites.letters_site import letters_site
 
+STEPS = WINDOW // NUM_PROBES
 TEACHERS = {"frozen": {}, "ema": {"teacher": "ema"}, "live": {"teacher": "live", "allow_live": True}}
 
 
 class ScriptedPlayer:
-    """Students' rollouts that earn 0 and 1, and a teacher that heeds each hint of a step or none.
+    """Students' rollouts that earn 0 and 1, and a teacher whose first calls succeed, or don't.
 
-    heeds  by step; the last one stays
+    shares  of those that succeed, by step; the last one stays. None: nothing is played; a text: all fail with it
     """
 
-    def __init__(self, heeds: Sequence[float] = (1.0,)) -> None:
-        self.heeds = list(heeds)
+    def __init__(self, shares: Sequence[float | str | None] = (1.0,)) -> None:
+        self.shares = list(shares)
         self.env = SimpleNamespace(is_hinting=True)
         self.sources = [SimpleNamespace(name="letters", env=self.env, tasks=[None] * 4)]
-        self.asked: list[tuple[str, int]] = []
+        self.asked: list[str] = []
         self.was_hinting: list[bool] = []
 
     async def play_group(self, source: int, task: int, size: int, policy_version: int) -> Group:
@@ -41,11 +48,14 @@ class ScriptedPlayer:
         branch = Branch(token_ids=[1, 2], mask=[False, True], logprobs=[0.0, -1.0])
         return Group("letters", policy_version, tuple(Rollout(float(each % 2), (branch,)) for each in range(size)), ())
 
-    async def play_hinted(self, model: str, count: int) -> list[Rollout]:
-        self.asked.append((model, count))
-        heeds = self.heeds.pop(0) if len(self.heeds) > 1 else self.heeds[0]
+    async def play_hinted(self, model: str) -> list[Rollout | str]:
+        self.asked.append(model)
+        share = self.shares.pop(0) if len(self.shares) > 1 else self.shares[0]
+        if not isinstance(share, float):
+            return [] if share is None else [share]
         branch = Branch(token_ids=[7, 8], mask=[False, True], logprobs=[0.0, -1.0])
-        return [Rollout(0.25, (branch,), {HINTS_TEACHER_HEEDS: heeds})] * (0 if heeds < 0 else 2)
+        succeed = [float(number < share * NUM_PROBES) for number in range(NUM_PROBES)]
+        return [Rollout(0.25, (branch,), {HINTS_TEACHER_FIRST_CALL: each}) for each in succeed]
 
 
 def run(site: SiteSettings, player: ScriptedPlayer) -> list[dict[str, float]]:
@@ -73,15 +83,15 @@ def site_of(tmp_path: Path) -> Callable[..., SiteSettings]:
 def test_a_teacher_that_moves_is_played_each_step(site_of: Any, teacher: str, model: str) -> None:
     player = ScriptedPlayer([1.0, 0.5, 0.0])
     tape = run(site_of(teacher), player)
-    assert [(record[HINTS_TEACHER_HEEDS], record[HINTS_TEACHER_REWARD]) for record in tape] == [
+    assert [(record[HINTS_TEACHER_FIRST_CALL], record[HINTS_TEACHER_REWARD]) for record in tape] == [
         (1.0, 0.25), (0.5, 0.25), (0.0, 0.25),
     ]  # fmt: skip
-    assert player.asked == [(model, NUM_PROBES)] * 3
+    assert player.asked == [model] * 3
 
 
 def test_a_frozen_teacher_isnt_played(site_of: Any) -> None:
     player = ScriptedPlayer()
-    assert all(HINTS_TEACHER_HEEDS not in record for record in run(site_of("frozen"), player))
+    assert all(HINTS_TEACHER_FIRST_CALL not in record for record in run(site_of("frozen"), player))
     assert player.asked == []
 
 
@@ -91,9 +101,10 @@ def test_without_hints_nothing_is_played(tmp_path: Path) -> None:
     assert player.asked == []
 
 
-def test_a_step_without_a_played_teacher_says_nothing_of_it(site_of: Any) -> None:
-    tape = run(site_of("live"), ScriptedPlayer([-1.0, 1.0]))
-    assert [HINTS_TEACHER_HEEDS in record for record in tape] == [False, True, True]
+def test_a_step_whose_played_teacher_failed_says_so_and_goes_on(site_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+    tape = run(site_of("live"), ScriptedPlayer([None, "ProviderError: gone", 1.0]))
+    assert [HINTS_TEACHER_FIRST_CALL in record for record in tape] == [False, False, True]
+    assert "failed=1 of=1 last='ProviderError: gone'" in caplog.text
 
 
 def test_what_the_teacher_plays_is_no_sample_and_no_rollout(site_of: Any) -> None:
@@ -108,10 +119,10 @@ def test_what_the_teacher_plays_is_no_sample_and_no_rollout(site_of: Any) -> Non
 def test_a_teacher_that_collapses_teaches_no_more_also_after_a_resume_and_a_person_is_told(
     site_of: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site, player = site_of("live", max_steps=4 * WINDOW), ScriptedPlayer([1.0] * WINDOW + [0.0])
+    site, player = site_of("live", max_steps=4 * STEPS), ScriptedPlayer([1.0] * STEPS + [0.0])
     tape = run(site, player)
-    last = WINDOW + 2 * WINDOW // 3
-    assert [HINTS_TEACHER_HEEDS in record for record in tape] == [step <= last for step in range(4 * WINDOW)]
+    last = STEPS + int((1 - LOST) * STEPS)
+    assert [HINTS_TEACHER_FIRST_CALL in record for record in tape] == [step <= last for step in range(4 * STEPS)]
     assert all(player.was_hinting[: 4 * last]) and not any(player.was_hinting[4 * (last + 1) :])
     assert caplog.text.count("it has collapsed") == 1
     assert "it has collapsed" in write_summary(RunPaths.of(site.recipe))["sites"]["a"]["hints_stopped"]

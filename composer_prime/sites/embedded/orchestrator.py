@@ -89,10 +89,15 @@ class Orchestrator:
         with MetricsTape(self.settings.paths.tape("orchestrator")) as tape:
             for step in self.steps():
                 await self.weights.at_least(max(self.start_step, step - self.config.max_off_policy_steps))
-                batch, probed = await asyncio.gather(self.play_batch(), self.watch.probe())
-                write_batch(self.settings.paths.rollouts, step, batch.samples)
-                conversations.append(self.settings.paths.conversations, shown(batch, step))
+                batch, probed = await asyncio.gather(self.make_batch(step), self.watch.probe())
                 tape.log(step, **measure(batch, step), **probed)
+
+    async def make_batch(self, step: int) -> Batch:
+        """Play a step's batch and write it for the trainer."""
+        batch = await self.play_batch()
+        write_batch(self.settings.paths.rollouts, step, batch.samples)
+        conversations.append(self.settings.paths.conversations, shown(batch, step))
+        return batch
 
     def steps(self) -> Iterator[int]:
         """The training steps still to come."""

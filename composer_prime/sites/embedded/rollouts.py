@@ -138,21 +138,21 @@ class RolloutPlayer:
             failures=tuple(outcome for outcome in outcomes if isinstance(outcome, str)),
         )
 
-    async def play_hinted(self, model: str, count: int) -> list[Rollout]:
-        """A served model's rollouts of the last tasks whose first turn was given a hint, with the hint in the prompt.
-
-        count  of each source at most. Nothing is stamped on them, but for whether the first call succeeded; those that
-               fail are left out.
-        """
-        PROBING.set(True)  # in the caller's asyncio task, which ends with this
+    async def play_hinted(self, model: str) -> list[Rollout | str]:
+        """A served model's rollouts of each source's tasks with hints for their first turn, the hint in the prompt; or
+        why they failed. Nothing is stamped on them but whether the first call succeeded."""
         context = replace(self._context, model=model)
         probes = [
             self._play(source, task, context)
             for source in self.sources
-            for data, hint in [*getattr(source.env, "first_hints", ())][-count:]
+            for data, hint in [*getattr(source.env, "first_hints", {}).values()]
             if (task := _with_hint(source, data, hint)) is not None
         ]
-        return [each for each in await asyncio.gather(*probes) if isinstance(each, Rollout)]
+        token = PROBING.set(True)
+        try:
+            return await asyncio.gather(*probes)  # each a task of its own, with a copy of what is set now
+        finally:
+            PROBING.reset(token)
 
     async def _play(self, source: Source, task: vf.Task, context: vf.ModelContext) -> Rollout | str:
         async with self._slots:

@@ -57,7 +57,7 @@ def summarise_site(paths: SitePaths, progress: SiteProgress) -> dict[str, Any]:
     result = SiteResult.load(paths.result)
     rewards = list(progress.trained_rewards().values())
     errors = list(progress.tool_error_shares().values())
-    alarm = CollapseAlarm.from_tape(paths.tape("orchestrator"))
+    alarm = CollapseAlarm.from_tape(read_tape(paths.tape("orchestrator")))
     if result is None:
         numbers = progress.numbers()
         counts = {

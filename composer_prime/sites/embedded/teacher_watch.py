@@ -1,14 +1,14 @@
-"""Plays the hinted teacher beside a step's rollouts, and ends the hint term of the site when the teacher collapses."""
+"""Plays hints' teacher beside a step's rollouts, and ends the hint term of the site when the teacher collapses."""
 
 import logging
 from statistics import fmean
 from typing import Any
 
 from composer_prime.config.settings import SiteSettings
-from composer_prime.hints.collapse import NUM_PROBES, CollapseAlarm
-from composer_prime.metrics import HINTS_TEACHER_HEEDS, HINTS_TEACHER_REWARD
+from composer_prime.hints.collapse import CollapseAlarm
+from composer_prime.metrics import HINTS_PROBES, HINTS_TEACHER_FIRST_CALL, HINTS_TEACHER_REWARD, read_tape
 from composer_prime.replay.served import held_name
-from composer_prime.sites.embedded.rollouts import RolloutPlayer
+from composer_prime.sites.embedded.rollouts import Rollout, RolloutPlayer
 
 logger = logging.getLogger(__name__)
 
@@ -26,20 +26,27 @@ class TeacherWatch:
         if hints is None or hints.teacher == "frozen":
             return
         self._model = held_name(model, hints.teacher) if hints.is_held else model
-        self._alarm = CollapseAlarm.from_tape(settings.paths.tape("orchestrator"))
+        self._alarm = CollapseAlarm.from_tape(read_tape(settings.paths.tape("orchestrator")))
         self._obey()
 
     async def probe(self) -> dict[str, float]:
-        """Play the last hinted tasks; what came of it by metric name, {} where none was played."""
+        """Play the hinted tasks; what came of it by metric name, {} where none was played to its end."""
         if self._model is None or self._alarm.has_gone_off:
             return {}
-        rollouts = await self._player.play_hinted(self._model, NUM_PROBES)
+        outcomes = await self._player.play_hinted(self._model)
+        if failures := [each for each in outcomes if isinstance(each, str)]:
+            logger.warning("hints' teacher: failed=%d of=%d last=%r", len(failures), len(outcomes), failures[-1])
+        rollouts = [each for each in outcomes if isinstance(each, Rollout)]
         if not rollouts:
             return {}
-        heeds = fmean(rollout.streams[HINTS_TEACHER_HEEDS] for rollout in rollouts)
-        self._alarm.add(heeds)
+        succeeded = [rollout.streams[HINTS_TEACHER_FIRST_CALL] for rollout in rollouts]
+        self._alarm.add(int(sum(succeeded)), len(rollouts))
         self._obey()
-        return {HINTS_TEACHER_HEEDS: heeds, HINTS_TEACHER_REWARD: fmean(rollout.reward for rollout in rollouts)}
+        return {
+            HINTS_PROBES: len(rollouts),
+            HINTS_TEACHER_FIRST_CALL: fmean(succeeded),
+            HINTS_TEACHER_REWARD: fmean(rollout.reward for rollout in rollouts),
+        }
 
     def _obey(self) -> None:
         if self._alarm.has_gone_off:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import re
-from collections import Counter, deque
+from collections import Counter
 from importlib.util import find_spec
 from typing import Any
 
@@ -34,8 +34,8 @@ from composer_prime.config.teachers import (
 from composer_prime.errors import BadInput, TeacherError, TeacherRefused
 from composer_prime.hints.collapse import NUM_PROBES, PROBING
 from composer_prime.hints.contexts import HintedContext, hint_text, hinted_context
-from composer_prime.hints.error_sites import ErrorSite, error_sites, first_call_succeeded, text_of
-from composer_prime.metrics import HINTS_TEACHER_HEEDS
+from composer_prime.hints.error_sites import ErrorSite, error_sites, first_call_is_answered, text_of
+from composer_prime.metrics import HINTS_TEACHER_FIRST_CALL
 from composer_prime.replay.fingerprint import load_tokenizer
 from composer_prime.replay.hint_writer import HintWriter
 from composer_prime.replay.score.candidates import Candidates
@@ -120,7 +120,7 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
     """See the module.
 
     is_hinting   whether hints are taught; once False, error sites are left alone
-    first_hints  the last tasks whose first turn failed, each with the hint for it
+    first_hints  by `idx`, the first tasks whose first turn failed, each with the hint for it
 
     Raises BadInput for a taskset that brings an environment of its own, which this would replace, and under a
     verifiers whose nodes have no place for a teacher's number, or whose servers send nodes before they are stamped.
@@ -145,7 +145,7 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
                 '"composer-prime" would replace: use a taskset for one agent, or leave the id out'
             )
         self.is_hinting = True
-        self.first_hints: deque[tuple[vf.TaskData, str]] = deque(maxlen=NUM_PROBES)
+        self.first_hints: dict[int | None, tuple[vf.TaskData, str]] = {}
         self._tokenizer: Any = None
         self._pool = TeacherPool(())
         self._hint_pool = TeacherPool(())
@@ -193,7 +193,7 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         """Stamp every trace that is trained on."""
         for trace in episode.traces:
             if PROBING.get():
-                trace.record_metrics({HINTS_TEACHER_HEEDS: float(first_call_succeeded(trace.nodes))})
+                trace.record_metrics({HINTS_TEACHER_FIRST_CALL: float(self._first_call_succeeded(trace))})
             elif not trace.errors and (trace.agent is None or trace.agent.trainable):
                 await self.stamp(trace)
 
@@ -231,8 +231,8 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
             elif text is not None:
                 hint_ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
                 contexts.append(hinted_context(trace.nodes, site, hint_ids))
-                if site.turn == first:
-                    self.first_hints.append((trace.task.data, text))
+                if site.turn == first and len(self.first_hints) < NUM_PROBES:
+                    self.first_hints.setdefault(trace.task.data.idx, (trace.task.data, text))
         counts[HINTS_SITES] = len(contexts)
         counts[HINTS_NO_PLACE] = contexts.count(None)
         found = [context for context in contexts if context is not None]
@@ -242,6 +242,13 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
             for context, candidates in zip(found, answers, strict=True)
             if candidates is not None
         }
+
+    def _first_call_succeeded(self, trace: vf.Trace) -> bool:
+        """Whether the first turn's call was answered without an error that there is a hint for."""
+        templates = {} if self.config.hints is None else self.config.hints.templates
+        first = next((place for place, node in enumerate(trace.nodes) if node.sampled), None)
+        failed = any(site.turn == first and hint_text(site, templates) for site in error_sites(trace.nodes))
+        return first_call_is_answered(trace.nodes) and not failed
 
     async def _write(self, trace: vf.Trace, site: ErrorSite, hints: HintsConfig, counts: Counter[str]) -> str | None:
         """A hint by `[hints.writer]`, where one is wanted; None, counted, when none comes."""
