@@ -24,8 +24,8 @@ _EXPLAINED = (
     "- area: the area under the curve of training reward, as its mean over the steps.",
     f"- A point is {POINT:g} of held-out reward above the untrained model. Tokens and USD a point are the mean cost "
     "over the mean gain, with Fieller's interval, which is left out where the gain may be 0; `-`: no gain.",
-    "- Generated tokens count all that the policy generated. Time and USD count training and held-out evaluation, but "
-    "no start that was killed.",
+    "- Generated tokens count all that the policy generated for training. Time and USD count training and held-out "
+    "evaluation, but no start that was killed.",
 )
 
 

@@ -98,7 +98,7 @@ def test_a_port_in_use_and_a_device_that_is_not_there_are_said_in_a_line(
         assert gpu.main(command(tmp_path / "busy", port, "--only", "teaching")) == 2
     assert f"error: --port ({port}) is in use" in capsys.readouterr().err and not rows(tmp_path / "busy")
     assert gpu.main(["--out", str(tmp_path / "out"), "--device", "mps" if sys.platform == "linux" else "cuda"]) == 2
-    assert capsys.readouterr().err.startswith('error: site.device ("') and not (tmp_path / "out").exists()
+    assert capsys.readouterr().err.startswith('error: device ("') and not (tmp_path / "out").exists()
 
 
 @pytest.mark.long

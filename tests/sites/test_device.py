@@ -77,7 +77,7 @@ def test_a_device_that_torch_lacks_is_one_line_before_anything_starts(command: t
         call([*command, "--output_dir", str(tmp_path), "--site.device", LACKING])
     text = str(refused.value)
     assert text.startswith(
-        f'site.device ("{LACKING}") must be one that torch has, and torch {torch.__version__} has cpu'
+        f'device ("{LACKING}") must be cpu, cuda or mps and one that torch has, and torch {torch.__version__} has cpu'
     )
     assert "install a driver and a torch" in text and "\n" not in text
     assert [*tmp_path.rglob("*")] == [earlier.parent, earlier]

@@ -13,6 +13,6 @@ def check_device(device: str) -> None:
     if not found.get(device):
         here = ", ".join(name for name, is_here in found.items() if is_here)
         raise ConfigError(
-            f'site.device ("{device}") must be one that torch has, and torch {torch.__version__} has {here} here: set '
-            f'"cpu", or install a driver and a torch that are built for {device}'
+            f'device ("{device}") must be cpu, cuda or mps and one that torch has, and torch {torch.__version__} has '
+            f"{here} here: take that, or install a driver and a torch that are built for another"
         )
