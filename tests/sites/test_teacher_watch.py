@@ -52,7 +52,7 @@ class ScriptedPlayer:
         self.asked.append(model)
         share = self.shares.pop(0) if len(self.shares) > 1 else self.shares[0]
         if not isinstance(share, float):
-            return [] if share is None else [share]
+            return [] if share is None else [str(share)]
         branch = Branch(token_ids=[7, 8], mask=[False, True], logprobs=[0.0, -1.0])
         succeed = [float(number < share * NUM_PROBES) for number in range(NUM_PROBES)]
         return [Rollout(0.25, (branch,), {HINTS_TEACHER_FIRST_CALL: each}) for each in succeed]
