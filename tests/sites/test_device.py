@@ -85,7 +85,7 @@ def test_a_device_that_torch_lacks_is_one_line_before_anything_starts(command: t
 
 def test_a_teachers_device_that_torch_lacks_is_refused() -> None:
     port = str(claim_port(None, set()))
-    with pytest.raises(ConfigError, match="must be one that torch has"):
+    with pytest.raises(ConfigError, match="must be cpu, cuda or mps and one that torch has"):
         call(["replay", "teacher", "tiny", "--port", port, "--device", LACKING])
 
 
