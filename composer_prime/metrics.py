@@ -65,6 +65,13 @@ TOOLS_ERRORS = "tools/errors"
 TOOLS_CALL_S = "tools/call_s"
 """Mean seconds until a call was answered."""
 
+HINTS_PROBES = "hints/probes"
+"""Rollouts that hints' teacher played itself, the hint in its prompt."""
+HINTS_TEACHER_FIRST_CALL = "hints/teacher_first_call"
+"""Share of them whose first call was answered without an error that has a hint."""
+HINTS_TEACHER_REWARD = "hints/teacher_reward"
+"""Their mean reward."""
+
 OUTER_ROUND = "outer/round"
 OUTER_STALL_S = "outer/stall_s"
 """Seconds the training thread waited for the outer loop."""

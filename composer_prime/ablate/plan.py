@@ -18,12 +18,14 @@ class Job:
     """One run: an arm with a seed. Equal to itself only, so that it can be a key.
 
     recipe           what `composer-prime run` trains, with the run's own name, seed and folder
+    judged_by        its own with the tasks and sites of the first arm's: all arms are judged on what that holds out
     measures_start   whether the untrained model is evaluated too, once a seed
     """
 
     arm: Arm
     seed: int
     recipe: Recipe
+    judged_by: Recipe
     folder: Path
     prompts: int
     measures_start: bool
@@ -71,7 +73,15 @@ def plan_jobs(arms: Sequence[Arm], num_seeds: int, prompts: int) -> tuple[Job, .
     first = arms[0].recipe.run
     folder = (arms[0].recipe.output_dir / f"{first.name}-ablation").absolute()
     jobs = tuple(
-        Job(arm, seed, _run_recipe(arm, seed, folder), folder, prompts, measures_start=arm is arms[0])
+        Job(
+            arm,
+            seed,
+            _run_recipe(arm.recipe, arm, seed, folder),
+            _run_recipe(_judged_by(arm.recipe, arms[0].recipe), arm, seed, folder),
+            folder,
+            prompts,
+            measures_start=arm is arms[0],
+        )
         for seed in range(first.seed, first.seed + num_seeds)
         for arm in arms
     )
@@ -80,8 +90,19 @@ def plan_jobs(arms: Sequence[Arm], num_seeds: int, prompts: int) -> tuple[Job, .
     return jobs
 
 
-def _run_recipe(arm: Arm, seed: int, folder: Path) -> Recipe:
-    data = arm.recipe.to_data()
+def _judged_by(recipe: Recipe, first: Recipe) -> Recipe:
+    """The recipe with the first one's tasksets and sites, so that both hold out the same tasks."""
+    data, tasks = recipe.to_data(), first.to_data()
+    agents = {source["name"]: source["env"]["agent"] for source in data["orchestrator"]["train"]["source"]}
+    sources = tasks["orchestrator"]["train"]["source"]
+    for source in sources:
+        source["env"]["agent"] = agents.get(source["name"], source["env"]["agent"])
+    data["orchestrator"]["train"]["source"] = sources
+    return recipe_from_data({**data, "sites": tasks["sites"], "outer": tasks.get("outer")})
+
+
+def _run_recipe(recipe: Recipe, arm: Arm, seed: int, folder: Path) -> Recipe:
+    data = recipe.to_data()
     run = {**data["run"], "name": f"{data['run']['name']}-{arm.slug}-s{seed}", "seed": seed}
     return recipe_from_data({**data, "run": run, "output_dir": str(folder)})
 

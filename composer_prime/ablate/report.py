@@ -18,6 +18,17 @@ POINT = 0.01
 """Held-out reward that is called a point."""
 
 
+_EXPLAINED = (
+    "- In brackets: the 95 % interval over the seeds, Student's t; differences are taken seed by seed. `*`: the "
+    "interval of a difference leaves out 0.",
+    "- area: the area under the curve of training reward, as its mean over the steps.",
+    f"- A point is {POINT:g} of held-out reward above the untrained model. Tokens and USD a point are the mean cost "
+    "over the mean gain, with Fieller's interval, which is left out where the gain may be 0; `-`: no gain.",
+    "- Generated tokens count all that the policy generated for training. Time and USD count training and held-out "
+    "evaluation, but no start that was killed.",
+)
+
+
 @dataclass(frozen=True)
 class ArmReport:
     """One arm over its finished seeds; None where a number needs what isn't there.
@@ -195,13 +206,7 @@ def _lines(
         "",
         "## How to read this",
         "",
-        "- In brackets: the 95 % interval over the seeds, Student's t; differences are taken seed by seed. `*`: the "
-        "interval of a difference leaves out 0.",
-        "- area: the area under the curve of training reward, as its mean over the steps.",
-        f"- A point is {POINT:g} of held-out reward above the untrained model. Tokens and USD a point are the mean "
-        "cost over the mean gain, with Fieller's interval, which is left out where the gain may be 0; `-`: no gain.",
-        "- Generated tokens count all that the policy generated. Time and USD count training and held-out evaluation, "
-        "but no start that was killed.",
+        *_EXPLAINED,
     ]  # fmt: skip
 
 

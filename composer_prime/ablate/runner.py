@@ -3,13 +3,15 @@
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from torch import Tensor
 
 from composer_prime.ablate.plan import Job
 from composer_prime.ablate.rows import Row, read_measured
-from composer_prime.bench.held_out import final_weights_of, held_out_reward
+from composer_prime.bench.held_out import check_unseen, final_weights_of, held_out_reward
+from composer_prime.config.ablate import tasks_of
 from composer_prime.config.paths import models_cache
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, SiteError
@@ -23,6 +25,23 @@ GREEDY = 0.0
 _POLL_S = 0.2
 
 
+def check_tasks(jobs: Sequence[Job]) -> None:
+    """Raise BadInput, with the arm's name, when a run of the first seed trains on tasks that it will be judged on. Of
+    later seeds each run looks itself, before it trains."""
+    for job in jobs:
+        if job.seed == jobs[0].seed:
+            _check_tasks(job)
+
+
+def _check_tasks(job: Job) -> None:
+    if tasks_of(job.recipe) == tasks_of(job.judged_by):
+        return  # the evaluation compares those of one recipe
+    try:
+        check_unseen(job.judged_by, job.recipe, job.prompts)
+    except BadInput as error:
+        raise BadInput(f"arm {job.arm.name}: {error}") from error
+
+
 def run_job(job: Job, is_stopped: Callable[[], bool]) -> Row | None:
     """Train a run to its end, or go on with one that was cut, and judge it; its row, which is in its file too.
 
@@ -31,6 +50,7 @@ def run_job(job: Job, is_stopped: Callable[[], bool]) -> Row | None:
     Returns None when it was stopped. Raises BadInput for what a person can fix, SiteError with the end of the log
     when the run or its evaluation fails.
     """
+    _check_tasks(job)
     if not _train(job, is_stopped):
         return None
     began = time.monotonic()
@@ -78,12 +98,11 @@ def _train(job: Job, is_stopped: Callable[[], bool]) -> bool:
 
 
 def _judge(job: Job, policy: Mapping[str, Tensor]) -> float:
-    return held_out_reward(job.recipe, policy, prompts=job.prompts, temperature=GREEDY)
+    return held_out_reward(job.judged_by, policy, prompts=job.prompts, temperature=GREEDY)
 
 
 def _untrained(job: Job) -> Mapping[str, Tensor]:
-    recipe = job.recipe
-    return _trained_part(weights(load_policy(resolve_model(recipe.model.name, recipe.run.seed, models_cache()))), job)
+    return _trained_part(weights(load_policy(_first_model(job))), job)
 
 
 def _final_policies(job: Job) -> Iterator[Mapping[str, Tensor]]:
@@ -101,5 +120,10 @@ def _final_policies(job: Job) -> Iterator[Mapping[str, Tensor]]:
 
 def _trained_part(values: Mapping[str, Tensor], job: Job) -> Mapping[str, Tensor]:
     """Parameters without the lasting buffers, which training doesn't move."""
-    model = load_policy(resolve_model(job.recipe.model.name, job.recipe.run.seed, models_cache()))
+    model = load_policy(_first_model(job))
     return {name: values[name] for name, _ in model.named_parameters()}
+
+
+def _first_model(job: Job) -> Path:
+    recipe = job.recipe
+    return resolve_model(recipe.model.name, recipe.run.seed, models_cache(), device=recipe.site.device)

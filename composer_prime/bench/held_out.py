@@ -25,7 +25,7 @@ from torch import Tensor
 from composer_prime.config.distill import DistillConfig
 from composer_prime.config.paths import models_cache, run_uri
 from composer_prime.config.recipe import Recipe
-from composer_prime.config.settings import SiteSettings, settle_site
+from composer_prime.config.settings import SiteSettings, data_shard, settle_site
 from composer_prime.config.teachers import ReplayConfig
 from composer_prime.errors import BadInput, ComposerPrimeError, ProcessCrashed, SiteError
 from composer_prime.sites.embedded.broadcasts import load_weights
@@ -74,7 +74,7 @@ def held_out_reward(
     """
     with tempfile.TemporaryDirectory(prefix="held-out-") as scratch:
         folder = Path(scratch)
-        base = resolve_model(recipe.model.name, recipe.run.seed, models_cache())
+        base = resolve_model(recipe.model.name, recipe.run.seed, models_cache(), device=recipe.site.device)
         settings = settle_site(
             _bare(recipe).model_copy(update={"output_dir": folder / "outputs"}),
             recipe.site_names[0],
@@ -154,12 +154,8 @@ def held_out_sources(settings: SiteSettings, prompts: int) -> list[Source]:
     Raises BadInput when there are too few, or when a task is also one of a site's.
     """
     recipe = settings.recipe
-    trained = [
-        settle_site(recipe, name, inference_port=1, model_dir=settings.model_dir, resume=False)
-        for name in recipe.site_names
-    ]
-    seen = {_content(task) for site in trained for source in load_sources(site) for task in source.tasks}
-    first = max(site.num_shards for site in trained)
+    seen = _trained_on(recipe)
+    first = max(data_shard(recipe, name) for name in recipe.site_names) + 1
     sources = load_sources(_on_shard(settings, first))
     share = -(-prompts // len(sources))
     for number in range(first + 1, first + prompts):  # a shard has a task at least
@@ -168,8 +164,7 @@ def held_out_sources(settings: SiteSettings, prompts: int) -> list[Source]:
         for source, more in zip(sources, load_sources(_on_shard(settings, number)), strict=True):
             source.tasks.extend(more.tasks)
     for source in sources:
-        shown = sum(_content(task) in seen for task in source.tasks)
-        if shown:
+        if shown := sum(_content(source, task) in seen for task in source.tasks):
             raise BadInput(
                 f"{shown} of {len(source.tasks)} tasks of environment {source.name!r} are also tasks of a site: "
                 "held-out tasks need an environment that cuts its own shards (num_shards, shard) without overlap"
@@ -177,13 +172,37 @@ def held_out_sources(settings: SiteSettings, prompts: int) -> list[Source]:
     return [replace(source, tasks=source.tasks[:share]) for source in sources]
 
 
+def check_unseen(judged_by: Recipe, trained: Recipe, prompts: int) -> None:
+    """Raise BadInput when a site of `trained` has one of the `prompts` tasks that `judged_by` holds out, or when those
+    are too few; EnvError when an environment can't be set up."""
+    seen = _trained_on(trained)
+    for source in held_out_sources(_settings_of(judged_by, judged_by.site_names[0]), prompts):
+        if shown := sum(_content(source, task) in seen for task in source.tasks):
+            raise BadInput(
+                f"{shown} of {len(source.tasks)} held-out tasks of environment {source.name!r} are tasks of a site of "
+                "this arm: let its sites have none but the tasks of the first arm's (num_examples, seed)"
+            )
+
+
+def _trained_on(recipe: Recipe) -> set[str]:
+    """What the tasks of all sites say and know."""
+    sites = [_settings_of(recipe, name) for name in recipe.site_names]
+    return {_content(source, task) for site in sites for source in load_sources(site) for task in source.tasks}
+
+
+def _settings_of(recipe: Recipe, site: str) -> SiteSettings:
+    """A site's settings as far as its tasks depend on them."""
+    return settle_site(recipe, site, inference_port=1, model_dir=Path(), resume=False)
+
+
 def _on_shard(settings: SiteSettings, shard: int) -> SiteSettings:
     return settings.model_copy(update={"data_shard": shard, "num_shards": shard + 1})
 
 
-def _content(task: vf.Task) -> str:
-    """All that a task says and knows: with tools, tasks of one prompt may have different answers."""
-    return task.data.model_dump_json(exclude=_LABELS)
+def _content(source: Source, task: vf.Task) -> str:
+    """All that a task says and knows, but for the taskset's settings that stand in it too, such as how it is scored:
+    with tools, tasks of one prompt may have different answers."""
+    return task.data.model_dump_json(exclude=_LABELS | set(type(source.env.taskset.config).model_fields))
 
 
 def _cooled(settings: SiteSettings, temperature: float | None) -> SiteSettings:

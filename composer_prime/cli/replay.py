@@ -39,10 +39,13 @@ def teacher(
     weights: Annotated[
         Path | None, typer.Option(help="A folder of safetensors in place of MODEL's own, such as a run's broadcast.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help='Seed of the "tiny" model; the run\'s own is its first policy.')] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of a model that is made here; the run's own is its first policy.")
+    ] = 0,
     max_model_len: Annotated[int, typer.Option(min=2, help="Tokens of the longest sequence, and one more.")] = 4096,
+    device: Annotated[str, typer.Option(help="Where it is, as site.device: cpu, cuda or mps.")] = "cpu",
 ) -> None:
-    """Serve a model on this machine's CPU as a teacher for `[[replay.teachers]]`, until Ctrl-C."""
+    """Serve a model on this machine as a teacher for `[[replay.teachers]]`, until Ctrl-C."""
     from composer_prime.sites.embedded.ports import HOST, listen
 
     with listen(port, "--port") as listener:
@@ -50,7 +53,7 @@ def teacher(
         from composer_prime.sites.embedded.inference.serve import serve_teacher
         from composer_prime.sites.embedded.model import resolve_model
 
-        folder = resolve_model(model, seed, models_cache())
+        folder = resolve_model(model, seed, models_cache(), device=device)
         typer.echo(f"teacher {model} on http://{HOST}:{port}")
         with contextlib.suppress(KeyboardInterrupt):
-            serve_teacher(folder, model, listener, max_model_len=max_model_len, weights=weights)
+            serve_teacher(folder, model, listener, max_model_len=max_model_len, weights=weights, device=device)

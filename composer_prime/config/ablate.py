@@ -59,8 +59,8 @@ def read_arms(recipe: str, overrides: Sequence[str], further: Sequence[str] = ()
 
     A signal that the recipe doesn't have gives no arm: without [hints] and [[replay.teachers]] base is the recipe.
 
-    Raises BadInput, in one line that names both, when two arms can't differ, and when an arm would be judged on other
-    held-out tasks than base; ConfigError when an arm's recipe isn't one.
+    Raises BadInput, in one line that names both, when two arms can't differ; ConfigError when an arm's recipe isn't
+    one.
     """
     path, shared = (None, [recipe, *overrides]) if recipe.startswith("@") else (Path(recipe), list(overrides))
     full = _recipe_of(path, shared)
@@ -131,7 +131,7 @@ def _check_names(arms: Sequence[Arm]) -> None:
 
 
 def check_arms(arms: Sequence[Arm]) -> None:
-    """Raise BadInput when two arms can't differ, there is one arm only, or one is judged on other tasks."""
+    """Raise BadInput when two arms can't differ, or there is one arm only."""
     for one, other in combinations(arms, 2):
         if one.sha256 == other.sha256:
             raise BadInput(
@@ -143,12 +143,6 @@ def check_arms(arms: Sequence[Arm]) -> None:
             f"{arms[0].name} is the only arm, since the recipe has neither [hints] nor [[replay.teachers]]: add one "
             'with --arm "NAME KEY=VALUE ..."'
         )
-    for arm in arms[1:]:
-        if _judged_by(arm.recipe) != _judged_by(arms[0].recipe):
-            raise BadInput(
-                f"arm {arm.name} changes the tasks or how sites share them, so it would be judged on other held-out "
-                f"tasks than {arms[0].name}: leave sites and the tasksets as they are"
-            )
 
 
 def effective(recipe: Recipe) -> dict[str, Any]:
@@ -164,7 +158,8 @@ def effective(recipe: Recipe) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if not _is_under(key, ignored)}
 
 
-def _judged_by(recipe: Recipe) -> list[Any]:
+def tasks_of(recipe: Recipe) -> list[Any]:
+    """What tells which tasks the sites of a recipe have."""
     data = recipe.to_data()
     tasks = [(source["name"], source["env"]["taskset"]) for source in data["orchestrator"]["train"]["source"]]
     return [tasks, [data_shard(recipe, name) for name in recipe.site_names]]

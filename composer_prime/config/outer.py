@@ -157,7 +157,10 @@ class SiteConfig(Table):
     """The site's name in the bucket, when a single site runs; the sites of a larger local run are a, b, c, ..."""
 
     backend: Literal["embedded", "prime-rl"] = "embedded"
-    """What trains: our three processes on a CPU, or a real PRIME-RL."""
+    """What trains: our three processes, or a real PRIME-RL."""
+
+    device: Literal["cpu", "cuda", "mps"] = "cpu"
+    """Where an embedded site trains and generates, in torch's word: one device, which its processes share."""
 
     key_file: Path | None = None
     """The site's private key, in a run that admits keys; see `composer-prime keygen`."""

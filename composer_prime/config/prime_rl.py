@@ -187,6 +187,15 @@ class PrimeRecipe(RecipeBase):
         return self
 
     @model_validator(mode="after")
+    def _check_device(self) -> Self:
+        if self.site.device != "cpu":
+            raise ValueError(
+                f'site.device ("{self.site.device}") can\'t be set with site.backend "prime-rl", whose GPUs '
+                "[deployment] counts: drop the key"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_env_vars(self) -> Self:
         for place, name in _env_vars(self.upstream):
             if name.startswith(ENV_PREFIX):

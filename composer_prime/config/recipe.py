@@ -15,8 +15,10 @@ from composer_prime.config.table import OpenTable, RunName, Table
 from composer_prime.config.teachers import HintsConfig, ReplayConfig
 
 TINY = "tiny"
-TINY_MODELS = (TINY, "tiny-tools")
-"""Models that are built and warmed up on the spot: one that answers, and one that calls tools."""
+LETTERS_MODELS = (TINY, "tiny-sort", "small-sort")
+TINY_MODELS = (*LETTERS_MODELS, "tiny-tools", "small-tools")
+"""Models that are built and warmed up on the spot: some answer with letters, others call tools. Those called small are
+for a GPU."""
 
 
 class RunConfig(Table):
@@ -33,7 +35,8 @@ class ModelConfig(Table):
     """`[model]`"""
 
     name: str = Field(default="tiny", min_length=1)
-    """"tiny" or "tiny-tools" (built and warmed up on the spot), a local folder, or a Hugging Face id."""
+    """"tiny", "tiny-sort", "tiny-tools", "small-sort" or "small-tools" (built and warmed up on the spot), a local
+    folder, or a Hugging Face id."""
 
 
 class TasksetConfig(OpenTable):
@@ -314,6 +317,15 @@ class Recipe(RecipeBase):
             raise ValueError(
                 f"orchestrator.train.sampling.max_completion_tokens ({tokens}) must be smaller than seq_len "
                 f"({self.seq_len}): lower it, or raise seq_len so that the prompt fits too"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_device(self) -> Self:
+        if self.site.device != "cpu" and self.inference.engine == "vllm":
+            raise ValueError(
+                f'site.device ("{self.site.device}") can\'t be set with inference.engine "vllm", which generates where '
+                "its own build does: use the transformers engine, or drop the key"
             )
         return self
 

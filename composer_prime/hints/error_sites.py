@@ -46,6 +46,13 @@ def error_sites(nodes: Sequence[Any]) -> list[ErrorSite]:
     return [sites[turn] for turn in sorted(sites)]
 
 
+def first_call_is_answered(nodes: Sequence[Any]) -> bool:
+    """Whether the first sampled message made a call that some message answers."""
+    first = next((place for place, node in enumerate(nodes) if node.sampled), None)
+    answers = (place for place, node in enumerate(nodes) if _is_answer(node.message))
+    return first is not None and any(_asked_by(nodes, place) == first for place in answers)
+
+
 def _is_answer(message: Any) -> bool:
     return message.role == "tool" or (message.role == "user" and shows_output(text_of(message.content)))
 

@@ -15,6 +15,7 @@ from typing import Any, get_args
 from composer_prime.config.distill import MAX_K, DistillConfig
 from composer_prime.config.outer import OuterConfig
 from composer_prime.config.prime_rl import LOSS_PATHS, PrimeRlConfig
+from composer_prime.config.recipe import TINY_MODELS
 from composer_prime.config.table import RUN_NAME, SITE_NAME
 from composer_prime.config.teachers import HINT_FIELDS, HintKind
 from composer_prime.volunteers.places import is_public_url
@@ -130,7 +131,7 @@ def _is_teacher(value: Any) -> bool:
 
 FLAG = Rule("true or false", lambda value: type(value) is bool)
 NO = Rule("false", lambda value: value is False)
-MODEL = Rule("a model of the Hugging Face hub, org/name, or tiny or tiny-tools, and no folder", _is_model)
+MODEL = Rule(f"a model of the Hugging Face hub, org/name, or one of {', '.join(TINY_MODELS)}, and no folder", _is_model)
 PACKAGE = Rule("a package's plain name (a to z, 0 to 9, - and _) that Python doesn't have itself", _is_package)
 EXTRA = Rule("a number, true or false, or at most 200 letters, digits and _.,+=-, and no path or address", _is_plain)
 TEACHER = Rule("https://host or http://host of a public server, without a user or query", _is_teacher)

@@ -18,8 +18,9 @@ from composer_prime.volunteers.upstream import machines_own
 
 LOCAL_KEYS = (
     "output_dir", "clean", "sites", "launch", "site.name", "site.key_file", "site.same_name", "site.exact_join_s",
-    "site.threads", "site.micro_batch_tokens", "site.max_mbit_up", "site.max_mbit_down", "inference.python",
-    "inference.server", "prime_rl.command", "prime_rl.first_port", "env_vars", "slurm", "log", "monitors",
+    "site.device", "site.threads", "site.micro_batch_tokens", "site.max_mbit_up", "site.max_mbit_down",
+    "inference.python", "inference.server", "prime_rl.command", "prime_rl.first_port", "env_vars", "slurm", "log",
+    "monitors",
     "outer.store", "outer.owner", "outer.keys", "hints.api_key_var", *(name for name in PORTS if name.endswith("port")),
 )  # fmt: skip
 """Settings that are each machine's own."""

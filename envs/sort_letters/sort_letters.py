@@ -1,4 +1,4 @@
-"""Sort a few letters: `Sort: dbca` is answered by `abcd`, and only by that.
+"""Sort a few letters: `Sort: dbca` is answered by `abcd`.
 
 The harder sister of reverse_letters: where a letter goes depends on all the others, not on its place alone.
 Words are drawn from a seed, all distinct; each site takes its own stretch of the draw, so no two sites share a word.
@@ -6,6 +6,7 @@ Words are drawn from a seed, all distinct; each site takes its own stretch of th
 
 import random
 from collections.abc import Iterator
+from typing import Literal
 
 import verifiers.v1 as vf
 from pydantic import Field
@@ -28,21 +29,28 @@ class SortLettersConfig(vf.TasksetConfig):
     """Letters in a word."""
     alphabet: str = Field("abcdef", min_length=2, max_length=64)
     """The letters words are made of, each once."""
+    credit: Literal["all", "letters"] = "all"
+    """What is rewarded: the whole answer, or each letter in its place."""
 
 
 class SortLettersData(vf.TaskData):
-    """One word with its prompt; `answer` is what the policy must say."""
+    """One word with its prompt; `answer` is what the policy must say, `credit` as in the config."""
 
     answer: str
+    credit: Literal["all", "letters"] = "all"
 
 
 class SortLettersTask(vf.Task[SortLettersData]):
-    """Says whether the reply is the answer, to the letter."""
+    """Says how much of the reply is the answer, to the letter."""
 
     @vf.reward
-    async def exact_match(self, trace: vf.Trace) -> float:
-        """1.0 when the last reply, white space around it stripped, is the answer; else 0.0."""
-        return float(trace.last_reply == self.data.answer)
+    async def right_letters(self, trace: vf.Trace) -> float:
+        """1.0 when the last reply, white space around it stripped, is the answer; else 0.0, or with credit
+        "letters", for a reply as long as the answer, the share of letters that stand in their place."""
+        reply, answer = trace.last_reply, self.data.answer
+        if self.data.credit == "all" or len(reply) != len(answer):
+            return float(reply == answer)
+        return sum(ours == theirs for ours, theirs in zip(reply, answer, strict=True)) / len(answer)
 
 
 class SortLettersTaskset(vf.Taskset[SortLettersTask, SortLettersConfig]):
@@ -52,8 +60,9 @@ class SortLettersTaskset(vf.Taskset[SortLettersTask, SortLettersConfig]):
         """Yield `num_examples` tasks; the same config always yields the same ones. Raises ValueError on a config
         that asks for more words than its letters can spell, or for a shard that isn't there."""
         for idx, word in enumerate(draw_words(self.config)):
+            answer, credit = "".join(sorted(word)), self.config.credit
             data = SortLettersData.model_validate(
-                {"idx": idx, "prompt": f"Sort: {word}", "answer": "".join(sorted(word))}
+                {"idx": idx, "prompt": f"Sort: {word}", "answer": answer, "credit": credit}
             )
             yield SortLettersTask(data, self.config.task)
 

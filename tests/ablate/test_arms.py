@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from composer_prime.ablate.plan import plan_jobs
-from composer_prime.config.ablate import effective, read_arms
+from composer_prime.ablate.runner import check_tasks, run_job
+from composer_prime.config.ablate import effective, read_arms, tasks_of
 from composer_prime.errors import BadInput, ConfigError
 from tests.ablate.arms import HINTS, TEACHERS, write_recipe
 
@@ -37,8 +38,6 @@ def test_a_further_arm_is_the_recipe_with_its_settings(tmp_path: Path):
         (["a ckpt.interval=3"], "arm a can't differ from base"),
         (["a hints=None trainer.loss.kwargs.replay_tau=0.5"], "arm a can't differ from base"),
         (["a seq_len=64", "a seq_len=65"], "arms a and a would share their folders"),
-        (["a sites.count=2"], "judged on other held-out tasks than base"),
-        (["a orchestrator.train.source.0.env.taskset.num_examples=9"], "judged on other held-out tasks than base"),
         (["a run.seed=3"], "arm a sets run.seed"),
         (["a"], "arm a needs settings as KEY=VALUE"),
         (["A seq_len=64"], r"arm name \('A'\) must be"),
@@ -72,3 +71,54 @@ def test_each_run_has_its_seed_its_name_and_a_folder_in_the_ablations(tmp_path: 
     assert [job.recipe.run.seed for job in jobs] == [5, 5, 6, 6]
     roots = {job.run.root for job in jobs}
     assert len(roots) == 4 and {root.parent for root in roots} == {tmp_path / "out" / "test-ablation"}
+
+
+ON_TWO_SITES = "two sites.count=2 orchestrator.train.source.0.env.taskset.num_examples=128"
+
+
+def test_arms_whose_sites_share_the_first_arms_tasks_are_judged_on_what_that_holds_out(tmp_path: Path):
+    half = "half orchestrator.train.source.0.env.taskset.num_examples=128"
+    jobs = plan_jobs(read_arms(write_recipe(tmp_path), [], [ON_TWO_SITES, half]), 2, 8)
+    check_tasks(jobs)
+    assert [job.recipe.sites.count for job in jobs] == [1, 2, 1] * 2
+    assert [tasks_of(job.judged_by) for job in jobs] == [tasks_of(jobs[0].recipe)] * 6
+    assert [job.judged_by.run for job in jobs] == [job.recipe.run for job in jobs]
+
+
+def test_an_arm_is_judged_with_its_own_model_and_agent(tmp_path: Path):
+    agent = "orchestrator.train.source.0.env.agent.max_turns=7"
+    job = plan_jobs(read_arms(write_recipe(tmp_path), [], [f"own model.name=tiny-sort {agent}"]), 1, 8)[1]
+    assert job.judged_by == job.recipe
+    assert job.judged_by.orchestrator.train.source[0].env.agent.max_turns == 7
+
+
+@pytest.mark.parametrize(
+    "further",
+    [
+        "wide sites.count=2",
+        ON_TWO_SITES.replace("two", "wide").replace("128", "129"),
+        "wide orchestrator.train.source.0.env.taskset.seed=1",
+    ],
+)
+def test_an_arm_that_trains_on_held_out_tasks_is_refused(tmp_path: Path, further: str):
+    jobs = plan_jobs(read_arms(write_recipe(tmp_path), [], [further]), 2, 8)
+    with pytest.raises(BadInput, match=r"arm wide: [1-8] of 8 held-out tasks .* none but the tasks of the first arm's"):
+        check_tasks(jobs)
+
+
+def test_a_taskset_that_only_scores_otherwise_has_the_same_tasks(tmp_path: Path):
+    taskset = "orchestrator.train.source.0.env.taskset"
+    base = [f"--{taskset}.id=sort-letters", f"--{taskset}.num_examples=16"]
+    jobs = plan_jobs(
+        read_arms(write_recipe(tmp_path), base, [f"wide {taskset}.num_examples=32 {taskset}.credit=letters"]), 1, 8
+    )
+    with pytest.raises(BadInput, match="arm wide: 8 of 8 held-out tasks"):
+        check_tasks(jobs)
+
+
+def test_a_later_seeds_run_looks_at_its_own_tasks_before_it_trains(tmp_path: Path):
+    jobs = plan_jobs(read_arms(write_recipe(tmp_path), [], ["a orchestrator.train.source.0.env.taskset.seed=0"]), 2, 99)
+    check_tasks(jobs)
+    with pytest.raises(BadInput, match=r"arm a: .* of 99 held-out tasks"):
+        run_job(jobs[3], lambda: False)
+    assert not jobs[3].run.root.exists()

@@ -13,6 +13,7 @@ import verifiers.v1 as vf
 
 ENVS = Path(__file__).parents[2] / "envs"
 NAMES = sorted(path.name for path in ENVS.iterdir() if path.is_dir())
+REWARD = {"reverse_letters": "exact_match", "sort_letters": "right_letters"}
 SOLVED = {"reverse_letters": ("Reverse: ", "cafe", "efac"), "sort_letters": ("Sort: ", "cafe", "acef")}
 
 every_env = pytest.mark.parametrize("name", NAMES)
@@ -40,7 +41,7 @@ def test_a_package_exports_exactly_one_taskset_and_imports_nothing_of_ours(name:
     nodes = list(ast.walk(ast.parse((ENVS / name / f"{name}.py").read_text())))
     imported = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     imported += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
-    assert {each.split(".")[0] for each in imported} - {"json", "math"} == {
+    assert {each.split(".")[0] for each in imported} - {"json", "math", "typing"} == {
         "random",
         "collections",
         "verifiers",
@@ -63,10 +64,20 @@ def test_only_the_exact_answer_is_rewarded(name: str) -> None:
     row = tasks(name, num_examples=1)[0]
     task = type(row)(row.data.model_copy(update={"prompt": verb + word, "answer": answer}))
     rewards = {
-        reply: asyncio.run(task.exact_match(SimpleNamespace(last_reply=reply)))
+        reply: asyncio.run(getattr(task, REWARD[name])(SimpleNamespace(last_reply=reply)))
         for reply in (answer, word, answer + answer, answer.upper(), "")
     }
     assert rewards == {answer: 1.0, word: 0.0, answer + answer: 0.0, answer.upper(): 0.0, "": 0.0}
+
+
+def test_with_credit_for_letters_each_one_in_its_place_is_rewarded() -> None:
+    row = tasks("sort_letters", num_examples=1, credit="letters")[0]
+    task = type(row)(row.data.model_copy(update={"answer": "acef"}))
+    rewards = {
+        reply: asyncio.run(task.right_letters(SimpleNamespace(last_reply=reply)))
+        for reply in ("acef", "acfe", "aecf", "cafe", "ace", "acefa", "")
+    }
+    assert rewards == {"acef": 1.0, "acfe": 0.5, "aecf": 0.5, "cafe": 0.0, "ace": 0.0, "acefa": 0.0, "": 0.0}
 
 
 @letters_env

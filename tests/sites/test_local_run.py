@@ -18,7 +18,7 @@ from composer_prime import metrics
 from composer_prime.config import Recipe, RunPaths, SiteSettings
 from composer_prime.errors import BadInput, ConfigError, SiteRevoked, StoreUnusable
 from composer_prime.metrics import MetricsTape
-from composer_prime.sites.embedded.folder import claim_site_folder
+from composer_prime.sites.embedded.folder import check_same_recipe, claim_run_folder, claim_site_folder
 from composer_prime.sites.embedded.interrupt import catch_interrupt
 from composer_prime.sites.embedded.local_run import Surroundings, _View, run_local, run_site
 from composer_prime.sites.embedded.ports import claim_port, is_free
@@ -189,6 +189,26 @@ def test_resuming_another_recipe_is_refused_with_the_difference(tmp_path: Path) 
         outer = {"inner_steps": 4, "fragments": 2, "lr": 0.5}
         run_site(small_recipe(tmp_path, outer=outer), "c", False, surroundings(tmp_path))
     assert run_local(small_recipe(tmp_path, clean=True, ckpt={"interval": 3}), True, surroundings(tmp_path)) == 0
+
+
+def test_a_resume_on_another_device_is_refused_where_it_would_make_another_first_policy(tmp_path: Path) -> None:
+    hinted = small_recipe(tmp_path, hints={})
+    paths = claim_run_folder(hinted, False)
+    with pytest.raises(ConfigError, match=r"site\.device \(cuda, there: cpu\)"):
+        check_same_recipe(small_recipe(tmp_path, hints={}, site={"device": "cuda"}), paths)
+    check_same_recipe(small_recipe(tmp_path, hints={}, site={"threads": 2}), paths)
+    other = claim_run_folder(small_recipe(tmp_path / "without"), False)
+    check_same_recipe(small_recipe(tmp_path / "without", site={"device": "cuda"}), other)
+
+
+def test_a_person_is_told_where_hints_were_stopped(tmp_path: Path) -> None:
+    recipe, out = small_recipe(tmp_path), io.StringIO()
+    run_local(recipe, False, surroundings(tmp_path, trainer=DONE))
+    with MetricsTape(RunPaths.of(recipe).site("a").tape("orchestrator")) as tape:
+        for step, share in enumerate([1.0] * 8 + [0.0] * 8):
+            tape.log(step, **{metrics.HINTS_PROBES: 8, metrics.HINTS_TEACHER_FIRST_CALL: share})
+    run_local(recipe, True, surroundings(tmp_path, Console(file=out, width=120), trainer=DONE))
+    assert "warning: site a: of 64 rollouts of hints' teacher" in out.getvalue()
 
 
 def test_a_bucket_with_a_run_of_the_name_is_refused(tmp_path: Path) -> None:

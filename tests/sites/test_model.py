@@ -4,20 +4,24 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from renderers import create_renderer
 from renderers.configs import Qwen3RendererConfig
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from composer_prime.errors import ModelError
 from composer_prime.sites.embedded import model as model_module
 from composer_prime.sites.embedded.model import load_policy, resolve_model
 from composer_prime.sites.embedded.tiny import tiny_config, tiny_tokenizer
-from composer_prime.sites.embedded.warmup import ALPHABET, LENGTH, WarmUp, prompt_text, warm_up
-from composer_prime.sites.embedded.warmup_config import WarmUpConfig
+from composer_prime.sites.embedded.warmup import LENGTH, WarmUp, prompt_text, warm_up
+from composer_prime.sites.embedded.warmup_config import SORT_WARM_UP, WarmUpConfig
 from tests.patience import PATIENCE_S
 from tests.sites.tiny_folder import build_together, save_random_tiny, score
 
@@ -91,7 +95,7 @@ def test_warm_policy_is_right_a_third_of_the_time(seed: int, tmp_path: Path) -> 
     assert seen and lowest <= seen[-1][1] <= highest
     assert resolve_model("tiny", seed, tmp_path, progress=lambda *_: pytest.fail("built twice")) == folder
     tokenizer = tiny_tokenizer()
-    words = ["".join(ALPHABET[(index // 6**place) % 6] for place in range(LENGTH)) for index in range(0, 6**LENGTH, 13)]
+    words = ["".join("abcdef"[(index // 6**place) % 6] for place in range(LENGTH)) for index in range(0, 6**LENGTH, 13)]
 
     def accuracy(verb: str, answers: list[str]) -> float:
         right = [
@@ -102,6 +106,48 @@ def test_warm_policy_is_right_a_third_of_the_time(seed: int, tmp_path: Path) -> 
 
     assert lowest - 0.04 <= accuracy("Reverse", [word[::-1] for word in words]) <= highest + 0.04
     assert accuracy("Sort", ["".join(sorted(word)) for word in words]) > 0.02  # enough for RL to start from
+
+
+@pytest.mark.slow
+def test_tiny_sort_has_just_begun_to_sort_words_of_eight_letters(tmp_path: Path) -> None:
+    policy, tokenizer = load_policy(resolve_model("tiny-sort", 0, tmp_path)), tiny_tokenizer()
+    words = [
+        "".join("abcdefgh"[(index // 8**place) % 8] for place in range(LENGTH)) for index in range(0, 8**LENGTH, 31)
+    ]
+
+    def right(answer: Callable[[str], str]) -> float:
+        each = [
+            sum(
+                score(
+                    policy, tokenizer.encode(prompt_text("Sort", word)), tokenizer.encode(f"{answer(word)}<|im_end|>")
+                )
+            )
+            for word in words
+        ]
+        return float(torch.tensor(each).exp().mean())
+
+    lowest, highest = SORT_WARM_UP.accuracy
+    assert lowest / 2 <= right(lambda word: "".join(sorted(word))) <= 2 * highest
+    assert right(lambda word: word) < lowest
+
+
+def test_models_that_are_loaded_in_two_threads_are_loaded_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, together, lock = save_random_tiny(tmp_path), [0], threading.Semaphore(1)
+    load = AutoModelForCausalLM.from_pretrained
+
+    def alone(*given: object, **settings: object) -> object:
+        together[0] += not lock.acquire(blocking=False)
+        time.sleep(0.2)
+        lock.release()
+        return load(*given, **settings)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", alone)
+    with ThreadPoolExecutor(4) as threads:
+        models = list(threads.map(load_policy, [folder] * 4))
+    assert together == [0]
+    assert all(model.lm_head.weight is model.model.embed_tokens.weight for model in models)
 
 
 def test_warm_up_that_never_gets_there_says_so(tmp_path: Path) -> None:
@@ -129,7 +175,7 @@ from composer_prime.sites.embedded.model import main
 sys.modules |= {"torch": None, "transformers": None}
 sys.exit(main(sys.argv[1:]))
 """
-    command = [sys.executable, "-c", code, "tiny", "0", str(tmp_path)]
+    command = [sys.executable, "-c", code, "tiny", "0", str(tmp_path), "cpu"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines() == [str(folder)]
 
 
@@ -204,10 +250,10 @@ def test_weights_that_cannot_be_read_are_a_model_error(tmp_path: Path) -> None:
 
 def test_command_prints_the_folder_last_or_exits_with_two(tmp_path: Path) -> None:
     folder = save_random_tiny(tmp_path / "model")
-    command = [sys.executable, "-m", "composer_prime.sites.embedded.model"]
-    found = subprocess.run([*command, str(folder), "0", str(tmp_path)], capture_output=True, text=True, check=False)
+    command, where = [sys.executable, "-m", "composer_prime.sites.embedded.model"], ["0", str(tmp_path), "cpu"]
+    found = subprocess.run([*command, str(folder), *where], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout.splitlines()[-1]) == (0, str(folder))
-    lost = subprocess.run([*command, "./nowhere", "0", str(tmp_path)], capture_output=True, text=True, check=False)
+    lost = subprocess.run([*command, "./nowhere", *where], capture_output=True, text=True, check=False)
     assert lost.returncode == 2
     assert lost.stderr.splitlines()[-1].startswith("error: model.name (./nowhere) doesn't exist")
     assert "Traceback" not in lost.stderr

@@ -48,9 +48,9 @@ def hub(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
 
 def resolved(home: Path, url: str, *asked: str) -> Path:
     """What the model's process prints, on a machine whose hub cache is `home`."""
-    command = [sys.executable, "-m", "composer_prime.sites.embedded.model", NAME, "0", str(home / "cache"), *asked]
+    command = [sys.executable, "-m", "composer_prime.sites.embedded.model", NAME, "0", str(home / "cache"), "cpu"]
     environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(home)}
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    done = subprocess.run([*command, *asked], env=environment, check=True, capture_output=True, text=True)
     return Path(done.stdout.splitlines()[-1])
 
 
@@ -112,7 +112,7 @@ def test_no_run_is_made_from_a_model_without_weights(tmp_path: Path) -> None:
 def test_a_model_that_keeps_values_beside_its_parameters_needs_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def with_buffer(folder: Path) -> torch.nn.Module:
+    def with_buffer(folder: Path, device: str) -> torch.nn.Module:
         model = load_policy(folder)
         model.register_buffer("score_bias", torch.zeros(3))
         return model

@@ -36,11 +36,6 @@ class Candidates:
         """No teacher anywhere."""
         return cls(np.full((num_tokens, k), EMPTY, np.int32), np.full((num_tokens, k), -np.inf, np.float32))
 
-    @classmethod
-    def concat(cls, parts: Sequence["Candidates"]) -> Self:
-        """Sequences one after the other; all of one k."""
-        return cls(np.concatenate([part.ids for part in parts]), np.concatenate([part.logprobs for part in parts]))
-
     def __len__(self) -> int:
         return len(self.ids)
 

@@ -48,7 +48,8 @@ def publish(model: nn.Module, broadcasts: Path, version: int, average: dict[str,
 
 def _save(values: dict[str, Tensor], folder: Path) -> None:
     folder.mkdir(exist_ok=True)
-    save_file(values, folder / "model.safetensors", metadata={"format": "pt"})
+    on_cpu = {name: value.cpu() for name, value in values.items()}
+    save_file(on_cpu, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def published(broadcasts: Path) -> list[int]:
@@ -58,7 +59,8 @@ def published(broadcasts: Path) -> list[int]:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """The model's parameters and lasting buffers by name, fp32; a tied parameter once, under its first name."""
+    """The model's parameters and lasting buffers by name, fp32, where the model is; a tied one once, under its first
+    name."""
     once = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
     return {
         name: (value.float() if value.is_floating_point() else value).contiguous()

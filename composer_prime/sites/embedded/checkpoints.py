@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from composer_prime.errors import CorruptObject
 from composer_prime.sites.embedded.whole_folder import whole_folder
@@ -22,13 +23,14 @@ KEEP = 2
 def save_checkpoint(checkpoints: Path, step: int, state: dict[str, Any]) -> Path:
     """Write the state after `step` training steps, drop all but the newest KEEP, and return the folder.
 
-    state  nested dicts and lists of tensors, numbers and strings
+    state  nested dicts and lists of tensors, numbers and strings; tensors are written from the CPU, so that any device
+           can go on from them
 
     Raises SiteError when it can't be written; the checkpoints before stay.
     """
     folder = checkpoints / f"step_{step}"
     with whole_folder(folder) as making:
-        torch.save(state, making / "state.pt")
+        torch.save(_on_cpu(state), making / "state.pt")
     for old in saved_steps(checkpoints)[:-KEEP]:
         shutil.rmtree(checkpoints / f"step_{old}")
     return folder
@@ -44,12 +46,20 @@ def newest_checkpoint(checkpoints: Path) -> dict[str, Any] | None:
         return None
     path = checkpoints / f"step_{steps[-1]}" / "state.pt"
     try:
-        return torch.load(path, weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         cause = str(error).splitlines()[0]
         raise CorruptObject(
             f"{path} can't be read ({cause}): delete {path.parent} to resume from the one before"
         ) from error
+
+
+def _on_cpu(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: _on_cpu(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [_on_cpu(value) for value in state]
+    return state.cpu() if isinstance(state, Tensor) else state
 
 
 def saved_steps(checkpoints: Path) -> list[int]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from composer_prime.config.load import any_from_data
 from composer_prime.config.paths import RunPaths, run_uri
 from composer_prime.config.prime_rl import PrimeRecipe
-from composer_prime.config.recipe import RecipeBase
+from composer_prime.config.recipe import TINY_MODELS, Recipe, RecipeBase
 from composer_prime.errors import BadInput, ConfigError
 from composer_prime.sites.embedded.result import write_whole
 from composer_prime.sites.embedded.supervisor import lock_site
@@ -91,12 +92,21 @@ def check_same_recipe(recipe: RecipeBase, paths: RunPaths) -> None:
     may_differ = PRIME_RL_MAY_DIFFER if isinstance(recipe, PrimeRecipe) else MAY_DIFFER
     differing = sorted(key for key in held.keys() | ours.keys() if held.get(key) != ours.get(key))
     differing = [key for key in differing if not any(key == may or key.startswith(f"{may}.") for may in may_differ)]
+    if _first_policy_differs(recipe, held):
+        differing.append("site.device")
     if differing:
         changes = ", ".join(f"{key} ({ours.get(key)}, there: {held.get(key)})" for key in differing)
         raise ConfigError(
             f"recipe differs from that of the run in {paths.root}: {changes}; use the values there, or give the new "
             "run another --run.name"
         )
+
+
+def _first_policy_differs(recipe: RecipeBase, held: Mapping[str, Any]) -> bool:
+    """Whether this device would make another first policy than the run began with, and hints' teacher is that."""
+    if not isinstance(recipe, Recipe) or not recipe.holds_first_policy:
+        return False
+    return recipe.model.name in TINY_MODELS and recipe.site.device != held["site.device"]
 
 
 def check_new_run(recipe: RecipeBase, store: Store) -> None:

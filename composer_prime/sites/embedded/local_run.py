@@ -103,7 +103,11 @@ def _run(launch: _Launch, surroundings: Surroundings) -> int:
             ]
             _watch(supervisors, launch.recipe.max_steps, console, interrupt)
     before_and_after(launch.paths, launch.sites, console)
-    console.print(draw_summary(write_summary(launch.paths)))
+    summary = write_summary(launch.paths)
+    console.print(draw_summary(summary))
+    for name, site in summary["sites"].items():
+        if "hints_stopped" in site:
+            console.print(f"warning: site {name}: {site['hints_stopped']}", markup=False, highlight=False)
     for path in (launch.paths.summary, launch.paths.reward_plot):
         if path.exists():
             console.print(str(path), soft_wrap=True, highlight=False)

@@ -1,8 +1,8 @@
 """From a model's name in the recipe to a local folder, and from such a folder to a policy.
 
-The tiny models are built and warmed up on the spot and cached by seed; a folder is checked before anything starts from
-it; any other name is a Hugging Face id. `python -m composer_prime.sites.embedded.model NAME SEED CACHE_DIR` prints the
-folder; a fourth argument, WITHOUT_WEIGHTS, spares weights that would have to be downloaded.
+The tiny models are built and warmed up on the spot and cached by seed and device; a folder is checked before anything
+starts from it; any other name is a Hugging Face id. `python -m composer_prime.sites.embedded.model NAME SEED CACHE_DIR
+DEVICE` prints the folder; a fifth argument, WITHOUT_WEIGHTS, spares weights that would have to be downloaded.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from composer_prime.config.recipe import TINY, TINY_MODELS
+from composer_prime.config.recipe import LETTERS_MODELS, TINY, TINY_MODELS
 from composer_prime.config.settings import WITHOUT_WEIGHTS
 from composer_prime.errors import BadInput, ModelError
-from composer_prime.sites.embedded.tiny import ARCHITECTURE
+from composer_prime.sites.embedded.device import check_device
+from composer_prime.sites.embedded.tiny import ARCHITECTURE, SMALL_ARCHITECTURE
 from composer_prime.sites.embedded.tiny_tools import demonstrations
 from composer_prime.sites.embedded.tiny_tools.tokenizer import PIECES
-from composer_prime.sites.embedded.tiny_tools.warmup_config import TOOL_WARM_UP
-from composer_prime.sites.embedded.warmup_config import WARM_UP
+from composer_prime.sites.embedded.tiny_tools.warmup_config import SMALL_WARM_UP, TOOL_WARM_UP, ToolWarmUpConfig
+from composer_prime.sites.embedded.warmup_config import SMALL_SORT_WARM_UP, SORT_WARM_UP, WARM_UP, WarmUpConfig
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, Qwen3Config
 
     from composer_prime.sites.embedded.warmup import Progress
 
@@ -43,6 +45,8 @@ WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 """No others: who writes a pickle writes a program."""
 _DESCRIBING = ("*.json", "*.model", "*.txt", "*.jinja")
 _WANTED = (*_DESCRIBING, "*.safetensors")
+_loading = threading.Lock()
+"""transformers changes torch's global state while it loads: of two models at once one may lack its tied weights."""
 _INIT_STD = 0.05  # at the usual 0.02 the warm-up takes half as long again
 
 
@@ -54,6 +58,7 @@ def resolve_model(
     num_threads: int = 1,
     *,
     spare_weights: bool = False,
+    device: str = "cpu",
 ) -> Path:
     """The local folder (absolute) of the model that `model.name` stands for.
 
@@ -64,11 +69,14 @@ def resolve_model(
     num_threads  torch threads for the warm-up: more than one only helps a process that is alone on its machine.
     spare_weights   weights that aren't on this machine are not downloaded: who joins a run has its masters instead.
                     The folder is then one marked WITHOUT_WEIGHTS.
+    device          where a tiny model is warmed up. Devices round differently, so each has models of its own.
 
-    Raises ModelError when there is no such model, or its folder lacks a file.
+    Raises ModelError when there is no such model, or its folder lacks a file; ConfigError when torch doesn't have the
+    device.
     """
+    check_device(device)
     if name in TINY_MODELS:
-        return _tiny_folder(name, seed, cache_dir, progress, num_threads)
+        return _tiny_folder(name, seed, cache_dir, progress, num_threads, device)
     folder = Path(name).expanduser()
     if not folder.exists() and not _looks_like_path(name):
         folder = _spared(name, cache_dir) if spare_weights else _download(name)
@@ -76,12 +84,12 @@ def resolve_model(
     return folder.resolve()
 
 
-def load_policy(folder: Path) -> PreTrainedModel:
-    """The causal LM in that folder: fp32 on CPU, sdpa attention, in eval mode, its parameters trainable.
+def load_policy(folder: Path, device: str = "cpu") -> PreTrainedModel:
+    """The causal LM in that folder: fp32 on the device, sdpa attention, in eval mode, its parameters trainable.
 
     In a folder WITHOUT_WEIGHTS every value is arbitrary until masters, or what a trainer publishes, are put in.
 
-    Raises ModelError when its files can't be read as one.
+    May be called in several threads. Raises ModelError when its files can't be read as one.
     """
     import torch
     from safetensors import SafetensorError
@@ -92,33 +100,36 @@ def load_policy(folder: Path) -> PreTrainedModel:
     as_we_train = {"dtype": torch.float32, "attn_implementation": "sdpa", "trust_remote_code": False}
     here = {"local_files_only": True, "trust_remote_code": False}
     try:
-        if (folder / WITHOUT_WEIGHTS).exists():
-            config = AutoConfig.from_pretrained(folder, **here)
-            model = AutoModelForCausalLM.from_config(config, **as_we_train)
-            if (folder / GENERATION_FILE).exists():
-                model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
-        else:
-            whole = {"local_files_only": True, "use_safetensors": True}
-            model = AutoModelForCausalLM.from_pretrained(folder, **whole, **as_we_train)
+        with _loading:
+            if (folder / WITHOUT_WEIGHTS).exists():
+                config = AutoConfig.from_pretrained(folder, **here)
+                model = AutoModelForCausalLM.from_config(config, **as_we_train)
+                if (folder / GENERATION_FILE).exists():
+                    model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+            else:
+                whole = {"local_files_only": True, "use_safetensors": True}
+                model = AutoModelForCausalLM.from_pretrained(folder, **whole, **as_we_train)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"model folder {folder} can't be loaded: {_first_line(error)}; give a causal LM's") from error
-    return model.eval()
+    return model.eval().to(device)  # pyright: ignore[reportArgumentType] (transformers wraps it)
 
 
-def _tiny_folder(name: str, seed: int, cache_dir: Path, progress: Progress | None, num_threads: int) -> Path:
+def _tiny_folder(
+    name: str, seed: int, cache_dir: Path, progress: Progress | None, num_threads: int, device: str
+) -> Path:
     # Without torch and transformers, which take seconds to import: the model is nearly always there.
-    parts: list[object] = [ARCHITECTURE, version("transformers"), dataclasses.asdict(WARM_UP)]
-    if name != TINY:
-        parts = [*parts[:2], PIECES, demonstrations.shares(), dataclasses.asdict(TOOL_WARM_UP)]
+    tools = [] if name in LETTERS_MODELS else [PIECES, demonstrations.shares()]
+    parts = [_architecture(name), version("transformers"), *tools, dataclasses.asdict(_warm_up(name))]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
-    folder = cache_dir.absolute() / f"{name}-v{TINY_VERSION}-{digest}-seed{seed}"
+    warmed = "" if device == "cpu" else f"-{device}"
+    folder = cache_dir.absolute() / f"{name}-v{TINY_VERSION}-{digest}-seed{seed}{warmed}"
     if folder.exists():
         return folder
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".making-", dir=cache_dir) as scratch:
             made = Path(scratch) / "model"
-            _make_tiny(name, made, seed, progress, num_threads)
+            _make_tiny(name, made, seed, progress, num_threads, device)
             _move_into_place(made, folder)
     except OSError as error:
         raise ModelError(
@@ -127,27 +138,50 @@ def _tiny_folder(name: str, seed: int, cache_dir: Path, progress: Progress | Non
     return folder
 
 
-def _make_tiny(name: str, folder: Path, seed: int, progress: Progress | None, num_threads: int) -> None:
+def made_config(name: str) -> Qwen3Config:
+    """The architecture of one of TINY_MODELS."""
+    from composer_prime.sites.embedded.tiny import tiny_config
+    from composer_prime.sites.embedded.tiny_tools.tokenizer import tool_config
+
+    return (tiny_config if name in LETTERS_MODELS else tool_config)(_architecture(name))
+
+
+def _architecture(name: str) -> dict[str, Any]:
+    return SMALL_ARCHITECTURE if name.startswith("small-") else ARCHITECTURE
+
+
+def _warm_up(name: str) -> WarmUpConfig | ToolWarmUpConfig:
+    return {
+        "tiny": WARM_UP,
+        "tiny-sort": SORT_WARM_UP,
+        "small-sort": SMALL_SORT_WARM_UP,
+        "tiny-tools": TOOL_WARM_UP,
+        "small-tools": SMALL_WARM_UP,
+    }[name]
+
+
+def _make_tiny(name: str, folder: Path, seed: int, progress: Progress | None, num_threads: int, device: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    from composer_prime.sites.embedded.tiny import tiny_config, tiny_tokenizer
-    from composer_prime.sites.embedded.tiny_tools.tokenizer import tool_config, tool_tokenizer
+    from composer_prime.sites.embedded.tiny import tiny_tokenizer
+    from composer_prime.sites.embedded.tiny_tools.tokenizer import tool_tokenizer
     from composer_prime.sites.embedded.tiny_tools.warmup import warm_up_tools
     from composer_prime.sites.embedded.warmup import warm_up
 
     disable_progress_bar()
     torch.set_num_threads(num_threads)
     torch.manual_seed(seed)
-    config, tokenizer = (tiny_config(), tiny_tokenizer()) if name == TINY else (tool_config(), tool_tokenizer())
+    config, plan = made_config(name), _warm_up(name)
+    tokenizer = tiny_tokenizer() if name in LETTERS_MODELS else tool_tokenizer()
     config.initializer_range = _INIT_STD
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
-    if name == TINY:
-        warm_up(model, tokenizer, seed, progress=progress)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").to(device)
+    if isinstance(plan, WarmUpConfig):
+        warm_up(model, tokenizer, seed, plan, progress)
     else:
-        warm_up_tools(model, tokenizer, seed, progress=progress)
-    model.save_pretrained(folder)
+        warm_up_tools(model, tokenizer, seed, plan, progress)
+    model.cpu().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -232,16 +266,16 @@ def _first_line(error: BaseException) -> str:
 
 def main(arguments: list[str]) -> int:
     """Print the folder of a model as the last line of stdout; 2 when the person must change something."""
-    name, seed, cache_dir, *asked = arguments
+    name, seed, cache_dir, device, *asked = arguments
 
-    measured = "accuracy" if name == TINY else "loss"
+    measured = "accuracy" if name in LETTERS_MODELS else "loss"
 
     def show(step: int, value: float) -> None:
         print(f"warm-up step={step} {measured}={value:.2f}", file=sys.stderr, flush=True)
 
     try:
         folder = resolve_model(
-            name, int(seed), Path(cache_dir), progress=show, spare_weights=asked == [WITHOUT_WEIGHTS]
+            name, int(seed), Path(cache_dir), show, spare_weights=asked == [WITHOUT_WEIGHTS], device=device
         )
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)

@@ -33,6 +33,7 @@ from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer
 from composer_prime.sites.embedded.samples import make_samples
 from composer_prime.sites.embedded.start import imported
 from composer_prime.sites.embedded.task_order import TaskOrder
+from composer_prime.sites.embedded.teacher_watch import TeacherWatch
 from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
 from composer_prime.sites.embedded.tools.in_process import num_abandoned
 from composer_prime.sites.embedded.tools.rollout_tools import TOOLS_SECONDS
@@ -65,13 +66,19 @@ class Orchestrator:
     """What one site's batches are made of."""
 
     def __init__(
-        self, settings: SiteSettings, player: RolloutPlayer, weights: WeightsWatcher, inference: InferenceClient
+        self,
+        settings: SiteSettings,
+        player: RolloutPlayer,
+        weights: WeightsWatcher,
+        inference: InferenceClient,
+        watch: TeacherWatch,
     ) -> None:
         self.settings = settings
         self.config = settings.recipe.orchestrator
         self.player = player
         self.weights = weights
         self.inference = inference
+        self.watch = watch
         self.start_step = first_step(settings)
         sizes = [len(source.tasks) for source in player.sources]
         self.order = TaskOrder(sizes, seed=f"{settings.sampling_seed}/{self.start_step}")
@@ -82,10 +89,15 @@ class Orchestrator:
         with MetricsTape(self.settings.paths.tape("orchestrator")) as tape:
             for step in self.steps():
                 await self.weights.at_least(max(self.start_step, step - self.config.max_off_policy_steps))
-                batch = await self.play_batch()
-                write_batch(self.settings.paths.rollouts, step, batch.samples)
-                conversations.append(self.settings.paths.conversations, shown(batch, step))
-                tape.log(step, **measure(batch, step))
+                batch, probed = await asyncio.gather(self.make_batch(step), self.watch.probe())
+                tape.log(step, **measure(batch, step), **probed)
+
+    async def make_batch(self, step: int) -> Batch:
+        """Play a step's batch and write it for the trainer."""
+        batch = await self.play_batch()
+        write_batch(self.settings.paths.rollouts, step, batch.samples)
+        conversations.append(self.settings.paths.conversations, shown(batch, step))
+        return batch
 
     def steps(self) -> Iterator[int]:
         """The training steps still to come."""
@@ -214,7 +226,8 @@ async def serve(settings: SiteSettings) -> None:
         weights = WeightsWatcher(settings.paths, inference, version=-1 if publishes_first(settings) else 0)
         model = await inference.model_name()
         async with RolloutPlayer(sources, settings, base_url=inference.base_url, model=model) as player:
-            orchestrator = Orchestrator(settings, player, weights, inference)
+            watch = TeacherWatch(settings, player, model)
+            orchestrator = Orchestrator(settings, player, weights, inference, watch)
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(weights.follow())

@@ -173,7 +173,8 @@ def trainer_logprobs(
     model: PreTrainedModel, batch: MicroBatch, streams: Collection[str] = STREAMS
 ) -> tuple[Tensor, Taught | None]:
     """Logprobs under `model` of the tokens of `loss_mask`, 0.0 elsewhere: fp32 `(rows, width)`, with a graph; and those
-    of the candidates at these tokens, at temperature 1; None where there are none.
+    of the candidates at these tokens, at temperature 1; None where there are none. Both are on the CPU, wherever the
+    model is: a loss is many small steps on few numbers, some of them in fp64, which not every device has.
 
     streams  whose candidates are wanted, of `STREAMS`
 
@@ -182,16 +183,19 @@ def trainer_logprobs(
     transformers reads the blocks of a packed row off the position ids, which restart in each sample, as long as it is
     given no attention mask and no cache (masking_utils.find_packed_sequence_indices).
     """
+    device = model.device
     targets = batch.loss_mask.flatten().nonzero().squeeze(1)
-    with _head_sees_only(model, targets - 1):
-        outputs = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
+    with _head_sees_only(model, (targets - 1).to(device)):
+        outputs = model(
+            input_ids=batch.input_ids.to(device), position_ids=batch.position_ids.to(device), use_cache=False
+        )
     plain = outputs.logits.squeeze(0).float()
     temperatures = batch.temperatures.flatten()[targets].unsqueeze(1)
     is_plain = bool((temperatures == 1).all())
-    logits = plain if is_plain else plain / temperatures
+    logits = plain if is_plain else plain / temperatures.to(device)
     log_sums = logits.logsumexp(1)
-    tokens = batch.input_ids.flatten()[targets].unsqueeze(1)
-    logprobs = logits.gather(1, tokens).squeeze(1) - log_sums
+    tokens = batch.input_ids.flatten()[targets].unsqueeze(1).to(device)
+    logprobs = (logits.gather(1, tokens).squeeze(1) - log_sums).cpu()
     empty = torch.zeros(batch.loss_mask.numel(), dtype=torch.float32)
     taught = _taught(plain, log_sums if is_plain else None, batch, targets, streams)
     return empty.index_copy(0, targets, logprobs).view(batch.loss_mask.shape), taught
@@ -200,7 +204,7 @@ def trainer_logprobs(
 def _taught(
     logits: Tensor, log_sums: Tensor | None, batch: MicroBatch, targets: Tensor, streams: Collection[str]
 ) -> Taught | None:
-    """log_sums: of the logits, (targets,); None: not known yet. No copy of the logits is made."""
+    """log_sums: of the logits, (targets,), where these are; None: not known yet. No copy of the logits is made."""
     if batch.candidates is None:
         return None
     packed = batch.candidates.flatten(0, 1)[targets].long()
@@ -216,8 +220,9 @@ def _taught(
     said = bits[token, stream].int().view(torch.float32)
     teacher = said.masked_fill(~is_known, -torch.inf)
     log_sums = logits.logsumexp(1) if log_sums is None else log_sums
-    student = logits[token.unsqueeze(1), places.masked_fill(~is_known, 0)] - log_sums[token].unsqueeze(1)
-    return Taught(targets[token], chosen[:, 0] < 0, teacher, student)
+    rows, columns = token.to(logits.device), places.masked_fill(~is_known, 0).to(logits.device)
+    student = logits[rows.unsqueeze(1), columns] - log_sums[rows].unsqueeze(1)
+    return Taught(targets[token], chosen[:, 0] < 0, teacher, student.cpu())
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from composer_prime.config.settings import WITHOUT_WEIGHTS, SiteSettings, settle
 from composer_prime.errors import ConfigError
 from composer_prime.replay.fingerprint import load_tokenizer
 from composer_prime.replay.teachers import TeacherPool
+from composer_prime.sites.embedded.device import check_device
 from composer_prime.sites.embedded.folder import check_new_run
 from composer_prime.sites.embedded.ports import claim_port
 from composer_prime.sites.embedded.processes import QUIET_ENV, Child
@@ -34,7 +35,8 @@ _POLL_S = 0.05
 def model_command(recipe: Recipe) -> list[str]:
     """The command that makes the run's model a local folder and prints that folder's name last."""
     module = "composer_prime.sites.embedded.model"
-    return [sys.executable, "-m", module, recipe.model.name, str(recipe.run.seed), str(models_cache())]
+    where = [str(models_cache()), recipe.site.device]
+    return [sys.executable, "-m", module, recipe.model.name, str(recipe.run.seed), *where]
 
 
 def joining_model_command(recipe: Recipe) -> list[str]:
@@ -47,7 +49,7 @@ def joining_model_command(recipe: Recipe) -> list[str]:
 
 
 def check_backend(recipe: Recipe) -> None:
-    """Raise ConfigError for a recipe whose sites aren't ours to start."""
+    """Raise ConfigError for a recipe whose sites aren't ours to start, or not on this machine."""
     if recipe.site.backend != "embedded":
         raise ConfigError(
             f'site.backend ("{recipe.site.backend}") must be "embedded" for composer-prime run and site, '
@@ -59,6 +61,7 @@ def check_backend(recipe: Recipe) -> None:
             f"outer.store ({uri}) lives in one process, and a site's trainer is a process of its own: name a folder or "
             "an s3:// bucket, or leave the key out"
         )
+    check_device(recipe.site.device)
 
 
 def check_bucket(recipe: RecipeBase, site: str, *, new_run: bool) -> None:

@@ -6,10 +6,11 @@ records of token streams and rewards, which know nothing of verifiers.
 
 import asyncio
 import contextlib
+import copy
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 import numpy as np
@@ -18,6 +19,7 @@ from renderers import config_from_name
 
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ConfigError
+from composer_prime.hints.collapse import PROBING, hinted_prompt
 from composer_prime.sites.embedded import chat
 from composer_prime.sites.embedded.conversations import Message, read_messages
 from composer_prime.sites.embedded.environments import Source
@@ -128,7 +130,7 @@ class RolloutPlayer:
     async def play_group(self, source: int, task: int, size: int, policy_version: int) -> Group:
         """`size` rollouts of one task at once; at most inference.max_batch_size are in flight over all groups."""
         chosen = self.sources[source]
-        outcomes = await asyncio.gather(*(self._play(chosen, chosen.tasks[task]) for _ in range(size)))
+        outcomes = await asyncio.gather(*(self._play(chosen, chosen.tasks[task], self._context) for _ in range(size)))
         return Group(
             source=chosen.name,
             policy_version=policy_version,
@@ -136,14 +138,41 @@ class RolloutPlayer:
             failures=tuple(outcome for outcome in outcomes if isinstance(outcome, str)),
         )
 
-    async def _play(self, source: Source, task: vf.Task) -> Rollout | str:
+    async def play_hinted(self, model: str) -> list[Rollout | str]:
+        """A served model's rollouts of each source's tasks with hints for their first turn, the hint in the prompt; or
+        why they failed. Nothing is stamped on them but whether the first call succeeded."""
+        context = replace(self._context, model=model)
+        probes = [
+            self._play(source, task, context)
+            for source in self.sources
+            for data, hint in [*getattr(source.env, "first_hints", {}).values()]
+            if (task := _with_hint(source, data, hint)) is not None
+        ]
+        token = PROBING.set(True)
+        try:
+            return await asyncio.gather(*probes)  # each a task of its own, with a copy of what is set now
+        finally:
+            PROBING.reset(token)
+
+    async def _play(self, source: Source, task: vf.Task, context: vf.ModelContext) -> Rollout | str:
         async with self._slots:
             try:
                 stage = contextlib.nullcontext() if source.tools is None else on_stage(source.tools)
                 async with asyncio.timeout(ROLLOUT_TIMEOUT_S), stage:
-                    return read_episode(await source.env.run_slot(source.env.slots(task)[0], self._context))
+                    return read_episode(await source.env.run_slot(source.env.slots(task)[0], context))
             except TimeoutError:
                 return f"TimeoutError: not done after {ROLLOUT_TIMEOUT_S:g} s"
+
+
+def _with_hint(source: Source, data: vf.TaskData, hint: str) -> vf.Task | None:
+    """The source's task of this data, the hint at the end of its prompt."""
+    prompt = hinted_prompt(data.prompt, hint)
+    task = next((task for task in source.tasks if task.data.idx == data.idx), None)
+    if prompt is None or task is None:
+        return None
+    hinted = copy.copy(task)
+    hinted.data = data.model_copy(update={"prompt": prompt})
+    return hinted
 
 
 def read_episode(episode: vf.Episode) -> Rollout | str:

@@ -6,7 +6,7 @@ The model is built on the meta device, so that a plan of a large model takes sec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from composer_prime.config.recipe import TINY, TINY_MODELS
+from composer_prime.config.recipe import TINY_MODELS
 from composer_prime.errors import ModelError
 from composer_prime.outer.fragments import NamedShape, trainable
 
@@ -37,11 +37,10 @@ def named_shapes(name: str) -> list[NamedShape]:
 def _config(name: str) -> "PreTrainedConfig":
     from transformers import AutoConfig
 
-    from composer_prime.sites.embedded.tiny import tiny_config
-    from composer_prime.sites.embedded.tiny_tools.tokenizer import tool_config
+    from composer_prime.sites.embedded.model import made_config
 
     if name in TINY_MODELS:
-        return tiny_config() if name == TINY else tool_config()
+        return made_config(name)
     folder = Path(name).expanduser()
     is_folder = folder.exists() or name.startswith(("/", ".", "~"))
     if is_folder and not (folder / "config.json").is_file():

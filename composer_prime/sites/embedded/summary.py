@@ -13,6 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from composer_prime.config.paths import RunPaths, SitePaths
+from composer_prime.hints.collapse import CollapseAlarm
 from composer_prime.metrics import SITE_WALL_S, read_tape
 from composer_prime.sites.embedded.plot import plot_rewards
 from composer_prime.sites.embedded.progress import SiteFollower, SiteProgress, mean
@@ -49,12 +50,14 @@ def summarise_site(paths: SitePaths, progress: SiteProgress) -> dict[str, Any]:
     """One site's numbers: from its result when it finished, else what its tapes know; null where nothing is known.
 
     reward_first and reward_last are means over the first and the last EDGE_STEPS steps, as are tool_errors_first and
-    tool_errors_last, the share of tool calls that failed, where there are calls. step_s is the wall time of
+    tool_errors_last, the share of tool calls that failed, where there are calls. hints_stopped says why hints taught no
+    more, where that was. step_s is the wall time of
     the training steps, waiting included, and train_s what of it was training.
     """
     result = SiteResult.load(paths.result)
     rewards = list(progress.trained_rewards().values())
     errors = list(progress.tool_error_shares().values())
+    alarm = CollapseAlarm.from_tape(read_tape(paths.tape("orchestrator")))
     if result is None:
         numbers = progress.numbers()
         counts = {
@@ -76,6 +79,7 @@ def summarise_site(paths: SitePaths, progress: SiteProgress) -> dict[str, Any]:
         "finished": result is not None,
         **_edges("reward", rewards),
         **(_edges("tool_errors", errors) if errors else {}),
+        **({"hints_stopped": str(alarm)} if alarm.has_gone_off else {}),
         **counts,
         "step_s": round(sum(progress.step_s.values()), 3),
         "wall_s": round(sum(end - start for start, end in wall_spans(paths)), 3),

@@ -33,6 +33,16 @@ ARCHITECTURE: dict[str, Any] = {
 }
 """Hidden 128, 2 layers, 4 heads on 2 key-value heads, inter 384, tied embeddings, 265 ids."""
 
+SMALL_ARCHITECTURE = ARCHITECTURE | {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 10,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
+"""The same family at 32 M parameters, for a GPU: hidden 512, 10 layers, 8 heads on 4, inter 1536."""
+
 CHAT_TEMPLATE = """\
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}
@@ -72,11 +82,11 @@ CHAT_TEMPLATE = """\
 """
 
 
-def tiny_config() -> Qwen3Config:
-    """The architecture, as transformers spells it."""
+def tiny_config(architecture: dict[str, Any] = ARCHITECTURE) -> Qwen3Config:
+    """One of the architectures, as transformers spells it."""
     from transformers import Qwen3Config
 
-    return Qwen3Config(**ARCHITECTURE)
+    return Qwen3Config(**architecture)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:

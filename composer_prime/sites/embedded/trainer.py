@@ -173,7 +173,8 @@ class Trainer:
         self.step = state["step"]
         load_weights(self.model, state["model"])
         if self._ema_decay is not None:
-            self._average = state.get("average")  # none: made before there were averages, or under another teacher
+            average = state.get("average")  # none: made before there were averages, or under another teacher
+            self._average = average and {name: value.to(self.model.device) for name, value in average.items()}
         self.learner.optimizer.load_state_dict(state["optimizer"])
         self.learner.distiller.load_state_dict(state.get("distill", {}))  # older checkpoints have none
         torch.set_rng_state(state["rng"])
@@ -255,7 +256,7 @@ def build(settings: SiteSettings) -> Trainer:
         from composer_prime.sync.site_clock import OuterLoop
 
         outer = OuterLoop.from_settings(settings)
-    model = load_policy(settings.model_dir)
+    model = load_policy(settings.model_dir, settings.recipe.site.device)
     if not settings.has_weights:
         _check_masters_do(model, settings.recipe.model.name)
     return Trainer(settings, model.train(), outer)

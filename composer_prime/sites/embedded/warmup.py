@@ -1,7 +1,8 @@
-"""Supervised warm-up of the tiny model: it learns to be right about a third of the time, so that RL has what to find.
+"""Supervised warm-up of the tiny models: they learn to be right now and then, so that RL has what to find.
 
 A random policy never earns a reward, and one shown only right answers turns flat and stalls. So each prompt of the
-letters tasks is shown with two answers, a plain copy (65 %) and the right one (35 %), until both are that likely.
+letters tasks is shown with two answers, a plain copy (65 %) and the right one (35 %), until both are that likely; or
+with the right one alone, until it begins to be found.
 """
 
 from __future__ import annotations
@@ -24,14 +25,13 @@ if TYPE_CHECKING:
 Progress = Callable[[int, float], None]
 """Called with (steps so far, accuracy) at every measurement."""
 
-ALPHABET = "abcdef"
 LENGTH = 4
 _MEASURED_TOGETHER = 16  # words in a forward: attention over a packed row costs the square of it
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmUp:
-    """How it went: training steps, and the probability of the right answer to `Reverse:` prompts at temperature 1."""
+    """How it went: training steps, and the probability of the right answer to measured prompts at temperature 1."""
 
     steps: int
     accuracy: float
@@ -56,19 +56,19 @@ def warm_up(
 ) -> WarmUp:
     """Train `model` in place on demonstrations of the letters tasks; the same seed gives the same demonstrations.
 
-    model    the tiny model, fp32 on CPU. Left in eval mode.
+    model    the tiny model, fp32, on any device. Left in eval mode.
     config   see there. "accuracy" is exact, not sampled: the mean probability of right answer and stop token.
 
     Raises ModelError when `config.max_steps` steps don't reach the accuracy.
     """
-    layouts = {verb: _layout(tokenizer, verb) for verb in ("Reverse", "Sort")}
+    layouts = {verb: _layout(tokenizer, verb, config.alphabet) for verb in ("Reverse", "Sort")}
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     ramp = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / config.ramp_steps))
     model.train()
     for step in range(1, config.max_steps + 1):
         verb = "Sort" if step % config.sort_every == 0 else "Reverse"
-        copied, right = _answer_logprobs(model, layouts[verb], verb, _draw(config.batch_size, generator))
+        copied, right = _answer_logprobs(model, layouts[verb], verb, _draw(config.batch_size, config, generator))
         loss = -((1 - config.right) * copied + config.right * right).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -76,7 +76,8 @@ def warm_up(
         optimizer.step()
         ramp.step()
         if step % config.measure_every == 0:
-            accuracy = _accuracy(model, layouts["Reverse"], "Reverse", _draw(config.num_measured, generator))
+            words = _draw(config.num_measured, config, generator)
+            accuracy = _accuracy(model, layouts[config.measured], config.measured, words)
             if progress is not None:
                 progress(step, accuracy)
             if config.accuracy[0] <= accuracy <= config.accuracy[1]:
@@ -93,17 +94,17 @@ def prompt_text(verb: str, word: str) -> str:
     return f"<|im_start|>user\n{verb}: {word}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
-def _layout(tokenizer: PreTrainedTokenizerBase, verb: str) -> _Layout:
+def _layout(tokenizer: PreTrainedTokenizerBase, verb: str, alphabet: str) -> _Layout:
     def encode(text: str) -> Tensor:
         return torch.tensor(tokenizer.encode(text, add_special_tokens=False))
 
     head, tail = prompt_text(verb, "|").split(": |")
-    return _Layout(letters=encode(ALPHABET), head=encode(head + ": "), tail=encode(tail), stop=encode("<|im_end|>"))
+    return _Layout(letters=encode(alphabet), head=encode(head + ": "), tail=encode(tail), stop=encode("<|im_end|>"))
 
 
-def _draw(num_words: int, generator: torch.Generator) -> Tensor:
+def _draw(num_words: int, config: WarmUpConfig, generator: torch.Generator) -> Tensor:
     """Random words as letter numbers, (num_words, LENGTH) int64."""
-    return torch.randint(len(ALPHABET), (num_words, LENGTH), generator=generator)
+    return torch.randint(len(config.alphabet), (num_words, LENGTH), generator=generator)
 
 
 def _answer_logprobs(model: PreTrainedModel, layout: _Layout, verb: str, words: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,10 +119,11 @@ def _answer_logprobs(model: PreTrainedModel, layout: _Layout, verb: str, words: 
     right = layout.letters[words.flip(1) if verb == "Reverse" else words.sort(1).values]
     blocks = torch.cat([copied, layout.tail.expand(num_words, -1), copied, right], dim=1)
     positions, visible = _packing(num_words, num_head, num_tail)
+    device = model.device
     logits = model(
-        input_ids=torch.cat([layout.head, blocks.flatten()])[None],
-        position_ids=positions[None],
-        attention_mask=visible[None, None],
+        input_ids=torch.cat([layout.head, blocks.flatten()])[None].to(device),
+        position_ids=positions[None].to(device),
+        attention_mask=visible[None, None].to(device),
         use_cache=False,
     ).logits
     last = LENGTH + num_tail - 1  # of the prompt, within a block
@@ -129,8 +131,8 @@ def _answer_logprobs(model: PreTrainedModel, layout: _Layout, verb: str, words: 
     for_copy, for_right = logits[:, : LENGTH + 1], torch.cat([logits[:, :1], logits[:, LENGTH + 1 :]], dim=1)
     stop = layout.stop.expand(num_words, -1)
     return (
-        _token_logprobs(for_copy, torch.cat([copied, stop], dim=1)),
-        _token_logprobs(for_right, torch.cat([right, stop], dim=1)),
+        _token_logprobs(for_copy, torch.cat([copied, stop], dim=1).to(device)),
+        _token_logprobs(for_right, torch.cat([right, stop], dim=1).to(device)),
     )
 
 

@@ -32,8 +32,10 @@ from composer_prime.config.teachers import (
     check_distinct,
 )
 from composer_prime.errors import BadInput, TeacherError, TeacherRefused
+from composer_prime.hints.collapse import NUM_PROBES, PROBING
 from composer_prime.hints.contexts import HintedContext, hint_text, hinted_context
-from composer_prime.hints.error_sites import ErrorSite, error_sites, text_of
+from composer_prime.hints.error_sites import ErrorSite, error_sites, first_call_is_answered, text_of
+from composer_prime.metrics import HINTS_TEACHER_FIRST_CALL
 from composer_prime.replay.fingerprint import load_tokenizer
 from composer_prime.replay.hint_writer import HintWriter
 from composer_prime.replay.score.candidates import Candidates
@@ -117,6 +119,9 @@ class StampingEnvConfig(vf.EnvConfig):
 class StampingEnv(vf.Env[StampingEnvConfig]):
     """See the module.
 
+    is_hinting   whether hints are taught; once False, error sites are left alone
+    first_hints  by `idx`, the first tasks whose first turn failed, each with the hint for it
+
     Raises BadInput for a taskset that brings an environment of its own, which this would replace, and under a
     verifiers whose nodes have no place for a teacher's number, or whose servers send nodes before they are stamped.
     """
@@ -139,6 +144,8 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
                 f"taskset {config.taskset.id} brings its own environment ({own.__name__}), which env.id "
                 '"composer-prime" would replace: use a taskset for one agent, or leave the id out'
             )
+        self.is_hinting = True
+        self.first_hints: dict[int | None, tuple[vf.TaskData, str]] = {}
         self._tokenizer: Any = None
         self._pool = TeacherPool(())
         self._hint_pool = TeacherPool(())
@@ -185,7 +192,9 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
     async def finalize(self, task: vf.Task, episode: vf.Episode) -> None:
         """Stamp every trace that is trained on."""
         for trace in episode.traces:
-            if not trace.errors and (trace.agent is None or trace.agent.trainable):
+            if PROBING.get():
+                trace.record_metrics({HINTS_TEACHER_FIRST_CALL: float(self._first_call_succeeded(trace))})
+            elif not trace.errors and (trace.agent is None or trace.agent.trainable):
                 await self.stamp(trace)
 
     async def stamp(self, trace: vf.Trace) -> None:
@@ -208,9 +217,10 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
     async def _score_hints(self, trace: vf.Trace, counts: Counter[str]) -> dict[int, Candidates]:
         """By `id(node)`, what the hinted teacher says to the sampled tokens of turns whose call failed."""
         hints = self.config.hints
-        if hints is None:
+        if hints is None or not self.is_hinting:
             return {}
         contexts = []
+        first = next((place for place, node in enumerate(trace.nodes) if node.sampled), None)
         sites = error_sites(trace.nodes)
         written = await asyncio.gather(*(self._write(trace, site, hints, counts) for site in sites))
         for site, hint in zip(sites, written, strict=True):
@@ -221,6 +231,8 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
             elif text is not None:
                 hint_ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
                 contexts.append(hinted_context(trace.nodes, site, hint_ids))
+                if site.turn == first and len(self.first_hints) < NUM_PROBES:
+                    self.first_hints.setdefault(trace.task.data.idx, (trace.task.data, text))
         counts[HINTS_SITES] = len(contexts)
         counts[HINTS_NO_PLACE] = contexts.count(None)
         found = [context for context in contexts if context is not None]
@@ -230,6 +242,13 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
             for context, candidates in zip(found, answers, strict=True)
             if candidates is not None
         }
+
+    def _first_call_succeeded(self, trace: vf.Trace) -> bool:
+        """Whether the first turn's call was answered without an error that there is a hint for."""
+        templates = {} if self.config.hints is None else self.config.hints.templates
+        first = next((place for place, node in enumerate(trace.nodes) if node.sampled), None)
+        failed = any(site.turn == first and hint_text(site, templates) for site in error_sites(trace.nodes))
+        return first_call_is_answered(trace.nodes) and not failed
 
     async def _write(self, trace: vf.Trace, site: ErrorSite, hints: HintsConfig, counts: Counter[str]) -> str | None:
         """A hint by `[hints.writer]`, where one is wanted; None, counted, when none comes."""

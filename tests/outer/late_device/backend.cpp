@@ -1,6 +1,7 @@
 // The simulated device as torch's PrivateUse1 backend: guard, hooks, allocators, and the few operators that it has.
 //
-// What it has is queued on the current stream, as on a device; all else is done on the CPU, after that stream's work.
+// What it has is queued on the current stream, as on a device; all else is done on the CPU, after that stream's work, and
+// refuses tensors of the CPU among its own, as a device does.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -8,7 +9,9 @@
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
@@ -252,7 +255,11 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_
 }
 
 at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& target) {
-  TORCH_CHECK(self.sizes() == target.sizes(), "the simulated device doesn't resize");
+  if (self.sizes() != target.sizes()) {  // a result that torch makes empty and the operator then sizes
+    const auto sized = at::empty(self.sizes(), target.options());
+    target.unsafeGetTensorImpl()->set_storage_keep_dtype(sized.storage());
+    target.unsafeGetTensorImpl()->set_sizes_contiguous(self.sizes());
+  }
   return copy_from(self, target, false);
 }
 
@@ -275,7 +282,19 @@ void record_stream(at::Tensor& self, c10::Stream each) {
   use(self.storage().data(), each.device_index(), each.id());
 }
 
+/// Whether an argument is a tensor of the CPU that a device would refuse: one number it would take.
+bool is_elsewhere(const at::Tensor& each) {
+  return each.defined() && each.is_cpu() && each.dim() > 0;
+}
+
 void on_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  for (const auto& each : torch::jit::last(*stack, op.schema().arguments().size())) {
+    bool elsewhere = each.isTensor() && is_elsewhere(each.toTensor());
+    if (each.isTensorList()) {
+      for (const at::Tensor& one : each.toTensorList()) elsewhere |= is_elsewhere(one);
+    }
+    TORCH_CHECK(!elsewhere, "the simulated device was given a tensor of the CPU beside its own: ", op.schema().name());
+  }
   at::native::cpu_fallback(op, stack);
 }
 
@@ -283,6 +302,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
   m.impl("as_strided", &at::native::as_strided_tensorimpl);
+  m.impl("unfold", &at::native::unfold);
   m.impl("view", &at::native::view);
   m.impl("_reshape_alias", &at::native::_reshape_alias);
   m.impl("_copy_from", &copy_from);

@@ -39,6 +39,7 @@ class LateDevice:
         self._library.late_num_reused.restype = ctypes.c_int64
         rename_privateuse1_backend(NAME)
         torch._register_device_module(NAME, _module())
+        torch.__future__.set_swap_module_params_on_conversion(True)  # else a model that moves here unties its weights
         self.delay(DELAY_S)
 
     @property
@@ -86,6 +87,7 @@ def _module() -> types.ModuleType:
         "_is_in_bad_fork": False,
         "_lazy_init": None,  # without it torch 2.11 takes the device for unused, and `synchronize` doesn't wait
         "device_count": NUM_DEVICES,
+        "manual_seed_all": None,  # called with the seed; it has no randomness of its own
     }
     for name, answer in answers.items():
         setattr(module, name, lambda answer=answer: answer)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -205,6 +205,47 @@ def test_the_policy_of_the_moment_is_asked_where_the_recipe_says_that_it_knows(p
 def test_the_average_beside_the_policy_is_asked_where_the_recipe_says_so(play: Play, models: Models) -> None:
     failed, _ = play({"id": "failing-tool"}, hints={"teacher": "ema", "ema_decay": 0.9})
     assert_said(told(sampled_node(failed))[1], models.teacher, *hinted(failed, HINT))
+
+
+@pytest.mark.parametrize(("teacher", "first_call"), [("ema", 0.0), ("live", 0.0), ("live", 1.0)])
+def test_the_teacher_itself_is_played_with_a_hint_in_its_prompt_and_nothing_is_stamped(
+    models: Models,
+    tmp_path: Path,
+    run_async: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    teacher: HintTeacher,
+    first_call: float,
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    hints = {"teacher": teacher, **({"allow_live": True} if teacher == "live" else {})}
+    settings = letters_site(
+        tmp_path, port=models.policy_port, model_dir=models.policy_dir, taskset={"id": "failing-tool"}, hints=hints
+    )
+    model_name = "policy@ema" if teacher == "ema" else "policy"
+
+    async def scenario() -> tuple[Any, ...]:
+        sources, url = load_sources(settings), f"http://127.0.0.1:{models.policy_port}"
+        async with RolloutPlayer(sources, settings, base_url=url, model="policy") as player:
+            none = await player.play_hinted(model_name)
+            taught = await player.play_group(0, 0, 2, 0)
+            if first_call:
+                ((data, hint),) = cast(Any, sources[0].env).first_hints.values()
+                told = {0: (data.model_copy(update={"told": "fine"}), hint)}
+                monkeypatch.setattr(sources[0].env, "first_hints", told)
+            played = await player.play_hinted(model_name)
+            cast(Any, sources[0].env).is_hinting = False
+            return none, taught.rollouts[0], played, (await player.play_group(0, 0, 1, 0)).rollouts[0]
+
+    none, taught, played, stopped = run_async(scenario())
+    assert none == [] and taught.branches[0].is_taught and not stopped.branches[0].is_taught
+    (rollout,) = played
+    (branch,) = rollout.branches
+    assert not branch.is_taught and rollout.streams["hints/teacher_first_call"] == first_call
+    assert f"What is the name?\n\n{HINT}" in rollout.messages[0].text
+    start = branch.mask.index(True)
+    model = models.teacher if teacher == "ema" else models.policy
+    own = score(model, branch.token_ids[:start], branch.token_ids[start:])
+    assert branch.logprobs[start:] == pytest.approx(own, abs=CLOSE)
 
 
 def test_a_server_of_its_own_is_asked_where_the_recipe_names_one(play: Play, models: Models) -> None:

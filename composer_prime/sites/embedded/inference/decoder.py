@@ -96,6 +96,7 @@ class Decoder:
     def __init__(self, model: PreTrainedModel) -> None:
         """model  a causal LM in eval mode whose layers all attend (no recurrent state)."""
         self._model = model
+        self._device = model.device
         self._cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         """As transformers calls it since 5.24, and before."""
         self._rows = Rows()
@@ -128,10 +129,10 @@ class Decoder:
         """Draw one more token for every running sequence; those that are over with it are returned."""
         rows = self._rows
         rows.grow_column()
-        visible = rows.visible()
+        visible = rows.visible().to(self._device)
         logits = self._model(
-            input_ids=torch.tensor([[sequence.token_ids[-1]] for sequence in self._running]),
-            position_ids=rows.positions(),
+            input_ids=torch.tensor([[sequence.token_ids[-1]] for sequence in self._running]).to(self._device),
+            position_ids=rows.positions().to(self._device),
             # Four dimensions are taken as they are, which saves a quarter millisecond; a window has to be added to two.
             attention_mask=visible if self._is_windowed else visible[:, None, None, :],
             use_cache=True,
@@ -155,11 +156,12 @@ class Decoder:
 
     def _draw(self, sequences: SequenceOf[Sequence], logits: Tensor) -> list[bool]:
         asked = [sequence.request.sampling for sequence in sequences]
+        where = torch.device("cpu") if self._device.type == "mps" else self._device  # MPS has no fp64
         tokens, logprobs = draw(
-            logits.float(),
-            torch.tensor([sampling.temperature for sampling in asked]),
-            torch.tensor([sampling.top_p for sampling in asked]),
-            torch.tensor([sequence.randomness.random() for sequence in sequences], dtype=torch.float64),
+            logits.to(where).float(),
+            torch.tensor([sampling.temperature for sampling in asked]).to(where),
+            torch.tensor([sampling.top_p for sampling in asked]).to(where),
+            torch.tensor([sequence.randomness.random() for sequence in sequences], dtype=torch.float64).to(where),
         )
         drawn = zip(sequences, tokens.tolist(), logprobs.tolist(), strict=True)
         return [sequence.take(token, logprob) for sequence, token, logprob in drawn]
@@ -200,10 +202,12 @@ class Decoder:
         padding = [width - len(prompt) for prompt in prompts]
         tokens = torch.tensor([[0] * pad + list(prompt) for pad, prompt in zip(padding, prompts, strict=True)])
         real = torch.arange(width) >= torch.tensor(padding)[:, None]
+        positions = (real.long().cumsum(dim=1) - 1).clamp_(min=0)
+        tokens, real, positions = (one.to(self._device) for one in (tokens, real, positions))
         cache = DynamicCache()  # without the config: windowed layers would drop what a row keeps and masks
         logits = self._model(
             input_ids=tokens,
-            position_ids=(real.long().cumsum(dim=1) - 1).clamp_(min=0),
+            position_ids=positions,
             attention_mask=real,
             use_cache=True,
             logits_to_keep=1 if scored is None else 0,  # 0: all

@@ -42,21 +42,28 @@ def serve(settings: SiteSettings, listener: socket.socket) -> None:
 
 
 def serve_teacher(
-    folder: Path, name: str, listener: socket.socket, *, max_model_len: int, weights: Path | None
+    folder: Path, name: str, listener: socket.socket, *, max_model_len: int, weights: Path | None, device: str = "cpu"
 ) -> None:
     """As `serve`, for a model that only scores what others sampled.
 
     folder   the model's; `weights` is a folder of safetensors that take the place of its own.
     name     under which it is served.
+    device   where it is, in torch's word.
 
     Raises BadInput when the weights aren't this model's.
     """
     asyncio.run(
-        _serve(lambda fail: _scoring_engine(folder, max_model_len, fail), name, folder, listener, weights=weights)
+        _serve(
+            lambda fail: _scoring_engine(folder, max_model_len, fail, device=device),
+            name,
+            folder,
+            listener,
+            weights=weights,
+        )
     )
 
 
-def _scoring_engine(folder: Path, max_model_len: int, fail: _Fail, num_threads: int = 1) -> Engine:
+def _scoring_engine(folder: Path, max_model_len: int, fail: _Fail, num_threads: int = 1, *, device: str) -> Engine:
     """For a model that scores what others sampled."""
     from composer_prime.sites.embedded.inference.transformers_engine import TransformersEngine
 
@@ -67,6 +74,7 @@ def _scoring_engine(folder: Path, max_model_len: int, fail: _Fail, num_threads: 
         max_model_len=max_model_len,
         on_failure=fail,
         num_threads=num_threads,
+        device=device,
     )
 
 
@@ -156,6 +164,7 @@ def make_engine(settings: SiteSettings, on_failure: Callable[[BaseException], No
         max_model_len=settings.recipe.seq_len,
         on_failure=on_failure,
         num_threads=settings.recipe.site.threads,
+        device=settings.recipe.site.device,
     )
 
 
@@ -172,8 +181,8 @@ def make_teacher(settings: SiteSettings, on_failure: Callable[[BaseException], N
             f"hints.teacher is the first policy, and model {model} is here without its weights: download it first, "
             f"`hf download {model}`, or give hints.base_url"
         )
-    threads = settings.recipe.site.threads
-    engine = _scoring_engine(settings.model_dir, settings.recipe.seq_len, on_failure, threads)
+    site = settings.recipe.site
+    engine = _scoring_engine(settings.model_dir, settings.recipe.seq_len, on_failure, site.threads, device=site.device)
     return {held_name(model, hints.teacher): engine}
 
 

@@ -1,4 +1,4 @@
-"""The default engine: a transformers model on a CPU thread of its own, fed and answered from the event loop.
+"""The default engine: a transformers model on a thread of its own, fed and answered from the event loop.
 
 What a request may ask is checked here; worker.py is the thread, decoder.py the batching.
 """
@@ -28,6 +28,7 @@ class TransformersEngine:
     max_model_len  upper bound; the model's own is taken when it is lower.
     on_failure     called on the event loop when the engine can't go on; all requests fail from then on.
     num_threads    torch's, for decoding.
+    device         where the model is, in torch's word.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class TransformersEngine:
         max_model_len: int,
         on_failure: Callable[[BaseException], None],
         num_threads: int = 1,
+        device: str = "cpu",
     ) -> None:
         self.max_model_len = max_model_len
         self.policy_version = 0
@@ -47,13 +49,14 @@ class TransformersEngine:
         self._max_batch_size = max_batch_size
         self._on_failure = on_failure
         self._num_threads = num_threads
+        self._device = device
         self._gate = Gate()
         self._is_started = False
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._worker = Worker(
-            lambda: _load(self._folder), self._max_batch_size, loop, self._on_failure, self._num_threads
+            lambda: _load(self._folder, self._device), self._max_batch_size, loop, self._on_failure, self._num_threads
         )
         self._is_started = True
         model = await self._worker.start()
@@ -117,8 +120,8 @@ class TransformersEngine:
         )
 
 
-def _load(folder: Path) -> PreTrainedModel:
-    model = load_policy(folder)
+def _load(folder: Path, device: str) -> PreTrainedModel:
+    model = load_policy(folder, device)
     if getattr(model, "_is_stateful", False):  # transformers' mark of models that don't keep keys and values alone
         raise ModelError(
             f"model folder {folder} has layers with recurrent state, which inference.engine transformers can't batch: "

@@ -1,1 +1,1 @@
-"""The tiny model that uses tools, `model.name = "tiny-tools"`: its tokenizer, and what it has seen before RL."""
+"""Models that use tools, `tiny-tools` and the larger `small-tools`: their tokenizer, and what they saw before RL."""

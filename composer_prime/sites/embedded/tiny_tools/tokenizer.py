@@ -6,7 +6,7 @@ from many conversations with tools is spelled out here instead; any text can sti
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from composer_prime.sites.embedded.tiny import ARCHITECTURE, tiny_tokenizer
 
@@ -69,11 +69,11 @@ is a single letter: those stand for themselves."""
 VOCABULARY_SIZE = ARCHITECTURE["vocab_size"] + len(PIECES)
 
 
-def tool_config() -> Qwen3Config:
-    """tiny.py's architecture with these tokens."""
+def tool_config(architecture: dict[str, Any] = ARCHITECTURE) -> Qwen3Config:
+    """One of tiny.py's architectures with these tokens."""
     from transformers import Qwen3Config
 
-    return Qwen3Config(**{**ARCHITECTURE, "vocab_size": VOCABULARY_SIZE})
+    return Qwen3Config(**{**architecture, "vocab_size": VOCABULARY_SIZE})
 
 
 def tool_tokenizer() -> PreTrainedTokenizerFast:

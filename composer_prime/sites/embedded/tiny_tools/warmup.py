@@ -35,6 +35,9 @@ class _Batch:
     visible: Tensor  # bool (rows, 1, tokens, tokens)
     sampled: Tensor  # bool: the policy's own
 
+    def to(self, device: torch.device) -> _Batch:
+        return _Batch(*(one.to(device) for one in (self.token_ids, self.positions, self.visible, self.sampled)))
+
 
 def warm_up_tools(
     model: PreTrainedModel,
@@ -43,7 +46,7 @@ def warm_up_tools(
     config: ToolWarmUpConfig = TOOL_WARM_UP,
     progress: Progress | None = None,
 ) -> None:
-    """Train `model` in place (fp32 on a CPU) on demonstrations; the same seed gives the same. Left in eval mode."""
+    """Train `model` in place, fp32 where it is, on demonstrations; the same seed gives the same. Left in eval mode."""
     learn_to_copy(model, seed, config)
     dice = random.Random(seed)
     encode = functools.cache(lambda text: tokenizer.encode(text, add_special_tokens=False))
@@ -54,7 +57,8 @@ def warm_up_tools(
     )
     model.train()
     for step in range(1, config.steps + 1):
-        loss = _loss(model, _pack(head, [_tokens(Conversation(dice), encode) for _ in range(config.batch_size)]))
+        batch = _pack(head, [_tokens(Conversation(dice), encode) for _ in range(config.batch_size)])
+        loss = _loss(model, batch.to(model.device))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -73,6 +77,7 @@ def learn_to_copy(model: PreTrainedModel, seed: int, config: ToolWarmUpConfig) -
     model.train()
     for _ in range(config.copy_steps):
         said = torch.randint(model.config.vocab_size, (COPIED_ROWS, COPIED_TOKENS), generator=generator)
+        said = said.to(model.device)
         logits = model(input_ids=said.repeat(1, 2), use_cache=False).logits[:, COPIED_TOKENS - 1 : -1]
         loss = functional.cross_entropy(logits.flatten(0, 1), said.flatten())
         optimizer.zero_grad()

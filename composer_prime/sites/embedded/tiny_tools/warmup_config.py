@@ -17,3 +17,5 @@ class ToolWarmUpConfig:
 
 
 TOOL_WARM_UP = ToolWarmUpConfig()
+SMALL_WARM_UP = ToolWarmUpConfig(copy_steps=300, lr=1e-3)
+"""Of the larger model, which takes smaller steps, and so more of them until it copies."""

@@ -87,6 +87,7 @@ class Adapter:
         self._logits: Tensor | None = None
         self._num_other = 1
         self._device = next(head.parameters()).device
+        self._num_ids = len(head.weight)  # pyright: ignore[reportArgumentType]
         # First among the hooks: FSDP2's own, which it has put there before, may take the parameters away again.
         head.register_forward_hook(self._after_head, prepend=True, with_kwargs=True)
 
@@ -170,7 +171,15 @@ class Adapter:
         taught = taught.between(start, start + num_rows)
         on = torch.tensor([hinted in weights for hinted in taught.hinted.tolist()], dtype=torch.bool)
         taught = taught[on]
-        return taught if len(taught) else None
+        if not len(taught):
+            return None
+        if (largest := int(taught.ids.max())) >= self._num_ids:
+            raise ConfigError(
+                f"a taught token has candidate {largest}, and the policy's head has the ids 0 to {self._num_ids - 1}: "
+                "its teacher has another vocabulary; ask one with the policy's tokenizer, or take [trainer.distill] "
+                "away"
+            )
+        return taught
 
     def _after_head(self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """The head's output, with our logits in it. Here W is whole and in its dtype, however it is sharded or tied."""

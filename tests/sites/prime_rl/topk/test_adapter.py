@@ -275,6 +275,15 @@ def test_a_batch_of_another_temperature_is_refused_by_its_value_where_it_is_taug
     assert "sampled at temperature 0.7" in refused(temperatures=temperatures)
 
 
+def test_a_candidate_beyond_the_heads_vocabulary_is_refused_by_its_id(capsys: pytest.CaptureFixture[str]) -> None:
+    given = batch()
+    ids = given["routed_experts"][0, :, 0]
+    ids[ids == ids[3, 0]] = V + 1  # carried plus 1
+    with pytest.raises(SystemExit):
+        list(Loop(head(FusedOutputLinear), DistillConfig()).losses(given))
+    assert f"candidate {V}, and the policy's head has the ids 0 to {V - 1}" in capsys.readouterr().err
+
+
 def test_what_a_router_chose_is_refused_by_its_type() -> None:
     experts = torch.zeros(1, N, 2, 8, dtype=torch.uint8)
     assert f"uint8 (1, {N}, 2, 8)" in refused(routed_experts=experts)
