@@ -9,20 +9,14 @@ import pytest
 import torch
 
 from tests.outer.device_claims import CLAIMS
-from tests.outer.late_device import build
 from tests.outer.late_device.claims import LATE_CLAIMS
 from tests.outer.late_device.device import Process
+from tests.outer.late_device.running import running
 
 
 @pytest.fixture(scope="module")
 def late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    if (why := build.missing()) is not None:
-        pytest.skip(why)
-    process = Process(build.build(tmp_path_factory.mktemp("late_device")))
-    try:
-        yield process
-    finally:
-        process.end()
+    yield from running(tmp_path_factory.mktemp("late_device"))
 
 
 @pytest.mark.parametrize("claim", [*LATE_CLAIMS, *CLAIMS], ids=lambda claim: claim.__name__)

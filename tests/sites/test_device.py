@@ -20,8 +20,8 @@ from composer_prime.sites.embedded.trainer import build as build_trainer
 from composer_prime.volunteers.shared_recipe import shared_toml
 from tests.architecture import REPOSITORY
 from tests.outer.device_claims import Device, Gpu
-from tests.outer.late_device import build
 from tests.outer.late_device.device import Process
+from tests.outer.late_device.running import running
 from tests.sites.device_claims import SITE_CLAIMS
 from tests.sites.letters_site import letters_site
 from tests.sites.tiny_folder import save_random_tiny
@@ -32,13 +32,7 @@ LOCAL = REPOSITORY / "recipes/local"
 
 @pytest.fixture(scope="module")
 def late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    if (why := build.missing()) is not None:
-        pytest.skip(why)
-    process = Process(build.build(tmp_path_factory.mktemp("late_device")))
-    try:
-        yield process
-    finally:
-        process.end()
+    yield from running(tmp_path_factory.mktemp("late_device"))
 
 
 @pytest.mark.parametrize("claim", SITE_CLAIMS, ids=lambda claim: claim.__name__)
