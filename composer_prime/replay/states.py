@@ -1,0 +1,80 @@
+"""A decision point of a stored session: what the author saw, which tools it had, and what it did.
+
+Ingestion makes them, teachers are asked at them, pairs and training samples are made of them. Messages and tools are
+those of OpenAI's chat completions, as plain JSON values, so that they can be sent as they are.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+Message: TypeAlias = Mapping[str, Any]
+"""One chat message.
+
+role               system, user, assistant or tool
+content            text; "" where there is none
+reasoning_content  an assistant's thinking, where it is known; never sent to a teacher
+tool_calls         an assistant's calls: {"id", "type": "function", "function": {"name", "arguments": JSON text}}
+tool_call_id       of a tool's message: the call that it answers
+"""
+
+Tool: TypeAlias = Mapping[str, Any]
+"""{"type": "function", "function": {"name", "description", "parameters": JSON schema}}"""
+
+
+@dataclass(frozen=True)
+class TraceState:
+    """One call of a model in a session.
+
+    session   id of the stored session
+    turn      its number among the session's calls, from 0, in the order of the file
+    parent    turn of the call before it on its branch; None: the branch's first
+    messages  what the author saw, oldest first; without thinking
+    tools     which it could call; where the format doesn't record them, inferred from the session's calls
+    action    the assistant's message that came of it, thinking included where it is known
+    author    name of the model that acted; None: the format doesn't say
+    reward    of the whole session; None: unknown
+    """
+
+    session: str
+    turn: int
+    parent: int | None
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...]
+    action: Message
+    author: str | None = None
+    reward: float | None = None
+
+    @property
+    def id(self) -> str:
+        """16 hex digits of the sha256 of messages and tools: the same question has the same id in every session."""
+        return digest([list(self.messages), list(self.tools)])[:16]
+
+
+class States(Protocol):
+    """Where decision points come from: a store of traces, or a list in a test."""
+
+    def states(self) -> Iterable[TraceState]: ...
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values have equal texts."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def digest(value: Any) -> str:
+    """sha256 of a JSON value's canonical text, in hex."""
+    return hashlib.sha256(canonical(value).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def text_of(message: Message) -> str:
+    """A message's content as text."""
+    content = message.get("content")
+    return content if isinstance(content, str) else ""
+
+
+def calls_of(message: Message) -> Sequence[Mapping[str, Any]]:
+    """The tool calls of an assistant's message."""
+    return message.get("tool_calls") or ()
