@@ -393,8 +393,10 @@ class Recipe(RecipeBase):
 
     @property
     def holds_first_policy(self) -> bool:
-        """Whether a site's own server holds the run's first policy beside the one that learns, as hints' teacher."""
-        return self.hints is not None and self.hints.teacher == "frozen" and self.hints.is_held
+        """Whether a site's own server holds the run's first policy beside the one that learns: as hints' teacher, or
+        as what DPO compares with."""
+        is_teacher = self.hints is not None and self.hints.teacher == "frozen" and self.hints.is_held
+        return is_teacher or (self.replay.pairs is not None and self.replay.pairs.loss == "dpo")
 
     @property
     def has_streams(self) -> bool:

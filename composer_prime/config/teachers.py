@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from composer_prime.config.stored import PairsConfig, StoredTracesConfig
 from composer_prime.config.table import Table
 
 HintKind = Literal["unknown_tool", "bad_arguments", "timeout", "tests", "traceback", "exit_code", "error"]
@@ -89,6 +90,12 @@ class ReplayConfig(Table):
 
     teachers: tuple[TeacherConfig, ...] = ()
     """Who scores the sampled tokens; their mixture is what the loss's replay term pulls towards."""
+
+    pairs: PairsConfig | None = None
+    """Preference pairs from stored sessions; None: none."""
+
+    traces: StoredTracesConfig | None = None
+    """Stored sessions' own turns; None: none."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

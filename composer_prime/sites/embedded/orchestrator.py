@@ -32,6 +32,7 @@ from composer_prime.sites.embedded.ports import HOST
 from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer
 from composer_prime.sites.embedded.samples import make_samples
 from composer_prime.sites.embedded.start import imported
+from composer_prime.sites.embedded.stored import StoredSamples, load_stored
 from composer_prime.sites.embedded.task_order import TaskOrder
 from composer_prime.sites.embedded.teacher_watch import TeacherWatch
 from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
@@ -72,6 +73,7 @@ class Orchestrator:
         weights: WeightsWatcher,
         inference: InferenceClient,
         watch: TeacherWatch,
+        stored: StoredSamples,
     ) -> None:
         self.settings = settings
         self.config = settings.recipe.orchestrator
@@ -79,6 +81,7 @@ class Orchestrator:
         self.weights = weights
         self.inference = inference
         self.watch = watch
+        self.stored = stored
         self.start_step = first_step(settings)
         sizes = [len(source.tasks) for source in player.sources]
         self.order = TaskOrder(sizes, seed=f"{settings.sampling_seed}/{self.start_step}")
@@ -89,15 +92,16 @@ class Orchestrator:
         with MetricsTape(self.settings.paths.tape("orchestrator")) as tape:
             for step in self.steps():
                 await self.weights.at_least(max(self.start_step, step - self.config.max_off_policy_steps))
-                batch, probed = await asyncio.gather(self.make_batch(step), self.watch.probe())
-                tape.log(step, **measure(batch, step), **probed)
+                (batch, found), probed = await asyncio.gather(self.make_batch(step), self.watch.probe())
+                tape.log(step, **measure(batch, step), **found, **probed)
 
-    async def make_batch(self, step: int) -> Batch:
-        """Play a step's batch and write it for the trainer."""
+    async def make_batch(self, step: int) -> tuple[Batch, dict[str, float]]:
+        """Play a step's batch and write it for the trainer, with what stored samples it takes and their metrics."""
         batch = await self.play_batch()
-        write_batch(self.settings.paths.rollouts, step, batch.samples)
+        stored, found = await self.stored.draw(step, self.weights.version)
+        write_batch(self.settings.paths.rollouts, step, [*batch.samples, *stored])
         conversations.append(self.settings.paths.conversations, shown(batch, step))
-        return batch
+        return batch, found
 
     def steps(self) -> Iterator[int]:
         """The training steps still to come."""
@@ -120,7 +124,7 @@ class Orchestrator:
                 temperature=self.config.train.sampling.temperature,
                 filter_zero_advantages=self.config.train.filter_zero_advantages,
             )
-            if samples:
+            if samples or self.stored.has_any:
                 return Batch(groups, samples, began, time.time())
         logger.warning("draws=%d taught nothing: the batch stays empty", MAX_DRAWS)
         return Batch(groups, [], began, time.time())
@@ -225,9 +229,13 @@ async def serve(settings: SiteSettings) -> None:
         await inference.wait_ready()
         weights = WeightsWatcher(settings.paths, inference, version=-1 if publishes_first(settings) else 0)
         model = await inference.model_name()
-        async with RolloutPlayer(sources, settings, base_url=inference.base_url, model=model) as player:
+        stored = load_stored(settings, inference.base_url, model)
+        async with (
+            contextlib.aclosing(stored),
+            RolloutPlayer(sources, settings, base_url=inference.base_url, model=model) as player,
+        ):
             watch = TeacherWatch(settings, player, model)
-            orchestrator = Orchestrator(settings, player, weights, inference, watch)
+            orchestrator = Orchestrator(settings, player, weights, inference, watch, stored)
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(weights.follow())

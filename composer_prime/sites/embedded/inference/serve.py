@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from composer_prime.config.settings import SiteSettings
+from composer_prime.config.teachers import HintTeacher
 from composer_prime.errors import ModelError
 from composer_prime.replay.served import held_name
 from composer_prime.sites.embedded.inference.app import Server
@@ -169,21 +170,27 @@ def make_engine(settings: SiteSettings, on_failure: Callable[[BaseException], No
 
 
 def make_teacher(settings: SiteSettings, on_failure: Callable[[BaseException], None]) -> dict[str, Engine]:
-    """The engine of hints' teacher by the name it is asked for under, not started; none where no second model is.
+    """The engines of hints' teacher and of DPO's reference by the names they are asked for under, not started; none
+    where the policy is the only model.
 
-    It starts with the model's own weights. Raises ModelError when these are what it teaches, and aren't here.
+    They start with the model's own weights. Raises ModelError when these are the first policy's, and aren't here.
     """
-    model, hints = settings.recipe.model.name, settings.recipe.hints
-    if hints is None or not hints.is_held:
-        return {}
-    if settings.recipe.holds_first_policy and not settings.has_weights:
+    recipe, model = settings.recipe, settings.recipe.model.name
+    if recipe.holds_first_policy and not settings.has_weights:
         raise ModelError(
-            f"hints.teacher is the first policy, and model {model} is here without its weights: download it first, "
-            f"`hf download {model}`, or give hints.base_url"
+            f"hints and replay.pairs need the first policy, and model {model} is here without its weights: download it "
+            f"first, `hf download {model}`, or give hints.base_url"
         )
-    site = settings.recipe.site
-    engine = _scoring_engine(settings.model_dir, settings.recipe.seq_len, on_failure, site.threads, device=site.device)
-    return {held_name(model, hints.teacher): engine}
+    held: set[HintTeacher] = {"frozen"} if recipe.holds_first_policy else set()
+    if recipe.hints is not None and recipe.hints.is_held:
+        held.add(recipe.hints.teacher)
+    site, length = recipe.site, recipe.seq_len
+    return {
+        held_name(model, name): _scoring_engine(
+            settings.model_dir, length, on_failure, site.threads, device=site.device
+        )
+        for name in held
+    }
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

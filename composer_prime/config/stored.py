@@ -1,0 +1,72 @@
+"""The recipe's tables for what is learned from files: `[replay.pairs]` and `[replay.traces]`. No torch."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from composer_prime.config.distill import Weight, is_off
+from composer_prime.config.table import Table
+
+_BETAS = {"dpo": 0.1, "simpo": 2.0}
+
+
+class PairsConfig(Table):
+    """`[replay.pairs]`: what teachers would have done in place of the author, learned beside each step's rollouts."""
+
+    file: Path
+    """What `composer-prime replay pairs` wrote."""
+
+    loss: Literal["dpo", "simpo"] = "dpo"
+    """DPO (arXiv:2305.18290) against the run's first policy, or SimPO (arXiv:2405.14734), which needs no reference."""
+
+    beta: float | None = Field(default=None, gt=0)
+    """beta of the loss; None: 0.1 for DPO, 2 for SimPO."""
+
+    gamma: float = Field(default=0.0, ge=0)
+    """SimPO's target margin."""
+
+    tau: Weight = 1.0
+    """Weight of the preference term."""
+
+    sft_tau: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Weight of the chosen action's cross entropy beside it."""
+
+    batch_size: int = Field(default=16, ge=1)
+    """Pairs a training step."""
+
+    @model_validator(mode="after")
+    def _check_loss(self) -> Self:
+        if self.loss != "simpo" and self.gamma:
+            raise ValueError(f'replay.pairs.gamma ({self.gamma}) is for loss = "simpo", and it is "{self.loss}"')
+        if is_off(self.tau) and not self.sft_tau:
+            raise ValueError("replay.pairs.tau and sft_tau (0) must not both be 0, or nothing is learned: raise one")
+        return self
+
+    @property
+    def scale(self) -> float:
+        """beta, the loss's own where none is given."""
+        return _BETAS[self.loss] if self.beta is None else self.beta
+
+
+class StoredTracesConfig(Table):
+    """`[replay.traces]`: what the authors of stored sessions did, learned beside each step's rollouts."""
+
+    store: Path
+    """What `composer-prime replay ingest` filled."""
+
+    scores: Path | None = None
+    """What `composer-prime replay pairs` wrote: its step scores are the turns' advantages, in [-1, 1]; None: every
+    turn has advantage 1, which is cross entropy."""
+
+    tau: Weight = 1.0
+    """Weight of the term."""
+
+    batch_size: int = Field(default=16, ge=1)
+    """Turns a training step."""
+
+    @model_validator(mode="after")
+    def _check_weight(self) -> Self:
+        if is_off(self.tau):
+            raise ValueError("replay.traces.tau (0) must not be 0 at every step, or nothing is learned: raise it")
+        return self

@@ -1,0 +1,317 @@
+"""Pairs and stored turns as samples of a step's batch, which the trainer's loss learns from as from rollouts.
+
+A pair is two samples whose advantages are those under which the policy-gradient loss has DPO's gradient (or SimPO's) at
+the policy that scores them; a stored turn with advantage 1 has cross entropy's. The site's own server scores both, so
+ratios and trust regions act on them as on what was sampled.
+"""
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from composer_prime import metrics
+from composer_prime.config.distill import weight_at
+from composer_prime.config.settings import SiteSettings
+from composer_prime.config.stored import PairsConfig, StoredTracesConfig
+from composer_prime.errors import BadInput, TeacherError
+from composer_prime.replay.served import ServedModel, held_name
+from composer_prime.replay.states import Message, Tool
+from composer_prime.sites.embedded.batches import TrainingSample
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Action:
+    """An assistant's message after what it saw, as the policy's renderer writes it.
+
+    token_ids  of the prompt and of the message
+    mask       True on what the policy would have sampled
+    """
+
+    token_ids: list[int]
+    mask: list[bool]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the message."""
+        return sum(self.mask)
+
+
+class Encoder:
+    """Writes stored actions in the policy's tokens."""
+
+    def __init__(self, renderer: Any, seq_len: int) -> None:
+        self._renderer = renderer
+        self._seq_len = seq_len
+
+    def encode(self, messages: Sequence[Message], tools: Sequence[Tool], action: Message) -> Action | None:
+        """None where it is longer than a sample may be, or nothing in it is the policy's to say."""
+        from renderers import build_training_sample
+
+        whole = [*map(dict, messages), {name: value for name, value in action.items() if name != "reasoning_content"}]
+        sample = build_training_sample(
+            self._renderer,
+            whole,  # type: ignore[arg-type]
+            tools=list(tools) or None,  # type: ignore[arg-type]
+            message_loss_mask=[False] * len(messages) + [True],
+            ensure_final_stop=True,
+        )
+        prompt = self._renderer.render_ids(whole[:-1], tools=list(tools) or None, add_generation_prompt=True)
+        start = _num_equal(prompt, sample.token_ids)  # a template may begin the answer itself
+        ours = [place for place, is_ours in enumerate(sample.loss_mask) if is_ours and place >= start]
+        if not ours or ours[-1] >= self._seq_len:
+            return None
+        token_ids, places = list(sample.token_ids[: ours[-1] + 1]), frozenset(ours)
+        return Action(token_ids, [place in places for place in range(len(token_ids))])
+
+
+@dataclass(frozen=True)
+class EncodedPair:
+    """weight: the teachers' share that agrees on `chosen`, in (0, 1]."""
+
+    chosen: Action
+    rejected: Action
+    weight: float
+
+
+@dataclass(frozen=True)
+class EncodedTurn:
+    """advantage: in [-1, 1]."""
+
+    action: Action
+    advantage: float
+
+
+class StoredSamples:
+    """Draws a step's pairs and stored turns and has them scored. `aclose` it in the end.
+
+    policy, first  the policy of the moment, and the run's first, which DPO compares it with
+    """
+
+    def __init__(
+        self,
+        settings: SiteSettings,
+        pairs: Sequence[EncodedPair],
+        turns: Sequence[EncodedTurn],
+        policy: ServedModel,
+        first: ServedModel,
+    ) -> None:
+        replay = settings.recipe.replay
+        self._pairs_config, self._traces_config = replay.pairs, replay.traces
+        self._pairs, self._turns = pairs, turns
+        self._policy, self._first = policy, first
+        self._seed = settings.sampling_seed
+        self._reference: dict[int, tuple[list[float], list[float]]] = {}
+
+    @property
+    def has_any(self) -> bool:
+        """Whether a batch without a rollout that teaches still teaches something."""
+        return bool(self._pairs or self._turns)
+
+    async def draw(self, step: int, version: int) -> tuple[list[TrainingSample], dict[str, float]]:
+        """The samples of a training step, under the policy of `version`, and their metrics."""
+        pairs = await asyncio.gather(*self._scored_pairs(step, version))
+        turns = await asyncio.gather(*self._scored_turns(step, version))
+        margins = [margin for _, margin in filter(None, pairs)]
+        samples = [sample for both, _ in filter(None, pairs) for sample in both] + [turn for turn in turns if turn]
+        found: dict[str, float] = {}
+        if self._pairs:
+            found[metrics.PAIRS_COUNT] = len(margins)
+            found[metrics.PAIRS_FAILED] = len(pairs) - len(margins)
+        if margins:
+            found[metrics.PAIRS_MARGIN] = fmean(margins)
+            found[metrics.PAIRS_ACCURACY] = fmean(margin > 0 for margin in margins)
+        if self._turns:
+            found[metrics.TRACES_COUNT] = sum(turn is not None for turn in turns)
+            found[metrics.TRACES_FAILED] = sum(turn is None for turn in turns)
+        return samples, found
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._policy.close()
+        await self._first.close()
+
+    def _scored_pairs(self, step: int, version: int) -> Iterable[Any]:
+        config = self._pairs_config
+        if config is None:
+            return []
+        places = drawn(len(self._pairs), config.batch_size, step, f"{self._seed}/pairs")
+        return [self._pair(config, place, step, version) for place in places]
+
+    def _scored_turns(self, step: int, version: int) -> Iterable[Any]:
+        config = self._traces_config
+        if config is None:
+            return []
+        places = drawn(len(self._turns), config.batch_size, step, f"{self._seed}/traces")
+        return [self._turn(config, self._turns[place], step, version) for place in places]
+
+    async def _pair(
+        self, config: PairsConfig, place: int, step: int, version: int
+    ) -> tuple[tuple[TrainingSample, TrainingSample], float] | None:
+        """Both samples and the margin; None where the server gave no score."""
+        pair = self._pairs[place]
+        try:
+            chosen, rejected = await asyncio.gather(
+                *(scores(self._policy, one) for one in (pair.chosen, pair.rejected))
+            )
+            margin = await self._margin(config, place, sum(chosen), sum(rejected))
+        except TeacherError as error:
+            logger.warning("pair=%d unscored: %s", place, error)
+            return None
+        pull = weight_at(config.tau, step) * pair.weight * config.scale / (1 + math.exp(min(margin, 700.0)))
+        lengths = (pair.chosen.num_tokens, pair.rejected.num_tokens) if config.loss == "simpo" else (1, 1)
+        imitation = config.sft_tau * pair.weight
+        samples = (
+            _sample(pair.chosen, chosen, pull / lengths[0] + imitation, "pairs", version),
+            _sample(pair.rejected, rejected, -pull / lengths[1], "pairs", version),
+        )
+        return samples, margin
+
+    async def _margin(self, config: PairsConfig, place: int, chosen: float, rejected: float) -> float:
+        """The loss's logit: its sigmoid is the probability that `chosen` is preferred."""
+        pair = self._pairs[place]
+        if config.loss == "simpo":
+            means = chosen / pair.chosen.num_tokens - rejected / pair.rejected.num_tokens
+            return config.scale * means - config.gamma
+        if place not in self._reference:
+            both = (scores(self._first, one) for one in (pair.chosen, pair.rejected))
+            self._reference[place] = tuple(await asyncio.gather(*both))  # type: ignore[assignment]
+        old_chosen, old_rejected = self._reference[place]
+        return config.scale * ((chosen - sum(old_chosen)) - (rejected - sum(old_rejected)))
+
+    async def _turn(
+        self, config: StoredTracesConfig, turn: EncodedTurn, step: int, version: int
+    ) -> TrainingSample | None:
+        try:
+            logprobs = await scores(self._policy, turn.action)
+        except TeacherError as error:
+            logger.warning("stored turn unscored: %s", error)
+            return None
+        return _sample(turn.action, logprobs, weight_at(config.tau, step) * turn.advantage, "traces", version)
+
+
+async def scores(server: ServedModel, action: Action) -> list[float]:
+    """Logprobs in nats of an action's own tokens. Raises TeacherError when one is missing."""
+    given = (await server.scores(action.token_ids)).logprobs
+    found = [logprob for logprob, is_ours in zip(given, action.mask, strict=True) if is_ours]
+    if not all(map(math.isfinite, found)):
+        raise TeacherError(f"{server.base_url} gave no logprob for some tokens: look for NaN in the weights")
+    return found
+
+
+def drawn(count: int, size: int, step: int, seed: str) -> list[int]:
+    """The places that a step draws out of `count`, `size` of them; each comes once before any comes again."""
+    places: list[int] = []
+    while count and len(places) < size:
+        epoch, start = divmod(step * size + len(places), count)
+        places += random.Random(f"{seed}/{epoch}").sample(range(count), count)[start : start + size - len(places)]
+    return places
+
+
+def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the beginning that both have."""
+    shorter = min(len(one), len(other))
+    return next((place for place in range(shorter) if one[place] != other[place]), shorter)
+
+
+def _sample(action: Action, logprobs: Sequence[float], advantage: float, name: str, version: int) -> TrainingSample:
+    own = iter(logprobs)
+    return TrainingSample(
+        token_ids=action.token_ids,
+        mask=action.mask,
+        logprobs=[next(own) if is_ours else 0.0 for is_ours in action.mask],
+        temperatures=[1.0] * len(action.token_ids),
+        advantages=[advantage if is_ours else 0.0 for is_ours in action.mask],
+        env_name=name,
+        reward=0.0,
+        policy_version=version,
+    )
+
+
+def load_stored(settings: SiteSettings, base_url: str, model: str) -> StoredSamples:
+    """What the recipe's files hold, in the policy's tokens; nothing without `[replay.pairs]` and `[replay.traces]`.
+
+    base_url, model  of the site's own server, and the name under which it has the policy
+
+    Raises BadInput when a file can't be read, or holds nothing that fits a sample.
+    """
+    replay = settings.recipe.replay
+    pairs: list[EncodedPair] = []
+    turns: list[EncodedTurn] = []
+    if replay.pairs or replay.traces:
+        encoder = Encoder(_renderer(settings), settings.recipe.seq_len)
+        pairs = encode_pairs(encoder, replay.pairs) if replay.pairs else []
+        turns = encode_turns(encoder, replay.traces) if replay.traces else []
+    first = held_name(model, "frozen") if settings.recipe.holds_first_policy else model
+    served = [ServedModel(base_url, model=name) for name in (model, first)]
+    return StoredSamples(settings, pairs, turns, *served)
+
+
+def _renderer(settings: SiteSettings) -> Any:
+    """The one that the site's rollouts are written with."""
+    from renderers import config_from_name, create_renderer
+    from renderers.base import load_tokenizer
+
+    from composer_prime.sites.embedded.rollouts import renderer_settings
+
+    name = settings.recipe.orchestrator.renderer.name
+    chosen, plain = renderer_settings(name), config_from_name(name)
+    config = None if plain is None else type(plain).model_validate(chosen)
+    return create_renderer(load_tokenizer(str(settings.model_dir)), config)
+
+
+def encode_pairs(encoder: Encoder, config: PairsConfig) -> list[EncodedPair]:
+    """The pairs of a file. Raises BadInput when none of them fits."""
+    from composer_prime.replay.pairs.file import Pair, read_pairs
+
+    pairs = [record for record in read_pairs(config.file) if isinstance(record, Pair)]
+    found = []
+    for pair in pairs:
+        chosen, rejected = (encoder.encode(pair.messages, pair.tools, one) for one in (pair.chosen, pair.rejected))
+        if chosen is not None and rejected is not None:
+            found.append(EncodedPair(chosen, rejected, pair.weight))
+    _say(str(config.file), "pairs", len(found), len(pairs))
+    return found
+
+
+def encode_turns(encoder: Encoder, config: StoredTracesConfig) -> list[EncodedTurn]:
+    """The turns of a store that have an advantage other than 0. Raises BadInput when none fits."""
+    from composer_prime.replay.ingest.store import TraceStore
+
+    advantages = None if config.scores is None else _advantages(config)
+    found, total = [], 0
+    for state in TraceStore(config.store).states():
+        total += 1
+        advantage = 1.0 if advantages is None else advantages.get((state.session, state.turn), 0.0)
+        action = encoder.encode(state.messages, state.tools, state.action) if advantage else None
+        if action is not None:
+            found.append(EncodedTurn(action, advantage))
+    _say(str(config.store), "turns", len(found), total)
+    return found
+
+
+def _advantages(config: StoredTracesConfig) -> dict[tuple[str, int], float]:
+    """By session and turn, where there is a score."""
+    from composer_prime.replay.pairs.file import read_pairs
+    from composer_prime.replay.pairs.scores import session_scores, turn_advantages
+
+    assert config.scores is not None
+    sessions = session_scores(read_pairs(config.scores))
+    return {
+        (session, turn): advantage
+        for session, scores in sessions.items()
+        for turn, advantage in enumerate(turn_advantages(scores))
+        if advantage is not None
+    }
+
+
+def _say(path: str, what: str, num_found: int, total: int) -> None:
+    if not num_found:
+        raise BadInput(f"{path} has no {what} that fit a sample ({total} in all): raise seq_len, or give another file")
+    logger.info("%s=%d of=%d file=%s", what, num_found, total, path)
