@@ -44,9 +44,9 @@ class Page:
 
     def text(self) -> str:
         """The whole page, which needs no other file."""
-        said = f"{self._num_states:,} states"
+        said = f"States: {self._num_states:,}"
         if self._num_states > MAX_STATES:
-            said = f"the first {MAX_STATES:,} of {said}"
+            said += f", of which the first {MAX_STATES:,} are shown"
         return f"{_HEAD}<p>{said}. Green: the teachers' consensus.</p>\n" + "".join(self._sections)
 
     def write(self, path: Path) -> None:

@@ -66,7 +66,7 @@ class Report:
 
     def lines(self) -> list[str]:
         """The report as it is printed."""
-        unused = f" ({self.num_empty:,} answers were empty, {self.num_elsewhere:,} are for other states)"
+        unused = f" (answers left out: {self.num_empty:,} empty, {self.num_elsewhere:,} for other states)"
         return [
             f"states         {self.num_states:,}",
             f"with answers   {self.answered:,}" + (unused if self.num_empty or self.num_elsewhere else ""),
@@ -79,12 +79,12 @@ class Report:
 
     def _repeated(self) -> str:
         more = self.differ - self.pairs
-        return f" ({more:,} more states repeat one of these: the same action at the same state)" if more else ""
+        return f" (and {more:,} repeated: the same action at the same state)" if more else ""
 
     def _circularity_lines(self) -> list[str]:
         lines = [
-            f"circularity    {name} shares the {who}'s model family: weight times {self.circularity.factor} at "
-            f"{count:,} states"
+            f"circularity    {name} shares the {who}'s model family: weight times {self.circularity.factor}, "
+            f"states {count:,}"
             for name in sorted(self.teachers)
             for who, count in sorted(self.teachers[name].circular.items())
         ]
@@ -97,6 +97,6 @@ def _teacher_line(name: str, tally: Tally) -> str:
     families = ", ".join(sorted({family for model in tally.models for family in model_families(model)}))
     with_consensus = f"{tally.with_consensus / tally.decided:.2f}" if tally.decided else "-"
     return (
-        f"teacher        {name} ({families}): {tally.num_votes:,} answers, {tally.with_author / tally.num_votes:.2f} "
+        f"teacher        {name} ({families}): answers {tally.num_votes:,}, {tally.with_author / tally.num_votes:.2f} "
         f"with the author, {with_consensus} with the consensus"
     )
