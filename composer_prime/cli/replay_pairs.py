@@ -1,0 +1,44 @@
+"""`composer-prime replay pairs`: what the teachers agree on, as pairs and step scores."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `composer-prime replay`."""
+    app.command("pairs")(pairs)
+
+
+def pairs(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="The traces, as `replay ingest` stored them.")],
+    answers: Annotated[Path, typer.Argument(metavar="ANSWERS", help="The teachers' answers to them, by `replay ask`.")],
+    to: Annotated[Path, typer.Option("--to", metavar="PAIRS", help="The file to write, JSON lines.")],
+    vote: Annotated[
+        Literal["plurality", "weighted", "variance"],
+        typer.Option(help="One vote a teacher, by its weight, or by its weight over its variance from the others."),
+    ] = "plurality",
+    student_model: Annotated[
+        str | None, typer.Option(help="The model to train: teachers of its family count for a quarter.")
+    ] = None,
+    min_support: Annotated[
+        float, typer.Option(min=0, max=1, help="Least share of the votes' weight that is a consensus.")
+    ] = 0.5,
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Show there what each teacher would have done.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the counts, and write no PAIRS.")] = False,
+) -> None:
+    """Write a pair where the teachers agree on another action than the author's, and each step's score."""
+    from composer_prime.replay.ask.folder import AnswerFolder
+    from composer_prime.replay.ingest.store import TraceStore
+    from composer_prime.replay.pairs.families import Circularity
+    from composer_prime.replay.pairs.making import Rules, make_pairs
+    from composer_prime.visible import visible
+
+    rules = Rules(vote, min_support, Circularity(student_model))
+    found = AnswerFolder(answers).answers()
+    report = make_pairs(TraceStore(store), found, rules, to=None if dry_run else to, page=page)
+    for line in report.lines():
+        typer.echo(visible(line))

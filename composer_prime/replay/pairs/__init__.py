@@ -1,0 +1,1 @@
+"""Pairs and step scores: where text teachers agree on another action than a trace's author, and where on its own."""
