@@ -57,7 +57,7 @@ def read_arms(recipe: str, overrides: Sequence[str], further: Sequence[str] = ()
     overrides   of every arm, as `load_any` takes them
     further     "NAME KEY=VALUE ..." each, overrides of the full recipe
 
-    A signal that the recipe doesn't have gives no arm: without [hints] and [[replay.teachers]] base is the recipe.
+    A signal that the recipe doesn't have gives no arm: without [hints] and [replay] base is the recipe.
 
     Raises BadInput, in one line that names both, when two arms can't differ; ConfigError when an arm's recipe isn't
     one.
@@ -74,24 +74,28 @@ def read_arms(recipe: str, overrides: Sequence[str], further: Sequence[str] = ()
 
 
 def signal_arms(full: Recipe) -> list[tuple[str, tuple[str, ...]]]:
-    """Name and overrides of base, +hint, +replay and full, as far as the recipe has both signals or one."""
-    no_hint, no_replay = _without(full, "hints", "hint_tau"), _without(full, "replay", "replay_tau")
-    has_hint, has_replay = full.hints is not None, bool(full.replay.teachers)
-    if not (has_hint or has_replay):
-        return [(BASE, ())]
-    arms = [(BASE, (*no_hint, *no_replay))]
-    if has_hint:
-        arms.append(("+hint", no_replay if has_replay else ()))
-    if has_replay:
-        arms.append(("+replay", no_hint if has_hint else ()))
-    return [*arms, ("full", ())] if has_hint and has_replay else arms
+    """Name and overrides of base, of each signal that the recipe has alone, and of full where it has several."""
+    off = _turned_off(full)
+    alone = [(name, tuple(word for other, words in off.items() if other != name for word in words)) for name in off]
+    base = (BASE, tuple(word for words in off.values() for word in words))
+    return [base, *alone, ("full", ())] if len(off) > 1 else [base, *alone]
 
 
-def _without(full: Recipe, table: str, weight: str) -> tuple[str, ...]:
-    """Overrides that turn a signal off: its stream goes, and its weight where the recipe has one is 0."""
+def _turned_off(full: Recipe) -> dict[str, tuple[str, ...]]:
+    """For each signal of the recipe, by its arm's name, the overrides without it: its table goes, and where the recipe
+    has a weight of it that is 0."""
     weights = full.to_data()["trainer"].get("distill", {})
-    gone = "--hints=None" if table == "hints" else "--replay={}"
-    return (gone, f"--trainer.distill.{weight}=0.0") if weight in weights else (gone,)
+    signals = {
+        "+hint": (full.hints is not None, "--hints=None", "hint_tau"),
+        "+replay": (bool(full.replay.teachers), "--replay.teachers=[]", "replay_tau"),
+        "+pairs": (full.replay.pairs is not None, "--replay.pairs=None", None),
+        "+traces": (full.replay.traces is not None, "--replay.traces=None", None),
+    }
+    return {
+        name: (gone, f"--trainer.distill.{weight}=0.0") if weight in weights else (gone,)
+        for name, (is_there, gone, weight) in signals.items()
+        if is_there
+    }
 
 
 def _parse_arm(text: str) -> tuple[str, tuple[str, ...]]:
@@ -140,8 +144,8 @@ def check_arms(arms: Sequence[Arm]) -> None:
             )
     if len(arms) == 1:
         raise BadInput(
-            f"{arms[0].name} is the only arm, since the recipe has neither [hints] nor [[replay.teachers]]: add one "
-            'with --arm "NAME KEY=VALUE ..."'
+            f"{arms[0].name} is the only arm, since the recipe has neither [hints] nor [replay]: add one with --arm "
+            '"NAME KEY=VALUE ..."'
         )
 
 
@@ -152,7 +156,7 @@ def effective(recipe: Recipe) -> dict[str, Any]:
     if recipe.hints is None:
         ignored.append("trainer.distill.hint_tau")
     if not recipe.replay.teachers:
-        ignored += ["trainer.distill.replay_tau", "replay"]
+        ignored += ["trainer.distill.replay_tau", "replay.teachers"]
     if not recipe.has_streams:
         ignored += ["trainer.distill", "trainer.loss.kwargs.replay_tau", "trainer.loss.kwargs.teacher_tau"]
     return {key: value for key, value in settings.items() if not _is_under(key, ignored)}

@@ -341,6 +341,15 @@ class Recipe(RecipeBase):
         return self
 
     @model_validator(mode="after")
+    def _check_reference(self) -> Self:
+        if self.replay.pairs is not None and self.replay.pairs.loss == "dpo" and self.inference.engine == "vllm":
+            raise ValueError(
+                'replay.pairs.loss ("dpo") needs a server that holds two models, and inference.engine = "vllm" holds '
+                'one: use "simpo", or the transformers engine'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_streams(self) -> Self:
         if not self.has_streams:
             return self

@@ -99,7 +99,14 @@ def _anchored(recipe: Recipe) -> Recipe:
     inference = recipe.inference.model_copy(update={"python": python and python.absolute()})
     key_file = recipe.site.key_file
     site = recipe.site.model_copy(update={"key_file": key_file and key_file.absolute()})
-    return recipe.model_copy(update={"output_dir": recipe.output_dir.absolute(), "inference": inference, "site": site})
+    return recipe.model_copy(
+        update={
+            "output_dir": recipe.output_dir.absolute(),
+            "inference": inference,
+            "site": site,
+            "replay": recipe.replay.anchored(),
+        }
+    )
 
 
 def settle_site(recipe: Recipe, site: str, *, inference_port: int, model_dir: Path, resume: bool) -> SiteSettings:

@@ -43,6 +43,10 @@ class PairsConfig(Table):
             raise ValueError("replay.pairs.tau and sft_tau (0) must not both be 0, or nothing is learned: raise one")
         return self
 
+    def anchored(self) -> Self:
+        """The same with its paths absolute."""
+        return self.model_copy(update={"file": self.file.absolute()})
+
     @property
     def scale(self) -> float:
         """beta, the loss's own where none is given."""
@@ -70,3 +74,9 @@ class StoredTracesConfig(Table):
         if is_off(self.tau):
             raise ValueError("replay.traces.tau (0) must not be 0 at every step, or nothing is learned: raise it")
         return self
+
+    def anchored(self) -> Self:
+        """The same with its paths absolute."""
+        return self.model_copy(
+            update={"store": self.store.absolute(), "scores": self.scores and self.scores.absolute()}
+        )

@@ -97,6 +97,11 @@ class ReplayConfig(Table):
     traces: StoredTracesConfig | None = None
     """Stored sessions' own turns; None: none."""
 
+    def anchored(self) -> Self:
+        """The same with its paths absolute."""
+        files = {"pairs": self.pairs and self.pairs.anchored(), "traces": self.traces and self.traces.anchored()}
+        return self.model_copy(update=files)
+
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         check_distinct(self.teachers)

@@ -167,7 +167,7 @@ def test_the_report_tells_intervals_differences_and_the_price_of_a_point(tmp_pat
     assert full["tokens_a_point"] is None
     assert len(data["rows"]) == 12 and data["rows"][0]["dollars"] == pytest.approx(0.5)
     page = (folder / "report.md").read_text()
-    assert "| +hint | 3 | 0.500 [" in page and "## Minus base" in page and "`--replay={}`" in page
+    assert "| +hint | 3 | 0.500 [" in page and "## Minus base" in page and "`--replay.teachers=[]`" in page
     for picture in ("held_out.png", "curves.png"):
         assert f"({picture})" in page and (folder / picture).read_bytes().startswith(b"\x89PNG")
 

@@ -11,6 +11,26 @@ from composer_prime.errors import BadInput, ConfigError
 from tests.ablate.arms import HINTS, TEACHERS, write_recipe
 
 
+PAIRS = '[replay.pairs]\nfile = "pairs.jsonl"\n'
+TRACES = '[replay.traces]\nstore = "store"\n'
+
+
+def test_each_signal_of_a_recipe_has_an_arm_without_the_others(tmp_path):
+    arms = {arm.name: arm.recipe for arm in read_arms(write_recipe(tmp_path, HINTS, TEACHERS, PAIRS, TRACES), [])}
+    has = {
+        name: [
+            recipe.hints is not None,
+            bool(recipe.replay.teachers),
+            recipe.replay.pairs is not None,
+            recipe.replay.traces is not None,
+        ]
+        for name, recipe in arms.items()
+    }
+    assert list(has) == ["base", "+hint", "+replay", "+pairs", "+traces", "full"]
+    assert [sum(signals) for signals in has.values()] == [0, 1, 1, 1, 1, 4]
+    assert [has[name][place] for place, name in enumerate(["+hint", "+replay", "+pairs", "+traces"])] == [True] * 4
+
+
 def test_with_both_signals_each_is_trained_alone_and_together_and_not_at_all(tmp_path: Path):
     arms = read_arms(write_recipe(tmp_path, HINTS, TEACHERS), [])
     found = {arm.name: (arm.recipe.hints is not None, len(arm.recipe.replay.teachers)) for arm in arms}

@@ -21,6 +21,7 @@ from composer_prime.sites.embedded.batches import read_batch
 from composer_prime.sites.embedded.inference_client import InferenceClient
 from composer_prime.sites.embedded.orchestrator import Orchestrator
 from composer_prime.sites.embedded.rollouts import Branch, Group, Rollout, RolloutPlayer
+from composer_prime.sites.embedded.stored import load_stored
 from composer_prime.sites.embedded.summary import write_summary
 from composer_prime.sites.embedded.teacher_watch import TeacherWatch
 from composer_prime.sites.embedded.weights import WeightsWatcher
@@ -67,7 +68,10 @@ def run(site: SiteSettings, player: ScriptedPlayer) -> list[dict[str, float]]:
     given = cast(RolloutPlayer, player)
     weights = cast(WeightsWatcher, SimpleNamespace(version=0, at_least=at_least))
     watch = TeacherWatch(site, given, "policy")
-    asyncio.run(Orchestrator(site, given, weights, cast(InferenceClient, None), watch).make_batches())
+    orchestrator = Orchestrator(
+        site, given, weights, cast(InferenceClient, None), watch, load_stored(site, "http://unused", "policy")
+    )
+    asyncio.run(orchestrator.make_batches())
     return read_tape(site.paths.tape("orchestrator"))
 
 

@@ -19,6 +19,7 @@ from composer_prime.config.distill import weight_at
 from composer_prime.config.settings import SiteSettings
 from composer_prime.config.stored import PairsConfig, StoredTracesConfig
 from composer_prime.errors import BadInput, TeacherError
+from composer_prime.replay.pairs.advantages import Scored, margin, pair_advantages
 from composer_prime.replay.served import ServedModel, held_name
 from composer_prime.replay.states import Message, Tool
 from composer_prime.sites.embedded.batches import TrainingSample
@@ -59,7 +60,7 @@ class Encoder:
             self._renderer,
             whole,  # type: ignore[arg-type]
             tools=list(tools) or None,  # type: ignore[arg-type]
-            message_loss_mask=[False] * len(messages) + [True],
+            message_loss_mask=[0] * len(messages) + [1],
             ensure_final_stop=True,
         )
         prompt = self._renderer.render_ids(whole[:-1], tools=list(tools) or None, add_generation_prompt=True)
@@ -107,7 +108,7 @@ class StoredSamples:
         self._pairs, self._turns = pairs, turns
         self._policy, self._first = policy, first
         self._seed = settings.sampling_seed
-        self._reference: dict[int, tuple[list[float], list[float]]] = {}
+        self._reference: dict[int, tuple[float, ...]] = {}
 
     @property
     def has_any(self) -> bool:
@@ -118,7 +119,7 @@ class StoredSamples:
         """The samples of a training step, under the policy of `version`, and their metrics."""
         pairs = await asyncio.gather(*self._scored_pairs(step, version))
         turns = await asyncio.gather(*self._scored_turns(step, version))
-        margins = [margin for _, margin in filter(None, pairs)]
+        margins = [each for _, each in filter(None, pairs)]
         samples = [sample for both, _ in filter(None, pairs) for sample in both] + [turn for turn in turns if turn]
         found: dict[str, float] = {}
         if self._pairs:
@@ -126,7 +127,7 @@ class StoredSamples:
             found[metrics.PAIRS_FAILED] = len(pairs) - len(margins)
         if margins:
             found[metrics.PAIRS_MARGIN] = fmean(margins)
-            found[metrics.PAIRS_ACCURACY] = fmean(margin > 0 for margin in margins)
+            found[metrics.PAIRS_ACCURACY] = fmean(each > 0 for each in margins)
         if self._turns:
             found[metrics.TRACES_COUNT] = sum(turn is not None for turn in turns)
             found[metrics.TRACES_FAILED] = sum(turn is None for turn in turns)
@@ -157,33 +158,29 @@ class StoredSamples:
         """Both samples and the margin; None where the server gave no score."""
         pair = self._pairs[place]
         try:
-            chosen, rejected = await asyncio.gather(
-                *(scores(self._policy, one) for one in (pair.chosen, pair.rejected))
-            )
-            margin = await self._margin(config, place, sum(chosen), sum(rejected))
+            logprobs = await self._both(self._policy, pair)
+            if config.loss == "dpo" and place not in self._reference:
+                self._reference[place] = tuple(map(sum, await self._both(self._first, pair)))
         except TeacherError as error:
             logger.warning("pair=%d unscored: %s", place, error)
             return None
-        pull = weight_at(config.tau, step) * pair.weight * config.scale / (1 + math.exp(min(margin, 700.0)))
-        lengths = (pair.chosen.num_tokens, pair.rejected.num_tokens) if config.loss == "simpo" else (1, 1)
-        imitation = config.sft_tau * pair.weight
-        samples = (
-            _sample(pair.chosen, chosen, pull / lengths[0] + imitation, "pairs", version),
-            _sample(pair.rejected, rejected, -pull / lengths[1], "pairs", version),
+        chosen, rejected = (
+            Scored(sum(own), action.num_tokens, reference)
+            for own, action, reference in zip(
+                logprobs, (pair.chosen, pair.rejected), self._reference.get(place, (0.0, 0.0)), strict=True
+            )
         )
-        return samples, margin
+        settings = {"beta": config.scale, "gamma": config.gamma}
+        pulls = pair_advantages(config.loss, chosen, rejected, **settings)
+        tau, imitation = weight_at(config.tau, step) * pair.weight, config.sft_tau * pair.weight
+        samples = (
+            _sample(pair.chosen, logprobs[0], tau * pulls[0] + imitation, "pairs", version),
+            _sample(pair.rejected, logprobs[1], tau * pulls[1], "pairs", version),
+        )
+        return samples, margin(config.loss, chosen, rejected, **settings)
 
-    async def _margin(self, config: PairsConfig, place: int, chosen: float, rejected: float) -> float:
-        """The loss's logit: its sigmoid is the probability that `chosen` is preferred."""
-        pair = self._pairs[place]
-        if config.loss == "simpo":
-            means = chosen / pair.chosen.num_tokens - rejected / pair.rejected.num_tokens
-            return config.scale * means - config.gamma
-        if place not in self._reference:
-            both = (scores(self._first, one) for one in (pair.chosen, pair.rejected))
-            self._reference[place] = tuple(await asyncio.gather(*both))  # type: ignore[assignment]
-        old_chosen, old_rejected = self._reference[place]
-        return config.scale * ((chosen - sum(old_chosen)) - (rejected - sum(old_rejected)))
+    async def _both(self, server: ServedModel, pair: EncodedPair) -> list[list[float]]:
+        return await asyncio.gather(*(scores(server, one) for one in (pair.chosen, pair.rejected)))
 
     async def _turn(
         self, config: StoredTracesConfig, turn: EncodedTurn, step: int, version: int
@@ -263,7 +260,7 @@ def _renderer(settings: SiteSettings) -> Any:
     name = settings.recipe.orchestrator.renderer.name
     chosen, plain = renderer_settings(name), config_from_name(name)
     config = None if plain is None else type(plain).model_validate(chosen)
-    return create_renderer(load_tokenizer(str(settings.model_dir)), config)
+    return create_renderer(load_tokenizer(str(settings.model_dir)), config)  # pyright: ignore[reportArgumentType]
 
 
 def encode_pairs(encoder: Encoder, config: PairsConfig) -> list[EncodedPair]:

@@ -1,0 +1,46 @@
+"""A preference pair as two weighted samples: the advantages under which a policy gradient is DPO's or SimPO's own.
+
+At the policy that scored them, the policy-gradient loss of a token has the gradient of -advantage times its
+log-probability. So the trainer needs no preference loss, and neither does PRIME-RL's.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+PreferenceLoss = Literal["dpo", "simpo"]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """An action under a policy.
+
+    logprob     nats, summed over its tokens
+    num_tokens  at least 1
+    reference   nats, the same under the frozen reference; SimPO has none
+    """
+
+    logprob: float
+    num_tokens: int
+    reference: float = 0.0
+
+
+def margin(loss: PreferenceLoss, chosen: Scored, rejected: Scored, *, beta: float, gamma: float = 0.0) -> float:
+    """What the loss takes the sigmoid of: the log-odds that `chosen` is preferred, less SimPO's target `gamma`.
+
+    Source: arXiv:2305.18290, equation 7; arXiv:2405.14734, equation 6.
+    """
+    if loss == "dpo":
+        return beta * ((chosen.logprob - chosen.reference) - (rejected.logprob - rejected.reference))
+    return beta * (chosen.logprob / chosen.num_tokens - rejected.logprob / rejected.num_tokens) - gamma
+
+
+def pair_advantages(
+    loss: PreferenceLoss, chosen: Scored, rejected: Scored, *, beta: float, gamma: float = 0.0
+) -> tuple[float, float]:
+    """Of each token of `chosen` and of `rejected`: +-beta * sigmoid(-margin), over the action's length for SimPO."""
+    at = margin(loss, chosen, rejected, beta=beta, gamma=gamma)
+    pull = beta / (1 + math.exp(at)) if at < 700 else 0.0  # exp(710) is beyond fp64
+    if loss == "dpo":
+        return pull, -pull
+    return pull / chosen.num_tokens, -pull / rejected.num_tokens

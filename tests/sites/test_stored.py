@@ -1,0 +1,176 @@
+"""Pairs and stored turns in a site's batch: what the loss makes of them is DPO, SimPO and cross entropy."""
+
+import asyncio
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from composer_prime import metrics
+from composer_prime.config.recipe import LossConfig, OptimConfig
+from composer_prime.config.stored import PairsConfig, StoredTracesConfig
+from composer_prime.errors import TeacherError
+from composer_prime.replay.served import ServedModel
+from composer_prime.sites.embedded.batches import TrainingSample
+from composer_prime.sites.embedded.learner import Learner, import_loss
+from composer_prime.sites.embedded.stored import Action, EncodedPair, EncodedTurn, StoredSamples, drawn
+from tests.sites.letters_site import letters_site
+from tests.sites.tiny_policy import VOCABULARY, random_policy
+
+BETA, GAMMA = 0.7, 0.3
+
+
+class Served:
+    """Scores actions with a model in this process, as a served one does; those in `broken` it can't."""
+
+    base_url = "http://here"
+
+    def __init__(self, model: Any, broken: Sequence[Action] = ()) -> None:
+        self.model, self.broken = model, [action.token_ids for action in broken]
+        self.num_asked = 0
+
+    async def scores(self, token_ids: list[int]) -> Any:
+        self.num_asked += 1
+        if token_ids in self.broken:
+            raise TeacherError("it has no answer")
+        with torch.no_grad():
+            found = [math.nan, *token_logprobs(self.model, token_ids).tolist()]
+        return type("Scores", (), {"logprobs": found})
+
+    async def close(self) -> None:
+        pass
+
+
+def token_logprobs(model: Any, token_ids: Sequence[int]) -> Tensor:
+    """Of every token but the first, with a graph."""
+    logits = model(input_ids=torch.tensor([token_ids])).logits[0].log_softmax(-1)
+    return logits[:-1].gather(1, torch.tensor(token_ids[1:]).unsqueeze(1)).squeeze(1)
+
+
+def total_logprob(model: Any, action: Action) -> Tensor:
+    return token_logprobs(model, action.token_ids)[torch.tensor(action.mask[1:])].sum()
+
+
+def random_action(rng: random.Random, prompt: list[int]) -> Action:
+    own = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 6))]
+    return Action([*prompt, *own], [False] * len(prompt) + [True] * len(own))
+
+
+def random_pairs(count: int) -> list[EncodedPair]:
+    rng = random.Random(0)
+    prompts = [[rng.randrange(VOCABULARY) for _ in range(5)] for _ in range(count)]
+    return [EncodedPair(random_action(rng, one), random_action(rng, one), rng.uniform(0.3, 1.0)) for one in prompts]
+
+
+def stored(
+    tmp_path: Path, drawn_pairs: Any = (), drawn_turns: Any = (), policy: Any = None, first: Any = None, **tables: Any
+) -> Any:
+    settings = letters_site(tmp_path, replay=tables)
+    served = [cast(ServedModel, each or Served(random_policy(seed))) for seed, each in enumerate((policy, first))]
+    return StoredSamples(settings, drawn_pairs, drawn_turns, *served)
+
+
+def gradient(model: Any, loss: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+def learned(model: Any, samples: list[TrainingSample]) -> list[Tensor]:
+    """The gradient that a trainer's step computes, for the sum over tokens."""
+    loss = LossConfig(kwargs={"kl_tau": 0.0, "ratio_cap": math.inf})
+    learner = Learner(model, OptimConfig(lr=0.0, max_norm=None), import_loss(loss), seq_len=64)
+    report = learner.step(samples)
+    return [parameter.grad * report.tokens for parameter in model.parameters()]
+
+
+def dpo(model: Any, reference: Any, pair: EncodedPair) -> Tensor:
+    chosen, rejected = (
+        total_logprob(model, one) - total_logprob(reference, one) for one in (pair.chosen, pair.rejected)
+    )
+    return -torch.nn.functional.logsigmoid(BETA * (chosen - rejected))
+
+
+def simpo(model: Any, reference: Any, pair: EncodedPair) -> Tensor:
+    chosen, rejected = (total_logprob(model, one) / one.num_tokens for one in (pair.chosen, pair.rejected))
+    return -torch.nn.functional.logsigmoid(BETA * (chosen - rejected) - GAMMA)
+
+
+@pytest.mark.parametrize("sft_tau", [0.0, 0.5])
+@pytest.mark.parametrize(("loss", "reference_loss"), [("dpo", dpo), ("simpo", simpo)])
+def test_a_trainers_step_on_pairs_has_the_preference_losss_gradient(
+    tmp_path: Path, loss: str, reference_loss: Callable[..., Tensor], sft_tau: float
+) -> None:
+    model, first, pairs = random_policy(1).eval(), random_policy(2).eval(), random_pairs(6)
+    config: dict[str, Any] = {"file": "x", "loss": loss, "beta": BETA, "batch_size": 6, "sft_tau": sft_tau, "tau": 3.0}
+    source = stored(
+        tmp_path, pairs, (), Served(model), Served(first), pairs=config | ({"gamma": GAMMA} if loss == "simpo" else {})
+    )
+    samples, found = asyncio.run(source.draw(0, 0))
+    total = sum(
+        pair.weight * (3.0 * reference_loss(model, first, pair) - sft_tau * total_logprob(model, pair.chosen))
+        for pair in pairs
+    )
+    for ours, wanted in zip(learned(model, samples), gradient(model, cast(Tensor, total)), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
+    assert found[metrics.PAIRS_COUNT] == 6 and found[metrics.PAIRS_FAILED] == 0
+
+
+@pytest.mark.parametrize("advantages", [(1.0, 1.0, 1.0), (1.0, -0.5, 0.25)])
+def test_stored_turns_have_cross_entropys_gradient_by_their_advantages(tmp_path: Path, advantages: Any) -> None:
+    model, rng = random_policy(1).eval(), random.Random(3)
+    actions = [random_action(rng, [1, 2, 3]) for _ in advantages]
+    turns = [EncodedTurn(action, advantage) for action, advantage in zip(actions, advantages, strict=True)]
+    source = stored(tmp_path, (), turns, Served(model), traces={"store": "x", "batch_size": 3, "tau": 2.0})
+    samples, found = asyncio.run(source.draw(0, 0))
+    wanted = sum(-2.0 * turn.advantage * total_logprob(model, turn.action) for turn in turns)
+    for ours, theirs in zip(learned(model, samples), gradient(model, cast(Tensor, wanted)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert found == {metrics.TRACES_COUNT: 3, metrics.TRACES_FAILED: 0}
+
+
+def test_the_reference_is_asked_once_for_each_pair(tmp_path: Path) -> None:
+    first, pairs = Served(random_policy(2)), random_pairs(4)
+    source = stored(tmp_path, pairs, first=first, pairs={"file": "x", "batch_size": 3})
+    for step in range(5):
+        asyncio.run(source.draw(step, step))
+    assert first.num_asked == 2 * len(pairs)
+
+
+def test_a_pair_that_cant_be_scored_is_left_out_and_counted(tmp_path: Path) -> None:
+    pairs = random_pairs(4)
+    policy = Served(random_policy(1), broken=[pairs[2].rejected])
+    source = stored(tmp_path, pairs, policy=policy, pairs={"file": "x", "batch_size": 4})
+    samples, found = asyncio.run(source.draw(0, 0))
+    assert (len(samples), found[metrics.PAIRS_COUNT], found[metrics.PAIRS_FAILED]) == (6, 3, 1)
+
+
+@pytest.mark.parametrize(("count", "size"), [(7, 3), (3, 7), (4, 4), (1, 2)])
+def test_each_comes_once_before_any_comes_again_wherever_a_run_is_resumed(count: int, size: int) -> None:
+    steps = [drawn(count, size, step, "seed") for step in range(3 * count + 2)]
+    assert all(len(places) == size for places in steps)
+    places = [place for step in steps for place in step]
+    for start in range(0, len(places) - count + 1, count):
+        assert Counter(places[start : start + count]) == Counter(range(count))
+    assert steps[2:4] == [drawn(count, size, step, "seed") for step in (2, 3)] and drawn(0, 4, 0, "seed") == []
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (
+            lambda: PairsConfig(file=Path("x"), gamma=0.5),
+            r'replay.pairs.gamma \(0.5\) is for loss = "simpo", and it is',
+        ),
+        (lambda: PairsConfig(file=Path("x"), tau=0.0), r"replay.pairs.tau and sft_tau \(0\) must not both be 0"),
+        (lambda: StoredTracesConfig(store=Path("x"), tau=0.0), r"replay.traces.tau \(0\) must not be 0 at every step"),
+    ],
+)
+def test_settings_that_teach_nothing_are_refused(config: Callable[[], Any], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        config()
