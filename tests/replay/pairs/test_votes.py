@@ -155,7 +155,7 @@ def test_empty_answers_and_those_of_other_states_are_no_votes_and_are_counted() 
     said = [answer(QUESTION, "a", "left"), answer(QUESTION, "b", " \n"), answer(elsewhere, "a", "left")]
     found = collect([QUESTION, QUESTION], said)
     assert [ballot.answer.teacher for ballot in found.ballots[QUESTION.id]] == ["a"]
-    assert (found.num_states, found.num_empty, found.num_elsewhere) == (2, 1, 1)
+    assert (len(found.ids), found.num_empty, found.num_elsewhere) == (2, 1, 1)
 
 
 def test_two_answers_of_one_teacher_at_a_state_are_refused_and_the_same_one_twice_is_one() -> None:
