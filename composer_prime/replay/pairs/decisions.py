@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from composer_prime.replay.pairs.actions import action_key
 from composer_prime.replay.pairs.file import Pair, Record, StepScore, TeacherVote
-from composer_prime.replay.pairs.votes import Ballots, Consensus, Vote, Weights, consensus_of, share
+from composer_prime.replay.pairs.votes import Collected, Consensus, Vote, Weights, consensus_of, share
 from composer_prime.replay.states import Message, TraceState
 
 
@@ -38,11 +38,11 @@ class Decision:
         return "rejected" if vote.ballot.key == self.author_key else "other"
 
 
-def decide(states: Iterable[TraceState], ballots: Ballots, weights: Weights, min_support: float) -> Iterator[Decision]:
-    """One decision a state, in the order of the states; without votes where no teacher answered."""
-    for state in states:
-        id, key = state.id, action_key(state.action, state.tools)
-        votes = weights.votes(ballots.get(id, ()), state.author)
+def decide(states: Iterable[TraceState], found: Collected, weights: Weights, min_support: float) -> Iterator[Decision]:
+    """One decision a state, in the order in which they were collected; without votes where no teacher answered."""
+    for state, id in zip(states, found.ids, strict=True):
+        key = action_key(state.action, state.tools)
+        votes = weights.votes(found.ballots.get(id, ()), state.author)
         yield Decision(state, id, key, votes, consensus_of(votes, min_support))
 
 

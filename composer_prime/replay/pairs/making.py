@@ -46,7 +46,7 @@ def make_pairs(
     _refuse_nothing(found)
     report, shown = Report(rules.circularity, found.num_empty, found.num_elsewhere), Page()
     weights = Weights(rules.vote, rules.circularity, disagreement_variances(found.ballots))
-    decisions = report.watch(decide(source.states(), found.ballots, weights, rules.min_support))
+    decisions = report.watch(decide(source.states(), found, weights, rules.min_support))
     records = report.watch_records(records_of(shown.watch(decisions) if page else decisions))
     if to is None:
         deque(records, maxlen=0)
@@ -60,7 +60,7 @@ def make_pairs(
 def _refuse_nothing(found: Collected) -> None:
     if found.ballots:
         return
-    if not found.num_states:
+    if not found.ids:
         raise BadInput("the store holds no state: fill it with `composer-prime replay ingest`")
     if found.num_elsewhere:
         raise BadInput(

@@ -52,10 +52,13 @@ class Consensus:
 
 @dataclass(frozen=True)
 class Collected:
-    """The ballots, and counts: states, answers that neither call nor say anything, answers for none of the states."""
+    """The ballots, the states' ids in their order, and counts of answers that are empty or for none of the states.
+
+    An id is the digest of all that the author saw, so it is taken once.
+    """
 
     ballots: Ballots
-    num_states: int
+    ids: Sequence[str]
     num_empty: int
     num_elsewhere: int
 
@@ -78,14 +81,14 @@ def collect(states: Iterable[TraceState], answers: Iterable[Answer]) -> Collecte
                 "remove one of them, or give them to teachers of two names"
             )
     ballots: dict[str, list[Ballot]] = {}
-    num_states = 0
+    ids: list[str] = []
     for state in states:
-        num_states += 1
-        there = by_state.pop(id := state.id, {})
+        ids.append(state.id)
+        there = by_state.pop(ids[-1], {})
         if there:
             by_name = sorted(there.values(), key=lambda answer: answer.teacher)
-            ballots[id] = [Ballot(answer, action_key(answer.action, state.tools)) for answer in by_name]
-    return Collected(ballots, num_states, num_empty, sum(map(len, by_state.values())))
+            ballots[ids[-1]] = [Ballot(answer, action_key(answer.action, state.tools)) for answer in by_name]
+    return Collected(ballots, ids, num_empty, sum(map(len, by_state.values())))
 
 
 def disagreement_variances(ballots: Ballots) -> dict[str, float]:

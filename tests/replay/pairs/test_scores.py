@@ -20,7 +20,7 @@ def test_a_turn_without_a_score_has_no_advantage_and_takes_no_part() -> None:
 
 def test_equal_scores_give_none_an_advantage_also_when_they_are_rounded() -> None:
     assert turn_advantages([0.1] * 3) == [0.0] * 3
-    assert turn_advantages([1 / 3, 0.1 / (0.1 + 0.2), None]) == [0.0, 0.0, None]
+    assert turn_advantages([0.1 + 0.2, 0.3, None]) == [0.0, 0.0, None]
     assert turn_advantages([0.7]) == [0.0]
 
 
