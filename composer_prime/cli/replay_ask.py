@@ -62,6 +62,7 @@ def _ask(
 ) -> bool:
     """Ask under a progress bar, and print the report; whether all was answered."""
     import asyncio
+    from contextlib import ExitStack
 
     from rich.console import Console
     from rich.progress import Progress as Bar
@@ -71,10 +72,13 @@ def _ask(
     from composer_prime.replay.ask.asking import ask as ask_teachers
 
     columns = (*Bar.get_default_columns()[:-1], TimeRemainingColumn(), TextColumn("${task.fields[usd]:.4f}"))
-    with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("decision points", total=None, usd=0.0)
+    bar = Bar(*columns, console=Console(stderr=True))
+    task = bar.add_task("decision points", usd=0.0)
+    with ExitStack() as stack:
 
         def show(now: Progress) -> None:
+            if not now.num_done:  # what is refused before has no bar
+                stack.enter_context(bar)
             bar.update(task, total=now.num_states, completed=now.num_done, usd=now.committed_usd)
 
         found = asyncio.run(ask_teachers(states, pool, to, ceiling_usd, gate=gate, progress=show))

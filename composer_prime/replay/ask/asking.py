@@ -60,7 +60,7 @@ async def ask(
     """Ask, and leave answers and ledger in `folder`, which an earlier run may have begun.
 
     ceiling_usd  of the folder: what is settled and reserved there, by all runs, never exceeds it together.
-    progress     called after each decision point.
+    progress     called when the first is asked, and after each decision point.
 
     Raises BadInput, before anything is sent: no decision points, no teachers, a key that isn't set, a folder that
     another process holds, a student that isn't there, or a ceiling below one call. TeacherError when the student fails
@@ -125,6 +125,7 @@ class _Asking:
                 num_done += 1
                 done(num_done)
 
+        done(0)
         for ended in await asyncio.gather(*(work() for _ in range(self._num_workers)), return_exceptions=True):
             if ended is not None:
                 raise ended

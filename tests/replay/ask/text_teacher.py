@@ -7,7 +7,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Literal
@@ -18,8 +18,8 @@ from composer_prime.replay.states import TraceState
 from tests.servers.in_thread import serving_handler
 
 Fault = Literal["ok", "lost", "dead", "busy", "broken", "gateway", "text", "foreign", "refused"]
-"""lost: it answers, and hangs up before. dead: it hangs up before it works. busy: 429. broken: 500. gateway: 502 over an
-answer. text, foreign: a 200 that isn't JSON, or no chat completion. refused: 400."""
+"""lost: it answers, and hangs up before. dead: it hangs up before it works. busy: 429. broken: 500. gateway: 502 over
+an answer. text, foreign: a 200 that isn't JSON, or no chat completion. refused: 400."""
 
 STATUS = {"busy": 429, "broken": 500, "gateway": 502, "refused": 400}
 GENERATES = {"ok", "lost", "gateway", "text", "foreign"}
@@ -46,6 +46,11 @@ def trace(number: int, words: str = "", action: Mapping[str, Any] | None = None)
         {"role": "user", "content": f"Look at file {number}. {words}"},
     )
     return TraceState("session", number, None, messages, (READ_FILE,), action or call(f"{number}.py"), "author-model")
+
+
+def number_of(body: Mapping[str, Any]) -> int:
+    """The number of the decision point that a request is about."""
+    return int(body["messages"][1]["content"].split()[3].rstrip("."))
 
 
 def by_content(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,10 +162,8 @@ def serving(teacher: FakeTextTeacher) -> Iterator[str]:
             pass
 
         def handle(self) -> None:
-            try:
+            with suppress(ConnectionError):  # who asked was killed
                 super().handle()
-            except ConnectionError:  # who asked was killed
-                pass
 
     with serving_handler(Handler) as url:
         yield url
