@@ -1,6 +1,7 @@
 """Asking text teachers behind real HTTP servers: once, with what the author saw, through faults and in tiers."""
 
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,7 +118,7 @@ UNUSABLE = {
         "tool_calls": [{"id": "1", "type": "function", "function": {"name": "read_file", "arguments": "[1]"}}]
     },
     "a tool that isn't offered": call("a", name="delete_file"),
-    "calls that aren't a list": {"role": "assistant", "tool_calls": {"name": "read_file"}},
+    "calls that aren't a list": {"role": "assistant", "tool_calls": 7},
     "no function": {"role": "assistant", "tool_calls": [3]},
     "nothing": {"role": "assistant", "content": " "},
 }
@@ -172,6 +173,16 @@ def test_a_passing_fault_is_tried_again_and_costs_what_it_may_have_cost(
     lost = sum(record.usd_reserved for record in folder.ledger() if record.outcome == "lost")
     assert settled(folder.ledger()) + lost >= fake.served_usd
     assert (lost > 0) == (fault == "gateway") and report.usd_lost == pytest.approx(lost)
+
+
+def test_an_answer_that_does_not_come_in_time_is_lost(serve: Serve, asking: Ask, folder: AnswerFolder) -> None:
+    over = threading.Event()
+    fake = FakeTextTeacher(hook=lambda number, when: None if number else over.wait(60) and None)
+    try:
+        report = asking(STATES[:1], [serve(fake, timeout_s=0.5)])
+    finally:
+        over.set()
+    assert outcomes(folder)[0] == "lost" and report.num_lost >= 1
 
 
 def test_a_teacher_is_tried_a_bounded_number_of_times(serve: Serve, asking: Ask, folder: AnswerFolder) -> None:

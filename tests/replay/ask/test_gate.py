@@ -1,14 +1,17 @@
 """The student decides whether teachers are asked: by its entropy, and whether it does what the author did."""
 
 import math
+import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from composer_prime.errors import BadInput, TeacherError
 from composer_prime.replay.ask.asking import Gate
-from composer_prime.replay.ask.gate import mean_entropy
+from composer_prime.replay.ask.folder import AnswerFolder
+from composer_prime.replay.ask.gate import TRIES, mean_entropy
 from tests.replay.ask.conftest import Ask, Serve
 from tests.replay.ask.text_teacher import FakeTextTeacher, Fault, call, number_of, told_logprobs, trace
 
@@ -73,6 +76,20 @@ def test_without_a_student_that_answers_nothing_is_spent(serve: Serve, asking: A
     with pytest.raises(BadInput, match="must be http://host:port"):
         asking(STATES, pool, gate=Gate("localhost", 0.5))
     assert not teacher.bodies
+
+
+def test_what_is_on_its_way_when_the_student_fails_comes_home(serve: Serve, asking: Ask, tmp_path: Path) -> None:
+    has_failed = threading.Event()
+    fake = FakeTextTeacher(
+        says=as_author,
+        logprobs=lambda body: told_logprobs(UNSURE),
+        fault=lambda number: "broken" if number else "ok",
+        hook=lambda number, when: has_failed.set() if (number, when) == (TRIES, "after") else None,
+    )
+    teacher = FakeTextTeacher(hook=lambda number, when: has_failed.wait(60) and None)
+    with pytest.raises(TeacherError):
+        asking(STATES, [serve(teacher, max_in_flight=2)], gate=Gate(serve(fake).base_url, 0.5))
+    assert [record.outcome for record in AnswerFolder(tmp_path / "answers").ledger()] == ["answered"]
 
 
 def test_a_student_that_gives_no_logprobs_is_not_taken_for_a_sure_one(serve: Serve, asking: Ask) -> None:
