@@ -86,7 +86,7 @@ def test_what_is_on_its_way_when_the_student_fails_comes_home(serve: Serve, aski
         fault=lambda number: "broken" if number else "ok",
         hook=lambda number, when: has_failed.set() if (number, when) == (TRIES, "after") else None,
     )
-    teacher = FakeTextTeacher(hook=lambda number, when: has_failed.wait(60) and None)
+    teacher = FakeTextTeacher(hook=lambda number, when: has_failed.wait(60))
     with pytest.raises(TeacherError):
         asking(STATES, [serve(teacher, max_in_flight=2)], gate=Gate(serve(fake).base_url, 0.5))
     assert [record.outcome for record in AnswerFolder(tmp_path / "answers").ledger()] == ["answered"]

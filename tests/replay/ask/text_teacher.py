@@ -77,7 +77,7 @@ class FakeTextTeacher:
     is_greedy: bool = False
     finish_reason: str = "stop"
     logprobs: Callable[[Mapping[str, Any]], Any] = lambda body: None
-    hook: Callable[[int, str], None] = lambda number, when: None
+    hook: Callable[[int, str], object] = lambda number, when: None
     retry_after: str = "0"
 
     lock: threading.Lock = field(default_factory=threading.Lock)
