@@ -67,7 +67,8 @@ class Report:
 
     def lines(self) -> Iterator[str]:
         """The report as text."""
-        yield f"{self.num_states} decision points, {self.num_skipped} left out: the student knows them"
+        left_out = f", {self.num_skipped} left out: the student knows them" if self.num_skipped else ""
+        yield f"{self.num_states} decision points{left_out}"
         for one in self.teachers:
             line = f"{one.name}: {one.num_answered} answers, {one.num_unusable} unusable, ${one.usd:.6f}"
             if one.num_failed:
