@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from composer_prime.cli import replay_pairs
+from composer_prime.cli import replay_ask, replay_pairs
 
 app = typer.Typer(
-    help="Serve a teacher: stored traces as its tokens, or a model that scores.",
+    help="From traces to what teachers would have done; and servers that stand for a teacher.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+replay_ask.register(app)
 replay_pairs.register(app)
 PortOption = Annotated[int, typer.Option("--port", min=1, max=65535, help="Loopback port to listen on.")]
 

@@ -35,13 +35,15 @@ HINT_FIELDS = ("error", "tool")
 """What a hint's template may name in braces: the tool message's telling line, and the tool's name."""
 
 
-def _check_url(url: str) -> str:
+def check_url(url: str) -> str:
+    """A server's root without a slash or /v1 at its end. Raises ValueError when it isn't one."""
     if not re.fullmatch(r"https?://[^\s/]+(/.*)?", url):
         raise ValueError(f"base_url ({url}) must be http://host:port or https://host: write the server's address")
     return url.rstrip("/").removesuffix("/v1")
 
 
-def _check_name(name: str) -> str:
+def check_name(name: str) -> str:
+    """A teacher's name as it is. Raises ValueError when it isn't one."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,31}", name):
         raise ValueError(
             f"teacher name ({name!r}) must be 1 to 32 of a-z, 0-9, '_' and '-', starting with a letter or digit: "
@@ -66,10 +68,10 @@ def _check_template(template: str) -> str:
 class TeacherConfig(Table):
     """`[[replay.teachers]]`: one served model that scores what the policy sampled."""
 
-    name: Annotated[str, AfterValidator(_check_name)]
+    name: Annotated[str, AfterValidator(check_name)]
     """The teacher's name in metrics and messages."""
 
-    base_url: Annotated[str, AfterValidator(_check_url)]
+    base_url: Annotated[str, AfterValidator(check_url)]
     """Root of a server that returns prompt logprobs: a vLLM server, or ours; a trailing /v1 is dropped."""
 
     model: str | None = Field(default=None, min_length=1)
@@ -111,7 +113,7 @@ class ReplayConfig(Table):
 class HintWriterConfig(Table):
     """`[hints.writer]`: a model that writes the hint for a failed call where recipe and environment say none."""
 
-    base_url: Annotated[str, AfterValidator(_check_url)]
+    base_url: Annotated[str, AfterValidator(check_url)]
     """Root of any server with OpenAI's /v1/chat/completions; a trailing /v1 is dropped."""
 
     model: str = Field(min_length=1)
@@ -141,7 +143,7 @@ class HintsConfig(Table):
     allow_live: bool = False
     """Whether `teacher = "live"` is meant: it destroyed every policy that we trained with it."""
 
-    base_url: Annotated[str, AfterValidator(_check_url)] | None = None
+    base_url: Annotated[str, AfterValidator(check_url)] | None = None
     """Root of a server of the frozen teacher; None: an embedded site's own server holds it besides the policy."""
 
     model: str | None = Field(default=None, min_length=1)

@@ -30,7 +30,7 @@ tokens may move by far more."""
 
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _ABSENT = frozenset({404, 405, 501})
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def held_name(model: str, teacher: HintTeacher) -> str:
@@ -52,7 +52,7 @@ class ServedModel:
         self.model = model
         self.max_model_len: int | None = None
         self.route: Route | None = None
-        is_local = urlsplit(base_url).hostname in _LOOPBACK
+        is_local = urlsplit(base_url).hostname in LOOPBACK
         self._http = httpx.AsyncClient(
             base_url=base_url,
             headers=dict(headers or {}),

@@ -398,6 +398,36 @@ def test_chat_is_the_token_route_with_text_around_it(site) -> None:
     site(test)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_chat_gives_the_likeliest_tokens_at_each_place_after_temperature(site, temperature: float) -> None:
+    async def test(site: Site) -> None:
+        body: dict[str, Any] = {
+            "messages": [{"role": "user", "content": "Reverse: abcd"}],
+            "max_tokens": 6,
+            "temperature": temperature,
+            "logprobs": True,
+            "top_logprobs": 5,
+        }
+        answer = await site.http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        content = answer.json()["choices"][0]["logprobs"]["content"]
+        tokenizer = load_tokenizer(site.folders[0])
+        ids = tokenizer.encode("<|im_start|>user\nReverse: abcd<|im_end|>\n<|im_start|>assistant\n")
+        for entry in content:
+            logits = site.policies[0](input_ids=torch.tensor([ids])).logits[0, -1].float()
+            expected = torch.log_softmax(logits / (temperature or 1.0), dim=-1).topk(5)
+            found = [int(one["token"].removeprefix("token_id:")) for one in entry["top_logprobs"]]
+            assert found == expected.indices.tolist()
+            assert [one["logprob"] for one in entry["top_logprobs"]] == pytest.approx(
+                expected.values.tolist(), abs=1e-4
+            )
+            ids = [*ids, int(entry["token"].removeprefix("token_id:"))]
+        refused = await site.http.post("/v1/chat/completions", json=body | {"top_logprobs": 65})
+        assert refused.status_code == 400 and "from 0 to 64" in refused.json()["error"]["message"]
+
+    site(test)
+
+
 def test_a_request_that_outlasts_the_server_is_answered_with_503(site, monkeypatch: pytest.MonkeyPatch) -> None:
     """uvicorn cancels what is under way after its grace, and prints a traceback of whatever lets that through."""
 

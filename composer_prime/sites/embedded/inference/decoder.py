@@ -20,7 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from composer_prime.sites.embedded.inference.engine import FinishReason, GenerateRequest
 from composer_prime.sites.embedded.inference.rows import KeyValues, Rows
-from composer_prime.sites.embedded.inference.sampling import draw
+from composer_prime.sites.embedded.inference.sampling import draw, likeliest
 
 PREFILL_TOKENS = 8192
 """Tokens, padding included, of one forward over prompts; more prompts make more forwards."""
@@ -43,6 +43,7 @@ class Sequence:
     token_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
     prompt_logprobs: list[dict[int, float]] | None = None
+    top_logprobs: list[dict[int, float]] | None = None
     finish_reason: FinishReason | None = None
     is_broken: bool = False
 
@@ -157,12 +158,17 @@ class Decoder:
     def _draw(self, sequences: SequenceOf[Sequence], logits: Tensor) -> list[bool]:
         asked = [sequence.request.sampling for sequence in sequences]
         where = torch.device("cpu") if self._device.type == "mps" else self._device  # MPS has no fp64
+        logits = logits.to(where).float()
+        temperature = torch.tensor([sampling.temperature for sampling in asked]).to(where)
         tokens, logprobs = draw(
-            logits.to(where).float(),
-            torch.tensor([sampling.temperature for sampling in asked]).to(where),
+            logits,
+            temperature,
             torch.tensor([sampling.top_p for sampling in asked]).to(where),
             torch.tensor([sequence.randomness.random() for sequence in sequences], dtype=torch.float64).to(where),
         )
+        for row, sequence in enumerate(sequences):
+            if k := sequence.request.top_logprobs:
+                sequence.top_logprobs = [*(sequence.top_logprobs or []), likeliest(logits[row], temperature[row], k)]
         drawn = zip(sequences, tokens.tolist(), logprobs.tolist(), strict=True)
         return [sequence.take(token, logprob) for sequence, token, logprob in drawn]
 

@@ -39,6 +39,7 @@ class GenerateRequest:
 
     prompt_logprobs  how many of the likeliest tokens to give at each token of the prompt, besides its own, as a teacher
                      does; 0: its own alone; None: the prompt isn't scored.
+    top_logprobs     how many of the likeliest tokens to give at each sampled token.
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class GenerateRequest:
     sampling: Sampling
     cache_salt: str | None = None
     prompt_logprobs: int | None = None
+    top_logprobs: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Completion:
     prompt_logprobs where asked for: for every prompt token after the first, given those before it, log-probabilities by
                     token id, its own and the likeliest; at temperature 1 whatever the request samples at, as vLLM
                     has it.
+    top_logprobs    where asked for: for every sampled token the likeliest in its place by token id, the likeliest
+                    first, with log-probabilities of the kind that `logprobs` are.
     """
 
     request_id: str
@@ -66,6 +70,7 @@ class Completion:
     finish_reason: FinishReason
     policy_version: int
     prompt_logprobs: list[dict[int, float]] | None = None
+    top_logprobs: list[dict[int, float]] | None = None
 
 
 class Engine(Protocol):

@@ -35,6 +35,16 @@ def draw(logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) ->
     return tokens, torch.where(total.isfinite(), chosen, torch.nan)
 
 
+def likeliest(logits: Tensor, temperature: Tensor, k: int) -> dict[int, float]:
+    """The k likeliest tokens of one row, the likeliest first, with log-probabilities as `draw` takes them.
+
+    logits       fp32, (vocabulary,).
+    temperature  fp32, (); 0 counts as 1.
+    """
+    top = torch.log_softmax(logits / torch.where(temperature == 0, 1.0, temperature), dim=-1).topk(min(k, len(logits)))
+    return dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+
+
 def _nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
     """The same with zeros outside the smallest set of likeliest tokens that has probability `top_p` or more."""
     ordered, order = probabilities.sort(dim=-1, descending=True)

@@ -82,6 +82,7 @@ class TransformersEngine:
             sequence.finish_reason,
             policy_version=version,
             prompt_logprobs=sequence.prompt_logprobs,
+            top_logprobs=sequence.top_logprobs,
         )
 
     async def load_weights(self, folder: Path, version: int) -> None:

@@ -155,7 +155,7 @@ def _body(request: GenerateRequest, room: int, model_name: str) -> dict[str, Any
         "top_p": sampling.top_p,
         "max_tokens": min(room, sampling.max_tokens or room),
         "stop_token_ids": sorted(sampling.stop_token_ids),
-        "logprobs": 1,
+        "logprobs": max(1, request.top_logprobs),
         "skip_special_tokens": False,
     }
     if request.prompt_logprobs is not None:
@@ -176,13 +176,21 @@ def _completion(request: GenerateRequest, answer: Any, version: int) -> Completi
         logprobs = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
         finish_reason: FinishReason = choice["finish_reason"]
         scores = None if request.prompt_logprobs is None else _prompt_logprobs(answer)
+        top = [_top_logprobs(entry, request.top_logprobs) for entry in choice["logprobs"]["content"]]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise SiteError(f"vLLM's answer has another shape than that of 0.32: {error!r}") from error
     if finish_reason not in ("stop", "length"):
         raise SiteError(f"vLLM ended the sequence with {finish_reason!r}")
     if len(logprobs) != len(token_ids) or not all(math.isfinite(one) and one > _NO_EVIDENCE for one in logprobs):
         raise SiteError(f"vLLM gave no log-probability for some of {len(token_ids)} tokens")
-    return Completion(request.request_id, token_ids, logprobs, finish_reason, version, scores)
+    likeliest = top if request.top_logprobs else None
+    return Completion(request.request_id, token_ids, logprobs, finish_reason, version, scores, likeliest)
+
+
+def _top_logprobs(entry: Any, k: int) -> dict[int, float]:
+    """The k likeliest in a sampled token's place."""
+    listed = entry["top_logprobs"][:k] if k else []
+    return {int(one["token"].removeprefix("token_id:")): float(one["logprob"]) for one in listed}
 
 
 def _prompt_logprobs(answer: Any) -> list[dict[int, float]]:

@@ -29,7 +29,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "ignore_eos": (False,),
     "stream": (False,),
-    "top_logprobs": (0,),
+    "top_logprobs": (0,),  # of the token route; the chat route has them
 }
 """Settings we don't have, with the values that ask for nothing; None always does."""
 
@@ -149,8 +149,12 @@ def parse_chat(
     if body.get("max_completion_tokens") is not None:
         asked["max_tokens"] = body["max_completion_tokens"]
     options = _object(body.get("chat_template_kwargs") or {}, "chat_template_kwargs")
+    k = asked.pop("top_logprobs", None) or 0
+    if type(k) is not int or not 0 <= k <= MAX_K:
+        raise BadInput(f"top_logprobs ({k!r}) must be a whole number from 0 to {MAX_K}: ask for fewer")
     token_ids = render([{**message, "content": _text(message)} for message in messages], tools, options)
-    return GenerateRequest(request_id, _token_ids(token_ids, "rendered messages"), parse_sampling(asked))
+    sampling = parse_sampling(asked)
+    return GenerateRequest(request_id, _token_ids(token_ids, "rendered messages"), sampling, top_logprobs=k)
 
 
 def chat_answer(
@@ -164,9 +168,17 @@ def chat_answer(
         "logprobs": None,
     }
     if logprobs:
-        pairs = zip(completion.token_ids, completion.logprobs, strict=True)
+        likeliest = completion.top_logprobs or [{}] * len(completion.token_ids)
+        sampled = zip(completion.token_ids, completion.logprobs, likeliest, strict=True)
         choice["logprobs"] = {
-            "content": [{"token": f"token_id:{token}", "logprob": one, "top_logprobs": []} for token, one in pairs]
+            "content": [
+                {
+                    "token": f"token_id:{token}",
+                    "logprob": logprob,
+                    "top_logprobs": [{"token": f"token_id:{one}", "logprob": its} for one, its in top.items()],
+                }
+                for token, logprob, top in sampled
+            ]
         }
     num_prompt, num_completion = len(request.token_ids), len(completion.token_ids)
     return {

@@ -1,0 +1,88 @@
+"""`composer-prime replay ask`: from a store of traces to answers, with exit codes that tell."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from composer_prime.config.toml import to_toml
+from composer_prime.replay.ask import teacher
+from composer_prime.replay.ask.folder import AnswerFolder
+from composer_prime.replay.states import TraceState
+from tests.cli.command_line import Answer, call
+from tests.replay.ask.text_teacher import FakeTextTeacher, number_of, serving, told_logprobs, trace
+
+
+class Listed:
+    """A store of three decision points."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def states(self) -> Iterator[TraceState]:
+        return (trace(number) for number in range(3))
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Answer]:
+    """`cli(fake_url, *options)` asks one teacher about the store."""
+    stores = ModuleType("composer_prime.replay.ingest.store")
+    stores.TraceStore = Listed  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, stores.__name__, stores)
+    monkeypatch.setattr(teacher, "RETRY_WAIT_S", 0.0)
+
+    def run(url: str, *options: str, ceiling: str = "1") -> Answer:
+        table = FakeTextTeacher().config(url).model_dump(exclude_none=True)
+        file = tmp_path / "TEACHERS.toml"
+        file.write_text(to_toml({"teachers": [table]}))
+        where = ("--teachers", str(file), "--to", str(tmp_path / "answers"), "--ceiling-usd", ceiling)
+        return call(capsys, monkeypatch, "replay", "ask", str(tmp_path / "store"), *where, *options)
+
+    return run
+
+
+def test_teachers_are_asked_and_the_report_says_what_it_cost(cli: Callable[..., Answer], tmp_path: Path) -> None:
+    fake = FakeTextTeacher()
+    with serving(fake) as url:
+        answer = cli(url)
+    assert answer.code == 0, answer.err
+    assert f"this run: 3 calls, ${fake.served_usd:.6f}" in answer.out
+    assert len(list(AnswerFolder(tmp_path / "answers").answers())) == 3
+
+
+def test_a_dry_run_says_calls_dollars_and_minutes_and_sends_nothing(cli: Callable[..., Answer], tmp_path: Path) -> None:
+    fake = FakeTextTeacher()
+    with serving(fake) as url:
+        answer = cli(url, "--dry-run")
+    assert answer.code == 0 and not fake.bodies and not (tmp_path / "answers").exists()
+    for word in ("3 decision points", "calls: 3 to 3", "predicted: $", "worst case: $", "minutes:", "nothing was sent"):
+        assert word in answer.out
+
+
+def test_a_teacher_that_drops_out_makes_the_exit_code_1(cli: Callable[..., Answer]) -> None:
+    with serving(FakeTextTeacher(fault=lambda number: "dead")) as url:
+        answer = cli(url)
+    assert answer.code == 1 and "teacher is asked no more" in answer.out
+
+
+def test_what_a_person_can_fix_is_one_line_and_exit_code_2(cli: Callable[..., Answer], tmp_path: Path) -> None:
+    with serving(FakeTextTeacher()) as url:
+        for answer, line in [
+            (cli(url, ceiling="0.000001"), "is below one call"),
+            (cli(url, "--student", url), "--student and --min-entropy go together"),
+            (cli(url, "--min-entropy", "0.1"), "--student and --min-entropy go together"),
+        ]:
+            assert answer.code == 2 and line in answer.err and answer.err.count("\n") == 1
+
+
+def test_a_student_that_is_sure_spares_the_teachers(cli: Callable[..., Answer]) -> None:
+    fake = FakeTextTeacher()
+    sure = FakeTextTeacher(
+        says=lambda body: dict(trace(number_of(body)).action),
+        logprobs=lambda body: told_logprobs([0.0]),
+    )
+    with serving(fake) as url, serving(sure) as student:
+        answer = cli(url, "--student", student, "--min-entropy", "0.1")
+    assert answer.code == 0 and not fake.bodies and "3 left out: the student knows them" in answer.out
