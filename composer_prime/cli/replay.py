@@ -6,11 +6,14 @@ from typing import Annotated
 
 import typer
 
+from composer_prime.cli import replay_ingest
+
 app = typer.Typer(
     help="Serve a teacher: stored traces as its tokens, or a model that scores.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+replay_ingest.register(app)
 PortOption = Annotated[int, typer.Option("--port", min=1, max=65535, help="Loopback port to listen on.")]
 
 
