@@ -1,6 +1,6 @@
 """Sessions out of a store: as the files that they came from, as ATIF, or as Hugging Face's trace viewer reads them.
 
-ATIF and STS know no tree: a session's branches become one file each, in which what an earlier branch has told is context.
+ATIF and STS know no tree: a session's branches become one file each. What an earlier branch has told is context there.
 """
 
 import json
@@ -108,7 +108,11 @@ def _trajectory(session: Session, number: int, path: list[int], told: set[int]) 
             step["is_copied_context"] = True
         steps.append(step)
     models = [node.author for node in session.nodes if node.author]
-    agent = {"name": session.format, "version": "unknown", **({"model_name": models[0]} if models else {})}
+    agent: dict[str, Any] = {
+        "name": session.format,
+        "version": "unknown",
+        **({"model_name": models[0]} if models else {}),
+    }
     agent["tool_definitions"] = list(session.tools)
     reward = {} if session.reward is None else {"extra": {"reward": session.reward}}
     return {

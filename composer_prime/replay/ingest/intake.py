@@ -124,9 +124,10 @@ def _report(path: Path, format: str, reading: Reading, secrets: SecretCutter) ->
     report.secrets = {kind: count for kind, count in secrets.counts.items() if count}
     if not reading.sessions:
         report.remarks.append("no decision point of a model: nothing is stored")
-    if toolless := sum(not session.tools for session in reading.sessions):
+    num_toolless = sum(not session.tools for session in reading.sessions)
+    if num_toolless:
         report.remarks.append(
-            f"{toolless} of {len(reading.sessions)} sessions without tools: teachers can only write text"
+            f"{num_toolless} of {len(reading.sessions)} sessions have no tools: their actions are text"
         )
     return report
 

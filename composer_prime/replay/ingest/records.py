@@ -51,10 +51,12 @@ class Part:
 def entries_of(data: bytes, secrets: Redacts) -> tuple[Entry, ...]:
     """The records of a file's bytes: one if they are one JSON value, else one a line."""
     try:
-        text = secrets.json(data.decode())
-        return (Entry(text, parse(text)),)
+        text = data.decode()
+        value = parse(text)
     except (ValueError, RecursionError):
         return tuple(_entry(line, secrets) for line in io.BytesIO(data))
+    cut = secrets.json(text)
+    return (Entry(cut, value if cut == text else parse(cut)),)
 
 
 def _entry(line: bytes, secrets: Redacts) -> Entry:

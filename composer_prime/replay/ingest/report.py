@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from composer_prime.replay.ingest.intake import FileReport
 from composer_prime.visible import say, visible
@@ -18,7 +19,7 @@ def show(reports: Sequence[FileReport], console: Console, *, dry_run: bool) -> N
     known = [report for report in reports if report.format is not None]
     table = Table("file", "format", "sessions", "new", "states", "records", "kept", "dropped", "secrets")
     for report in known[:MAX_ROWS]:
-        table.add_row(visible(report.path), report.format, *_cells([report]))
+        table.add_row(Text(visible(report.path)), report.format, *_cells([report]))
     if len(known) > 1:
         table.add_row(f"all {len(known):,}", "", *_cells(known))
     console.print(table)

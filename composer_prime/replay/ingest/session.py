@@ -113,13 +113,18 @@ class Session:
         return path_of(self.nodes, index)
 
     def call_keys(self) -> dict[int, str]:
-        """Of each decision point that has a name, by node: a key that copies of the call in other sessions share."""
+        """Of each decision point that has a name, by node: a key that copies of the call in other sessions share.
+
+        The name is the provider's; without one it is the session's own with what was seen, so that a call that had
+        been cut off is the same call.
+        """
         chains: list[str] = []
         keys = {}
         for index, node in enumerate(self.nodes):
-            chains.append(digest(["" if node.parent is None else chains[node.parent], node.message]))
+            seen = "" if node.parent is None else chains[node.parent]
+            chains.append(digest([seen, node.message]))
             if node.is_decision and (node.call or self.name):
-                keys[index] = (digest(node.call) if node.call else digest([self.name, chains[index]]))[:16]
+                keys[index] = digest(node.call or [self.name, seen])[:16]
         return keys
 
     def to_json(self) -> dict[str, Any]:

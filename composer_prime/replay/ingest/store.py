@@ -1,7 +1,7 @@
 """A folder of sessions, each under the sha256 of what is kept of it, and an index of where they came from.
 
-A session is written whole or not at all. The index is written when a command ends. If the command is killed, the sessions
-stand, and the same command adds what is missing.
+A session is written whole or not at all. The index is written when a command ends. If the command is killed, the
+sessions stand, and the same command adds what is missing.
 """
 
 import json
@@ -32,7 +32,7 @@ class TraceStore:
         """
         self.folder = folder.expanduser().absolute()
         self._store = FileStore(self.folder)
-        if is_new and not (self.folder.is_dir() and any(self.folder.iterdir())):
+        if is_new and not (self.folder.is_dir() and any(path.name[0] != "." for path in self.folder.iterdir())):
             self._store.put(_INDEX, _json({"version": VERSION, "sessions": {}, "files": {}}))
         self.index = self._read_index()
         if is_new:
@@ -57,15 +57,14 @@ class TraceStore:
         return (self.session(id) for id in self.ids())
 
     def states(self) -> Iterator[TraceState]:
-        """Every decision point once: a call that several sessions hold comes of the first of them."""
+        """Every decision point once: a call that several sessions hold comes of the largest of them."""
         seen: set[str] = set()
-        for session in self.sessions():
+        for session in map(self.session, sorted(self.ids(), key=lambda id: (-self._num_bytes(id), id))):
             keys = session.call_keys()
             for node, state in session.numbered_states():
-                key = keys.get(node, "")
-                if key not in seen:
+                if keys.get(node) not in seen:
                     yield state
-                seen |= {key} if key else set()
+            seen |= set(keys.values())
 
     def add(self, session: Session) -> bool:
         """Write a session; False if it is there already. The index knows of it from the next `save_index` on."""
@@ -89,6 +88,9 @@ class TraceStore:
     def save_index(self) -> None:
         """Write the index."""
         self._store.put(_INDEX, _json(self.index))
+
+    def _num_bytes(self, id: str) -> int:
+        return (self.folder / _key(id)).stat().st_size
 
     def _recover(self) -> None:
         """Take sessions into the index that a killed command left out of it."""

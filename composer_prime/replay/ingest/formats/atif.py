@@ -42,7 +42,7 @@ def _reward(value: Any) -> float | None:
 
 
 def _read(value: Mapping[str, Any], reward: float | None) -> Document:
-    draft = Draft(name_or_none(value.get("trajectory_id"), value.get("session_id")), reward=reward)
+    draft = Draft(name_or_none(value.get("trajectory_id")), reward=reward)  # session_id is a run's, of many
     document = Document(0, drafts=[draft])
     for trajectory in _trajectories(value):
         agent = mapping(trajectory.get("agent"))

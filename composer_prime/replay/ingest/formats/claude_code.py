@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from composer_prime.replay.ingest.messages import assistant, content_text, json_text, plain, result, tool_call
+from composer_prime.replay.ingest.messages import assistant, json_text, plain, result, tool_call
 from composer_prime.replay.ingest.reading import Reading, read_log
-from composer_prime.replay.ingest.records import Part, mapping, name_or_none, objects, sequence, string
+from composer_prime.replay.ingest.records import Part, mapping, name_or_none, objects, string
 from composer_prime.replay.ingest.session import DUPLICATE_RESULT, ORPHAN_RESULT, Draft
 from composer_prime.replay.states import Message
 
@@ -66,7 +66,7 @@ class _Place:
 
 @dataclass
 class _Call:
-    """One model call while its lines come in: its node's index, what it wrote, and the last answer to its tool calls."""
+    """One model call while its lines come in: its node's index, what it wrote, and the answers to its tool calls."""
 
     node: int
     blocks: list[Mapping[str, Any]] = field(default_factory=list)
@@ -122,7 +122,7 @@ class _Reader:
         return None
 
     def _place(self, record: int, line: Mapping[str, Any], agent: tuple[Any, ...]) -> _Place:
-        """Up the parents to a message. If the file lacks one of them, the message before in the same agent stands in."""
+        """Up the parents to a message. If the file lacks one of them, the agent's message before stands in."""
         links: list[int] = []
         seen: set[str] = set()
         root, parent = f"record {record}", _parent(line)
@@ -150,7 +150,7 @@ class _Reader:
             node = self._add(
                 {"role": "assistant"},
                 self._tip(place.node),
-                records,
+                (),
                 place,
                 author=None if message.get("model") == SYNTHETIC else name_or_none(message.get("model")),
                 is_copied=call_name in self._known,
@@ -195,7 +195,7 @@ class _Reader:
         return self._draft.add(message, parent, records, **more)
 
     def _tip(self, node: int | None) -> int | None:
-        """Where a line continues that names `node`: a call goes on when all its tools have answered, whichever is named."""
+        """Where a line that names `node` continues: after all answers to a call's tools, whichever is named."""
         at = node
         while at is not None and self._draft.nodes[at].message["role"] == "tool":
             at = self._draft.nodes[at].parent
@@ -208,7 +208,7 @@ def _parent(line: Mapping[str, Any]) -> str | None:
 
 
 def _merge(blocks: list[Mapping[str, Any]], added: Sequence[Mapping[str, Any]]) -> None:
-    """Add blocks of the same message. A growing prefix of a text gives way to the longer one; so does a repeated call."""
+    """Add blocks of the same message. A prefix of a text gives way to the longer one; so does a repeated call."""
     for block in added:
         place = next((place for place, known in enumerate(blocks) if _is_same(known, block)), None)
         if place is None:

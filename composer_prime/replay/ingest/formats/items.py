@@ -37,7 +37,7 @@ class ItemFold:
         """Add an item that came from these records. Why it is dropped, if it is."""
         given = mapping(item)
         kind = given.get("type", "message" if "role" in given else None)
-        if kind == "message" and given.get("role") in ROLES:
+        if kind == "message" and string(given.get("role")) in ROLES:
             return self._take_message(given, records)
         if kind == "reasoning":
             thoughts = [content_text(given[name]) for name in ("summary", "content") if given.get(name)]

@@ -1,4 +1,4 @@
-"""OpenEnv's TrainingTrace: turns that hold a request and its response as they went over the wire. Records are the turns.
+"""OpenEnv's TrainingTrace: turns that hold a request and its response as they were sent. Records are the turns.
 
 The dialects are chat completions, Responses and Anthropic's messages. Token ids and their logprobs are not read here.
 """
@@ -85,7 +85,7 @@ def _items(items: Any) -> list[Message]:
 
 
 def _has_blocks(given: Mapping[str, Any]) -> bool:
-    kinds = {block.get("type") for block in objects(sequence(given.get("content")))}
+    kinds = {string(block.get("type")) for block in objects(sequence(given.get("content")))}
     return bool(kinds & {"tool_use", "tool_result", "thinking"})
 
 

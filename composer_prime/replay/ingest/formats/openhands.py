@@ -9,7 +9,7 @@ from typing import Any
 
 from composer_prime.replay.ingest.messages import assistant, chat_message, plain, result, tool_call, tools_of
 from composer_prime.replay.ingest.reading import Document, Reading, read_documents
-from composer_prime.replay.ingest.records import Part, mapping, name_or_none, number_or_none, objects, sequence, string
+from composer_prime.replay.ingest.records import Part, mapping, name_or_none, objects, sequence, string
 from composer_prime.replay.ingest.session import Draft
 from composer_prime.replay.states import Message
 
@@ -36,9 +36,7 @@ def read(parts: Sequence[Part]) -> Reading:
 
 
 def _read(value: Any) -> Document:
-    reader = _Reader(sequence(mapping(value).get("history") if isinstance(value, dict) else value))
-    reader.draft.reward = number_or_none(mapping(mapping(value).get("test_result")).get("resolved"))
-    return reader.read()
+    return _Reader(sequence(mapping(value).get("history") if isinstance(value, dict) else value)).read()
 
 
 class _Reader:

@@ -1,7 +1,7 @@
 """SWE-agent's .traj, before and since 1.1, and mini-swe-agent's. Records are the steps, or the mini's messages.
 
-A step says what the model was shown: `query` since 1.1, `messages` before. Where a history processor changed it, the step
-is a branch of its own. Without either, the trajectory's `history` is the one line there is.
+A step says what the model was shown: `query` since 1.1, `messages` before. Where a history processor changed it, the
+step is a branch of its own. Without either, the trajectory's `history` is the one line there is.
 """
 
 from collections.abc import Mapping, Sequence
