@@ -100,8 +100,7 @@ def _trajectory(session: Session, number: int, path: list[int], told: set[int]) 
     steps: list[dict[str, Any]] = []
     for place in path:
         node = session.nodes[place]
-        if node.message["role"] == "tool":
-            _observe(steps, node)
+        if node.message["role"] == "tool" and _observe(steps, node):
             continue
         step = _step(node)
         if place in told or node.is_copied:
@@ -128,7 +127,7 @@ def _trajectory(session: Session, number: int, path: list[int], told: set[int]) 
 def _step(node: Node) -> dict[str, Any]:
     message = node.message
     if not node.is_turn:
-        return {"source": message["role"], "message": message["content"]}
+        return {"source": "system" if message["role"] == "system" else "user", "message": message["content"]}
     step: dict[str, Any] = {"source": "agent", "message": message["content"]}
     if node.author:
         step["model_name"] = node.author
@@ -150,15 +149,19 @@ def _step(node: Node) -> dict[str, Any]:
     return step
 
 
-def _observe(steps: list[dict[str, Any]], node: Node) -> None:
-    """A tool's result goes into the step that called it: the last, whose calls alone can be answered here."""
+def _observe(steps: list[dict[str, Any]], node: Node) -> bool:
+    """Put a tool's result into the last step, if that called it; a request may show results without their calls."""
+    call_id = node.message["tool_call_id"]
+    if not steps or call_id not in [call["tool_call_id"] for call in steps[-1].get("tool_calls", [])]:
+        return False
     results = steps[-1].setdefault("observation", {"results": []})["results"]
-    results.append({"source_call_id": node.message["tool_call_id"], "content": node.message["content"]})
+    results.append({"source_call_id": call_id, "content": node.message["content"]})
+    return True
 
 
 def _arguments(text: str) -> Mapping[str, Any]:
     """ATIF has objects only: arguments that are none are put into one."""
-    return arguments_of(text) or ({} if text.strip() in ("", "{}") else {"input": text})
+    return arguments_of(text) or ({"input": text} if text.strip(" {}") else {})
 
 
 def _metrics(usage: Mapping[str, Any]) -> dict[str, int]:

@@ -76,7 +76,7 @@ def _entry(line: bytes, secrets: Redacts) -> Entry:
 
 def parse(text: str) -> Any:
     """A JSON value. Raises ValueError where it is none, RecursionError where it is nested deeper than MAX_DEPTH."""
-    value = json.loads(text)
+    value = json.loads(text, parse_constant=lambda _: None)  # NaN and Infinity are no JSON
     if text.count("[") + text.count("{") > MAX_DEPTH and _is_deep(value):
         raise RecursionError
     return _whole(value) if "\\ud" in text or "\\uD" in text else value

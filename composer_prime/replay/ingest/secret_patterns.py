@@ -55,14 +55,12 @@ class SecretCutter:
         return spelled if cut == plain else json.dumps(cut)
 
     def text(self, text: str) -> str:
-        """The text without secrets. What was hidden beside a cut is cut in the next pass."""
-        while True:
-            cut = self._values.text(text)
-            self.counts[ENVIRONMENT] += cut.count(HIDDEN) - text.count(HIDDEN)
-            cut = _FORM.sub(self._hide, cut)
-            if cut == text:
-                return text
-            text = cut
+        """The text without secrets. What stood hidden beside a cut is cut in the next pass."""
+        left = self._values.text(text)
+        self.counts[ENVIRONMENT] += left.count(HIDDEN) - text.count(HIDDEN)
+        while (cut := _FORM.sub(self._hide, left)) != left:
+            left = cut
+        return left
 
     def _hide(self, match: re.Match[str]) -> str:
         for place, kind in enumerate(_KINDS):

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from composer_prime.errors import BadInput
-from composer_prime.replay.ingest.export import original_files
+from composer_prime.replay.ingest.export import atif_files, original_files, sts_files
 from composer_prime.replay.ingest.intake import find_files, read_file
 from composer_prime.replay.ingest.reading import Reading
 from composer_prime.replay.ingest.session import Session
 from tests.replay.ingest.stories import WRITERS, files_of
+from tests.replay.ingest.test_export import Trajectory
 
 NAMES = (*WRITERS, "claude-code", "claude-code", "codex")
 """Logs come oftener: more can be wrong with them."""
@@ -95,6 +96,9 @@ def check_round_trip(session: Session, format: str, folder: Path) -> None:
     stored = json.loads(json.dumps(session.to_json()))
     again = Session.of(stored)
     assert json.dumps(again.to_json()) == json.dumps(session.to_json()) and again.id == session.id
+    for text in atif_files(session).values():
+        Trajectory.model_validate_json(text).check()
+    assert all(json.loads(line) for text in sts_files(session).values() for line in text.splitlines())
     files = {name: text.encode() for name, text in original_files(session).items()}
     put(folder, files)
     (main,) = find_files([folder])

@@ -84,6 +84,22 @@ def test_results_of_parallel_calls_are_all_seen_before_the_next_call(long: Sessi
     ]
 
 
+def test_a_line_that_names_the_first_of_two_results_sees_both(tmp_path: Path) -> None:
+    calls = [{"type": "tool_use", "id": id, "name": "Read", "input": {}} for id in "xy"]
+    answers = [[{"type": "tool_result", "tool_use_id": id, "content": f"of {id}"}] for id in "xy"]
+    for named in ("2", "3", "4"):
+        path = tmp_path / f"{named}.jsonl"
+        path.write_bytes(
+            line("1", None, "user", "Q")
+            + line("2", "1", "assistant", calls)
+            + line("3", "2", "user", answers[0])
+            + line("4", "2", "user", answers[1])
+            + line("5", named, "assistant", "A")
+        )
+        *_, last = read_file(path)[1].sessions[0].states()
+        assert contents(last) == ["Q", "", "of x", "of y"]
+
+
 def shown(session: Session, number: int) -> Mapping[str, Any]:
     return {name: value for name, value in session.nodes[number].message.items() if name != "reasoning_content"}
 
