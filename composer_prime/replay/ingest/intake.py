@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_prime.errors import BadInput
-from composer_prime.replay.ingest.formats import atif, claude_code, detect, read
+from composer_prime.replay.ingest.formats import atif, check_known, claude_code, detect, read
 from composer_prime.replay.ingest.reading import Reading
 from composer_prime.replay.ingest.records import Part, entries_of
 from composer_prime.replay.ingest.secret_patterns import SecretCutter
@@ -63,12 +63,14 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
 def read_file(path: Path, format: str | None = None) -> tuple[str, Reading, SecretCutter]:
     """A session's file and those beside it that belong to it: the format, what they gave, the secrets that were cut.
 
-    Raises BadInput if it can't be read or is of no known format.
+    Raises BadInput if it can't be read or is of no known format, or the format that is given isn't known.
     """
     secrets = SecretCutter(os.environ)
     main = Part("", entries_of(_bytes(path), secrets))
     subagents = _subagents(path)
-    if format is None:
+    if format is not None:
+        check_known(format)
+    else:
         format = claude_code.NAME if subagents and not main.entries else detect(main.entries, str(path))
     beside = {claude_code.NAME: subagents, atif.NAME: _rewards(path)}.get(format, [])
     parts = [Part(f"{file.parent.name}/{file.name}", entries_of(_bytes(file), secrets)) for file in beside]
@@ -87,7 +89,11 @@ def ingest(
 
     store  None: there is none yet, which only a dry run can do with
     named  files that were asked for by name: one of no known format is an error, another is passed over
+
+    Raises BadInput, and keeps what came before.
     """
+    if format is not None:
+        check_known(format)
     calls = set() if store is None else store.known_calls()
     ids = set() if store is None else set(store.index["sessions"])
     try:

@@ -12,6 +12,8 @@ from composer_prime.visible import say, visible
 
 MAX_ROWS = 50
 """Files with a row of their own; the rest are in the last row's sums."""
+MAX_PASSED_OVER = 5
+"""Files of no known format that are named with the reason."""
 
 
 def show(reports: Sequence[FileReport], console: Console, *, dry_run: bool) -> None:
@@ -23,9 +25,12 @@ def show(reports: Sequence[FileReport], console: Console, *, dry_run: bool) -> N
     if len(known) > 1:
         table.add_row(f"all {len(known):,}", "", *_cells(known))
     console.print(table)
-    for report in reports:
+    passed_over = [report for report in reports if report.format is None]
+    for report in [*known, *passed_over[:MAX_PASSED_OVER]]:
         for remark in report.remarks:
             say(f"{report.path}: {remark}")
+    if len(passed_over) > MAX_PASSED_OVER:
+        say(f"{len(passed_over) - MAX_PASSED_OVER:,} more files passed over")
     new, copies = sum(report.num_new for report in known), sum(report.num_copies for report in known)
     verb = "would be added" if dry_run else "added"
     say(f"{new:,} sessions {verb}; {copies:,} of their states are in other sessions, too, and count once")

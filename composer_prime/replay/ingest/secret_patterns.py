@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from composer_prime.redaction import HIDDEN, Redactor, secret_values
+from composer_prime.redaction import HIDDEN, MIN_SECRET_LENGTH, Redactor, secret_values
 
 PATTERNS: Mapping[str, str] = {
     "Anthropic key": r"(?<![A-Za-z0-9])sk-ant-[A-Za-z0-9_-]{20,}",
@@ -47,6 +47,8 @@ class SecretCutter:
 
     def _literal(self, match: re.Match[str]) -> str:
         spelled = match.group()
+        if len(spelled) < MIN_SECRET_LENGTH + 2:  # most strings of a log are names of fields
+            return spelled
         try:
             plain = json.loads(spelled) if "\\" in spelled else spelled[1:-1]
         except ValueError:  # no JSON: the record will be dropped
@@ -57,7 +59,8 @@ class SecretCutter:
     def text(self, text: str) -> str:
         """The text without secrets. What stood hidden beside a cut is cut in the next pass."""
         left = self._values.text(text)
-        self.counts[ENVIRONMENT] += left.count(HIDDEN) - text.count(HIDDEN)
+        if left != text:
+            self.counts[ENVIRONMENT] += left.count(HIDDEN) - text.count(HIDDEN)
         while (cut := _FORM.sub(self._hide, left)) != left:
             left = cut
         return left

@@ -89,7 +89,8 @@ class Session:
 
     def numbered_states(self) -> Iterator[tuple[int, TraceState]]:
         """The decision points, each with the index of its node."""
-        turns = self._turns()
+        turns = {index: turn for turn, index in enumerate(i for i, node in enumerate(self.nodes) if node.is_turn)}
+        seen = [_seen(node) for node in self.nodes]
         for index, node in enumerate(self.nodes):
             if node.is_decision:
                 path = self.path(index)[:-1]
@@ -100,7 +101,7 @@ class Session:
                         self.id,
                         turns[index],
                         before,
-                        tuple(_seen(self.nodes[place].message) for place in path if not _is_empty(self.nodes[place])),
+                        tuple(message for place in path if (message := seen[place]) is not None),
                         self.tools,
                         node.message,
                         node.author,
@@ -142,9 +143,6 @@ class Session:
                 "tools": tuple(data["tools"]),
             }
         )
-
-    def _turns(self) -> dict[int, int]:
-        return {index: turn for turn, index in enumerate(i for i, node in enumerate(self.nodes) if node.is_turn)}
 
 
 @dataclass
@@ -246,10 +244,8 @@ def arguments_of(text: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _seen(message: Message) -> Message:
-    """As a later call sees it: without thinking."""
-    return {name: value for name, value in message.items() if name != "reasoning_content"}
-
-
-def _is_empty(node: Node) -> bool:
-    return node.is_turn and not text_of(node.message) and not calls_of(node.message)
+def _seen(node: Node) -> Message | None:
+    """A message as later calls see it: without thinking; None where it holds nothing else."""
+    if node.is_turn and not text_of(node.message) and not calls_of(node.message):
+        return None
+    return {name: value for name, value in node.message.items() if name != "reasoning_content"}

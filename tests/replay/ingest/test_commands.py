@@ -83,6 +83,19 @@ def test_a_format_can_be_given(tmp_path: Path) -> None:
         assert session.format == format
 
 
+def test_a_format_that_is_not_known_is_refused_also_for_a_folder(tmp_path: Path) -> None:
+    put(tmp_path / "logs", "codex")
+    with pytest.raises(BadInput, match=r"format 'csv' isn't known: give one of atif, .*openai-chat"):
+        command("ingest", tmp_path / "logs", "--to", tmp_path / "store", "--format", "csv")
+
+
+def test_of_many_files_that_are_passed_over_five_are_named(tmp_path: Path) -> None:
+    for number in range(7):
+        (tmp_path / f"{number}.json").write_text('{"result": 1}')
+    shown = command("ingest", tmp_path, "--to", tmp_path / "store").output
+    assert shown.count(": passed over: ") == 5 and "2 more files passed over" in shown
+
+
 def test_a_store_is_exported(tmp_path: Path) -> None:
     command("ingest", write(tmp_path / "logs"), "--to", tmp_path / "store")
     for kind in ("original", "atif", "sts"):

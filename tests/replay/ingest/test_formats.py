@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from composer_prime.errors import BadInput
-from composer_prime.replay.ingest.formats import FORMATS, detect
+from composer_prime.replay.ingest.formats import detect
 from composer_prime.replay.ingest.intake import read_file
 from composer_prime.replay.ingest.reading import Reading
 from composer_prime.replay.ingest.records import entries_of
@@ -101,12 +101,13 @@ def test_verifiers_episodes_give_a_session_a_trace_and_a_half_last_line_is_count
     trace = stories.verifiers_trace(told())
     second = {**trace, "id": "t2", "rewards": {}}
     failed = {"id": "e2", "env": {"id": "x"}, "task": {}, "ok": False, "errors": []}
-    whole = json.dumps({"id": "e1", "traces": [trace, second]}) + "\n" + json.dumps(failed) + "\n"
+    whole = json.dumps({"id": "e1", "traces": [trace, second, {"id": "t3", "nodes": []}]}) + "\n"
+    whole += json.dumps(failed) + "\n"
     reading = reading_of(tmp_path, (whole + whole[:200]).encode())
     assert [session.reward for session in reading.sessions] == [0.5, None]
     assert len({session.id for session in reading.sessions}) == 2
-    assert reading.dropped == {"episode without a trace": 1, "truncated last line": 1}
-    assert reading.num_records == 2 * len(trace["nodes"]) + 2
+    assert reading.dropped == {"episode without a trace": 2, "truncated last line": 1}
+    assert reading.num_records == 2 * len(trace["nodes"]) + 3
 
 
 def test_atif_knows_copied_context_steps_without_a_model_and_subagents(tmp_path: Path) -> None:
@@ -285,10 +286,3 @@ def test_an_unknown_format_is_refused_with_the_nearest_and_what_it_lacks(text: s
 def test_a_file_without_json_says_that_it_may_be_cut() -> None:
     with pytest.raises(BadInput, match=r"cut.json holds no JSON \(2 lines\): give a whole file"):
         detect(entries_of(b'{"messages": [\n{"role": ', SecretCutter({})), "cut.json")
-
-
-def test_a_format_that_is_not_known_names_those_that_are(tmp_path: Path) -> None:
-    (tmp_path / "given.json").write_bytes(stories.chat(told()))
-    with pytest.raises(BadInput, match=r"format 'csv' isn't known: give one of atif, .*openai-chat"):
-        read_file(tmp_path / "given.json", "csv")
-    assert len(FORMATS) == 9

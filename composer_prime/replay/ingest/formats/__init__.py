@@ -46,8 +46,12 @@ def detect(entries: Sequence[Entry], name: str) -> str:
     )
 
 
-def read(format: str, parts: Sequence[Part]) -> Reading:
-    """What the files of a session say. Raises BadInput for a format that isn't known."""
+def check_known(format: str) -> None:
+    """Raise BadInput for a format that isn't read."""
     if format not in FORMATS:
         raise BadInput(f"format {format!r} isn't known: give one of {', '.join(FORMATS)}")
+
+
+def read(format: str, parts: Sequence[Part]) -> Reading:
+    """What the files of a session say, in a known format."""
     return FORMATS[format].read(parts)
