@@ -49,7 +49,7 @@ def write(folder: Path, num_turns: int = 200, seed: int = 0) -> Path:
 
 
 def claude_session(num_turns: int = 200, seed: int = 0) -> ClaudeSession:
-    """A session with that many decision points, of which the subagent has two and a sidechain one; at least 24."""
+    """A session with that many decision points, of which the subagent has two and a sidechain one; at least 30."""
     made = _Writer(random.Random(seed))
     made.skipped("summary", summary="Repair the modules", leafUuid="x")
     made.skipped("file-history-snapshot", snapshot={})

@@ -285,6 +285,6 @@ def files_of(name: str, seed: int, num_turns: int = 6) -> dict[str, bytes]:
     """A session's files by path, the main one first."""
     rng = random.Random(seed)
     if name == "claude-code":
-        session = claude_session(24, seed)
+        session = claude_session(30, seed)
         return {"s.jsonl": session.main} | {f"s/subagents/{file}": data for file, data in session.subagents.items()}
     return {"s.json": WRITERS[name][1](story(rng, num_turns))}

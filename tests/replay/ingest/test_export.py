@@ -110,7 +110,7 @@ def test_the_kept_lines_of_a_log_come_back_byte_for_byte_and_in_order(tmp_path: 
     store = stored(tmp_path, "claude-code")
     export(store, tmp_path / "out", "original")
     (main,) = (tmp_path / "out").glob("*.jsonl")
-    given = claude_session(24, 0)
+    given = claude_session(30, 0)
     kept = main.read_bytes().splitlines(keepends=True)
     rest = iter(given.main.splitlines(keepends=True))
     cut = [line for line in kept if b"[redacted]" not in line]
