@@ -81,6 +81,17 @@ def test_thinking_is_in_the_action_and_never_in_what_later_calls_see(tmp_path: P
         assert not any("reasoning_content" in message for state in states for message in state.messages), name
 
 
+def test_the_traces_of_these_tests_are_such_as_verifiers_reads() -> None:
+    from verifiers.v1.graph import MessageNode
+    from verifiers.v1.trace import Reward
+    from verifiers.v1.types import Tool
+
+    trace = stories.verifiers_trace(told())
+    assert all(MessageNode.model_validate(node).sampled == node["sampled"] for node in trace["nodes"])
+    assert [Tool.model_validate(tool).name for tool in trace["tools"]] == ["run", "edit"]
+    assert Reward.model_validate(trace["rewards"]["right"]).value == 0.5
+
+
 def test_verifiers_keeps_branches_copies_and_the_weighted_reward(tmp_path: Path) -> None:
     trace = stories.verifiers_trace(told())
     wrote = {"role": "assistant", "content": "Another way."}
