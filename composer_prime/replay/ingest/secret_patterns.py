@@ -20,7 +20,7 @@ PATTERNS: Mapping[str, str] = {
     "AWS secret key": r"(?i:aws_?secret_?access_?key)\W{1,6}(?P<aws>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])",
     "Google key": r"(?<![A-Za-z0-9])(?:AIza[A-Za-z0-9_-]{35}|ya29\.[A-Za-z0-9_-]{20,})",
     "Slack token": r"(?<![A-Za-z0-9])xox[abeoprs]-[A-Za-z0-9-]{10,}",
-    "private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[^\"]{0,20000}?-----END [A-Z ]*PRIVATE KEY-----"
+    "private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?s:.){0,10000}?-----END [A-Z ]*PRIVATE KEY-----"
     r"|(?:\\+[nr]|[A-Za-z0-9+/=\s])*)",
     "bearer token": r"(?<![A-Za-z0-9])(?i:bearer)\s+(?P<bearer>[A-Za-z0-9._~+/=-]{16,})",
     "password in a URL": r"(?<=://)[^\s/:@\"']{0,100}:(?P<url>[^\s/@\"'\[]{1,200})@",

@@ -43,6 +43,11 @@ def test_a_secret_is_cut_and_counted_however_it_is_nested(kind: str) -> None:
     assert SecretCutter({}).json(cut) == cut
 
 
+def test_a_key_in_code_goes_with_all_its_lines() -> None:
+    code = 'key = (\n    "-----BEGIN EC PRIVATE KEY-----\\n"\n    "MIIEow\\n"\n    "-----END EC PRIVATE KEY-----"\n)'
+    assert SecretCutter({}).text(code) == f'key = (\n    "{HIDDEN}"\n)'
+
+
 def test_a_key_that_was_cut_off_goes_too() -> None:
     cut = SecretCutter({}).text("-----BEGIN PRIVATE KEY-----\nMIIEow\nAAAA and so on: it ends here")
     assert "MIIE" not in cut
