@@ -141,6 +141,17 @@ def test_atif_knows_copied_context_steps_without_a_model_and_subagents(tmp_path:
     assert reading.dropped == {"step of no known source": 1} and reading.num_records == 10 + 8
 
 
+def test_an_atif_result_that_names_no_call_answers_the_only_one_or_is_shown_by_the_user(tmp_path: Path) -> None:
+    value = json.loads(stories.atif(told()))
+    one, two = (next(s for s in value["steps"] if len(s.get("tool_calls", [])) == number) for number in (1, 2))
+    del one["observation"]["results"][0]["source_call_id"]
+    two["observation"]["results"] = [{"content": "Both ran."}]
+    (*_, last) = session_of(tmp_path, value).states()
+    after = {m["tool_calls"][0]["id"]: last.messages[n + 1] for n, m in enumerate(last.messages) if "tool_calls" in m}
+    assert after[one["tool_calls"][0]["tool_call_id"]]["role"] == "tool"
+    assert after[two["tool_calls"][0]["tool_call_id"]] == {"role": "user", "content": "Both ran."}
+
+
 @pytest.mark.parametrize("version", ["ATIF-v1.0", "ATIF-v1.8"])
 def test_atif_versions_are_read(version: str, tmp_path: Path) -> None:
     assert session_of(tmp_path, {**json.loads(stories.atif(told())), "schema_version": version}).format == "atif"

@@ -63,18 +63,23 @@ def _trajectories(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _add_step(
     document: Document, draft: Draft, step: Mapping[str, Any], at: int | None, model: str | None
 ) -> int | None:
-    """Add a step's message and what was observed after it; the branch's last node."""
+    """Add a step's message and what was observed after it; the branch's last node.
+
+    A result that names no call answers the step's only one; else it is what the user shows.
+    """
     record = [document.num_records]
     source = step.get("source")
     if source not in _SOURCES:
         document.fates[record[0]] = NO_SOURCE
         return at
     is_copied = step.get("is_copied_context") is True
+    results = objects(sequence(mapping(step.get("observation")).get("results")))
+    calls = [
+        tool_call(call.get("tool_call_id"), call.get("function_name"), call.get("arguments"))
+        for call in objects(sequence(step.get("tool_calls")))
+    ]
+    only = calls[0]["id"] if len(calls) == len(results) == 1 else ""
     if source == "agent":
-        calls = [
-            tool_call(call.get("tool_call_id"), call.get("function_name"), call.get("arguments"))
-            for call in objects(sequence(step.get("tool_calls")))
-        ]
         at = draft.add(
             assistant(step.get("message"), calls, string(step.get("reasoning_content"))),
             at,
@@ -86,8 +91,8 @@ def _add_step(
         )
     else:
         at = draft.add(plain(string(source), step.get("message")), at, record, is_copied=is_copied)
-    for seen in objects(sequence(mapping(step.get("observation")).get("results"))):
-        call_id = string(seen.get("source_call_id"))
+    for seen in results:
+        call_id = name_or_none(seen.get("source_call_id")) or only
         answers = bool(call_id) and draft.refusal(at, call_id) is None
         text = content_text(seen.get("content"))
         if answers or text:
