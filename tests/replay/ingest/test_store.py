@@ -112,6 +112,7 @@ def test_a_store_is_sound_after_a_kill_and_the_same_command_finishes_it(step: in
     assert done.returncode == -signal.SIGKILL
     if (store / "index.json").exists():
         assert {session.id for session in TraceStore(store).sessions()} <= set(TraceStore(whole).ids())
+        assert set(TraceStore(store, is_new=True).index["sessions"]) == set(TraceStore(store).ids())
     into(store, logs)
     assert TraceStore(store).index == TraceStore(whole).index
     assert list(TraceStore(store).states()) == list(TraceStore(whole).states())
