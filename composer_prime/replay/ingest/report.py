@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from composer_prime.replay.ingest.intake import FileReport
@@ -19,7 +19,8 @@ MAX_PASSED_OVER = 5
 def show(reports: Sequence[FileReport], console: Console, *, dry_run: bool) -> None:
     """Print the table, the remarks, and a line of sums."""
     known = [report for report in reports if report.format is not None]
-    table = Table("file", "format", "sessions", "new", "states", "records", "kept", "dropped", "secrets")
+    file = Column("file", overflow="fold", min_width=24)
+    table = Table(file, "format", "sessions", "new", "states", "records", "kept", "dropped", "secrets", show_lines=True)
     for report in known[:MAX_ROWS]:
         table.add_row(Text(visible(report.path)), report.format, *_cells([report]))
     if len(known) > 1:
