@@ -44,6 +44,7 @@ def test_a_dry_run_writes_nothing_and_says_what_would_be_added(tmp_path: Path) -
     again = command("ingest", path, other, "--to", tmp_path / "store", "--dry-run").output
     assert "1 sessions would be added" in again
     assert (tmp_path / "store" / "index.json").read_bytes() == before
+    assert len(TraceStore(tmp_path / "store").ids()) == 1
 
 
 def test_an_unknown_file_that_is_named_is_refused_and_what_came_before_it_stays(tmp_path: Path) -> None:
