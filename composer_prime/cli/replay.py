@@ -1,4 +1,4 @@
-"""`composer-prime replay`: servers that stand for a teacher, for runs that have none of their own."""
+"""`composer-prime replay`: from stored traces to pairs, and servers that stand for a teacher."""
 
 import contextlib
 from pathlib import Path
@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from composer_prime.cli import replay_ask, replay_pairs
+from composer_prime.cli import replay_ask, replay_ingest, replay_pairs
 
 app = typer.Typer(
     help="From traces to what teachers would have done; and servers that stand for a teacher.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+replay_ingest.register(app)
 replay_ask.register(app)
 replay_pairs.register(app)
 PortOption = Annotated[int, typer.Option("--port", min=1, max=65535, help="Loopback port to listen on.")]

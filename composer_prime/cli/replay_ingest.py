@@ -1,0 +1,54 @@
+"""`composer-prime replay ingest` and `replay export`: an agent's logs into a store of traces, and out of it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+FilesArgument = Annotated[list[Path], typer.Argument(metavar="FILES...", help="Logs of agents, or folders of them.")]
+FormatOption = Annotated[
+    str | None,
+    typer.Option("--format", help="Their format; default: by each file's content.", show_default=False),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the group's."""
+    app.command("ingest")(ingest)
+    app.command("export")(export)
+
+
+def ingest(
+    files: FilesArgument,
+    to: Annotated[Path, typer.Option("--to", metavar="STORE", help="The store's folder.", show_default=False)],
+    format: FormatOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and count only.")] = False,
+) -> None:
+    """Read sessions of agents into a store, without secrets. What is there already is not added again."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from composer_prime.replay.ingest.intake import find_files
+    from composer_prime.replay.ingest.intake import ingest as read_in
+    from composer_prime.replay.ingest.report import show
+    from composer_prime.replay.ingest.store import TraceStore
+
+    found = find_files(files)
+    store = TraceStore(to, is_new=not dry_run) if not dry_run or to.exists() else None
+    reports = read_in(found, store, named=set(files), format=format, dry_run=dry_run)
+    progress = Console(stderr=True)
+    shown = track(reports, "ingesting", total=len(found), console=progress, transient=True, disable=len(found) < 2)
+    show(list(shown), Console(), dry_run=dry_run)
+
+
+def export(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="A store that `replay ingest` made.")],
+    to: Annotated[Path, typer.Option("--to", help="A new folder.", show_default=False)],
+    kind: Annotated[str, typer.Option("--as", help="original, atif or sts.", show_default=False)],
+) -> None:
+    """Write a store's sessions as files: those they came from, ATIF, or Hugging Face's session traces."""
+    from composer_prime.replay.ingest.export import export as write
+    from composer_prime.replay.ingest.store import TraceStore
+    from composer_prime.visible import say
+
+    say(f"wrote {write(TraceStore(store), to, kind)} files to {to}")

@@ -1,0 +1,135 @@
+"""A file's records: JSON values with the text that each was read from, so that what is kept can be given back verbatim.
+
+A file is one JSON document, or one JSON value a line. Its bytes are decoded, cleared of secrets and parsed here; the
+readers of the formats see values only.
+"""
+
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+MAX_DEPTH = 100
+"""Levels of lists and objects in one record; sessions need a dozen, and JSON's own reader ends at a thousand."""
+
+BLANK = "blank line"
+MALFORMED = "malformed line"
+TRUNCATED = "truncated last line"
+NOT_UTF8 = "not UTF-8"
+TOO_DEEP = "nested too deep"
+
+
+class Redacts(Protocol):
+    """What cuts secrets out of a JSON text and leaves it JSON."""
+
+    def json(self, text: str) -> str: ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One JSON value of a file.
+
+    text     as it stands in the file, without secrets, with the end of its line
+    value    what it says; lone surrogates are replaced by U+FFFD
+    problem  why there is no value; None: there is one
+    """
+
+    text: str
+    value: Any
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a session: "" is the main one, others are named by their path below the session's folder."""
+
+    name: str
+    entries: tuple[Entry, ...]
+
+
+def entries_of(data: bytes, secrets: Redacts) -> tuple[Entry, ...]:
+    """The records of a file's bytes: one if they are one JSON value, else one a line."""
+    try:
+        text = data.decode()
+        value = parse(text)
+    except (ValueError, RecursionError):
+        return tuple(_entry(line, secrets) for line in io.BytesIO(data))
+    cut = secrets.json(text)
+    return (Entry(cut, value if cut == text else parse(cut)),)
+
+
+def _entry(line: bytes, secrets: Redacts) -> Entry:
+    try:
+        text = secrets.json(line.decode())
+    except UnicodeDecodeError:
+        return Entry("", None, NOT_UTF8)
+    if not text.strip():
+        return Entry(text, None, BLANK)
+    try:
+        return Entry(text, parse(text))
+    except RecursionError:
+        return Entry(text, None, TOO_DEEP)
+    except ValueError:
+        return Entry(text, None, MALFORMED if text.endswith("\n") else TRUNCATED)
+
+
+def parse(text: str) -> Any:
+    """A JSON value. Raises ValueError where it is none, RecursionError where it is nested deeper than MAX_DEPTH."""
+    value = json.loads(text, parse_constant=lambda _: None)  # NaN and Infinity are no JSON
+    if text.count("[") + text.count("{") > MAX_DEPTH and _is_deep(value):
+        raise RecursionError
+    return _whole(value) if "\\ud" in text or "\\uD" in text else value
+
+
+def _is_deep(value: Any) -> bool:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
+
+
+def _whole(value: Any) -> Any:
+    """The value with texts that UTF-8 can say."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_whole(name): _whole(inner) for name, inner in value.items()}
+    return [_whole(inner) for inner in value] if isinstance(value, list) else value
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """An object's fields; none of anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def sequence(value: Any) -> Sequence[Any]:
+    """A list's items; none of anything else."""
+    return value if isinstance(value, list) else ()
+
+
+def string(value: Any) -> str:
+    """A text; "" for anything else."""
+    return value if isinstance(value, str) else ""
+
+
+def name_or_none(*values: Any) -> str | None:
+    """The first of the values that is a text and not empty."""
+    return next((value for value in values if isinstance(value, str) and value), None)
+
+
+def number_or_none(value: Any) -> float | None:
+    """A finite number; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < 1e300 else None
+
+
+def objects(values: Iterable[Any]) -> list[Mapping[str, Any]]:
+    """Those of the values that are objects."""
+    return [value for value in values if isinstance(value, dict)]
