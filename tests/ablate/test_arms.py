@@ -10,7 +10,6 @@ from composer_prime.config.ablate import effective, read_arms, tasks_of
 from composer_prime.errors import BadInput, ConfigError
 from tests.ablate.arms import HINTS, TEACHERS, write_recipe
 
-
 PAIRS = '[replay.pairs]\nfile = "pairs.jsonl"\n'
 TRACES = '[replay.traces]\nstore = "store"\n'
 

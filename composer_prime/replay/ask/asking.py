@@ -21,9 +21,10 @@ from composer_prime.replay.ask.folder import AnswerFolder, OpenFolder
 from composer_prime.replay.ask.forecast import distinct
 from composer_prime.replay.ask.gate import Student
 from composer_prime.replay.ask.prices import NANO, usd, worst_case
-from composer_prime.replay.ask.questions import Question, Situation, same_call
+from composer_prime.replay.ask.questions import Question, Situation
 from composer_prime.replay.ask.report import Report, report
 from composer_prime.replay.ask.teacher import Teacher
+from composer_prime.replay.pairs.actions import same_action
 from composer_prime.replay.states import Message, Tool, TraceState
 
 SameAction: TypeAlias = Callable[[Message, Message, Sequence[Tool]], bool]
@@ -54,7 +55,7 @@ async def ask(
     ceiling_usd: float,
     *,
     gate: Gate | None = None,
-    same_action: SameAction = same_call,
+    same_action: SameAction = same_action,
     progress: Callable[[Progress], None] = lambda now: None,
 ) -> Report:
     """Ask, and leave answers and ledger in `folder`, which an earlier run may have begun.

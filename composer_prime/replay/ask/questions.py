@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from composer_prime.config.text_teachers import TextTeacher
-from composer_prime.replay.states import Message, Tool, TraceState, calls_of, canonical, digest
+from composer_prime.replay.states import Message, Tool, TraceState, digest
 
 
 def sampling_id(teacher: TextTeacher) -> str:
@@ -96,25 +96,6 @@ def read_action(choice: Mapping[str, Any], tools: Sequence[Tool]) -> Message:
     elif not action["content"].strip():
         raise Unusable("it is empty")
     return action
-
-
-def same_call(one: Message, other: Message, tools: Sequence[Tool]) -> bool:
-    """Whether two actions are the same: tools and arguments by their JSON values; without calls, the texts."""
-    return _essence(one) == _essence(other)
-
-
-def _essence(message: Message) -> Any:
-    calls = calls_of(message)
-    if not calls:
-        return " ".join(_text(message.get("content")).split())
-    return [(call["function"]["name"], _normal(call["function"]["arguments"])) for call in calls]
-
-
-def _normal(arguments: str) -> str:
-    try:
-        return canonical(json.loads(arguments))
-    except ValueError:
-        return arguments
 
 
 def _call(found: Any, number: int, tools: Sequence[Tool]) -> dict[str, Any]:
