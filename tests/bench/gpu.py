@@ -39,7 +39,7 @@ from composer_prime.sites.embedded.weights import newest_broadcast
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NUM_EXAMPLES = "orchestrator.train.source.0.env.taskset.num_examples"
-OUTER = "outer.inner_steps=4 outer.fragments=2 outer.sync_delay=1 outer.codec=int8"
+OUTER = "outer.inner_steps=2 outer.fragments=1 outer.sync_delay=0 outer.codec=int8"
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,8 @@ SITES = Measurement(
         f"two sites.count=2 {NUM_EXAMPLES}=1024 orchestrator.batch_size=32 {OUTER} outer.lr=1.41",
         f"four sites.count=4 {NUM_EXAMPLES}=512 orchestrator.batch_size=16 {OUTER} outer.lr=2.0",
         f"half {NUM_EXAMPLES}=1024 orchestrator.batch_size=32",
+        f"once sites.count=2 {NUM_EXAMPLES}=1024 orchestrator.batch_size=32 {OUTER} outer.lr=1.41 outer.inner_steps="
+        "128",
     ),
     small=("--max_steps", "4", "--orchestrator.batch_size", "16", f"--{NUM_EXAMPLES}", "64"),
     small_arms=(
