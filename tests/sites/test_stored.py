@@ -16,11 +16,18 @@ from torch import Tensor
 from composer_prime import metrics
 from composer_prime.config.recipe import LossConfig, OptimConfig
 from composer_prime.config.stored import PairsConfig, StoredTracesConfig
-from composer_prime.errors import TeacherError
+from composer_prime.errors import SiteError, TeacherError
 from composer_prime.replay.served import ServedModel
 from composer_prime.sites.embedded.batches import TrainingSample
 from composer_prime.sites.embedded.learner import Learner, import_loss
-from composer_prime.sites.embedded.stored import Action, EncodedPair, EncodedTurn, StoredSamples, drawn
+from composer_prime.sites.embedded.stored import (
+    MAX_UNSCORED_DRAWS,
+    Action,
+    EncodedPair,
+    EncodedTurn,
+    StoredSamples,
+    drawn,
+)
 from tests.sites.letters_site import letters_site
 from tests.sites.tiny_policy import VOCABULARY, random_policy
 
@@ -148,6 +155,16 @@ def test_a_pair_that_cant_be_scored_is_left_out_and_counted(tmp_path: Path) -> N
     source = stored(tmp_path, pairs, policy=policy, pairs={"file": "x", "batch_size": 4})
     samples, found = asyncio.run(source.draw(0, 0))
     assert (len(samples), found[metrics.PAIRS_COUNT], found[metrics.PAIRS_FAILED]) == (6, 3, 1)
+
+
+def test_a_site_ends_when_nothing_stored_is_ever_scored(tmp_path: Path) -> None:
+    pairs = random_pairs(2)
+    policy = Served(random_policy(1), broken=[pair.chosen for pair in pairs])
+    source = stored(tmp_path, pairs, policy=policy, pairs={"file": "x", "batch_size": 2})
+    for step in range(MAX_UNSCORED_DRAWS - 1):
+        assert asyncio.run(source.draw(step, 0))[0] == []
+    with pytest.raises(SiteError, match=r"nothing of replay.pairs .* 3 times in a row; the last with: it has no answer"):
+        asyncio.run(source.draw(2, 0))
 
 
 @pytest.mark.parametrize(("count", "size"), [(7, 3), (3, 7), (4, 4), (1, 2)])

@@ -18,13 +18,16 @@ from composer_prime import metrics
 from composer_prime.config.distill import weight_at
 from composer_prime.config.settings import SiteSettings
 from composer_prime.config.stored import PairsConfig, StoredTracesConfig
-from composer_prime.errors import BadInput, TeacherError
+from composer_prime.errors import BadInput, SiteError, TeacherError
 from composer_prime.replay.pairs.advantages import Scored, margin, pair_advantages
 from composer_prime.replay.served import ServedModel, held_name
 from composer_prime.replay.states import Message, Tool
 from composer_prime.sites.embedded.batches import TrainingSample
 
 logger = logging.getLogger(__name__)
+
+MAX_UNSCORED_DRAWS = 3
+"""Steps in a row of which nothing is scored before the site ends."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,8 @@ class StoredSamples:
         self._policy, self._first = policy, first
         self._seed = settings.sampling_seed
         self._reference: dict[int, tuple[float, ...]] = {}
+        self._num_unscored_draws = 0
+        self._last_error: TeacherError | None = None
 
     @property
     def has_any(self) -> bool:
@@ -116,11 +121,20 @@ class StoredSamples:
         return bool(self._pairs or self._turns)
 
     async def draw(self, step: int, version: int) -> tuple[list[TrainingSample], dict[str, float]]:
-        """The samples of a training step, under the policy of `version`, and their metrics."""
+        """The samples of a training step, under the policy of `version`, and their metrics.
+
+        Raises SiteError when the server has scored none for `MAX_UNSCORED_DRAWS` steps in a row.
+        """
         pairs = await asyncio.gather(*self._scored_pairs(step, version))
         turns = await asyncio.gather(*self._scored_turns(step, version))
         margins = [each for _, each in filter(None, pairs)]
         samples = [sample for both, _ in filter(None, pairs) for sample in both] + [turn for turn in turns if turn]
+        self._num_unscored_draws = 0 if samples or not (pairs or turns) else self._num_unscored_draws + 1
+        if self._num_unscored_draws == MAX_UNSCORED_DRAWS:
+            raise SiteError(
+                f"nothing of replay.pairs and replay.traces was scored, {MAX_UNSCORED_DRAWS} times in a row; the last "
+                f"with: {self._last_error}"
+            )
         found: dict[str, float] = {}
         if self._pairs:
             found[metrics.PAIRS_COUNT] = len(margins)
@@ -162,8 +176,7 @@ class StoredSamples:
             if config.loss == "dpo" and place not in self._reference:
                 self._reference[place] = tuple(map(sum, await self._both(self._first, pair)))
         except TeacherError as error:
-            logger.warning("pair=%d unscored: %s", place, error)
-            return None
+            return self._left_out(error)
         chosen, rejected = (
             Scored(sum(own), action.num_tokens, reference)
             for own, action, reference in zip(
@@ -179,6 +192,10 @@ class StoredSamples:
         )
         return samples, margin(config.loss, chosen, rejected, **settings)
 
+    def _left_out(self, error: TeacherError) -> None:
+        logger.warning("unscored: %s", error)
+        self._last_error = error
+
     async def _both(self, server: ServedModel, pair: EncodedPair) -> list[list[float]]:
         return await asyncio.gather(*(scores(server, one) for one in (pair.chosen, pair.rejected)))
 
@@ -188,8 +205,7 @@ class StoredSamples:
         try:
             logprobs = await scores(self._policy, turn.action)
         except TeacherError as error:
-            logger.warning("stored turn unscored: %s", error)
-            return None
+            return self._left_out(error)
         return _sample(turn.action, logprobs, weight_at(config.tau, step) * turn.advantage, "traces", version)
 
 
@@ -282,14 +298,21 @@ def encode_turns(encoder: Encoder, config: StoredTracesConfig) -> list[EncodedTu
     from composer_prime.replay.ingest.store import TraceStore
 
     advantages = None if config.scores is None else _advantages(config)
-    found, total = [], 0
-    for state in TraceStore(config.store).states():
-        total += 1
-        advantage = 1.0 if advantages is None else advantages.get((state.session, state.turn), 0.0)
-        action = encoder.encode(state.messages, state.tools, state.action) if advantage else None
-        if action is not None:
-            found.append(EncodedTurn(action, advantage))
-    _say(str(config.store), "turns", len(found), total)
+    states = list(TraceStore(config.store).states())
+    weighed = [
+        (state, 1.0 if advantages is None else advantages.get((state.session, state.turn), 0.0)) for state in states
+    ]
+    if not any(advantage for _, advantage in weighed):
+        raise BadInput(
+            f"{config.scores} tells no turn of {config.store} ({len(states)} in all) from its session's others: leave "
+            "replay.traces.scores out, or ask more teachers"
+        )
+    found = [
+        EncodedTurn(action, advantage)
+        for state, advantage in weighed
+        if advantage and (action := encoder.encode(state.messages, state.tools, state.action)) is not None
+    ]
+    _say(str(config.store), "turns", len(found), len(states))
     return found
 
 
