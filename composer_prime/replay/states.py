@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 Message: TypeAlias = Mapping[str, Any]
@@ -47,7 +48,7 @@ class TraceState:
     author: str | None = None
     reward: float | None = None
 
-    @property
+    @cached_property
     def id(self) -> str:
         """16 hex digits of the sha256 of messages and tools: the same question has the same id in every session."""
         return digest([list(self.messages), list(self.tools)])[:16]
