@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from composer_prime.errors import BadInput, CorruptObject
-from composer_prime.replay.ingest.intake import FileReport, find_files, ingest
+from composer_prime.replay.ingest.intake import FileReport, find_files, ingest, read_file
 from composer_prime.replay.ingest.store import TraceStore
 from tests.replay.ingest.claude_session import write
 from tests.replay.ingest.stories import WRITERS, files_of
@@ -32,13 +32,13 @@ def into(store: Path, *paths: Path) -> list[FileReport]:
 
 def test_a_stored_session_is_the_one_that_was_read(tmp_path: Path) -> None:
     for name in [*WRITERS, "claude-code"]:
-        (report,) = into(tmp_path / "store", put(tmp_path, name))
+        path = put(tmp_path, name)
+        (report,) = into(tmp_path / "store", path)
         assert report.num_new == report.num_sessions == 1, name
-    store = TraceStore(tmp_path / "store")
-    for session in store.sessions():
-        again = store.session(session.id)
+        (session,) = read_file(path)[1].sessions
+        again = TraceStore(tmp_path / "store").session(session.id)
         assert again == session and list(again.states()) == list(session.states())
-    assert len(store.ids()) == 10
+    assert len(TraceStore(tmp_path / "store").ids()) == 10
 
 
 def test_the_same_file_twice_adds_nothing(tmp_path: Path) -> None:
