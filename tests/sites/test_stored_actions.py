@@ -26,7 +26,7 @@ from tests.sites.letters_site import letters_site
 from tests.sites.test_stored import Served, random_pairs
 from tests.sites.tiny_policy import random_policy
 
-TOOLS = [
+TOOLS: Any = [
     {
         "type": "function",
         "function": {
