@@ -141,6 +141,14 @@ def test_stored_turns_have_cross_entropys_gradient_by_their_advantages(tmp_path:
     assert found == {metrics.TRACES_COUNT: 3, metrics.TRACES_FAILED: 0}
 
 
+def test_a_weight_that_has_come_to_0_leaves_a_batch_as_it_is(tmp_path: Path) -> None:
+    tau, turn = {"start": 1.0, "end": 0.0, "steps": 2}, EncodedTurn(random_action(random.Random(1), [1, 2]), 1.0)
+    tables = {"pairs": {"file": "x", "tau": tau}, "traces": {"store": "x", "tau": tau}}
+    source = stored(tmp_path, random_pairs(2), [turn], **tables)
+    assert [source.teaches(step) for step in range(4)] == [True, True, False, False]
+    assert len(asyncio.run(source.draw(1, 0))[0]) > 0 and asyncio.run(source.draw(2, 0)) == ([], {})
+
+
 def test_the_reference_is_asked_once_for_each_pair(tmp_path: Path) -> None:
     first, pairs = Served(random_policy(2)), random_pairs(4)
     source = stored(tmp_path, pairs, first=first, pairs={"file": "x", "batch_size": 3})

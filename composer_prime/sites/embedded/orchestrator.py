@@ -97,7 +97,7 @@ class Orchestrator:
 
     async def make_batch(self, step: int) -> tuple[Batch, dict[str, float]]:
         """Play a step's batch and write it for the trainer, with what stored samples it takes and their metrics."""
-        batch = await self.play_batch()
+        batch = await self.play_batch(step)
         stored, found = await self.stored.draw(step, self.weights.version)
         write_batch(self.settings.paths.rollouts, step, [*batch.samples, *stored])
         conversations.append(self.settings.paths.conversations, shown(batch, step))
@@ -110,8 +110,9 @@ class Orchestrator:
             yield step
             step += 1
 
-    async def play_batch(self) -> Batch:
-        """Draw tasks and play them until a draw teaches something. Raises SiteError when all rollouts keep failing."""
+    async def play_batch(self, step: int) -> Batch:
+        """Draw tasks and play them until a draw teaches something, or stored samples do. Raises SiteError when all
+        rollouts keep failing."""
         began, groups, num_failed_draws = time.time(), list[Group](), 0
         for _ in range(MAX_DRAWS):
             drawn = await self.play_draw()
@@ -124,7 +125,7 @@ class Orchestrator:
                 temperature=self.config.train.sampling.temperature,
                 filter_zero_advantages=self.config.train.filter_zero_advantages,
             )
-            if samples or self.stored.has_any:
+            if samples or self.stored.teaches(step):
                 return Batch(groups, samples, began, time.time())
         logger.warning("draws=%d taught nothing: the batch stays empty", MAX_DRAWS)
         return Batch(groups, [], began, time.time())

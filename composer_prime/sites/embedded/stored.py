@@ -115,10 +115,16 @@ class StoredSamples:
         self._num_unscored_draws = 0
         self._last_error: TeacherError | None = None
 
-    @property
-    def has_any(self) -> bool:
+    def teaches(self, step: int) -> bool:
         """Whether a batch without a rollout that teaches still teaches something."""
-        return bool(self._pairs or self._turns)
+        return bool((self._pairs and self._has_pairs(step)) or (self._turns and self._has_turns(step)))
+
+    def _has_pairs(self, step: int) -> bool:
+        config = self._pairs_config
+        return config is not None and bool(config.sft_tau or weight_at(config.tau, step))
+
+    def _has_turns(self, step: int) -> bool:
+        return self._traces_config is not None and bool(weight_at(self._traces_config.tau, step))
 
     async def draw(self, step: int, version: int) -> tuple[list[TrainingSample], dict[str, float]]:
         """The samples of a training step, under the policy of `version`, and their metrics.
@@ -136,13 +142,13 @@ class StoredSamples:
                 f"with: {self._last_error}"
             )
         found: dict[str, float] = {}
-        if self._pairs:
+        if pairs:
             found[metrics.PAIRS_COUNT] = len(margins)
             found[metrics.PAIRS_FAILED] = len(pairs) - len(margins)
         if margins:
             found[metrics.PAIRS_MARGIN] = fmean(margins)
             found[metrics.PAIRS_ACCURACY] = fmean(each > 0 for each in margins)
-        if self._turns:
+        if turns:
             found[metrics.TRACES_COUNT] = sum(turn is not None for turn in turns)
             found[metrics.TRACES_FAILED] = sum(turn is None for turn in turns)
         return samples, found
@@ -154,14 +160,14 @@ class StoredSamples:
 
     def _scored_pairs(self, step: int, version: int) -> Iterable[Any]:
         config = self._pairs_config
-        if config is None:
+        if config is None or not self._has_pairs(step):
             return []
         places = drawn(len(self._pairs), config.batch_size, step, f"{self._seed}/pairs")
         return [self._pair(config, place, step, version) for place in places]
 
     def _scored_turns(self, step: int, version: int) -> Iterable[Any]:
         config = self._traces_config
-        if config is None:
+        if config is None or not self._has_turns(step):
             return []
         places = drawn(len(self._turns), config.batch_size, step, f"{self._seed}/traces")
         return [self._turn(config, self._turns[place], step, version) for place in places]
@@ -302,7 +308,7 @@ def encode_turns(encoder: Encoder, config: StoredTracesConfig) -> list[EncodedTu
     weighed = [
         (state, 1.0 if advantages is None else advantages.get((state.session, state.turn), 0.0)) for state in states
     ]
-    if not any(advantage for _, advantage in weighed):
+    if config.scores is not None and not any(advantage for _, advantage in weighed):
         raise BadInput(
             f"{config.scores} tells no turn of {config.store} ({len(states)} in all) from its session's others: leave "
             "replay.traces.scores out, or ask more teachers"
