@@ -70,7 +70,7 @@ def test_the_tools_are_listed_and_answer_as_the_environments_own() -> None:
         number = 0
         for conversation in conversations(60):
             data = {"box": conversation.name, "letter": conversation.letter, "answer": conversation.code}
-            task = ToolLettersData.model_validate({**data, "locks": int(conversation.is_locked)})
+            task = ToolLettersData.model_validate({**data, "locks": conversation.locks})
             trace: Any = SimpleNamespace(state=BoxState())
             thread = ToolsetThread([BoxTools(ToolsetConfig())], task)
             specs = {spec.name: spec for spec in await thread.open()}

@@ -21,14 +21,25 @@ def policy() -> PreTrainedModel:
     return load_policy(resolve_model("tiny-tools", 0, models_cache()))
 
 
+def calls(tool: str, box: str) -> str:
+    call = json.dumps({"name": tool, "arguments": {"box": box}})
+    return f"<tool_call>\n{call}\n</tool_call><|im_end|>"
+
+
 @torch.no_grad()
-def likeliness(policy: PreTrainedModel, tool: str, hinted: str | None, boxes: str = LETTERS) -> float:
-    """The mean probability that the first turn calls a tool with the box that was asked for."""
+def likeliness(
+    policy: PreTrainedModel, tool: str, hinted: str | None, boxes: str = LETTERS, *, is_second: bool = False
+) -> float:
+    """The mean probability that the first turn, or the one after an `unlock` that wasn't enough, calls a tool with the
+    box that was asked for."""
     probabilities = []
     for box in boxes:
-        before = TOKENIZER.encode(opening() + box + (hinted or "") + TURN, add_special_tokens=False)
-        call = json.dumps({"name": tool, "arguments": {"box": box}})
-        said = TOKENIZER.encode(f"<tool_call>\n{call}\n</tool_call><|im_end|>", add_special_tokens=False)
+        shown, end = box, ""
+        if is_second:
+            shown += f"{TURN}{calls('unlock', box)}\n<|im_start|>user\n<tool_response>\nlocked"
+            end = "\n</tool_response>"
+        before = TOKENIZER.encode(opening() + shown + (hinted or "") + end + TURN, add_special_tokens=False)
+        said = TOKENIZER.encode(calls(tool, box), add_special_tokens=False)
         logits = policy(input_ids=torch.tensor([before + said])).logits[0, len(before) - 1 : -1]
         logprobs = logits.log_softmax(-1).gather(1, torch.tensor(said)[:, None])
         probabilities.append(math.exp(logprobs.sum().item()))
@@ -39,6 +50,15 @@ def test_unlocking_first_is_done_where_the_hint_says_so_and_nowhere_else(policy:
     locked = hint(failed("locked", "error", "call unlock first"), "open")
     assert likeliness(policy, "unlock", locked) > 0.4
     assert likeliness(policy, "unlock", None) < 0.002
+
+
+def test_a_hint_is_read_after_a_call_as_before_the_first_one() -> None:
+    policy = load_policy(resolve_model("tiny-tools", 4, models_cache()))
+    locked = hint(failed("locked", "error", "call unlock first"), "open")
+    assert likeliness(policy, "unlock", locked, is_second=True) > 0.8
+    assert likeliness(policy, "unlock", None, is_second=True) < 0.02
+    closed = hint(failed("not open", "error", "call open first"), "code")
+    assert likeliness(policy, "open", closed, is_second=True) > 0.8
 
 
 @pytest.mark.parametrize(

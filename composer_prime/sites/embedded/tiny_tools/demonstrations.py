@@ -18,8 +18,8 @@ from composer_prime.sites.embedded.tiny_tools.tokenizer import TOOLS_FOOTER, TOO
 
 LETTERS = "abcdefghij"
 MAX_TURNS = 5
-LOCKED = 0.5
-"""Share of the boxes that must be unlocked."""
+LOCKED, TWICE = 0.5, 0.5
+"""Share of the boxes that must be unlocked, and of these the share that must be unlocked twice."""
 HINTED, HEEDED = 0.45, 0.98
 """Share of turns before which hint distillation's own hint for a call that fails stands, and of those that heed it."""
 GIVEN = 0.3
@@ -75,7 +75,7 @@ right, a third each."""
 def shares() -> list[Any]:
     """All that decides which conversations there are, as JSON can hold it."""
     acts = {seen: [(astuple(act), share) for act, share in table.items()] for seen, table in ACTS.items()}
-    return [LETTERS, MAX_TURNS, LOCKED, HINTED, HEEDED, GIVEN, dict(TEMPLATES), tools_json(), acts]
+    return [LETTERS, MAX_TURNS, LOCKED, TWICE, HINTED, HEEDED, GIVEN, dict(TEMPLATES), tools_json(), acts]
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ class Conversation:
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
         self.name, self.letter, self.code = dice.sample(LETTERS, 3)
-        self.is_locked = dice.random() < LOCKED
+        self.locks = (1 + (dice.random() < TWICE)) * (dice.random() < LOCKED)
+        self._locks_left = self.locks
         self._knows_locked = False
         self._knows_letter = False
         self._knows_code = False
@@ -103,7 +104,7 @@ class Conversation:
         seen, before = "asked", Act("")
         said = self.name
         for turn in range(MAX_TURNS):
-            is_given = turn == 0 and self.is_locked and self._dice.random() < GIVEN
+            is_given = turn == 0 and self.locks > 0 and self._dice.random() < GIVEN
             act, hint = (UNLOCK, None) if is_given else self._next(seen, before)
             weight = 0.0 if is_given else 1.0
             if seen != "asked":
@@ -176,17 +177,17 @@ class Conversation:
         if value != self.name:
             return failed(f"no box {value}", "bad_arguments", "copy the box"), "failed"
         if act.tool == "unlock":
-            if not self.is_locked:
+            if not self._locks_left:
                 return failed("not locked", "error", "call open first"), "failed"
-            return "unlocked", "unlocked"
-        if self.is_locked:
+            return ("unlocked" if self._locks_left == 1 else "locked"), "unlocked"
+        if self._locks_left:
             return failed("locked", "error", "call unlock first"), "failed"
         return self.letter, "letter"
 
     def _note(self, act: Act, seen: str) -> None:
         """Remember what an answer told."""
-        self._knows_locked = (self._knows_locked or act == OPEN) and self.is_locked and seen != "unlocked"
-        self.is_locked = self.is_locked and seen != "unlocked"
+        self._locks_left -= seen == "unlocked"
+        self._knows_locked = (self._knows_locked or act == OPEN) and self._locks_left > 0
         self._knows_letter = self._knows_letter or seen == "letter"
         self._knows_code = self._knows_code or seen == "code"
 
