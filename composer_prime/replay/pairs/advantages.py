@@ -35,6 +35,12 @@ def margin(loss: PreferenceLoss, chosen: Scored, rejected: Scored, *, beta: floa
     return beta * (chosen.logprob / chosen.num_tokens - rejected.logprob / rejected.num_tokens) - gamma
 
 
+def lead(chosen: Scored, rejected: Scored) -> float:
+    """Nats by which the policy prefers `chosen`, or by which it prefers it more than the reference, if that is less."""
+    own = chosen.logprob - rejected.logprob
+    return min(own, own - (chosen.reference - rejected.reference))
+
+
 def pair_advantages(
     loss: PreferenceLoss, chosen: Scored, rejected: Scored, *, beta: float, gamma: float = 0.0
 ) -> tuple[float, float]:

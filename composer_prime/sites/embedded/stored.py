@@ -19,7 +19,7 @@ from composer_prime.config.distill import weight_at
 from composer_prime.config.settings import SiteSettings
 from composer_prime.config.stored import PairsConfig, StoredTracesConfig
 from composer_prime.errors import BadInput, SiteError, TeacherError
-from composer_prime.replay.pairs.advantages import Scored, margin, pair_advantages
+from composer_prime.replay.pairs.advantages import Scored, lead, margin, pair_advantages
 from composer_prime.replay.served import ServedModel, held_name
 from composer_prime.replay.states import Message, Tool
 from composer_prime.sites.embedded.batches import TrainingSample
@@ -92,6 +92,20 @@ class EncodedTurn:
     advantage: float
 
 
+@dataclass(frozen=True)
+class ScoredPair:
+    """A pair under the policy of the moment.
+
+    samples     those that have something to teach
+    margin      as replay.pairs.advantages has it
+    is_learned  whether its preference term rests
+    """
+
+    samples: tuple[TrainingSample, ...]
+    margin: float
+    is_learned: bool
+
+
 class StoredSamples:
     """Draws a step's pairs and stored turns and has them scored. `aclose` it in the end.
 
@@ -113,11 +127,13 @@ class StoredSamples:
         self._seed = settings.sampling_seed
         self._reference: dict[int, tuple[float, ...]] = {}
         self._num_unscored_draws = 0
+        self._has_learned_all = False
         self._last_error: TeacherError | None = None
 
     def teaches(self, step: int) -> bool:
-        """Whether a batch without a rollout that teaches still teaches something."""
-        return bool((self._pairs and self._has_pairs(step)) or (self._turns and self._has_turns(step)))
+        """Whether a batch without a rollout that teaches still teaches something; as far as the last draw can tell."""
+        has_pairs = bool(self._pairs) and self._has_pairs(step) and not self._has_learned_all
+        return has_pairs or (bool(self._turns) and self._has_turns(step))
 
     def _has_pairs(self, step: int) -> bool:
         config = self._pairs_config
@@ -133,9 +149,11 @@ class StoredSamples:
         """
         pairs = await asyncio.gather(*self._scored_pairs(step, version))
         turns = await asyncio.gather(*self._scored_turns(step, version))
-        margins = [each for _, each in filter(None, pairs)]
-        samples = [sample for both, _ in filter(None, pairs) for sample in both] + [turn for turn in turns if turn]
-        self._num_unscored_draws = 0 if samples or not (pairs or turns) else self._num_unscored_draws + 1
+        scored = [pair for pair in pairs if pair is not None]
+        samples = [sample for pair in scored for sample in pair.samples]
+        self._has_learned_all = bool(scored) and not samples
+        samples += [turn for turn in turns if turn]
+        self._num_unscored_draws = 0 if scored or samples or not (pairs or turns) else self._num_unscored_draws + 1
         if self._num_unscored_draws == MAX_UNSCORED_DRAWS:
             raise SiteError(
                 f"nothing of replay.pairs and replay.traces was scored, {MAX_UNSCORED_DRAWS} times in a row; the last "
@@ -143,11 +161,12 @@ class StoredSamples:
             )
         found: dict[str, float] = {}
         if pairs:
-            found[metrics.PAIRS_COUNT] = len(margins)
-            found[metrics.PAIRS_FAILED] = len(pairs) - len(margins)
-        if margins:
-            found[metrics.PAIRS_MARGIN] = fmean(margins)
-            found[metrics.PAIRS_ACCURACY] = fmean(each > 0 for each in margins)
+            found[metrics.PAIRS_COUNT] = len(scored)
+            found[metrics.PAIRS_LEARNED] = sum(pair.is_learned for pair in scored)
+            found[metrics.PAIRS_FAILED] = len(pairs) - len(scored)
+        if scored:
+            found[metrics.PAIRS_MARGIN] = fmean(pair.margin for pair in scored)
+            found[metrics.PAIRS_ACCURACY] = fmean(pair.margin > 0 for pair in scored)
         if turns:
             found[metrics.TRACES_COUNT] = sum(turn is not None for turn in turns)
             found[metrics.TRACES_FAILED] = sum(turn is None for turn in turns)
@@ -174,8 +193,8 @@ class StoredSamples:
 
     async def _pair(
         self, config: PairsConfig, place: int, step: int, version: int
-    ) -> tuple[tuple[TrainingSample, TrainingSample], float] | None:
-        """Both samples and the margin; None where the server gave no score."""
+    ) -> "ScoredPair | None":
+        """None where the server gave no score."""
         pair = self._pairs[place]
         try:
             logprobs = await self._both(self._policy, pair)
@@ -191,12 +210,15 @@ class StoredSamples:
         )
         settings = {"beta": config.scale, "gamma": config.gamma}
         pulls = pair_advantages(config.loss, chosen, rejected, **settings)
-        tau, imitation = weight_at(config.tau, step) * pair.weight, config.sft_tau * pair.weight
-        samples = (
-            _sample(pair.chosen, logprobs[0], tau * pulls[0] + imitation, "pairs", version),
-            _sample(pair.rejected, logprobs[1], tau * pulls[1], "pairs", version),
+        is_learned = lead(chosen, rejected) >= config.max_lead
+        tau = 0.0 if is_learned else weight_at(config.tau, step) * pair.weight
+        advantages = (tau * pulls[0] + config.sft_tau * pair.weight, tau * pulls[1])
+        samples = tuple(
+            _sample(action, own, advantage, "pairs", version)
+            for action, own, advantage in zip((pair.chosen, pair.rejected), logprobs, advantages, strict=True)
+            if advantage
         )
-        return samples, margin(config.loss, chosen, rejected, **settings)
+        return ScoredPair(samples, margin(config.loss, chosen, rejected, **settings), is_learned)
 
     def _left_out(self, error: TeacherError) -> None:
         logger.warning("unscored: %s", error)
