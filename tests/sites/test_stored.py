@@ -115,6 +115,7 @@ def test_a_trainers_step_on_pairs_has_the_preference_losss_gradient(
 ) -> None:
     model, first, pairs = random_policy(1).eval(), random_policy(2).eval(), random_pairs(6)
     config: dict[str, Any] = {"file": "x", "loss": loss, "beta": BETA, "batch_size": 6, "sft_tau": sft_tau, "tau": 3.0}
+    config["max_lead"] = 1e6
     source = stored(
         tmp_path, pairs, (), Served(model), Served(first), pairs=config | ({"gamma": GAMMA} if loss == "simpo" else {})
     )
@@ -126,6 +127,42 @@ def test_a_trainers_step_on_pairs_has_the_preference_losss_gradient(
     for ours, wanted in zip(learned(model, samples), gradient(model, cast(Tensor, total)), strict=True):
         torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
     assert found[metrics.PAIRS_COUNT] == 6 and found[metrics.PAIRS_FAILED] == 0
+
+
+def lead(policy: Any, first: Any, pair: EncodedPair) -> float:
+    own, before = (
+        float(total_logprob(model, pair.chosen) - total_logprob(model, pair.rejected)) for model in (policy, first)
+    )
+    return min(own, own - before)
+
+
+def test_a_pair_that_the_policy_prefers_by_max_lead_rests_but_for_its_imitation(tmp_path: Path) -> None:
+    policy, first, pairs = random_policy(1).eval(), random_policy(2).eval(), random_pairs(9)
+    with torch.no_grad():
+        leads = [lead(policy, first, pair) for pair in pairs]
+    top = sorted(each for each in leads if each > 0)[-2]
+    config = {"file": "x", "batch_size": 9, "sft_tau": 0.5, "max_lead": top - 1e-3}
+    samples, found = asyncio.run(stored(tmp_path, pairs, (), Served(policy), Served(first), pairs=config).draw(0, 0))
+    resting = [pair for pair, each in zip(pairs, leads, strict=True) if each >= top]
+    assert found[metrics.PAIRS_LEARNED] == len(resting) == 2 and found[metrics.PAIRS_COUNT] == 9
+    taught = {tuple(sample.token_ids): max(map(abs, sample.advantages)) for sample in samples}
+    assert len(taught) == 2 * 9 - 2
+    for pair in resting:
+        assert tuple(pair.rejected.token_ids) not in taught
+        assert taught[tuple(pair.chosen.token_ids)] == pytest.approx(0.5 * pair.weight)
+
+
+def test_rollouts_are_drawn_again_while_all_pairs_are_learned(tmp_path: Path) -> None:
+    policies = [random_policy(seed).eval() for seed in (1, 2)]
+    with torch.no_grad():
+        pairs = [pair for pair in random_pairs(30) if lead(*policies, pair) > 0.1][:2]
+    assert len(pairs) == 2
+    policy, first = (Served(model) for model in policies)
+    source = stored(tmp_path, pairs, (), policy, first, pairs={"file": "x", "batch_size": 2, "max_lead": 0.1})
+    assert source.teaches(0)
+    assert asyncio.run(source.draw(0, 0))[0] == [] and not source.teaches(1)
+    policy.model = policies[1]  # it has forgotten
+    assert len(asyncio.run(source.draw(1, 1))[0]) == 4 and source.teaches(2)
 
 
 @pytest.mark.parametrize("advantages", [(1.0, 1.0, 1.0), (1.0, -0.5, 0.25)])

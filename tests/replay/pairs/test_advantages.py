@@ -9,7 +9,7 @@ from torch.nn.functional import logsigmoid
 
 from composer_prime.losses.composer import composer_loss
 from composer_prime.losses.records import LossInputs
-from composer_prime.replay.pairs.advantages import PreferenceLoss, Scored, margin, pair_advantages
+from composer_prime.replay.pairs.advantages import PreferenceLoss, Scored, lead, margin, pair_advantages
 
 BETA, GAMMA = 0.7, 0.4
 CHOSEN, REJECTED = Scored(-12.0, 10, reference=-11.0), Scored(-9.0, 4, reference=-10.0)
@@ -60,6 +60,12 @@ def test_two_samples_of_the_policy_loss_have_the_preference_losss_gradient(loss:
 def test_margins_are_the_papers() -> None:
     assert margin("dpo", CHOSEN, REJECTED, beta=0.5) == pytest.approx(0.5 * (-1.0 - 1.0))
     assert margin("simpo", CHOSEN, REJECTED, beta=2.0, gamma=0.3) == pytest.approx(2.0 * (-1.2 + 2.25) - 0.3)
+
+
+def test_the_lead_is_the_lesser_of_the_policys_own_and_its_distance_from_the_reference() -> None:
+    assert lead(CHOSEN, REJECTED) == pytest.approx(-3.0)  # by itself; against the reference it is -2
+    assert lead(Scored(-1.0, 3, reference=-2.0), Scored(-9.0, 3, reference=-8.0)) == pytest.approx(2.0)
+    assert lead(Scored(-1.0, 3), Scored(-9.0, 3)) == pytest.approx(8.0)  # without one
 
 
 def test_pairs_far_apart_stay_finite() -> None:
