@@ -33,8 +33,8 @@ class PairsConfig(Table):
     """Weight of the chosen action's cross entropy beside it."""
 
     max_lead: float = Field(default=3.0, gt=0)
-    """Nats by which the policy prefers what is chosen, as it is and against the run's first policy, from which on a pair
-    is learned: it rests until it is less."""
+    """Nats by which the policy prefers what is chosen, as it is and against the run's first policy, from which on a
+    pair rests."""
 
     batch_size: int = Field(default=16, ge=1)
     """Pairs a training step."""

@@ -1,33 +1,51 @@
-"""What pairs bring: the traces of a policy that fails, three text teachers, and runs with pairs and with shuffled ones.
+"""What pairs bring, and what they cost: an agent that works well but for locked boxes, and teachers that know locks.
 
     python -m tests.bench.pairs --out outputs/pairs
 
-The commands of docs/traces.md one after the other, on `recipes/local/hints.toml` without its hints: a box is locked
-twice, and the policy never unlocks it. Two of the teachers know that; the third opens the box at once, as the policy
-does. A command that was done is left out when the same call is given again.
+The commands of docs/traces.md one after the other, on `recipes/local/hints.toml` without its hints. The agent learned
+on boxes without locks; its log has those and boxes that are locked twice, which it never opens. Two cheap teachers, of
+which one has never seen a lock either, and a dear one are asked in four ways: everyone everywhere, by the gate, by
+tiers, and by both. Then `ablate` trains the agent on locked boxes: with the rewards alone, with each way's pairs, and
+with shuffled ones. A command that was done is left out when the same call is given again.
 """
 
 import argparse
+import itertools
 import json
 import random
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from composer_prime.config.paths import models_cache
+from composer_prime.replay.ask.folder import AnswerFolder
 from composer_prime.replay.pairs.file import Pair, read_pairs, write_pairs
+from composer_prime.sites.embedded.model import resolve_model
+from composer_prime.sites.embedded.ports import HOST, claim_port
+from tests.bench.gpu import is_healthy
 from tests.replay.ask.text_teacher import FakeTextTeacher, serving
 
 RECIPE = Path(__file__).parents[2] / "recipes/local/hints.toml"
 CLI = (sys.executable, "-m", "composer_prime.cli.main")
-BAD_STEPS = 16
-"""Steps of the policy that fails, at a learning rate of 0: four conversations of each are kept."""
-BAD_SEED = 1000
 CALL = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
+ENV = "orchestrator.train.source.0.env"
+
+AGENT_SEED, AGENT_STEPS = 1000, 24
+LOG_STEPS = 16
+"""Steps of the agent's log for each kind of box, at a learning rate of 0: four conversations of each are kept."""
+MIN_ENTROPY = 0.02
+"""Nats a token below which the student is sure: of a call's twelve tokens one or two are a choice."""
+
+LOCKED = ["--hints", "None", f"--{ENV}.agent.max_turns", 6]
+"""Of all runs: turns for one `open` that fails, two that unlock, open, code, reply."""
 
 Message = dict[str, Any]
 
@@ -67,80 +85,152 @@ def chats(conversations: Path) -> Iterator[dict[str, Any]]:
                     messages.append({"role": "tool", "tool_call_id": made[0]["id"], "content": shown["text"]})
                 case [role, *_]:
                     messages.append({"role": role, "content": shown["text"]})
-        yield {"messages": messages, "tools": TOOLS, "reward": given["reward"], "model": "a-policy-that-fails"}
+        yield {"messages": messages, "tools": TOOLS, "reward": given["reward"], "model": "the-agent"}
 
 
 def knows(body: Mapping[str, Any]) -> Message:
-    """What who knows the task does next: unlock until it says so, open, ask for the code, say it."""
+    """What who knows locks does next: open, and if that fails unlock until it says so; ask for the code, say it."""
     messages: Sequence[Message] = body["messages"]
-    box = messages[0]["content"].split()[-1]
-    told: dict[str, str] = {}
-    for before, after in zip(messages, messages[1:], strict=False):
-        if after["role"] == "tool" and not after["content"].startswith(("{", "error")):
-            told[before["tool_calls"][0]["function"]["name"]] = after["content"]
-    if "code" in told:
-        return {"role": "assistant", "content": told["code"]}
-    if "open" in told:
-        return call("code", letter=told["open"])
-    return call("open" if told.get("unlock") == "unlocked" else "unlock", box=box)
+    is_locked = "call unlock first" in messages[-1]["content"] or messages[-1]["content"] == "locked"
+    return call("unlock", box=box_of(body)) if is_locked else opens(body)
 
 
 def opens(body: Mapping[str, Any]) -> Message:
-    """What who has never seen a lock does."""
-    return call("open", box=body["messages"][0]["content"].split()[-1])
+    """What who has never seen a lock does next."""
+    told: dict[str, str] = {}
+    for before, after in itertools.pairwise(body["messages"]):
+        if after["role"] == "tool" and not after["content"].startswith(("{", "error", "Error")):
+            told[before["tool_calls"][0]["function"]["name"]] = after["content"]
+    if "code" in told:
+        return {"role": "assistant", "content": told["code"]}
+    return call("code", letter=told["open"]) if "open" in told else call("open", box=box_of(body))
+
+
+def box_of(body: Mapping[str, Any]) -> str:
+    return body["messages"][0]["content"].split()[-1]
 
 
 def shuffled(pairs: Sequence[Pair]) -> list[Pair]:
     """The same pairs, each with the chosen action of another."""
     order = random.Random(0).sample(range(len(pairs)), len(pairs))
-    return [
-        pair.model_copy(update={"chosen": pairs[other].chosen}) for pair, other in zip(pairs, order, strict=True)
-    ]
+    return [pair.model_copy(update={"chosen": pairs[other].chosen}) for pair, other in zip(pairs, order, strict=True)]
+
+
+@dataclass(frozen=True)
+class Way:
+    """Whom to ask, and where."""
+
+    name: str
+    has_gate: bool
+    has_tiers: bool
+
+
+EVERYONE = Way("everyone", has_gate=False, has_tiers=False)
+WAYS = (EVERYONE, Way("gated", True, False), Way("tiers", False, True), Way("both", True, True))
+
+
+@dataclass(frozen=True)
+class Price:
+    """Dollars for a million tokens, read and written."""
+
+    prompt: float
+    completion: float
+
+
+CHEAP, DEAR = Price(0.1, 0.4), Price(3.0, 15.0)
 
 
 class Chain:
-    """The commands and what they leave behind in a folder."""
+    """The commands, and what they leave behind in a folder."""
 
     def __init__(self, out: Path) -> None:
         self.out = out.absolute()
-        self.sessions, self.store, self.answers = self.out / "sessions.jsonl", self.out / "traces", self.out / "answers"
-        self.pairs, self.shuffled = self.out / "pairs.jsonl", self.out / "shuffled.jsonl"
+        self.agent, self.store = self.out / "agent", self.out / "traces"
+        self.shuffled = self.out / "shuffled.jsonl"
+
+    def pairs(self, way: Way) -> Path:
+        return self.out / f"pairs-{way.name}.jsonl"
+
+    def answers(self, way: Way) -> Path:
+        return self.out / f"answers-{way.name}"
+
+    def make_log(self) -> None:
+        """The agent, and what it did with boxes of both kinds, as a store of traces."""
+        self._run("learning", 0, "--max_steps", AGENT_STEPS, "--run.seed", AGENT_SEED)
+        if not self.agent.exists():
+            shutil.copytree(resolve_model("tiny-tools", AGENT_SEED, models_cache()), self.agent)
+            (newest,) = (self.out / f"learning/sites/a/broadcasts/step_{AGENT_STEPS}").glob("*.safetensors")
+            shutil.copyfile(newest, self.agent / "model.safetensors")
+        still = ["--model.name", self.agent, "--trainer.optim.lr", 0, "--max_steps", LOG_STEPS]
+        sessions = self.out / "sessions.jsonl"
+        with sessions.open("w") as file:
+            for name, locks in (("works", 0), ("stuck", 2)):
+                self._run(name, locks, *still, "--orchestrator.train.filter_zero_advantages", "false")
+                for chat in chats(self.out / name / "sites/a/conversations.jsonl"):
+                    file.write(f"{json.dumps(chat)}\n")
+        composer_prime("replay", "ingest", sessions, "--to", self.store)
 
     def make_pairs(self) -> None:
-        """From a policy that fails to pairs, and shuffled ones."""
-        bad = self.out / "bad"
-        if not bad.exists():
-            still = ["--trainer.optim.lr", "0", "--orchestrator.train.filter_zero_advantages", "false"]
-            named = ["--run.name", bad.name, "--output_dir", str(self.out), "--run.seed", str(BAD_SEED)]
-            composer_prime("run", RECIPE, "--hints", "None", "--max_steps", BAD_STEPS, *still, *named)
-        found = chats(bad / "sites/a/conversations.jsonl")
-        self.sessions.write_text("".join(f"{json.dumps(chat)}\n" for chat in found))
-        composer_prime("replay", "ingest", self.sessions, "--to", self.store)
+        """The pairs of each way, and shuffled ones."""
         with ExitStack() as stack:
-            teachers = self._serve(stack)
-            composer_prime(
-                "replay", "ask", self.store, "--teachers", teachers, "--to", self.answers, "--ceiling-usd", 5
-            )
-        composer_prime("replay", "pairs", self.store, self.answers, "--to", self.pairs)
-        write_pairs(self.shuffled, shuffled([each for each in read_pairs(self.pairs) if isinstance(each, Pair)]))
+            student = stack.enter_context(self._student())
+            urls = [stack.enter_context(serving(FakeTextTeacher(says=says))) for says in (knows, opens, knows)]
+            for way in WAYS:
+                gate = ["--student", student, "--min-entropy", MIN_ENTROPY] if way.has_gate else []
+                to = ["--teachers", self._teachers(way, urls), "--to", self.answers(way), "--ceiling-usd", 50]
+                composer_prime("replay", "ask", self.store, *to, *gate)
+                composer_prime("replay", "pairs", self.store, self.answers(way), "--to", self.pairs(way))
+        pairs = [each for each in read_pairs(self.pairs(EVERYONE)) if isinstance(each, Pair)]
+        write_pairs(self.shuffled, shuffled(pairs))
 
     def ablate(self, seeds: int, further: Sequence[str]) -> None:
-        """Runs with the rewards alone, with pairs, and with shuffled ones."""
-        settings = ["--hints", "None", "--replay.pairs.file", self.pairs, "--output_dir", self.out]
-        control = f"shuffled replay.pairs.file={self.shuffled}"
-        composer_prime("ablate", RECIPE, "--seeds", seeds, "--arm", control, *settings, *further)
+        """Runs with the rewards alone, with each way's pairs, and with shuffled ones."""
+        settings = [*LOCKED, "--model.name", self.agent, "--output_dir", self.out]
+        settings += ["--replay.pairs.file", self.pairs(EVERYONE)]
+        files = {way.name: self.pairs(way) for way in WAYS[1:]} | {"shuffled": self.shuffled}
+        arms = [word for name, file in files.items() for word in ("--arm", f"{name} replay.pairs.file={file}")]
+        composer_prime("ablate", RECIPE, "--seeds", seeds, *arms, *settings, *further)
 
-    def _serve(self, stack: ExitStack) -> Path:
+    def say_cost(self) -> None:
+        """A line for each way: calls and dollars, and the share of asking everyone."""
+        records = {way: [each for each in AnswerFolder(self.answers(way)).ledger() if each.has_answer] for way in WAYS}
+        dollars = {way: sum(each.usd_settled or 0.0 for each in found) for way, found in records.items()}
+        for way in WAYS:
+            share = dollars[way] / dollars[EVERYONE]
+            print(f"{way.name:10} {len(records[way]):5} calls  ${dollars[way]:.4f}  {share:6.1%} of asking everyone")
+
+    def _run(self, name: str, locks: int, *settings: object) -> None:
+        if not (self.out / name / "summary.json").exists():
+            kind = [*LOCKED, f"--{ENV}.taskset.locks", locks, "--run.name", name, "--output_dir", self.out]
+            composer_prime("run", RECIPE, *kind, *settings)
+
+    def _teachers(self, way: Way, urls: Sequence[str]) -> Path:
         tables = []
-        for name, says in (("first", knows), ("second", knows), ("third", opens)):
-            url = stack.enter_context(serving(FakeTextTeacher(says=says)))
+        for name, price, url in zip(("alpha", "beta", "gamma"), (CHEAP, CHEAP, DEAR), urls, strict=True):
             tables.append(
-                f'[[teachers]]\nname = "{name}"\nmodel = "model-{name}"\nbase_url = "{url}"\n'
-                "usd_per_million_prompt_tokens = 3.0\nusd_per_million_completion_tokens = 15.0\n"
+                f'[[teachers]]\nname = "{name}"\nmodel = "{name}"\nbase_url = "{url}"\n'
+                f"usd_per_million_prompt_tokens = {price.prompt}\n"
+                f"usd_per_million_completion_tokens = {price.completion}\n"
+                f"tier = {int(way.has_tiers and price == DEAR)}\n"
             )
-        path = self.out / "teachers.toml"
+        path = self.out / f"teachers-{way.name}.toml"
         path.write_text("\n".join(tables))
         return path
+
+    @contextmanager
+    def _student(self) -> Iterator[str]:
+        """The agent's own server; its root."""
+        port = claim_port(None, set())
+        words = ["replay", "teacher", str(self.agent), "--port", str(port)]
+        with subprocess.Popen([*CLI, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+            try:
+                while not is_healthy(port):
+                    if server.poll() is not None:
+                        raise SystemExit(f"the student's server ended with {server.returncode}")
+                    time.sleep(0.2)
+                yield f"http://{HOST}:{port}"
+            finally:
+                server.kill()
 
 
 def composer_prime(*arguments: object) -> None:
@@ -159,7 +249,9 @@ def main(arguments: Sequence[str]) -> None:
     args, further = parser.parse_known_args(arguments)
     args.out.mkdir(parents=True, exist_ok=True)
     chain = Chain(args.out)
+    chain.make_log()
     chain.make_pairs()
+    chain.say_cost()
     chain.ablate(args.seeds, further)
 
 
