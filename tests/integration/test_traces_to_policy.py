@@ -2,6 +2,7 @@
 dies, a ceiling, and the same pairs and ledger wherever the commands are killed."""
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -30,6 +31,7 @@ from tests.replay.ingest.claude_session import write
 
 pytestmark = pytest.mark.slow
 
+DOCS = REPOSITORY / "docs" / "traces.md"
 NUM_TURNS = 200
 NUM_BEFORE_DEATH = 60
 CEILING_USD = 40.0
@@ -175,29 +177,28 @@ def test_ten_kills_end_with_the_same_pairs_and_ledger_under_the_ceiling(
     assert served <= settled + lost <= CEILING_USD
 
 
-def test_a_policy_is_trained_on_the_pairs(calm: tuple[Chain, list[float]], tmp_path: Path) -> None:
-    chain, _ = calm
+def test_a_policy_is_trained_by_the_commands_of_the_docs(session: Path, pool: Any, tmp_path: Path) -> None:
+    blocks = [block.partition("\n```")[0] for block in DOCS.read_text().split("\n```")]
+    files = {name: next(block for block in blocks if f"# {name}" in block) for name in ("teachers.toml", "logs.toml")}
     model = shutil.copytree(resolve_model("tiny", 0, models_cache()), tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LONGEST}))
-    recipe = REPOSITORY / "recipes" / "local" / "one_site.toml"
-    settings = {
-        "output_dir": tmp_path,
-        "run.name": "taught",
-        "max_steps": 2,
-        "seq_len": LONGEST,
-        "model.name": model,
-        "orchestrator.batch_size": 8,
-        "orchestrator.group_size": 4,
-        "replay.pairs.file": chain.pairs,
-        "replay.pairs.batch_size": 2,
-        "replay.traces.store": chain.store,
-        "replay.traces.scores": chain.pairs,
-        "replay.traces.batch_size": 2,
-    }
-    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "composer_prime.cli.main", "run", str(recipe), *words]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    shutil.copytree(session.parent, tmp_path / ".claude" / "projects" / "mine")
+    with ExitStack() as stack:
+        ours = {'"cuda"': '"cpu"', "Qwen/Qwen3-0.6B": str(model), "max_steps = 20": "max_steps = 2"}
+        urls = ("http://127.0.0.1:8000", "http://127.0.0.1:8001", "https://openrouter.ai/api")
+        for url, fake in zip(urls, pool[0], strict=True):
+            ours[url] = stack.enter_context(serving(FakeTextTeacher(says=fake.says)))
+        for name, text in files.items():
+            for theirs, mine in ours.items():
+                text = text.replace(theirs, mine)
+            (tmp_path / name).write_text(text.partition("\n")[2])
+        commands = next(block for block in blocks if "composer-prime run logs.toml" in block).partition("\n")[2]
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        env = {**os.environ, "HOME": str(tmp_path), "PATH": path, "OPENROUTER_API_KEY": "a-key"}
+        done = subprocess.run(["bash", "-ec", commands], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    tape = read_tape(tmp_path / "taught" / "sites" / "a" / "metrics" / "orchestrator.jsonl")
-    assert [(record[metrics.PAIRS_COUNT], record[metrics.TRACES_COUNT]) for record in tape] == [(2, 2), (2, 2)]
+    tape = list(read_tape(tmp_path / "outputs" / "logs" / "sites" / "a" / "metrics" / "orchestrator.jsonl"))
+    assert len(tape) == 2
+    assert all(record[metrics.PAIRS_COUNT] == record[metrics.TRACES_COUNT] == 16 for record in tape)
+    assert "teachers" in (tmp_path / "outputs" / "pairs.html").read_text()
