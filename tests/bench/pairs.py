@@ -41,8 +41,8 @@ ENV = "orchestrator.train.source.0.env"
 AGENT_SEED, AGENT_STEPS = 1000, 24
 LOG_STEPS = 16
 """Steps of the agent's log for each kind of box, at a learning rate of 0: four conversations of each are kept."""
-MIN_ENTROPY = 0.02
-"""Nats a token below which the student is sure: of a call's twelve tokens one or two are a choice."""
+MIN_ENTROPY = 0.1
+"""Nats a token below which the student is sure: of a call's ten tokens one or two are a choice."""
 
 LOCKED = ["--hints", "None", f"--{ENV}.agent.max_turns", 6]
 """Of all runs: turns for one `open` that fails, two that unlock, open, code, reply."""

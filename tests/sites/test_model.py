@@ -51,9 +51,9 @@ def test_warm_up_prompts_are_what_the_renderer_writes(verb: str) -> None:
 
 
 @pytest.mark.parametrize("tools", [None, TOOLS])
-def test_chat_template_and_renderer_give_the_same_opening(tools: list | None) -> None:
+def test_chat_template_and_renderer_write_the_same_without_thinking(tools: list | None) -> None:
     tokenizer = tiny_tokenizer()
-    for messages in (CONVERSATION[:2], CONVERSATION[1:2]):
+    for messages in (CONVERSATION[:2], CONVERSATION[1:2], CONVERSATION[:4], CONVERSATION):
         text = tokenizer.apply_chat_template(
             messages, tools=tools, add_generation_prompt=True, tokenize=False, enable_thinking=False
         )

@@ -1,6 +1,7 @@
 """Whether a teacher can tell the student anything: where it is sure, and does what the author did, nobody is asked.
 
-The student's uncertainty is its mean entropy a token over its own greedy answer, read off `top_logprobs`.
+The student answers without thinking, as an embedded site's policy does in its rollouts. Its uncertainty is its mean
+entropy a token over its own greedy answer, read off `top_logprobs`.
 """
 
 import asyncio
@@ -60,8 +61,14 @@ class Student:
         be read, everything would be asked.
         """
         assert self._model is not None  # find has set it
-        settings = {"max_tokens": MAX_TOKENS, "temperature": 0, "logprobs": True, "top_logprobs": TOP_LOGPROBS}
-        body = situation.body(self._model, **settings)
+        body = situation.body(
+            self._model,
+            max_tokens=MAX_TOKENS,
+            temperature=0,
+            logprobs=True,
+            top_logprobs=TOP_LOGPROBS,
+            chat_template_kwargs={"enable_thinking": False},
+        )
         for attempt in range(TRIES):
             reply = await self._client.complete(body)
             if reply.why is None:

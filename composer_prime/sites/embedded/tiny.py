@@ -44,6 +44,7 @@ SMALL_ARCHITECTURE = ARCHITECTURE | {
 """The same family at 32 M parameters, for a GPU: hidden 512, 10 layers, 8 heads on 4, inter 1536."""
 
 CHAT_TEMPLATE = """\
+{%- set quiet = '<think>\\n\\n</think>\\n\\n' if enable_thinking is defined and enable_thinking is false else '' %}
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}
     {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
@@ -60,7 +61,7 @@ CHAT_TEMPLATE = """\
     {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
         {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
     {%- elif message.role == 'assistant' %}
-        {{- '<|im_start|>assistant\\n' + (message.content or '') }}
+        {{- '<|im_start|>assistant\\n' + quiet + (message.content or '') }}
         {%- for call in message.tool_calls or [] %}
             {%- set call = call.function or call %}
             {%- if not loop.first or message.content %}{{- '\\n' }}{%- endif %}
@@ -76,8 +77,7 @@ CHAT_TEMPLATE = """\
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+    {{- '<|im_start|>assistant\\n' + quiet }}
 {%- endif %}
 """
 

@@ -42,6 +42,7 @@ def test_nobody_is_asked_where_the_student_is_sure_and_does_what_the_author_did(
     assert num_asked(serve, asking, fake) == 0
     body = fake.bodies[0]
     assert (body["model"], body["temperature"], body["logprobs"], body["top_logprobs"]) == ("student", 0, True, 20)
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
 
 
 def test_teachers_are_asked_where_the_student_is_unsure(serve: Serve, asking: Ask) -> None:
