@@ -171,7 +171,9 @@ class Chain:
         composer_prime("replay", "ingest", sessions, "--to", self.store)
 
     def make_pairs(self) -> None:
-        """The pairs of each way, and shuffled ones."""
+        """The pairs of each way, and shuffled ones. Not again: the teachers would be other servers."""
+        if self.shuffled.exists():
+            return
         with ExitStack() as stack:
             student = stack.enter_context(self._student())
             urls = [stack.enter_context(serving(FakeTextTeacher(says=says))) for says in (knows, opens, knows)]
