@@ -1,9 +1,33 @@
 """`composer-prime replay pairs`: what the teachers agree on, as pairs and step scores."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from composer_prime.replay.states import States, TraceState
+
+
+class _Shown:
+    """Decision points under a bar; how many there are is known once they were read."""
+
+    def __init__(self, source: "States") -> None:
+        self._source = source
+        self._total: int | None = None
+
+    def states(self) -> "Iterator[TraceState]":
+        from rich.console import Console
+        from rich.progress import track
+
+        number, console = 0, Console(stderr=True)
+        settings = {"total": self._total, "console": console, "transient": True, "disable": not console.is_terminal}
+        for state in track(self._source.states(), "decision points", **settings):
+            yield state
+            number += 1
+        self._total = number
 
 
 def register(app: typer.Typer) -> None:
@@ -39,6 +63,6 @@ def pairs(
 
     rules = Rules(vote, min_support, Circularity(student_model))
     found = AnswerFolder(answers).answers()
-    report = make_pairs(TraceStore(store), found, rules, to=None if dry_run else to, page=page)
+    report = make_pairs(_Shown(TraceStore(store)), found, rules, to=None if dry_run else to, page=page)
     for line in report.lines():
         typer.echo(visible(line))

@@ -70,6 +70,19 @@ def digest(value: Any) -> str:
     return hashlib.sha256(canonical(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def lacks_a_result(messages: Sequence[Message]) -> bool:
+    """Whether a call is followed by another message than its result: the author saw what the log doesn't hold."""
+    open_calls: set[Any] = set()
+    for message in messages:
+        if message.get("role") == "tool":
+            open_calls.discard(message.get("tool_call_id"))
+        elif open_calls:
+            return True
+        else:
+            open_calls = {call.get("id") for call in calls_of(message)}
+    return bool(open_calls)
+
+
 def text_of(message: Message) -> str:
     """A message's content as text."""
     content = message.get("content")

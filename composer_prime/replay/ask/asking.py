@@ -67,7 +67,7 @@ async def ask(
     another process holds, a student that isn't there, or a ceiling below one call. TeacherError when the student fails
     on the way.
     """
-    situations = distinct(states)
+    situations, num_cut = distinct(states)
     if not situations or not teachers:
         raise BadInput(f"there are {len(situations)} decision points and {len(teachers)} teachers: give one at least")
     if not 0 < ceiling_usd < 10**6:
@@ -85,7 +85,7 @@ async def ask(
         await asking.run(
             situations, lambda done: progress(Progress(done, len(situations), usd(opened.ledger.committed)))
         )
-        return report(situations, pool, opened, num_before, asking.num_skipped)
+        return report(situations, pool, opened, num_before, asking.num_skipped, num_cut)
 
 
 class _Asking:

@@ -9,7 +9,7 @@ from composer_prime.replay.ask.folder import AnswerFolder
 from composer_prime.replay.ask.ledger import Record
 from composer_prime.replay.ask.prices import at_prices, nano_usd, usd, worst_case
 from composer_prime.replay.ask.questions import Question, Situation
-from composer_prime.replay.states import TraceState, canonical
+from composer_prime.replay.states import TraceState, canonical, lacks_a_result
 
 BYTES_PER_TOKEN = 4
 """Of English and code; an answer is taken to be as long as the author's."""
@@ -38,9 +38,11 @@ class Amount:
 
 @dataclass(frozen=True)
 class Forecast:
-    """least: only the lowest tier is asked. most: all tiers are. spent_usd: settled in this folder so far, and lost."""
+    """num_states: to be asked about. num_cut: left out more, since the log lacks a result that the author saw. least: only
+    the lowest tier is asked. most: all tiers are. spent_usd: settled in this folder so far, and lost."""
 
     num_states: int
+    num_cut: int
     num_cached: int
     least: Amount
     most: Amount
@@ -49,7 +51,7 @@ class Forecast:
     def lines(self) -> Iterator[str]:
         """The forecast as text."""
         least, most = self.least, self.most
-        yield f"{self.num_states} decision points; {self.num_cached} answers are there already"
+        yield f"{self.num_states} decision points{cut(self.num_cut)}; {self.num_cached} answers are there already"
         yield f"calls: {least.num_calls} to {most.num_calls}, as higher tiers are asked nowhere or everywhere"
         yield f"predicted: ${least.predicted_usd:.6f} to ${most.predicted_usd:.6f}; worst case: ${most.worst_usd:.6f}"
         yield f"minutes: {least.minutes:.1f} to {most.minutes:.1f}"
@@ -80,14 +82,24 @@ class Experience:
         return at_prices(self._teacher, prompt, 0, min(completion, self._teacher.max_tokens))
 
 
-def distinct(states: Iterable[TraceState]) -> list[Situation]:
-    """The situations of decision points: the same question comes once."""
-    return list({situation.id: situation for situation in map(Situation, states)}.values())
+def distinct(states: Iterable[TraceState]) -> tuple[list[Situation], int]:
+    """The situations of decision points, the same question once; and how many more have a call without a result.
+
+    These aren't asked: the author saw what the log doesn't hold, and OpenAI's servers refuse such messages.
+    """
+    found = {situation.id: situation for situation in map(Situation, states)}.values()
+    whole = [situation for situation in found if not lacks_a_result(situation.state.messages)]
+    return whole, len(found) - len(whole)
+
+
+def cut(count: int) -> str:
+    """That so many decision points are left out, to follow the number of the others."""
+    return f", {count} more left out: their log lacks a call's result" if count else ""
 
 
 def forecast(states: Iterable[TraceState], teachers: Sequence[TextTeacher], folder: Path) -> Forecast:
     """What `ask` would send with this folder as it is. A student may spare some of it."""
-    situations = distinct(states)
+    situations, num_cut = distinct(states)
     answers = AnswerFolder(folder)
     kept, records = answers.kept().keys(), answers.ledger()
     tiers: dict[int, Amount] = {}
@@ -104,7 +116,7 @@ def forecast(states: Iterable[TraceState], teachers: Sequence[TextTeacher], fold
         slowest = max(amount.minutes for amount in amounts)
         tiers[tier] = Amount(together.num_calls, together.predicted_usd, together.worst_usd, slowest)
     spent = sum(record.usd_reserved if record.usd_settled is None else record.usd_settled for record in records)
-    return Forecast(len(situations), num_cached, tiers[min(tiers)], sum(tiers.values(), Amount()), spent)
+    return Forecast(len(situations), num_cut, num_cached, tiers[min(tiers)], sum(tiers.values(), Amount()), spent)
 
 
 def _amount(teacher: TextTeacher, questions: Sequence[Question], experience: Experience) -> Amount:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from composer_prime.replay.ask.folder import OpenFolder
-from composer_prime.replay.ask.forecast import Experience
+from composer_prime.replay.ask.forecast import Experience, cut
 from composer_prime.replay.ask.prices import nano_usd, usd
 from composer_prime.replay.ask.questions import Question, Situation
 from composer_prime.replay.ask.teacher import Teacher
@@ -34,8 +34,9 @@ class TeacherReport:
 class Report:
     """All of a run.
 
-    num_states    distinct decision points
+    num_states    distinct decision points, without those that were cut
     num_skipped   those where the student is sure, and does what the author did
+    num_cut       those more that aren't asked about, since the log lacks a result that the author saw
     num_calls     requests sent in this run
     usd           settled for these decision points, in this run and earlier ones
     usd_run       settled in this run
@@ -46,6 +47,7 @@ class Report:
 
     num_states: int
     num_skipped: int
+    num_cut: int
     num_calls: int
     usd: float
     usd_run: float
@@ -58,7 +60,7 @@ class Report:
     @property
     def share_saved(self) -> float:
         """Of the dollars that asking everyone everywhere costs; 0 where that is free."""
-        return 1 - self.usd / self.usd_everyone if self.usd_everyone else 0.0
+        return max(0.0, 1 - self.usd / self.usd_everyone) if self.usd_everyone else 0.0
 
     @property
     def is_complete(self) -> bool:
@@ -68,7 +70,7 @@ class Report:
     def lines(self) -> Iterator[str]:
         """The report as text."""
         left_out = f", {self.num_skipped} left out: the student knows them" if self.num_skipped else ""
-        yield f"{self.num_states} decision points{left_out}"
+        yield f"{self.num_states} decision points{left_out}{cut(self.num_cut)}"
         for one in self.teachers:
             line = f"{one.name}: {one.num_answered} answers, {one.num_unusable} unusable, ${one.usd:.6f}"
             if one.num_failed:
@@ -90,12 +92,18 @@ class Report:
 
 
 def report(
-    situations: Sequence[Situation], pool: Sequence[Teacher], folder: OpenFolder, num_before: int, num_skipped: int
+    situations: Sequence[Situation],
+    pool: Sequence[Teacher],
+    folder: OpenFolder,
+    num_before: int,
+    num_skipped: int,
+    num_cut: int,
 ) -> Report:
     """Read a run's result off its folder.
 
     num_before   calls in the ledger when the run began.
     num_skipped  decision points that the gate left out.
+    num_cut      those more whose log lacks a result.
     """
     records = folder.ledger.records
     lost = [record for record in records if record.outcome == "lost"]
@@ -105,6 +113,7 @@ def report(
     return Report(
         num_states=len(situations),
         num_skipped=num_skipped,
+        num_cut=num_cut,
         num_calls=len(records) - num_before,
         usd=usd(sum(nano_usd(teacher.usd) for teacher in teachers)),
         usd_run=usd(sum(nano_usd(record.usd_settled or 0) for record in records[num_before:])),

@@ -11,6 +11,7 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.replay.ask.folder import AnswerFolder
+from composer_prime.replay.ask.forecast import forecast
 from composer_prime.replay.ask.ledger import Record
 from composer_prime.replay.ask.prices import NANO
 from composer_prime.replay.ask.teacher import DEAD_AFTER, TRIES
@@ -58,6 +59,32 @@ def test_a_teacher_sees_the_messages_and_tools_of_the_author_and_not_its_thinkin
     (answer,) = folder.answers()
     assert (answer.state, answer.teacher, answer.model, answer.weight) == (state.id, "teacher", "big-2026", 1.0)
     assert answer.action["tool_calls"] == fake.says(body)["tool_calls"]
+
+
+def test_a_log_that_lacks_a_calls_result_is_asked_about_up_to_there(
+    serve: Serve, asking: Ask, folder: AnswerFolder
+) -> None:
+    start, made, result = trace(1), call("a"), {"role": "tool", "tool_call_id": "1", "content": "text"}
+    both = {**made, "tool_calls": [*made["tool_calls"], {**made["tool_calls"][0], "id": "2"}]}
+    person = {"role": "user", "content": "Go on."}
+
+    def after(*messages: dict[str, Any]) -> Any:
+        return type(start)("s", 0, None, (*start.messages, *messages), start.tools, start.action)
+
+    whole = [
+        start,
+        after(made, result),
+        after(made, result, person),
+        after(both, result, {**result, "tool_call_id": "2"}),
+    ]
+    cut = [after(made), after(made, person), after(both, result), after(both, result, person)]
+    fake = FakeTextTeacher()
+    report = asking([*whole, *cut], [serve(fake)])
+    assert (report.num_states, report.num_cut, len(fake.bodies)) == (4, 4, 4)
+    assert outcomes(folder) == ["answered"] * 4 and report.is_complete
+    assert next(report.lines()) == "4 decision points, 4 more left out: their log lacks a call's result"
+    predicted = forecast([*whole, *cut], [serve(fake)], folder.root)
+    assert (predicted.num_states, predicted.num_cut, predicted.num_cached) == (4, 4, 0)
 
 
 def test_what_the_ledger_settled_is_what_the_server_served(serve: Serve, asking: Ask, folder: AnswerFolder) -> None:

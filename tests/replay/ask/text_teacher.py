@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from composer_prime.config.text_teachers import TextTeacher
 from composer_prime.replay.ask.prices import NANO, at_prices
-from composer_prime.replay.states import TraceState
+from composer_prime.replay.states import TraceState, lacks_a_result
 from tests.servers.in_thread import serving_handler
 
 Fault = Literal["ok", "lost", "dead", "busy", "broken", "gateway", "text", "foreign", "refused"]
@@ -135,6 +135,8 @@ def serving(teacher: FakeTextTeacher) -> Iterator[str]:
                 teacher.bodies.append(json.loads(raw))
                 teacher.keys.append(self.headers["Authorization"])
             fault = teacher.fault(number)
+            if lacks_a_result(teacher.bodies[number]["messages"]):
+                fault = "refused"
             teacher.hook(number, "before")
             answer = teacher.answer(raw, prices) if fault in GENERATES else None
             teacher.hook(number, "after")
