@@ -38,8 +38,8 @@ class Amount:
 
 @dataclass(frozen=True)
 class Forecast:
-    """num_states: to be asked about. num_cut: left out more, since the log lacks a result that the author saw. least: only
-    the lowest tier is asked. most: all tiers are. spent_usd: settled in this folder so far, and lost."""
+    """num_states: to be asked about. num_cut: more that are left out, since the log lacks a result that the author saw.
+    least: only the lowest tier is asked. most: all are. spent_usd: settled in this folder so far, and lost."""
 
     num_states: int
     num_cut: int
