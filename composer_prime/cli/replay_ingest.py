@@ -1,4 +1,4 @@
-"""`composer-prime replay ingest` and `replay export`: an agent's logs into a store of traces, and out of it."""
+"""`composer-prime replay ingest`, `normalize` and `export`: an agent's logs into a store of traces, and out of it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +15,7 @@ FormatOption = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the commands to the group's."""
     app.command("ingest")(ingest)
+    app.command("normalize")(normalize)
     app.command("export")(export)
 
 
@@ -39,6 +40,26 @@ def ingest(
     progress = Console(stderr=True)
     shown = track(reports, "ingesting", total=len(found), console=progress, transient=True, disable=len(found) < 2)
     show(list(shown), Console(), dry_run=dry_run)
+
+
+def normalize(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="A store that `replay ingest` made.")],
+    to: Annotated[Path, typer.Option("--to", metavar="STORE", help="Another store's folder.", show_default=False)],
+    dj_process: Annotated[Path, typer.Option(help="data-juicer's command, in an environment of its own.")],
+) -> None:
+    """Copy a store without near-duplicate sessions, as data-juicer finds them."""
+    from rich.console import Console
+
+    from composer_prime.replay.ingest.normalize import normalize as copy_distinct
+    from composer_prime.replay.ingest.store import TraceStore
+    from composer_prime.visible import say
+
+    source = TraceStore(store)
+    with Console(stderr=True).status("comparing sessions"):
+        found = copy_distinct(source, TraceStore(to, is_new=True), dj_process)
+    say(f"sessions         {found.num_sessions}")
+    say(f"near-duplicates  {found.num_near_duplicates}, left out")
+    say(f"too short        {found.num_short}, not compared and kept")
 
 
 def export(
