@@ -153,15 +153,15 @@ def test_a_pair_that_the_policy_prefers_by_max_lead_rests_but_for_its_imitation(
 
 
 def test_rollouts_are_drawn_again_while_all_pairs_are_learned(tmp_path: Path) -> None:
-    policies = [random_policy(seed).eval() for seed in (1, 2)]
+    now, before = (random_policy(seed).eval() for seed in (1, 2))
     with torch.no_grad():
-        pairs = [pair for pair in random_pairs(30) if lead(*policies, pair) > 0.1][:2]
+        pairs = [pair for pair in random_pairs(30) if lead(now, before, pair) > 0.1][:2]
     assert len(pairs) == 2
-    policy, first = (Served(model) for model in policies)
+    policy, first = Served(now), Served(before)
     source = stored(tmp_path, pairs, (), policy, first, pairs={"file": "x", "batch_size": 2, "max_lead": 0.1})
     assert source.teaches(0)
     assert asyncio.run(source.draw(0, 0))[0] == [] and not source.teaches(1)
-    policy.model = policies[1]  # it has forgotten
+    policy.model = before  # it has forgotten
     assert len(asyncio.run(source.draw(1, 1))[0]) == 4 and source.teaches(2)
 
 
