@@ -193,7 +193,7 @@ class StoredSamples:
 
     async def _pair(
         self, config: PairsConfig, place: int, step: int, version: int
-    ) -> "ScoredPair | None":
+    ) -> ScoredPair | None:
         """None where the server gave no score."""
         pair = self._pairs[place]
         try:
