@@ -2,6 +2,7 @@
 
 import secrets
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -81,6 +82,22 @@ def names() -> dict[str, Any]:
         "DataLoader": FakeLoader,
         "FakeDataLoader": FakeLoader,
     }
+
+
+def upstream_modules() -> dict[str, ModuleType]:
+    return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "prime_rl"}
+
+
+@pytest.fixture(autouse=True)
+def _without_upstream() -> Iterator[None]:
+    """No module of PRIME-RL is here from tests before, and none is left."""
+    before = upstream_modules()
+    for name in before:
+        del sys.modules[name]
+    yield
+    for name in upstream_modules():
+        del sys.modules[name]
+    sys.modules.update(before)
 
 
 @pytest.fixture
