@@ -191,9 +191,7 @@ class StoredSamples:
         places = drawn(len(self._turns), config.batch_size, step, f"{self._seed}/traces")
         return [self._turn(config, self._turns[place], step, version) for place in places]
 
-    async def _pair(
-        self, config: PairsConfig, place: int, step: int, version: int
-    ) -> ScoredPair | None:
+    async def _pair(self, config: PairsConfig, place: int, step: int, version: int) -> ScoredPair | None:
         """None where the server gave no score."""
         pair = self._pairs[place]
         try:
