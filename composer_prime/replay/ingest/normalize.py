@@ -48,8 +48,10 @@ def normalize(store: TraceStore, to: TraceStore, dj_process: Path) -> Normalized
 
     dj_process  data-juicer's command, in its own environment
 
-    Raises BadInput when it can't be run, fails, or leaves something else than it was given.
+    Raises BadInput when both stores are one, or it can't be run, fails, or leaves something else than it was given.
     """
+    if to.folder.resolve() == store.folder.resolve():
+        raise BadInput(f"--to ({to.folder}) is the store itself, which nothing is taken out of: name another folder")
     texts = dict(sorted(_texts(store), key=lambda one: (-len(one[1]), one[0])))
     short = {id for id, text in texts.items() if len(text.split()) < WINDOW}
     compared = {id: text for id, text in texts.items() if id not in short}
@@ -81,6 +83,7 @@ def _stay(texts: Mapping[str, str], dj_process: Path) -> set[str]:
         given, kept, config = folder / "given.jsonl", folder / "kept" / "kept.jsonl", folder / "config.yaml"
         given.write_text("".join(json.dumps({"id": id, "text": text}) + "\n" for id, text in texts.items()))
         settings = {"project_name": "traces", "dataset_path": str(given), "export_path": str(kept), "np": 1}
+        settings["ds_cache_dir"] = str(folder / "cache")  # by default the texts stay in ~/.cache/huggingface
         config.write_text(json.dumps(settings | {"process": OPERATORS}))  # JSON is YAML
         _run(dj_process, config)
         try:

@@ -14,7 +14,7 @@ from tests.replay.ingest.test_commands import command
 
 REAL = os.environ.get("DJ_PROCESS")
 FAKE = """#!{python}
-import json, pathlib, sys
+import json, os, pathlib, sys
 config = json.loads(pathlib.Path(sys.argv[2]).read_text())
 assert [name for step in config["process"] for name in step][-1] == "document_minhash_deduplicator"
 rows, seen = [], []
@@ -24,6 +24,9 @@ for line in pathlib.Path(config["dataset_path"]).read_text().splitlines():
     if all(len(words & other) < 0.7 * len(words | other) for other in seen):
         seen.append(words)
         rows.append(line)
+cache = pathlib.Path(config.get("ds_cache_dir") or os.environ["HF_DATASETS_CACHE"])
+cache.mkdir(parents=True, exist_ok=True)
+(cache / "texts").write_text("".join(rows))
 {then}
 kept = pathlib.Path(config["export_path"])
 kept.parent.mkdir()
@@ -66,11 +69,16 @@ def store(tmp_path: Path) -> TraceStore:
 @pytest.mark.parametrize(
     "kind", ["fake", pytest.param("real", marks=pytest.mark.skipif(not REAL, reason="DJ_PROCESS"))]
 )
-def test_near_duplicates_stay_out_and_the_longest_of_them_stays(store: TraceStore, tmp_path: Path, kind: str) -> None:
+def test_near_duplicates_stay_out_and_the_longest_of_them_stays(
+    store: TraceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(cache))
     before = {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()}
     program = fake(tmp_path) if kind == "fake" else Path(str(REAL))
     shown = command("normalize", store.folder, "--to", tmp_path / "copy", "--dj-process", program).output
     assert "sessions         5" in shown and "near-duplicates  1, left out" in shown and "too short        2" in shown
+    assert not cache.exists(), "data-juicer's copies of the texts are gone with its folder"
     copy = TraceStore(tmp_path / "copy")
     ends = sorted(str(session.nodes[-1].message["content"]) for session in copy.sessions())
     assert ends == ["Done now, thank you.", "Done.", "hey", "ho"]
@@ -103,6 +111,12 @@ def test_what_data_juicer_does_else_is_one_line_and_copies_nothing(
     with pytest.raises(BadInput, match=told):
         normalize(store, to, fake(tmp_path, then))
     assert to.ids() == []
+
+
+def test_a_store_is_not_its_own_copy(store: TraceStore, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(store.folder)
+    with pytest.raises(BadInput, match=r"--to .* is the store itself"):
+        normalize(store, TraceStore(tmp_path / "link", is_new=True), fake(tmp_path))
 
 
 def test_without_data_juicer_the_way_to_it_is_told(store: TraceStore, tmp_path: Path) -> None:
