@@ -30,6 +30,7 @@ from composer_prime.replay.ask.folder import AnswerFolder
 from composer_prime.replay.pairs.file import Pair, read_pairs, write_pairs
 from composer_prime.sites.embedded.model import resolve_model
 from composer_prime.sites.embedded.ports import HOST, claim_port
+from composer_prime.sites.embedded.tiny_tools.demonstrations import tools_json
 from tests.bench.gpu import is_healthy
 from tests.replay.ask.text_teacher import FakeTextTeacher, serving
 
@@ -50,18 +51,7 @@ LOCKED = ["--hints", "None", f"--{ENV}.agent.max_turns", 6]
 Message = dict[str, Any]
 
 
-def tool(name: str, argument: str, description: str) -> dict[str, Any]:
-    """A tool's schema, as the policy is shown it."""
-    properties = {argument: {"title": argument.title(), "type": "string"}}
-    parameters = {"properties": properties, "required": [argument], "title": f"{name}Arguments", "type": "object"}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
-
-TOOLS = [
-    tool("code", "letter", "Code of a letter."),
-    tool("open", "box", "Letter in a box."),
-    tool("unlock", "box", "Unlock a box."),
-]
+TOOLS = tools_json()
 
 
 def call(name: str, number: int = 0, **arguments: str) -> Message:
