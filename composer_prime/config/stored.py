@@ -11,11 +11,8 @@ from composer_prime.config.table import Table
 _BETAS = {"dpo": 0.1, "simpo": 2.0}
 
 
-class PairsConfig(Table):
-    """`[replay.pairs]`: what teachers would have done in place of the author, learned beside each step's rollouts."""
-
-    file: Path
-    """What `composer-prime replay pairs` wrote."""
+class PreferenceConfig(Table):
+    """What a preference loss makes of pairs."""
 
     loss: Literal["dpo", "simpo"] = "dpo"
     """DPO (arXiv:2305.18290) against the run's first policy, or SimPO (arXiv:2405.14734), which needs no reference."""
@@ -36,25 +33,32 @@ class PairsConfig(Table):
     """Nats by which the policy prefers what is chosen, as it is and against the run's first policy, from which on a
     pair rests."""
 
-    batch_size: int = Field(default=16, ge=1)
-    """Pairs a training step."""
-
     @model_validator(mode="after")
     def _check_loss(self) -> Self:
         if self.loss != "simpo" and self.gamma:
-            raise ValueError(f'replay.pairs.gamma ({self.gamma}) is for loss = "simpo", and it is "{self.loss}"')
+            raise ValueError(f'pairs.gamma ({self.gamma}) is for loss = "simpo", and it is "{self.loss}"')
         if is_off(self.tau) and not self.sft_tau:
-            raise ValueError("replay.pairs.tau and sft_tau (0) must not both be 0, or nothing is learned: raise one")
+            raise ValueError("pairs.tau and sft_tau (0) must not both be 0, or nothing is learned: raise one")
         return self
-
-    def anchored(self) -> Self:
-        """The same with its paths absolute."""
-        return self.model_copy(update={"file": self.file.absolute()})
 
     @property
     def scale(self) -> float:
         """beta, the loss's own where none is given."""
         return _BETAS[self.loss] if self.beta is None else self.beta
+
+
+class PairsConfig(PreferenceConfig):
+    """`[replay.pairs]`: what teachers would have done in place of the author, learned beside each step's rollouts."""
+
+    file: Path
+    """What `composer-prime replay pairs` wrote."""
+
+    batch_size: int = Field(default=16, ge=1)
+    """Pairs a training step."""
+
+    def anchored(self) -> Self:
+        """The same with its paths absolute."""
+        return self.model_copy(update={"file": self.file.absolute()})
 
 
 class StoredTracesConfig(Table):

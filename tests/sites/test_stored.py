@@ -17,12 +17,12 @@ from composer_prime import metrics
 from composer_prime.config.recipe import LossConfig, OptimConfig
 from composer_prime.config.stored import PairsConfig, StoredTracesConfig
 from composer_prime.errors import SiteError, TeacherError
+from composer_prime.replay.pairs.encoding import Action
 from composer_prime.replay.served import ServedModel
 from composer_prime.sites.embedded.batches import TrainingSample
 from composer_prime.sites.embedded.learner import Learner, import_loss
 from composer_prime.sites.embedded.stored import (
     MAX_UNSCORED_DRAWS,
-    Action,
     EncodedPair,
     EncodedTurn,
     StoredSamples,
@@ -227,9 +227,9 @@ def test_each_comes_once_before_any_comes_again_wherever_a_run_is_resumed(count:
     [
         (
             lambda: PairsConfig(file=Path("x"), gamma=0.5),
-            r'replay.pairs.gamma \(0.5\) is for loss = "simpo", and it is',
+            r'pairs.gamma \(0.5\) is for loss = "simpo", and it is',
         ),
-        (lambda: PairsConfig(file=Path("x"), tau=0.0), r"replay.pairs.tau and sft_tau \(0\) must not both be 0"),
+        (lambda: PairsConfig(file=Path("x"), tau=0.0), r"pairs.tau and sft_tau \(0\) must not both be 0"),
         (lambda: StoredTracesConfig(store=Path("x"), tau=0.0), r"replay.traces.tau \(0\) must not be 0 at every step"),
     ],
 )

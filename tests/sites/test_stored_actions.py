@@ -13,12 +13,13 @@ from composer_prime import metrics
 from composer_prime.config.stored import PairsConfig
 from composer_prime.errors import BadInput
 from composer_prime.metrics import read_tape
+from composer_prime.replay.pairs.encoding import Encoder
 from composer_prime.replay.pairs.file import Pair, TeacherVote, write_pairs
 from composer_prime.sites.embedded.batches import read_batch
 from composer_prime.sites.embedded.inference_client import InferenceClient
 from composer_prime.sites.embedded.orchestrator import Orchestrator
 from composer_prime.sites.embedded.rollouts import Branch, Group, Rollout, RolloutPlayer
-from composer_prime.sites.embedded.stored import Encoder, StoredSamples, encode_pairs
+from composer_prime.sites.embedded.stored import StoredSamples, encode_pairs
 from composer_prime.sites.embedded.teacher_watch import TeacherWatch
 from composer_prime.sites.embedded.tiny_tools.tokenizer import tool_tokenizer
 from composer_prime.sites.embedded.weights import WeightsWatcher

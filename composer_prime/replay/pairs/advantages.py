@@ -41,12 +41,17 @@ def lead(chosen: Scored, rejected: Scored) -> float:
     return min(own, own - (chosen.reference - rejected.reference))
 
 
+def pull(loss: PreferenceLoss, chosen: Scored, rejected: Scored, *, beta: float, gamma: float = 0.0) -> float:
+    """beta * sigmoid(-margin): how hard the loss pulls the two actions apart, its slope in the margin over beta."""
+    at = margin(loss, chosen, rejected, beta=beta, gamma=gamma)
+    return beta / (1 + math.exp(at)) if at < 700 else 0.0  # exp(710) is beyond fp64
+
+
 def pair_advantages(
     loss: PreferenceLoss, chosen: Scored, rejected: Scored, *, beta: float, gamma: float = 0.0
 ) -> tuple[float, float]:
     """Of each token of `chosen` and of `rejected`: +-beta * sigmoid(-margin), over the action's length for SimPO."""
-    at = margin(loss, chosen, rejected, beta=beta, gamma=gamma)
-    pull = beta / (1 + math.exp(at)) if at < 700 else 0.0  # exp(710) is beyond fp64
+    each = pull(loss, chosen, rejected, beta=beta, gamma=gamma)
     if loss == "dpo":
-        return pull, -pull
-    return pull / chosen.num_tokens, -pull / rejected.num_tokens
+        return each, -each
+    return each / chosen.num_tokens, -each / rejected.num_tokens

@@ -7,7 +7,6 @@ ratios and trust regions act on them as on what was sampled.
 
 import asyncio
 import logging
-import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,59 +19,14 @@ from composer_prime.config.settings import SiteSettings
 from composer_prime.config.stored import PairsConfig, StoredTracesConfig
 from composer_prime.errors import BadInput, SiteError, TeacherError
 from composer_prime.replay.pairs.advantages import Scored, lead, margin, pair_advantages
+from composer_prime.replay.pairs.encoding import Action, Encoder, scores
 from composer_prime.replay.served import ServedModel, held_name
-from composer_prime.replay.states import Message, Tool
 from composer_prime.sites.embedded.batches import TrainingSample
 
 logger = logging.getLogger(__name__)
 
 MAX_UNSCORED_DRAWS = 3
 """Steps in a row of which nothing is scored before the site ends."""
-
-
-@dataclass(frozen=True)
-class Action:
-    """An assistant's message after what it saw, as the policy's renderer writes it.
-
-    token_ids  of the prompt and of the message
-    mask       True on what the policy would have sampled
-    """
-
-    token_ids: list[int]
-    mask: list[bool]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the message."""
-        return sum(self.mask)
-
-
-class Encoder:
-    """Writes stored actions in the policy's tokens."""
-
-    def __init__(self, renderer: Any, seq_len: int) -> None:
-        self._renderer = renderer
-        self._seq_len = seq_len
-
-    def encode(self, messages: Sequence[Message], tools: Sequence[Tool], action: Message) -> Action | None:
-        """None where it is longer than a sample may be, or nothing in it is the policy's to say."""
-        from renderers import build_training_sample
-
-        whole = [*map(dict, messages), {name: value for name, value in action.items() if name != "reasoning_content"}]
-        sample = build_training_sample(
-            self._renderer,
-            whole,  # type: ignore[arg-type]
-            tools=list(tools) or None,  # type: ignore[arg-type]
-            message_loss_mask=[0] * len(messages) + [1],
-            ensure_final_stop=True,
-        )
-        prompt = self._renderer.render_ids(whole[:-1], tools=list(tools) or None, add_generation_prompt=True)
-        start = _num_equal(prompt, sample.token_ids)  # a template may begin the answer itself
-        ours = [place for place, is_ours in enumerate(sample.loss_mask) if is_ours and place >= start]
-        if not ours or ours[-1] >= self._seq_len:
-            return None
-        token_ids, places = list(sample.token_ids[: ours[-1] + 1]), frozenset(ours)
-        return Action(token_ids, [place in places for place in range(len(token_ids))])
 
 
 @dataclass(frozen=True)
@@ -235,15 +189,6 @@ class StoredSamples:
         return _sample(turn.action, logprobs, weight_at(config.tau, step) * turn.advantage, "traces", version)
 
 
-async def scores(server: ServedModel, action: Action) -> list[float]:
-    """Logprobs in nats of an action's own tokens. Raises TeacherError when one is missing."""
-    given = (await server.scores(action.token_ids)).logprobs
-    found = [logprob for logprob, is_ours in zip(given, action.mask, strict=True) if is_ours]
-    if not all(map(math.isfinite, found)):
-        raise TeacherError(f"{server.base_url} gave no logprob for some tokens: look for NaN in the weights")
-    return found
-
-
 def drawn(count: int, size: int, step: int, seed: str) -> list[int]:
     """The places that a step draws out of `count`, `size` of them; each comes once before any comes again."""
     places: list[int] = []
@@ -251,12 +196,6 @@ def drawn(count: int, size: int, step: int, seed: str) -> list[int]:
         epoch, start = divmod(step * size + len(places), count)
         places += random.Random(f"{seed}/{epoch}").sample(range(count), count)[start : start + size - len(places)]
     return places
-
-
-def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the beginning that both have."""
-    shorter = min(len(one), len(other))
-    return next((place for place in range(shorter) if one[place] != other[place]), shorter)
 
 
 def _sample(action: Action, logprobs: Sequence[float], advantage: float, name: str, version: int) -> TrainingSample:
