@@ -19,12 +19,13 @@ from composer_prime.replay.wire import MOST_IDS, Scores
 CHECK_TIMEOUT_S = 120.0
 """Seconds a teacher's tokenizer may take to be compared: some forty requests for a vocabulary of 150,000."""
 
-TeacherTable = Literal["replay.teachers", "hints"]
+TeacherTable = Literal["replay.teachers", "hints", "env.reference"]
 """A recipe's table that names a teacher's server."""
 
 INSTEAD: dict[TeacherTable, str] = {
     "replay.teachers": "take it out of replay.teachers",
     "hints": "name another server in hints.base_url",
+    "env.reference": "name another server in env.reference.base_url",
 }
 """What to do without a server that can't be used."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 from collections import Counter
 from importlib.util import find_spec
@@ -42,6 +41,7 @@ from composer_prime.replay.score.candidates import Candidates
 from composer_prime.replay.served import ServedModel, held_name
 from composer_prime.replay.stamp import scoring_paths, stamp, stamp_candidates
 from composer_prime.replay.teachers import TeacherPool
+from composer_prime.sites.prime_rl.policy_servers import PolicyServers
 
 __all__ = ["StampingEnv"]
 
@@ -149,7 +149,7 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         self._tokenizer: Any = None
         self._pool = TeacherPool(())
         self._hint_pool = TeacherPool(())
-        self._policies: dict[tuple[str, str], ServedModel] = {}
+        self._policies = PolicyServers()
         self._writer: HintWriter | None = None
 
     async def start(self) -> None:
@@ -182,8 +182,7 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         await self._hint_pool.close()
         if self._writer is not None:
             await self._writer.close()
-        for served in self._policies.values():
-            await served.close()
+        await self._policies.close()
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         """One attempt of the one agent."""
@@ -295,14 +294,7 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         assert trace.agent is not None  # verifiers sets it on every trace that an agent played
         client, model = trace.agent.config.client, trace.agent.config.model
         assert client is not None and model is not None  # resolved before the agent ran
-        model = held_name(model, hints.teacher) if hints.is_held else model
-        key = (client.base_url, model)
-        if key not in self._policies:
-            api_key = os.environ.get(client.api_key_var)
-            headers = {**client.headers, **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
-            root = client.base_url.rstrip("/").removesuffix("/v1")
-            self._policies[key] = ServedModel(root, model=model, headers=headers)
-        return self._policies[key]
+        return self._policies.at(client, held_name(model, hints.teacher) if hints.is_held else model)
 
 
 def leaks(hint: str, data: vf.TaskData) -> bool:

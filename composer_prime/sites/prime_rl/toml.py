@@ -21,6 +21,8 @@ from composer_prime.sites.prime_rl.placement import Ports
 LOSS_PATH = "composer_prime.sites.prime_rl.outer.loss"
 STAMPING_ID = "composer-prime"
 """The id of `stamping_env`."""
+PAIRS_ID = "composer-prime-pairs"
+"""The id of the taskset of `pairs_env`."""
 RUN_FOLDER = "prime-rl"
 """PRIME-RL's own run folder, inside the site's."""
 
@@ -208,6 +210,7 @@ def render(recipe: PrimeRecipe, version: str, files: SiteFiles) -> Data:
     for name, value in site_environment(recipe, files.site).items():
         _put(data, f"trainer.env_vars.{name}", value)
     _distil(data)
+    _bound_pairs(data)
     data.setdefault("orchestrator", {})
     if recipe.outer is not None and data.get("inference") is not None:
         _put_new(data, "inference.vllm.seed", sampling_seed(recipe, files.site) % 2**31)
@@ -298,6 +301,19 @@ def _stamp(source: Data, top_k: int) -> None:
         raise ConfigError(f"{place}: {REF_KL_IS_SAMPLED}")
     if top_k:
         env["top_k"] = top_k
+
+
+def _bound_pairs(data: Data) -> None:
+    """Tell the sources of stored pairs how long a sample may be. Raises ConfigError where it is more than PRIME-RL's."""
+    row = data.get("seq_len")
+    for source in _get(data, "orchestrator.train.source") or ():
+        if row is not None and _get(source, "env.taskset.id") == PAIRS_ID:
+            own = source["env"].setdefault("seq_len", row)
+            if own > row:
+                raise ConfigError(
+                    f"orchestrator.train.source {source.get('name')}: env.seq_len ({own}) must be at most seq_len "
+                    f"({row}), or pairs are cut: drop it"
+                )
 
 
 def _num_streams(env: Data) -> int:
