@@ -210,7 +210,7 @@ def render(recipe: PrimeRecipe, version: str, files: SiteFiles) -> Data:
     for name, value in site_environment(recipe, files.site).items():
         _put(data, f"trainer.env_vars.{name}", value)
     _distil(data)
-    _bound_pairs(data)
+    _bound_pairs(data, dialect)
     data.setdefault("orchestrator", {})
     if recipe.outer is not None and data.get("inference") is not None:
         _put_new(data, "inference.vllm.seed", sampling_seed(recipe, files.site) % 2**31)
@@ -303,17 +303,27 @@ def _stamp(source: Data, top_k: int) -> None:
         env["top_k"] = top_k
 
 
-def _bound_pairs(data: Data) -> None:
-    """Tell the sources of stored pairs how long a sample may be. Raises ConfigError where it is more than PRIME-RL's."""
-    row = data.get("seq_len")
+def _bound_pairs(data: Data, dialect: Dialect) -> None:
+    """Tell the sources of stored pairs how long a sample may be. Raises ConfigError where it is more than PRIME-RL's,
+    for an algorithm whose advantages aren't the rewards, and for a version whose samples have no loss weights."""
+    row, shared = data.get("seq_len"), _get(data, "orchestrator.algo.type")
     for source in _get(data, "orchestrator.train.source") or ():
-        if row is not None and _get(source, "env.taskset.id") == PAIRS_ID:
-            own = source["env"].setdefault("seq_len", row)
-            if own > row:
-                raise ConfigError(
-                    f"orchestrator.train.source {source.get('name')}: env.seq_len ({own}) must be at most seq_len "
-                    f"({row}), or pairs are cut: drop it"
-                )
+        if _get(source, "env.taskset.id") != PAIRS_ID:
+            continue
+        if dialect.name in ("0.7.0", "0.8.0"):
+            raise ConfigError(_lacks(dialect.name, f"env.taskset.id = {PAIRS_ID}", "drop the source"))
+        algorithm = _get(source, "algo.type") or shared or "grpo"
+        if algorithm != "grpo":
+            raise ConfigError(
+                f'orchestrator.train.source {source.get("name")}: algo.type ("{algorithm}") must be "grpo" for pairs, '
+                "whose rewards it takes as advantages: set it for this source"
+            )
+        own = source["env"].setdefault("seq_len", row) if row is not None else None
+        if own is not None and own > row:
+            raise ConfigError(
+                f"orchestrator.train.source {source.get('name')}: env.seq_len ({own}) must be at most seq_len "
+                f"({row}), or pairs are cut: drop it"
+            )
 
 
 def _num_streams(env: Data) -> int:

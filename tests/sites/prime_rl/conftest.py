@@ -2,5 +2,5 @@
 
 import verifiers.v1 as vf
 
-# Our own site and the stamping environment need verifiers 0.3.1; the one of PRIME-RL v0.7.0 has no Env.
-collect_ignore = [] if hasattr(vf, "Env") else ["test_stamping_env.py"]
+# Our own site and the two environments need verifiers 0.3.1; the one of PRIME-RL v0.7.0 has no Env.
+collect_ignore = [] if hasattr(vf, "Env") else ["test_pairs_env.py", "test_stamping_env.py"]

@@ -43,15 +43,18 @@ def call(name: str, **arguments: str) -> dict[str, Any]:
 
 
 def pairs(count: int) -> list[Pair]:
-    """Pairs at different states: a call over another one, or over a text."""
+    """Pairs at different states: a call over another one, or over a text, or a text over a call, which a random policy
+    prefers, since it is short."""
     vote = TeacherVote(model="m", weight=1.0, chose="chosen")
+    texts = [{"role": "assistant", "content": "h" * (number + 1)} for number in range(count)]
+    better, worse = [call("unlock", box="ab" * number) for number in range(count)], call("open", box="b")
     return [
         Pair(
             state=f"{number:016x}",
             messages=[{"role": "user", "content": f"Code in box {'ab' * number}"}],
             tools=[],
-            chosen=call("unlock", box="ab" * number),
-            rejected=call("open", box="b") if number % 2 else {"role": "assistant", "content": "h" * number},
+            chosen=texts[number] if number % 3 == 2 else better[number],
+            rejected=texts[number] if number % 3 == 1 else worse,
             weight=0.5 + 0.4 / (1 + number),
             teachers={"t": vote},
         )

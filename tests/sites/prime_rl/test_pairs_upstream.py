@@ -25,6 +25,7 @@ from renderers import Qwen3RendererConfig, create_renderer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from verifiers.v1.graph import MessageNode
+from verifiers.v1.serve.server import EnvServer
 
 from composer_prime.replay.pairs.encoding import Action, Encoder
 from composer_prime.replay.pairs.file import Pair
@@ -106,22 +107,18 @@ def source(setting: Setting, loss: str, **settings: Any) -> Any:
 
 async def batch_of(setting: Setting, table: Any, num_traces: int, *, num_pairs: int = NUM_PAIRS) -> list[Any]:
     """The samples of upstream's training batch of so many traces, by its own dispatcher and sink."""
-    orchestrator = {
-        name: upstream(f"orchestrator.{name}") for name in ("envs", "dispatcher", "train_source", "train_sink", "types")
-    }
-    of = SimpleNamespace(**orchestrator)
+    names = ("envs", "dispatcher", "train_source", "train_sink", "types")
+    of = SimpleNamespace(**{name: upstream(f"orchestrator.{name}") for name in names})
     pool = upstream("utils.client").InferencePool(
         upstream("configs.shared").ClientConfig(base_url=f"{setting.policy_url}/v1"),
         model_name=str(setting.folder),
         train_client_type="renderer",
         renderer_config=RENDERER,
     )
-    from verifiers.v1.serve.server import EnvServer
-
     server = EnvServer(config=table.env, address="tcp://127.0.0.1:0")
     serving = asyncio.create_task(server.run())
+    envs = of.envs.TrainEnvs([table], {("train", "pairs"): server.address}, policy_pool=pool)
     try:
-        envs = of.envs.TrainEnvs([table], {("train", "pairs"): server.address}, policy_pool=pool)
         await envs.start()
         tasks, progress = of.train_source.TrainSource(envs), of.types.Progress()
         dispatcher = of.dispatcher.Dispatcher(
@@ -159,6 +156,7 @@ async def batch_of(setting: Setting, table: Any, num_traces: int, *, num_pairs: 
         assert not sink.pending_batch
         return batch.samples
     finally:
+        await envs.get("pairs").env_client.close()
         serving.cancel()
         await serving
         await pool.stop()

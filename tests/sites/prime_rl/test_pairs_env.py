@@ -1,0 +1,212 @@
+"""The environment of stored pairs under verifiers' own server, and what it refuses."""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import verifiers.v1 as vf
+from pydantic import ValidationError
+from renderers import Qwen3RendererConfig
+from transformers import AutoModelForCausalLM
+from verifiers.v1.serve import EnvClient
+from verifiers.v1.serve.server import EnvServer
+
+from composer_prime.errors import BadInput, ConfigError
+from composer_prime.replay.pairs.advantages import Scored, pull
+from composer_prime.replay.pairs.file import Pair
+from composer_prime.sites.prime_rl.pairs_env import PairsEnvConfig, PairsTaskset, PairsTasksetConfig
+from composer_prime.sites.prime_rl.toml import SiteFiles, render
+from tests.servers.fake_teacher import FakeTeacher, serving_teacher
+from tests.sites.prime_rl.recipes import minimal, prime_recipe
+from tests.sites.prime_rl.scoring import pairs, serve, token_logprobs, write
+from tests.sites.tiny_folder import save_random_tiny
+
+
+class Models:
+    """A policy and a reference with random weights, at hand and served."""
+
+    def __init__(self, root: Path, stack: ExitStack) -> None:
+        self.folder = save_random_tiny(root / "policy")
+        folders = self.folder, save_random_tiny(root / "reference", seed=1)
+        self.policy, self.reference = (
+            AutoModelForCausalLM.from_pretrained(one, dtype=torch.float32).eval() for one in folders
+        )
+        self.policy_url, self.reference_url = (serve(stack, one) for one in (self.policy, self.reference))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    with ExitStack() as stack:
+        yield Models(tmp_path_factory.mktemp("models"), stack)
+
+
+def env_config(file: Path, **tables: Any) -> PairsEnvConfig:
+    taskset = {"id": "composer-prime-pairs", "file": str(file)}
+    return PairsEnvConfig.model_validate({"taskset": taskset, "seq_len": 512, "pairs": {"loss": "simpo"}, **tables})
+
+
+async def served(config: PairsEnvConfig, models: Models, *, temperature: float = 1.0) -> vf.Episode:
+    """The first pair's episode, asked for as PRIME-RL's orchestrator does. Raises RuntimeError with a refusal."""
+    server = EnvServer(config=config, address="tcp://127.0.0.1:0")
+    serving = asyncio.create_task(server.run())
+    client = EnvClient(address=server.address)
+    endpoint = vf.TrainClientConfig(
+        base_url=f"{models.policy_url}/v1",
+        api_key_var="UNSET",
+        renderer=Qwen3RendererConfig(enable_thinking=False),
+        renderer_model_name=str(models.folder),
+    )
+    (task, *_) = server.env.taskset.load()
+    sampling = vf.SamplingConfig(temperature=temperature)
+    try:
+        return await client.run(
+            task_data=task.data.model_dump(mode="json"), client=endpoint, model="policy", sampling=sampling
+        )
+    finally:
+        await client.close()
+        serving.cancel()
+        await serving
+
+
+def totals(episode: vf.Episode, model: Any) -> list[float]:
+    """Logprobs of the two actions under a model."""
+    found = []
+    for trace in episode.traces:
+        (node,) = trace.nodes
+        with torch.no_grad():
+            told = token_logprobs(model, node.token_ids)
+        found.append(float(told[torch.tensor(node.mask[1:])].double().sum()))
+    return found
+
+
+@pytest.mark.parametrize("loss", ["dpo", "simpo"])
+def test_a_pair_comes_back_as_two_traces_with_opposite_rewards(tmp_path: Path, models: Models, loss: str) -> None:
+    (pair,) = made = pairs(1)
+    reference = {"reference": {"base_url": f"{models.reference_url}/v1"}} if loss == "dpo" else {}
+    config = env_config(
+        write(tmp_path / "pairs", made), pairs={"loss": loss, "sft_tau": 0.25, "max_lead": 1e6}, **reference
+    )
+    episode = asyncio.run(served(config, models))
+    chosen, rejected = episode.traces
+    assert episode.ok and [trace.num_turns for trace in (chosen, rejected)] == [1, 1]
+    assert [json.loads(trace.last_reply) for trace in (chosen, rejected)] == [pair.chosen, pair.rejected]
+    own = totals(episode, models.policy)
+    lengths = [sum(trace.nodes[0].mask) for trace in (chosen, rejected)]
+    references = totals(episode, models.reference) if loss == "dpo" else [0.0, 0.0]
+    scored = [Scored(*each) for each in zip(own, lengths, references, strict=True)]
+    expected = pair.weight * pull(loss, *scored, beta=0.1 if loss == "dpo" else 2.0)  # pyright: ignore[reportArgumentType]
+    assert expected > 0
+    assert [chosen.reward, rejected.reward] == pytest.approx([expected, -expected], rel=1e-6)
+    for trace, total in zip((chosen, rejected), own, strict=True):
+        assert sum(trace.nodes[0].logprobs) == pytest.approx(total, rel=1e-6)
+    weights = [trace.nodes[0].loss_weights or {} for trace in (chosen, rejected)]
+    assert ["ce" in one for one in weights] == [True, False]
+    assert sum(weights[0]["ce"]) == pytest.approx(0.25 * pair.weight * lengths[0])
+    assert [round(sum(one["rl"]), 9) for one in weights if "rl" in one] == ([] if loss == "dpo" else [1.0, 1.0])
+
+
+def test_a_files_pairs_are_mixed_once_and_each_comes_once(tmp_path: Path) -> None:
+    made = pairs(12)
+    config = PairsTasksetConfig(id="composer-prime-pairs", file=write(tmp_path / "pairs", made))
+    orders = [[json.loads(task.data.pair)["state"] for task in PairsTaskset(config).load()] for _ in range(2)]
+    assert orders[0] == orders[1] != [pair.state for pair in made]
+    assert sorted(orders[0]) == [pair.state for pair in made]
+
+
+def test_a_file_that_cant_be_learned_from_is_refused_in_one_line(tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    with pytest.raises(ValidationError, match=rf"env.taskset.file: {absent} can't be read.*replay pairs"):
+        env_config(absent)
+    scores = write(tmp_path / "scores", [])
+    with pytest.raises(BadInput, match=rf"^{scores} has scores and no pairs: give another file, or drop its source$"):
+        list(PairsTaskset(PairsTasksetConfig(id="composer-prime-pairs", file=scores)).load())
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"pairs": {}}, 'env.reference.base_url must be given with env.pairs.loss = "dpo": serve the model'),
+        ({"reference": {"base_url": "http://127.0.0.1:1"}}, 'env.reference is for env.pairs.loss = "dpo", and it is'),
+        (
+            {"pairs": {"loss": "simpo", "tau": {"start": 1.0, "end": 0.0, "steps": 9}}},
+            "env.pairs.tau must be one number",
+        ),
+        ({"seq_len": None}, "seq_len"),
+    ],
+)
+def test_settings_that_cant_be_meant_are_refused(tmp_path: Path, tables: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        env_config(write(tmp_path / "pairs", pairs(1)), **tables)
+
+
+@pytest.mark.parametrize(
+    ("tables", "temperature", "message"),
+    [
+        ({"seq_len": 40}, 1.0, r"the pair at state 0{16} doesn't fit env.seq_len \(40 tokens\): raise seq_len"),
+        ({}, 0.7, r"sampling.temperature \(0.7\) of this source must be 1"),
+    ],
+)
+def test_a_pair_that_cant_be_scored_as_it_is_trained_fails_in_one_line(
+    tmp_path: Path, models: Models, tables: dict[str, Any], temperature: float, message: str
+) -> None:
+    config = env_config(write(tmp_path / "pairs", pairs(1)), **tables)
+    with pytest.raises(RuntimeError, match=rf"^BadInput: {message}[^\n]*$"):
+        asyncio.run(served(config, models, temperature=temperature))
+
+
+def test_a_reference_with_another_tokenizer_is_refused(tmp_path: Path, models: Models) -> None:
+    with serving_teacher(FakeTeacher(decode=lambda text: text.upper())) as url:
+        config = env_config(write(tmp_path / "pairs", pairs(1)), pairs={}, reference={"base_url": url})
+        with pytest.raises(RuntimeError, match="^TeacherRefused: teacher reference has another tokenizer"):
+            asyncio.run(served(config, models))
+
+
+def recipe_of_pairs(**env: Any) -> dict[str, Any]:
+    """A recipe of PRIME-RL sites with a source of pairs beside its rollouts."""
+    recipe = minimal()
+    taskset = {"id": "composer-prime-pairs", "file": "pairs.jsonl"}
+    table = {"name": "pairs", "group_size": 1, "env": {"taskset": taskset, "pairs": {"loss": "simpo"}, **env}}
+    recipe["orchestrator"]["train"]["source"].append(table)
+    return recipe
+
+
+def test_a_recipes_pairs_are_told_how_long_a_sample_may_be() -> None:
+    def sources(**env: Any) -> list[dict[str, Any]]:
+        data = render(prime_recipe(**recipe_of_pairs(**env)), "559b447", SiteFiles("b", Path("/runs/b")))
+        return data["orchestrator"]["train"]["source"]
+
+    assert [source["env"].get("seq_len") for source in sources()] == [None, 2048]
+    assert sources(seq_len=1024)[1]["env"]["seq_len"] == 1024
+    with pytest.raises(ConfigError, match=r"source pairs: env.seq_len \(4096\) must be at most seq_len \(2048\)"):
+        sources(seq_len=4096)
+
+
+def test_an_algorithm_that_would_change_a_pairs_advantages_is_refused() -> None:
+    recipe = recipe_of_pairs()
+    recipe["orchestrator"]["algo"] = {"type": "max_rl"}
+    pairs_source = recipe["orchestrator"]["train"]["source"][1]
+    with pytest.raises(ConfigError, match=r'source pairs: algo.type \("max_rl"\) must be "grpo" for pairs'):
+        render(prime_recipe(**recipe), "559b447", SiteFiles("b", Path("/runs/b")))
+    pairs_source["algo"] = {"type": "grpo"}
+    render(prime_recipe(**recipe), "559b447", SiteFiles("b", Path("/runs/b")))
+
+
+@pytest.mark.parametrize("version", ["0.7.0", "0.8.0"])
+def test_a_version_that_has_no_place_for_pairs_refuses_them(version: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{version}.*composer-prime-pairs.*drop the source"):
+        render(prime_recipe(**recipe_of_pairs()), version, SiteFiles("b", Path("/runs/b")))
+
+
+def test_a_pair_with_half_a_surrogate_travels(tmp_path: Path) -> None:
+    (pair,) = pairs(1)
+    odd = Pair.model_validate(pair.model_dump() | {"messages": [{"role": "user", "content": "\ud800"}]})
+    config = PairsTasksetConfig(id="composer-prime-pairs", file=write(tmp_path / "pairs", [odd]))
+    (task,) = PairsTaskset(config).load()
+    sent = json.loads(json.dumps(task.data.model_dump(mode="json")).encode())
+    assert Pair.model_validate(json.loads(sent["pair"])) == odd
