@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from verifiers.v1.graph import MessageNode
 
 from composer_prime.config import RunPaths, run_uri
 from composer_prime.config.prime_rl import PrimeRlConfig
@@ -25,6 +26,7 @@ from composer_prime.volunteers.machine import Gpu
 from composer_prime.volunteers.needs import Model
 from tests.architecture import REPOSITORY
 from tests.recipes.test_recipes import RECIPES, load
+from tests.sites.prime_rl.scoring import pairs, write
 
 SOURCE = os.environ.get("PRIME_RL_SRC", "")
 pytestmark = [
@@ -59,6 +61,22 @@ id = "null"
 
 [orchestrator.eval.source.env.agent.runtime]
 type = "subprocess"
+"""
+PAIRS = """
+[[orchestrator.train.source]]
+name = "pairs"
+ratio = 0.25
+group_size = 1
+
+[orchestrator.train.source.env.taskset]
+id = "composer-prime-pairs"
+file = "{file}"
+
+[orchestrator.train.source.env.reference]
+base_url = "http://127.0.0.1:8000"
+
+[orchestrator.train.source.env.pairs]
+sft_tau = 0.5
 """
 TASKSETS = [f"{name}{version}" for name in ("math_env", "reverse_text", "scaleswe") for version in ("", "_v1")]
 
@@ -151,6 +169,25 @@ def test_upstream_evaluates_beside_an_outer_run(rl: Path, tmp_path: Path) -> Non
     (source,) = [value for key, value in resolved(configs, "orchestrator")["eval"].items() if key in ("source", "env")]
     assert [(one["name"], one["interval"]) for one in source] == [("held-out", 8)]
     assert resolved(configs, "trainer")["env_vars"]["COMPOSER_PRIME_OUTER"] == run_uri(recipe)
+
+
+@pytest.mark.skipif(
+    "loss_weights" not in MessageNode.model_fields,
+    reason="this verifiers has no loss_weights: pairs need PRIME-RL 0.8.1.dev52 or newer",
+)
+def test_upstream_tells_the_server_of_a_source_of_pairs_all_that_its_recipe_says(rl: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "pairs.jsonl", pairs(2))
+    path = tmp_path / "recipe.toml"
+    text = (REPOSITORY / "recipes/multi_site/reverse_text_2.toml").read_text()
+    path.write_text(text + PAIRS.format(file=file))
+    recipe = load(path, "--output_dir", str(tmp_path), "--prime_rl.command", f'["{rl}"]')
+    said: list[str] = []
+    assert run_site(recipe, "a", False, dry_run=True, say=said.append) == 0, "\n".join(said)
+    configs = next(tmp_path.glob("*.dry-run")) / "sites" / "a" / "prime-rl" / "configs"
+    env = resolved(configs / "envs" / "train", "pairs")["env"]
+    assert env["seq_len"] == recipe.upstream["seq_len"] and env["taskset"]["file"] == str(file)
+    assert (env["pairs"]["loss"], env["pairs"]["sft_tau"]) == ("dpo", 0.5)
+    assert env["reference"]["base_url"] == "http://127.0.0.1:8000"
 
 
 def test_the_checkout_is_a_version_we_know(rl: Path) -> None:

@@ -8,12 +8,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import torch
 import verifiers.v1 as vf
 from pydantic import ValidationError
 from renderers import Qwen3RendererConfig
 from transformers import AutoModelForCausalLM
+from verifiers.v1.episode import WireEpisode
 from verifiers.v1.serve import EnvClient
 from verifiers.v1.serve.server import EnvServer
 
@@ -51,19 +53,21 @@ def env_config(file: Path, **tables: Any) -> PairsEnvConfig:
     return PairsEnvConfig.model_validate({"taskset": taskset, "seq_len": 512, "pairs": {"loss": "simpo"}, **tables})
 
 
-async def served(config: PairsEnvConfig, models: Models, *, temperature: float = 1.0) -> vf.Episode:
+async def served(config: PairsEnvConfig, models: Models, *, temperature: float = 1.0) -> WireEpisode:
     """The first pair's episode, asked for as PRIME-RL's orchestrator does. Raises RuntimeError with a refusal."""
     server = EnvServer(config=config, address="tcp://127.0.0.1:0")
     serving = asyncio.create_task(server.run())
     client = EnvClient(address=server.address)
-    endpoint = vf.TrainClientConfig(
-        base_url=f"{models.policy_url}/v1",
-        api_key_var="UNSET",
-        renderer=Qwen3RendererConfig(enable_thinking=False),
-        renderer_model_name=str(models.folder),
+    endpoint = vf.TrainClientConfig.model_validate(
+        {
+            "base_url": f"{models.policy_url}/v1",
+            "api_key_var": "UNSET",
+            "renderer": Qwen3RendererConfig(enable_thinking=False),
+            "renderer_model_name": str(models.folder),
+        }
     )
     (task, *_) = server.env.taskset.load()
-    sampling = vf.SamplingConfig(temperature=temperature)
+    sampling = vf.SamplingConfig.model_validate({"temperature": temperature})
     try:
         return await client.run(
             task_data=task.data.model_dump(mode="json"), client=endpoint, model="policy", sampling=sampling
@@ -74,7 +78,7 @@ async def served(config: PairsEnvConfig, models: Models, *, temperature: float =
         await serving
 
 
-def totals(episode: vf.Episode, model: Any) -> list[float]:
+def totals(episode: WireEpisode, model: Any) -> list[float]:
     """Logprobs of the two actions under a model."""
     found = []
     for trace in episode.traces:
@@ -163,7 +167,7 @@ def test_a_pair_that_cant_be_scored_as_it_is_trained_fails_in_one_line(
 def test_a_reference_with_another_tokenizer_is_refused(tmp_path: Path, models: Models) -> None:
     with serving_teacher(FakeTeacher(decode=lambda text: text.upper())) as url:
         config = env_config(write(tmp_path / "pairs", pairs(1)), pairs={}, reference={"base_url": url})
-        with pytest.raises(RuntimeError, match="^TeacherRefused: teacher reference has another tokenizer"):
+        with pytest.raises(RuntimeError, match=r"^TeacherRefused: teacher reference has another tokenizer"):
             asyncio.run(served(config, models))
 
 
@@ -208,5 +212,5 @@ def test_a_pair_with_half_a_surrogate_travels(tmp_path: Path) -> None:
     odd = Pair.model_validate(pair.model_dump() | {"messages": [{"role": "user", "content": "\ud800"}]})
     config = PairsTasksetConfig(id="composer-prime-pairs", file=write(tmp_path / "pairs", [odd]))
     (task,) = PairsTaskset(config).load()
-    sent = json.loads(json.dumps(task.data.model_dump(mode="json")).encode())
+    sent = msgpack.unpackb(msgpack.packb(task.data.model_dump(mode="json")) or b"")
     assert Pair.model_validate(json.loads(sent["pair"])) == odd

@@ -89,7 +89,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
         models = [AutoModelForCausalLM.from_pretrained(one, dtype=torch.float32).eval() for one in folders]
         urls = [serve(stack, model) for model in models]
         made = pairs(NUM_PAIRS)
-        yield Setting(folders[0], *models, *urls, write(folder / "pairs.jsonl", made), made)
+        yield Setting(folders[0], models[0], models[1], urls[0], urls[1], write(folder / "pairs.jsonl", made), made)
 
 
 def source(setting: Setting, loss: str, **settings: Any) -> Any:
