@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from typing import Annotated, Any
 import verifiers
 import verifiers.v1 as vf
 from pydantic import AfterValidator, Field, model_validator
+from verifiers.v1.configs.env import TimeoutConfig
 from verifiers.v1.graph import MessageNode
 
 from composer_prime import metrics
@@ -24,7 +26,7 @@ from composer_prime.config.distill import Schedule
 from composer_prime.config.stored import PreferenceConfig
 from composer_prime.config.table import Table
 from composer_prime.config.teachers import TeacherConfig, check_url
-from composer_prime.errors import BadInput
+from composer_prime.errors import BadInput, TeacherError
 from composer_prime.replay.pairs.advantages import Scored, lead, margin, pull
 from composer_prime.replay.pairs.encoding import Action, Encoder, scores
 from composer_prime.replay.pairs.file import Pair, read_pairs
@@ -99,6 +101,9 @@ class PairsEnvConfig(vf.EnvConfig):
     )
     """The policy's seat, which every environment has; nobody plays."""
 
+    timeout: TimeoutConfig = TimeoutConfig(episode=120.0)
+    """Seconds that a pair's scores may take."""
+
     seq_len: int = Field(ge=2)
     """Tokens that a trainer's sample may have: PRIME-RL's own seq_len, which a recipe's launcher writes here."""
 
@@ -136,9 +141,11 @@ class PairsEnv(vf.Env[PairsEnvConfig]):
         teachers = () if table is None else (TeacherConfig(name="reference", **table.model_dump()),)
         self._reference = TeacherPool(teachers, table="env.reference")
         self._policies = PolicyServers()
+        self._tokenizer: Any = None
         self._encoder: Encoder | None = None
         self._referenced: dict[str, list[float]] = {}
-        self._encoding = asyncio.Lock()
+        self._starting = asyncio.Lock()
+        self._encoding = threading.Lock()  # a tokenizer has a state, and a cancelled episode's thread goes on
 
     async def stop(self) -> None:
         """Close the connections."""
@@ -168,11 +175,17 @@ class PairsEnv(vf.Env[PairsEnvConfig]):
                 "actions are scored: set it so"
             )
         pair = Pair.model_validate(json.loads(task.data.pair))
-        async with asyncio.timeout(self.config.timeout.episode):
-            actions = await self._encode(pair, ctx)
-            server = self._policies.at(ctx.client, ctx.model)
-            logprobs = await asyncio.gather(*(scores(server, action) for action in actions))
-            references = await self._reference_of(task.hash, actions)
+        server = self._policies.at(ctx.client, ctx.model)
+        try:
+            async with asyncio.timeout(self.config.timeout.episode):
+                actions = await self._encode(pair, await self._started(ctx))
+                logprobs = await asyncio.gather(*(scores(server, action) for action in actions))
+                references = await self._reference_of(task.hash, actions)
+        except TimeoutError:
+            raise TeacherError(
+                f"no scores within env.timeout.episode ({self.config.timeout.episode:g} s) of {server.base_url}"
+                f"{' or of env.reference' if self.config.reference else ''}: look whether it answers, or raise it"
+            ) from None
         scored = [
             Scored(sum(own), action.num_tokens, reference)
             for own, action, reference in zip(logprobs, actions, references, strict=True)
@@ -224,24 +237,7 @@ class PairsEnv(vf.Env[PairsEnvConfig]):
         usage = vf.Usage(prompt_tokens=len(action.token_ids) - length, completion_tokens=length)
         trace.calls.append(vf.ModelCall(node=0, finish_reason="stop", usage=usage))
 
-    async def _encode(self, pair: Pair, ctx: vf.ModelContext) -> list[Action]:
-        """The chosen action and the rejected one, as the rollouts' renderer writes them."""
-        async with self._encoding:  # a tokenizer has a state
-            if self._encoder is None:
-                self._encoder = await self._make_encoder(ctx)
-            found = [
-                await asyncio.to_thread(self._encoder.encode, pair.messages, pair.tools, action)
-                for action in (pair.chosen, pair.rejected)
-            ]
-        actions = [action for action in found if action is not None]
-        if len(actions) < len(found):
-            raise BadInput(
-                f"the pair at state {pair.state} doesn't fit env.seq_len ({self.config.seq_len} tokens): raise "
-                "seq_len, or take it out of env.taskset.file"
-            )
-        return actions
-
-    async def _make_encoder(self, ctx: vf.ModelContext) -> Encoder:
+    async def _started(self, ctx: vf.ModelContext) -> Encoder:
         """The renderer that PRIME-RL names for this source's rollouts. Raises TeacherRefused for a reference that
         reads token ids otherwise."""
         from renderers import create_renderer
@@ -253,9 +249,31 @@ class PairsEnv(vf.Env[PairsEnvConfig]):
                 f"pairs are for training sources, and this one's client is of type {client.type}: name the file under "
                 "[[orchestrator.train.source]]"
             )
-        tokenizer = await asyncio.to_thread(load_tokenizer, client.renderer_model_name or ctx.model)
-        await self._reference.check(tokenizer)
-        return Encoder(create_renderer(tokenizer, client.renderer), self.config.seq_len)
+        async with self._starting:
+            if self._tokenizer is None:
+                self._tokenizer = await asyncio.to_thread(load_tokenizer, client.renderer_model_name or ctx.model)
+            if self._encoder is None:
+                await self._reference.check(self._tokenizer)
+                template = (getattr(ctx.sampling, "extra_body", None) or {}).get("chat_template_kwargs")
+                renderer = create_renderer(self._tokenizer, client.renderer, chat_template_kwargs=template)
+                self._encoder = Encoder(renderer, self.config.seq_len)
+        return self._encoder
+
+    async def _encode(self, pair: Pair, encoder: Encoder) -> list[Action]:
+        """The chosen action and the rejected one, as the rollouts' renderer writes them."""
+
+        def both() -> list[Action | None]:
+            with self._encoding:
+                return [encoder.encode(pair.messages, pair.tools, action) for action in (pair.chosen, pair.rejected)]
+
+        found = await asyncio.to_thread(both)
+        actions = [action for action in found if action is not None]
+        if len(actions) < len(found):
+            raise BadInput(
+                f"the pair at state {pair.state} doesn't fit env.seq_len ({self.config.seq_len} tokens): raise "
+                "seq_len, or take it out of env.taskset.file"
+            )
+        return actions
 
     async def _reference_of(self, key: str, actions: list[Action]) -> list[float]:
         """The actions' logprobs in nats under the reference, which doesn't move; zeros without one."""

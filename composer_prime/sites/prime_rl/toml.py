@@ -305,13 +305,19 @@ def _stamp(source: Data, top_k: int) -> None:
 
 def _bound_pairs(data: Data, dialect: Dialect) -> None:
     """Tell the sources of stored pairs how long a sample may be. Raises ConfigError where it is more than PRIME-RL's,
-    for an algorithm whose advantages aren't the rewards, and for a version whose samples have no loss weights."""
-    row, shared = data.get("seq_len"), _get(data, "orchestrator.algo.type")
+    for an algorithm whose advantages aren't the rewards, for router replay, and for a version whose samples have no
+    loss weights."""
+    row, shared = data.get("seq_len", _get(data, "trainer.model.seq_len")), _get(data, "orchestrator.algo.type")
     for source in _get(data, "orchestrator.train.source") or ():
         if _get(source, "env.taskset.id") != PAIRS_ID:
             continue
         if dialect.name in ("0.7.0", "0.8.0"):
             raise ConfigError(_lacks(dialect.name, f"env.taskset.id = {PAIRS_ID}", "drop the source"))
+        if _get(data, "trainer.enable_router_replay"):
+            raise ConfigError(
+                f"trainer.enable_router_replay must be off with env.taskset.id = {PAIRS_ID}, since no router chose "
+                "experts for stored pairs: turn it off, or drop the source"
+            )
         algorithm = _get(source, "algo.type") or shared or "grpo"
         if algorithm != "grpo":
             raise ConfigError(
@@ -319,7 +325,7 @@ def _bound_pairs(data: Data, dialect: Dialect) -> None:
                 "whose rewards it takes as advantages: set it for this source"
             )
         own = source["env"].setdefault("seq_len", row) if row is not None else None
-        if own is not None and own > row:
+        if isinstance(own, int) and isinstance(row, int) and own > row:
             raise ConfigError(
                 f"orchestrator.train.source {source.get('name')}: env.seq_len ({own}) must be at most seq_len "
                 f"({row}), or pairs are cut: drop it"

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgpack
@@ -28,6 +30,8 @@ from tests.servers.fake_teacher import FakeTeacher, serving_teacher
 from tests.sites.prime_rl.recipes import minimal, prime_recipe
 from tests.sites.prime_rl.scoring import pairs, serve, token_logprobs, write
 from tests.sites.tiny_folder import save_random_tiny
+
+RENDERER = Qwen3RendererConfig(enable_thinking=False)
 
 
 class Models:
@@ -53,24 +57,27 @@ def env_config(file: Path, **tables: Any) -> PairsEnvConfig:
     return PairsEnvConfig.model_validate({"taskset": taskset, "seq_len": 512, "pairs": {"loss": "simpo"}, **tables})
 
 
-async def served(config: PairsEnvConfig, models: Models, *, temperature: float = 1.0) -> WireEpisode:
+async def served(
+    config: PairsEnvConfig, models: Models, *, url: str = "", template: Mapping[str, Any] | None = None, **sampling: Any
+) -> WireEpisode:
     """The first pair's episode, asked for as PRIME-RL's orchestrator does. Raises RuntimeError with a refusal."""
     server = EnvServer(config=config, address="tcp://127.0.0.1:0")
     serving = asyncio.create_task(server.run())
     client = EnvClient(address=server.address)
     endpoint = vf.TrainClientConfig.model_validate(
         {
-            "base_url": f"{models.policy_url}/v1",
+            "base_url": f"{url or models.policy_url}/v1",
             "api_key_var": "UNSET",
-            "renderer": Qwen3RendererConfig(enable_thinking=False),
+            "renderer": RENDERER if template is None else Qwen3RendererConfig(),
             "renderer_model_name": str(models.folder),
         }
     )
     (task, *_) = server.env.taskset.load()
-    sampling = vf.SamplingConfig.model_validate({"temperature": temperature})
+    extra = {} if template is None else {"extra_body": {"chat_template_kwargs": template}}
+    wanted = vf.SamplingConfig.model_validate({"temperature": 1.0, **extra, **sampling})
     try:
         return await client.run(
-            task_data=task.data.model_dump(mode="json"), client=endpoint, model="policy", sampling=sampling
+            task_data=task.data.model_dump(mode="json"), client=endpoint, model="policy", sampling=wanted
         )
     finally:
         await client.close()
@@ -164,6 +171,35 @@ def test_a_pair_that_cant_be_scored_as_it_is_trained_fails_in_one_line(
         asyncio.run(served(config, models, temperature=temperature))
 
 
+def test_a_pair_is_written_by_the_template_that_the_source_sets(tmp_path: Path, models: Models) -> None:
+    config = env_config(write(tmp_path / "pairs", pairs(1)))
+    by_kwargs = asyncio.run(served(config, models, template={"enable_thinking": False}))
+    by_renderer = asyncio.run(served(config, models))
+    thinking = asyncio.run(served(config, models, template={}))
+    found = [[trace.nodes[0] for trace in each.traces] for each in (by_kwargs, by_renderer, thinking)]
+    sampled = [[(node.token_ids, node.mask) for node in nodes] for nodes in found]
+    assert sampled[0] == sampled[1] != sampled[2]  # with thinking the empty block is the policy's to write
+
+
+@pytest.mark.parametrize("loss", ["simpo", "dpo"])
+def test_a_server_that_never_answers_fails_the_episode_in_one_line(tmp_path: Path, models: Models, loss: str) -> None:
+    held = threading.Event()
+    with ExitStack() as stack:
+        url = stack.enter_context(serving_teacher(FakeTeacher("policy", hold=held.wait)))
+        stack.callback(held.set)
+        reference = {"reference": {"base_url": url}} if loss == "dpo" else {}
+        config = env_config(
+            write(tmp_path / "pairs", pairs(1)), pairs={"loss": loss}, timeout={"episode": 1.0}, **reference
+        )
+        line = r"no scores within env.timeout.episode \(1 s\) of http[^\n]*: look whether it answers, or raise it"
+        with pytest.raises(RuntimeError, match=rf"^TeacherError: {line}$"):
+            asyncio.run(served(config, models, url=url if loss == "simpo" else ""))
+
+
+def test_a_pairs_scores_have_a_limit_by_default(tmp_path: Path) -> None:
+    assert env_config(write(tmp_path / "pairs", pairs(1))).timeout.episode == 120
+
+
 def test_a_reference_with_another_tokenizer_is_refused(tmp_path: Path, models: Models) -> None:
     with serving_teacher(FakeTeacher(decode=lambda text: text.upper())) as url:
         config = env_config(write(tmp_path / "pairs", pairs(1)), pairs={}, reference={"base_url": url})
@@ -181,14 +217,31 @@ def recipe_of_pairs(**env: Any) -> dict[str, Any]:
 
 
 def test_a_recipes_pairs_are_told_how_long_a_sample_may_be() -> None:
-    def sources(**env: Any) -> list[dict[str, Any]]:
-        data = render(prime_recipe(**recipe_of_pairs(**env)), "559b447", SiteFiles("b", Path("/runs/b")))
+    def sources(given: Mapping[str, Any] = MappingProxyType({}), **env: Any) -> list[dict[str, Any]]:
+        recipe = recipe_of_pairs(**env)
+        for name, value in given.items():
+            recipe[name] = {**recipe.get(name, {}), **value} if isinstance(value, dict) else value
+            if value is None:
+                del recipe[name]
+        data = render(prime_recipe(**recipe), "559b447", SiteFiles("b", Path("/runs/b")))
         return data["orchestrator"]["train"]["source"]
 
     assert [source["env"].get("seq_len") for source in sources()] == [None, 2048]
     assert sources(seq_len=1024)[1]["env"]["seq_len"] == 1024
-    with pytest.raises(ConfigError, match=r"source pairs: env.seq_len \(4096\) must be at most seq_len \(2048\)"):
-        sources(seq_len=4096)
+    for given in ({}, {"seq_len": None, "trainer": {"model": {"seq_len": 2048}}, "orchestrator": {"seq_len": 2048}}):
+        assert sources(given)[1]["env"]["seq_len"] == 2048
+        with pytest.raises(ConfigError, match=r"source pairs: env.seq_len \(4096\) must be at most seq_len \(2048\)"):
+            sources(given, seq_len=4096)
+    assert sources(seq_len="4096")[1]["env"]["seq_len"] == "4096"  # upstream's to refuse
+
+
+def test_router_replay_which_no_stored_pair_has_is_refused() -> None:
+    recipe = recipe_of_pairs()
+    recipe["trainer"] = {**recipe.get("trainer", {}), "enable_router_replay": True}
+    with pytest.raises(
+        ConfigError, match=r"trainer.enable_router_replay must be off with env.taskset.id = "
+    ):
+        render(prime_recipe(**recipe), "559b447", SiteFiles("b", Path("/runs/b")))
 
 
 def test_an_algorithm_that_would_change_a_pairs_advantages_is_refused() -> None:
