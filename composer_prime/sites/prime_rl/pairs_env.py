@@ -254,7 +254,8 @@ class PairsEnv(vf.Env[PairsEnvConfig]):
                 self._tokenizer = await asyncio.to_thread(load_tokenizer, client.renderer_model_name or ctx.model)
             if self._encoder is None:
                 await self._reference.check(self._tokenizer)
-                template = (getattr(ctx.sampling, "extra_body", None) or {}).get("chat_template_kwargs")
+                extra = ctx.sampling.model_extra or {}
+                template = ((extra.get("extra_body") or {}) | extra).get("chat_template_kwargs")  # 0.3 | newer
                 renderer = create_renderer(self._tokenizer, client.renderer, chat_template_kwargs=template)
                 self._encoder = Encoder(renderer, self.config.seq_len)
         return self._encoder

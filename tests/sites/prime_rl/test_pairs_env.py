@@ -238,9 +238,7 @@ def test_a_recipes_pairs_are_told_how_long_a_sample_may_be() -> None:
 def test_router_replay_which_no_stored_pair_has_is_refused() -> None:
     recipe = recipe_of_pairs()
     recipe["trainer"] = {**recipe.get("trainer", {}), "enable_router_replay": True}
-    with pytest.raises(
-        ConfigError, match=r"trainer.enable_router_replay must be off with env.taskset.id = "
-    ):
+    with pytest.raises(ConfigError, match=r"trainer.enable_router_replay must be off with env.taskset.id = "):
         render(prime_recipe(**recipe), "559b447", SiteFiles("b", Path("/runs/b")))
 
 
