@@ -28,7 +28,7 @@ from composer_prime.sites.prime_rl.pairs_env import PairsEnvConfig, PairsTaskset
 from composer_prime.sites.prime_rl.toml import SiteFiles, render
 from tests.servers.fake_teacher import FakeTeacher, serving_teacher
 from tests.sites.prime_rl.recipes import minimal, prime_recipe
-from tests.sites.prime_rl.scoring import pairs, serve, token_logprobs, write
+from tests.sites.prime_rl.scoring import ScoringTeacher, pairs, serve, token_logprobs, write
 from tests.sites.tiny_folder import save_random_tiny
 
 RENDERER = Qwen3RendererConfig(enable_thinking=False)
@@ -58,9 +58,16 @@ def env_config(file: Path, **tables: Any) -> PairsEnvConfig:
 
 
 async def served(
-    config: PairsEnvConfig, models: Models, *, url: str = "", template: Mapping[str, Any] | None = None, **sampling: Any
+    config: PairsEnvConfig,
+    models: Models,
+    *,
+    url: str = "",
+    template: Mapping[str, Any] | None = None,
+    is_training: bool = True,
+    times: int = 1,
+    **sampling: Any,
 ) -> WireEpisode:
-    """The first pair's episode, asked for as PRIME-RL's orchestrator does. Raises RuntimeError with a refusal."""
+    """The first pair's last episode, asked for as PRIME-RL's orchestrator does. Raises RuntimeError with a refusal."""
     server = EnvServer(config=config, address="tcp://127.0.0.1:0")
     serving = asyncio.create_task(server.run())
     client = EnvClient(address=server.address)
@@ -72,13 +79,14 @@ async def served(
             "renderer_model_name": str(models.folder),
         }
     )
+    if not is_training:
+        endpoint = vf.EvalClientConfig(base_url=endpoint.base_url, api_key_var="UNSET")
     (task, *_) = server.env.taskset.load()
     extra = {} if template is None else {"extra_body": {"chat_template_kwargs": template}}
     wanted = vf.SamplingConfig.model_validate({"temperature": 1.0, **extra, **sampling})
     try:
-        return await client.run(
-            task_data=task.data.model_dump(mode="json"), client=endpoint, model="policy", sampling=wanted
-        )
+        asked = {"task_data": task.data.model_dump(mode="json"), "client": endpoint, "model": "policy"}
+        return [await client.run(**asked, sampling=wanted) for _ in range(times)][-1]
     finally:
         await client.close()
         serving.cancel()
@@ -194,6 +202,22 @@ def test_a_server_that_never_answers_fails_the_episode_in_one_line(tmp_path: Pat
         line = r"no scores within env.timeout.episode \(1 s\) of http[^\n]*: look whether it answers, or raise it"
         with pytest.raises(RuntimeError, match=rf"^TeacherError: {line}$"):
             asyncio.run(served(config, models, url=url if loss == "simpo" else ""))
+
+
+def test_a_source_of_evaluation_is_refused(tmp_path: Path, models: Models) -> None:
+    config = env_config(write(tmp_path / "pairs", pairs(1)))
+    with pytest.raises(RuntimeError, match=r"^BadInput: pairs are for training sources, and this one's client is of"):
+        asyncio.run(served(config, models, is_training=False))
+
+
+def test_the_reference_which_doesnt_move_is_asked_once_for_a_pair(tmp_path: Path, models: Models) -> None:
+    file, counts = write(tmp_path / "pairs", pairs(1)), []
+    for times in (1, 3):
+        teacher = ScoringTeacher(model="reference", scorer=models.reference)
+        with serving_teacher(teacher) as url:
+            asyncio.run(served(env_config(file, pairs={}, reference={"base_url": url}), models, times=times))
+        counts.append(teacher.requests)
+    assert counts[0] == counts[1]
 
 
 def test_a_pairs_scores_have_a_limit_by_default(tmp_path: Path) -> None:
