@@ -55,14 +55,14 @@ def test_a_run_with_a_teacher_trains_on_what_the_teacher_says(tmp_path: Path, to
 @pytest.mark.slow
 @pytest.mark.parametrize("is_hinted", [True, False])
 def test_a_task_that_rewards_never_teach_is_learned_from_hints_alone(tmp_path: Path, is_hinted: bool) -> None:
-    recipe = [str(REPOSITORY / "recipes/local/hints.toml"), "--output_dir", str(tmp_path / "out"), "--max_steps", "20"]
-    source = "--orchestrator.train.source.0.env"
-    one_lock = [f"{source}.taskset.locks", "1", f"{source}.agent.max_turns", "4"]  # learned in a third of the steps
+    num_steps = 34 if is_hinted else 12  # without hints groups are drawn again: more rollouts in all
+    recipe = [str(REPOSITORY / "recipes/local/hints.toml"), "--output_dir", str(tmp_path / "out")]
     without = [] if is_hinted else ["--hints=None"]
-    done = subprocess.run([EXECUTABLE, "run", *recipe, *one_lock, *without], capture_output=True, text=True)
+    command = [EXECUTABLE, "run", *recipe, "--max_steps", str(num_steps), *without]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     played = read_tape(RunPaths(tmp_path / "out" / "hints").site("a").tape("orchestrator"))
-    rewards = [step["rollout/reward"] for step in played[:20]]
+    rewards = [step["rollout/reward"] for step in played[:num_steps]]
     assert max(rewards[:2]) <= 0.05
     last = sum(rewards[-5:]) / 5
-    assert last > 0.3 if is_hinted else last <= 0.05
+    assert last > 0.3 if is_hinted else last <= 0.05, rewards
