@@ -4,7 +4,7 @@ Where PRIME-RL has a setting we use its name (prime_rl.configs at 559b447), so t
 """
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -178,6 +178,32 @@ class OptimConfig(Table):
     """Gradient norm to clip to; None: no clipping."""
 
 
+class ConstantSchedulerConfig(Table):
+    """`[trainer.scheduler]`"""
+
+    type: Literal["constant"] = "constant"
+    """The learning rate at every step is that of `[trainer.optim]`."""
+
+
+class LinearSchedulerConfig(Table):
+    """`[trainer.scheduler]` with type "linear" """
+
+    type: Literal["linear"]
+    """The learning rate rises in a line, stays, and falls in a line until the last step."""
+
+    warmup_steps: int = Field(default=10, ge=0)
+    """First steps, over which it rises from `min_lr`."""
+
+    decay_steps: int = Field(default=10, ge=0)
+    """Last steps, over which it falls to `min_lr`."""
+
+    min_lr: float = Field(default=0.0, ge=0)
+    """Learning rate at both ends."""
+
+
+SchedulerConfig = Annotated[ConstantSchedulerConfig | LinearSchedulerConfig, Field(discriminator="type")]
+
+
 class LossConfig(Table):
     """`[trainer.loss]`"""
 
@@ -203,6 +229,7 @@ class TrainerConfig(Table):
     """`[trainer]`"""
 
     optim: OptimConfig = OptimConfig()
+    scheduler: SchedulerConfig = ConstantSchedulerConfig()
     loss: LossConfig = LossConfig()
     distill: DistillConfig = DistillConfig()
 
@@ -318,6 +345,23 @@ class Recipe(RecipeBase):
                 f"orchestrator.train.sampling.max_completion_tokens ({tokens}) must be smaller than seq_len "
                 f"({self.seq_len}): lower it, or raise seq_len so that the prompt fits too"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_scheduler(self) -> Self:
+        scheduler = self.trainer.scheduler
+        if isinstance(scheduler, LinearSchedulerConfig):
+            steps = scheduler.warmup_steps + scheduler.decay_steps
+            if not 0 < steps <= self.max_steps:
+                raise ValueError(
+                    f"trainer.scheduler.warmup_steps ({scheduler.warmup_steps}) + decay_steps "
+                    f"({scheduler.decay_steps}) must be between 1 and max_steps ({self.max_steps}): change one of them"
+                )
+            if scheduler.min_lr > self.trainer.optim.lr:
+                raise ValueError(
+                    f"trainer.scheduler.min_lr ({scheduler.min_lr:g}) must be at most trainer.optim.lr "
+                    f"({self.trainer.optim.lr:g}): lower it"
+                )
         return self
 
     @model_validator(mode="after")

@@ -189,6 +189,10 @@ _SHARED: Mapping[str, Rule] = {
     "trainer.optim.betas1": real(0, 1),
     "trainer.optim.betas2": real(0, 1),
     "trainer.optim.max_norm": real(0, 1e6),
+    "trainer.scheduler.type": one_of("constant", "linear"),
+    "trainer.scheduler.warmup_steps": whole(0, 10**9),
+    "trainer.scheduler.decay_steps": whole(0, 10**9),
+    "trainer.scheduler.min_lr": real(0, 10),
     **{f"trainer.loss.kwargs.{name}": rule for name, rule in _LOSS.items()},
     "ckpt.interval": COUNT,
 }

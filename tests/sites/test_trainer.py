@@ -11,16 +11,17 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.optim.lr_scheduler import LinearLR, SequentialLR
 
 from composer_prime import metrics
-from composer_prime.config.recipe import LossConfig, OptimConfig, Recipe
+from composer_prime.config.recipe import LinearSchedulerConfig, LossConfig, OptimConfig, Recipe
 from composer_prime.config.settings import SiteSettings, settle_site
 from composer_prime.errors import ConfigError, CorruptObject, SiteError
 from composer_prime.metrics import read_tape
 from composer_prime.sites.embedded.batches import write_batch
 from composer_prime.sites.embedded.broadcasts import KEEP, published, weights
 from composer_prime.sites.embedded.checkpoints import newest_checkpoint, saved_steps
-from composer_prime.sites.embedded.learner import Learner, import_loss
+from composer_prime.sites.embedded.learner import Learner, import_loss, learning_rate
 from composer_prime.sites.embedded.result import SiteResult
 from composer_prime.sites.embedded.trainer import Outer, Trainer
 from composer_prime.sync.site_clock import OuterLoop
@@ -105,6 +106,38 @@ def test_a_step_moves_each_weight_by_clipped_adamw():
         clipped = before.grad * 0.01 / unclipped.grad_norm
         wanted = before - 0.1 * clipped / (clipped.abs() + 1e-8)  # Adam's first step, bias-corrected
         torch.testing.assert_close(after, wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("warmup", "decay"), [(4, 5), (0, 20), (20, 0), (0, 2), (7, 13)])
+@pytest.mark.parametrize("min_lr", [0.0, 0.02])
+def test_a_linear_schedule_sets_the_learning_rates_of_torchs_own_schedulers_put_together_as_upstream(
+    warmup, decay, min_lr
+):
+    steps, peak, low = 20, 0.1, max(min_lr / 0.1, 1e-8)
+    reference = torch.optim.SGD(random_policy().parameters(), lr=peak)
+    parts = [LinearLR(reference, low, 1.0, warmup)] if warmup else []
+    if decay:
+        parts += [LinearLR(reference, 1.0, 1.0, steps - decay - warmup), LinearLR(reference, 1.0, low, decay - 1)]
+    milestones = ([warmup] if warmup else []) + [steps - decay]
+    schedule = SequentialLR(reference, parts, milestones[: len(parts) - 1]) if len(parts) > 1 else parts[0]
+    config = LinearSchedulerConfig(type="linear", warmup_steps=warmup, decay_steps=decay, min_lr=min_lr)
+    for step in range(steps):
+        assert learning_rate(peak, config, steps, step) == pytest.approx(schedule.get_last_lr()[0], abs=1e-8)
+        reference.step()
+        schedule.step()
+
+
+def test_a_step_at_the_end_of_a_linear_schedule_moves_nothing():
+    model = random_policy()
+    linear = LinearSchedulerConfig(type="linear", warmup_steps=0, decay_steps=4)
+    optim = OptimConfig(lr=0.1, weight_decay=0.0)
+    learning = Learner(model, optim, import_loss(LossConfig()), 32, num_steps=4, scheduler=linear)
+    before = copy.deepcopy(model)
+    learning.step(random_samples(6, 3), 3)
+    assert_same_weights(model, before)
+    learning.step(random_samples(6, 3), 2)
+    with pytest.raises(AssertionError):
+        assert_same_weights(model, before)
 
 
 def test_how_a_batch_is_cut_into_micro_batches_changes_nothing():

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 
 from composer_prime import metrics
 from composer_prime.config.distill import DistillConfig
-from composer_prime.config.recipe import LossConfig, OptimConfig
+from composer_prime.config.recipe import ConstantSchedulerConfig, LossConfig, OptimConfig, SchedulerConfig
 from composer_prime.errors import ConfigError, SiteError
 from composer_prime.losses.records import LossInputs, LossOutputs
 from composer_prime.sites.embedded.batches import TrainingSample
@@ -65,6 +66,7 @@ class Learner:
         distill: DistillConfig | None = None,
         num_steps: int = 1,
         replay_low: float = DPPO_LOW,
+        scheduler: SchedulerConfig = ConstantSchedulerConfig(),
     ) -> None:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -75,6 +77,7 @@ class Learner:
             weight_decay=optim.weight_decay,
             fused=True,
         )
+        self._learning_rate = partial(learning_rate, optim.lr, scheduler, num_steps)
         self._loss = loss
         self.distiller = Distiller(distill or DistillConfig(), num_steps, replay_low)
         self._seq_len = seq_len
@@ -84,7 +87,7 @@ class Learner:
     def step(self, samples: Sequence[TrainingSample], step: int = 0) -> StepReport:
         """Take one optimizer step on a batch. One without a trained token moves nothing and reports zeros.
 
-        step  its number, counted from 0: teachers' weights may have a schedule.
+        step  its number, counted from 0: the learning rate and teachers' weights may have a schedule.
 
         Raises SiteError when the gradient isn't finite; the parameters are as before then.
         """
@@ -103,6 +106,8 @@ class Learner:
                     f"the gradient's norm is {grad_norm}, which must be finite: look for NaN in the batch or the loss, "
                     "or lower trainer.optim.lr, and resume from the last checkpoint"
                 )
+            for group in self.optimizer.param_groups:
+                group["lr"] = self._learning_rate(step)
             self.optimizer.step()
             self.distiller.end_step(sums.total, step)
         return StepReport(
@@ -166,6 +171,19 @@ class _RunningSums:
         found = {names[name]: self.total(name) / num_tokens for name in self._values if name in names}
         found |= {_COUNTS[name]: self.total(name) for name in self._values if name in _COUNTS}
         return found | stream_means(self.total)
+
+
+def learning_rate(peak: float, scheduler: SchedulerConfig, num_steps: int, step: int) -> float:
+    """The learning rate of a step, counted from 0, of `num_steps`: as PRIME-RL's trainer/scheduler.py sets it.
+
+    A function of the step alone, so that a checkpoint needs no state of it.
+    """
+    if isinstance(scheduler, ConstantSchedulerConfig):
+        return peak
+    rising = step / scheduler.warmup_steps if scheduler.warmup_steps else 1.0
+    left = num_steps - 1 - step
+    falling = left / max(scheduler.decay_steps - 1, 1) if scheduler.decay_steps else 1.0
+    return scheduler.min_lr + (peak - scheduler.min_lr) * max(0.0, min(1.0, rising, falling))
 
 
 def import_loss(config: LossConfig) -> LossFn:

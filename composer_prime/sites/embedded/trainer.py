@@ -86,6 +86,7 @@ class Trainer:
             recipe.trainer.distill,
             recipe.max_steps,
             recipe.trainer.loss.kwargs.get("dppo_mask_low", DPPO_LOW),
+            recipe.trainer.scheduler,
         )
         self.step = 0
         self._ema_decay = recipe.hints.ema_decay if recipe.hints is not None and recipe.hints.teacher == "ema" else None
