@@ -4,7 +4,7 @@ Where PRIME-RL has a setting we use its name (prime_rl.configs at 559b447), so t
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -178,30 +178,31 @@ class OptimConfig(Table):
     """Gradient norm to clip to; None: no clipping."""
 
 
-class ConstantSchedulerConfig(Table):
+class SchedulerConfig(Table):
     """`[trainer.scheduler]`"""
 
-    type: Literal["constant"] = "constant"
-    """The learning rate at every step is that of `[trainer.optim]`."""
-
-
-class LinearSchedulerConfig(Table):
-    """`[trainer.scheduler]` with type "linear" """
-
-    type: Literal["linear"]
-    """The learning rate rises in a line, stays, and falls in a line until the last step."""
+    type: Literal["constant", "linear"] = "constant"
+    """How the learning rate of `[trainer.optim]` changes. "linear": it rises in a line, stays, and falls in a line
+    until the last step."""
 
     warmup_steps: int = Field(default=10, ge=0)
-    """First steps, over which it rises from `min_lr`."""
+    """First steps, over which "linear" rises from `min_lr`."""
 
     decay_steps: int = Field(default=10, ge=0)
-    """Last steps, over which it falls to `min_lr`."""
+    """Last steps, over which "linear" falls to `min_lr`."""
 
     min_lr: float = Field(default=0.0, ge=0)
-    """Learning rate at both ends."""
+    """Learning rate at both ends of "linear"."""
 
-
-SchedulerConfig = Annotated[ConstantSchedulerConfig | LinearSchedulerConfig, Field(discriminator="type")]
+    @model_validator(mode="after")
+    def _check_type(self) -> Self:
+        for key, field in type(self).model_fields.items():
+            if self.type == "constant" and key != "type" and getattr(self, key) != field.default:
+                raise ValueError(
+                    f'trainer.scheduler.{key} ({getattr(self, key):g}) is for trainer.scheduler.type "linear", and it '
+                    'is "constant": leave it out, or set the type'
+                )
+        return self
 
 
 class LossConfig(Table):
@@ -229,7 +230,7 @@ class TrainerConfig(Table):
     """`[trainer]`"""
 
     optim: OptimConfig = OptimConfig()
-    scheduler: SchedulerConfig = ConstantSchedulerConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
     loss: LossConfig = LossConfig()
     distill: DistillConfig = DistillConfig()
 
@@ -350,7 +351,7 @@ class Recipe(RecipeBase):
     @model_validator(mode="after")
     def _check_scheduler(self) -> Self:
         scheduler = self.trainer.scheduler
-        if isinstance(scheduler, LinearSchedulerConfig):
+        if scheduler.type == "linear":
             steps = scheduler.warmup_steps + scheduler.decay_steps
             if not 0 < steps <= self.max_steps:
                 raise ValueError(

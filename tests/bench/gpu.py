@@ -81,13 +81,21 @@ SITES = Measurement(
     seeds=8,
     prompts=2048,
     arms=(
-        f"two sites.count=2 {NUM_EXAMPLES}=1024 orchestrator.batch_size=32 {OUTER} outer.lr=1.41",
-        f"four sites.count=4 {NUM_EXAMPLES}=512 orchestrator.batch_size=16 {OUTER} outer.lr=2.0",
-        f"half {NUM_EXAMPLES}=1024 orchestrator.batch_size=32",
-        f"once sites.count=2 {NUM_EXAMPLES}=1024 orchestrator.batch_size=32 {OUTER} outer.lr=1.41 outer.inner_steps="
-        "128",
+        f"two sites.count=2 {NUM_EXAMPLES}=512 orchestrator.batch_size=64 {OUTER} outer.lr=1.2",
+        f"four sites.count=4 {NUM_EXAMPLES}=256 orchestrator.batch_size=32 {OUTER} outer.lr=1.4",
+        f"half {NUM_EXAMPLES}=512 orchestrator.batch_size=64",
+        f"once sites.count=2 {NUM_EXAMPLES}=512 orchestrator.batch_size=64 {OUTER} outer.lr=1.2 outer.inner_steps=32",
     ),
-    small=("--max_steps", "4", "--orchestrator.batch_size", "16", f"--{NUM_EXAMPLES}", "64"),
+    small=(
+        "--max_steps",
+        "4",
+        "--trainer.scheduler.decay_steps",
+        "4",
+        "--orchestrator.batch_size",
+        "16",
+        f"--{NUM_EXAMPLES}",
+        "64",
+    ),
     small_arms=(
         f"two sites.count=2 {NUM_EXAMPLES}=32 orchestrator.batch_size=8 outer.inner_steps=4 outer.fragments=1 "
         "outer.sync_delay=0",

@@ -163,6 +163,24 @@ def test_an_unknown_key_is_reported_before_what_it_left_undone(recipe_path: Path
             "orchestrator.train.sampling.max_completion_tokens (16) must be smaller than seq_len (16): "
             "lower it, or raise seq_len so that the prompt fits too",
         ),
+        (
+            "--trainer.scheduler.type linear --trainer.scheduler.decay_steps 31",
+            "trainer.scheduler.warmup_steps (10) + decay_steps (31) must be between 1 and max_steps (40): change one "
+            "of them",
+        ),
+        (
+            "--trainer.scheduler.type linear --trainer.scheduler.min_lr 5",
+            "trainer.scheduler.min_lr (5) must be at most trainer.optim.lr (1e-06): lower it",
+        ),
+        (
+            "--trainer.scheduler.type cosine",
+            "trainer.scheduler.type (cosine) must be constant or linear: choose one of them",
+        ),
+        (
+            "--trainer.scheduler.warmup_steps 3",
+            'trainer.scheduler.warmup_steps (3) is for trainer.scheduler.type "linear", and it is "constant": leave it '
+            "out, or set the type",
+        ),
         ("--outer.lr -1", "outer.lr (-1) must be greater than 0: raise it"),
         ("--outer.momentum 1", "outer.momentum (1) must be less than 1: lower it"),
         ("--outer.lr nan", "outer.lr (NaN) must be finite: give a number such as 0.5"),

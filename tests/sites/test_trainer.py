@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch.optim.lr_scheduler import LinearLR, SequentialLR
 
 from composer_prime import metrics
-from composer_prime.config.recipe import LinearSchedulerConfig, LossConfig, OptimConfig, Recipe
+from composer_prime.config.recipe import LossConfig, OptimConfig, Recipe, SchedulerConfig
 from composer_prime.config.settings import SiteSettings, settle_site
 from composer_prime.errors import ConfigError, CorruptObject, SiteError
 from composer_prime.metrics import read_tape
@@ -120,7 +120,7 @@ def test_a_linear_schedule_sets_the_learning_rates_of_torchs_own_schedulers_put_
         parts += [LinearLR(reference, 1.0, 1.0, steps - decay - warmup), LinearLR(reference, 1.0, low, decay - 1)]
     milestones = ([warmup] if warmup else []) + [steps - decay]
     schedule = SequentialLR(reference, parts, milestones[: len(parts) - 1]) if len(parts) > 1 else parts[0]
-    config = LinearSchedulerConfig(type="linear", warmup_steps=warmup, decay_steps=decay, min_lr=min_lr)
+    config = SchedulerConfig(type="linear", warmup_steps=warmup, decay_steps=decay, min_lr=min_lr)
     for step in range(steps):
         assert learning_rate(peak, config, steps, step) == pytest.approx(schedule.get_last_lr()[0], abs=1e-8)
         reference.step()
@@ -129,7 +129,7 @@ def test_a_linear_schedule_sets_the_learning_rates_of_torchs_own_schedulers_put_
 
 def test_a_step_at_the_end_of_a_linear_schedule_moves_nothing():
     model = random_policy()
-    linear = LinearSchedulerConfig(type="linear", warmup_steps=0, decay_steps=4)
+    linear = SchedulerConfig(type="linear", warmup_steps=0, decay_steps=4)
     optim = OptimConfig(lr=0.1, weight_decay=0.0)
     learning = Learner(model, optim, import_loss(LossConfig()), 32, num_steps=4, scheduler=linear)
     before = copy.deepcopy(model)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from composer_prime import metrics
 from composer_prime.config.distill import DistillConfig
-from composer_prime.config.recipe import ConstantSchedulerConfig, LossConfig, OptimConfig, SchedulerConfig
+from composer_prime.config.recipe import LossConfig, OptimConfig, SchedulerConfig
 from composer_prime.errors import ConfigError, SiteError
 from composer_prime.losses.records import LossInputs, LossOutputs
 from composer_prime.sites.embedded.batches import TrainingSample
@@ -66,7 +66,7 @@ class Learner:
         distill: DistillConfig | None = None,
         num_steps: int = 1,
         replay_low: float = DPPO_LOW,
-        scheduler: SchedulerConfig = ConstantSchedulerConfig(),
+        scheduler: SchedulerConfig | None = None,
     ) -> None:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -77,7 +77,7 @@ class Learner:
             weight_decay=optim.weight_decay,
             fused=True,
         )
-        self._learning_rate = partial(learning_rate, optim.lr, scheduler, num_steps)
+        self._learning_rate = partial(learning_rate, optim.lr, scheduler or SchedulerConfig(), num_steps)
         self._loss = loss
         self.distiller = Distiller(distill or DistillConfig(), num_steps, replay_low)
         self._seq_len = seq_len
@@ -178,7 +178,7 @@ def learning_rate(peak: float, scheduler: SchedulerConfig, num_steps: int, step:
 
     A function of the step alone, so that a checkpoint needs no state of it.
     """
-    if isinstance(scheduler, ConstantSchedulerConfig):
+    if scheduler.type == "constant":
         return peak
     rising = step / scheduler.warmup_steps if scheduler.warmup_steps else 1.0
     left = num_steps - 1 - step
