@@ -4,13 +4,15 @@ Everything here works from the bucket alone, on any machine that has the platfor
 next is supervising.py's to say.
 """
 
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from composer_prime.errors import BadInput, ExecutorError, JobUnknown
+from composer_prime.errors import BadInput, ComposerPrimeError, ExecutorError, JobUnknown
 from composer_prime.executors.base import Executor, Job, JobState, JobStatus, KnowsAccount
 from composer_prime.executors.budget import HOUR_S, price_of_job, ran_from
 from composer_prime.executors.launching import LaunchPlan, other_than_planned, planned_intent, spec_of
@@ -41,6 +43,7 @@ class Seen:
 
     status    as its platform says; None where it has an end already, was never submitted, or gave no answer
     problem   why there is no answer
+    refused   that the platform answered with a refusal, which the same request would meet again
     unknown   that the platform has no such job for this machine's login, though it gave the job a name once, or may
               have given it one to another login
     """
@@ -48,6 +51,7 @@ class Seen:
     attempt: Attempt
     status: JobStatus | None = None
     problem: str = ""
+    refused: bool = False
     unknown: bool = False
 
     @property
@@ -95,6 +99,7 @@ class Fleet:
         self._given: str | None = None
         self._kept: set[str] = set()
         self._executors: dict[str, Executor] = {}
+        self._opening = threading.Lock()
         self._begun: list[tuple[str, int]] = []
 
     def executor(self, on: str) -> Executor:
@@ -103,9 +108,10 @@ class Fleet:
         Its hosts are those of the file that was given, else of the file at the path in `on`, else as the bucket has
         them.
         """
-        if on not in self._executors:
-            self._executors[on] = self._opened(on)
-        return self._executors[on]
+        with self._opening:
+            if on not in self._executors:
+                self._executors[on] = self._opened(on)
+            return self._executors[on]
 
     def use_file_of(self, on: str) -> None:
         """Take the file that `on` names, "ssh:FILE", for jobs on its platform, whatever path their records have."""
@@ -263,8 +269,8 @@ class Fleet:
             return Seen(replace(attempt, started=started), status)
         except JobUnknown as error:
             return Seen(attempt, problem=str(error), unknown=True)
-        except (BadInput, ExecutorError) as error:
-            return Seen(attempt, problem=str(error))
+        except Exception as error:  # also one that nobody foresaw: it is this attempt's alone
+            return Seen(attempt, problem=_spelled(error), refused=isinstance(error, BadInput))
 
     def _polled(self, executor: Executor, attempt: Attempt) -> tuple[Job | None, JobStatus | None]:
         """An attempt's job and how it is. A recorded name that is another's doesn't hide the job that it has."""
@@ -317,13 +323,14 @@ class Fleet:
         return self._end(replace(seen, attempt=self.book.condemn(seen.attempt, state, why)))
 
     def withdraw(self) -> Iterator[tuple[Seen, str]]:
-        """End all that was started through this fleet; each attempt with "" where its end is confirmed."""
-        for seen in self.look():
-            if seen.place in self._begun and seen.attempt.ended is None:
-                yield self.condemn(seen, "withdrawn", "its launch couldn't start all its sites")
+        """End all that was started through this fleet at once; each attempt with "" where its end is confirmed."""
+        why = "its launch couldn't start all its sites"
+        begun = [each for each in self.book.attempts() if (each.site, each.number) in self._begun and not each.ended]
+        yield from _at_once(lambda each: self._ended_now(self.book.condemn(each, "withdrawn", why)), begun)
 
     def cancel(self, site: str | None = None) -> Iterator[tuple[Seen, str]]:
-        """End the launch, or one site of it; each attempt with what came of it: "" where its end is confirmed.
+        """End the launch, or one site of it, all its jobs at once; each attempt with what came of it, as it comes: ""
+        where its end is confirmed.
 
         The stop record is written first, which supervisors honour before and after they start anything. Raises BadInput
         for a site that the launch doesn't have.
@@ -334,12 +341,16 @@ class Fleet:
                 there = ", ".join(names) or "none yet"
                 raise BadInput(f"launch {self.book.name} has no site {site} that could be ended: it has {there}")
         self.book.stop(site)
-        for seen in self.look():
-            if site in (None, seen.attempt.site) and seen.attempt.may_run:
-                if seen.attempt.ended is None:
-                    yield self._end(seen)
-                else:
-                    yield from self._end_lost(seen)
+        running = [each for each in self.book.attempts() if site in (None, each.site) and each.may_run]
+        yield from _at_once(lambda each: self._end_lost(each) if each.ended else self._ended_now(each), running)
+
+    def _ended_now(self, attempt: Attempt) -> tuple[Seen, str]:
+        """End an attempt, without a look at it first where its job is known."""
+        if (job := attempt.job(self.book.name)) is not None:
+            with suppress(JobUnknown):  # a record may say anything
+                status = self.executor(attempt.intent.on).cancel(job)
+                return self.settle(Seen(attempt, status)), ""
+        return self._end(self._see(attempt))
 
     def _end(self, seen: Seen) -> tuple[Seen, str]:
         attempt = seen.attempt
@@ -360,21 +371,18 @@ class Fleet:
             settled = self.settle(Seen(attempt, problem=str(error), unknown=True))
             return (settled, "") if settled.attempt.ended else (seen, _not_found(attempt, error))
         except (BadInput, ExecutorError) as error:
-            return seen, str(error)
+            return replace(seen, refused=isinstance(error, BadInput)), str(error)
 
-    def _end_lost(self, seen: Seen) -> Iterator[tuple[Seen, str]]:
-        """End the job of an attempt that was given up for lost, should it be there after all."""
-        job = seen.attempt.job(self.book.name)
+    def _end_lost(self, attempt: Attempt) -> tuple[Seen, str] | None:
+        """End the job of an attempt that was given up for lost; None where it isn't there."""
+        job = attempt.job(self.book.name)
         if job is None:
-            return
+            return None
         try:
-            self.executor(seen.attempt.intent.on).cancel(job)
+            self.executor(attempt.intent.on).cancel(job)
         except JobUnknown:
-            return
-        except (BadInput, ExecutorError) as error:
-            yield seen, str(error)
-        else:
-            yield seen, ""
+            return None
+        return Seen(attempt), ""
 
     # --- logs ---------------------------------------------------------------------------------------------------------
 
@@ -408,6 +416,27 @@ def begin_fleet(store: Store, run: str, *, opener: Callable[[str], Executor] = o
             )
 
     return Fleet(begin_launch(store, run, clear), opener=opener)
+
+
+def _at_once(
+    act: Callable[[Attempt], tuple[Seen, str] | None], attempts: Sequence[Attempt]
+) -> Iterator[tuple[Seen, str]]:
+    """What `act` gives for each but None, all at the same time, as it comes; where it raises, what it said."""
+
+    def guarded(attempt: Attempt) -> tuple[Seen, str] | None:
+        try:
+            return act(attempt)
+        except Exception as error:
+            return Seen(attempt), _spelled(error)
+
+    with ThreadPoolExecutor(max(1, len(attempts)), "composer-prime-cancel") as pool:
+        for done in as_completed([pool.submit(guarded, attempt) for attempt in attempts]):
+            if (answer := done.result()) is not None:
+                yield answer
+
+
+def _spelled(error: Exception) -> str:
+    return str(error) if isinstance(error, ComposerPrimeError) else f"{type(error).__name__}: {error}"
 
 
 def account_of(executor: Executor) -> str:

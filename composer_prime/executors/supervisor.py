@@ -84,6 +84,9 @@ class Supervisor:
         self.troubled.clear()
         self._submit_what_was_only_meant()
         seen = {each.place: self._tell(self._fleet.settle(each)) for each in self._fleet.look()}
+        for each in seen.values():
+            if each.refused and each.attempt.site in self._plan.sites:
+                self._refuse(each.attempt.site, BadInput(f"{each.problem} (its job may still run and be billed)"))
         mended = self._mended
         if mended is None:
             mended = frozenset(place for place, each in seen.items() if each.state in NOT_RUN)
@@ -134,11 +137,12 @@ class Supervisor:
         )
 
     def _unless_refused(self, action: Action, seen: dict[Place, Seen]) -> Action:
-        """What is decided, unless it needs a start that was refused here; another launcher's start is watched."""
+        """What is decided, unless it needs what was refused here; another launcher's start is watched."""
         refused = self._refused.get(action.site)
         newest = max((each for each in seen.values() if each.attempt.site == action.site), key=_number, default=None)
-        waits = isinstance(action, Wait) and newest is not None and newest.problem == NOT_SUBMITTED
-        return refused if refused is not None and (waits or isinstance(action, Start)) else action
+        hidden = newest is not None and (newest.refused or newest.problem == NOT_SUBMITTED)
+        given_up = isinstance(action, Start | Kill) or (isinstance(action, Wait) and hidden)
+        return refused if refused is not None and given_up else action
 
     def _act(self, action: Action, seen: dict[Place, Seen]) -> None:
         site = action.site
@@ -148,9 +152,12 @@ class Supervisor:
                 self._refuse(site, error)
         elif isinstance(action, Kill):
             self._say_once(f"{site}--{action.attempt}--end", f"{site} attempt {action.attempt}: is ended: {action.why}")
-            _, problem = self._fleet.condemn(seen[site, action.attempt], "hung", action.why)
-            if problem:
-                self._trouble(site, f"attempt {action.attempt} may still run and be billed: {problem}")
+            ended, problem = self._fleet.condemn(seen[site, action.attempt], "hung", action.why)
+            said = f"attempt {action.attempt} may still run and be billed: {problem}"
+            if ended.refused:
+                self._refuse(site, BadInput(said))
+            elif problem:
+                self._trouble(site, said)
         elif isinstance(action, Wait) and action.why:
             self._say_once(site, f"{site}: {action.why}")
         elif isinstance(action, Leave) and self._left.get(site) != action:

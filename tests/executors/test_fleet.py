@@ -251,17 +251,6 @@ def test_a_job_started_while_somebody_cancels_is_ended_by_who_started_it() -> No
     assert scene.platform.cancelled == [f"{book.name}--a--1"] and len(scene.platform.jobs) == 1
 
 
-def test_a_cancel_without_confirmation_says_so_and_goes_on_with_the_others() -> None:
-    scene = Scene()
-    scene.supervisor().turn()
-    looked = scene.fleet()
-    results = []
-    for seen, problem in looked.cancel():
-        results.append((seen.attempt.site, problem))
-        scene.platform.fail = 1 if len(results) == 1 else 0
-    assert results == [("a", ""), ("b", "the platform is down")]
-
-
 def test_cancel_of_one_site_leaves_the_others_and_nobody_starts_it_again() -> None:
     scene = Scene()
     supervisor = scene.supervisor()
