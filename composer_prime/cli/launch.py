@@ -43,7 +43,9 @@ def launch(
     secret: Annotated[
         list[str] | None, typer.Option("--secret", help="Environment variable to hand over as a secret, by name.")
     ] = None,
-    max_restarts: Annotated[int, typer.Option(min=0, help="Further attempts of each site.")] = 3,
+    max_restarts: Annotated[int, typer.Option(min=0, help="Restarts of each site that fails or hangs.")] = 3,
+    max_preemptions: Annotated[int, typer.Option(min=0, help="Restarts of each site whose machine is taken.")] = 100,
+    max_timeouts: Annotated[int, typer.Option(min=0, help="Restarts of each site that ran out of its hours.")] = 100,
     max_cost: Annotated[float | None, typer.Option(min=0.01, help="US dollars of all jobs together.")] = None,
     max_hours: Annotated[float | None, typer.Option(min=0.001, help="Hours from the first job on.")] = None,
     usd_per_hour: Annotated[
@@ -74,7 +76,15 @@ def launch(
         secrets=tuple(secret or ()),
     )
     plan = plan_launch(read_recipe(recipe, context.args), on, options)
-    limits = Limits(max_restarts, max_cost, max_hours, hang_after or None, plan.recipe.launch.stall_after_s or None)
+    limits = Limits(
+        max_restarts,
+        max_preemptions,
+        max_timeouts,
+        max_usd=max_cost,
+        max_hours=max_hours,
+        hang_after_s=hang_after or None,
+        stall_after_s=plan.recipe.launch.stall_after_s or None,
+    )
     for line in (*access_lines(plan), *memory_lines(plan, gpu_bytes_beforehand)):
         say(line)
     if dry_run:

@@ -20,7 +20,9 @@ MIN_JOB_S = 60
 class Limits:
     """What a person allows.
 
-    max_restarts   further attempts of each site, after its first
+    max_restarts   of each site after an attempt that failed, hung or was lost
+    max_preemptions, max_timeouts   of each site after one whose machine was taken, and after one that ran out of its
+                   time: neither says that something is wrong, and platforms do it daily
     max_usd        of all jobs of the launch together; None: no limit
     max_hours      from the launch's first job on; None: no limit
     hang_after_s   without a change of a replica's beat, while its platform says that it runs; None: no watchdog
@@ -28,6 +30,8 @@ class Limits:
     """
 
     max_restarts: int = 3
+    max_preemptions: int = 100
+    max_timeouts: int = 100
     max_usd: float | None = None
     max_hours: float | None = None
     hang_after_s: float | None = 900.0

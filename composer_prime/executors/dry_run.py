@@ -54,4 +54,5 @@ def _usd(price: float | None) -> str:
 def _limits(limits: Limits) -> str:
     cost = "no limit on cost" if limits.max_usd is None else f"at most ${limits.max_usd:.2f}"
     hours = "no limit on hours" if limits.max_hours is None else f"at most {limits.max_hours:g} h"
-    return f"{cost}, {hours}, {limits.max_restarts} restarts a site"
+    after = f"{limits.max_restarts} failures, {limits.max_preemptions} preemptions, {limits.max_timeouts} time-outs"
+    return f"{cost}, {hours}, each site started again after at most {after}"

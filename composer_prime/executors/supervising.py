@@ -209,10 +209,22 @@ def _after(
     if state == "failed" and exit_code == BAD_INPUT_EXIT:
         return Leave(site, False, f"exit code {BAD_INPUT_EXIT}: its log says what to mend")
     why = f"{state}, exit code {exit_code}" if state == "failed" and exit_code is not None else state
-    runs = sum(each.ended is None or each.ended.state not in NOT_RUN for each in attempts)
-    if runs > limits.max_restarts:
-        return Leave(site, False, f"{why}, and --max-restarts ({limits.max_restarts}) is used up")
+    earlier = [each.ended.state for each in attempts[:-1] if each.ended is not None]
+    option, most = _budget(state, limits)
+    if state not in NOT_RUN and sum(_budget(each, limits)[0] == option for each in (*earlier, state)) > most:
+        return Leave(site, False, f"{why}, and {option} ({most}) is used up")
     return Start(site, last.number + 1, 0, why)
+
+
+def _budget(state: str, limits: Limits) -> tuple[str, int]:
+    """The option that limits restarts after an attempt's end in `state`, and how many it allows."""
+    if state in NOT_RUN:
+        return "", 0
+    if state == "preempted":
+        return "--max-preemptions", limits.max_preemptions
+    if state == "timed-out":
+        return "--max-timeouts", limits.max_timeouts
+    return "--max-restarts", limits.max_restarts
 
 
 def _within(action: Action, seconds: int) -> Action:

@@ -71,7 +71,7 @@ def test_a_preempted_replica_is_started_again_as_often_as_it_may_be(
 ) -> None:
     fleet = StagedFleet(stage.folder, f"mark('up' + sys.argv[3]); {FOREVER}", lambda on: executor)
     said: list[str] = []
-    limits = Limits(max_restarts=1, hang_after_s=None)
+    limits = Limits(max_restarts=0, max_preemptions=1, hang_after_s=None)
     supervisor = Supervisor(fleet, staged_plan(platform.launch_option(), "a"), limits, say=said.append)
     supervisor.turn()
     stage.await_mark("up1")
@@ -82,7 +82,7 @@ def test_a_preempted_replica_is_started_again_as_often_as_it_may_be(
     platform.preempt(executor.find(fleet.book.name)[1])
     wait_until(supervisor.turn, "given up")
     assert states(fleet) == {("a", 1): "preempted", ("a", 2): "preempted"}
-    assert said[-1].startswith("a: given up:") and "--max-restarts (1) is used up" in said[-1]
+    assert said[-1].startswith("a: given up:") and "--max-preemptions (1) is used up" in said[-1]
     wait_until(lambda: live_pids(platform, executor, fleet) == [], "no process left")
 
 
@@ -91,11 +91,11 @@ def test_a_replica_that_ran_out_of_its_time_is_started_again_as_often_as_it_may_
 ) -> None:
     fleet = StagedFleet(stage.folder, FOREVER, lambda on: executor)
     said: list[str] = []
-    limits = Limits(max_restarts=1, hang_after_s=None)
+    limits = Limits(max_restarts=0, max_timeouts=1, hang_after_s=None)
     supervisor = Supervisor(fleet, staged_plan(platform.launch_option(), "a", timeout_s=1), limits, say=said.append)
     wait_until(supervisor.turn, "given up")
     assert states(fleet) == {("a", 1): "timed-out", ("a", 2): "timed-out"}
-    assert said[-1].startswith("a: given up:") and "--max-restarts (1) is used up" in said[-1]
+    assert said[-1].startswith("a: given up:") and "--max-timeouts (1) is used up" in said[-1]
     wait_until(lambda: live_pids(platform, executor, fleet) == [], "no process left")
 
 

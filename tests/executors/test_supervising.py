@@ -119,11 +119,21 @@ def test_what_only_a_person_can_mend_is_not_tried_again() -> None:
     assert isinstance(action, Leave) and not action.ok and "log" in action.why
 
 
-def test_restarts_end_with_the_limit() -> None:
-    attempts = [attempt(number=number, end="preempted") for number in (1, 2, 3)]
-    assert isinstance(decided(attempts[:2]), Start)
-    action = decided(attempts)
-    assert isinstance(action, Leave) and "--max-restarts (2)" in action.why
+@pytest.mark.parametrize(
+    ("ends", "option"),
+    [
+        (("failed", "hung", "lost"), "--max-restarts (2)"),
+        (("preempted", "preempted"), "--max-preemptions (1)"),
+        (("timed-out",) * 4, "--max-timeouts (3)"),
+    ],
+)
+def test_restarts_end_with_the_limit_of_their_kind_whatever_else_ended(ends: tuple[EndState, ...], option: str) -> None:
+    limits = Limits(max_restarts=2, max_preemptions=1, max_timeouts=3)
+    others: list[EndState] = [other for other in ("preempted", "timed-out", "failed") if other not in ends]
+    attempts = [attempt(number=number, end=end) for number, end in enumerate((*others, *ends), start=1)]
+    assert isinstance(decided(attempts[:-1], limits=limits), Start)
+    action = decided(attempts, limits=limits)
+    assert isinstance(action, Leave) and not action.ok and f"{option} is used up" in action.why
 
 
 def test_the_budget_shortens_a_restart_and_then_refuses_it() -> None:
