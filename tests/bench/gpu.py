@@ -81,10 +81,10 @@ SITES = Measurement(
     seeds=8,
     prompts=2048,
     arms=(
-        f"two sites.count=2 {NUM_EXAMPLES}=512 orchestrator.batch_size=64 {OUTER} outer.lr=1.2",
-        f"four sites.count=4 {NUM_EXAMPLES}=256 orchestrator.batch_size=32 {OUTER} outer.lr=1.4",
+        f"two sites.count=2 {NUM_EXAMPLES}=512 orchestrator.batch_size=64 {OUTER} outer.lr=1.41",
+        f"four sites.count=4 {NUM_EXAMPLES}=256 orchestrator.batch_size=32 {OUTER} outer.lr=2.0",
         f"half {NUM_EXAMPLES}=512 orchestrator.batch_size=64",
-        f"once sites.count=2 {NUM_EXAMPLES}=512 orchestrator.batch_size=64 {OUTER} outer.lr=1.2 outer.inner_steps=32",
+        f"once sites.count=2 {NUM_EXAMPLES}=512 orchestrator.batch_size=64 {OUTER} outer.lr=1.41 outer.inner_steps=32",
     ),
     small=(
         "--max_steps",
