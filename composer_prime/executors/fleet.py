@@ -370,8 +370,8 @@ class Fleet:
         except JobUnknown as error:
             settled = self.settle(Seen(attempt, problem=str(error), unknown=True))
             return (settled, "") if settled.attempt.ended else (seen, _not_found(attempt, error))
-        except (BadInput, ExecutorError) as error:
-            return replace(seen, refused=isinstance(error, BadInput)), str(error)
+        except Exception as error:  # also one that nobody foresaw
+            return replace(seen, refused=isinstance(error, BadInput)), _spelled(error)
 
     def _end_lost(self, attempt: Attempt) -> tuple[Seen, str] | None:
         """End the job of an attempt that was given up for lost; None where it isn't there."""

@@ -17,6 +17,8 @@ from composer_prime.executors.records import NOT_RUN, Attempt, Intent
 from composer_prime.executors.supervising import Action, Kill, Leave, Place, Standing, Start, Wait, decide
 
 Say = Callable[[str], None]
+REFUSAL_PATIENCE_S = 600.0
+"""A platform that refuses for so long to show or to end a job isn't asked again: a person must mend that."""
 
 
 class Supervisor:
@@ -37,6 +39,9 @@ class Supervisor:
         self._pulses = Pulses(fleet.book.store)
         self._left: dict[str, Leave] = {}
         self._refused: dict[str, Leave] = {}
+        self._unseen: dict[str, Leave] = {}
+        self._unended: dict[str, Leave] = {}
+        self._refused_since: dict[tuple[str, str], float] = {}
         self._mended: frozenset[Place] | None = None
         self._said: dict[str, str] = {}
         self._usd_per_hour = plan.usd_per_hour
@@ -84,9 +89,8 @@ class Supervisor:
         self.troubled.clear()
         self._submit_what_was_only_meant()
         seen = {each.place: self._tell(self._fleet.settle(each)) for each in self._fleet.look()}
-        for each in seen.values():
-            if each.refused and each.attempt.site in self._plan.sites:
-                self._refuse(each.attempt.site, BadInput(f"{each.problem} (its job may still run and be billed)"))
+        for site in self._plan.sites:
+            self._note_look(site, _newest(site, seen))
         mended = self._mended
         if mended is None:
             mended = frozenset(place for place, each in seen.items() if each.state in NOT_RUN)
@@ -136,13 +140,35 @@ class Supervisor:
             ticks=ticks,
         )
 
+    def _note_look(self, site: str, newest: Seen | None) -> None:
+        """Say what keeps a site's newest attempt from being seen, and give it up when it was refused for long."""
+        lasts = self._lasts(site, "look", newest is not None and newest.refused)
+        if not lasts and self._unseen.pop(site, None) is not None:
+            self._left.pop(site, None)
+        if newest is None or newest.status is not None or newest.unknown or newest.problem in ("", NOT_SUBMITTED):
+            return
+        if lasts:
+            why = f"refused: {newest.problem} (its job may still run and be billed)"
+            self._unseen.setdefault(site, Leave(site, False, why))
+        else:
+            self._say_once(site, f"{site}: no answer, trying again: {newest.problem}")
+
+    def _lasts(self, site: str, what: str, is_refused: bool) -> bool:
+        """Whether a platform's refusals about a site have lasted for REFUSAL_PATIENCE_S, without another answer."""
+        if not is_refused:
+            self._refused_since.pop((site, what), None)
+            return False
+        return self._ticks() - self._refused_since.setdefault((site, what), self._ticks()) >= REFUSAL_PATIENCE_S
+
     def _unless_refused(self, action: Action, seen: dict[Place, Seen]) -> Action:
         """What is decided, unless it needs what was refused here; another launcher's start is watched."""
-        refused = self._refused.get(action.site)
-        newest = max((each for each in seen.values() if each.attempt.site == action.site), key=_number, default=None)
-        hidden = newest is not None and (newest.refused or newest.problem == NOT_SUBMITTED)
-        given_up = isinstance(action, Start | Kill) or (isinstance(action, Wait) and hidden)
-        return refused if refused is not None and given_up else action
+        site, newest = action.site, _newest(action.site, seen)
+        waits = isinstance(action, Wait) and newest is not None
+        if isinstance(action, Start) or (waits and newest.problem == NOT_SUBMITTED):
+            return self._refused.get(site, action)
+        if isinstance(action, Kill):
+            return self._unended.get(site, action)
+        return self._unseen.get(site, action) if waits and newest.refused else action
 
     def _act(self, action: Action, seen: dict[Place, Seen]) -> None:
         site = action.site
@@ -154,9 +180,9 @@ class Supervisor:
             self._say_once(f"{site}--{action.attempt}--end", f"{site} attempt {action.attempt}: is ended: {action.why}")
             ended, problem = self._fleet.condemn(seen[site, action.attempt], "hung", action.why)
             said = f"attempt {action.attempt} may still run and be billed: {problem}"
-            if ended.refused:
-                self._refuse(site, BadInput(said))
-            elif problem:
+            if self._lasts(site, "end", ended.refused):
+                self._unended[site] = Leave(site, False, f"refused: {said}")
+            if problem:
                 self._trouble(site, said)
         elif isinstance(action, Wait) and action.why:
             self._say_once(site, f"{site}: {action.why}")
@@ -204,6 +230,11 @@ class Supervisor:
         if self._said.get(about) != line:
             self._said[about] = line
             self._say(line)
+
+
+def _newest(site: str, seen: dict[Place, Seen]) -> Seen | None:
+    """A site's newest attempt."""
+    return max((each for each in seen.values() if each.attempt.site == site), key=_number, default=None)
 
 
 def _number(seen: Seen) -> int:

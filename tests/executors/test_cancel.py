@@ -1,13 +1,14 @@
 """`cancel` asks for the end of all jobs at once, and no job's trouble is another's; what is refused is given up."""
 
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
 from composer_prime.errors import BadInput, ExecutorError
 from composer_prime.executors.base import Job, JobState, JobStatus
 from composer_prime.executors.budget import Limits
+from composer_prime.executors.supervisor import REFUSAL_PATIENCE_S, Supervisor
 from tests.executors.launches import Scene, running, small_plan
 from tests.executors.scripted import ScriptedPlatform
 
@@ -72,34 +73,73 @@ def test_an_answer_that_nobody_foresaw_hides_no_other_job_and_keeps_none_from_it
     assert [problem for _, problem in scene.fleet().cancel()] == ["", ""] and running(scene) == []
 
 
-def test_a_job_that_the_platform_refuses_to_end_is_given_up_and_said_to_be_billed() -> None:
+def refuse(scene: Scene, supervisor: Supervisor, seconds: float) -> None:
+    """Turns over so long a time, each of which leaves something to do."""
+    for passed_s in (0.0, seconds / 2, seconds / 2):
+        scene.ticks += passed_s
+        assert supervisor.turn() is False
+
+
+def test_a_job_that_the_platform_refuses_to_end_is_given_up_after_a_while_and_said_to_be_billed() -> None:
     platform = Odd()
     scene = Scene(platform=platform, limits=Limits(max_restarts=2, hang_after_s=10.0))
     supervisor = scene.supervisor()
     for _ in range(2):  # the second one sees the jobs running
         supervisor.turn()
+    platform.ends(scene.job_id("b", 1), JobState.SUCCEEDED, 0)
     platform.ended = BadInput("this token may not do that")
     scene.ticks += 1000
-    for _ in range(2):
-        assert supervisor.turn() is False
-    scene.platform.ends(scene.job_id("b", 2), JobState.SUCCEEDED, 0)
-    asked = len(scene.said)
+    supervisor.turn()
+    assert running(scene) == ["a1"] and "may still run and be billed" in supervisor.troubled["a"]
+    refuse(scene, supervisor, REFUSAL_PATIENCE_S + 1)
     assert supervisor.run(lambda: None) is False
     (said,) = [line for line in scene.said if line.startswith("a: given up")]
     assert "attempt 1 may still run and be billed: this token may not do that" in said
-    assert running(scene) == ["a1"] and len(scene.said) <= asked + 2
 
 
-def test_a_job_that_the_platform_refuses_to_show_is_given_up_and_the_others_are_watched_to_their_end() -> None:
+def test_a_job_that_the_platform_refuses_to_show_is_given_up_after_a_while_and_the_others_are_watched() -> None:
     platform = Odd()
     scene = Scene(platform=platform)
     supervisor = scene.supervisor()
     supervisor.turn()
     platform.polled = BadInput("Modal refuses the token")
-    assert supervisor.turn() is False
+    refuse(scene, supervisor, REFUSAL_PATIENCE_S + 1)
+    supervisor.turn()
     (said,) = [line for line in scene.said if line.startswith("a: given up")]
     assert "Modal refuses the token" in said and "may still run and be billed" in said
-    scene.platform.ends(scene.job_id("b", 1), JobState.SUCCEEDED, 0)
+    platform.ends(scene.job_id("b", 1), JobState.SUCCEEDED, 0)
     assert supervisor.run(lambda: None) is False
-    with pytest.raises(BadInput, match="refuses the token"):
-        replace(scene, said=[]).supervisor().turn()
+
+
+def test_a_refusal_that_passes_changes_nothing() -> None:
+    platform = Odd()
+    scene = Scene(platform=platform, limits=Limits(max_restarts=2, hang_after_s=10.0))
+    supervisor = scene.supervisor()
+    for _ in range(2):
+        supervisor.turn()
+    platform.polled = BadInput("Modal refuses the token")
+    assert supervisor.turn() is False
+    assert "a: no answer, trying again: Modal refuses the token" in scene.said
+    platform.polled = None
+    assert supervisor.turn() is False and running(scene) == ["a1", "b1"]
+    scene.ticks += 1000  # and what hangs then is ended and started again
+    for _ in range(2):
+        assert supervisor.turn() is False
+    assert running(scene) == ["a2", "b2"]
+    platform.ends(scene.job_id("a", 2), JobState.PREEMPTED)
+    assert supervisor.turn() is False and running(scene) == ["a3", "b2"]
+
+
+def test_a_hang_whose_end_is_answered_by_nobody_knows_what_is_tried_again() -> None:
+    platform = Odd()
+    scene = Scene(platform=platform, limits=Limits(max_restarts=2, hang_after_s=10.0))
+    supervisor = scene.supervisor()
+    for _ in range(2):
+        supervisor.turn()
+    platform.ended = KeyError("status")
+    scene.ticks += 1000
+    assert supervisor.turn() is False and running(scene) == ["a1"] and "KeyError" in supervisor.troubled["a"]
+    platform.ended = None
+    for _ in range(2):
+        assert supervisor.turn() is False
+    assert running(scene) == ["a2", "b2"]
