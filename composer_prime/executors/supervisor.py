@@ -39,9 +39,7 @@ class Supervisor:
         self._pulses = Pulses(fleet.book.store)
         self._left: dict[str, Leave] = {}
         self._refused: dict[str, Leave] = {}
-        self._unseen: dict[str, Leave] = {}
-        self._unended: dict[str, Leave] = {}
-        self._refused_since: dict[tuple[str, str], float] = {}
+        self._refused_since: dict[tuple[str, Place], float] = {}
         self._mended: frozenset[Place] | None = None
         self._said: dict[str, str] = {}
         self._usd_per_hour = plan.usd_per_hour
@@ -141,34 +139,38 @@ class Supervisor:
         )
 
     def _note_look(self, site: str, newest: Seen | None) -> None:
-        """Say what keeps a site's newest attempt from being seen, and give it up when it was refused for long."""
-        lasts = self._lasts(site, "look", newest is not None and newest.refused)
-        if not lasts and self._unseen.pop(site, None) is not None:
-            self._left.pop(site, None)
-        if newest is None or newest.status is not None or newest.unknown or newest.problem in ("", NOT_SUBMITTED):
+        """Say what keeps a site's newest attempt from being seen, and remember since when it is a refusal."""
+        if newest is None:
             return
-        if lasts:
-            why = f"refused: {newest.problem} (its job may still run and be billed)"
-            self._unseen.setdefault(site, Leave(site, False, why))
-        else:
+        self._note_refusal("show", newest.place, newest.refused)
+        if newest.problem not in ("", NOT_SUBMITTED) and not newest.unknown:
             self._say_once(site, f"{site}: no answer, trying again: {newest.problem}")
 
-    def _lasts(self, site: str, what: str, is_refused: bool) -> bool:
-        """Whether a platform's refusals about a site have lasted for REFUSAL_PATIENCE_S, without another answer."""
-        if not is_refused:
-            self._refused_since.pop((site, what), None)
-            return False
-        return self._ticks() - self._refused_since.setdefault((site, what), self._ticks()) >= REFUSAL_PATIENCE_S
+    def _note_refusal(self, what: str, place: Place, is_refused: bool) -> None:
+        if is_refused:
+            self._refused_since.setdefault((what, place), self._ticks())
+        else:
+            self._refused_since.pop((what, place), None)
+
+    def _given_up(self, what: str, place: Place) -> Leave | None:
+        """What follows where a platform has refused for REFUSAL_PATIENCE_S, without another answer."""
+        since = self._refused_since.get((what, place))
+        if since is None or self._ticks() - since < REFUSAL_PATIENCE_S:
+            return None
+        site, attempt = place
+        minutes = f"{REFUSAL_PATIENCE_S / 60:.0f} minutes"
+        why = f"its platform has refused for {minutes} to {what} attempt {attempt}, which may still run and be billed"
+        return Leave(site, False, why)
 
     def _unless_refused(self, action: Action, seen: dict[Place, Seen]) -> Action:
         """What is decided, unless it needs what was refused here; another launcher's start is watched."""
-        site, newest = action.site, _newest(action.site, seen)
+        newest = _newest(action.site, seen)
         waits = isinstance(action, Wait) and newest is not None
         if isinstance(action, Start) or (waits and newest.problem == NOT_SUBMITTED):
-            return self._refused.get(site, action)
+            return self._refused.get(action.site, action)
         if isinstance(action, Kill):
-            return self._unended.get(site, action)
-        return self._unseen.get(site, action) if waits and newest.refused else action
+            return self._given_up("end", (action.site, action.attempt)) or action
+        return (self._given_up("show", newest.place) if waits else None) or action
 
     def _act(self, action: Action, seen: dict[Place, Seen]) -> None:
         site = action.site
@@ -179,11 +181,9 @@ class Supervisor:
         elif isinstance(action, Kill):
             self._say_once(f"{site}--{action.attempt}--end", f"{site} attempt {action.attempt}: is ended: {action.why}")
             ended, problem = self._fleet.condemn(seen[site, action.attempt], "hung", action.why)
-            said = f"attempt {action.attempt} may still run and be billed: {problem}"
-            if self._lasts(site, "end", ended.refused):
-                self._unended[site] = Leave(site, False, f"refused: {said}")
+            self._note_refusal("end", ended.place, ended.refused)
             if problem:
-                self._trouble(site, said)
+                self._trouble(site, f"attempt {action.attempt} may still run and be billed: {problem}")
         elif isinstance(action, Wait) and action.why:
             self._say_once(site, f"{site}: {action.why}")
         elif isinstance(action, Leave) and self._left.get(site) != action:
