@@ -165,12 +165,12 @@ class Supervisor:
     def _unless_refused(self, action: Action, seen: dict[Place, Seen]) -> Action:
         """What is decided, unless it needs what was refused here; another launcher's start is watched."""
         newest = _newest(action.site, seen)
-        waits = isinstance(action, Wait) and newest is not None
-        if isinstance(action, Start) or (waits and newest.problem == NOT_SUBMITTED):
+        waiting = newest if isinstance(action, Wait) else None
+        if isinstance(action, Start) or (waiting is not None and waiting.problem == NOT_SUBMITTED):
             return self._refused.get(action.site, action)
         if isinstance(action, Kill):
             return self._given_up("end", (action.site, action.attempt)) or action
-        return (self._given_up("show", newest.place) if waits else None) or action
+        return (self._given_up("show", waiting.place) if waiting is not None else None) or action
 
     def _act(self, action: Action, seen: dict[Place, Seen]) -> None:
         site = action.site
