@@ -204,7 +204,7 @@ class Executor(Protocol):
 
     @property
     def platform(self) -> str:
-        """One of "local", "modal", "hf-jobs" and "ssh"."""
+        """One of "local", "modal", "hf-jobs", "sky" and "ssh"."""
         ...
 
     def check(self, spec: JobSpec) -> None:

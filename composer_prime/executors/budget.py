@@ -129,8 +129,8 @@ def check_bounded(limits: Limits, price: Price, on: str) -> None:
         )
     if price.unbounded:
         raise BadInput(
-            f"--max-cost ({limits.max_usd:g}) can't be kept on {on}, which bills what a job uses beyond what it "
-            f"asks for: {price.unbounded}, or leave --max-cost out and limit --max-hours"
+            f"--max-cost ({limits.max_usd:g}) can't be kept on {on}, where an hour of a job may cost more than is "
+            f"listed: {price.unbounded}, or leave --max-cost out and limit --max-hours"
         )
 
 

@@ -1,4 +1,5 @@
-"""From what stands after `--on` to a platform's executor: `local`, `modal`, `hf-jobs`, `ssh:hosts.toml`.
+"""From what stands after `--on` to a platform's executor: `local`, `modal`, `hf-jobs`, `sky`,
+`ssh:hosts.toml`.
 
 A platform is imported when it is asked for, so that the command line starts fast and nobody needs a vendor's package
 for another vendor.
@@ -32,6 +33,7 @@ PLATFORMS = {
     "local": Platform("local", "LocalExecutor"),
     "modal": Platform("modal_jobs", "ModalExecutor", "modal"),
     "hf-jobs": Platform("hf_jobs", "HfJobsExecutor", "hf"),
+    "sky": Platform("sky.executor", "SkyExecutor"),
     "ssh": Platform("ssh", "SshExecutor", "ssh", takes_file=True),
 }
 
@@ -79,7 +81,7 @@ def parse_option(option: str) -> tuple[str, Platform, str]:
     name, colon, file = option.partition(":")
     platform = PLATFORMS.get(name)
     if platform is None:
-        raise BadInput(f"--on ({option}) names no platform: use one of local, modal, hf-jobs and ssh:hosts.toml")
+        raise BadInput(f"--on ({option}) names no platform: use one of local, modal, hf-jobs, sky and ssh:hosts.toml")
     if platform.takes_file != bool(file) or (colon and not file):
         wanted = f"{name}:hosts.toml, with a file that lists the hosts" if platform.takes_file else f"{name} alone"
         raise BadInput(f"--on ({option}) must be {wanted}: correct it")

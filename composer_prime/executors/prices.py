@@ -39,6 +39,12 @@ def flavor_price(flavor: str) -> Price:
     return Price(listed["usd_per_hour"].get(flavor), f"{listed['source']} ({listed['date']})")
 
 
+def accelerator_price(accelerators: str) -> Price:
+    """The price of a machine as SkyPilot spells its accelerators, "H100:8"."""
+    listed = table()["sky"]
+    return Price(listed["usd_per_hour"].get(accelerators), f"{listed['source']} ({listed['date']})")
+
+
 def egress_usd_per_gb(store_uri: str) -> tuple[float | None, str]:
     """US dollars for 10^9 bytes that leave a bucket for the internet, None where unknown; and the figure's source."""
     listed = table()["egress"]

@@ -1,6 +1,6 @@
 """How soon `cancel` has the end of all of a launch's jobs confirmed, one of which can't be ended.
 
-    python -m tests.bench.cancel --jobs 64 [local ssh modal hf-jobs]
+    python -m tests.bench.cancel --jobs 64 [local ssh modal sky hf-jobs]
 
 Each job is a real process on the platform's loopback. The platform's client answers all that is asked about the first
 job with a KeyError.

@@ -20,6 +20,7 @@ from tests.executors.staged import StagedFleet, staged_plan
 LOGINS = {
     "modal": ("MODAL_SERVER_URL", "MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"),
     "hf-jobs": ("HF_ENDPOINT", "HF_TOKEN"),
+    "sky": ("SKYPILOT_API_SERVER_ENDPOINT",),
 }
 """What says where the loopback is and who asks; the rest of a launcher's environment stays behind."""
 

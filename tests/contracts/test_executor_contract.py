@@ -26,6 +26,7 @@ from tests.executors.platforms import LoopbackPlatform
 from tests.patience import PATIENCE_S
 
 platform, executor, stage = fixtures.platform, fixtures.executor, fixtures.stage
+taking, replacing = fixtures.taking, fixtures.replacing
 
 ODD = "a b\tc 'd' \"e\" $HOME `f` \\ * é 漢 🙂 --x=1;#%{}\n second line"
 SECRET = "s3cr3t-Wert/+=$'\"-0123456789"
@@ -330,23 +331,49 @@ def test_the_other_sites_jobs_survive_a_cancel(executor: Executor, stage: Stage)
     assert await_end(executor, stays).state is JobState.SUCCEEDED
 
 
-def test_a_machine_taken_back_is_seen_as_preemption(
-    platform: LoopbackPlatform, executor: Executor, stage: Stage
-) -> None:
+def test_a_machine_taken_back_is_seen_as_preemption(taking: LoopbackPlatform, executor: Executor, stage: Stage) -> None:
     job = executor.submit(stage.spec(f"mark('up'); {FOREVER}"))
     stage.await_mark("up")
-    platform.preempt(job)
+    taking.preempt(job)
     assert await_end(executor, job).state is JobState.PREEMPTED
-    wait_until(lambda: platform.pids(job) == [], "no process left")
+    wait_until(lambda: taking.pids(job) == [], "no process left")
+
+
+def test_a_job_whose_machine_is_replaced_goes_on_as_the_same_job(
+    replacing: LoopbackPlatform, executor: Executor, stage: Stage
+) -> None:
+    spec = stage.spec("count('starts'); mark('up'); wait('go')")
+    job = executor.submit(spec)
+    stage.await_mark("up")
+    before = replacing.pids(job)
+    with replacing.hold_pending():
+        replacing.preempt(job)
+        assert executor.poll(job).state is JobState.PENDING and executor.submit(spec) == job
+    wait_until(lambda: stage.counted() == 2, "started again")
+    assert await_running(executor, job).ended_at is None and not set(before) & set(replacing.pids(job))
+    stage.mark("go")
+    assert await_end(executor, job).state is JobState.SUCCEEDED and executor.find(stage.run) == [job]
+    wait_until(lambda: replacing.pids(job) == [], "no process left")
+
+
+def test_a_job_is_cancelled_while_its_machine_is_replaced(
+    replacing: LoopbackPlatform, executor: Executor, stage: Stage
+) -> None:
+    job = executor.submit(stage.spec(f"count('starts'); mark('up'); {FOREVER}"))
+    stage.await_mark("up")
+    with replacing.hold_pending():
+        replacing.preempt(job)
+        assert executor.cancel(job).state is JobState.CANCELLED
+    assert executor.poll(job).state is JobState.CANCELLED and stage.counted() == 1 and replacing.pids(job) == []
 
 
 def test_the_next_attempt_goes_on_after_a_preemption(
-    platform: LoopbackPlatform, executor: Executor, stage: Stage
+    taking: LoopbackPlatform, executor: Executor, stage: Stage
 ) -> None:
     code = "mark('up' + sys.argv[2]); wait('go')"
     first = executor.submit(stage.spec(code, attempt=1, arguments=("1",)))
     stage.await_mark("up1")
-    platform.preempt(first)
+    taking.preempt(first)
     second = executor.submit(stage.spec(code, attempt=2, arguments=("2",)))
     stage.await_mark("up2")
     stage.mark("go")

@@ -216,6 +216,7 @@ ASKED = {
     "ssh": "composer_prime.executors.ssh.Link.call",
     "modal": "composer_prime.executors.modal_jobs.deployed_function",
     "hf-jobs": "composer_prime.executors.hf_jobs.JobsApi.run",
+    "sky": "composer_prime.executors.sky.executor.SkyApi.launch",
 }
 """What each executor asks its platform by, when it starts a job."""
 

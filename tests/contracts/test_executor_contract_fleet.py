@@ -22,6 +22,7 @@ from tests.executors.staged import LIMITS, StagedFleet, staged_plan
 from tests.patience import PATIENCE_S
 
 platform, executor, stage = fixtures.platform, fixtures.executor, fixtures.stage
+taking, replacing = fixtures.taking, fixtures.replacing
 
 SITES = ("a", "b")
 ONE_RUN = "count('starts-' + sys.argv[2]); mark('up-' + sys.argv[2]); wait('go')"
@@ -67,23 +68,40 @@ def test_a_launch_whose_jobs_run_out_of_their_time_ends_within_its_cost(
 
 
 def test_a_preempted_replica_is_started_again_as_often_as_it_may_be(
-    platform: LoopbackPlatform, executor: Executor, stage: Stage, ended: None
+    taking: LoopbackPlatform, executor: Executor, stage: Stage, ended: None
 ) -> None:
     fleet = StagedFleet(stage.folder, f"mark('up' + sys.argv[3]); {FOREVER}", lambda on: executor)
     said: list[str] = []
     limits = Limits(max_restarts=0, max_preemptions=1, hang_after_s=None)
-    supervisor = Supervisor(fleet, staged_plan(platform.launch_option(), "a"), limits, say=said.append)
+    supervisor = Supervisor(fleet, staged_plan(taking.launch_option(), "a"), limits, say=said.append)
     supervisor.turn()
     stage.await_mark("up1")
-    platform.preempt(executor.find(fleet.book.name)[0])
+    taking.preempt(executor.find(fleet.book.name)[0])
     wait_until(lambda: not supervisor.turn() and ("a", 2) in states(fleet), "attempt 2 submitted")
     assert states(fleet)["a", 1] == "preempted"
     stage.await_mark("up2")
-    platform.preempt(executor.find(fleet.book.name)[1])
+    taking.preempt(executor.find(fleet.book.name)[1])
     wait_until(supervisor.turn, "given up")
     assert states(fleet) == {("a", 1): "preempted", ("a", 2): "preempted"}
     assert said[-1].startswith("a: given up:") and "--max-preemptions (1) is used up" in said[-1]
-    wait_until(lambda: live_pids(platform, executor, fleet) == [], "no process left")
+    wait_until(lambda: live_pids(taking, executor, fleet) == [], "no process left")
+
+
+def test_a_replica_whose_machine_is_replaced_stays_its_attempt(
+    replacing: LoopbackPlatform, executor: Executor, stage: Stage, ended: None
+) -> None:
+    fleet = StagedFleet(stage.folder, ONE_RUN, lambda on: executor)
+    limits = Limits(max_restarts=0, max_preemptions=0, hang_after_s=None)
+    supervisor = Supervisor(fleet, staged_plan(replacing.launch_option(), "a"), limits, say=print)
+    supervisor.turn()
+    stage.await_mark("up-a")
+    replacing.preempt(executor.find(fleet.book.name)[0])
+    supervisor.turn()
+    wait_until(lambda: stage.counted("starts-a") == 2, "started again")
+    assert set(states(fleet)) == {("a", 1)}
+    stage.mark("go")
+    assert supervisor.run(lambda: None) is True
+    assert states(fleet) == {("a", 1): "succeeded"}
 
 
 def test_a_replica_that_ran_out_of_its_time_is_started_again_as_often_as_it_may_be(

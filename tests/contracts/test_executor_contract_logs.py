@@ -12,6 +12,7 @@ from tests.executors.jobs import FOREVER, REPOSITORY, Stage, await_end, run_to_e
 from tests.executors.platforms import LoopbackPlatform
 
 platform, executor, stage = fixtures.platform, fixtures.executor, fixtures.stage
+taking, replacing = fixtures.taking, fixtures.replacing
 
 KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQ\nEFAASCBKcwggSjAgEAAoIBAQ\n-----END PRIVATE KEY-----"
 TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz"
@@ -124,14 +125,24 @@ def test_the_log_of_a_cancelled_job_can_be_read(executor: Executor, stage: Stage
     assert list(lines) == [] and list(executor.logs(job)) == ["one"]
 
 
-def test_follow_ends_when_the_machine_is_taken_back(
-    platform: LoopbackPlatform, executor: Executor, stage: Stage
-) -> None:
+def test_follow_ends_when_the_machine_is_taken_back(taking: LoopbackPlatform, executor: Executor, stage: Stage) -> None:
     job = executor.submit(stage.spec(f"say('one'); {FOREVER}"))
     lines = executor.logs(job, follow=True)
     assert next(lines) == "one"
-    platform.preempt(job)
+    taking.preempt(job)
     assert list(lines) == [] and list(executor.logs(job)) == ["one"]
+
+
+def test_follow_goes_on_with_the_machine_that_replaces_one(
+    replacing: LoopbackPlatform, executor: Executor, stage: Stage
+) -> None:
+    job = executor.submit(stage.spec("count('starts'); say(os.stat(HERE / 'starts').st_size); wait('go'); say('end')"))
+    lines = executor.logs(job, follow=True)
+    assert next(lines) == "1"
+    replacing.preempt(job)
+    assert next(lines) == "2"
+    stage.mark("go")
+    assert list(lines) == ["end"] and list(executor.logs(job)) == ["2", "end"]
 
 
 def test_logs_of_attempts_do_not_mix(executor: Executor, stage: Stage) -> None:

@@ -19,6 +19,26 @@ def platform(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture
+def taking(platform: LoopbackPlatform) -> LoopbackPlatform:
+    """One that ends a job whose machine it takes back."""
+    if _replaces(platform):
+        pytest.skip(f"{platform.name} gives such a job another machine")
+    return platform
+
+
+@pytest.fixture
+def replacing(platform: LoopbackPlatform) -> LoopbackPlatform:
+    """One that starts a job whose machine it takes back on another one by itself."""
+    if not _replaces(platform):
+        pytest.skip(f"on {platform.name} such a job has ended")
+    return platform
+
+
+def _replaces(platform: LoopbackPlatform) -> bool:
+    return getattr(platform, "replaces_machines", False)
+
+
+@pytest.fixture
 def executor(platform: LoopbackPlatform) -> Iterator[Executor]:
     with closing(platform.executor()) as opened:
         yield opened

@@ -12,6 +12,7 @@ LOOPBACKS: dict[str, tuple[str, Callable[[type, Path], LoopbackPlatform]]] = {
     "local": ("tests.executors.loopback_local.LocalPlatform", lambda kind, folder: kind(folder)),
     "ssh": ("tests.executors.loopback_ssh.SshPlatform", lambda kind, folder: kind(folder)),
     "modal": ("tests.executors.loopback_modal.LoopbackModal", lambda kind, folder: kind(folder)),
+    "sky": ("tests.executors.loopback_sky.SkyPlatform", lambda kind, folder: kind(folder)),
     "hf-jobs": ("tests.executors.loopback_hf_jobs.HfJobsPlatform", lambda kind, folder: kind(folder)),
 }
 """Platform -> its loopback's class, and how one is made in an empty folder."""

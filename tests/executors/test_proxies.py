@@ -16,7 +16,7 @@ from tests.servers.forward_proxy import forward_proxy
 
 NOWHERE = "203.0.113.5"
 """Only the proxy knows what stands there (TEST-NET-3)."""
-ADDRESSES = {"modal": "MODAL_SERVER_URL", "hf-jobs": "HF_ENDPOINT"}
+ADDRESSES = {"modal": "MODAL_SERVER_URL", "hf-jobs": "HF_ENDPOINT", "sky": "SKYPILOT_API_SERVER_ENDPOINT"}
 MODAL = pytest.param(
     "modal",
     marks=pytest.mark.skipif(
@@ -34,7 +34,7 @@ executor.close()
 """
 
 
-@pytest.fixture(params=[MODAL, "hf-jobs"])
+@pytest.fixture(params=[MODAL, "hf-jobs", "sky"])
 def platform(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopbackPlatform]:
     with closing(loopback(request.param, tmp_path / "platform")) as opened:
         yield opened

@@ -1,0 +1,133 @@
+"""From a job to SkyPilot's task, and from the record of a managed job back to a job's status.
+
+SkyPilot gives managed jobs no time-out, so the task's script ends the command. It also frames the command's lines in
+the log, since SkyPilot puts its own words before, after and in front of them.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from composer_prime.errors import BadInput
+from composer_prime.executors.base import JobSpec, JobState, JobStatus, check_names, parse_name
+from composer_prime.executors.shim import GRACE_S
+from composer_prime.executors.sky.api import first_line
+
+RESOURCES_VARIABLE = "COMPOSER_PRIME_SKY_RESOURCES"
+START_ALLOWANCE_S = 600
+"""A job whose machine is there so soon after its launch has all of its time; waiting for longer shortens it."""
+TEARDOWN_S = 600
+OVERRUN_S = START_ALLOWANCE_S + round(GRACE_S) + TEARDOWN_S
+"""What may be billed beyond a job's time: machines are billed while they start and until they are gone."""
+TIMED_OUT = 124
+"""The script's exit code after the job's time. SkyPilot tells no more of an end than the exit code."""
+BEGINS, ENDS = "composer-prime: log {} begins", "composer-prime: log {} ends"
+FIELDS = ("job_id", "job_name", "status", "schedule_state", "failure_reason", "start_at", "end_at")
+"""What is asked of a managed job's record."""
+
+_NAME = re.compile(r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NO_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Characters that JSON takes as they are, and YAML for the end of a line or for none."""
+_STATES = {
+    "PENDING": JobState.PENDING,
+    "SUBMITTED": JobState.PENDING,
+    "STARTING": JobState.PENDING,
+    "RECOVERING": JobState.PENDING,
+    "SUCCEEDED": JobState.SUCCEEDED,
+    "CANCELLED": JobState.CANCELLED,
+    **{f"FAILED{why}": JobState.FAILED for why in ("", "_SETUP", "_PRECHECKS", "_NO_RESOURCE", "_CONTROLLER")},
+}
+_EXIT_CODE = re.compile(r"exit code (\d+)")
+_SIGNAL_BASE = 128
+
+_SCRIPT = """\
+exec </dev/null 2>/dev/null
+log=$(date +%s%N)-$$
+left=$(( {deadline} - $(date +%s) ))
+[ "$left" -le {timeout_s} ] || left={timeout_s}
+if [ "$left" -le 0 ]; then echo "composer-prime: no time left: its machine came too late"; exit {timed_out}; fi
+echo "{begins}"
+began=$SECONDS
+timeout --kill-after={grace_s:g} "$left" {command} 2>&1
+code=$?
+echo "{ends}"
+[ $(( SECONDS - began )) -ge "$left" ] && [ "$code" -ne 0 ] && code={timed_out}
+exit "$code"
+"""
+
+
+def check_task(spec: JobSpec) -> None:
+    """Refuse, with BadInput, what can be seen without asking the server."""
+    check_names(spec)
+    if not _NAME.fullmatch(spec.name) or parse_name(spec.name) != (spec.run, spec.site, spec.attempt):
+        raise BadInput(
+            f"run {spec.run} and site {spec.site} make the job's name {spec.name}, which SkyPilot can't hold or tell "
+            "apart: both must end in a letter or digit and hold at most two of '.', '_', '-' in a row, the site no '--'"
+        )
+    for name in (*spec.env, *spec.secrets):
+        if not _VARIABLE.fullmatch(name):
+            raise BadInput(f"variable {name!r} must be letters, digits and '_', not a digit first: rename it")
+
+
+def resources_of(spec: JobSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+    """SkyPilot's `resources` of a job: what it asks for, over what is `given` for all jobs."""
+    asked = spec.resources
+    if not (spec.image or given.get("image_id")):
+        raise BadInput(
+            f"site {spec.site} has no image, and SkyPilot's own hold no composer-prime: name one with --image, or "
+            f"image_id in {RESOURCES_VARIABLE}"
+        )
+    wanted = {
+        "accelerators": f"{asked.gpu}:{asked.gpu_count or 1}" if asked.gpu else None,
+        "cpus": asked.cpus and f"{asked.cpus:g}+",
+        "memory": asked.memory_gib and f"{asked.memory_gib:g}+",
+        "disk_size": asked.disk_gib and round(asked.disk_gib),
+        "image_id": spec.image and f"docker:{spec.image}",
+    }
+    return {**given, **{name: value for name, value in wanted.items() if value is not None}}
+
+
+def task_of(spec: JobSpec, resources: Mapping[str, Any], now: float) -> str:
+    """The task as YAML, which JSON is. now: Unix seconds."""
+    task = {
+        "name": spec.name,
+        "resources": dict(resources),
+        "envs": envs_of(spec),
+        "secrets": spec.secrets.reveal(),
+        "run": _SCRIPT.format(
+            deadline=round(now) + spec.timeout_s + START_ALLOWANCE_S,
+            timeout_s=spec.timeout_s,
+            timed_out=TIMED_OUT,
+            grace_s=GRACE_S,
+            begins=BEGINS.format("$log"),
+            ends=ENDS.format("$log"),
+            command=shlex.join(spec.command),
+        ),
+    }
+    text = json.dumps(task, ensure_ascii=False)
+    return _NO_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def envs_of(spec: JobSpec) -> dict[str, str]:
+    """The plain variables; a secret of the same name wins."""
+    given = {**spec.cache_env, **spec.env}
+    return {name: value for name, value in given.items() if name not in spec.secrets}
+
+
+def status_of(record: Mapping[str, Any]) -> JobStatus:
+    """A job's status by the managed job's record; an exit code above 128 is a signal, as shells have it."""
+    status, reason = str(record["status"]), record.get("failure_reason") or ""
+    state = _STATES.get(status, JobState.RUNNING)  # a state nobody knows may be billed
+    exit_code = 0 if state is JobState.SUCCEEDED else None
+    if status == "FAILED" and (match := _EXIT_CODE.search(reason)):
+        exit_code = int(match[1])
+        if exit_code == TIMED_OUT:
+            state, exit_code = JobState.TIMED_OUT, None
+        elif _SIGNAL_BASE < exit_code <= _SIGNAL_BASE + 64:
+            exit_code = _SIGNAL_BASE - exit_code
+    message = f"{status}: {first_line(reason)}" if reason else status
+    half = status == "PENDING" and record.get("schedule_state") == "INACTIVE"
+    return JobStatus(state, exit_code, message, record.get("start_at"), record.get("end_at"), half)

@@ -1,0 +1,348 @@
+"""SkyPilot through its API's loopback: what the contract of executors doesn't ask."""
+
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from composer_prime.errors import BadInput, ExecutorError
+from composer_prime.executors.base import Job, JobSpec, JobState, Resources
+from composer_prime.executors.secrets import Secrets
+from composer_prime.executors.sky import api, offers, task
+from composer_prime.executors.sky.executor import SkyExecutor
+from tests.executors.jobs import await_end, await_running
+from tests.executors.loopback_sky import SkyPlatform
+
+SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
+SECRET = "s3cr3t-value-of-a-key"
+IMAGE = {"image_id": "docker:any"}
+Opener = Callable[..., SkyExecutor]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[SkyPlatform]:
+    with closing(SkyPlatform(tmp_path / "server")) as loopback:
+        yield loopback
+
+
+@pytest.fixture
+def executor(server: SkyPlatform) -> Iterator[SkyExecutor]:
+    with closing(server.executor()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def opened(server: SkyPlatform) -> Iterator[Opener]:
+    """Opens an executor with given arguments, by default at the server and for an image."""
+    with ExitStack() as stack:
+
+        def open_one(endpoint: str | None = server.url, token: str | None = None, **resources: Any) -> SkyExecutor:
+            return stack.enter_context(closing(SkyExecutor(endpoint, token, {**IMAGE, **resources})))
+
+        yield open_one
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Our pauses before repeats, which are not waited for."""
+    waited: list[float] = []
+    monkeypatch.setattr(api, "time", SimpleNamespace(sleep=waited.append, monotonic=time.monotonic))
+    return waited
+
+
+def spec(*command: str, site: str = "a", **more: Any) -> JobSpec:
+    return replace(JobSpec("demo.v1", site, 1, command or SLEEP, timeout_s=600), **more)
+
+
+def launches(server: SkyPlatform) -> int:
+    return server.requests.count(("POST", "/jobs/launch"))
+
+
+def refused(executor: SkyExecutor, wanted: JobSpec) -> str:
+    """The one line by which a job is refused."""
+    with pytest.raises(BadInput) as raised:
+        executor.submit(wanted)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+# --- the task ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_task_holds_what_the_spec_says(server: SkyPlatform, opened: Opener) -> None:
+    executor = opened(use_spot=True, infra="lambda")
+    resources = Resources("B200", 2, cpus=16, memory_gib=128.5, disk_gib=200)
+    wanted = spec(env={"A": "1"}, secrets=Secrets({"KEY": SECRET}), resources=resources, image="me/image:1")
+    executor.submit(wanted)
+    (launched,) = server.tasks
+    script = launched.pop("run")
+    assert launched == {
+        "name": "demo.v1--a--1",
+        "resources": {
+            "accelerators": "B200:2",
+            "cpus": "16+",
+            "memory": "128.5+",
+            "disk_size": 200,
+            "image_id": "docker:me/image:1",
+            "use_spot": True,
+            "infra": "lambda",
+        },
+        "envs": {"A": "1"},
+        "secrets": {"KEY": SECRET},
+    }
+    assert SECRET not in script
+
+
+def test_a_secret_wins_over_a_variable_of_its_name(server: SkyPlatform, executor: SkyExecutor) -> None:
+    executor.submit(spec(env={"KEY": "plain"}, secrets=Secrets({"KEY": SECRET})))
+    assert (server.tasks[0]["envs"], server.tasks[0]["secrets"]) == ({}, {"KEY": SECRET})
+
+
+def test_characters_that_yaml_takes_for_ends_of_lines_arrive(executor: SkyExecutor) -> None:
+    odd = "a\x85b\u2028c\x7fd\ufeffe 🙂 \\ud83d"
+    job = executor.submit(spec(sys.executable, "-c", "import os; print(ascii(os.environ['ODD']))", env={"ODD": odd}))
+    assert list(executor.logs(job, follow=True)) == [ascii(odd)]
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_command_that_does_not_listen_is_killed_after_its_time_and_its_grace(
+    executor: SkyExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, "GRACE_S", 0.2)
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(600)"
+    )
+    job = executor.submit(spec(sys.executable, "-c", deaf, timeout_s=5))
+    assert await_end(executor, job).state is JobState.TIMED_OUT
+    assert list(executor.logs(job)) == ["on"]
+
+
+@pytest.mark.parametrize(("late_s", "printed"), [(-3, ["on"]), (1, [])], ids=["within", "after"])
+def test_a_job_whose_machine_comes_late_has_only_what_is_left_of_its_time(
+    server: SkyPlatform, executor: SkyExecutor, late_s: int, printed: list[str]
+) -> None:
+    wanted = spec(sys.executable, "-c", "import time; print('on', flush=True); time.sleep(600)")
+    launched_at = time.time() - wanted.timeout_s - task.START_ALLOWANCE_S - late_s
+    server.launch({"task": task.task_of(wanted, IMAGE, launched_at), "name": wanted.name})
+    (job,) = executor.find("demo.v1")
+    assert await_end(executor, job).state is JobState.TIMED_OUT
+    assert list(executor.logs(job)) == printed
+
+
+# --- once -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_launch_whose_answer_is_lost_is_not_made_again(
+    server: SkyPlatform, executor: SkyExecutor, waits: list[float]
+) -> None:
+    server.troubles.extend((None, None, None, None, None, "reset"))
+    job = executor.submit(spec())
+    assert server.requests[5] == ("POST", "/jobs/launch") and launches(server) == 1
+    assert executor.find("demo.v1") == [job] and waits == [0.5]
+
+
+def test_of_two_jobs_of_a_name_the_first_is_the_job_and_the_other_is_ended(
+    server: SkyPlatform, executor: SkyExecutor
+) -> None:
+    wanted = spec()
+    for _ in range(2):
+        server.launch({"task": task.task_of(wanted, IMAGE, time.time()), "name": wanted.name})
+    assert executor.submit(wanted).id == "1" and launches(server) == 0
+    assert [job.status for job in server.jobs.values()] == ["RUNNING", "CANCELLED"]
+    assert [job.id for job in executor.find("demo.v1")] == ["1"]
+
+
+def test_cancel_ends_whatever_has_the_jobs_name(server: SkyPlatform, executor: SkyExecutor) -> None:
+    job = executor.submit(spec())
+    other = spec()
+    server.launch({"task": task.task_of(other, IMAGE, time.time()), "name": other.name})
+    executor.cancel(job)
+    assert [job.status for job in server.jobs.values()] == ["CANCELLED", "CANCELLED"]
+
+
+def test_a_launch_that_fails_leaves_no_pending_job_and_shows_no_secret(
+    server: SkyPlatform, executor: SkyExecutor
+) -> None:
+    server.fails_launches = True
+    with pytest.raises(ExecutorError, match="rsync failed with return code 127") as raised:
+        executor.submit(spec(secrets=Secrets({"KEY": SECRET})))
+    assert [job.status for job in server.jobs.values()] == ["CANCELLED"]
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
+
+
+def test_a_job_whose_launch_is_not_through_is_half_submitted(server: SkyPlatform, executor: SkyExecutor) -> None:
+    server.fails_launches = True
+    wanted = spec()
+    with pytest.raises(Exception, match="rsync"):
+        server.launch({"task": task.task_of(wanted, IMAGE, time.time()), "name": wanted.name})
+    status = executor.poll(Job("sky", "1", "demo.v1", "a", 1))
+    assert status.state is JobState.PENDING and status.half_submitted
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_down_is_one_line_that_says_what_to_do(
+    server: SkyPlatform, executor: SkyExecutor, waits: list[float]
+) -> None:
+    server.close()
+    said = refused(executor, spec())
+    assert said.startswith(f"no SkyPilot API server at {server.url} (") and said.endswith(
+        "start one with `sky api start`, or set SKYPILOT_API_SERVER_ENDPOINT"
+    )
+    assert waits == []
+
+
+def test_a_server_that_is_too_old_starts_nothing(server: SkyPlatform, executor: SkyExecutor) -> None:
+    server.api_version = 61
+    assert "(API 61), and 0.14.1 (API 62) is the least: pip install 'skypilot>=0.14.1'" in refused(executor, spec())
+    assert launches(server) == 0
+
+
+def test_a_server_without_a_cloud_starts_nothing(server: SkyPlatform, executor: SkyExecutor) -> None:
+    server.clouds = []
+    assert "has access to no cloud: set one up and run `sky check`" in refused(executor, spec())
+    server.clouds = ["kubernetes"]
+    executor.check(spec())
+    assert launches(server) == 0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "count", "said"),
+    [
+        ("H1000", 8, "no accelerator 'H1000': nearest are H100"),
+        ("TPU", 1, "no accelerator 'TPU': they have B200, GH200, H100"),
+        ("b200", 4, "4 x b200: SkyPilot's enabled clouds have machines with 1, 2 of them"),
+    ],
+)
+def test_an_accelerator_that_no_cloud_has_starts_nothing(
+    server: SkyPlatform, executor: SkyExecutor, gpu: str, count: int, said: str
+) -> None:
+    assert said in refused(executor, spec(resources=Resources(gpu, count)))
+    assert launches(server) == 0
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [spec(site="a-"), spec(run="a___b"), spec(site="x--y"), spec(env={"A-B": "1"})],
+    ids=["ends", "three", "apart", "variable"],
+)
+def test_what_skypilot_can_not_hold_is_refused(server: SkyPlatform, executor: SkyExecutor, wanted: JobSpec) -> None:
+    assert re.search("which SkyPilot can't hold or tell apart|rename it", refused(executor, wanted))
+    assert server.requests == []
+
+
+def test_a_job_without_an_image_is_refused(opened: Opener) -> None:
+    assert "site a has no image" in refused(opened(image_id=None), spec())
+
+
+def test_a_wrong_token_names_the_variable_and_is_not_shown(server: SkyPlatform, opened: Opener) -> None:
+    server.token = "sky_right"
+    said = refused(opened(token="sky_wrong"), spec())
+    assert "401" in said and "SKYPILOT_SERVICE_ACCOUNT_TOKEN" in said and "sky_wrong" not in said
+    assert opened(token="sky_right").submit(spec()).id == "1"
+
+
+def test_a_servers_password_is_not_shown(server: SkyPlatform, opened: Opener) -> None:
+    executor = opened(server.url.replace("//", f"//me:{SECRET}@"))
+    server.api_version = 1
+    texts = [refused(executor, spec()), executor.describe(spec()), executor.account()]
+    assert server.url in texts[0] and not [text for text in texts if SECRET in text or "me:" in text]
+
+
+@pytest.mark.parametrize("text", ["use_spot", "[1]"])
+def test_resources_that_are_no_json_object_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(task.RESOURCES_VARIABLE, text)
+    with pytest.raises(BadInput, match="must be SkyPilot's resources as a JSON object"):
+        SkyExecutor()
+
+
+# --- states and prices ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "state"),
+    [
+        *((each, JobState.PENDING) for each in ("PENDING", "STARTING", "RECOVERING")),
+        *((each, JobState.RUNNING) for each in ("RUNNING", "WINDING_DOWN", "CANCELLING", "OF_TOMORROW")),
+        *((f"FAILED{each}", JobState.FAILED) for each in ("", "_SETUP", "_PRECHECKS", "_NO_RESOURCE", "_CONTROLLER")),
+        ("SUCCEEDED", JobState.SUCCEEDED),
+        ("CANCELLED", JobState.CANCELLED),
+    ],
+)
+def test_each_of_skypilots_states_has_ours(told: str, state: JobState) -> None:
+    assert task.status_of({"status": told, "failure_reason": None}).state is state
+
+
+def test_a_job_on_its_way_out_is_running_until_its_machine_is_gone(server: SkyPlatform, executor: SkyExecutor) -> None:
+    job = executor.submit(spec())
+    await_running(executor, job)
+    server.jobs[1].is_cancelled = True
+    assert executor.poll(job).state is JobState.RUNNING
+
+
+H100 = Resources("H100", 8)
+
+
+@pytest.mark.parametrize(
+    ("resources", "given", "usd", "said"),
+    [
+        (H100, {}, 31.92, r"catalog at http.*, from \$31.92 on: the dearest"),
+        (H100, {"max_hourly_cost": 25}, 25.0, "max_hourly_cost"),
+        (H100, {"use_spot": True}, None, "no price of it"),
+        (H100, {"infra": "aws/us-east-1"}, None, "no price of it"),
+        (Resources(), {}, None, "without a GPU"),
+    ],
+    ids=["catalog", "bound", "spot", "elsewhere", "cpu"],
+)
+def test_a_price_is_the_servers_and_never_guessed(
+    opened: Opener, resources: Resources, given: dict[str, Any], usd: float | None, said: str
+) -> None:
+    price = opened(**given).price(spec(resources=resources))
+    assert price.usd_per_hour == usd and re.search(said, price.source) and price.overrun_s >= 600
+
+
+@pytest.mark.parametrize(("gpu", "usd"), [("H100", 31.92), ("H1000", None)])
+def test_without_a_catalog_the_shipped_table_serves_marked_stale(
+    server: SkyPlatform, executor: SkyExecutor, gpu: str, usd: float | None
+) -> None:
+    server.has_catalog = False
+    price = executor.price(spec(resources=Resources(gpu, 8)))
+    assert price.usd_per_hour == usd and re.match(r"stale, .* \(2026-11-26\)", price.source)
+    assert "max_hourly_cost" in price.unbounded
+
+
+def test_a_dry_run_needs_no_server(server: SkyPlatform, executor: SkyExecutor, waits: list[float]) -> None:
+    server.close()
+    wanted = spec(resources=H100, secrets=Secrets({"KEY": SECRET}))
+    assert executor.price(wanted).source.startswith("stale")
+    described = executor.describe(wanted)
+    assert "--secret KEY" in described and '"accelerators": "H100:8"' in described and SECRET not in described
+
+
+def test_machines_of_ones_own_cost_nothing(server: SkyPlatform, executor: SkyExecutor) -> None:
+    own = {"H100": [["Kubernetes", None, "H100", 8.0, None, None, None, None, None, "my-cluster"]]}
+    assert offers.price(own, H100, {"infra": "k8s/my-cluster"}, "").usd_per_hour == 0.0
+
+
+def test_the_account_tells_one_machines_loopback_from_anothers(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "here")
+    monkeypatch.delenv(api.ENDPOINT_VARIABLE, raising=False)
+    assert opened(None).account() == "http://127.0.0.1:46580 on here"
+    assert opened("https://sky.example.com/").account() == "https://sky.example.com"
+
+
+def test_an_error_shows_nothing_of_the_request_that_it_answers(server: SkyPlatform, executor: SkyExecutor) -> None:
+    with closing(api.SkyApi(server.url)) as client, pytest.raises(BadInput) as raised:
+        client.launch({"name": SECRET}, lambda: None)
+    assert "body.task: Field required" in str(raised.value) and SECRET not in str(raised.value)

@@ -1,0 +1,96 @@
+"""The log of a managed job: the command's lines alone, each once, however its streams break."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from composer_prime.errors import ExecutorError
+from composer_prime.executors.base import JobState
+from composer_prime.executors.sky import logs
+from composer_prime.executors.sky.api import PAUSES_S, Busy
+
+PREFIX = "(demo--a--1, pid=7) "
+FOOT = "\x1b[0m\x1b[32m✓ Job finished (status: SUCCEEDED).\x1b[0m\n"
+
+
+def log(name: str, *lines: str, prefix: str = PREFIX, end: bool = True) -> str:
+    framed = [f"composer-prime: log {name} begins", *lines, *([f"composer-prime: log {name} ends"] if end else [])]
+    return "├── Waiting for task resources on 1 node.\n" + "".join(f"{prefix}{line}\n" for line in framed)
+
+
+def given(*streams: str) -> list[str]:
+    taken = logs.Given()
+    return [line for stream in streams for line in taken.new_lines(iter([stream.encode()]))]
+
+
+class Streams:
+    """A server that sends these one after the other; an exception stands where one breaks."""
+
+    def __init__(self, *streams: tuple[str | Exception, ...]) -> None:
+        self.left = list(streams)
+
+    @contextmanager
+    def log_stream(self, job: int, *, follow: bool) -> Iterator[Iterator[bytes]]:
+        yield self._send(self.left.pop(0))
+
+    def _send(self, parts: tuple[str | Exception, ...]) -> Iterator[bytes]:
+        for part in parts:
+            if isinstance(part, Exception):
+                raise part
+            yield part.encode()
+
+    def state(self) -> JobState:
+        return JobState.RUNNING if len(self.left) > 1 else JobState.SUCCEEDED
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs.time, "sleep", lambda pause_s: None)
+
+
+@pytest.mark.parametrize("prefix", [PREFIX, "", "\x1b[36m(demo, pid=7)\x1b[0m "])
+def test_skypilots_own_words_are_left_out(prefix: str) -> None:
+    text = 'payload\n<sky-payload>"<heartbeat>"</sky-payload>\n' + log("1-1", "one", "", "two", prefix=prefix) + FOOT
+    assert given(text) == ["one", "", "two"]
+
+
+def test_a_last_line_without_its_end_is_parted_from_the_frame() -> None:
+    assert given(log("1-1", "one", "twocomposer-prime: log 1-1 ends", end=False) + FOOT) == ["one", "two"]
+
+
+def test_a_line_that_looks_like_another_logs_frame_is_a_line() -> None:
+    assert given(log("1-1", "composer-prime: log 2-2 ends", "x")) == ["composer-prime: log 2-2 ends", "x"]
+
+
+def test_a_stream_that_begins_anew_gives_only_what_is_new() -> None:
+    assert given(log("1-1", "one", "one", end=False), log("1-1", "one", "one", "two")) == ["one", "one", "two"]
+
+
+def test_a_recovered_jobs_log_begins_again_under_its_new_machine() -> None:
+    other = log("2-2", "one", "two", prefix="(demo--a--1, pid=99) ")
+    assert given(log("1-1", "one", end=False) + other) == ["one", "one", "two"]
+
+
+def test_follow_takes_up_a_broken_stream_where_it_broke() -> None:
+    head = log("1-1", "one", "two", end=False)
+    streams = Streams((head[:-3], Busy("cut")), (Busy("refused"),), (head, f"{PREFIX}three\n", FOOT))
+    assert list(logs.follow(streams, 1, streams.state)) == ["one", "two", "three"]
+
+
+def test_follow_gives_up_when_nothing_new_comes_again_and_again() -> None:
+    streams = Streams(*[(Busy("cut"),)] * (len(PAUSES_S) + 1))
+    with pytest.raises(ExecutorError, match="cut"):
+        list(logs.follow(streams, 1, streams.state))
+    assert streams.left == []
+
+
+def test_follow_reads_once_more_when_a_job_ended_while_its_stream_did() -> None:
+    streams = Streams((log("1-1", "one", end=False),), (log("1-1", "one", "two"),))
+    streams.state = iter([JobState.RUNNING, *[JobState.SUCCEEDED] * 9]).__next__  # type: ignore[method-assign]
+    assert list(logs.follow(streams, 1, streams.state)) == ["one", "two"]
+
+
+def test_a_snapshot_that_breaks_is_read_again_without_doubles() -> None:
+    head = log("1-1", "one", end=False)
+    assert list(logs.snapshot(Streams((head, Busy("cut")), (head, f"{PREFIX}two\n")), 1)) == ["one", "two"]
