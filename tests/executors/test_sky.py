@@ -313,10 +313,11 @@ def test_a_price_is_the_servers_and_never_guessed(
 
 
 @pytest.mark.parametrize(("gpu", "usd"), [("H100", 31.92), ("H1000", None)])
-def test_without_a_catalog_the_shipped_table_serves_marked_stale(
-    server: SkyPlatform, executor: SkyExecutor, gpu: str, usd: float | None
+@pytest.mark.parametrize("lacking", [{"has_catalog": False}, {"clouds": []}], ids=["catalog", "clouds"])
+def test_without_a_catalog_or_a_cloud_the_shipped_table_serves_marked_stale(
+    server: SkyPlatform, executor: SkyExecutor, gpu: str, usd: float | None, lacking: dict[str, Any]
 ) -> None:
-    server.has_catalog = False
+    vars(server).update(lacking)
     price = executor.price(spec(resources=Resources(gpu, 8)))
     assert price.usd_per_hour == usd and re.match(r"stale, .* \(2026-11-26\)", price.source)
     assert "max_hourly_cost" in price.unbounded

@@ -145,25 +145,31 @@ real_server = pytest.mark.skipif(
 
 
 @pytest.fixture
+def real_api() -> Iterator[SkyApi]:
+    with closing(SkyApi(os.environ["SKY_API_SERVER"])) as opened:
+        yield opened
+
+
+@pytest.fixture
 def real() -> Iterator[SkyExecutor]:
     with closing(SkyExecutor(os.environ["SKY_API_SERVER"], resources={"image_id": "docker:any"})) as opened:
         yield opened
 
 
 @real_server
-def test_a_real_server_is_ready_and_its_queue_is_read(real: SkyExecutor) -> None:
-    api = SkyApi(os.environ["SKY_API_SERVER"])
-    api.check_ready()
-    print("queue:", api.ask("/jobs/queue/v2", {"all_users": True, "fields": list(FIELDS)}))
-    print("clouds:", api.ask("/enabled_clouds"))
+def test_a_real_server_is_ready_and_its_queue_is_read(real: SkyExecutor, real_api: SkyApi) -> None:
+    real_api.check_ready()
+    for record in real_api.ask("/jobs/queue/v2", {"all_users": True, "fields": list(FIELDS)})["jobs"]:
+        print(record["job_name"], status_of(record))
+    print("clouds:", real_api.ask("/enabled_clouds"))
     assert real.find("nobody-started-this") == []
     with pytest.raises(ExecutorError, match="has no managed job 999999999"):
         real.poll(Job("sky", "999999999", "r", "a", 1))
 
 
 @real_server
-def test_a_real_server_without_a_cloud_refuses_a_launch_and_starts_nothing(real: SkyExecutor) -> None:
-    if SkyApi(os.environ["SKY_API_SERVER"]).ask("/enabled_clouds"):
+def test_a_real_server_without_a_cloud_refuses_a_launch_and_starts_nothing(real: SkyExecutor, real_api: SkyApi) -> None:
+    if real_api.ask("/enabled_clouds"):
         pytest.skip("this server has a cloud, on which a launch would start something")
     spec = JobSpec("real-server", "a", 1, ("true",), 60)
     with pytest.raises(BadInput, match="has access to no cloud") as raised:

@@ -76,7 +76,8 @@ class SkyExecutor:
     def price(self, spec: JobSpec) -> Price:
         """What the dearest machine costs that SkyPilot may take, by the server's catalog, else by the shipped table."""
         try:
-            listed = self._listed(self._enabled(), all_regions=True) if spec.resources.gpu else None
+            clouds = self._enabled() if spec.resources.gpu else []
+            listed = self._listed(clouds, all_regions=True) if clouds else None
         except (ExecutorError, BadInput):
             listed = None
         return offers.price(listed, spec.resources, self._resources, self._api.shown)

@@ -53,7 +53,7 @@ def matching(listed: Listed, wanted: Resources) -> list[Offer]:
 def price(listed: Listed | None, wanted: Resources, resources: Mapping[str, Any], server: str) -> Price:
     """What an hour costs at most: SkyPilot goes on to dearer machines where the cheaper ones are out.
 
-    listed   of all regions; None: the server has no catalog, and the shipped table serves
+    listed   of all regions; None: the server tells of none, and the shipped table serves
     """
     most = resources.get("max_hourly_cost")
     if most is not None:
@@ -63,7 +63,7 @@ def price(listed: Listed | None, wanted: Resources, resources: Mapping[str, Any]
     if listed is None:
         shipped = accelerator_price(f"{wanted.gpu}:{wanted.gpu_count or 1}")
         return Price(
-            shipped.usd_per_hour, f"stale, since the server has no catalog: {shipped.source}", OVERRUN_S, _BOUND
+            shipped.usd_per_hour, f"stale, since the server tells no price: {shipped.source}", OVERRUN_S, _BOUND
         )
     infra = str(resources.get("infra", "")).partition("/")[0].lower().replace("k8s", "kubernetes")
     found = [offer for offer in matching(listed, wanted) if infra in ("", "*", offer.cloud.lower())]
