@@ -100,6 +100,7 @@ class SkyPlatform:
     replaces_machines: bool = True
     retry_after: str = "0"
     api_version: int = 62
+    user: dict[str, str] | None = None
     token: str | None = None
     """What requests must bear."""
     clouds: list[str] = field(default_factory=lambda: ["lambda"])

@@ -61,7 +61,7 @@ def routes(server: "SkyPlatform") -> list[Route]:
         return CATALOG
 
     async def health(request: Request) -> Response:
-        return JSONResponse({**recorded("health")["body"], "api_version": str(server.api_version)})
+        return JSONResponse({**recorded("health")["body"], "api_version": str(server.api_version), "user": server.user})
 
     async def get(request: Request) -> Response:
         name = request.query_params["request_id"]

@@ -51,8 +51,9 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("prefix", [PREFIX, "", "\x1b[36m(demo, pid=7)\x1b[0m "])
 def test_skypilots_own_words_are_left_out(prefix: str) -> None:
-    text = 'payload\n<sky-payload>"<heartbeat>"</sky-payload>\n' + log("1-1", "one", "", "two", prefix=prefix) + FOOT
-    assert given(text) == ["one", "", "two"]
+    heartbeat, rest = '<sky-payload>"<heartbeat>"</sky-payload>\n', "composer-prime: log 1-1 ends"
+    text = heartbeat + log("1-1", "one", "", prefix=prefix, end=False) + heartbeat + f"{prefix}two\n{prefix}{rest}\n"
+    assert given(text + FOOT) == ["one", "", "two"]
 
 
 def test_a_last_line_without_its_end_is_parted_from_the_frame() -> None:

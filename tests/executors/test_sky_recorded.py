@@ -29,7 +29,7 @@ from tests.servers.in_thread import serving_app
 TASK = "name: x\nrun: exit 3\nenvs: {}\nsecrets: {}\n"
 ASKED: dict[str, tuple[str, Any]] = {
     "enabled_clouds": ("/enabled_clouds", None),
-    "queue": ("/jobs/queue/v2", {"all_users": True, "fields": [*FIELDS, "submitted_at"]}),
+    "queue": ("/jobs/queue/v2", {"fields": [*FIELDS, "submitted_at"]}),
     "launch": ("/jobs/launch", {"task": TASK, "name": "x"}),
     "launch_refused": ("/jobs/launch", {"task": "name: x\nrun: 3\n", "name": "x"}),
     "list_accelerators": ("/list_accelerators", {"clouds": ["lambda"], "require_price": False}),
@@ -159,7 +159,7 @@ def real() -> Iterator[SkyExecutor]:
 @real_server
 def test_a_real_server_is_ready_and_its_queue_is_read(real: SkyExecutor, real_api: SkyApi) -> None:
     real_api.check_ready()
-    for record in real_api.ask("/jobs/queue/v2", {"all_users": True, "fields": list(FIELDS)})["jobs"]:
+    for record in real_api.ask("/jobs/queue/v2", {"fields": list(FIELDS)})["jobs"]:
         print(record["job_name"], status_of(record))
     print("clouds:", real_api.ask("/enabled_clouds"))
     assert real.find("nobody-started-this") == []

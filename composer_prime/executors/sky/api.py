@@ -38,7 +38,7 @@ LONGEST_WAIT_S = 120.0
 """A server that asks for more (Retry-After) is not waited for."""
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_FIXABLE = re.compile(r"ValueError|TypeError|NotSupported|Invalid|Mismatch|NoCloudAccess|Permission|Unavailable|Policy")
+_FIXABLE = re.compile(r"ValueError|TypeError|NotSupported|Invalid|Mismatch|NoCloudAccess|Permission|Policy")
 """SkyPilot's errors that tell of what was asked, not of the server."""
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -53,10 +53,6 @@ class Busy(ExecutorError):
 
 class _Slow(Busy):
     """The connection stands, and nothing came in time."""
-
-
-class _Unreachable(Busy):
-    """Nobody listens at the server's address."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,10 @@ class SkyApi:
     """
 
     def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:
-        url = httpx.URL((endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT).rstrip("/"))
+        given = endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
+        if not given.startswith(("http://", "https://")):
+            raise BadInput(f"{ENDPOINT_VARIABLE} ({given}) must be a URL: write http://HOST:PORT")
+        url = httpx.URL(given.rstrip("/"))
         token = token or os.environ.get(TOKEN_VARIABLE)
         headers = {"X-SkyPilot-API-Version": str(API_VERSION), "X-SkyPilot-Version": VERSION}
         if token:
@@ -85,12 +84,11 @@ class SkyApi:
         self._client = httpx.Client(base_url=url, headers=headers, timeout=REQUEST_TIMEOUT_S)
         self.shown = str(url.copy_with(username=None, password=None))
         """The server's URL without the password that it may hold."""
-        self.account = self.shown if url.host not in _LOOPBACK else f"{self.shown} on {socket.gethostname()}"
-        """Tells the server from others: each machine has a loopback of its own."""
+        self._place = f" on {socket.gethostname()}" if url.host in _LOOPBACK else ""
 
-    def check_ready(self) -> None:
-        """Raise BadInput when there is no server, or one that is too old to be understood."""
-        health = self.patiently(self._health)
+    def check_ready(self) -> dict[str, Any]:
+        """The server's word on itself. Raises BadInput when it is none of SkyPilot's, or too old to be understood."""
+        health = self.patiently(self.health)
         try:
             version = int(health["api_version"])
         except (KeyError, TypeError, ValueError) as error:
@@ -100,17 +98,19 @@ class SkyApi:
                 f"SkyPilot API server {self.shown} has version {health.get('version')} (API {version}), and "
                 f"{VERSION} (API {API_VERSION}) is the least: pip install 'skypilot>={VERSION}' where it runs"
             )
+        return health
 
-    def _health(self) -> Any:
+    def health(self) -> Any:
+        """The same without a look at it, by one try; None: it can't be read."""
         try:
             return self._send("GET", "/api/health").json()
-        except _Unreachable as error:
-            raise BadInput(
-                f"no SkyPilot API server at {self.shown} ({error}): start one with `sky api start`, or set "
-                f"{ENDPOINT_VARIABLE}"
-            ) from error
         except ValueError:
             return None
+
+    def account(self) -> str:
+        """Whose jobs are seen, and where: a loopback address is another server on each machine."""
+        user = self.check_ready().get("user") or {}
+        return f"{user.get('name', '')}@{self.shown}{self._place}"
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The result of a request; `body` None: a GET."""
@@ -188,8 +188,11 @@ class SkyApi:
         """Turn the client's errors into ours."""
         try:
             yield
-        except httpx.ConnectError as error:
-            raise _Unreachable(str(error)) from error
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise Busy(
+                f"no SkyPilot API server at {self.shown} ({error}): start one with `sky api start`, or set "
+                f"{ENDPOINT_VARIABLE}"
+            ) from error
         except httpx.ReadTimeout as error:
             raise _Slow(f"no answer from {self.shown}") from error
         except (httpx.HTTPError, httpx.StreamError) as error:

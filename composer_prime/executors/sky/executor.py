@@ -10,6 +10,7 @@ import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
@@ -24,6 +25,7 @@ from composer_prime.executors.sky.task import (
     resources_of,
     status_of,
     task_of,
+    was_taken,
 )
 
 PLATFORM = "sky"
@@ -75,11 +77,12 @@ class SkyExecutor:
 
     def price(self, spec: JobSpec) -> Price:
         """What the dearest machine costs that SkyPilot may take, by the server's catalog, else by the shipped table."""
-        try:
-            clouds = self._enabled() if spec.resources.gpu else []
-            listed = self._listed(clouds, all_regions=True) if clouds else None
-        except (ExecutorError, BadInput):
-            listed = None
+        listed = None
+        if spec.resources.gpu:
+            with suppress(ExecutorError, BadInput):
+                self._api.health()  # one try, lest a dry run without a server waits
+                if clouds := self._enabled():
+                    listed = self._listed(clouds, all_regions=True)
         return offers.price(listed, spec.resources, self._resources, self._api.shown)
 
     @hides_secrets
@@ -94,14 +97,14 @@ class SkyExecutor:
         return self._job(standing)
 
     def account(self) -> str:
-        return self._api.account
+        return self._api.account()
 
     def find(self, run: str) -> list[Job]:
         """The run's jobs by site and attempt."""
         by_place: dict[tuple[str, int], Job] = {}
         for record in self._queue(name_match=f"{run}--"):
             name = parse_name(record["job_name"])
-            if name is not None and name[0] == run:
+            if name is not None and name[0] == run and was_taken(record):
                 by_place.setdefault(name[1:], self._job(record))
         return [job for _, job in sorted(by_place.items())]
 
@@ -153,11 +156,11 @@ class SkyExecutor:
         return records[0] if records else None
 
     def _named(self, name: str) -> list[Mapping[str, Any]]:
-        return [record for record in self._queue(name_match=name) if record["job_name"] == name]
+        return [record for record in self._queue(name_match=name) if record["job_name"] == name and was_taken(record)]
 
     def _queue(self, **which: Any) -> list[Mapping[str, Any]]:
-        """Records of managed jobs, of all users, by their numbers."""
-        told = self._api.ask("/jobs/queue/v2", {"all_users": True, "fields": list(FIELDS), **which})
+        """Records of this user's managed jobs by their numbers; others may give theirs the same names."""
+        told = self._api.ask("/jobs/queue/v2", {"fields": list(FIELDS), **which})
         return sorted(told["jobs"], key=lambda record: record["job_id"])
 
     def _inspect(self, job: Job) -> Mapping[str, Any]:

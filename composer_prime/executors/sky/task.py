@@ -28,7 +28,6 @@ FIELDS = ("job_id", "job_name", "status", "schedule_state", "failure_reason", "s
 """What is asked of a managed job's record."""
 
 _NAME = re.compile(r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NO_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 """Characters that JSON takes as they are, and YAML for the end of a line or for none."""
 _STATES = {
@@ -67,9 +66,6 @@ def check_task(spec: JobSpec) -> None:
             f"run {spec.run} and site {spec.site} make the job's name {spec.name}, which SkyPilot can't hold or tell "
             "apart: both must end in a letter or digit and hold at most two of '.', '_', '-' in a row, the site no '--'"
         )
-    for name in (*spec.env, *spec.secrets):
-        if not _VARIABLE.fullmatch(name):
-            raise BadInput(f"variable {name!r} must be letters, digits and '_', not a digit first: rename it")
 
 
 def resources_of(spec: JobSpec, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,3 +127,8 @@ def status_of(record: Mapping[str, Any]) -> JobStatus:
     message = f"{status}: {first_line(reason)}" if reason else status
     half = status == "PENDING" and record.get("schedule_state") == "INACTIVE"
     return JobStatus(state, exit_code, message, record.get("start_at"), record.get("end_at"), half)
+
+
+def was_taken(record: Mapping[str, Any]) -> bool:
+    """Whether SkyPilot ever took the job; else its launch failed, and what that left was cancelled."""
+    return (record["status"], record.get("schedule_state")) != ("CANCELLED", "INACTIVE")
