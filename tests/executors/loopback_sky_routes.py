@@ -153,7 +153,7 @@ async def _log(server: "SkyPlatform", number: int, follow: bool) -> AsyncIterato
                 yield "├── Waiting for task resources on 1 node.\n└── Job started. Streaming logs...\n"
             lines = machine.events[sent:]
             sent += len(lines)
-            yield "".join(f"({job.name}, pid=4242) {line}\n" for _, line in lines)
+            yield "".join(f"\x1b[36m({job.name}, pid=4242)\x1b[0m {line}\n" for _, line in lines)
         if is_final or (not follow and seen is not None):
             break
         if time.monotonic() > alive_at + HEARTBEAT_S:

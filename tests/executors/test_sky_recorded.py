@@ -110,6 +110,12 @@ def test_the_real_servers_log_is_read() -> None:
     assert list(Given().new_lines(iter([recorded("logs_unknown")["text"].encode()]))) == []
 
 
+def test_the_log_of_skypilots_own_program_on_a_machine_is_read() -> None:
+    lines = list(Given().new_lines(iter([recorded("machine_log")["text"].encode()])))
+    assert lines[:4] == ["plain True True", "err", "", "    indented  "]
+    assert lines[4:] == ["é 漢 🙂\u2028\x85 end", "a��b", "cr\rcr2", "line 0", "line 1", "last without end"]
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
