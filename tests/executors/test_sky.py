@@ -350,7 +350,9 @@ def test_without_a_catalog_or_a_cloud_the_shipped_table_serves_marked_stale(
     assert "max_hourly_cost" in price.unbounded
 
 
-def test_a_price_and_a_description_wait_for_no_server(server: SkyPlatform, executor: SkyExecutor, waits: list[float]) -> None:
+def test_a_price_and_a_description_wait_for_no_server(
+    server: SkyPlatform, executor: SkyExecutor, waits: list[float]
+) -> None:
     server.close()
     wanted = spec(resources=H100, secrets=Secrets({"KEY": SECRET}))
     assert executor.price(wanted).source.startswith("stale")

@@ -62,9 +62,8 @@ def price(listed: Listed | None, wanted: Resources, resources: Mapping[str, Any]
         return Price(None, "SkyPilot's API tells the price of no machine without a GPU", OVERRUN_S)
     if listed is None:
         shipped = accelerator_price(f"{wanted.gpu}:{wanted.gpu_count or 1}")
-        return Price(
-            shipped.usd_per_hour, f"stale, since the server tells no price: {shipped.source}", OVERRUN_S, _BOUND
-        )
+        source = f"stale, since the server tells no price: {shipped.source}"
+        return Price(shipped.usd_per_hour, source, OVERRUN_S, _BOUND)
     infra = str(resources.get("infra", "")).partition("/")[0].lower().replace("k8s", "kubernetes")
     found = [offer for offer in matching(listed, wanted) if infra in ("", "*", offer.cloud.lower())]
     if found and all(offer.cloud.lower() in _OWN for offer in found):
