@@ -28,7 +28,9 @@ def launch(
     recipe: RecipeArgument,
     on: Annotated[
         str,
-        typer.Option("--on", metavar="PLATFORM", help="local, modal, hf-jobs, sky, ssh:hosts.toml.", show_default=False),
+        typer.Option(
+            "--on", metavar="PLATFORM", help="local, modal, hf-jobs, sky, ssh:hosts.toml.", show_default=False
+        ),
     ],
     replicas: Annotated[
         int | None, typer.Option(min=1, max=64, help="Sites to start, named r0, r1, ...; default: the recipe's.")
