@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Protocol, TypeVar, cast, runtime_checkable
 
 from composer_prime.errors import BadInput, ComposerPrimeError, ExecutorError
+from composer_prime.executors.packages import Packages
 from composer_prime.executors.secrets import Secrets
 
 Method = TypeVar("Method", bound=Callable[..., object])
@@ -71,6 +72,15 @@ class Resources:
 
 
 @dataclass(frozen=True)
+class WheelLink:
+    """Where a job finds a wheel. url: whoever has it can read the wheel for some days. sha256: in hex."""
+
+    file: str
+    sha256: str
+    url: str
+
+
+@dataclass(frozen=True)
 class JobSpec:
     """One attempt to run one site.
 
@@ -80,6 +90,8 @@ class JobSpec:
     secrets      handed over by the platform's secret mechanism only, seen by the job as environment variables
     timeout_s    after which the platform ends the job; always set, since platforms' own defaults are minutes
     image        container image; None: the platform's default. Ignored where there are no containers
+    packages     where there is no image: what the job installs first, on a stock image; None: nothing
+    wheels       those of `packages` that the job is handed, once they can be had: set before `submit`
     caches       name -> absolute path in the job: folders that outlive it where the platform can keep them; those named
                  in CACHE_VARIABLES are in use, others are the job's own affair
     """
@@ -93,6 +105,8 @@ class JobSpec:
     secrets: Secrets = field(default_factory=Secrets)
     resources: Resources = Resources()
     image: str | None = None
+    packages: Packages | None = None
+    wheels: tuple[WheelLink, ...] = ()
     caches: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -21,7 +21,7 @@ def dry_run_lines(plan: LaunchPlan, limits: Limits) -> Iterator[str]:
         for site in plan.sites:
             intent = fleet.intent(plan, site, 1, plan.timeout_s)
             executor = fleet.executor(plan.on)
-            spec = spec_of(intent, launch.name, plan.secrets)
+            spec = spec_of(intent, launch.name, plan)
             executor.check(spec)
             price = price_of_job(executor.price(spec), plan.usd_per_hour)
             check_bounded(limits, price, plan.on)

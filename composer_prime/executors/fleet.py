@@ -134,7 +134,7 @@ class Fleet:
     def intent(self, plan: LaunchPlan, site: str, attempt: int, timeout_s: int) -> Intent:
         """What an attempt would be, not yet written down. Asks the platform for the price."""
         intent = planned_intent(plan, self.book.launch.number, site, attempt, timeout_s, self.clock())
-        listed = self.executor(plan.on).price(spec_of(intent, self.book.name, plan.secrets))
+        listed = self.executor(plan.on).price(spec_of(intent, self.book.name, plan))
         price = price_of_job(listed, plan.usd_per_hour)
         return intent.model_copy(update={"usd_per_hour": price.usd_per_hour, "overrun_s": price.overrun_s})
 
@@ -145,7 +145,7 @@ class Fleet:
         was written says so.
         """
         intent = self.intent(plan, site, attempt, timeout_s)
-        self.executor(plan.on).check(spec_of(intent, self.book.name, plan.secrets))
+        self.executor(plan.on).check(spec_of(intent, self.book.name, plan))
         self._refuse_stopped(site)
         self._keep_hosts(plan.on)
         intent = intent.model_copy(update={"account": account_of(self.executor(plan.on))})
@@ -206,7 +206,10 @@ class Fleet:
         self.book.keep_recipe(plan.recipe_text)
         self._keep_hosts(plan.on)
         try:
-            return executor.submit(spec_of(self._planned(plan, recorded), self.book.name, plan.secrets))
+            spec = spec_of(self._planned(plan, recorded), self.book.name, plan)
+            return executor.submit(
+                spec if spec.packages is None else replace(spec, wheels=self.book.hand(spec.packages))
+            )
         except BadInput as error:
             self._note_refusal(executor, recorded, error)
             raise

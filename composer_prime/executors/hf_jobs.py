@@ -30,13 +30,14 @@ from composer_prime.executors.base import (
 )
 from composer_prime.executors.hf_jobs_api import JobsApi, age
 from composer_prime.executors.hf_jobs_status import is_final, status_of
+from composer_prime.executors.installing import STOCK_IMAGE, installing, links_of
 from composer_prime.executors.prices import flavor_price
 
 if TYPE_CHECKING:
     from huggingface_hub import JobInfo
 
 PLATFORM = "hf-jobs"
-NAMESPACE_VARIABLE, IMAGE_VARIABLE = "COMPOSER_PRIME_HF_NAMESPACE", "COMPOSER_PRIME_HF_IMAGE"
+NAMESPACE_VARIABLE, HF_IMAGE_VARIABLE = "COMPOSER_PRIME_HF_NAMESPACE", "COMPOSER_PRIME_HF_IMAGE"
 CACHE_BUCKET = "composer-prime-caches"
 """The private bucket of the namespace whose folders are the jobs' caches."""
 OVERRUN_S = 60 + 30
@@ -53,7 +54,7 @@ class HfJobsExecutor:
 
     namespace   who runs and pays the jobs, a user or an organization; None: COMPOSER_PRIME_HF_NAMESPACE, else the
                 token's user
-    image       for jobs that name none; None: COMPOSER_PRIME_HF_IMAGE, else such jobs are refused
+    image       for jobs that name none and install nothing; None: such jobs are refused
     endpoint, token   None: the client's own (HF_ENDPOINT; HF_TOKEN, or what `hf auth login` stored)
     """
 
@@ -68,7 +69,7 @@ class HfJobsExecutor:
         token: str | None = None,
     ) -> None:
         self._api = JobsApi(namespace or os.environ.get(NAMESPACE_VARIABLE), endpoint, token)
-        self._image = image or os.environ.get(IMAGE_VARIABLE)
+        self._image = image
         self._lock = threading.Lock()
         self._flavors: tuple[flavors.Flavor, ...] | None = None
 
@@ -96,7 +97,8 @@ class HfJobsExecutor:
             *(f"--volume=hf://buckets/{bucket}/{name}:{path}" for name, path in sorted(spec.caches.items())),
         ]
         command = shlex.join(["hf", "jobs", "run", "--detach", *options, image, "--", *spec.command])
-        return spec.secrets.redact(f"{command}  # on {flavor}")
+        first = f"installs {spec.packages}, then runs\n" if spec.packages else ""
+        return spec.secrets.redact(f"{first}{command}  # on {flavor}")
 
     def price(self, spec: JobSpec) -> Price:
         """What the flavor costs an hour; billed by the minute, from the job's start."""
@@ -170,9 +172,9 @@ class HfJobsExecutor:
             self._api.make_bucket(bucket)
         return {
             "image": self._image_of(spec),
-            "command": list(spec.command),
+            "command": list(installing(spec) if spec.packages else spec.command),
             "env": _env(spec),
-            "secrets": spec.secrets.reveal(),
+            "secrets": spec.secrets.reveal() | (links_of(spec.wheels) if spec.packages else {}),
             "flavor": self._flavor(spec).name,
             "timeout": spec.timeout_s,
             "name": _in_label(spec.name),
@@ -224,10 +226,10 @@ class HfJobsExecutor:
         return Job(PLATFORM, _name(info), run, labels[LABEL_SITE], int(labels[LABEL_ATTEMPT]))
 
     def _image_of(self, spec: JobSpec) -> str:
-        if not (image := spec.image or self._image):
+        if not (image := STOCK_IMAGE if spec.packages else spec.image or self._image):
             raise BadInput(
                 f"site {spec.site} has no image, and Hugging Face Jobs has no default: name one that holds "
-                f"composer-prime, or set {IMAGE_VARIABLE}"
+                f"composer-prime, or set {HF_IMAGE_VARIABLE}"
             )
         return image
 

@@ -12,11 +12,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from composer_prime.config import RecipeBase, any_from_data, store_uri
+from composer_prime.config import Recipe, RecipeBase, any_from_data, store_uri
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobSpec, Resources
 from composer_prime.executors.open import absolute_option
+from composer_prime.executors.packages import Packages, packages_of
 from composer_prime.executors.records import Intent, who
 from composer_prime.executors.secrets import Secrets
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
@@ -34,6 +35,10 @@ DEFAULT_SECRETS = (
 DEFAULT_ENV = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_REGION", "HF_ENDPOINT")
 """The same, of what is no secret."""
 SECONDS_PER_HOUR = 3600
+INSTALLS = frozenset({"hf-jobs"})
+"""Platforms on which a job without an image installs what it needs."""
+HF_IMAGE_VARIABLE = "COMPOSER_PRIME_HF_IMAGE"
+"""The image of jobs on Hugging Face whose launch names none."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class LaunchPlan:
     run_uri   of the run in the bucket
     timeout_s of a job, where the budget doesn't make it shorter
     usd_per_hour   said by the person, where the platform doesn't know
+    packages  what a job installs where no image is named and the platform can; None: nothing
     """
 
     on: str
@@ -58,6 +64,7 @@ class LaunchPlan:
     env: Mapping[str, str]
     secrets: Secrets
     usd_per_hour: float | None = None
+    packages: Packages | None = None
 
     @property
     def recipe_text(self) -> str:
@@ -100,19 +107,35 @@ def plan_launch(recipe: RecipeBase, on: str, options: LaunchOptions) -> LaunchPl
     count = (options.gpu_count or table.gpu_count) if gpu else 0
     hours = table.timeout_hours if options.timeout_hours is None else options.timeout_hours
     secrets = gather_secrets((*table.secrets, *options.secrets), options.environment)
+    image = options.image or table.image or _default_image(on, options.environment)
     return LaunchPlan(
         on=on,
         recipe=recipe,
         run_uri=f"{store}/{recipe.run.name}",
         sites=sites,
         resources=Resources(gpu, count, table.cpus, table.memory_gib, table.disk_gib),
-        image=options.image or table.image,
+        image=image,
         timeout_s=max(1, round(hours * SECONDS_PER_HOUR)),
         caches=dict(table.caches),
         env={name: options.environment[name] for name in DEFAULT_ENV if options.environment.get(name)},
         secrets=secrets,
         usd_per_hour=options.usd_per_hour,
+        packages=packages_of(_environments(recipe)) if image is None and on in INSTALLS else None,
     )
+
+
+def _default_image(on: str, environment: Mapping[str, str]) -> str | None:
+    return environment.get(HF_IMAGE_VARIABLE) if on == "hf-jobs" else None
+
+
+def _environments(recipe: RecipeBase) -> list[str]:
+    """The modules of an embedded recipe's environments."""
+    if not isinstance(recipe, Recipe):
+        raise BadInput(
+            "a PRIME-RL recipe needs an image that has PRIME-RL and composer-prime: name one by --image "
+            "(infra/docker/Dockerfile makes it)"
+        )
+    return [source.env.taskset.id.rpartition("/")[2].replace("-", "_") for source in recipe.orchestrator.train.source]
 
 
 def name_sites(recipe: RecipeBase, options: LaunchOptions) -> tuple[str, ...]:
@@ -174,8 +197,8 @@ def planned_intent(plan: LaunchPlan, launch: int, site: str, attempt: int, timeo
         raise BadInput(f"{where} of this launch can't be recorded ({error.errors()[0]['msg']}): correct it") from error
 
 
-def spec_of(intent: Intent, run: str, secrets: Secrets) -> JobSpec:
-    """The job of an intent of this launcher's own making, with the secrets of its plan."""
+def spec_of(intent: Intent, run: str, plan: LaunchPlan) -> JobSpec:
+    """The job of an intent of this launcher's own making, with the secrets and the packages of its plan."""
     return JobSpec(
         run=run,
         site=intent.site,
@@ -183,9 +206,10 @@ def spec_of(intent: Intent, run: str, secrets: Secrets) -> JobSpec:
         command=intent.command,
         timeout_s=intent.timeout_s,
         env={**intent.env, SECRET_NAMES_VARIABLE: ",".join(intent.secrets)},
-        secrets=secrets,
+        secrets=plan.secrets,
         resources=intent.asks_for(),
         image=intent.image,
+        packages=plan.packages,
         caches=intent.caches,
     )
 

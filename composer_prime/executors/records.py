@@ -20,14 +20,15 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, cast
 
 from pydantic import Field
 
 from composer_prime.errors import BadInput, CorruptObject, KeyMissing
-from composer_prime.executors.base import Job, JobState, Resources
+from composer_prime.executors.base import Job, JobState, Resources, WheelLink
+from composer_prime.executors.packages import Packages
 from composer_prime.store import launch_keys
-from composer_prime.store.base import Store
+from composer_prime.store.base import GivesLinks, Store
 from composer_prime.sync.canonical import Record, sha256_hex
 from composer_prime.sync.reading import read_bytes, read_record
 
@@ -39,6 +40,9 @@ time that the job had has passed; that alone isn't confirmed."""
 NOT_RUN = frozenset({"withdrawn", "refused"})
 """Ends of attempts that were no run of their site: a launch command that comes later starts the next, and no restart is
 counted."""
+
+LINK_S = 7 * 24 * 3600
+"""For so long a job may wait for its machine and still find its wheels: the longest that S3 signs for."""
 
 PRINTABLE = r"^[^\p{Cc}\p{Cf}\p{Zl}\p{Zp}]*$"
 MAX_LINE = 4096
@@ -256,6 +260,27 @@ class LaunchBook:
         sha = sha256_hex(data)
         if not self.store.create(launch_keys.recipe(sha), data):
             self.recipe(sha)
+
+    def check_links(self, packages: Packages) -> None:
+        """Raise BadInput for a bucket that gives no links to the wheels that jobs are handed."""
+        if packages.handed and not isinstance(self.store, GivesLinks):
+            raise BadInput(
+                f"jobs can't fetch {', '.join(packages.handed)} from {self.store.uri}, which gives no links: name an "
+                "image that has them by --image, or let outer.store be s3://"
+            )
+
+    def hand(self, packages: Packages) -> tuple[WheelLink, ...]:
+        """Store the wheels that a job is handed; where it finds them, for LINK_S. It compares their hashes itself.
+
+        Raises BadInput as `check_links`, and for wheels that can't be made.
+        """
+        self.check_links(packages)
+        links = []
+        for wheel in packages.wheels():
+            key = launch_keys.wheel(wheel.sha256, wheel.file)
+            self.store.create(key, wheel.data)
+            links.append(WheelLink(wheel.file, wheel.sha256, cast(GivesLinks, self.store).presign_get(key, LINK_S)))
+        return tuple(links)
 
     def recipe(self, sha: str) -> str:
         """The recipe of that sha256. Raises CorruptObject when other bytes stand there."""

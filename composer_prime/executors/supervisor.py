@@ -51,9 +51,11 @@ class Supervisor:
         """Raise BadInput for what the platform would refuse, and learn the price: before anything is written."""
         site = self._plan.sites[0]
         intent = self._fleet.intent(self._plan, site, 1, self._plan.timeout_s)
-        spec = spec_of(intent, self._fleet.book.name, self._plan.secrets)
+        spec = spec_of(intent, self._fleet.book.name, self._plan)
         executor = self._fleet.executor(self._plan.on)
         executor.check(spec)
+        if self._plan.packages is not None:
+            self._fleet.book.check_links(self._plan.packages)
         check_bounded(self._limits, price_of_job(executor.price(spec), self._plan.usd_per_hour), self._plan.on)
         self._usd_per_hour, self._overrun_s = intent.usd_per_hour, intent.overrun_s
 

@@ -40,6 +40,11 @@ def recipe(sha: str) -> str:
     return f"{launches_prefix()}recipes/{short_sha(sha)}.toml"
 
 
+def wheel(sha: str, file: str) -> str:
+    """A wheel that a launch's jobs install, addressed by its sha256 (64 hex digits)."""
+    return f"{launches_prefix()}wheels/{short_sha(sha)}/{file}"
+
+
 def hosts_prefix(number: int) -> str:
     """Prefix of the records of a launch's hosts; they sort by version."""
     return f"{launch_prefix(number)}hosts/"

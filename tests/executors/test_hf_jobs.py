@@ -20,6 +20,8 @@ from composer_prime.executors import hf_jobs, hf_jobs_api
 from composer_prime.executors.base import JobSpec, JobState, Resources
 from composer_prime.executors.hf_jobs import HfJobsExecutor
 from composer_prime.executors.hf_jobs_status import status_of
+from composer_prime.executors.installing import STOCK_IMAGE
+from composer_prime.executors.packages import Packages
 from composer_prime.executors.secrets import Secrets
 from tests.executors.jobs import await_running
 from tests.executors.loopback_hf_jobs import HfJobsPlatform
@@ -265,16 +267,13 @@ def test_no_token_at_all_is_refused_before_anything_is_asked(
     assert service.requests == []
 
 
-def test_a_job_without_an_image_is_refused_unless_one_is_set_for_all(
-    service: HfJobsPlatform, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(hf_jobs.IMAGE_VARIABLE, raising=False)
-    with pytest.raises(BadInput, match=f"site a has no image.*set {hf_jobs.IMAGE_VARIABLE}"):
+def test_a_job_that_names_no_image_and_installs_nothing_is_refused(service: HfJobsPlatform) -> None:
+    with pytest.raises(BadInput, match=f"site a has no image.*set {hf_jobs.HF_IMAGE_VARIABLE}"):
         HfJobsExecutor(endpoint=service.url, token=TOKEN).check(spec(image=None))
-    monkeypatch.setenv(hf_jobs.IMAGE_VARIABLE, "an/image")
-    HfJobsExecutor(endpoint=service.url, token=TOKEN).submit(spec(site="a", image=None))
-    HfJobsExecutor(endpoint=service.url, token=TOKEN).submit(spec(site="b", image="its/own"))
-    assert [hosted.request["dockerImage"] for hosted in service.hosted.values()] == ["an/image", "its/own"]
+    executor = HfJobsExecutor("an-org", endpoint=service.url, token=TOKEN)
+    installs = spec(image=None, packages=Packages(("composer-prime==0.1.0",)))
+    shown = executor.describe(installs)
+    assert shown.startswith("installs composer-prime==0.1.0, then runs\nhf jobs run") and STOCK_IMAGE in shown
 
 
 def test_an_unknown_namespace_is_refused(service: HfJobsPlatform) -> None:

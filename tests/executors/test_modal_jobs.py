@@ -106,7 +106,7 @@ def test_a_launcher_killed_before_its_call_is_made_good_by_the_next_supervisor(
     plan = small_plan("modal", sites=("a",), image="any")
     fleet = Fleet(begin_launch(empty_bucket(), "small"), opener=lambda on: executor)
     intent = fleet.book.intend(fleet.intent(plan, "a", 1, 600))
-    killed_at_spawn(monkeypatch, executor, spec_of(intent, fleet.book.name, plan.secrets))
+    killed_at_spawn(monkeypatch, executor, spec_of(intent, fleet.book.name, plan))
     if written_down:
         fleet.book.start(*executor.find(fleet.book.name))
     Supervisor(fleet, plan, Limits(), say=print).turn()
