@@ -91,7 +91,7 @@ class JobSpec:
     timeout_s    after which the platform ends the job; always set, since platforms' own defaults are minutes
     image        container image; None: the platform's default. Ignored where there are no containers
     packages     where there is no image: what the job installs first, on a stock image; None: nothing
-    wheels       those of `packages` that the job is handed, once they can be had: set before `submit`
+    wheels       where the job finds those that it is handed, on platforms where it fetches them: set before `submit`
     caches       name -> absolute path in the job: folders that outlive it where the platform can keep them; those named
                  in CACHE_VARIABLES are in use, others are the job's own affair
     """

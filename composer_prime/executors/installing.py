@@ -26,19 +26,25 @@ for file, sha256, url in json.loads(os.environ["COMPOSER_PRIME_WHEELS"]):
 
 def installing(spec: JobSpec) -> tuple[str, ...]:
     """The job's command with its installation before it. Standard output tells what went wrong, and no link."""
-    packages = spec.packages or Packages()
-    backend = "cpu" if spec.resources.gpu is None else "auto"
-    wanted = [*(f"$wheels/{wheel.file}" for wheel in spec.wheels), *map(shlex.quote, packages.requirements)]
     script = "\n".join(
         [
             "wheels=$(mktemp -d)",
             f"python3 -c {shlex.quote(_FETCH)} $wheels",
             f"unset {WHEELS_VARIABLE}",
-            f"uv pip install --quiet --system --torch-backend {backend} {' '.join(wanted)}",
+            install_command(spec, [f"$wheels/{wheel.file}" for wheel in spec.wheels]),
             'exec "$@"',
         ]
     )
     return ("sh", "-ec", script, "sh", *spec.command)
+
+
+def install_command(spec: JobSpec, wheels: Sequence[str]) -> str:
+    """The shell's command that installs a job's packages on the stock image. wheels: their files, as it sees them."""
+    backend = "cpu" if spec.resources.gpu is None else "auto"
+    requirements = (spec.packages or Packages()).requirements
+    return shlex.join(
+        ["uv", "pip", "install", "--quiet", "--system", "--torch-backend", backend, *requirements]
+    ) + "".join(f" {wheel}" for wheel in wheels)
 
 
 def links_of(wheels: Sequence[WheelLink]) -> dict[str, str]:

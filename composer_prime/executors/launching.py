@@ -35,8 +35,10 @@ DEFAULT_SECRETS = (
 DEFAULT_ENV = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_REGION", "HF_ENDPOINT")
 """The same, of what is no secret."""
 SECONDS_PER_HOUR = 3600
-INSTALLS = frozenset({"hf-jobs"})
-"""Platforms on which a job without an image installs what it needs."""
+BY_LINKS = frozenset({"hf-jobs"})
+"""Platforms whose jobs fetch the wheels that they install from the bucket."""
+INSTALLS = BY_LINKS | {"modal"}
+"""Platforms on which a job without an image installs what it needs; Modal keeps the result, as an image."""
 HF_IMAGE_VARIABLE = "COMPOSER_PRIME_HF_IMAGE"
 """The image of jobs on Hugging Face whose launch names none."""
 
@@ -79,6 +81,11 @@ class LaunchPlan:
     @property
     def is_local(self) -> bool:
         return self.on == "local"
+
+    @property
+    def linked(self) -> Packages | None:
+        """The packages, where jobs fetch them from the bucket."""
+        return self.packages if self.on in BY_LINKS else None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import logging
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 from composer_prime.errors import JobUnknown
 from composer_prime.executors.base import JobSpec
+from composer_prime.executors.installing import STOCK_IMAGE, install_command
 from composer_prime.executors.modal_client import Connection, modal_package
 from composer_prime.executors.modal_limits import FREE_DISK_GIB, MAX_TIMEOUT_S, gpu_option
 from composer_prime.executors.modal_records import PREFIX, Records, object_name
@@ -30,6 +32,8 @@ STARTUP_TIMEOUT_S = 1800
 TIMEOUT_MARGIN_S = 60
 """Modal's time-out comes so much after the container program's own, which ends the command gently and tells."""
 _LOADING = threading.Lock()
+WHEELS = "/tmp/composer-prime-wheels"
+"""Where an image finds the wheels that it installs."""
 DEFAULT_IMAGE = "Modal's Debian slim (no composer-prime in it)"
 
 
@@ -37,8 +41,9 @@ def settings(spec: JobSpec) -> dict[str, Any]:
     """What the function of this job is made of, in Modal's terms; secrets by name."""
     wanted = spec.resources
     memory_mib = None if wanted.memory_gib is None else int(wanted.memory_gib * 1024)
+    image = spec.image or f"{DEFAULT_IMAGE}, Python {sys.version_info.major}.{sys.version_info.minor}"
     found: dict[str, Any] = {
-        "image": spec.image or f"{DEFAULT_IMAGE}, Python {sys.version_info.major}.{sys.version_info.minor}",
+        "image": image if spec.packages is None else f"{STOCK_IMAGE}, and on it {spec.packages}",
         "gpu": gpu_option(wanted),
         # As much reserved as allowed: Modal bills what is used beyond a reservation.
         "cpu": None if wanted.cpus is None else (wanted.cpus, wanted.cpus),
@@ -60,7 +65,8 @@ def volume_name(cache: str) -> str:
 
 def app_name(spec: JobSpec, salt: str) -> str:
     """The app's name: the same for the same settings, values of secrets and container program."""
-    made_of = {**settings(spec), "secrets": spec.secrets.reveal(), "body": BODY.read_text()}
+    wheels = [wheel.sha256 for wheel in spec.packages.wheels()] if spec.packages else []
+    made_of = {**settings(spec), "wheels": wheels, "secrets": spec.secrets.reveal(), "body": BODY.read_text()}
     text = json.dumps(made_of, sort_keys=True)
     return object_name(spec.run, hmac.new(salt.encode(), text.encode(), hashlib.sha256).hexdigest()[:12])
 
@@ -88,23 +94,39 @@ def _deploy(connection: Connection, name: str, spec: JobSpec) -> None:
     modal = modal_package()
     app = modal.App(name)
     options = settings(spec)
-    image = modal.Image.from_registry(spec.image) if spec.image else modal.Image.debian_slim()
     secrets = [modal.Secret.from_dict(spec.secrets.reveal())] if spec.secrets else []
     volumes = {
         path: modal.Volume.from_name(volume, create_if_missing=True) for path, volume in options["volumes"].items()
     }
     same = ("gpu", "cpu", "memory", "ephemeral_disk", "timeout", "startup_timeout")
-    app.function(
-        image=image,
-        secrets=secrets,
-        volumes=volumes,
-        # An attempt is one run of the command; what comes after a failure is the fleet's to say.
-        retries=0,
-        # Ends, and is no longer billed, with its one job.
-        single_use_containers=True,
-        **{option: options[option] for option in same},
-    )(_body())
-    app.deploy(client=connection.client)
+    with tempfile.TemporaryDirectory(prefix="wheels-") as folder:
+        app.function(
+            image=_image(spec, Path(folder)),
+            secrets=secrets,
+            volumes=volumes,
+            # An attempt is one run of the command; what comes after a failure is the fleet's to say.
+            retries=0,
+            # Ends, and is no longer billed, with its one job.
+            single_use_containers=True,
+            **{option: options[option] for option in same},
+        )(_body())
+        app.deploy(client=connection.client)
+
+
+def _image(spec: JobSpec, folder: Path) -> Any:
+    """The image that is named; else the stock one with the job's packages in it, which Modal builds once and keeps.
+
+    folder   for the wheels, until the app is deployed
+    """
+    modal = modal_package()
+    if spec.packages is None:
+        return modal.Image.from_registry(spec.image) if spec.image else modal.Image.debian_slim()
+    image, paths = modal.Image.from_registry(STOCK_IMAGE), []
+    for wheel in spec.packages.wheels():
+        (folder / wheel.file).write_bytes(wheel.data)
+        paths.append(f"{WHEELS}/{wheel.sha256[:12]}/{wheel.file}")
+        image = image.add_local_file(folder / wheel.file, paths[-1], copy=True)
+    return image.run_commands(install_command(spec, paths))
 
 
 def _body() -> Callable[..., Any]:

@@ -43,7 +43,7 @@ def check_spec(spec: JobSpec) -> None:
             f"timeout ({spec.timeout_s} s) must be 1 s to {MAX_TIMEOUT_S} s (24 h) on Modal: choose one in between; "
             "a site that is started again resumes from the bucket"
         )
-    if spec.image is None and spec.command[0] == OUR_PROGRAM:
+    if spec.image is None and spec.packages is None and spec.command[0] == OUR_PROGRAM:
         raise BadInput(
             f"image is not set, and Modal's own has no {OUR_PROGRAM}: name one that has it by --image or launch.image "
             "(infra/docker/Dockerfile makes one)"

@@ -23,6 +23,7 @@ from modal_proto import api_pb2 as api
 from tests.executors.loopback_modal_calls import Call, Calls, Function
 from tests.executors.loopback_modal_containers import TASK_HEADER
 from tests.executors.platforms import Trouble
+from tests.executors.stock_image import build
 
 SLOW_S = 2.0
 TOKEN_ID, TOKEN_SECRET = "ak-loopback", "as-loopback-secret"
@@ -49,6 +50,8 @@ class Servicer:
         self._named: dict[tuple[str, str, str], str] = {}
         self._files: dict[str, bytes] = {}
         self._mounts: dict[str, dict[str, str]] = {}
+        self._programs: dict[str, Path | None] = {}
+        """By image: the folder of its programs; None where this machine stands for the image."""
         self.mounted: set[str] = set()
         """Names of all files that an app or its image brought."""
         self.functions: dict[str, Function] = {}
@@ -191,11 +194,19 @@ class Servicer:
         return api.VolumeGetOrCreateResponse(volume_id=volume_id)
 
     async def ImageGetOrCreate(self, request: Any, _: Any) -> Any:
-        if any(BAD_IMAGE in line for line in request.image.dockerfile_commands):
+        image, image_id = request.image, self._new_id("im")
+        if any(BAD_IMAGE in line for line in image.dockerfile_commands):
             failed = api.GenericResult(status=api.GenericResult.GENERIC_STATUS_FAILURE, exception="no such image")
-            return api.ImageGetOrCreateResponse(image_id=self._new_id("im"), result=failed)
-        built = api.GenericResult(status=api.GenericResult.GENERIC_STATUS_SUCCESS)
-        return api.ImageGetOrCreateResponse(image_id=self._new_id("im"), result=built)
+            return api.ImageGetOrCreateResponse(image_id=image_id, result=failed)
+        programs = next((self._programs[base.image_id] for base in image.base_images), None)
+        files = {name: self._files[sha256] for name, sha256 in self._mounts.get(image.context_mount_id, {}).items()}
+        folder = self._folder / "images" / image_id
+        said = await asyncio.to_thread(build, image.dockerfile_commands, folder, programs, files)
+        self._programs[image_id] = said if isinstance(said, Path) else None
+        failure = said if isinstance(said, str) else ""
+        status = api.GenericResult.GENERIC_STATUS_FAILURE if failure else api.GenericResult.GENERIC_STATUS_SUCCESS
+        result = api.GenericResult(status=status, exception=failure)
+        return api.ImageGetOrCreateResponse(image_id=image_id, result=result)
 
     async def FunctionPrecreate(self, request: Any, _: Any) -> Any:
         function_id = request.existing_function_id or self._new_id("fu")
@@ -215,7 +226,9 @@ class Servicer:
             secrets |= self._secrets[secret_id]
         volumes = {mount.mount_path: self._volumes[mount.volume_id] for mount in definition.volume_mounts}
         function_id = request.existing_function_id
-        self.functions[function_id] = Function(function_id, request.app_id, definition, files, secrets, volumes)
+        self.functions[function_id] = Function(
+            function_id, request.app_id, definition, files, secrets, volumes, self._programs[definition.image_id]
+        )
         return api.FunctionCreateResponse(
             function_id=function_id,
             function=definition,

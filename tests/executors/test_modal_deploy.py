@@ -11,18 +11,21 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import Job, JobSpec, JobState
+from composer_prime.executors.installing import STOCK_IMAGE
+from composer_prime.executors.packages import Packages
 from composer_prime.executors.secrets import Secrets
 
 pytest.importorskip("modal")
 from composer_prime.executors import modal_deploy
 from composer_prime.executors.modal_jobs import ModalExecutor
 from tests.executors import loopback_modal_fixtures as fixtures
+from tests.executors import stock_image
 from tests.executors.loopback_modal import LoopbackModal
 from tests.executors.loopback_modal_fixtures import SLEEP, wait_for
 from tests.executors.loopback_modal_servicer import BAD_IMAGE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the loopback finds a container's processes in /proc")
-platform, executor, spec = fixtures.platform, fixtures.executor, fixtures.spec
+platform, executor, spec, handmade = fixtures.platform, fixtures.executor, fixtures.spec, stock_image.handmade
 
 
 # What is deployed
@@ -44,6 +47,21 @@ def test_jobs_of_the_same_settings_share_an_app_and_others_do_not(
     assert len(set(functions)) == 4
     for job in jobs:
         assert wait_for(executor, job).state is JobState.SUCCEEDED
+
+
+def test_without_an_image_a_stock_one_is_built_once_with_what_this_machine_has(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, handmade: str
+) -> None:
+    code = f"import {handmade}; print({handmade}.ANSWER)"
+    installs = replace(spec, packages=Packages(handed=(handmade,)), command=("python3", "-c", code))
+    assert f"{STOCK_IMAGE}, and on it {handmade} 1.0 of this machine" in executor.describe(installs)
+    jobs = [executor.submit(replace(installs, site=site)) for site in "ab"]
+    for job in jobs:
+        assert wait_for(executor, job).state is JobState.SUCCEEDED
+        assert list(executor.logs(job)) == ["42"]
+    first, second = (platform.calls(job)[0].function_id for job in jobs)
+    assert first == second
+    assert platform.calls(executor.submit(replace(spec, site="c")))[0].function_id != first
 
 
 def test_the_container_gets_our_one_file_and_not_our_package(

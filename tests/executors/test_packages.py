@@ -1,6 +1,5 @@
 """Packages that a job installs: as this machine has them, wheels that pip takes, and nothing that was exchanged."""
 
-import json
 import subprocess
 import sys
 import zipfile
@@ -13,48 +12,31 @@ from composer_prime.executors.base import JobSpec, WheelLink
 from composer_prime.executors.installing import WHEELS_VARIABLE, installing, links_of
 from composer_prime.executors.packages import Packages, packages_of
 from composer_prime.executors.records import begin_launch
+from tests.executors import stock_image
 from tests.executors.launches import empty_bucket, small_plan
 from tests.executors.stock_image import make_stock_image
 
-
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a distribution that was installed from a wheel file, of one module."""
-    site, name = tmp_path / "site", f"handmade_{tmp_path.name[-8:]}".replace("-", "_").lower()
-    info = site / f"{name}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / f"{name}.py").write_text("ANSWER = 42\n")
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "WHEEL").write_text("Wheel-Version: 1.0\nGenerator: us\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-    (info / "INSTALLER").write_text("pip\n")
-    (info / "direct_url.json").write_text(json.dumps({"url": "file:///gone/it-1.0.whl", "archive_info": {}}))
-    files = [
-        f"{name}.py",
-        *(f"{info.name}/{each}" for each in ("METADATA", "WHEEL", "INSTALLER", "direct_url.json", "RECORD")),
-    ]
-    (info / "RECORD").write_text("".join(f"{each},,\n" for each in files))
-    monkeypatch.syspath_prepend(str(site))
-    return name
+handmade = stock_image.handmade
 
 
-def test_what_came_from_an_index_is_named_and_what_came_from_elsewhere_is_handed_over(installed: str) -> None:
-    found = packages_of([installed, "verifiers"])
-    assert installed in found.handed and "verifiers" not in found.handed
+def test_what_came_from_an_index_is_named_and_what_came_from_elsewhere_is_handed_over(handmade: str) -> None:
+    found = packages_of([handmade, "verifiers"])
+    assert handmade in found.handed and "verifiers" not in found.handed
     assert [each for each in found.requirements if each.startswith("verifiers==")]
-    assert f"{installed} 1.0 of this machine" in str(found)
+    assert f"{handmade} 1.0 of this machine" in str(found)
 
 
 def test_a_wheel_of_an_installed_distribution_is_one_that_pip_installs_and_equal_each_time(
-    installed: str, tmp_path: Path
+    handmade: str, tmp_path: Path
 ) -> None:
-    (wheel,) = Packages(handed=(installed,)).wheels()
+    (wheel,) = Packages(handed=(handmade,)).wheels()
     file = tmp_path / wheel.file
     file.write_bytes(wheel.data)
     assert not [name for name in zipfile.ZipFile(file).namelist() if name.endswith(("INSTALLER", "direct_url.json"))]
     target = tmp_path / "target"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(target)]
     subprocess.run([*pip, str(file)], check=True)
-    assert (target / f"{installed}.py").read_text() == "ANSWER = 42\n"
+    assert (target / f"{handmade}.py").read_text() == "ANSWER = 42\n"
 
 
 def test_an_environment_that_is_not_installed_is_refused() -> None:
@@ -74,15 +56,15 @@ def test_a_named_image_installs_nothing() -> None:
 
 @pytest.mark.parametrize("is_changed", [False, True])
 def test_a_job_runs_after_its_installation_and_not_with_a_wheel_that_was_exchanged(
-    installed: str, is_changed: bool, tmp_path: Path
+    handmade: str, is_changed: bool, tmp_path: Path
 ) -> None:
-    (wheel,) = Packages(handed=(installed,)).wheels()
+    (wheel,) = Packages(handed=(handmade,)).wheels()
     served = tmp_path / "served.whl"
     served.write_bytes(wheel.data + b" " * is_changed)
     job = JobSpec(
         run="r", site="a", attempt=1, timeout_s=60,
-        command=("python3", "-c", f"import os, {installed} as it; print(it.ANSWER, '{WHEELS_VARIABLE}' in os.environ)"),
-        packages=Packages(handed=(installed,)),
+        command=("python3", "-c", f"import os, {handmade} as it; print(it.ANSWER, '{WHEELS_VARIABLE}' in os.environ)"),
+        packages=Packages(handed=(handmade,)),
         wheels=(WheelLink(wheel.file, wheel.sha256, served.as_uri()),),
     )  # fmt: skip
     env = {"PATH": f"{make_stock_image(tmp_path / 'image')}:/usr/bin:/bin", **links_of(job.wheels)}

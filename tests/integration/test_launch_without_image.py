@@ -15,7 +15,7 @@ from tests.patience import PATIENCE_S
 pytestmark = [pytest.mark.slow, pytest.mark.s3]
 
 
-@pytest.mark.parametrize("name", ["hf-jobs"])
+@pytest.mark.parametrize("name", ["hf-jobs", "modal"])
 def test_two_replicas_on_a_stock_image_end_with_equal_masters(
     name: str, tmp_path: Path, store_uri: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
