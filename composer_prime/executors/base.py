@@ -72,15 +72,6 @@ class Resources:
 
 
 @dataclass(frozen=True)
-class WheelLink:
-    """Where a job finds a wheel. url: whoever has it can read the wheel for some days. sha256: in hex."""
-
-    file: str
-    sha256: str
-    url: str
-
-
-@dataclass(frozen=True)
 class JobSpec:
     """One attempt to run one site.
 
@@ -90,8 +81,8 @@ class JobSpec:
     secrets      handed over by the platform's secret mechanism only, seen by the job as environment variables
     timeout_s    after which the platform ends the job; always set, since platforms' own defaults are minutes
     image        container image; None: the platform's default. Ignored where there are no containers
-    packages     where there is no image: what the job installs first, on a stock image; None: nothing
-    wheels       where the job finds those that it is handed, on platforms where it fetches them: set before `submit`
+    packages     where there is no image: what is installed first, on a stock image; None: nothing. Where the job itself
+                 does it, its secrets hold the links to the wheels when it is submitted
     caches       name -> absolute path in the job: folders that outlive it where the platform can keep them; those named
                  in CACHE_VARIABLES are in use, others are the job's own affair
     """
@@ -106,7 +97,6 @@ class JobSpec:
     resources: Resources = Resources()
     image: str | None = None
     packages: Packages | None = None
-    wheels: tuple[WheelLink, ...] = ()
     caches: Mapping[str, str] = field(default_factory=dict)
 
     @property

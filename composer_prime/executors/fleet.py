@@ -207,9 +207,9 @@ class Fleet:
         self._keep_hosts(plan.on)
         try:
             spec = spec_of(self._planned(plan, recorded), self.book.name, plan)
-            return executor.submit(
-                spec if spec.packages is None else replace(spec, wheels=self.book.hand(spec.packages))
-            )
+            if plan.linked is not None:
+                spec = replace(spec, secrets=spec.secrets.also(self.book.hand(plan.linked)))
+            return executor.submit(spec)
         except BadInput as error:
             self._note_refusal(executor, recorded, error)
             raise

@@ -30,7 +30,7 @@ from composer_prime.executors.base import (
 )
 from composer_prime.executors.hf_jobs_api import JobsApi, age
 from composer_prime.executors.hf_jobs_status import is_final, status_of
-from composer_prime.executors.installing import STOCK_IMAGE, installing, links_of
+from composer_prime.executors.installing import installing, stock_image
 from composer_prime.executors.prices import flavor_price
 
 if TYPE_CHECKING:
@@ -172,9 +172,9 @@ class HfJobsExecutor:
             self._api.make_bucket(bucket)
         return {
             "image": self._image_of(spec),
-            "command": list(installing(spec) if spec.packages else spec.command),
+            "command": list(installing(spec, spec.packages) if spec.packages else spec.command),
             "env": _env(spec),
-            "secrets": spec.secrets.reveal() | (links_of(spec.wheels) if spec.packages else {}),
+            "secrets": spec.secrets.reveal(),
             "flavor": self._flavor(spec).name,
             "timeout": spec.timeout_s,
             "name": _in_label(spec.name),
@@ -226,7 +226,7 @@ class HfJobsExecutor:
         return Job(PLATFORM, _name(info), run, labels[LABEL_SITE], int(labels[LABEL_ATTEMPT]))
 
     def _image_of(self, spec: JobSpec) -> str:
-        if not (image := STOCK_IMAGE if spec.packages else spec.image or self._image):
+        if not (image := stock_image(spec.packages) if spec.packages else spec.image or self._image):
             raise BadInput(
                 f"site {spec.site} has no image, and Hugging Face Jobs has no default: name one that holds "
                 f"composer-prime, or set {HF_IMAGE_VARIABLE}"

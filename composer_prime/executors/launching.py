@@ -3,6 +3,7 @@
 Everything that a person can mend is refused here, before anything is started or billed.
 """
 
+import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from composer_prime.config import Recipe, RecipeBase, any_from_data, store_uri
+from composer_prime.config.recipe import module_of
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobSpec, Resources
@@ -39,6 +41,8 @@ BY_LINKS = frozenset({"hf-jobs"})
 """Platforms whose jobs fetch the wheels that they install from the bucket."""
 INSTALLS = BY_LINKS | {"modal"}
 """Platforms on which a job without an image installs what it needs; Modal keeps the result, as an image."""
+LINKING = ("s3://", "hf://")
+"""Buckets that give links to their objects."""
 HF_IMAGE_VARIABLE = "COMPOSER_PRIME_HF_IMAGE"
 """The image of jobs on Hugging Face whose launch names none."""
 
@@ -115,6 +119,12 @@ def plan_launch(recipe: RecipeBase, on: str, options: LaunchOptions) -> LaunchPl
     hours = table.timeout_hours if options.timeout_hours is None else options.timeout_hours
     secrets = gather_secrets((*table.secrets, *options.secrets), options.environment)
     image = options.image or table.image or _default_image(on, options.environment)
+    packages = _packages(recipe) if image is None and on in INSTALLS else None
+    if packages is not None and on in BY_LINKS and not store.startswith(LINKING):
+        raise BadInput(
+            f"outer.store ({store}) gives no links by which jobs on {on} could fetch {', '.join(packages.names)}: "
+            "let it be s3://, or name an image that has them by --image"
+        )
     return LaunchPlan(
         on=on,
         recipe=recipe,
@@ -127,7 +137,7 @@ def plan_launch(recipe: RecipeBase, on: str, options: LaunchOptions) -> LaunchPl
         env={name: options.environment[name] for name in DEFAULT_ENV if options.environment.get(name)},
         secrets=secrets,
         usd_per_hour=options.usd_per_hour,
-        packages=packages_of(_environments(recipe)) if image is None and on in INSTALLS else None,
+        packages=packages,
     )
 
 
@@ -135,14 +145,15 @@ def _default_image(on: str, environment: Mapping[str, str]) -> str | None:
     return environment.get(HF_IMAGE_VARIABLE) if on == "hf-jobs" else None
 
 
-def _environments(recipe: RecipeBase) -> list[str]:
-    """The modules of an embedded recipe's environments."""
-    if not isinstance(recipe, Recipe):
-        raise BadInput(
-            "a PRIME-RL recipe needs an image that has PRIME-RL and composer-prime: name one by --image "
-            "(infra/docker/Dockerfile makes it)"
-        )
-    return [source.env.taskset.id.rpartition("/")[2].replace("-", "_") for source in recipe.orchestrator.train.source]
+def _packages(recipe: RecipeBase) -> Packages:
+    """What a job of the recipe installs. PRIME-RL's image may have environments that this machine lacks."""
+    sources = recipe.to_data().get("orchestrator", {}).get("train", {}).get("source", [])
+    tasksets = [source.get("env", {}).get("taskset", {}).get("id", "") for source in sources]
+    modules = [module_of(taskset) for taskset in tasksets]
+    if isinstance(recipe, Recipe):
+        return packages_of(modules)
+    here = [module for module in modules if module.isidentifier() and importlib.util.find_spec(module)]
+    return packages_of(here, on_prime_rl=True)
 
 
 def name_sites(recipe: RecipeBase, options: LaunchOptions) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from composer_prime.errors import JobUnknown
 from composer_prime.executors.base import JobSpec
-from composer_prime.executors.installing import STOCK_IMAGE, install_command
+from composer_prime.executors.installing import install_commands, stock_image
 from composer_prime.executors.modal_client import Connection, modal_package
 from composer_prime.executors.modal_limits import FREE_DISK_GIB, MAX_TIMEOUT_S, gpu_option
 from composer_prime.executors.modal_records import PREFIX, Records, object_name
@@ -43,7 +43,7 @@ def settings(spec: JobSpec) -> dict[str, Any]:
     memory_mib = None if wanted.memory_gib is None else int(wanted.memory_gib * 1024)
     image = spec.image or f"{DEFAULT_IMAGE}, Python {sys.version_info.major}.{sys.version_info.minor}"
     found: dict[str, Any] = {
-        "image": image if spec.packages is None else f"{STOCK_IMAGE}, and on it {spec.packages}",
+        "image": image if spec.packages is None else f"{stock_image(spec.packages)}, and on it {spec.packages}",
         "gpu": gpu_option(wanted),
         # As much reserved as allowed: Modal bills what is used beyond a reservation.
         "cpu": None if wanted.cpus is None else (wanted.cpus, wanted.cpus),
@@ -121,12 +121,13 @@ def _image(spec: JobSpec, folder: Path) -> Any:
     modal = modal_package()
     if spec.packages is None:
         return modal.Image.from_registry(spec.image) if spec.image else modal.Image.debian_slim()
-    image, paths = modal.Image.from_registry(STOCK_IMAGE), []
+    image, paths = modal.Image.from_registry(stock_image(spec.packages)), []
     for wheel in spec.packages.wheels():
         (folder / wheel.file).write_bytes(wheel.data)
         paths.append(f"{WHEELS}/{wheel.sha256[:12]}/{wheel.file}")
         image = image.add_local_file(folder / wheel.file, paths[-1], copy=True)
-    return image.run_commands(install_command(spec, paths))
+    backend = "cpu" if spec.resources.gpu is None else None  # no GPU is there to ask while an image is built
+    return image.run_commands(*install_commands(spec.packages, paths, backend))
 
 
 def _body() -> Callable[..., Any]:

@@ -25,7 +25,8 @@ from typing import Annotated, Literal, TypeVar, cast
 from pydantic import Field
 
 from composer_prime.errors import BadInput, CorruptObject, KeyMissing
-from composer_prime.executors.base import Job, JobState, Resources, WheelLink
+from composer_prime.executors.base import Job, JobState, Resources
+from composer_prime.executors.installing import link_names
 from composer_prime.executors.packages import Packages
 from composer_prime.store import launch_keys
 from composer_prime.store.base import GivesLinks, Store
@@ -261,26 +262,17 @@ class LaunchBook:
         if not self.store.create(launch_keys.recipe(sha), data):
             self.recipe(sha)
 
-    def check_links(self, packages: Packages) -> None:
-        """Raise BadInput for a bucket that gives no links to the wheels that jobs are handed."""
-        if packages.handed and not isinstance(self.store, GivesLinks):
-            raise BadInput(
-                f"jobs can't fetch {', '.join(packages.handed)} from {self.store.uri}, which gives no links: name an "
-                "image that has them by --image, or let outer.store be s3://"
-            )
+    def hand(self, packages: Packages) -> dict[str, str]:
+        """Store the wheels that a job is handed; the variables by which it finds them, for LINK_S. They are secrets.
 
-    def hand(self, packages: Packages) -> tuple[WheelLink, ...]:
-        """Store the wheels that a job is handed; where it finds them, for LINK_S. It compares their hashes itself.
-
-        Raises BadInput as `check_links`, and for wheels that can't be made.
+        Raises BadInput for wheels that can't be made. The store must give links: `plan_launch` sees to it.
         """
-        self.check_links(packages)
-        links = []
-        for wheel in packages.wheels():
-            key = launch_keys.wheel(wheel.sha256, wheel.file)
+        links = {}
+        for name, wheel in zip(link_names(packages), packages.wheels(), strict=True):
+            key = launch_keys.wheel(wheel.sha256)
             self.store.create(key, wheel.data)
-            links.append(WheelLink(wheel.file, wheel.sha256, cast(GivesLinks, self.store).presign_get(key, LINK_S)))
-        return tuple(links)
+            links[name] = cast(GivesLinks, self.store).presign_get(key, LINK_S)
+        return links
 
     def recipe(self, sha: str) -> str:
         """The recipe of that sha256. Raises CorruptObject when other bytes stand there."""

@@ -54,8 +54,8 @@ class Supervisor:
         spec = spec_of(intent, self._fleet.book.name, self._plan)
         executor = self._fleet.executor(self._plan.on)
         executor.check(spec)
-        if self._plan.linked is not None:
-            self._fleet.book.check_links(self._plan.linked)
+        if self._plan.packages is not None:
+            self._plan.packages.wheels()
         check_bounded(self._limits, price_of_job(executor.price(spec), self._plan.usd_per_hour), self._plan.on)
         self._usd_per_hour, self._overrun_s = intent.usd_per_hour, intent.overrun_s
 

@@ -40,9 +40,9 @@ def recipe(sha: str) -> str:
     return f"{launches_prefix()}recipes/{short_sha(sha)}.toml"
 
 
-def wheel(sha: str, file: str) -> str:
+def wheel(sha: str) -> str:
     """A wheel that a launch's jobs install, addressed by its sha256 (64 hex digits)."""
-    return f"{launches_prefix()}wheels/{short_sha(sha)}/{file}"
+    return f"{launches_prefix()}wheels/{short_sha(sha)}.whl"
 
 
 def hosts_prefix(number: int) -> str:

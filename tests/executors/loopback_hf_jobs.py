@@ -23,7 +23,7 @@ from starlette.applications import Starlette
 from composer_prime.executors.base import Job
 from composer_prime.executors.hf_jobs import HfJobsExecutor
 from composer_prime.executors.hf_jobs_flavors import TABLE
-from composer_prime.executors.installing import STOCK_IMAGE
+from composer_prime.executors.installing import UV_IMAGE
 from tests.architecture import REPOSITORY
 from tests.executors.loopback_hf_jobs_containers import Container
 from tests.executors.loopback_hf_jobs_routes import TOKEN, USER, Faulty, HostedJob, LogFaults, Refused, routes
@@ -145,7 +145,7 @@ class HfJobsPlatform:
 
     def _image(self, name: str, folder: Path) -> dict[str, str]:
         """The variables by which a container of an image finds its programs: the stock one is made, others are here."""
-        if name == STOCK_IMAGE:
+        if name == UV_IMAGE:
             return {"PATH": f"{make_stock_image(folder)}:{os.defpath}", "OMP_NUM_THREADS": "1"}
         # As in its image: what is installed may be another checkout's.
         return {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)}

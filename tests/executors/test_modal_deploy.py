@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from composer_prime.errors import BadInput
-from composer_prime.executors.base import Job, JobSpec, JobState
-from composer_prime.executors.installing import STOCK_IMAGE
+from composer_prime.executors.base import Job, JobSpec, JobState, Resources
+from composer_prime.executors.installing import UV_IMAGE
 from composer_prime.executors.packages import Packages
 from composer_prime.executors.secrets import Secrets
 
@@ -53,8 +53,8 @@ def test_without_an_image_a_stock_one_is_built_once_with_what_this_machine_has(
     platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, handmade: str
 ) -> None:
     code = f"import {handmade}; print({handmade}.ANSWER)"
-    installs = replace(spec, packages=Packages(handed=(handmade,)), command=("python3", "-c", code))
-    assert f"{STOCK_IMAGE}, and on it {handmade} 1.0 of this machine" in executor.describe(installs)
+    installs = replace(spec, packages=Packages((handmade,)), command=("python3", "-c", code))
+    assert f"{UV_IMAGE}, and on it {handmade} 1.0 of this machine" in executor.describe(installs)
     jobs = [executor.submit(replace(installs, site=site)) for site in "ab"]
     for job in jobs:
         assert wait_for(executor, job).state is JobState.SUCCEEDED
@@ -62,6 +62,8 @@ def test_without_an_image_a_stock_one_is_built_once_with_what_this_machine_has(
     first, second = (platform.calls(job)[0].function_id for job in jobs)
     assert first == second
     assert platform.calls(executor.submit(replace(spec, site="c")))[0].function_id != first
+    on_gpu = executor.submit(replace(installs, site="d", resources=Resources("T4", 1)))
+    assert wait_for(executor, on_gpu).state is JobState.SUCCEEDED
 
 
 def test_the_container_gets_our_one_file_and_not_our_package(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_prime.executors.installing import WHEELS_VARIABLE
+from composer_prime.executors.installing import LINK_VARIABLE
 from tests.executors.registry import loopback
 from tests.integration.local_runs import command, run_paths, started
 from tests.patience import PATIENCE_S
@@ -30,4 +30,4 @@ def test_two_replicas_on_a_stock_image_end_with_equal_masters(
     first, second = (json.loads(paths.site(site).result.read_text())["master_sha256"] for site in ("r0", "r1"))
     assert first == second
     said = log.read_text()
-    assert WHEELS_VARIABLE not in said and "X-Amz" not in said
+    assert LINK_VARIABLE not in said and "X-Amz" not in said
