@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import venv
 from collections.abc import Mapping, Sequence
@@ -41,7 +40,8 @@ def make_stock_image(folder: Path) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     inside = folder / "bin" / "python"
     (packages,) = folder.glob("lib/python*/site-packages")
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+    here = [path for path in map(Path, sys.path) if path.name == "site-packages"]
+    for entry in {entry.name: entry for path in reversed(here) for entry in path.iterdir()}.values():
         if not entry.name.startswith(OURS) and entry.suffix != ".pth":
             (packages / entry.name).symlink_to(entry)
     uv = folder / "bin" / "uv"
