@@ -11,10 +11,10 @@ from composer_prime.cli.store_arg import StoreArgument
 from composer_prime.visible import say
 
 if TYPE_CHECKING:
-    from composer_prime.executors.fleet import Fleet
-    from composer_prime.executors.launching import LaunchPlan
-    from composer_prime.executors.records import LaunchBook
-    from composer_prime.executors.supervisor import Supervisor
+    from composer_prime.launch.fleet import Fleet
+    from composer_prime.launch.plan import LaunchPlan
+    from composer_prime.launch.records import LaunchBook
+    from composer_prime.launch.supervisor import Supervisor
 
 POLL_S = 5.0
 OnOption = Annotated[
@@ -59,10 +59,10 @@ def launch(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started and its price.")] = False,
 ) -> None:
     """Start a recipe's sites on a platform and watch them. The same command again finds them, and starts none twice."""
-    from composer_prime.executors.budget import Limits
-    from composer_prime.executors.gpu_memory import memory_lines
-    from composer_prime.executors.launching import LaunchOptions, plan_launch
-    from composer_prime.executors.model_access import access_lines
+    from composer_prime.launch.budget import Limits
+    from composer_prime.launch.plan import LaunchOptions, plan_launch
+    from composer_prime.launch.preflight.gpu_memory import memory_lines
+    from composer_prime.launch.preflight.model_access import access_lines
     from composer_prime.volunteers.needs import gpu_bytes_beforehand
 
     options = LaunchOptions(
@@ -88,7 +88,7 @@ def launch(
     for line in (*access_lines(plan), *memory_lines(plan, gpu_bytes_beforehand)):
         say(line)
     if dry_run:
-        from composer_prime.executors.dry_run import dry_run_lines
+        from composer_prime.launch.dry_run import dry_run_lines
 
         print("\n".join([*dry_run_lines(plan, limits), *_bucket_lines(plan)]))
         return
@@ -99,8 +99,8 @@ def _launch(plan: "LaunchPlan", limits, poll_s: float, detach: bool) -> int:
     """Start what isn't there, and watch it to its end; the exit code: 0 when all sites ended rightly."""
     import threading
 
-    from composer_prime.executors.fleet import begin_fleet
-    from composer_prime.executors.supervisor import Supervisor
+    from composer_prime.launch.fleet import begin_fleet
+    from composer_prime.launch.supervisor import Supervisor
     from composer_prime.sites.embedded.interrupt import catch_interrupt
     from composer_prime.store import open_store, probe_store
 
@@ -158,7 +158,7 @@ def _refuse_half_a_launch(supervisor: "Supervisor") -> None:
 
 def _bucket_lines(plan: "LaunchPlan") -> Iterator[str]:
     """What the bucket's provider will charge for the run's traffic, and whether it is far away."""
-    from composer_prime.executors.egress import bucket_lines
+    from composer_prime.launch.preflight.egress import bucket_lines
     from composer_prime.sites.embedded.shapes import named_shapes
 
     yield from bucket_lines(plan, named_shapes)
@@ -174,8 +174,8 @@ def _detached(plan: "LaunchPlan") -> str:
 @contextmanager
 def _fleet(uri: str, on: str | None) -> "Iterator[tuple[Fleet, LaunchBook]]":
     """The newest launch of the run at `uri`; `on` names a hosts file, over what the bucket says of hosts."""
-    from composer_prime.executors.fleet import Fleet
-    from composer_prime.executors.records import open_launch
+    from composer_prime.launch.fleet import Fleet
+    from composer_prime.launch.records import open_launch
     from composer_prime.store import open_store
 
     store = open_store(uri)
@@ -198,7 +198,7 @@ def ps(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """List a launch's jobs: their state, as their platforms say it now, what they cost, and why they ended."""
-    from composer_prime.executors.listing import draw, rows
+    from composer_prime.launch.listing import draw, rows
 
     with _fleet(store, on) as (fleet, book):
         found = rows(book, fleet.look())
@@ -213,7 +213,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the jobs end.")] = False,
 ) -> None:
     """Print what a launch's jobs wrote, by lines, without secrets; also after they ended."""
-    from composer_prime.executors.listing import chosen, merged_logs
+    from composer_prime.launch.listing import chosen, merged_logs
 
     with _fleet(store, on) as (fleet, book):
         for line in merged_logs(fleet, chosen(book, site, attempt), follow=follow):

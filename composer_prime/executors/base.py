@@ -1,7 +1,7 @@
 """What a platform that runs sites must do: start a job, look at it, read its log, end it, and find it again.
 
 A job is one attempt to run one site of a run. Platforms know single jobs only; what makes them a fleet (records in the
-bucket, restarts, budgets) is fleet.py's. Every platform passes tests/contracts/test_executor_contract.py.
+bucket, restarts, budgets) is launch/fleet.py's. Every platform passes tests/contracts/test_executor_contract.py.
 """
 
 import re

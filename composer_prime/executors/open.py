@@ -29,10 +29,10 @@ class Platform:
 
 
 PLATFORMS = {
-    "local": Platform("local", "LocalExecutor"),
-    "modal": Platform("modal_jobs", "ModalExecutor", "modal"),
-    "hf-jobs": Platform("hf_jobs", "HfJobsExecutor", "hf"),
-    "ssh": Platform("ssh", "SshExecutor", "ssh", takes_file=True),
+    "local": Platform("local.executor", "LocalExecutor"),
+    "modal": Platform("modal.executor", "ModalExecutor", "modal"),
+    "hf-jobs": Platform("hf_jobs.executor", "HfJobsExecutor", "hf"),
+    "ssh": Platform("ssh.executor", "SshExecutor", "ssh", takes_file=True),
 }
 
 

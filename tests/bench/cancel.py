@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_prime.executors.base import Executor, Job, JobStatus
-from composer_prime.executors.supervisor import Supervisor
+from composer_prime.launch.supervisor import Supervisor
 from tests.executors.jobs import Stage
 from tests.executors.platforms import LoopbackPlatform
 from tests.executors.registry import LOOPBACKS, loopback

@@ -212,10 +212,10 @@ def test_a_job_cancelled_while_pending_never_starts(
 
 SECRETS = {"TOKEN": "hf_AbCdEfGhIjKlMnOpQrStUvWxYz", "KEY": 'a"b\\c/+=d e'}
 ASKED = {
-    "local": "composer_prime.executors.local.subprocess.run",
-    "ssh": "composer_prime.executors.ssh.Link.call",
-    "modal": "composer_prime.executors.modal_jobs.deployed_function",
-    "hf-jobs": "composer_prime.executors.hf_jobs.JobsApi.run",
+    "local": "composer_prime.executors.local.executor.subprocess.run",
+    "ssh": "composer_prime.executors.ssh.executor.Link.call",
+    "modal": "composer_prime.executors.modal.executor.deployed_function",
+    "hf-jobs": "composer_prime.executors.hf_jobs.executor.JobsApi.run",
 }
 """What each executor asks its platform by, when it starts a job."""
 

@@ -21,8 +21,8 @@ from typing import Any
 from starlette.applications import Starlette
 
 from composer_prime.executors.base import Job
-from composer_prime.executors.hf_jobs import HfJobsExecutor
-from composer_prime.executors.hf_jobs_flavors import TABLE
+from composer_prime.executors.hf_jobs.executor import HfJobsExecutor
+from composer_prime.executors.hf_jobs.flavors import TABLE
 from composer_prime.executors.installing import UV_IMAGE
 from tests.architecture import REPOSITORY
 from tests.executors.loopback_hf_jobs_containers import Container

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from composer_prime.executors.base import Executor, Resources
-from composer_prime.executors.budget import Limits
-from composer_prime.executors.fleet import Fleet
-from composer_prime.executors.launching import LaunchPlan
 from composer_prime.executors.open import open_executor
-from composer_prime.executors.records import Intent, LaunchBook, begin_launch
-from composer_prime.executors.supervisor import Supervisor
+from composer_prime.launch.budget import Limits
+from composer_prime.launch.fleet import Fleet
+from composer_prime.launch.plan import LaunchPlan
+from composer_prime.launch.records import Intent, LaunchBook, begin_launch
+from composer_prime.launch.supervisor import Supervisor
 from composer_prime.store import open_store
 from composer_prime.sync.canonical import sha256_hex
 from tests.executors.jobs import PREAMBLE

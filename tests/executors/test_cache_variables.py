@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from composer_prime.executors.local import LocalExecutor
-from composer_prime.executors.ssh import SshExecutor
+from composer_prime.executors.local.executor import LocalExecutor
+from composer_prime.executors.ssh.executor import SshExecutor
 from tests.executors.jobs import Stage, run_to_end
 from tests.executors.loopback_ssh import SshPlatform
 

@@ -6,10 +6,10 @@ import pytest
 
 from composer_prime.errors import BadInput, ExecutorError
 from composer_prime.executors.base import Job, JobSpec, JobState, JobStatus
-from composer_prime.executors.budget import Limits
-from composer_prime.executors.fleet import Fleet
-from composer_prime.executors.listing import rows
-from composer_prime.executors.replica import read_order
+from composer_prime.launch.budget import Limits
+from composer_prime.launch.fleet import Fleet
+from composer_prime.launch.listing import rows
+from composer_prime.launch.replica import read_order
 from composer_prime.store import launch_keys, open_store
 from tests.executors.launches import Scene, running, small_plan
 from tests.executors.scripted import ScriptedPlatform
@@ -111,7 +111,7 @@ def test_from_another_machine_a_login_that_sees_no_such_job_confirms_no_end_and_
 ) -> None:
     scene = killed_before_it_wrote_the_job_down(ScriptedPlatform())
     with monkeypatch.context() as there:
-        there.setattr("composer_prime.executors.fleet.who", lambda: "another-machine")
+        there.setattr("composer_prime.launch.fleet.who", lambda: "another-machine")
         other = ScriptedPlatform()
         assert scene.supervisor(Fleet(scene.book(), opener=lambda on: other)).turn() is False
         assert other.jobs == {}
@@ -126,7 +126,7 @@ def test_from_another_machine_a_login_of_the_same_account_goes_on_where_the_laun
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scene = killed_before_it_wrote_the_job_down(Account())
-    monkeypatch.setattr("composer_prime.executors.fleet.who", lambda: "another-machine")
+    monkeypatch.setattr("composer_prime.launch.fleet.who", lambda: "another-machine")
     scene.platform.jobs.clear()  # it was killed a moment earlier: there is no job
     scene.supervisor().turn()
     assert running(scene) == ["a1"] and states(scene) == {("a", 1): "running"}

@@ -7,9 +7,10 @@ import pytest
 
 from composer_prime.config import RecipeBase
 from composer_prime.errors import BadInput, ModelError
-from composer_prime.executors import hf_jobs_flavors, modal_limits
 from composer_prime.executors.base import Resources
-from composer_prime.executors.gpu_memory import GIB, Estimate, gpu_gib, memory_lines, table
+from composer_prime.executors.hf_jobs import flavors as hf_jobs_flavors
+from composer_prime.executors.modal import limits as modal_limits
+from composer_prime.launch.preflight.gpu_memory import GIB, Estimate, gpu_gib, memory_lines, table
 from tests.cli.command_line import call
 from tests.executors.launches import small_plan
 

@@ -16,10 +16,11 @@ import pytest
 from huggingface_hub import JobInfo
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
-from composer_prime.executors import hf_jobs, hf_jobs_api
 from composer_prime.executors.base import JobSpec, JobState, Resources
-from composer_prime.executors.hf_jobs import HfJobsExecutor
-from composer_prime.executors.hf_jobs_status import status_of
+from composer_prime.executors.hf_jobs import api as hf_jobs_api
+from composer_prime.executors.hf_jobs import executor as hf_jobs
+from composer_prime.executors.hf_jobs.executor import HfJobsExecutor
+from composer_prime.executors.hf_jobs.status import status_of
 from composer_prime.executors.installing import UV_IMAGE
 from composer_prime.executors.packages import Packages
 from composer_prime.executors.secrets import Secrets

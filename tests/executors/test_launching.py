@@ -11,11 +11,11 @@ from composer_prime.config.settings import data_shard
 from composer_prime.errors import BadInput, ConfigError
 from composer_prime.executors import prices
 from composer_prime.executors.base import Resources
-from composer_prime.executors.budget import Limits
-from composer_prime.executors.dry_run import dry_run_lines
-from composer_prime.executors.egress import bucket_lines
-from composer_prime.executors.launching import LaunchOptions, plan_launch
 from composer_prime.executors.open import open_executor
+from composer_prime.launch.budget import Limits
+from composer_prime.launch.dry_run import dry_run_lines
+from composer_prime.launch.plan import LaunchOptions, plan_launch
+from composer_prime.launch.preflight.egress import bucket_lines
 from composer_prime.store.s3 import bucket_region
 from tests.executors.launches import ENVIRONMENT, SECRET, small_plan, small_recipe
 from tests.servers import S3Server

@@ -16,8 +16,8 @@ from composer_prime.executors.packages import Packages
 from composer_prime.executors.secrets import Secrets
 
 pytest.importorskip("modal")
-from composer_prime.executors import modal_deploy
-from composer_prime.executors.modal_jobs import ModalExecutor
+from composer_prime.executors.modal import deploy as modal_deploy
+from composer_prime.executors.modal.executor import ModalExecutor
 from tests.executors import loopback_modal_fixtures as fixtures
 from tests.executors import stock_image
 from tests.executors.loopback_modal import LoopbackModal
@@ -71,8 +71,8 @@ def test_the_container_gets_our_one_file_and_not_our_package(
 ) -> None:
     (call,) = platform.calls(executor.submit(spec))
     function = platform.servicer.functions[call.function_id]
-    assert list(function.files) == ["/root/modal_job_body.py"]
-    assert function.definition.module_name == "modal_job_body"
+    assert list(function.files) == ["/root/job_body.py"]
+    assert function.definition.module_name == "job_body"
     assert not function.definition.function_serialized
 
 

@@ -6,14 +6,14 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobSpec, Resources
-from composer_prime.executors.budget import Limits, check_bounded
-from composer_prime.executors.modal_deploy import TIMEOUT_MARGIN_S
-from composer_prime.executors.modal_job_body import TIMEOUT_GRACE_S
-from composer_prime.executors.modal_jobs import ModalExecutor
-from composer_prime.executors.modal_limits import GPUS, check_spec, gpu_option
-from composer_prime.executors.modal_records import NAME_LIMIT, object_name
+from composer_prime.executors.modal.deploy import TIMEOUT_MARGIN_S
+from composer_prime.executors.modal.executor import ModalExecutor
+from composer_prime.executors.modal.job_body import TIMEOUT_GRACE_S
+from composer_prime.executors.modal.limits import GPUS, check_spec, gpu_option
+from composer_prime.executors.modal.records import NAME_LIMIT, object_name
 from composer_prime.executors.prices import modal_price
 from composer_prime.executors.secrets import Secrets
+from composer_prime.launch.budget import Limits, check_bounded
 
 SPEC = JobSpec(run="demo", site="a", attempt=1, command=("true",), timeout_s=60)
 

@@ -12,8 +12,8 @@ import pytest
 
 from composer_prime.bench.seaweed import free_ports
 from composer_prime.errors import BadInput
-from composer_prime.executors.launching import LaunchOptions, LaunchPlan, plan_launch
-from composer_prime.executors.model_access import access_lines
+from composer_prime.launch.plan import LaunchOptions, LaunchPlan, plan_launch
+from composer_prime.launch.preflight.model_access import access_lines
 from tests.cli.command_line import call
 from tests.executors.launches import small_recipe
 from tests.servers.in_thread import serving_handler

@@ -20,9 +20,9 @@ from composer_prime.executors.installing import (
     link_names,
     stock_image,
 )
-from composer_prime.executors.launching import LaunchOptions, plan_launch
 from composer_prime.executors.packages import Packages, packages_of
 from composer_prime.executors.secrets import Secrets
+from composer_prime.launch.plan import LaunchOptions, plan_launch
 from tests.executors import stock_image as stock
 from tests.executors.launches import small_plan, small_recipe
 from tests.executors.stock_image import make_stock_image

@@ -17,14 +17,14 @@ import pytest
 
 from composer_prime.errors import BadInput, ExecutorError
 from composer_prime.executors.base import Job
-from composer_prime.executors.fleet import Fleet
-from composer_prime.executors.launching import LaunchOptions, plan_launch
-from composer_prime.executors.recorded_hosts import RECORDED, Hosts, hosts_to_use, keep_hosts
-from composer_prime.executors.records import LaunchBook, begin_launch
-from composer_prime.executors.ssh import SshExecutor
-from composer_prime.executors.ssh_hosts import Host
-from composer_prime.executors.ssh_link import Patience
-from composer_prime.executors.ssh_names import written_out
+from composer_prime.executors.ssh.executor import SshExecutor
+from composer_prime.executors.ssh.hosts import Host
+from composer_prime.executors.ssh.link import Patience
+from composer_prime.executors.ssh.names import written_out
+from composer_prime.launch.fleet import Fleet
+from composer_prime.launch.plan import LaunchOptions, plan_launch
+from composer_prime.launch.recorded_hosts import RECORDED, Hosts, hosts_to_use, keep_hosts
+from composer_prime.launch.records import LaunchBook, begin_launch
 from composer_prime.store import launch_keys, open_store
 from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.canonical import canonical

@@ -12,11 +12,11 @@ import asyncssh
 import pytest
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
-from composer_prime.executors import ssh_remote
 from composer_prime.executors.base import Job, JobSpec, JobState, Resources
-from composer_prime.executors.ssh import SshExecutor
-from composer_prime.executors.ssh_hosts import by_preference
-from composer_prime.executors.ssh_link import Patience
+from composer_prime.executors.ssh import remote as ssh_remote
+from composer_prime.executors.ssh.executor import SshExecutor
+from composer_prime.executors.ssh.hosts import by_preference
+from composer_prime.executors.ssh.link import Patience
 from composer_prime.store import launch_keys, open_store
 from tests.cli.command_line import Answer, call
 from tests.executors.jobs import FOREVER, Stage, await_end, await_running, run_to_end, wait_until

@@ -7,8 +7,8 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobSpec, Resources
-from composer_prime.executors.ssh import SshExecutor
-from composer_prime.executors.ssh_hosts import Hop, Host, choose, fitting, parse_jump, read_hosts
+from composer_prime.executors.ssh.executor import SshExecutor
+from composer_prime.executors.ssh.hosts import Hop, Host, choose, fitting, parse_jump, read_hosts
 
 FULL = """
 [defaults]
