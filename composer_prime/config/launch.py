@@ -41,6 +41,9 @@ class LaunchConfig(Table):
     image: str | None = None
     """Container image that has composer-prime; None: the platform's default."""
 
+    registry_secret: str | None = Field(default=None, min_length=1)
+    """Modal's secret with REGISTRY_USERNAME and REGISTRY_PASSWORD, for an image in a private registry."""
+
     timeout_hours: float = Field(default=24.0, gt=0, le=24 * 14)
     """Hours after which the platform ends a job. The next attempt goes on where it was."""
 

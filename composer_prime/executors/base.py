@@ -81,6 +81,7 @@ class JobSpec:
     secrets      handed over by the platform's secret mechanism only, seen by the job as environment variables
     timeout_s    after which the platform ends the job; always set, since platforms' own defaults are minutes
     image        container image; None: the platform's default. Ignored where there are no containers
+    registry_secret   the platform's name of the secret that its registry asks for; None: none
     packages     where there is no image: what is installed first, on a stock image; None: nothing. Where the job itself
                  does it, its secrets hold the links to the wheels when it is submitted
     caches       name -> absolute path in the job: folders that outlive it where the platform can keep them; those named
@@ -96,6 +97,7 @@ class JobSpec:
     secrets: Secrets = field(default_factory=Secrets)
     resources: Resources = Resources()
     image: str | None = None
+    registry_secret: str | None = None
     packages: Packages | None = None
     caches: Mapping[str, str] = field(default_factory=dict)
 

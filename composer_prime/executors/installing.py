@@ -8,10 +8,9 @@ from composer_prime.executors.packages import Packages
 
 UV_IMAGE = "ghcr.io/astral-sh/uv:0.9.7-python3.12-bookworm-slim"
 """A Python and uv, nothing else."""
-PRIME_RL_IMAGE = "ghcr.io/primeintellect-ai/prime-rl:v0.8.0"
+PRIME_RL_VERSION = "0.8.0"
+PRIME_RL_IMAGE = f"ghcr.io/primeintellect-ai/prime-rl:v{PRIME_RL_VERSION}"
 """PRIME-RL's own, with uv; its environment is the one of its lock."""
-PRIME_RL_LACKS = ("botocore", "cryptography", "matplotlib", "typer", "zstandard")
-"""What we need beside PRIME-RL's lock."""
 LINK_VARIABLE = "COMPOSER_PRIME_WHEEL_"
 """With a number from 0: where a job finds a wheel. A secret, since who has a link can read the wheel."""
 
@@ -38,9 +37,9 @@ def installing(spec: JobSpec, packages: Packages) -> tuple[str, ...]:
     backend = "cpu" if spec.resources.gpu is None else "auto"  # what the machine's driver can run
     steps = (
         "wheels=$(mktemp -d)",
-        f"python3 -c {shlex.quote(_FETCH)} $wheels {named}",
+        f'python3 -c {shlex.quote(_FETCH)} "$wheels" {named}',
         f"unset {' '.join(link_names(packages))}",
-        *install_commands(packages, [f"$wheels/{wheel.file}" for wheel in wheels], backend),
+        *install_commands(packages, [f'"$wheels"/{shlex.quote(wheel.file)}' for wheel in wheels], backend),
     )
     return ("sh", "-c", "\n".join([*(f"{step} || exit 1" for step in steps), 'exec "$@"']), "sh", *spec.command)
 
@@ -48,7 +47,7 @@ def installing(spec: JobSpec, packages: Packages) -> tuple[str, ...]:
 def install_commands(packages: Packages, wheels: Sequence[str], backend: str | None) -> list[str]:
     """The shell's commands that install wheels on the stock image.
 
-    wheels    their files, as the shell sees them
+    wheels    their files, as words of the shell
     backend   uv's name of the torch that they need; None: what the index has, which is for GPUs on Linux
     """
     files = " ".join(wheels)
@@ -56,11 +55,11 @@ def install_commands(packages: Packages, wheels: Sequence[str], backend: str | N
         pip = "uv pip install --quiet --python /app/.venv"
         return [
             f"{pip} --no-deps {files}",
-            f"{pip} {' '.join(PRIME_RL_LACKS)}",
+            f"{pip} {shlex.join(packages.pins)}",
             "python3 -m composer_prime.sites.prime_rl",
         ]
     torch = "" if backend is None else f" --torch-backend {backend}"
-    return [f"uv pip install --quiet --system{torch} {files}"]
+    return [f"uv pip install --quiet --system{torch} {shlex.join(packages.pins)} {files}"]
 
 
 def link_names(packages: Packages) -> list[str]:

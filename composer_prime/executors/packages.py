@@ -1,6 +1,7 @@
 """What a job installs where no image is named: this package and its recipe's environments, as this machine has them.
 
-All travel as wheels: a name that is looked up in an index could be another's package.
+These travel as wheels, and with them whatever they need that came to this machine from a folder or an address. The rest
+comes from PyPI by name, as any installation has it.
 """
 
 import base64
@@ -11,12 +12,14 @@ import importlib.metadata
 import importlib.util
 import io
 import json
+import math
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from importlib.metadata import Distribution
@@ -27,9 +30,13 @@ from urllib.request import url2pathname
 from composer_prime.errors import BadInput
 from composer_prime.store.base import MAX_CREATE_BYTES
 
-OURS = "composer-prime"
+OURS = "composer_prime"
+PRIME_RL_LACKS = ("botocore", "cryptography", "matplotlib", "typer", "zstandard")
+"""What we need beside PRIME-RL's lock."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip file can hold: equal files give equal wheels."""
+_INSTALLERS = ("INSTALLER", "REQUESTED", "direct_url.json")
+"""Files of an installation that no wheel has."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +54,15 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Packages:
-    """The distributions that a job is handed, by name.
+    """What a job installs.
 
+    names         of the distributions that it is handed as wheels
+    pins          requirements on an index that keep what this package needs at this machine's versions
     on_prime_rl   whether they go beside PRIME-RL, whose own packages stay as they are
     """
 
     names: tuple[str, ...]
+    pins: tuple[str, ...] = ()
     on_prime_rl: bool = False
 
     def wheels(self) -> tuple[Wheel, ...]:
@@ -60,16 +70,25 @@ class Packages:
         return tuple(map(_wheel_of, self.names))
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {_distribution(name).version} of this machine" for name in self.names)
+        return ", ".join(f"{name} {importlib.metadata.version(name)} of this machine" for name in self.names)
 
 
-def packages_of(modules: Iterable[str], *, on_prime_rl: bool = False) -> Packages:
+def packages_of(modules: Iterable[str], *, needs: Iterable[str] = (), on_prime_rl: bool = False) -> Packages:
     """This package and the distributions that hold these environments, less those that verifiers brings.
 
-    Raises BadInput for a module that isn't installed here.
+    needs   further packages from PyPI
+
+    Raises BadInput for a module that isn't installed here, and for a distribution with native code.
     """
-    names = dict.fromkeys((OURS, *(_name_of(module) for module in modules if not _is_bundled(module))))
-    return Packages(tuple(names), on_prime_rl)
+    ours = _name_of(OURS)
+    names = dict.fromkeys([ours])
+    for module in modules:
+        if not _is_bundled(module):
+            names |= dict.fromkeys(_with_local_needs(_name_of(module)))
+    for name in names:
+        _refuse_native(name)
+    pinned = (*(PRIME_RL_LACKS if on_prime_rl else _needs(ours)), *needs)
+    return Packages(tuple(names), tuple(map(_pinned, pinned)), on_prime_rl)
 
 
 def _is_bundled(module: str) -> bool:
@@ -85,14 +104,24 @@ def _name_of(module: str) -> str:
     if spec is None or spec.origin is None:
         raise BadInput(f"environment {module} isn't installed here: install its package")
     origin = Path(spec.origin)
-    likely = (each for each in (module, module.partition(".")[0]) if _is_installed(each))
-    for found in (*map(importlib.metadata.distribution, likely), *importlib.metadata.distributions()):
-        folder = _editable_folder(found)
-        if folder is not None and origin.is_relative_to(folder):
-            return found.metadata["Name"]
-        if folder is None and any(Path(str(file.locate())) == origin for file in found.files or ()):
-            return found.metadata["Name"]
-    raise BadInput(f"environment {module} ({origin}) is in no installed package: pip install it, or name an image")
+    if _is_installed(module) and _depth(namesake := importlib.metadata.distribution(module), origin):
+        return namesake.metadata["Name"]  # found without a look at all the others
+    depths = {found.metadata["Name"]: _depth(found, origin) for found in importlib.metadata.distributions()}
+    name = max(depths, key=lambda name: depths[name])
+    if depths[name] == 0:
+        raise BadInput(f"{module} ({origin}) is in no installed package: pip install it, or name an image that has it")
+    return name
+
+
+def _depth(distribution: Distribution, file: Path) -> float:
+    """How surely a file is a distribution's: infinite where it installed it, the depth of an editable one's folder
+    where the file is below that, other installations in it left out; 0: it isn't."""
+    folder = _editable_folder(distribution)
+    if folder is None:
+        files = (each for each in distribution.files or () if each.name == file.name)
+        return math.inf if any(Path(str(each.locate())) == file for each in files) else 0
+    is_below = file.is_relative_to(folder) and "site-packages" not in file.relative_to(folder).parts
+    return len(folder.parts) if is_below else 0
 
 
 def _is_installed(name: str) -> bool:
@@ -103,10 +132,25 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-def _distribution(name: str) -> Distribution:
-    if not _is_installed(name):
-        raise BadInput(f"{name} is no installed package: pip install it, or name an image that has it")
-    return importlib.metadata.distribution(name)
+def _needs(name: str) -> Iterator[str]:
+    """The names of what a distribution needs, extras left out, that are installed here."""
+    for requirement in importlib.metadata.requires(name) or ():
+        needed = re.match(r"[A-Za-z0-9._-]+", requirement)
+        if needed and "extra ==" not in requirement and _is_installed(needed[0]):
+            yield needed[0]
+
+
+def _with_local_needs(name: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
+    """A distribution, and of what it needs, and that needs, all that is from no index (PEP 610)."""
+    yield name
+    for needed in _needs(name):
+        if needed not in seen and importlib.metadata.distribution(needed).read_text("direct_url.json") is not None:
+            yield from _with_local_needs(needed, seen | {name})
+
+
+def _pinned(name: str) -> str:
+    """A requirement of this machine's version, without its local part ("+cpu"), which PyPI doesn't have."""
+    return f"{name}=={importlib.metadata.version(name).partition('+')[0]}" if _is_installed(name) else name
 
 
 def _editable_folder(distribution: Distribution) -> Path | None:
@@ -117,9 +161,27 @@ def _editable_folder(distribution: Distribution) -> Path | None:
     return Path(url2pathname(urlsplit(direct["url"]).path))
 
 
+def _refuse_native(name: str) -> None:
+    """Raise BadInput for an installed distribution with native code; an editable one is seen when it is built."""
+    distribution = importlib.metadata.distribution(name)
+    about = distribution.read_text("WHEEL")
+    if _editable_folder(distribution) is None and about is not None:
+        _check_pure(f"{name} {distribution.version}", about)
+
+
+def _check_pure(what: str, about: str) -> None:
+    """about: the text of a WHEEL file."""
+    said = HeaderParser().parsestr(about)
+    tags = said.get_all("Tag") or []
+    if said["Root-Is-Purelib"] != "true" or not all(tag.endswith("-none-any") for tag in tags):
+        raise BadInput(
+            f"{what} ({', '.join(tags)}) isn't pure Python, and a job's machine may be another: name an image"
+        )
+
+
 @functools.cache
 def _wheel_of(name: str) -> Wheel:
-    distribution = _distribution(name)
+    distribution = importlib.metadata.distribution(name)
     source = _editable_folder(distribution)
     made = _packed(distribution) if source is None else _built(source)
     if len(made.data) > MAX_CREATE_BYTES:
@@ -142,45 +204,58 @@ def _built(source: Path) -> Wheel:
             said = " ".join(done.stderr.split())[-500:]
             raise BadInput(f"no wheel could be built of {source} ({said}): mend the package, or name an image")
         with zipfile.ZipFile(made[0]) as file:
-            return _written(made[0].name, {name: file.read(name) for name in file.namelist()})
+            kept = {each.filename: (file.read(each), each.external_attr >> 16) for each in file.infolist()}
+    return _written(made[0].name, kept)
 
 
 def _packed(distribution: Distribution) -> Wheel:
-    """A wheel of the files that an installed distribution is made of."""
-    files = {path.as_posix(): path for path in distribution.files or ()}
-    (record,) = [name for name in files if name.endswith(".dist-info/RECORD")]
-    info = record.removesuffix("RECORD")
-    installers = {f"{info}{name}" for name in ("INSTALLER", "REQUESTED", "direct_url.json")}
-    kept = {
-        name: Path(str(path.locate())).read_bytes()
-        for name, path in files.items()
-        if not (name.startswith("../") or "__pycache__" in name or name in installers)
-    }
-    return _written(f"{info.removesuffix('.dist-info/')}-py3-none-any.whl", kept)
+    """A wheel of the files that an installed distribution is made of. Raises BadInput where that can't be told."""
+    name = f"{distribution.metadata['Name']} {distribution.version}"
+    files = {path.as_posix(): Path(str(path.locate())) for path in distribution.files or ()}
+    infos = {name.partition("/")[0] for name in files if name.endswith(".dist-info/RECORD") and name.count("/") == 1}
+    if len(infos) != 1:
+        raise BadInput(f"{name} was installed without a record of its files: pip install it again, or name an image")
+    (info,) = infos
+    scripts = {entry.name for entry in distribution.entry_points if entry.group in ("console_scripts", "gui_scripts")}
+    kept = {}
+    for path, file in files.items():
+        elsewhere = path.startswith(("../", "/"))
+        if elsewhere and file.stem not in scripts:
+            raise BadInput(
+                f"{name} has a file outside of its packages ({path}), which no wheel would put there: name an image"
+            )
+        if not (elsewhere or "__pycache__" in path or path in {f"{info}/{each}" for each in _INSTALLERS}):
+            if not file.is_file():
+                raise BadInput(f"{name} lacks {path}, which it was installed with: pip install it again")
+            kept[path] = (file.read_bytes(), file.stat().st_mode)
+    return _written(f"{info.removesuffix('.dist-info')}-py3-none-any.whl", kept)
 
 
-def _written(file: str, contents: Mapping[str, bytes]) -> Wheel:
-    """A wheel of these files, with a RECORD of them; equal for equal files. Raises BadInput for a platform's own."""
-    (record,) = [name for name in contents if name.endswith(".dist-info/RECORD")]
-    about = HeaderParser().parsestr(contents[record.replace("RECORD", "WHEEL")].decode())
-    tags = about.get_all("Tag") or []
-    if about["Root-Is-Purelib"] != "true" or not all(tag.endswith("-none-any") for tag in tags):
-        raise BadInput(
-            f"{file} ({', '.join(tags)}) isn't pure Python, and a job's machine may be another: name an image"
-        )
-    files = {name: data for name, data in sorted(contents.items()) if name != record}
+def _written(file: str, contents: Mapping[str, tuple[bytes, int]]) -> Wheel:
+    """A wheel of these files and their modes, with a RECORD of them; equal for equal files.
+
+    Raises BadInput for a platform's own.
+    """
+    (record,) = [name for name in contents if name.endswith(".dist-info/RECORD") and name.count("/") == 1]
+    about = record.replace("RECORD", "WHEEL")
+    if about not in contents:
+        raise BadInput(f"{file} lacks {about}: install its package again, or name an image")
+    _check_pure(file, contents[about][0].decode())
+    files = {name: each for name, each in sorted(contents.items()) if name != record}
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as wheel:
-        for name, data in (*files.items(), (record, _record_of(files, record).encode())):
-            wheel.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
+        for name, (data, mode) in (*files.items(), (record, (_record_of(files, record).encode(), 0))):
+            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry.external_attr = (0o100755 if mode & 0o111 else 0o100644) << 16
+            wheel.writestr(entry, data, zipfile.ZIP_DEFLATED)
     return Wheel(file, packed.getvalue())
 
 
-def _record_of(files: Mapping[str, bytes], record: str) -> str:
+def _record_of(files: Mapping[str, tuple[bytes, int]], record: str) -> str:
     """The text of a wheel's RECORD."""
     lines = io.StringIO()
     rows = csv.writer(lines, lineterminator="\n")
-    for name, data in files.items():
+    for name, (data, _) in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
         rows.writerow((name, f"sha256={digest}", len(data)))
     rows.writerow((record, "", ""))

@@ -3,7 +3,6 @@
 Everything that a person can mend is refused here, before anything is started or billed.
 """
 
-import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,11 +12,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from composer_prime.config import Recipe, RecipeBase, any_from_data, store_uri
+from composer_prime.config import PrimeRecipe, Recipe, RecipeBase, any_from_data, store_uri
+from composer_prime.config.prime_rl import BUNDLED_TASKSETS
 from composer_prime.config.recipe import module_of
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobSpec, Resources
+from composer_prime.executors.installing import PRIME_RL_IMAGE, PRIME_RL_VERSION
 from composer_prime.executors.open import absolute_option
 from composer_prime.executors.packages import Packages, packages_of
 from composer_prime.executors.secrets import Secrets
@@ -65,6 +66,7 @@ class LaunchPlan:
     sites: tuple[str, ...]
     resources: Resources
     image: str | None
+    registry_secret: str | None
     timeout_s: int
     caches: Mapping[str, str]
     env: Mapping[str, str]
@@ -119,7 +121,11 @@ def plan_launch(recipe: RecipeBase, on: str, options: LaunchOptions) -> LaunchPl
     hours = table.timeout_hours if options.timeout_hours is None else options.timeout_hours
     secrets = gather_secrets((*table.secrets, *options.secrets), options.environment)
     image = options.image or table.image or _default_image(on, options.environment)
-    packages = _packages(recipe) if image is None and on in INSTALLS else None
+    if table.registry_secret is not None and (on != "modal" or image is None):
+        raise BadInput(
+            f"launch.registry_secret ({table.registry_secret}) is for an image of yours on Modal: drop it, or name one"
+        )
+    packages = _packages(recipe, store) if image is None and on in INSTALLS else None
     if packages is not None and on in BY_LINKS and not store.startswith(LINKING):
         raise BadInput(
             f"outer.store ({store}) gives no links by which jobs on {on} could fetch {', '.join(packages.names)}: "
@@ -132,6 +138,7 @@ def plan_launch(recipe: RecipeBase, on: str, options: LaunchOptions) -> LaunchPl
         sites=sites,
         resources=Resources(gpu, count, table.cpus, table.memory_gib, table.disk_gib),
         image=image,
+        registry_secret=table.registry_secret,
         timeout_s=max(1, round(hours * SECONDS_PER_HOUR)),
         caches=dict(table.caches),
         env={name: options.environment[name] for name in DEFAULT_ENV if options.environment.get(name)},
@@ -145,15 +152,22 @@ def _default_image(on: str, environment: Mapping[str, str]) -> str | None:
     return environment.get(HF_IMAGE_VARIABLE) if on == "hf-jobs" else None
 
 
-def _packages(recipe: RecipeBase) -> Packages:
-    """What a job of the recipe installs. PRIME-RL's image may have environments that this machine lacks."""
-    sources = recipe.to_data().get("orchestrator", {}).get("train", {}).get("source", [])
-    tasksets = [source.get("env", {}).get("taskset", {}).get("id", "") for source in sources]
-    modules = [module_of(taskset) for taskset in tasksets]
+def _packages(recipe: RecipeBase, store: str) -> Packages:
+    """What a job of the recipe installs, on PRIME-RL's image beside what that brings."""
+    needs = ["gcsfs"] if store.startswith("gs://") else []
     if isinstance(recipe, Recipe):
-        return packages_of(modules)
-    here = [module for module in modules if module.isidentifier() and importlib.util.find_spec(module)]
-    return packages_of(here, on_prime_rl=True)
+        return packages_of(
+            [module_of(source.env.taskset.id) for source in recipe.orchestrator.train.source], needs=needs
+        )
+    assert isinstance(recipe, PrimeRecipe)
+    if recipe.prime_rl.version not in ("auto", PRIME_RL_VERSION):
+        raise BadInput(
+            f"prime_rl.version ({recipe.prime_rl.version}) isn't that of the image that is taken where none is named, "
+            f'{PRIME_RL_IMAGE}: set it to "{PRIME_RL_VERSION}", or name an image'
+        )
+    bundled = {*BUNDLED_TASKSETS, *(f"{name}-v1" for name in BUNDLED_TASKSETS)}
+    modules = [module_of(each) for each in recipe.taskset_ids if each not in bundled]
+    return packages_of(modules, needs=needs, on_prime_rl=True)
 
 
 def name_sites(recipe: RecipeBase, options: LaunchOptions) -> tuple[str, ...]:
@@ -227,6 +241,7 @@ def spec_of(intent: Intent, run: str, plan: LaunchPlan) -> JobSpec:
         secrets=plan.secrets,
         resources=intent.asks_for(),
         image=intent.image,
+        registry_secret=plan.registry_secret,
         packages=plan.packages,
         caches=intent.caches,
     )

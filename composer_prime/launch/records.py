@@ -270,7 +270,8 @@ class LaunchBook:
         links = {}
         for name, wheel in zip(link_names(packages), packages.wheels(), strict=True):
             key = launch_keys.wheel(wheel.sha256)
-            self.store.create(key, wheel.data)
+            if not self.store.create(key, wheel.data) and read_bytes(self.store, key) != wheel.data:
+                raise CorruptObject(f"{key} is not the wheel that it is named for: see who can write {self.store.uri}")
             links[name] = cast(GivesLinks, self.store).presign_get(key, LINK_S)
         return links
 

@@ -52,6 +52,11 @@ class Servicer:
         self._mounts: dict[str, dict[str, str]] = {}
         self._programs: dict[str, Path | None] = {}
         """By image: the folder of its programs; None where this machine stands for the image."""
+        self.secret_names: dict[str, str] = {}
+        self.registries: dict[str, str] = {}
+        """Image that was pulled -> the secret that its registry was given, by name."""
+        self.runs: list[str] = []
+        """Lines of Dockerfiles that were run, in their order."""
         self.mounted: set[str] = set()
         """Names of all files that an app or its image brought."""
         self.functions: dict[str, Function] = {}
@@ -185,7 +190,9 @@ class Servicer:
     async def SecretGetOrCreate(self, request: Any, _: Any) -> Any:
         secret_id = self._new_id("st")
         self._secrets[secret_id] = dict(request.env_dict)
-        return api.SecretGetOrCreateResponse(secret_id=secret_id)
+        self.secret_names[secret_id] = request.deployment_name
+        keys = ["REGISTRY_USERNAME", "REGISTRY_PASSWORD"] if request.deployment_name else request.env_dict
+        return api.SecretGetOrCreateResponse(secret_id=secret_id, metadata=api.SecretMetadata(keys=keys))
 
     async def VolumeGetOrCreate(self, request: Any, _: Any) -> Any:
         volume_id = self._by_name("vo", request)
@@ -201,6 +208,9 @@ class Servicer:
         programs = next((self._programs[base.image_id] for base in image.base_images), None)
         files = {name: self._files[sha256] for name, sha256 in self._mounts.get(image.context_mount_id, {}).items()}
         folder = self._folder / "images" / image_id
+        if image.image_registry_config.secret_id:
+            self.registries[image.dockerfile_commands[0]] = self.secret_names[image.image_registry_config.secret_id]
+        self.runs += [line for line in image.dockerfile_commands if line.startswith("RUN")]
         said = await asyncio.to_thread(build, image.dockerfile_commands, folder, programs, files)
         self._programs[image_id] = said if isinstance(said, Path) else None
         failure = said if isinstance(said, str) else ""

@@ -77,21 +77,37 @@ def build(lines: Sequence[str], folder: Path, programs: Path | None, files: Mapp
     return programs
 
 
+PURE = "Wheel-Version: 1.0\nGenerator: us\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+def install(
+    site: Path, name: str, *modules: str, direct: Mapping[str, object] | None = None, needs: Sequence[str] = ()
+) -> Path:
+    """Put a distribution of modules that know an ANSWER where installed ones are, as if from a wheel; its dist-info.
+
+    direct   its direct_url.json, of which only an editable one has no modules there; None: it is from an index
+    """
+    info = site / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir(parents=True)
+    written = {f"{info.name}/{each}" for each in ("METADATA", "WHEEL", "INSTALLER", "RECORD")}
+    for module in modules:
+        (site / f"{module}.py").write_text("ANSWER = 42\n")
+        written.add(f"{module}.py")
+    requirements = "".join(f"Requires-Dist: {each}\n" for each in needs)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requirements}")
+    (info / "WHEEL").write_text(PURE)
+    (info / "INSTALLER").write_text("pip\n")
+    if direct is not None:
+        (info / "direct_url.json").write_text(json.dumps(direct))
+        written.add(f"{info.name}/direct_url.json")
+    (info / "RECORD").write_text("".join(f"{each},,\n" for each in sorted(written)))
+    return info
+
+
 @pytest.fixture
 def handmade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a distribution that was installed from a wheel file, of one module."""
-    site, name = tmp_path / "site", f"handmade_{tmp_path.name[-8:]}".replace("-", "_").lower()
-    info = site / f"{name}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / f"{name}.py").write_text("ANSWER = 42\n")
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "WHEEL").write_text("Wheel-Version: 1.0\nGenerator: us\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-    (info / "INSTALLER").write_text("pip\n")
-    (info / "direct_url.json").write_text(json.dumps({"url": "file:///gone/it-1.0.whl", "archive_info": {}}))
-    files = [
-        f"{name}.py",
-        *(f"{info.name}/{each}" for each in ("METADATA", "WHEEL", "INSTALLER", "direct_url.json", "RECORD")),
-    ]
-    (info / "RECORD").write_text("".join(f"{each},,\n" for each in files))
-    monkeypatch.syspath_prepend(str(site))
+    name = f"handmade_{tmp_path.name[-8:]}".replace("-", "_").lower()
+    install(tmp_path / "site", name, name, direct={"url": "file:///gone/it-1.0.whl", "archive_info": {}})
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
     return name

@@ -64,6 +64,8 @@ def test_without_an_image_a_stock_one_is_built_once_with_what_this_machine_has(
     assert platform.calls(executor.submit(replace(spec, site="c")))[0].function_id != first
     on_gpu = executor.submit(replace(installs, site="d", resources=Resources("T4", 1)))
     assert wait_for(executor, on_gpu).state is JobState.SUCCEEDED
+    without, with_gpu = (line for line in platform.servicer.runs if "uv pip install" in line)
+    assert "--torch-backend cpu" in without and "torch-backend" not in with_gpu, "built where no GPU is, for one"
 
 
 def test_the_container_gets_our_one_file_and_not_our_package(
@@ -150,6 +152,15 @@ def test_a_cache_is_a_volume_that_outlives_its_job(
     assert wait_for(executor, jobs[1]).state is JobState.SUCCEEDED
     assert list(executor.logs(jobs[1])) == ["weights"]
     assert ("vo", "", "composer-prime-cache-hf") in platform.servicer._named
+
+
+def test_an_image_of_a_private_registry_is_pulled_with_the_secret_that_is_named(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    private = replace(spec, image="ghcr.io/me/private:1", registry_secret="my-registry")
+    assert "ghcr.io/me/private:1 (with the secret my-registry)" in executor.describe(private)
+    executor.submit(private)
+    assert platform.servicer.registries == {"FROM ghcr.io/me/private:1": "my-registry"}
 
 
 def test_an_image_that_can_not_be_built_is_refused_and_leaves_no_job(executor: ModalExecutor, spec: JobSpec) -> None:

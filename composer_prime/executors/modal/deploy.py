@@ -9,6 +9,7 @@ import hmac
 import importlib.util
 import json
 import logging
+import shlex
 import sys
 import tempfile
 import threading
@@ -42,6 +43,8 @@ def settings(spec: JobSpec) -> dict[str, Any]:
     wanted = spec.resources
     memory_mib = None if wanted.memory_gib is None else int(wanted.memory_gib * 1024)
     image = spec.image or f"{DEFAULT_IMAGE}, Python {sys.version_info.major}.{sys.version_info.minor}"
+    if spec.registry_secret is not None:
+        image += f" (with the secret {spec.registry_secret})"
     found: dict[str, Any] = {
         "image": image if spec.packages is None else f"{stock_image(spec.packages)}, and on it {spec.packages}",
         "gpu": gpu_option(wanted),
@@ -120,14 +123,18 @@ def _image(spec: JobSpec, folder: Path) -> Any:
     """
     modal = modal_package()
     if spec.packages is None:
-        return modal.Image.from_registry(spec.image) if spec.image else modal.Image.debian_slim()
+        if spec.image is None:
+            return modal.Image.debian_slim()
+        login = None if spec.registry_secret is None else modal.Secret.from_name(spec.registry_secret)
+        return modal.Image.from_registry(spec.image, secret=login)
     image, paths = modal.Image.from_registry(stock_image(spec.packages)), []
     for wheel in spec.packages.wheels():
         (folder / wheel.file).write_bytes(wheel.data)
+        (folder / wheel.file).chmod(0o644)
         paths.append(f"{WHEELS}/{wheel.sha256[:12]}/{wheel.file}")
         image = image.add_local_file(folder / wheel.file, paths[-1], copy=True)
     backend = "cpu" if spec.resources.gpu is None else None  # no GPU is there to ask while an image is built
-    return image.run_commands(*install_commands(spec.packages, paths, backend))
+    return image.run_commands(*install_commands(spec.packages, [shlex.quote(path) for path in paths], backend))
 
 
 def _body() -> Callable[..., Any]:
