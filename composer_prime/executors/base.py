@@ -59,9 +59,12 @@ class JobState(StrEnum):
 class Resources:
     """What a job asks of a machine.
 
-    gpu        a kind as the platform names it ("H100", "a100-large"); None: no GPU
+    gpu        a kind as the platform names it ("H100", "a100-large"), on Modal several with commas, of which any will
+               do; None: no GPU
     gpu_count  of that kind
     cpus, memory_gib, disk_gib   None: the platform's default
+    region, cloud   where it stands, as the platform names it; None: anywhere
+    nonpreemptible  whether it must not be taken back
     """
 
     gpu: str | None = None
@@ -69,6 +72,14 @@ class Resources:
     cpus: float | None = None
     memory_gib: float | None = None
     disk_gib: float | None = None
+    region: str | None = None
+    cloud: str | None = None
+    nonpreemptible: bool = False
+
+
+def gpu_kinds(resources: Resources) -> list[str]:
+    """The kinds of GPU that will do, the best first."""
+    return [] if resources.gpu is None else [kind.strip() for kind in resources.gpu.split(",")]
 
 
 @dataclass(frozen=True)
@@ -210,11 +221,15 @@ class Executor(Protocol):
 
     @property
     def platform(self) -> str:
-        """One of "local", "modal", "hf-jobs" and "ssh"."""
+        """A name of open.PLATFORMS."""
         ...
 
     def check(self, spec: JobSpec) -> None:
-        """Refuse, with BadInput, what could not run: before anything is started or billed."""
+        """Refuse, with BadInput, what could not run: before anything is started or billed, and without a login."""
+        ...
+
+    def log_in(self) -> None:
+        """Raise BadInput where this machine has no login for the platform, or a wrong one."""
         ...
 
     def describe(self, spec: JobSpec) -> str:
@@ -283,6 +298,14 @@ def check_names(spec: JobSpec) -> None:
         raise BadInput(f"time-out ({spec.timeout_s} s) must be 1 s or more: a job without time can't run")
     if not spec.command:
         raise BadInput("command is empty: give a program to run")
+
+
+def refuse_placement(spec: JobSpec, where: str) -> None:
+    """Raise BadInput for a job that is to stand somewhere, on a platform that places none."""
+    wanted = spec.resources
+    for name in ("region", "cloud", "nonpreemptible"):
+        if getattr(wanted, name):
+            raise BadInput(f"launch.{name} ({getattr(wanted, name)}) can't be asked of {where}: drop it")
 
 
 def check_name(what: str, name: str) -> str:

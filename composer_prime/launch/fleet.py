@@ -14,11 +14,10 @@ from datetime import UTC, datetime
 
 from composer_prime.errors import BadInput, ComposerPrimeError, ExecutorError, JobUnknown
 from composer_prime.executors.base import Executor, Job, JobState, JobStatus, KnowsAccount
-from composer_prime.executors.open import absolute_option, file_takes, open_executor, open_recorded
+from composer_prime.executors.open import open_executor
 from composer_prime.executors.secrets import Secrets
 from composer_prime.launch.budget import HOUR_S, price_of_job, ran_from
 from composer_prime.launch.plan import LaunchPlan, other_than_planned, planned_intent, spec_of
-from composer_prime.launch.recorded_hosts import KnowsHosts, hosts_to_use, keep_hosts
 from composer_prime.launch.records import (
     Attempt,
     Ended,
@@ -96,32 +95,16 @@ class Fleet:
         self.book = book
         self.clock = clock
         self._opener = opener
-        self._given: str | None = None
-        self._kept: set[str] = set()
         self._executors: dict[str, Executor] = {}
         self._opening = threading.Lock()
         self._begun: list[tuple[str, int]] = []
 
     def executor(self, on: str) -> Executor:
-        """The executor of a platform, as `--on` names it.
-
-        Its hosts are those of the file that was given, else of the file at the path in `on`, else as the bucket has
-        them.
-        """
+        """The executor of a platform, as `--on` names it."""
         with self._opening:
             if on not in self._executors:
-                self._executors[on] = self._opened(on)
+                self._executors[on] = self._opener(on)
             return self._executors[on]
-
-    def use_file_of(self, on: str) -> None:
-        """Take the file that `on` names, "ssh:FILE", for jobs on its platform, whatever path their records have."""
-        self._given = absolute_option(on)
-
-    def _opened(self, on: str) -> Executor:
-        if self._given is not None and file_takes(self._given, on):
-            return self._opener(self._given)
-        hosts = hosts_to_use(self.book, on)
-        return self._opener(on) if hosts is None else open_recorded(on, hosts, self.book.store.uri)
 
     def close(self) -> None:
         """Let go of the platforms; jobs go on."""
@@ -134,7 +117,7 @@ class Fleet:
     def intent(self, plan: LaunchPlan, site: str, attempt: int, timeout_s: int) -> Intent:
         """What an attempt would be, not yet written down. Asks the platform for the price."""
         intent = planned_intent(plan, self.book.launch.number, site, attempt, timeout_s, self.clock())
-        listed = self.executor(plan.on).price(spec_of(intent, self.book.name, plan))
+        listed = self.executor(intent.on).price(spec_of(intent, self.book.name, plan))
         price = price_of_job(listed, plan.usd_per_hour)
         return intent.model_copy(update={"usd_per_hour": price.usd_per_hour, "overrun_s": price.overrun_s})
 
@@ -145,10 +128,10 @@ class Fleet:
         was written says so.
         """
         intent = self.intent(plan, site, attempt, timeout_s)
-        self.executor(plan.on).check(spec_of(intent, self.book.name, plan))
+        executor = self.executor(intent.on)
+        executor.check(spec_of(intent, self.book.name, plan))
         self._refuse_stopped(site)
-        self._keep_hosts(plan.on)
-        intent = intent.model_copy(update={"account": account_of(self.executor(plan.on))})
+        intent = intent.model_copy(update={"account": account_of(executor)})
         for earlier in by_site(self.book.attempts()).get(site, ()):
             job = earlier.job(self.book.name)
             if earlier.number < attempt and earlier.may_run and job is not None:
@@ -170,7 +153,7 @@ class Fleet:
         try:
             self._refuse_stopped(recorded.site)  # meanwhile somebody may have listed the jobs to end
         except (Stopped, SiteStopped):
-            self.executor(plan.on).cancel(job)
+            self.executor(recorded.on).cancel(job)
             raise
         return job
 
@@ -182,7 +165,7 @@ class Fleet:
         other = other_than_planned(recorded, self._planned(plan, recorded))
         if not other:
             return None
-        executor = self.executor(plan.on)
+        executor = self.executor(plan.places[recorded.site].on)
         with suppress(JobUnknown):
             job = self._found(executor, Attempt(recorded, None, None))
             if job is not None and not executor.poll(job).half_submitted:
@@ -197,29 +180,21 @@ class Fleet:
         return self.intent(plan, recorded.site, recorded.attempt, min(recorded.timeout_s, plan.timeout_s))
 
     def _submitted(self, plan: LaunchPlan, recorded: Intent) -> Job:
-        executor = self.executor(plan.on)
+        executor = self.executor(plan.places[recorded.site].on)
         if may_be_hidden(executor, recorded):
             try:
                 self._found(executor, Attempt(recorded, None, None))
             except JobUnknown as error:
                 raise BadInput(f"{error}: launch with the login that began it, or cancel with that one") from error
         self.book.keep_recipe(plan.recipe_text)
-        self._keep_hosts(plan.on)
         try:
             spec = spec_of(self._planned(plan, recorded), self.book.name, plan)
-            if plan.linked is not None:
-                spec = replace(spec, secrets=spec.secrets.also(self.book.hand(plan.linked)))
+            if (linked := plan.places[recorded.site].linked) is not None:
+                spec = replace(spec, secrets=spec.secrets.also(self.book.hand(linked)))
             return executor.submit(spec)
         except BadInput as error:
             self._note_refusal(executor, recorded, error)
             raise
-
-    def _keep_hosts(self, on: str) -> None:
-        """Record where jobs may come to be, before one is: whoever looks for them elsewhere has the bucket alone."""
-        executor = self.executor(on)
-        if on not in self._kept and isinstance(executor, KnowsHosts):
-            keep_hosts(self.book, on, executor.hosts_elsewhere())
-        self._kept.add(on)
 
     def _refuse_stopped(self, site: str) -> None:
         stop = self.book.stopped()

@@ -5,8 +5,8 @@ Everything that a person can mend is refused here, before anything is started or
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobSpec, Resources
 from composer_prime.executors.installing import PRIME_RL_IMAGE, PRIME_RL_VERSION
-from composer_prime.executors.open import absolute_option
+from composer_prime.executors.open import parse_on
 from composer_prime.executors.packages import Packages, packages_of
 from composer_prime.executors.secrets import Secrets
+from composer_prime.launch.problems import Problems
 from composer_prime.launch.records import Intent, who
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.store.keys import check_site_name
@@ -49,30 +50,67 @@ HF_IMAGE_VARIABLE = "COMPOSER_PRIME_HF_IMAGE"
 
 
 @dataclass(frozen=True)
-class LaunchPlan:
-    """What one launch command wants.
+class Place:
+    """Where a site's jobs run.
 
-    on        the platform, as `--on` names it
-    recipe    as every replica runs it; paths of the bucket absolute
-    run_uri   of the run in the bucket
-    timeout_s of a job, where the budget doesn't make it shorter
-    usd_per_hour   said by the person, where the platform doesn't know
+    on        the platform, as `--on` names it: "modal", "ssh:HOST"
+    image     None: the platform's default
     packages  what a job installs where no image is named and the platform can; None: nothing
     """
 
     on: str
+    image: str | None = None
+    packages: Packages | None = None
+
+    @property
+    def platform(self) -> str:
+        """Without a host."""
+        return self.on.partition(":")[0]
+
+    @property
+    def linked(self) -> Packages | None:
+        """The packages, where jobs fetch them from the bucket."""
+        return self.packages if self.platform in BY_LINKS else None
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What one launch command wants.
+
+    places    by site
+    recipe    as every replica runs it; paths of the bucket absolute
+    run_uri   of the run in the bucket
+    timeout_s of a job, where the budget doesn't make it shorter
+    usd_per_hour   said by the person, where the platform doesn't know
+    """
+
+    places: Mapping[str, Place]
     recipe: RecipeBase
     run_uri: str
-    sites: tuple[str, ...]
     resources: Resources
-    image: str | None
     registry_secret: str | None
     timeout_s: int
     caches: Mapping[str, str]
     env: Mapping[str, str]
     secrets: Secrets
     usd_per_hour: float | None = None
-    packages: Packages | None = None
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return tuple(self.places)
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        """Each once, without hosts."""
+        return tuple(dict.fromkeys(place.platform for place in self.places.values()))
+
+    @property
+    def one_of_each(self) -> tuple[str, ...]:
+        """A site of each place: the others there are like it."""
+        first: dict[str, str] = {}
+        for site, place in self.places.items():
+            first.setdefault(place.on, site)
+        return tuple(first.values())
 
     @property
     def recipe_text(self) -> str:
@@ -86,12 +124,7 @@ class LaunchPlan:
 
     @property
     def is_local(self) -> bool:
-        return self.on == "local"
-
-    @property
-    def linked(self) -> Packages | None:
-        """The packages, where jobs fetch them from the bucket."""
-        return self.packages if self.on in BY_LINKS else None
+        return self.platforms == ("local",)
 
 
 @dataclass(frozen=True)
@@ -109,47 +142,64 @@ class LaunchOptions:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
-def plan_launch(recipe: RecipeBase, on: str, options: LaunchOptions) -> LaunchPlan:
-    """What to start. Raises BadInput for a recipe that can't be launched there, and for secrets that aren't set."""
-    on = absolute_option(on)
-    sites = name_sites(recipe, options)
-    recipe = _settled(recipe, sites, is_local=on == "local")
-    store = _reachable_store(recipe, on)
-    table = recipe.launch
+def plan_launch(recipe: RecipeBase, on: str, options: LaunchOptions, problems: Problems | None = None) -> LaunchPlan:
+    """What to start.
+
+    problems   takes what a person must mend, and a plan is returned nevertheless, for further checks; None: that is
+               raised, as BadInput
+    """
+    found = Problems() if problems is None else problems
+    parts = parse_on(on)
+    sites = found.get(lambda: name_sites(recipe, options, parts), recipe.site_names)
+    names = [name for name, count in parts for _ in range(len(sites) if count is None else count)]
+    recipe = _settled(recipe, sites, is_local=parts[0][0] == "local")
+    table, environment = recipe.launch, options.environment
+    store = _store(recipe, names, found)
+    places = {site: _place(name, recipe, store, options, found) for site, name in zip(sites, names, strict=False)}
+    if table.registry_secret is not None and not all(_is_private(place) for place in places.values()):
+        with found.noted():
+            raise BadInput(
+                f"launch.registry_secret ({table.registry_secret}) is for an image of yours on Modal: drop it, or name "
+                "one"
+            )
     gpu = table.gpu if options.gpu is None else options.gpu
     count = (options.gpu_count or table.gpu_count) if gpu else 0
     hours = table.timeout_hours if options.timeout_hours is None else options.timeout_hours
-    secrets = gather_secrets((*table.secrets, *options.secrets), options.environment)
-    image = options.image or table.image or _default_image(on, options.environment)
-    if table.registry_secret is not None and (on != "modal" or image is None):
-        raise BadInput(
-            f"launch.registry_secret ({table.registry_secret}) is for an image of yours on Modal: drop it, or name one"
-        )
-    packages = _packages(recipe, store) if image is None and on in INSTALLS else None
-    if packages is not None and on in BY_LINKS and not store.startswith(LINKING):
-        raise BadInput(
-            f"outer.store ({store}) gives no links by which jobs on {on} could fetch {', '.join(packages.names)}: "
-            "let it be s3://, or name an image that has them by --image"
-        )
+    secrets = found.get(lambda: gather_secrets((*table.secrets, *options.secrets), environment), Secrets())
+    sizes = (table.cpus, table.memory_gib, table.disk_gib, table.region, table.cloud, table.nonpreemptible)
+    if problems is None:
+        found.check()
     return LaunchPlan(
-        on=on,
+        places=places,
         recipe=recipe,
         run_uri=f"{store}/{recipe.run.name}",
-        sites=sites,
-        resources=Resources(gpu, count, table.cpus, table.memory_gib, table.disk_gib),
-        image=image,
+        resources=Resources(gpu, count, *sizes),
         registry_secret=table.registry_secret,
         timeout_s=max(1, round(hours * SECONDS_PER_HOUR)),
         caches=dict(table.caches),
-        env={name: options.environment[name] for name in DEFAULT_ENV if options.environment.get(name)},
+        env={name: environment[name] for name in DEFAULT_ENV if environment.get(name)},
         secrets=secrets,
         usd_per_hour=options.usd_per_hour,
-        packages=packages,
     )
 
 
-def _default_image(on: str, environment: Mapping[str, str]) -> str | None:
-    return environment.get(HF_IMAGE_VARIABLE) if on == "hf-jobs" else None
+def _is_private(place: Place) -> bool:
+    return place.platform == "modal" and place.image is not None
+
+
+def _place(on: str, recipe: RecipeBase, store: str, options: LaunchOptions, problems: Problems) -> Place:
+    default = options.environment.get(HF_IMAGE_VARIABLE) if on == "hf-jobs" else None
+    place = Place(on, options.image or recipe.launch.image or default)
+    if place.image is not None or on not in INSTALLS:
+        return place
+    place = replace(place, packages=problems.get(lambda: _packages(recipe, store), Packages(())))
+    if place.linked is not None and not store.startswith(LINKING):
+        with problems.noted():
+            raise BadInput(
+                f"outer.store ({store}) gives no links by which jobs on {on} could fetch their packages: let it be "
+                "s3://, or name an image that has them by --image"
+            )
+    return place
 
 
 def _packages(recipe: RecipeBase, store: str) -> Packages:
@@ -170,15 +220,23 @@ def _packages(recipe: RecipeBase, store: str) -> Packages:
     return packages_of(modules, needs=needs, on_prime_rl=True)
 
 
-def name_sites(recipe: RecipeBase, options: LaunchOptions) -> tuple[str, ...]:
-    """The names given, else r0, r1, ... for so many replicas, else the recipe's own."""
-    names = tuple(options.sites)
-    if names and options.replicas not in (None, len(names)):
-        raise BadInput(
-            f"--replicas ({options.replicas}) must be the number of --sites ({len(names)}): drop one of them"
-        )
+def name_sites(recipe: RecipeBase, options: LaunchOptions, parts: Sequence[tuple[str, int | None]]) -> tuple[str, ...]:
+    """The names given; else r0, r1, ... for so many replicas, or as many as `--on` counts; else the recipe's own.
+
+    parts   as `parse_on` gives them
+    """
+    names, wanted = tuple(options.sites), options.replicas
+    if names and wanted not in (None, len(names)):
+        raise BadInput(f"--replicas ({wanted}) must be the number of --sites ({len(names)}): drop one of them")
+    counts = [count for _, count in parts if count is not None]
+    if counts and (len(names) or wanted) not in (None, sum(counts)):
+        said = f"--sites names {len(names)}" if names else f"--replicas is {wanted}"
+        raise BadInput(f"--on counts {sum(counts)} sites, and {said}: let them be as many")
+    wanted = sum(counts) if counts else wanted
     if not names:
-        names = recipe.site_names if options.replicas is None else tuple(f"r{n}" for n in range(options.replicas))
+        names = recipe.site_names
+        if wanted is not None and (options.replicas is not None or wanted != len(names)):
+            names = tuple(f"r{number}" for number in range(wanted))
     for name in names:
         check_site_name(name)
         if "--" in name:
@@ -211,13 +269,13 @@ def planned_intent(plan: LaunchPlan, launch: int, site: str, attempt: int, timeo
         return Intent(
             site=site,
             attempt=attempt,
-            on=plan.on,
+            on=plan.places[site].on,
             recipe=plan.recipe_sha,
             command=replica_command(plan, launch, site, attempt),
             timeout_s=timeout_s,
             usd_per_hour=plan.usd_per_hour,
             resources=vars(plan.resources),
-            image=plan.image,
+            image=plan.places[site].image,
             caches=dict(plan.caches),
             env=dict(plan.env),
             secrets=tuple(plan.secrets),
@@ -242,7 +300,7 @@ def spec_of(intent: Intent, run: str, plan: LaunchPlan) -> JobSpec:
         resources=intent.asks_for(),
         image=intent.image,
         registry_secret=plan.registry_secret,
-        packages=plan.packages,
+        packages=plan.places[intent.site].packages,
         caches=intent.caches,
     )
 
@@ -250,7 +308,7 @@ def spec_of(intent: Intent, run: str, plan: LaunchPlan) -> JobSpec:
 def other_than_planned(recorded: Intent, planned: Intent) -> str:
     """The first thing that a recorded intent says and the launcher doesn't plan, as a clause; "": there is none.
 
-    A time-out may be shorter than planned, since the budget had less left then. A hosts file may have another path.
+    A time-out may be shorter than planned, since the budget had less left then.
     """
     for name in ("on", "recipe", "command", "resources", "image", "caches", "env", "secrets"):
         here, there = _parts(name, planned), _parts(name, recorded)
@@ -264,8 +322,6 @@ def other_than_planned(recorded: Intent, planned: Intent) -> str:
 
 def _parts(name: str, intent: Intent) -> dict[str, Any]:
     value = getattr(intent, name)
-    if name == "on":
-        value = value.partition(":")[0]
     if isinstance(value, tuple):
         value = dict(enumerate(value))
     return {f"{name}.{part}": each for part, each in value.items()} if isinstance(value, dict) else {name: value}
@@ -297,25 +353,30 @@ def _settled(recipe: RecipeBase, sites: Sequence[str], *, is_local: bool) -> Rec
     return any_from_data(data)
 
 
-def _reachable_store(recipe: RecipeBase, on: str) -> str:
-    """The bucket. Raises BadInput when the recipe names files of this machine that a job elsewhere would not find."""
+def _store(recipe: RecipeBase, platforms: Iterable[str], problems: Problems) -> str:
+    """The bucket. Notes what the recipe names of this machine that a job elsewhere would not find."""
     store = store_uri(recipe)
     assert store is not None
-    if on == "local":
+    there = ", ".join(dict.fromkeys(name.partition(":")[0] for name in platforms))
+    if there == "local":
         return store
+    wrong = []
     if "://" not in store or store.startswith(("file://", "memory://")):
-        raise BadInput(
-            f"outer.store ({recipe.outer.store if recipe.outer else None}) is on this machine, and jobs on {on} can't "
-            "reach it: set outer.store to s3://, gs:// or hf://"
+        wrong.append(
+            f"outer.store ({recipe.outer.store if recipe.outer else None}) is on this machine, and jobs on {there} "
+            "can't reach it: set outer.store to s3://, gs:// or hf://"
         )
     if Path(recipe.model.name).exists():
-        raise BadInput(
-            f"model.name ({recipe.model.name}) is a folder of this machine, which jobs on {on} don't have: "
+        wrong.append(
+            f"model.name ({recipe.model.name}) is a folder of this machine, which jobs on {there} don't have: "
             "name a Hugging Face model"
         )
     if recipe.site.key_file is not None:
-        raise BadInput(
-            f"site.key_file ({recipe.site.key_file}) is a file of this machine, which jobs on {on} don't have: "
+        wrong.append(
+            f"site.key_file ({recipe.site.key_file}) is a file of this machine, which jobs on {there} don't have: "
             "launch runs without keys there, or start those sites with `composer-prime site`"
         )
+    for each in wrong:
+        with problems.noted():
+            raise BadInput(each)
     return store

@@ -48,16 +48,20 @@ class Supervisor:
         """Sites for which the last turn couldn't do what it had to, and why."""
 
     def check(self) -> None:
-        """Raise BadInput for what the platform would refuse, and learn the price: before anything is written."""
-        site = self._plan.sites[0]
-        intent = self._fleet.intent(self._plan, site, 1, self._plan.timeout_s)
-        spec = spec_of(intent, self._fleet.book.name, self._plan)
-        executor = self._fleet.executor(self._plan.on)
-        executor.check(spec)
-        if self._plan.packages is not None:
-            self._plan.packages.wheels()
-        check_bounded(self._limits, price_of_job(executor.price(spec), self._plan.usd_per_hour), self._plan.on)
-        self._usd_per_hour, self._overrun_s = intent.usd_per_hour, intent.overrun_s
+        """Raise BadInput for what a platform would refuse, and learn the dearest price: before anything is written."""
+        prices = []
+        for site in self._plan.one_of_each:
+            place = self._plan.places[site]
+            intent = self._fleet.intent(self._plan, site, 1, self._plan.timeout_s)
+            spec = spec_of(intent, self._fleet.book.name, self._plan)
+            executor = self._fleet.executor(place.on)
+            executor.check(spec)
+            if place.packages is not None:
+                place.packages.wheels()
+            check_bounded(self._limits, price_of_job(executor.price(spec), self._plan.usd_per_hour), place.on)
+            prices.append(intent.usd_per_hour)
+            self._overrun_s = max(self._overrun_s, intent.overrun_s)
+        self._usd_per_hour = None if None in prices else max(price for price in prices if price is not None)
 
     def run(self, wait: Callable[[], object], until: Callable[[], bool] = lambda: False) -> bool | None:
         """Turn after turn, with `wait()` between them, until nothing is left to do; whether all sites ended rightly.

@@ -114,7 +114,7 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
     "time": ({"timeout_s": 10**7}, "timeout_s = 10000000, and this launch has at most 86400"),
     "recipe": ({"recipe": "0" * 64}, f"recipe = '{'0' * 64}', and this launch has '"),
     "platform": ({"on": "modal"}, "on = 'modal', and this launch has 'local'"),
-    "hosts": ({"on": "ssh:/theirs/hosts.toml"}, "on = 'ssh', and this launch has 'local'"),
+    "a host": ({"on": "ssh:theirs"}, "on = 'ssh:theirs', and this launch has 'local'"),
 }
 
 

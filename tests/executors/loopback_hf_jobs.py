@@ -45,6 +45,7 @@ class HfJobsPlatform:
     """Empty; what jobs write and what buckets hold is kept below."""
     name: str = "hf-jobs"
     has_requests: bool = True
+    has_queue: bool = True
     keeps_caches: bool = True
     retry_after: str = "0"
     """What a 429 says."""

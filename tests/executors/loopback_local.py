@@ -18,7 +18,7 @@ class LocalPlatform:
     """Jobs below a folder of the test's own; they end soon after they are told to."""
 
     name = "local"
-    has_requests = False
+    has_requests = has_queue = False
     keeps_caches = True
 
     def __init__(self, folder: Path) -> None:

@@ -25,7 +25,7 @@ class LoopbackModal:
     """A workspace of Modal. While it is open, this process's own environment leads to it."""
 
     name = "modal"
-    has_requests = True
+    has_requests = has_queue = True
     keeps_caches = True
 
     def __init__(self, folder: Path) -> None:

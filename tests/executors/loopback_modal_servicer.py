@@ -52,6 +52,8 @@ class Servicer:
         self._mounts: dict[str, dict[str, str]] = {}
         self._programs: dict[str, Path | None] = {}
         """By image: the folder of its programs; None where this machine stands for the image."""
+        self.ranks: dict[str, list[str]] = {}
+        """By function: the GPUs of which any will do, the best first."""
         self.secret_names: dict[str, str] = {}
         self.registries: dict[str, str] = {}
         """Image that was pulled -> the secret that its registry was given, by name."""
@@ -225,7 +227,9 @@ class Servicer:
         )
 
     async def FunctionCreate(self, request: Any, _: Any) -> Any:
-        definition = request.function
+        ranked = [each.function for each in request.function_data.ranked_functions]
+        definition = ranked[0] if ranked else request.function
+        self.ranks[request.existing_function_id] = [each.resources.gpu_config.gpu_type for each in ranked]
         files = {
             name: self._files[sha256]
             for mount_id in definition.mount_ids

@@ -1,7 +1,5 @@
 """A launch where something is in the way: another login, a platform that refuses or fails, a cancel half done."""
 
-from dataclasses import replace
-
 import pytest
 
 from composer_prime.errors import BadInput, ExecutorError
@@ -301,24 +299,24 @@ def test_a_withdrawal_leaves_what_earlier_commands_started() -> None:
 
 
 def test_what_the_platform_refused_is_no_mistake_of_the_corrected_command() -> None:
-    scene = Scene(platform=Choosy(), plan=replace(small_plan(sites=("a",)), image="bad/image"))
+    scene = Scene(platform=Choosy(), plan=small_plan(sites=("a",), image="bad/image"))
     for _ in range(2):
         with pytest.raises(BadInput, match="bad/image"):
             scene.supervisor().turn()
     (row, _) = rows(scene.book(), scene.fleet().look())
     assert (row.state, row.seconds, row.usd) == ("refused", 0.0, 0.0) and "can't be pulled" in row.message
-    scene.plan = replace(scene.plan, image="good/image")
+    scene.plan = small_plan(sites=("a",), image="good/image")
     scene.supervisor().turn()
     assert running(scene) == ["a3"]
 
 
 def test_an_intent_left_by_a_killed_launcher_that_the_platform_refuses_is_followed_by_the_corrected_one() -> None:
-    scene = Scene(platform=Choosy(), plan=replace(small_plan(sites=("a",)), image="bad/image"))
+    scene = Scene(platform=Choosy(), plan=small_plan(sites=("a",), image="bad/image"))
     fleet = scene.fleet()
     fleet.book.intend(fleet.intent(scene.plan, "a", 1, 600))
     with pytest.raises(BadInput, match="can't be pulled"):
         scene.supervisor().turn()
-    scene.plan = replace(scene.plan, image="good/image")
+    scene.plan = small_plan(sites=("a",), image="good/image")
     scene.supervisor().turn()
     assert running(scene) == ["a3"] and states(scene)["a", 1] == states(scene)["a", 2] == "refused"
 

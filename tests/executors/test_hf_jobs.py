@@ -194,7 +194,8 @@ def test_cancel_ends_doubles_too(service: HfJobsPlatform, executor: HfJobsExecut
 def test_a_submission_whose_answer_is_lost_is_found_and_not_made_again(
     service: HfJobsPlatform, executor: HfJobsExecutor, waits: list[float]
 ) -> None:
-    executor.check(spec())  # so that the next requests are a listing and the submission
+    executor.check(spec())
+    executor.log_in()  # so that the next requests are a listing and the submission
     service.troubles.extend([None, "reset"])
     job = executor.submit(spec())
     assert executor.find("demo.v1") == [job]
@@ -238,6 +239,7 @@ def test_a_service_that_breaks_while_a_job_is_submitted_leaves_a_hint(
     service: HfJobsPlatform, executor: HfJobsExecutor, waits: list[float]
 ) -> None:
     executor.check(spec())
+    executor.log_in()
     service.trouble("503", 1000)
     with pytest.raises(ExecutorError, match="may have been started: launch again, which finds it"):
         executor.submit(spec())
@@ -264,7 +266,7 @@ def test_no_token_at_all_is_refused_before_anything_is_asked(
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
     with pytest.raises(BadInput, match="needs a token, and there is none: set HF_TOKEN"):
-        HfJobsExecutor("an-org", endpoint=service.url).check(spec())
+        HfJobsExecutor("an-org", endpoint=service.url).log_in()
     assert service.requests == []
 
 
@@ -285,7 +287,7 @@ def test_an_unknown_namespace_is_refused(service: HfJobsPlatform) -> None:
 def test_offline_mode_is_named(executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(BadInput, match=r"HF_HUB_OFFLINE is set.*unset it"):
-        executor.check(spec())
+        executor.log_in()
 
 
 @pytest.mark.parametrize(

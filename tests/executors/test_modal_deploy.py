@@ -154,6 +154,22 @@ def test_a_cache_is_a_volume_that_outlives_its_job(
     assert ("vo", "", "composer-prime-cache-hf") in platform.servicer._named
 
 
+def test_a_job_stands_where_it_is_told_to_on_the_first_gpu_that_is_free(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    placed = replace(spec, resources=Resources("H100,A100-80GB", 1, region="eu-west", cloud="aws"))
+    described = executor.describe(placed)
+    assert "region    eu-west" in described and "cloud     aws" in described
+    (call,) = platform.calls(executor.submit(placed))
+    definition = platform.servicer.functions[call.function_id].definition
+    assert platform.servicer.ranks[call.function_id] == ["H100", "A100-80GB"]
+    assert list(definition.scheduler_placement.regions) == ["eu-west"]
+    assert definition.cloud_provider_str == "AWS"
+    (call,) = platform.calls(executor.submit(replace(spec, site="b", resources=Resources(nonpreemptible=True))))
+    definition = platform.servicer.functions[call.function_id].definition
+    assert definition.scheduler_placement.nonpreemptible
+
+
 def test_an_image_of_a_private_registry_is_pulled_with_the_secret_that_is_named(
     platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
 ) -> None:

@@ -28,7 +28,7 @@ from composer_prime.executors.installing import (
 )
 from composer_prime.executors.packages import Packages, packages_of
 from composer_prime.executors.secrets import Secrets
-from composer_prime.launch.plan import LaunchOptions, LaunchPlan, plan_launch
+from composer_prime.launch.plan import LaunchOptions, Place, plan_launch
 from composer_prime.launch.records import begin_launch
 from composer_prime.store import launch_keys
 from composer_prime.store.memory import MemoryStore
@@ -112,7 +112,7 @@ def test_a_registrys_secret_is_refused_where_nothing_is_pulled_with_it(on: str, 
 
 
 def test_a_named_image_installs_nothing() -> None:
-    assert small_plan("hf-jobs", image="my/own").packages is None
+    assert small_plan("hf-jobs", image="my/own").places["a"].packages is None
 
 
 # their wheels
@@ -190,7 +190,7 @@ def test_an_installation_of_which_no_wheel_can_be_made_is_refused_in_one_line(
 
 def test_wheels_are_made_before_anything_is_written(handmade: str, tmp_path: Path) -> None:
     lose_record(next((tmp_path / "site").glob("*.dist-info")))
-    scene = Scene(plan=replace(small_plan(), packages=Packages((handmade,))))
+    scene = Scene(plan=replace(small_plan(), places={"a": Place("local", None, Packages((handmade,)))}))
     with pytest.raises(BadInput, match="without a record of its files"):
         scene.supervisor().check()
     assert not [key for key in scene.store.list("") if "attempts" in key or "wheels" in key]
@@ -236,11 +236,9 @@ def test_a_bucket_without_links_is_refused_where_jobs_would_need_them(handmade: 
     taskset = {"name": "x", "env": {"taskset": {"id": handmade}}}
     recipe = small_recipe(outer={"store": "gs://bucket/runs"}, orchestrator={"train": {"source": [taskset]}})
     options = LaunchOptions(environment={})
-    with pytest.raises(
-        BadInput, match=f"gives no links by which jobs on hf-jobs could fetch composer-prime, {handmade}"
-    ):
+    with pytest.raises(BadInput, match="gives no links by which jobs on hf-jobs could fetch their packages"):
         plan_launch(recipe, "hf-jobs", options)
-    on_modal = plan_launch(recipe, "modal", options)
+    on_modal = plan_launch(recipe, "modal", options).places["a"]
     assert on_modal.linked is None
     assert on_modal.packages is not None and any(pin.startswith("gcsfs==") for pin in on_modal.packages.pins)
 
@@ -306,28 +304,29 @@ PRIME: dict[str, Any] = {
 }  # fmt: skip
 
 
-def prime_plan(**tables: Any) -> LaunchPlan:
-    return plan_launch(any_from_data({**PRIME, **tables}), "modal", LaunchOptions(environment={}))
+def prime_packages(**tables: Any) -> Packages:
+    plan = plan_launch(any_from_data({**PRIME, **tables}), "modal", LaunchOptions(environment={}))
+    (place,) = plan.places.values()
+    assert place.packages is not None
+    return place.packages
 
 
 def test_environments_of_a_prime_rl_recipe_are_found_wherever_it_names_them(handmade: str) -> None:
     of_ours = {"env": {"taskset": {"id": handmade}}}
     orchestrator = {"train": {"source": [{"env": {"taskset": {"id": "gsm8k"}}}]}, "eval": {"source": [of_ours]}}
-    packages = prime_plan(orchestrator=orchestrator).packages
-    assert packages is not None and packages.on_prime_rl
-    assert packages.names == ("composer-prime", handmade)
+    packages = prime_packages(orchestrator=orchestrator)
+    assert packages.on_prime_rl and packages.names == ("composer-prime", handmade)
     with pytest.raises(BadInput, match="environment revers_letters isn't installed here"):
-        prime_plan(orchestrator={"train": {"env": [{"taskset": {"id": "revers-letters"}}]}})
+        prime_packages(orchestrator={"train": {"env": [{"taskset": {"id": "revers-letters"}}]}})
 
 
 @pytest.mark.parametrize(
     "source", ["a table", [{"env": "a word"}], [{"taskset": "a word"}], [{"taskset": {"id": 3}}], {}]
 )
 def test_what_prime_rl_would_refuse_is_left_to_it(source: object) -> None:
-    packages = prime_plan(orchestrator={"train": {"source": source}}).packages
-    assert packages is not None and packages.names == ("composer-prime",)
+    assert prime_packages(orchestrator={"train": {"source": source}}).names == ("composer-prime",)
 
 
 def test_another_prime_rl_than_the_images_is_refused() -> None:
     with pytest.raises(BadInput, match=r"prime_rl.version \(559b447\) isn't that of the image.*or name an image"):
-        prime_plan(prime_rl={"version": "559b447"})
+        prime_packages(prime_rl={"version": "559b447"})

@@ -83,13 +83,19 @@ class JobsApi:
                 self._namespace = str(self.patiently(lambda: self.client.whoami())["name"])
             return self._namespace
 
-    def check_ready(self, *, with_secrets: bool) -> None:
-        """Raise BadInput when there is no token, or a wrong one and no namespace, or the client would print secrets."""
+    def check_client(self, *, with_secrets: bool) -> None:
+        """Raise BadInput when the client isn't installed, or would print secrets."""
         _ = self.client  # says what to install
-        from huggingface_hub import constants, get_token
+        from huggingface_hub import constants
 
         if with_secrets and constants.HF_DEBUG:
             raise BadInput("HF_DEBUG is set, and huggingface_hub then prints requests with their secrets: unset it")
+
+    def check_login(self) -> None:
+        """Raise BadInput when there is no token, or a wrong one and no namespace."""
+        _ = self.client
+        from huggingface_hub import get_token
+
         if not (self._token or get_token()):
             raise BadInput(f"Hugging Face Jobs needs a token, and there is none: {_SIGN_IN}")
         _ = self.namespace

@@ -25,6 +25,7 @@ from composer_prime.executors.base import (
     Price,
     check_names,
     hides_secrets,
+    refuse_placement,
 )
 from composer_prime.executors.hf_jobs import flavors
 from composer_prime.executors.hf_jobs import logs as hf_jobs_logs
@@ -78,8 +79,11 @@ class HfJobsExecutor:
         """Refuse what the service would refuse, or could only run wrongly."""
         self._image_of(spec)
         _check_spec(spec)
-        self._api.check_ready(with_secrets=len(spec.secrets) > 0)
+        self._api.check_client(with_secrets=len(spec.secrets) > 0)
         self._flavor(spec)
+
+    def log_in(self) -> None:
+        self._api.check_login()
 
     def describe(self, spec: JobSpec) -> str:
         """The `hf jobs run` command that would start the same job; what it runs on stands in a comment."""
@@ -113,6 +117,7 @@ class HfJobsExecutor:
     def submit(self, spec: JobSpec) -> Job:
         """Start the job, or return the one that carries its labels."""
         self.check(spec)
+        self.log_in()
         try:
             if (standing := self._settle(spec)) is None:
                 request = self._request(spec)
@@ -250,6 +255,7 @@ class HfJobsExecutor:
 def _check_spec(spec: JobSpec) -> None:
     """Refuse what can be seen without asking the service."""
     check_names(spec)
+    refuse_placement(spec, "Hugging Face Jobs")
     for what, name in (("run", spec.run), ("site", spec.site)):
         if _DOT_IN_LABEL in name:
             raise BadInput(

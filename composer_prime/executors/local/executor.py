@@ -22,6 +22,7 @@ from composer_prime.executors.base import (
     check_name,
     check_names,
     hides_secrets,
+    refuse_placement,
 )
 from composer_prime.executors.local import shim
 
@@ -46,6 +47,7 @@ class LocalExecutor:
     def check(self, spec: JobSpec) -> None:
         """Refuse what can't run here."""
         check_names(spec)
+        refuse_placement(spec, "this machine")
         path = spec.env.get("PATH", os.environ.get("PATH"))
         if shutil.which(spec.command[0], path=path) is None:
             raise BadInput(
@@ -55,6 +57,9 @@ class LocalExecutor:
             there = next(folder for folder in (Path(place), *Path(place).parents) if os.path.exists(folder))
             if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
                 raise _no_cache(name, place, f"{there} {'is not yours to write' if there.is_dir() else 'is no folder'}")
+
+    def log_in(self) -> None:
+        """Nothing: it is this user's machine."""
 
     def describe(self, spec: JobSpec) -> str:
         """The command, its folder, and what it is given."""

@@ -48,6 +48,9 @@ def settings(spec: JobSpec) -> dict[str, Any]:
     found: dict[str, Any] = {
         "image": image if spec.packages is None else f"{stock_image(spec.packages)}, and on it {spec.packages}",
         "gpu": gpu_option(wanted),
+        "region": wanted.region,
+        "cloud": wanted.cloud,
+        "nonpreemptible": wanted.nonpreemptible,
         # As much reserved as allowed: Modal bills what is used beyond a reservation.
         "cpu": None if wanted.cpus is None else (wanted.cpus, wanted.cpus),
         "memory": None if memory_mib is None else (memory_mib, memory_mib),
@@ -101,7 +104,7 @@ def _deploy(connection: Connection, name: str, spec: JobSpec) -> None:
     volumes = {
         path: modal.Volume.from_name(volume, create_if_missing=True) for path, volume in options["volumes"].items()
     }
-    same = ("gpu", "cpu", "memory", "ephemeral_disk", "timeout", "startup_timeout")
+    same = ("gpu", "region", "cloud", "nonpreemptible", "cpu", "memory", "ephemeral_disk", "timeout", "startup_timeout")
     with tempfile.TemporaryDirectory(prefix="wheels-") as folder:
         app.function(
             image=_image(spec, Path(folder)),

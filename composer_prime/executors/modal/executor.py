@@ -64,6 +64,8 @@ class ModalExecutor:
         check_names(spec)
         check_spec(spec)
         require_proxy_support()
+
+    def log_in(self) -> None:
         require_token()
 
     def describe(self, spec: JobSpec) -> str:
@@ -81,6 +83,8 @@ class ModalExecutor:
             f"Modal app {object_name(spec.run)}-<hash of these settings>, function {FUNCTION}",
             f"  image     {made_of['image']}",
             f"  gpu       {made_of['gpu'] or 'none'}",
+            *(f"  {name:<9} {made_of[name]}" for name in ("region", "cloud") if made_of[name]),
+            *(["  never taken back, at a price"] if made_of["nonpreemptible"] else []),
             *(f"  {name:<9} {size}, no more" for name, size in sizes.items() if size),
             f"  timeout   {spec.timeout_s} s, enforced by Modal at {made_of['timeout']} s; to start "
             f"{made_of['startup_timeout']} s; no retries; one job a container",
@@ -100,6 +104,7 @@ class ModalExecutor:
     @hides_secrets
     def submit(self, spec: JobSpec) -> Job:
         self.check(spec)
+        self.log_in()
         job = Job(PLATFORM, spec.name, spec.run, spec.site, spec.attempt)
         records = self._records(spec.run)
         records.create()

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from composer_prime.errors import BadInput
-from composer_prime.executors.base import JobSpec, Resources
+from composer_prime.executors.base import JobSpec, Resources, gpu_kinds
 
 SEEN = "2026-11-22"
 """The day on which the tables below were compared with modal.com/docs/guide/gpu, /resources and /timeouts."""
@@ -28,6 +28,9 @@ GPUS: Mapping[str, int] = {
     "B200+": 8,
 }
 """Kind -> how many one container may have. "H100" may be served by an H200 and "B200+" by a B300; "H100!" may not."""
+REGIONS = ("us", "eu", "uk", "ap", "ca", "sa", "me", "mx", "af")
+_REGION = re.compile(rf"(?:{'|'.join(REGIONS)})(?:-[a-z]+(?:-\d)?)?")
+CLOUDS = ("aws", "gcp", "oci")
 OUR_PROGRAM = "composer-prime"
 MAX_TIMEOUT_S = 24 * 3600
 FREE_DISK_GIB, MAX_DISK_GIB = 512, 3072
@@ -49,6 +52,7 @@ def check_spec(spec: JobSpec) -> None:
             "(infra/docker/Dockerfile makes one)"
         )
     gpu_option(spec.resources)
+    _check_placement(spec.resources)
     _check_sizes(spec.resources)
     for name, path in spec.caches.items():
         if not _CACHE_NAME.fullmatch(name):
@@ -60,23 +64,40 @@ def check_spec(spec: JobSpec) -> None:
     _check_env(spec)
 
 
-def gpu_option(resources: Resources) -> str | None:
-    """Modal's `gpu`: "H100:2"; None for none. Raises BadInput for a kind or a count that Modal doesn't have."""
-    if resources.gpu is None:
-        if resources.gpu_count:
-            raise BadInput(f"gpu_count ({resources.gpu_count}) without a GPU kind: name one of {', '.join(GPUS)}")
-        return None
-    kind = resources.gpu.upper()
+def gpu_option(resources: Resources) -> str | list[str] | None:
+    """Modal's `gpu`: "H100:2", or several of which any serves; None: no GPU.
+
+    Raises BadInput for a kind or a count that Modal doesn't have.
+    """
+    if resources.gpu is None and resources.gpu_count:
+        raise BadInput(f"gpu_count ({resources.gpu_count}) without a GPU kind: name one of {', '.join(GPUS)}")
+    options = [_gpu_option(kind, resources.gpu_count) for kind in gpu_kinds(resources)]
+    return options if len(options) > 1 else next(iter(options), None)
+
+
+def _gpu_option(asked: str, count: int) -> str:
+    kind = asked.upper()
     if kind not in GPUS:
         raise BadInput(
-            f"GPU {resources.gpu!r} is none of Modal's: nearest {', '.join(nearest(kind, GPUS))}; "
+            f"GPU {asked!r} is none of Modal's: nearest {', '.join(nearest(kind, GPUS))}; "
             f"all, as of {SEEN}: {', '.join(GPUS)}"
         )
-    if not 1 <= resources.gpu_count <= GPUS[kind]:
+    if not 1 <= count <= GPUS[kind]:
+        raise BadInput(f"gpu_count ({count}) must be 1 to {GPUS[kind]} for {kind} on Modal: use more sites instead")
+    return kind if count == 1 else f"{kind}:{count}"
+
+
+def _check_placement(resources: Resources) -> None:
+    if resources.region is not None and not _REGION.fullmatch(resources.region):
+        near = nearest(resources.region.lower(), REGIONS)
         raise BadInput(
-            f"gpu_count ({resources.gpu_count}) must be 1 to {GPUS[kind]} for {kind} on Modal: use more sites instead"
+            f"launch.region ({resources.region}) isn't in a region of Modal's: nearest {', '.join(near)}; all, as of "
+            f"{SEEN}: {', '.join(REGIONS)}, and narrower ones such as us-west"
         )
-    return kind if resources.gpu_count == 1 else f"{kind}:{resources.gpu_count}"
+    if resources.cloud is not None and resources.cloud not in CLOUDS:
+        raise BadInput(f"launch.cloud ({resources.cloud}) is none of Modal's: name one of {', '.join(CLOUDS)}")
+    if resources.nonpreemptible and resources.gpu is not None:
+        raise BadInput("launch.nonpreemptible (true) isn't to be had with a GPU on Modal: drop one of them")
 
 
 def unbounded(resources: Resources) -> str:

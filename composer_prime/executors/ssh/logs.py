@@ -10,20 +10,20 @@ from typing import Any
 
 import asyncssh
 
-from composer_prime.executors.ssh.link import MARK, TRANSIENT, Link
+from composer_prime.executors.ssh.connection import MARK, TRANSIENT, Host
 
 _CHUNK_BYTES = 1 << 16
 
 
-async def read_lines(link: Link, job: str, *, follow: bool) -> AsyncGenerator[list[str], None]:
+async def read_lines(host: Host, job: str, *, follow: bool) -> AsyncGenerator[list[str], None]:
     """Batches of the log's lines, without their ends, from its start; with `follow` until the job has ended.
 
-    Raises as `Link.call`; patience begins anew with every batch, and when a connection had lasted.
+    Raises as `Host.call`; patience begins anew with every batch, and when a connection had lasted.
     """
-    reading = _Reading(link, job, follow)
+    reading = _Reading(host, job, follow)
     try:
         while True:
-            lines, ended = await link.repeated(reading.next)
+            lines, ended = await host.repeated(reading.next)
             if lines:
                 yield lines
             if ended:
@@ -35,8 +35,8 @@ async def read_lines(link: Link, job: str, *, follow: bool) -> AsyncGenerator[li
 class _Reading:
     """One log; `next` may be called again after it failed."""
 
-    def __init__(self, link: Link, job: str, follow: bool) -> None:
-        self._link = link
+    def __init__(self, host: Host, job: str, follow: bool) -> None:
+        self._host = host
         self._job = job
         self._follow = follow
         self._offset = 0
@@ -55,7 +55,7 @@ class _Reading:
                 return self._take(data), False
             await self._finished(self._process)
         except BaseException as error:
-            lasted = self._process is not None and time.monotonic() - self._opened_at >= self._link.patience.lasted_s
+            lasted = self._process is not None and time.monotonic() - self._opened_at >= self._host.patience.lasted_s
             await self.close()
             if lasted and isinstance(error, TRANSIENT):
                 return [], False
@@ -69,20 +69,20 @@ class _Reading:
             await connection.__aexit__(None, None, None)
 
     async def _open(self) -> asyncssh.SSHClientProcess[bytes]:
-        self._connection = self._link.own_connection()
+        self._connection = self._host.connection()
         try:
             connection = await self._connection.__aenter__()
         except BaseException:
             self._connection = None
             raise
-        process = await connection.create_process(self._link.command, encoding=None)
+        process = await connection.create_process(self._host.command, encoding=None)
         arguments = {"job": self._job, "offset": self._offset, "follow": self._follow}
-        process.stdin.write(self._link.request("logs", arguments))
+        process.stdin.write(self._host.request("logs", arguments))
         while not (line := await process.stdout.readline()).startswith(MARK):
             if not line:
                 await self._finished(process)
                 raise asyncssh.ConnectionLost("the log ended before it began")
-        self._link.answer(line)
+        self._host.answer(line)
         self._opened_at = time.monotonic()
         return process
 
@@ -93,7 +93,7 @@ class _Reading:
         if process.exit_status is None:
             raise asyncssh.ConnectionLost("the connection was lost while reading a log")
         if process.exit_status:
-            raise self._link.failure(process.exit_status, complaint.decode(errors="replace"))
+            raise self._host.failure(process.exit_status, complaint.decode(errors="replace"))
 
     def _take(self, data: bytes) -> list[str]:
         *whole, self._partial = (self._partial + data).split(b"\n")

@@ -18,7 +18,7 @@ Shapes = Callable[[str], Sequence[Any]]
 
 def bucket_lines(
     plan: LaunchPlan,
-    shapes: Shapes,
+    shapes: Shapes | None,
     *,
     ask_region: Callable[[str], str | None] = bucket_region,
     environment: Mapping[str, str] = os.environ,
@@ -26,7 +26,10 @@ def bucket_lines(
     """What fetching costs over the whole run, after a warning where the bucket isn't in the jobs' region, and a line
     where that can't be known.
 
-    Nothing where the bucket is a folder. ask_region: an S3 bucket's name to its region, None where that can't be had.
+    Nothing where the bucket is a folder.
+
+    shapes       None: what it costs isn't said
+    ask_region   an S3 bucket's name to its region, None where that can't be had
     """
     usd_per_gb, _ = egress_usd_per_gb(plan.run_uri)
     if is_folder(plan.run_uri):
@@ -41,6 +44,10 @@ def bucket_lines(
                 f"the bucket is in {region} (as {source}) and the jobs run in {jobs} (launch.region): every byte they "
                 "fetch takes longer and is charged as egress"
             )
+    if shapes is None:
+        if far:
+            yield f"warning: {far}; use a bucket there"
+        return
     try:
         fetched = fetched_bytes(plan, shapes)
     except (ComposerPrimeError, OSError) as error:

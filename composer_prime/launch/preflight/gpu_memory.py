@@ -2,13 +2,14 @@
 
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from composer_prime.config import RecipeBase
 from composer_prime.errors import BadInput, ComposerPrimeError
-from composer_prime.executors.base import Resources
+from composer_prime.executors.base import Resources, gpu_kinds
 from composer_prime.executors.hf_jobs import flavors as hf_jobs_flavors
 from composer_prime.executors.modal import limits as modal_limits
 from composer_prime.launch.plan import LaunchPlan
@@ -28,10 +29,11 @@ def memory_lines(plan: LaunchPlan, estimate: Estimate) -> Iterator[str]:
     Raises BadInput when it has too little, with what would do. What isn't known is said to be unchecked.
     """
     asked = f"{max(1, plan.resources.gpu_count)} x {plan.resources.gpu}"
-    if plan.is_local and plan.resources.gpu is not None:
+    own = [name for name in plan.platforms if name in ("local", "ssh")]
+    if own and plan.resources.gpu is not None:
         yield (
-            f"GPUs: {asked} (launch.gpu) is neither looked for nor given out on local: every site sees all GPUs of "
-            "this machine, or those that CUDA_VISIBLE_DEVICES names"
+            f"GPUs: {asked} (launch.gpu) is neither looked for nor given out on {' and '.join(own)}: every site sees "
+            "all GPUs of its machine, or those that CUDA_VISIBLE_DEVICES names"
         )
     try:
         needed = estimate(plan.recipe)
@@ -40,7 +42,11 @@ def memory_lines(plan: LaunchPlan, estimate: Estimate) -> Iterator[str]:
         return
     if needed == 0:
         return
-    platform = plan.on.partition(":")[0]
+    for platform in plan.platforms:
+        yield from _platform_line(plan, platform, needed, asked)
+
+
+def _platform_line(plan: LaunchPlan, platform: str, needed: int, asked: str) -> Iterator[str]:
     about = f"about {needed / GIB:.0f} GiB"
     if plan.resources.gpu is None:
         if platform in _OFFERS:
@@ -71,8 +77,8 @@ def gpu_gib(platform: str, resources: Resources) -> float | None:
         except BadInput:
             return None  # the service may have newer ones, and refuses what it doesn't have
         kind, count = flavor.gpu or "", flavor.num_gpus
-    each = _known(platform).get(_plain(kind))
-    return None if each is None else each * count
+    sizes = [_known(platform).get(_plain(each)) for each in gpu_kinds(replace(resources, gpu=kind))]
+    return None if None in sizes else min(size for size in sizes if size is not None) * count
 
 
 def _remedy(platform: str, needed: int) -> str:

@@ -47,13 +47,12 @@ def _token(plan: LaunchPlan) -> tuple[str | None, bool]:
     A login's token is a file: on platforms it stays behind, and this machine's own jobs find it.
     """
     token = plan.secrets.reveal().get("HF_TOKEN")
-    platform = plan.on.partition(":")[0]
-    if platform == "local":
+    if plan.is_local:
         from huggingface_hub import get_token, try_to_load_from_cache
 
         cached = try_to_load_from_cache(plan.recipe.model.name, "config.json")
         return token or get_token(), isinstance(cached, str)
-    return token, platform == "ssh" and token is None
+    return token, set(plan.platforms) == {"ssh"} and token is None
 
 
 def _refusal(name: str, hub: str, answer: httpx.Response, *, has_token: bool) -> str:
