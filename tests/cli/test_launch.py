@@ -1,6 +1,9 @@
 """`launch`, `ps`, `logs` and `cancel`: what they print and refuse, from the bucket's URI alone."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
