@@ -188,8 +188,8 @@ def test_a_cache_that_can_not_be_made_is_refused(cli, tmp_path: Path, platform: 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--on", "moon"), "names no platform"),
-        (("--on", "modal"), "s3://"),
+        (("--on", "moon"), "is no platform"),
+        (("--on", "modal", "--dry-run"), "s3://"),
         (("--on", "local", "--secret", "NOT_SET_ANYWHERE"), "export NOT_SET_ANYWHERE"),
         (("--on", "local", "--sites", "a,a"), "must differ"),
     ],

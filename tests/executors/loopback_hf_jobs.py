@@ -31,7 +31,6 @@ from tests.executors.platforms import Trouble
 from tests.executors.stock_image import make_stock_image
 from tests.servers.in_thread import serving_app
 
-IMAGE = "python:3.12"
 """What jobs get that name none. Nothing is pulled: a job sees this machine's programs."""
 
 _LABEL_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
@@ -75,7 +74,7 @@ class HfJobsPlatform:
         self.url = f"http://127.0.0.1:{self._server.enter_context(serving_app(app))}"
 
     def executor(self) -> HfJobsExecutor:
-        return HfJobsExecutor(image=IMAGE, endpoint=self.url, token=TOKEN)
+        return HfJobsExecutor(endpoint=self.url, token=TOKEN)
 
     def environment(self) -> dict[str, str]:
         home = str(self.folder / "home")

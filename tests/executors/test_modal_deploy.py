@@ -164,7 +164,7 @@ def test_a_job_stands_where_it_is_told_to_on_the_first_gpu_that_is_free(
     definition = platform.servicer.functions[call.function_id].definition
     assert platform.servicer.ranks[call.function_id] == ["H100", "A100-80GB"]
     assert list(definition.scheduler_placement.regions) == ["eu-west"]
-    assert definition.cloud_provider_str == "AWS"
+    assert definition.cloud_provider_str == "aws"
     (call,) = platform.calls(executor.submit(replace(spec, site="b", resources=Resources(nonpreemptible=True))))
     definition = platform.servicer.functions[call.function_id].definition
     assert definition.scheduler_placement.nonpreemptible

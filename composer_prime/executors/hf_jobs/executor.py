@@ -55,22 +55,13 @@ class HfJobsExecutor:
 
     namespace   who runs and pays the jobs, a user or an organization; None: COMPOSER_PRIME_HF_NAMESPACE, else the
                 token's user
-    image       for jobs that name none and install nothing; None: such jobs are refused
     endpoint, token   None: the client's own (HF_ENDPOINT; HF_TOKEN, or what `hf auth login` stored)
     """
 
     platform = PLATFORM
 
-    def __init__(
-        self,
-        namespace: str | None = None,
-        image: str | None = None,
-        *,
-        endpoint: str | None = None,
-        token: str | None = None,
-    ) -> None:
+    def __init__(self, namespace: str | None = None, *, endpoint: str | None = None, token: str | None = None) -> None:
         self._api = JobsApi(namespace or os.environ.get(NAMESPACE_VARIABLE), endpoint, token)
-        self._image = image
         self._lock = threading.Lock()
         self._flavors: tuple[flavors.Flavor, ...] | None = None
 
@@ -231,7 +222,7 @@ class HfJobsExecutor:
         return Job(PLATFORM, _name(info), run, labels[LABEL_SITE], int(labels[LABEL_ATTEMPT]))
 
     def _image_of(self, spec: JobSpec) -> str:
-        if not (image := stock_image(spec.packages) if spec.packages else spec.image or self._image):
+        if not (image := stock_image(spec.packages) if spec.packages else spec.image):
             raise BadInput(
                 f"site {spec.site} has no image, and Hugging Face Jobs has no default: name one that holds "
                 f"composer-prime, or set {HF_IMAGE_VARIABLE}"

@@ -41,6 +41,7 @@ class SshExecutor:
         self._host = Host(host, patience or Patience())
         self._grace_s = grace_s
 
+    @hides_secrets
     def check(self, spec: JobSpec) -> None:
         """Refuse what no host can run."""
         check_names(spec)
