@@ -2,6 +2,7 @@
 
     ComposerPrimeError
      +-- BadInput                 the person can fix it: one line, exit code 2, no traceback
+     |    +-- BadInputs             several of them, a line each
      |    +-- ConfigError           a recipe or an override: unknown key, value out of bounds
      |    +-- ModelError            a model folder that isn't one
      |    +-- EnvError              an environment that can't be imported
@@ -49,6 +50,12 @@ class BadInput(ComposerPrimeError):
     """The person can fix this: shown as one line, exit code 2."""
 
     exit_code = 2
+
+
+class BadInputs(BadInput):
+    """Several things to fix, a line each."""
+
+    has_lines = True
 
 
 class ConfigError(BadInput):

@@ -13,6 +13,7 @@ LAYERS = (
     {"cli"},
     {"ablate"},
     {"bench", "volunteers"},
+    {"launch"},
     {"watch", "executors", "sites", "integrations", "gateway", "export"},
     {"sync", "replay", "hints"},
     {"losses", "outer", "store"},
@@ -31,6 +32,7 @@ LIGHT_ROOMS = {
     "visible",
     "store",
     "executors",
+    "launch",
     "watch",
     "volunteers",
 }

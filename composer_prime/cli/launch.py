@@ -11,15 +11,14 @@ from composer_prime.cli.store_arg import StoreArgument
 from composer_prime.visible import say
 
 if TYPE_CHECKING:
-    from composer_prime.executors.fleet import Fleet
-    from composer_prime.executors.launching import LaunchPlan
-    from composer_prime.executors.records import LaunchBook
-    from composer_prime.executors.supervisor import Supervisor
+    from composer_prime.launch.budget import Limits
+    from composer_prime.launch.fleet import Fleet
+    from composer_prime.launch.plan import LaunchPlan
+    from composer_prime.launch.problems import Problems
+    from composer_prime.launch.records import LaunchBook
+    from composer_prime.launch.supervisor import Supervisor
 
 POLL_S = 5.0
-OnOption = Annotated[
-    str | None, typer.Option("--on", metavar="ssh:FILE", help="A hosts file, over what the bucket says of hosts.")
-]
 SiteOption = Annotated[str | None, typer.Option("--site", help="One site; default: all.")]
 
 
@@ -29,7 +28,10 @@ def launch(
     on: Annotated[
         str,
         typer.Option(
-            "--on", metavar="PLATFORM", help="local, modal, hf-jobs, sky, ssh:hosts.toml.", show_default=False
+            "--on",
+            metavar="PLATFORMS",
+            help="local, modal, hf-jobs, sky or ssh:HOST; several as modal:4,hf-jobs:2.",
+            show_default=False,
         ),
     ],
     replicas: Annotated[
@@ -61,11 +63,9 @@ def launch(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started and its price.")] = False,
 ) -> None:
     """Start a recipe's sites on a platform and watch them. The same command again finds them, and starts none twice."""
-    from composer_prime.executors.budget import Limits
-    from composer_prime.executors.gpu_memory import memory_lines
-    from composer_prime.executors.launching import LaunchOptions, plan_launch
-    from composer_prime.executors.model_access import access_lines
-    from composer_prime.volunteers.needs import gpu_bytes_beforehand
+    from composer_prime.launch.budget import Limits
+    from composer_prime.launch.plan import LaunchOptions, plan_launch
+    from composer_prime.launch.problems import Problems
 
     options = LaunchOptions(
         replicas=replicas,
@@ -77,7 +77,8 @@ def launch(
         usd_per_hour=usd_per_hour,
         secrets=tuple(secret or ()),
     )
-    plan = plan_launch(read_recipe(recipe, context.args), on, options)
+    problems = Problems()
+    plan = plan_launch(read_recipe(recipe, context.args), on, options, problems)
     limits = Limits(
         max_restarts,
         max_preemptions,
@@ -87,22 +88,34 @@ def launch(
         hang_after_s=hang_after or None,
         stall_after_s=plan.recipe.launch.stall_after_s or None,
     )
-    for line in (*access_lines(plan), *memory_lines(plan, gpu_bytes_beforehand)):
-        say(line)
+    planned = _checked(plan, limits, problems, dry_run=dry_run)
     if dry_run:
-        from composer_prime.executors.dry_run import dry_run_lines
-
-        print("\n".join([*dry_run_lines(plan, limits), *_bucket_lines(plan)]))
+        print("\n".join([*planned, "nothing was started", *_bucket_lines(plan, costs=False)]))
         return
     raise typer.Exit(_launch(plan, limits, poll_s, detach))
+
+
+def _checked(plan: "LaunchPlan", limits: "Limits", problems: "Problems", *, dry_run: bool) -> list[str]:
+    """What would be started, after all checks that can be made beforehand. Raises BadInput for all that is wrong."""
+    from composer_prime.launch.dry_run import described
+    from composer_prime.launch.preflight.gpu_memory import memory_lines
+    from composer_prime.launch.preflight.model_access import access_lines
+    from composer_prime.volunteers.needs import gpu_bytes_beforehand
+
+    for lines in (access_lines(plan), memory_lines(plan, gpu_bytes_beforehand)):
+        for line in problems.lines(lines):
+            say(line)
+    planned = list(described(plan, limits, problems, logged_in=not dry_run))
+    problems.check()
+    return planned
 
 
 def _launch(plan: "LaunchPlan", limits, poll_s: float, detach: bool) -> int:
     """Start what isn't there, and watch it to its end; the exit code: 0 when all sites ended rightly."""
     import threading
 
-    from composer_prime.executors.fleet import begin_fleet
-    from composer_prime.executors.supervisor import Supervisor
+    from composer_prime.launch.fleet import begin_fleet
+    from composer_prime.launch.supervisor import Supervisor
     from composer_prime.sites.embedded.interrupt import catch_interrupt
     from composer_prime.store import open_store, probe_store
 
@@ -111,9 +124,8 @@ def _launch(plan: "LaunchPlan", limits, poll_s: float, detach: bool) -> int:
         probe_store(store)
         fleet = begin_fleet(store, plan.recipe.run.name)
         supervisor = Supervisor(fleet, plan, limits, say=say)
-        for line in _bucket_lines(plan):
+        for line in _bucket_lines(plan, costs=True):
             say(line)
-        fleet.use_file_of(plan.on)
         try:
             supervisor.check()
             _first_turn(fleet, supervisor)
@@ -158,12 +170,12 @@ def _refuse_half_a_launch(supervisor: "Supervisor") -> None:
         raise ExecutorError(f"not started: {said}. The other jobs go on; the same command again starts what is missing")
 
 
-def _bucket_lines(plan: "LaunchPlan") -> Iterator[str]:
-    """What the bucket's provider will charge for the run's traffic, and whether it is far away."""
-    from composer_prime.executors.egress import bucket_lines
+def _bucket_lines(plan: "LaunchPlan", *, costs: bool) -> Iterator[str]:
+    """Whether the bucket is far away, and what its provider will charge for the run's traffic, which takes torch."""
+    from composer_prime.launch.preflight.egress import bucket_lines
     from composer_prime.sites.embedded.shapes import named_shapes
 
-    yield from bucket_lines(plan, named_shapes)
+    yield from bucket_lines(plan, named_shapes if costs else None)
 
 
 def _detached(plan: "LaunchPlan") -> str:
@@ -174,10 +186,10 @@ def _detached(plan: "LaunchPlan") -> str:
 
 
 @contextmanager
-def _fleet(uri: str, on: str | None) -> "Iterator[tuple[Fleet, LaunchBook]]":
-    """The newest launch of the run at `uri`; `on` names a hosts file, over what the bucket says of hosts."""
-    from composer_prime.executors.fleet import Fleet
-    from composer_prime.executors.records import open_launch
+def _fleet(uri: str) -> "Iterator[tuple[Fleet, LaunchBook]]":
+    """The newest launch of the run at `uri`."""
+    from composer_prime.launch.fleet import Fleet
+    from composer_prime.launch.records import open_launch
     from composer_prime.store import open_store
 
     store = open_store(uri)
@@ -185,8 +197,6 @@ def _fleet(uri: str, on: str | None) -> "Iterator[tuple[Fleet, LaunchBook]]":
         book = open_launch(store)
         fleet = Fleet(book)
         try:
-            if on is not None:
-                fleet.use_file_of(on)
             yield fleet, book
         finally:
             fleet.close()
@@ -196,38 +206,36 @@ def _fleet(uri: str, on: str | None) -> "Iterator[tuple[Fleet, LaunchBook]]":
 
 def ps(
     store: StoreArgument,
-    on: OnOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """List a launch's jobs: their state, as their platforms say it now, what they cost, and why they ended."""
-    from composer_prime.executors.listing import draw, rows
+    from composer_prime.launch.listing import draw, rows
 
-    with _fleet(store, on) as (fleet, book):
+    with _fleet(store) as (fleet, book):
         found = rows(book, fleet.look())
     draw(found, book, as_json=as_json)
 
 
 def logs(
     store: StoreArgument,
-    on: OnOption = None,
     site: SiteOption = None,
     attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Which; default: the newest.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the jobs end.")] = False,
 ) -> None:
     """Print what a launch's jobs wrote, by lines, without secrets; also after they ended."""
-    from composer_prime.executors.listing import chosen, merged_logs
+    from composer_prime.launch.listing import chosen, merged_logs
 
-    with _fleet(store, on) as (fleet, book):
+    with _fleet(store) as (fleet, book):
         for line in merged_logs(fleet, chosen(book, site, attempt), follow=follow):
             say(line)
 
 
-def cancel(store: StoreArgument, on: OnOption = None, site: SiteOption = None) -> None:
+def cancel(store: StoreArgument, site: SiteOption = None) -> None:
     """End a launch's jobs, or one site's, and say when their platforms confirm that nothing runs any more."""
     from composer_prime.errors import ExecutorError
 
     failed = []
-    with _fleet(store, on) as (fleet, book):
+    with _fleet(store) as (fleet, book):
         for seen, problem in fleet.cancel(site):
             name = f"{seen.attempt.site} attempt {seen.attempt.number}"
             say(f"{name}: {problem or seen.state}")

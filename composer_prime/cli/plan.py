@@ -130,7 +130,7 @@ def _memory_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]") -> Iter
 def _egress_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]", pace: "Pace") -> Iterator[str]:
     """What the whole run's fetching costs; nothing where the store is a folder, or none is named."""
     from composer_prime.config import store_uri
-    from composer_prime.executors.egress import is_folder, traffic_line
+    from composer_prime.launch.preflight.egress import is_folder, traffic_line
     from composer_prime.outer.forecast import payloads_of, turn_bytes
 
     outer, uri = recipe.outer, store_uri(recipe)

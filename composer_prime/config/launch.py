@@ -24,7 +24,8 @@ class LaunchConfig(Table):
     """`[launch]`: one site's machine, for every site alike."""
 
     gpu: str | None = None
-    """A GPU as the platform names it: "H100" on Modal, "h200" on HF Jobs. None: no GPU."""
+    """A GPU as the platform names it: "H100" on Modal, where "H100,A100-80GB" takes either, "h200" on HF Jobs. None:
+    no GPU."""
 
     gpu_count: int = Field(default=1, ge=1, le=16)
     """GPUs of a site, when `gpu` is set."""
@@ -41,6 +42,9 @@ class LaunchConfig(Table):
     image: str | None = None
     """Container image that has composer-prime; None: the platform's default."""
 
+    registry_secret: str | None = Field(default=None, min_length=1)
+    """Modal's secret with REGISTRY_USERNAME and REGISTRY_PASSWORD, for an image in a private registry."""
+
     timeout_hours: float = Field(default=24.0, gt=0, le=24 * 14)
     """Hours after which the platform ends a job. The next attempt goes on where it was."""
 
@@ -54,8 +58,14 @@ class LaunchConfig(Table):
     secrets: tuple[Annotated[str, AfterValidator(_check_variable)], ...] = ()
     """Environment variables of the launcher that a job gets as secrets, besides the ones it always gets."""
 
-    region: str | None = None
-    """Where the jobs run, as the bucket's provider names it; a bucket in another region is warned about."""
+    region: str | None = Field(default=None, min_length=1)
+    """Where the jobs run, where the platform lets one choose; a bucket in another region is warned about."""
+
+    cloud: str | None = Field(default=None, min_length=1)
+    """On whose machines Modal and SkyPilot run them: "aws", "gcp", "oci"."""
+
+    nonpreemptible: bool = False
+    """Whether the platform must not take a job's machine back; at a higher price, and on Modal without a GPU only."""
 
     @model_validator(mode="after")
     def _check_caches(self) -> Self:

@@ -73,6 +73,12 @@ ENV_PREFIX = "COMPOSER_PRIME_"
 SECRET_ENDINGS = ("_KEY", "_SECRET", "_TOKEN", "_PASSWORD", "_ACCESS_KEY_ID")
 """Environment variables that end so hold credentials: they reach a site by its environment alone."""
 
+BUNDLED_TASKSETS = (
+    "alphabet-sort", "general-agent", "gsm8k", "math-env", "math500", "r2e-gym", "reverse-text", "scaleswe",
+    "swebench-verified", "wiki-search", "wordle",
+)  # fmt: skip
+"""Tasksets that come with PRIME-RL; up to v0.8.0 their names ended in -v1."""
+
 _ABSENT = object()
 
 
@@ -128,6 +134,17 @@ class PrimeRecipe(RecipeBase):
         """What stands at a dotted name of PRIME-RL's tables; `default` where nothing does."""
         found = _at(self.upstream, name)
         return default if found is _ABSENT else found
+
+    @property
+    def taskset_ids(self) -> tuple[str, ...]:
+        """Of all its environments, those of evaluations too, in both of PRIME-RL's spellings."""
+        found = []
+        for name in ("train.source", "eval.source", "train.env", "eval.env"):
+            sources = self.upstream_value(f"orchestrator.{name}")
+            for source in sources if isinstance(sources, list) else ():
+                places = ("taskset.id", "env.taskset.id") if isinstance(source, dict) else ()
+                found += [_at(source, place) for place in places]
+        return tuple(each for each in found if isinstance(each, str))
 
     @property
     def layout(self) -> Layout:

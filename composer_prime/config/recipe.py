@@ -46,6 +46,11 @@ class TasksetConfig(OpenTable):
     """The environment's package: `my-env` imports `my_env`."""
 
 
+def module_of(taskset_id: str) -> str:
+    """The module that verifiers imports for a taskset's id, such as `my_env` for "owner/my-env@1.0"."""
+    return taskset_id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
+
+
 class HarnessConfig(Table):
     """`[orchestrator.train.source.env.agent.harness]`"""
 

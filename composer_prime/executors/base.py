@@ -1,7 +1,7 @@
 """What a platform that runs sites must do: start a job, look at it, read its log, end it, and find it again.
 
 A job is one attempt to run one site of a run. Platforms know single jobs only; what makes them a fleet (records in the
-bucket, restarts, budgets) is fleet.py's. Every platform passes tests/contracts/test_executor_contract.py.
+bucket, restarts, budgets) is launch/fleet.py's. Every platform passes tests/contracts/test_executor_contract.py.
 """
 
 import re
@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Protocol, TypeVar, cast, runtime_checkable
 
 from composer_prime.errors import BadInput, ComposerPrimeError, ExecutorError
+from composer_prime.executors.packages import Packages
 from composer_prime.executors.secrets import Secrets
 
 Method = TypeVar("Method", bound=Callable[..., object])
@@ -58,9 +59,12 @@ class JobState(StrEnum):
 class Resources:
     """What a job asks of a machine.
 
-    gpu        a kind as the platform names it ("H100", "a100-large"); None: no GPU
+    gpu        a kind as the platform names it ("H100", "a100-large"), on Modal several with commas, of which any will
+               do; None: no GPU
     gpu_count  of that kind
     cpus, memory_gib, disk_gib   None: the platform's default
+    region, cloud   where it stands, as the platform names it; None: anywhere
+    nonpreemptible  whether it must not be taken back
     """
 
     gpu: str | None = None
@@ -68,6 +72,14 @@ class Resources:
     cpus: float | None = None
     memory_gib: float | None = None
     disk_gib: float | None = None
+    region: str | None = None
+    cloud: str | None = None
+    nonpreemptible: bool = False
+
+
+def gpu_kinds(resources: Resources) -> list[str]:
+    """The kinds of GPU that will do, the best first."""
+    return [] if resources.gpu is None else [kind.strip() for kind in resources.gpu.split(",")]
 
 
 @dataclass(frozen=True)
@@ -80,6 +92,9 @@ class JobSpec:
     secrets      handed over by the platform's secret mechanism only, seen by the job as environment variables
     timeout_s    after which the platform ends the job; always set, since platforms' own defaults are minutes
     image        container image; None: the platform's default. Ignored where there are no containers
+    registry_secret   the platform's name of the secret that its registry asks for; None: none
+    packages     where there is no image: what is installed first, on a stock image; None: nothing. Where the job itself
+                 does it, its secrets hold the links to the wheels when it is submitted
     caches       name -> absolute path in the job: folders that outlive it where the platform can keep them; those named
                  in CACHE_VARIABLES are in use, others are the job's own affair
     """
@@ -93,6 +108,8 @@ class JobSpec:
     secrets: Secrets = field(default_factory=Secrets)
     resources: Resources = Resources()
     image: str | None = None
+    registry_secret: str | None = None
+    packages: Packages | None = None
     caches: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -204,11 +221,15 @@ class Executor(Protocol):
 
     @property
     def platform(self) -> str:
-        """One of "local", "modal", "hf-jobs", "sky" and "ssh"."""
+        """A name of open.PLATFORMS."""
         ...
 
     def check(self, spec: JobSpec) -> None:
-        """Refuse, with BadInput, what could not run: before anything is started or billed."""
+        """Refuse, with BadInput, what could not run: before anything is started or billed, and without a login."""
+        ...
+
+    def log_in(self) -> None:
+        """Raise BadInput where this machine has no login for the platform, or a wrong one."""
         ...
 
     def describe(self, spec: JobSpec) -> str:
@@ -277,6 +298,14 @@ def check_names(spec: JobSpec) -> None:
         raise BadInput(f"time-out ({spec.timeout_s} s) must be 1 s or more: a job without time can't run")
     if not spec.command:
         raise BadInput("command is empty: give a program to run")
+
+
+def refuse_placement(spec: JobSpec, where: str) -> None:
+    """Raise BadInput for a job that is to stand somewhere, on a platform that places none."""
+    wanted = spec.resources
+    for name in ("region", "cloud", "nonpreemptible"):
+        if getattr(wanted, name):
+            raise BadInput(f"launch.{name} ({getattr(wanted, name)}) can't be asked of {where}: drop it")
 
 
 def check_name(what: str, name: str) -> str:

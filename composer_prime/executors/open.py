@@ -1,18 +1,19 @@
-"""From what stands after `--on` to a platform's executor: `local`, `modal`, `hf-jobs`, `sky`,
-`ssh:hosts.toml`.
+"""From what stands after `--on` to platforms: `local`, `modal:4,hf-jobs:2`, `ssh:gpu1,ssh:gpu2`.
 
 A platform is imported when it is asked for, so that the command line starts fast and nobody needs a vendor's package
 for another vendor.
 """
 
+import difflib
 import importlib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import Executor
+
+MAX_SITES = 64
+"""Of one launch command."""
 
 
 @dataclass(frozen=True)
@@ -20,38 +21,30 @@ class Platform:
     """Where a platform's executor is.
 
     extra      of our package, which installs what the executor imports; "": nothing is needed
-    takes_file whether a file follows the name, after a colon
+    has_host   whether a host's name follows the platform's, after a colon: it takes one job
     """
 
     module: str
     name: str
     extra: str = ""
-    takes_file: bool = False
+    has_host: bool = False
 
 
 PLATFORMS = {
-    "local": Platform("local", "LocalExecutor"),
-    "modal": Platform("modal_jobs", "ModalExecutor", "modal"),
-    "hf-jobs": Platform("hf_jobs", "HfJobsExecutor", "hf"),
+    "local": Platform("local.executor", "LocalExecutor"),
+    "modal": Platform("modal.executor", "ModalExecutor", "modal"),
+    "hf-jobs": Platform("hf_jobs.executor", "HfJobsExecutor", "hf"),
     "sky": Platform("sky.executor", "SkyExecutor"),
-    "ssh": Platform("ssh", "SshExecutor", "ssh", takes_file=True),
+    "ssh": Platform("ssh.executor", "SshExecutor", "ssh", has_host=True),
 }
 
 
-def open_executor(option: str) -> Executor:
-    """The executor that `option` names. Raises BadInput: unknown, its file missing, its package not installed."""
-    name, platform, file = parse_option(option)
-    make = _class_of(name, platform)
-    return make(Path(file)) if platform.takes_file else make()
-
-
-def open_recorded(option: str, hosts: Mapping[str, Any], bucket: str) -> Executor:
-    """The executor that `option` names, for jobs on hosts as a bucket records them instead of its file."""
-    name, platform, _ = parse_option(option)
-    return _class_of(name, platform).of_record(hosts, bucket)
-
-
-def _class_of(name: str, platform: Platform) -> Any:
+def open_executor(on: str) -> Executor:
+    """The executor of one platform, "modal" or "ssh:HOST". Raises BadInput: unknown, its package not installed."""
+    name, _, host = on.partition(":")
+    platform = _platform(name, on)
+    if platform.has_host != bool(host):
+        raise BadInput(f"--on ({on}) must be {name + ':HOST' if platform.has_host else name}: correct it")
     try:
         module = importlib.import_module(f"composer_prime.executors.{platform.module}")
     except ModuleNotFoundError as error:
@@ -61,28 +54,43 @@ def _class_of(name: str, platform: Platform) -> Any:
             f"--on {name} needs a package that isn't installed ({error.name}): "
             f"pip install 'composer-prime[{platform.extra}]'"
         ) from error
-    return getattr(module, platform.name)
+    make: Any = getattr(module, platform.name)
+    return make(host) if host else make()
 
 
-def absolute_option(option: str) -> str:
-    """`option` as it means the same from any folder of this machine: its file by the absolute path."""
-    name, _, file = parse_option(option)
-    return f"{name}:{Path(file).absolute()}" if file else option
+def parse_on(option: str) -> list[tuple[str, int | None]]:
+    """(platform or ssh:HOST, how many jobs) of what stands after `--on`; None: all that there are to be.
+
+    Raises BadInput for what names no platform, a count that is none, and several parts without one.
+    """
+    parts = [_parse_part(part.strip(), option) for part in option.split(",")]
+    names = [name for name, _ in parts]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadInput(f"--on ({option}) names {name} twice: name it once")
+    if len(parts) > 1:
+        for name, count in parts:
+            if count is None:
+                raise BadInput(f"--on ({option}) doesn't say how many sites {name} gets: write {name}:2, say")
+            if name == "local":
+                raise BadInput(f"--on ({option}) mixes this machine with others, which can't reach it: drop it")
+    return parts
 
 
-def file_takes(option: str, on: str) -> bool:
-    """Whether the file that `option` names is one for the platform of `on`, whatever file that names."""
-    name, platform, _ = parse_option(option)
-    return platform.takes_file and on.partition(":")[0] == name
+def _parse_part(part: str, option: str) -> tuple[str, int | None]:
+    name, colon, rest = part.partition(":")
+    if _platform(name, option).has_host:
+        if not rest:
+            raise BadInput(f"--on ({option}) names no host: write ssh:[user@]address[:port], and one for each site")
+        return part, 1
+    if colon and not (rest.isascii() and rest.isdigit() and 1 <= int(rest) <= MAX_SITES):
+        raise BadInput(f"--on ({option}): {name} must be followed by a number of sites, 1 to {MAX_SITES}, as {name}:2")
+    return name, int(rest) if colon else None
 
 
-def parse_option(option: str) -> tuple[str, Platform, str]:
-    """(name, platform, file or "") of what stands after `--on`. Raises BadInput when that is no platform."""
-    name, colon, file = option.partition(":")
-    platform = PLATFORMS.get(name)
-    if platform is None:
-        raise BadInput(f"--on ({option}) names no platform: use one of local, modal, hf-jobs, sky and ssh:hosts.toml")
-    if platform.takes_file != bool(file) or (colon and not file):
-        wanted = f"{name}:hosts.toml, with a file that lists the hosts" if platform.takes_file else f"{name} alone"
-        raise BadInput(f"--on ({option}) must be {wanted}: correct it")
-    return name, platform, file
+def _platform(name: str, option: str) -> Platform:
+    if name not in PLATFORMS:
+        near = difflib.get_close_matches(name, PLATFORMS, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"use {', '.join(PLATFORMS)}"
+        raise BadInput(f"--on ({option}): {name!r} is no platform: {remedy}")
+    return PLATFORMS[name]

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from composer_prime.executors.base import Price, Resources
+from composer_prime.executors.base import Price, Resources, gpu_kinds
 
 _FILE = Path(__file__).with_name("prices.toml")
 
@@ -17,20 +17,28 @@ def table() -> dict[str, Any]:
 
 
 def modal_price(resources: Resources, *, cpus: float = 0.125, memory_gib: float = 0.125) -> Price:
-    """A Modal container's price. cpus, memory_gib: the platform's defaults, where `resources` say nothing."""
+    """A Modal container's price, with the dearest of the GPUs that may serve it.
+
+    cpus, memory_gib   the platform's defaults, where `resources` say nothing
+    """
     listed = table()["modal"]
     source = f"{listed['source']} ({listed['date']})"
+    known = {name.upper(): price for name, price in listed["usd_per_gpu_hour"].items()}
     per_gpu = 0.0
-    if resources.gpu is not None:
-        known = {name.upper(): price for name, price in listed["usd_per_gpu_hour"].items()}
-        found = known.get(resources.gpu.upper())
-        if found is None:
-            return Price(None, f"{resources.gpu} is not in {source}")
-        per_gpu = found
+    for kind in gpu_kinds(resources):
+        if kind.upper() not in known:
+            return Price(None, f"{kind} is not in {source}")
+        per_gpu = max(per_gpu, known[kind.upper()])
     asked_cpus = cpus if resources.cpus is None else resources.cpus
     asked_gib = memory_gib if resources.memory_gib is None else resources.memory_gib
     rest = asked_cpus * listed["usd_per_cpu_hour"] + asked_gib * listed["usd_per_gib_hour"]
-    return Price(per_gpu * max(1, resources.gpu_count) + rest, source)
+    times = listed["times"]
+    if resources.nonpreemptible:
+        rest *= times["nonpreemptible"]
+    placed = 1.0
+    if resources.region is not None:
+        placed = times["narrow_region" if "-" in resources.region else "broad_region"]
+    return Price(placed * (per_gpu * max(1, resources.gpu_count) + rest), source)
 
 
 def flavor_price(flavor: str) -> Price:

@@ -25,6 +25,10 @@ class Secrets:
         """The values, to be handed to a platform's secret mechanism and to nothing else."""
         return dict(self._values)
 
+    def also(self, values: Mapping[str, str]) -> "Secrets":
+        """These, and `values`."""
+        return Secrets({**self._values, **values})
+
     def redact(self, text: str) -> str:
         """`text` with every secret replaced, also where it stands as JSON or in a URL, or a long line of it alone."""
         return Redactor(hidden_values(self._values)).text(text)

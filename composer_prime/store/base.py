@@ -76,6 +76,15 @@ class Store(Protocol):
 
 
 @runtime_checkable
+class GivesLinks(Protocol):
+    """A store whose objects can be read by a link, without its credentials."""
+
+    def presign_get(self, key: str, expires_s: int) -> str:
+        """A URL that reads one object until `expires_s` seconds from now, whoever holds it."""
+        ...
+
+
+@runtime_checkable
 class Guarded(Protocol):
     """A store behind somebody who decides what we may do there, so that writing to it is no way to try it."""
 

@@ -10,7 +10,6 @@ from composer_prime.store.keys import ORDER_DIGITS, check_site_name, fixed_numbe
 LAUNCH_DIGITS = 4
 _LAUNCH = re.compile(r"launches/(\d{4})/launch\.json")
 _LAUNCHED = re.compile(rf"launches/(\d{{4}})/sites/({SITE_NAME})/(\d{{4}})/(intent|job|verdict|end)\.json")
-_HOSTS = re.compile(r"launches/(\d{4})/hosts/(\d{4})\.json")
 _SITE_STOP = re.compile(rf"launches/(\d{{4}})/sites/({SITE_NAME})/stop\.json")
 
 
@@ -40,14 +39,9 @@ def recipe(sha: str) -> str:
     return f"{launches_prefix()}recipes/{short_sha(sha)}.toml"
 
 
-def hosts_prefix(number: int) -> str:
-    """Prefix of the records of a launch's hosts; they sort by version."""
-    return f"{launch_prefix(number)}hosts/"
-
-
-def hosts(number: int, version: int) -> str:
-    """The create-once record of the hosts that a launch's jobs may be on, the `version`-th from 1."""
-    return f"{hosts_prefix(number)}{fixed_number('version', version, LAUNCH_DIGITS)}.json"
+def wheel(sha: str) -> str:
+    """A wheel that a launch's jobs install, addressed by its sha256 (64 hex digits)."""
+    return f"{launches_prefix()}wheels/{short_sha(sha)}.whl"
 
 
 def _attempt(number: int, site: str, attempt: int) -> str:
@@ -85,12 +79,6 @@ def parse_launched(key: str) -> tuple[int, str, int, str] | None:
     """(launch, site, attempt, "intent", "job", "verdict" or "end") of an attempt's record; None for any other key."""
     match = _LAUNCHED.fullmatch(key)
     return None if match is None else (int(match[1]), match[2], int(match[3]), match[4])
-
-
-def parse_hosts(key: str) -> int | None:
-    """The version of the record of a launch's hosts at `key`; None for any other key."""
-    match = _HOSTS.fullmatch(key)
-    return None if match is None else int(match[2])
 
 
 def parse_site_stop(key: str) -> tuple[int, str] | None:

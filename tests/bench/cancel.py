@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from composer_prime.executors.base import Executor, Job, JobStatus
-from composer_prime.executors.supervisor import Supervisor
+from composer_prime.launch.supervisor import Supervisor
 from tests.executors.jobs import Stage
-from tests.executors.platforms import LoopbackPlatform
 from tests.executors.registry import LOOPBACKS, loopback
 from tests.executors.staged import LIMITS, StagedFleet, staged_plan
 
@@ -53,18 +52,10 @@ class OneFails:
             raise KeyError("status")
 
 
-def _opened(name: str, folder: Path, num_jobs: int) -> LoopbackPlatform:
-    if name == "ssh":
-        from tests.executors.loopback_ssh import SshPlatform
-
-        return SshPlatform(folder, slots=num_jobs)
-    return loopback(name, folder)
-
-
 def measure(name: str, folder: Path, num_jobs: int) -> str:
     """A line for one platform."""
     sites = tuple(f"s{number}" for number in range(num_jobs))
-    with closing(_opened(name, folder, num_jobs)) as platform, closing(platform.executor()) as executor:
+    with closing(loopback(name, folder)) as platform, closing(platform.executor()) as executor:
         stage = Stage(folder / "stage", "cancel")
         fleet = StagedFleet(stage.folder, PROGRAM, lambda on: OneFails(executor, sites[0]))  # pyright: ignore[reportArgumentType]
         began = time.time()

@@ -13,8 +13,8 @@ import pytest
 
 from composer_prime.errors import KeyMissing
 from composer_prime.executors.base import Job, JobSpec
-from composer_prime.executors.local import STATE_VARIABLE, LocalExecutor
-from composer_prime.executors.records import LaunchBook, open_launch
+from composer_prime.executors.local.executor import STATE_VARIABLE, LocalExecutor
+from composer_prime.launch.records import LaunchBook, open_launch
 from composer_prime.store import launch_keys, open_store
 from composer_prime.sync.canonical import canonical, sha256_hex
 from tests.cli.command_line import Answer, call
@@ -114,7 +114,7 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
     "time": ({"timeout_s": 10**7}, "timeout_s = 10000000, and this launch has at most 86400"),
     "recipe": ({"recipe": "0" * 64}, f"recipe = '{'0' * 64}', and this launch has '"),
     "platform": ({"on": "modal"}, "on = 'modal', and this launch has 'local'"),
-    "hosts": ({"on": "ssh:/theirs/hosts.toml"}, "on = 'ssh', and this launch has 'local'"),
+    "a host": ({"on": "ssh:theirs"}, "on = 'ssh:theirs', and this launch has 'local'"),
 }
 
 

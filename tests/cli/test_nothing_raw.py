@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from composer_prime.executors.records import Ended, Intent, Launch, Started, Stop, Verdict
+from composer_prime.launch.records import Ended, Intent, Launch, Started, Stop, Verdict
 from composer_prime.store import keys, launch_keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import PROTOCOL, Signed, canonical, sha256_hex

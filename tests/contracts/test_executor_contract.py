@@ -60,7 +60,7 @@ def test_an_end_by_a_signal_that_nobody_here_sent_is_a_failure(executor: Executo
 
 
 def test_a_program_that_is_not_there_is_refused_or_fails(executor: Executor, stage: Stage) -> None:
-    spec = JobSpec(stage.run, "a", 1, ("/nowhere/no-such-program",), timeout_s=60)
+    spec = JobSpec(stage.run, "a", 1, ("/nowhere/no-such-program",), timeout_s=60, image="any")
     try:
         _, status = run_to_end(executor, spec)
     except BadInput as refused:

@@ -27,7 +27,7 @@ TROUBLES: list[Trouble] = ["429", "503", "reset", "slow"]
 STARTS = "count('starts'); mark('up'); wait('go')"
 SUBMIT = """
 run, folder, program = sys.argv[2:5]
-spec = JobSpec(run, "a", 1, (sys.executable, "-c", program, folder), 600, secrets=Secrets({"TOKEN": "t0ken-012345"}))
+spec = JobSpec(run, "a", 1, (sys.executable, "-c", program, folder), 600, image="any", secrets=Secrets({"TOKEN": "t0ken-012345"}))
 print("ready", flush=True)
 sys.stdin.readline()
 job = executor.submit(spec)
@@ -142,7 +142,14 @@ def test_one_client_serves_several_threads(executor: Executor, stage: Stage) -> 
 @pytest.fixture
 def requesting(platform: LoopbackPlatform) -> LoopbackPlatform:
     if not platform.has_requests:
-        pytest.skip(f"{platform.name} starts its jobs itself: no request can fail, nothing waits")
+        pytest.skip(f"{platform.name} starts its jobs itself: no request can fail")
+    return platform
+
+
+@pytest.fixture
+def queueing(platform: LoopbackPlatform) -> LoopbackPlatform:
+    if not platform.has_queue:
+        pytest.skip(f"{platform.name} starts its jobs at once: nothing waits")
     return platform
 
 
@@ -188,8 +195,8 @@ def test_a_log_whose_requests_are_in_trouble_comes_whole(
     await_end(executor, job)
 
 
-def test_a_held_job_is_pending_and_then_runs(requesting: LoopbackPlatform, executor: Executor, stage: Stage) -> None:
-    with requesting.hold_pending():
+def test_a_held_job_is_pending_and_then_runs(queueing: LoopbackPlatform, executor: Executor, stage: Stage) -> None:
+    with queueing.hold_pending():
         job = executor.submit(stage.spec("count('starts')"))
         status = executor.poll(job)
         assert status.state is JobState.PENDING and status.started_at is None
@@ -198,9 +205,9 @@ def test_a_held_job_is_pending_and_then_runs(requesting: LoopbackPlatform, execu
 
 
 def test_a_job_cancelled_while_pending_never_starts(
-    requesting: LoopbackPlatform, executor: Executor, stage: Stage
+    queueing: LoopbackPlatform, executor: Executor, stage: Stage
 ) -> None:
-    with requesting.hold_pending():
+    with queueing.hold_pending():
         job = executor.submit(stage.spec("count('starts')"))
         assert executor.cancel(job).state is JobState.CANCELLED
     other, _ = run_to_end(executor, stage.spec("pass", "b"))
@@ -212,10 +219,10 @@ def test_a_job_cancelled_while_pending_never_starts(
 
 SECRETS = {"TOKEN": "hf_AbCdEfGhIjKlMnOpQrStUvWxYz", "KEY": 'a"b\\c/+=d e'}
 ASKED = {
-    "local": "composer_prime.executors.local.subprocess.run",
-    "ssh": "composer_prime.executors.ssh.Link.call",
-    "modal": "composer_prime.executors.modal_jobs.deployed_function",
-    "hf-jobs": "composer_prime.executors.hf_jobs.JobsApi.run",
+    "local": "composer_prime.executors.local.executor.subprocess.run",
+    "ssh": "composer_prime.executors.ssh.executor.Host.call",
+    "modal": "composer_prime.executors.modal.executor.deployed_function",
+    "hf-jobs": "composer_prime.executors.hf_jobs.executor.JobsApi.run",
     "sky": "composer_prime.executors.sky.executor.SkyApi.launch",
 }
 """What each executor asks its platform by, when it starts a job."""

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from composer_prime.executors.base import Executor, JobState
-from composer_prime.executors.budget import Limits
-from composer_prime.executors.fleet import Fleet
-from composer_prime.executors.listing import rows
-from composer_prime.executors.supervisor import Supervisor
+from composer_prime.launch.budget import Limits
+from composer_prime.launch.fleet import Fleet
+from composer_prime.launch.listing import rows
+from composer_prime.launch.supervisor import Supervisor
 from tests.executors import fixtures
 from tests.executors.jobs import FOREVER, Stage, fresh_process, wait_until
 from tests.executors.platforms import LoopbackPlatform

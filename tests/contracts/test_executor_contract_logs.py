@@ -155,7 +155,7 @@ def test_logs_of_attempts_do_not_mix(executor: Executor, stage: Stage) -> None:
 REPLICA = """
 sys.path.insert(0, sys.argv[2])
 from composer_prime.errors import ExecutorError
-from composer_prime.executors.redacting import redacted_output
+from composer_prime.launch.redacting import redacted_output
 token, key = os.environ["TOKEN"], os.environ["KEY"]
 with redacted_output():
     for n in range(10_000):

@@ -73,6 +73,7 @@ class Stage:
             timeout_s=timeout_s,
             env=env or {},
             secrets=Secrets(secrets or {}),
+            image="any",
             caches=caches or {},
         )
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from composer_prime.config import RecipeBase, recipe_from_data
-from composer_prime.executors.budget import Limits
-from composer_prime.executors.fleet import Fleet, begin_fleet
-from composer_prime.executors.launching import LaunchOptions, LaunchPlan, plan_launch
-from composer_prime.executors.records import LaunchBook, begin_launch, open_launch
-from composer_prime.executors.supervisor import Supervisor
+from composer_prime.launch.budget import Limits
+from composer_prime.launch.fleet import Fleet, begin_fleet
+from composer_prime.launch.plan import LaunchOptions, LaunchPlan, plan_launch
+from composer_prime.launch.records import LaunchBook, begin_launch, open_launch
+from composer_prime.launch.supervisor import Supervisor
 from composer_prime.store.base import Store
 from composer_prime.store.memory import MemoryStore
 from tests.executors.scripted import ScriptedPlatform
@@ -21,7 +21,7 @@ ENVIRONMENT = {"HF_TOKEN": SECRET, "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "UN
 
 def small_recipe(**tables: Any) -> RecipeBase:
     """A recipe of embedded sites whose bucket is s3://bucket/runs, with further tables."""
-    source = {"name": "x", "env": {"taskset": {"id": "x"}}}
+    source = {"name": "x", "env": {"taskset": {"id": "reverse-letters"}}}
     data = {
         "run": {"name": "small"},
         "max_steps": 16,

@@ -21,15 +21,16 @@ from typing import Any
 from starlette.applications import Starlette
 
 from composer_prime.executors.base import Job
-from composer_prime.executors.hf_jobs import IMAGE_VARIABLE, HfJobsExecutor
-from composer_prime.executors.hf_jobs_flavors import TABLE
+from composer_prime.executors.hf_jobs.executor import HfJobsExecutor
+from composer_prime.executors.hf_jobs.flavors import TABLE
+from composer_prime.executors.installing import UV_IMAGE
 from tests.architecture import REPOSITORY
 from tests.executors.loopback_hf_jobs_containers import Container
 from tests.executors.loopback_hf_jobs_routes import TOKEN, USER, Faulty, HostedJob, LogFaults, Refused, routes
 from tests.executors.platforms import Trouble
+from tests.executors.stock_image import make_stock_image
 from tests.servers.in_thread import serving_app
 
-IMAGE = "python:3.12"
 """What jobs get that name none. Nothing is pulled: a job sees this machine's programs."""
 
 _LABEL_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
@@ -43,6 +44,7 @@ class HfJobsPlatform:
     """Empty; what jobs write and what buckets hold is kept below."""
     name: str = "hf-jobs"
     has_requests: bool = True
+    has_queue: bool = True
     keeps_caches: bool = True
     retry_after: str = "0"
     """What a 429 says."""
@@ -72,12 +74,11 @@ class HfJobsPlatform:
         self.url = f"http://127.0.0.1:{self._server.enter_context(serving_app(app))}"
 
     def executor(self) -> HfJobsExecutor:
-        return HfJobsExecutor(image=IMAGE, endpoint=self.url, token=TOKEN)
+        return HfJobsExecutor(endpoint=self.url, token=TOKEN)
 
     def environment(self) -> dict[str, str]:
         home = str(self.folder / "home")
-        client = {"HF_ENDPOINT": self.url, "HF_TOKEN": TOKEN, "HF_HOME": home, "HF_HUB_OFFLINE": "0"}
-        return {**client, IMAGE_VARIABLE: IMAGE}
+        return {"HF_ENDPOINT": self.url, "HF_TOKEN": TOKEN, "HF_HOME": home, "HF_HUB_OFFLINE": "0"}
 
     def launch_option(self) -> str:
         return self.name
@@ -129,8 +130,7 @@ class HfJobsPlatform:
             job=job,
             command=[*request["command"], *request["arguments"]],
             env={
-                "PATH": os.environ["PATH"],
-                "PYTHONPATH": str(REPOSITORY),  # as in its image: what is installed may be another checkout's
+                **self._image(request["dockerImage"], self.folder / "images" / job),
                 **_BUILT_IN,
                 **request["environment"],
                 **request.get("secrets", {}),
@@ -142,6 +142,13 @@ class HfJobsPlatform:
         )
         self.hosted[job] = HostedJob(job, namespace, request, datetime.now(UTC), container)
         return self.hosted[job]
+
+    def _image(self, name: str, folder: Path) -> dict[str, str]:
+        """The variables by which a container of an image finds its programs: the stock one is made, others are here."""
+        if name == UV_IMAGE:
+            return {"PATH": f"{make_stock_image(folder)}:{os.defpath}", "OMP_NUM_THREADS": "1"}
+        # As in its image: what is installed may be another checkout's.
+        return {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)}
 
     def _mount(self, volume: Mapping[str, Any]) -> None:
         """A link stands for a mount, since all jobs share one root here."""

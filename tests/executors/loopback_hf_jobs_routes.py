@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from composer_prime.executors.hf_jobs_flavors import TABLE, Flavor
+from composer_prime.executors.hf_jobs.flavors import TABLE, Flavor
 from tests.executors.loopback_hf_jobs_containers import Container
 
 if TYPE_CHECKING:

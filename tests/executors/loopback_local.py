@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 
-from composer_prime.executors import shim
 from composer_prime.executors.base import Executor, Job
-from composer_prime.executors.local import STATE_VARIABLE, LocalExecutor
+from composer_prime.executors.local import shim
+from composer_prime.executors.local.executor import STATE_VARIABLE, LocalExecutor
 from tests.executors.platforms import Trouble
 from tests.patience import PATIENCE_S
 
@@ -18,7 +18,7 @@ class LocalPlatform:
     """Jobs below a folder of the test's own; they end soon after they are told to."""
 
     name = "local"
-    has_requests = False
+    has_requests = has_queue = False
     keeps_caches = True
 
     def __init__(self, folder: Path) -> None:

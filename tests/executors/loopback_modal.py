@@ -14,7 +14,7 @@ from typing import Any
 from grpclib.server import Server
 
 from composer_prime.executors.base import Job
-from composer_prime.executors.modal_jobs import ModalExecutor
+from composer_prime.executors.modal.executor import ModalExecutor
 from tests.executors.loopback_modal_calls import Call
 from tests.executors.loopback_modal_servicer import TOKEN_ID, TOKEN_SECRET, Servicer
 from tests.executors.platforms import Trouble
@@ -25,7 +25,7 @@ class LoopbackModal:
     """A workspace of Modal. While it is open, this process's own environment leads to it."""
 
     name = "modal"
-    has_requests = True
+    has_requests = has_queue = True
     keeps_caches = True
 
     def __init__(self, folder: Path) -> None:

@@ -65,6 +65,7 @@ class Function:
     files: dict[str, bytes]
     secrets: dict[str, str]
     volumes: dict[str, Path]
+    programs: Path | None
 
 
 class Calls:
@@ -169,5 +170,5 @@ class Calls:
             environment_name="main",
         )
         call.containers.append(container)
-        await container.start(self.url, arguments, function.secrets)
+        await container.start(self.url, arguments, function.secrets, function.programs)
         return container

@@ -41,13 +41,19 @@ class Container:
         self._has_ended = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, url: str, arguments: api.ContainerArguments, secrets: Mapping[str, str]) -> None:
+    async def start(
+        self, url: str, arguments: api.ContainerArguments, secrets: Mapping[str, str], programs: Path | None
+    ) -> None:
+        """programs: the folder of its image's; None: this machine's."""
         self._folder.mkdir(parents=True, exist_ok=True)
         written = self._folder / f"{self.task_id}.pb"
         written.write_bytes(arguments.SerializeToString())
         kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
         kept["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(self._folder), kept.get("PYTHONPATH")]))
+        if programs is not None:
+            kept |= {"PATH": f"{programs}:{os.defpath}", "PYTHONPATH": str(self._folder)}
+            kept.pop("VIRTUAL_ENV", None)
         environment = {
             **kept,
             **secrets,

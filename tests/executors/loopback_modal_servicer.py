@@ -23,6 +23,7 @@ from modal_proto import api_pb2 as api
 from tests.executors.loopback_modal_calls import Call, Calls, Function
 from tests.executors.loopback_modal_containers import TASK_HEADER
 from tests.executors.platforms import Trouble
+from tests.executors.stock_image import build
 
 SLOW_S = 2.0
 TOKEN_ID, TOKEN_SECRET = "ak-loopback", "as-loopback-secret"
@@ -49,6 +50,15 @@ class Servicer:
         self._named: dict[tuple[str, str, str], str] = {}
         self._files: dict[str, bytes] = {}
         self._mounts: dict[str, dict[str, str]] = {}
+        self._programs: dict[str, Path | None] = {}
+        """By image: the folder of its programs; None where this machine stands for the image."""
+        self.ranks: dict[str, list[str]] = {}
+        """By function: the GPUs of which any will do, the best first."""
+        self.secret_names: dict[str, str] = {}
+        self.registries: dict[str, str] = {}
+        """Image that was pulled -> the secret that its registry was given, by name."""
+        self.runs: list[str] = []
+        """Lines of Dockerfiles that were run, in their order."""
         self.mounted: set[str] = set()
         """Names of all files that an app or its image brought."""
         self.functions: dict[str, Function] = {}
@@ -182,7 +192,9 @@ class Servicer:
     async def SecretGetOrCreate(self, request: Any, _: Any) -> Any:
         secret_id = self._new_id("st")
         self._secrets[secret_id] = dict(request.env_dict)
-        return api.SecretGetOrCreateResponse(secret_id=secret_id)
+        self.secret_names[secret_id] = request.deployment_name
+        keys = ["REGISTRY_USERNAME", "REGISTRY_PASSWORD"] if request.deployment_name else request.env_dict
+        return api.SecretGetOrCreateResponse(secret_id=secret_id, metadata=api.SecretMetadata(keys=keys))
 
     async def VolumeGetOrCreate(self, request: Any, _: Any) -> Any:
         volume_id = self._by_name("vo", request)
@@ -191,11 +203,22 @@ class Servicer:
         return api.VolumeGetOrCreateResponse(volume_id=volume_id)
 
     async def ImageGetOrCreate(self, request: Any, _: Any) -> Any:
-        if any(BAD_IMAGE in line for line in request.image.dockerfile_commands):
+        image, image_id = request.image, self._new_id("im")
+        if any(BAD_IMAGE in line for line in image.dockerfile_commands):
             failed = api.GenericResult(status=api.GenericResult.GENERIC_STATUS_FAILURE, exception="no such image")
-            return api.ImageGetOrCreateResponse(image_id=self._new_id("im"), result=failed)
-        built = api.GenericResult(status=api.GenericResult.GENERIC_STATUS_SUCCESS)
-        return api.ImageGetOrCreateResponse(image_id=self._new_id("im"), result=built)
+            return api.ImageGetOrCreateResponse(image_id=image_id, result=failed)
+        programs = next((self._programs[base.image_id] for base in image.base_images), None)
+        files = {name: self._files[sha256] for name, sha256 in self._mounts.get(image.context_mount_id, {}).items()}
+        folder = self._folder / "images" / image_id
+        if image.image_registry_config.secret_id:
+            self.registries[image.dockerfile_commands[0]] = self.secret_names[image.image_registry_config.secret_id]
+        self.runs += [line for line in image.dockerfile_commands if line.startswith("RUN")]
+        said = await asyncio.to_thread(build, image.dockerfile_commands, folder, programs, files)
+        self._programs[image_id] = said if isinstance(said, Path) else None
+        failure = said if isinstance(said, str) else ""
+        status = api.GenericResult.GENERIC_STATUS_FAILURE if failure else api.GenericResult.GENERIC_STATUS_SUCCESS
+        result = api.GenericResult(status=status, exception=failure)
+        return api.ImageGetOrCreateResponse(image_id=image_id, result=result)
 
     async def FunctionPrecreate(self, request: Any, _: Any) -> Any:
         function_id = request.existing_function_id or self._new_id("fu")
@@ -204,7 +227,9 @@ class Servicer:
         )
 
     async def FunctionCreate(self, request: Any, _: Any) -> Any:
-        definition = request.function
+        ranked = [each.function for each in request.function_data.ranked_functions]
+        definition = ranked[0] if ranked else request.function
+        self.ranks[request.existing_function_id] = [each.resources.gpu_config.gpu_type for each in ranked]
         files = {
             name: self._files[sha256]
             for mount_id in definition.mount_ids
@@ -215,7 +240,9 @@ class Servicer:
             secrets |= self._secrets[secret_id]
         volumes = {mount.mount_path: self._volumes[mount.volume_id] for mount in definition.volume_mounts}
         function_id = request.existing_function_id
-        self.functions[function_id] = Function(function_id, request.app_id, definition, files, secrets, volumes)
+        self.functions[function_id] = Function(
+            function_id, request.app_id, definition, files, secrets, volumes, self._programs[definition.image_id]
+        )
         return api.FunctionCreateResponse(
             function_id=function_id,
             function=definition,

@@ -96,6 +96,7 @@ class SkyPlatform:
     folder: Path
     name: str = "sky"
     has_requests: bool = True
+    has_queue: bool = True
     keeps_caches: bool = False
     replaces_machines: bool = True
     retry_after: str = "0"
@@ -123,13 +124,13 @@ class SkyPlatform:
         self.url = f"http://127.0.0.1:{self._server.enter_context(serving_app(app))}"
 
     def executor(self) -> SkyExecutor:
-        return SkyExecutor(self.url, self.token, {"image_id": "docker:any"})
+        return SkyExecutor(self.url, self.token, {})
 
     def environment(self) -> dict[str, str]:
         return {
             ENDPOINT_VARIABLE: self.url,
             TOKEN_VARIABLE: self.token or "",
-            RESOURCES_VARIABLE: '{"image_id": "docker:any"}',
+            RESOURCES_VARIABLE: "",
         }
 
     def launch_option(self) -> str:

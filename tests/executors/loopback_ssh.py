@@ -5,25 +5,23 @@ before the first word (MaxStartups), connections that are lost with the answer, 
 """
 
 import asyncio
-import fcntl
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import asyncssh
 
-from composer_prime.config.toml import to_toml
-from composer_prime.executors import shim
 from composer_prime.executors.base import Job
-from composer_prime.executors.ssh import SshExecutor
+from composer_prime.executors.local import shim
+from composer_prime.executors.ssh.executor import SshExecutor
 from tests.architecture import REPOSITORY
 from tests.executors.platforms import Trouble
 from tests.patience import PATIENCE_S
@@ -110,10 +108,19 @@ class Machine:
     """Ports that others were reached at through this machine."""
     commands: list[str] = field(default_factory=list)
     """Every command line that was run."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of its own environment, besides."""
     num_answers: int = 0
     """Pieces of output that were sent."""
     _listener: asyncssh.SSHAcceptor | None = None
     _commands: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    def environment(self) -> dict[str, str]:
+        """Of what is run there: this machine's Python, and our package as its environment has it."""
+        path = f"{Path(sys.executable).parent}:{os.defpath}"
+        return {
+            "HOME": str(self.home), "USER": USER, "PATH": path, "LANG": "C.UTF-8", "PYTHONPATH": str(REPOSITORY),
+        } | self.variables  # fmt: skip
 
     async def listen(self) -> None:
         """Take connections, at the port it had if it had one."""
@@ -164,7 +171,7 @@ class Machine:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={"HOME": str(self.home), "USER": USER, "PATH": os.defpath, "LANG": "C.UTF-8"},
+            env=self.environment(),
             cwd=self.home,
             start_new_session=True,
         )
@@ -209,45 +216,54 @@ async def _pump(source: Any, sink: Any, sent: Callable[[], None] = lambda: None)
 
 
 class SshPlatform:
-    """Machines of one person, and the file that describes them."""
+    """One machine of a person's. While it is open, this process's home has the ssh configuration that leads there."""
 
     name = "ssh"
     has_requests = True
+    has_queue = False
     keeps_caches = True
 
-    def __init__(
-        self, folder: Path, machines: Sequence[str] = ("left", "right"), slots: int = 16, *, one_home: bool = False
-    ) -> None:
-        """`one_home`: all machines share it, as over NFS."""
+    def __init__(self, folder: Path, machines: Sequence[str] = ("left",)) -> None:
+        """`machines`: the first is the platform's."""
         self.folder = folder
-        self._one_home = one_home
-        self.hosts_file = folder / "hosts.toml"
-        self._slots = slots
         self.troubles = Troubles()
         self._executors: list[SshExecutor] = []
-        self._client_key = asyncssh.generate_private_key("ssh-ed25519")
-        folder.mkdir(parents=True, exist_ok=True)
-        self._client_key.write_private_key(folder / "id_ed25519")
-        self._client_key.write_public_key(folder / "authorized_keys")
+        self.ssh = folder / "home" / ".ssh"
+        self.ssh.mkdir(parents=True)
+        client_key = asyncssh.generate_private_key("ssh-ed25519")
+        client_key.write_private_key(self.ssh / "id_ed25519")
+        client_key.write_public_key(folder / "authorized_keys")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="loopback-ssh", daemon=True)
         self._thread.start()
         self.machines = {name: self._machine(name) for name in machines}
-        self._settings = {name: {"address": "127.0.0.1", "port": each.port} for name, each in self.machines.items()}
-        self._write_files()
+        self.machine = self.machines[machines[0]]
+        self.trust(*self.machines.values())
+        self._before = {name: os.environ.get(name) for name in self.environment()}
+        os.environ.update(self.environment())
 
     def executor(self) -> SshExecutor:
         """A new client, which knows nothing of the others."""
-        executor = SshExecutor(self.hosts_file, grace_s=GRACE_S)
+        executor = SshExecutor(self.host(), grace_s=GRACE_S)
         self._executors.append(executor)
         return executor
 
+    def host(self, name: str | None = None) -> str:
+        """A machine, as `--on ssh:` names it."""
+        machine = self.machine if name is None else self.machines[name]
+        return f"{USER}@127.0.0.1:{machine.port}"
+
+    def trust(self, *machines: Machine) -> None:
+        """Whose keys the person has compared."""
+        keys = ((each.port, each.key.export_public_key().decode().strip()) for each in machines)
+        (self.ssh / "known_hosts").write_text("".join(f"[127.0.0.1]:{port} {key}\n" for port, key in keys))
+
     def environment(self) -> dict[str, str]:
         """Keys of whoever runs the tests stay out."""
-        return {"SSH_AUTH_SOCK": ""}
+        return {"SSH_AUTH_SOCK": "", "HOME": str(self.folder / "home")}
 
     def launch_option(self) -> str:
-        return f"ssh:{self.hosts_file}"
+        return f"ssh:{self.host()}"
 
     def trouble(self, kind: Trouble, count: int) -> None:
         self.troubles.set(kind, count)
@@ -255,32 +271,17 @@ class SshPlatform:
             for machine in self.machines.values():
                 self._loop.call_soon_threadsafe(machine.cut)
 
-    def set_host(self, name: str, **settings: Any) -> None:
-        """Change what the hosts file says of a host; None takes a setting out."""
-        self._settings[name] |= settings
-        self._settings[name] = {key: value for key, value in self._settings[name].items() if value is not None}
-        self._write_files()
+    def cut(self) -> None:
+        """Lose every connection."""
+        self._loop.call_soon_threadsafe(self.machine.cut)
 
-    def drop_host(self, name: str) -> None:
-        """Take a host out of the file; the machine stays."""
-        del self._settings[name]
-        self._write_files()
+    def stop(self) -> None:
+        """The machine can't be reached; its jobs go on."""
+        self._run(self.machine.stop())
 
-    def cut(self, name: str) -> None:
-        """Lose every connection to a machine."""
-        self._loop.call_soon_threadsafe(self.machines[name].cut)
-
-    def lose_answer_after(self, answered: int | None) -> None:
-        """After so many more commands one does its work and its answer is lost; None: no more."""
-        self.troubles.set("reset", 0 if answered is None else 1, answered or 0)
-
-    def stop(self, name: str) -> None:
-        """A machine can't be reached; its jobs go on."""
-        self._run(self.machines[name].stop())
-
-    def start(self, name: str) -> None:
+    def start(self) -> None:
         """The machine is there again, at the same address."""
-        self._run(self.machines[name].listen())
+        self._run(self.machine.listen())
 
     def pids(self, job: Job) -> list[int]:
         """The command's processes and its keeper."""
@@ -299,23 +300,12 @@ class SshPlatform:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.005)
 
-    @contextmanager
-    def hold_pending(self) -> Iterator[None]:
-        """Somebody else has every slot that is free."""
-        with ExitStack() as held:
-            for machine in self.machines.values():
-                folder = machine.home / ".composer-prime" / "slots" / machine.name
-                folder.mkdir(parents=True, exist_ok=True)
-                for number in range(self._slots):
-                    handle = held.enter_context((folder / str(number)).open("w"))
-                    with suppress(BlockingIOError):
-                        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
+    def hold_pending(self) -> AbstractContextManager[None]:
+        raise NotImplementedError
 
     def folder_of(self, job: Job) -> Path:
-        """The job's folder, on the machine that its id names."""
-        place, _, machine = job.id.rpartition("@")
-        return self.machines[machine].home / ".composer-prime" / "jobs" / place
+        """The job's folder."""
+        return self.machine.home / ".composer-prime" / "jobs" / job.run / job.site / str(job.attempt)
 
     def close(self) -> None:
         """End every job, the machines, and the clients."""
@@ -325,34 +315,25 @@ class SshPlatform:
             jobs = machine.home / ".composer-prime" / "jobs"
             for state in shim.list_jobs(str(jobs)):
                 run, site, attempt = Path(state["folder"]).relative_to(jobs).parts
-                self.preempt(Job(self.name, f"{run}/{site}/{attempt}@{machine.name}", run, site, int(attempt)))
+                self.preempt(Job(self.name, "", run, site, int(attempt)))
             self._run(machine.stop())
             self._run(machine.end_commands())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
     def _machine(self, name: str) -> Machine:
-        home = self.folder / ("home" if self._one_home else name)
-        home.mkdir(exist_ok=self._one_home)
+        home = self.folder / name
+        home.mkdir()
         key = asyncssh.generate_private_key("ssh-ed25519")
         machine = Machine(name, home, key, self.folder / "authorized_keys", self.troubles)
         self._run(machine.listen())
         return machine
-
-    def _write_files(self) -> None:
-        """What a person writes: the hosts, and whose keys they showed."""
-        defaults = {
-            "user": USER, "key": str(self.folder / "id_ed25519"), "known_hosts": str(self.folder / "known_hosts"),
-            "ssh_config": "", "python": sys.executable, "slots": self._slots,
-            "env": {"PYTHONPATH": str(REPOSITORY)},
-        }  # fmt: skip
-        self.hosts_file.write_text(to_toml({"defaults": defaults, "hosts": self._settings}))
-        lines = [
-            f"[127.0.0.1]:{each.port} {each.key.export_public_key().decode().strip()}\n"
-            for each in self.machines.values()
-        ]
-        (self.folder / "known_hosts").write_text("".join(lines))
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=PATIENCE_S)

@@ -25,6 +25,11 @@ class LoopbackPlatform(Protocol):
         """Whether there is an API that can fail; False where a job is started by this machine itself."""
         ...
 
+    @property
+    def has_queue(self) -> bool:
+        """Whether a job may wait for a machine."""
+        ...
+
     def executor(self) -> Executor:
         """A new client, which knows nothing of the others."""
         ...
@@ -50,7 +55,7 @@ class LoopbackPlatform(Protocol):
         ...
 
     def hold_pending(self) -> AbstractContextManager[None]:
-        """Jobs submitted within stay pending until it ends. Only where `has_requests`."""
+        """Jobs submitted within stay pending until it ends. Only where `has_queue`."""
         ...
 
     def close(self) -> None:

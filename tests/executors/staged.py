@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from composer_prime.executors.base import Executor, Resources
-from composer_prime.executors.budget import Limits
-from composer_prime.executors.fleet import Fleet
-from composer_prime.executors.launching import LaunchPlan
 from composer_prime.executors.open import open_executor
-from composer_prime.executors.records import Intent, LaunchBook, begin_launch
-from composer_prime.executors.supervisor import Supervisor
+from composer_prime.launch.budget import Limits
+from composer_prime.launch.fleet import Fleet
+from composer_prime.launch.plan import LaunchPlan, Place
+from composer_prime.launch.records import Intent, LaunchBook, begin_launch
+from composer_prime.launch.supervisor import Supervisor
 from composer_prime.store import open_store
 from composer_prime.sync.canonical import sha256_hex
 from tests.executors.jobs import PREAMBLE
@@ -43,8 +43,9 @@ def staged_book(folder: Path) -> LaunchBook:
 
 def staged_plan(option: str, *sites: str, timeout_s: int = 600, usd_per_hour: float | None = None) -> LaunchPlan:
     """A plan for small machines of the platform that `--on option` names."""
-    plan = small_plan(option, sites=sites, image="any", usd_per_hour=usd_per_hour)
-    return replace(plan, timeout_s=timeout_s, resources=Resources(cpus=1, memory_gib=1))
+    plan = small_plan(option, image="any", usd_per_hour=usd_per_hour)
+    places = dict.fromkeys(sites, Place(option, "any"))
+    return replace(plan, places=places, timeout_s=timeout_s, resources=Resources(cpus=1, memory_gib=1))
 
 
 def supervise_forever(executor: Executor, option: str, folder: str, program: str, *sites: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobState, JobStatus, Price
-from composer_prime.executors.budget import (
+from composer_prime.launch.budget import (
     HOUR_S,
     Expense,
     Limits,

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_prime.executors.local import LocalExecutor
-from composer_prime.executors.ssh import SshExecutor
+from composer_prime.executors.local.executor import LocalExecutor
 from tests.executors.jobs import Stage, run_to_end
 from tests.executors.loopback_ssh import SshPlatform
 
@@ -30,11 +29,11 @@ def test_on_this_machine_an_exported_variable_wins(tmp_path: Path, monkeypatch: 
     assert f"VLLM_CACHE_ROOT={tmp_path}/compiles/vllm" in described and "env HF_HOME" not in described
 
 
-def test_over_ssh_the_hosts_files_variables_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_ssh_the_machines_own_variables_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_CACHE_ROOT", raising=False)
     stage = Stage(tmp_path / "stage", "hosts")
-    with closing(SshPlatform(tmp_path / "machines", ("left",), 1, one_home=False)) as platform:
-        platform.set_host("left", env={"HF_HOME": "/data/hf"})
-        with closing(SshExecutor(platform.hosts_file)) as executor:
+    with closing(SshPlatform(tmp_path / "machines")) as platform:
+        platform.machine.variables["HF_HOME"] = "/data/hf"
+        with closing(platform.executor()) as executor:
             run_to_end(executor, stage.spec(TELL, caches=caches(tmp_path)))
     assert json.loads(stage.await_mark("got")) == ["/data/hf", f"{tmp_path}/compiles/vllm"]

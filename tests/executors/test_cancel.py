@@ -7,8 +7,8 @@ import pytest
 
 from composer_prime.errors import BadInput, ExecutorError
 from composer_prime.executors.base import Job, JobState, JobStatus
-from composer_prime.executors.budget import Limits
-from composer_prime.executors.supervisor import REFUSAL_PATIENCE_S, Supervisor
+from composer_prime.launch.budget import Limits
+from composer_prime.launch.supervisor import REFUSAL_PATIENCE_S, Supervisor
 from tests.executors.launches import Scene, running, small_plan
 from tests.executors.scripted import ScriptedPlatform
 

@@ -1,15 +1,13 @@
 """A launch where something is in the way: another login, a platform that refuses or fails, a cancel half done."""
 
-from dataclasses import replace
-
 import pytest
 
 from composer_prime.errors import BadInput, ExecutorError
 from composer_prime.executors.base import Job, JobSpec, JobState, JobStatus
-from composer_prime.executors.budget import Limits
-from composer_prime.executors.fleet import Fleet
-from composer_prime.executors.listing import rows
-from composer_prime.executors.replica import read_order
+from composer_prime.launch.budget import Limits
+from composer_prime.launch.fleet import Fleet
+from composer_prime.launch.listing import rows
+from composer_prime.launch.replica import read_order
 from composer_prime.store import launch_keys, open_store
 from tests.executors.launches import Scene, running, small_plan
 from tests.executors.scripted import ScriptedPlatform
@@ -111,7 +109,7 @@ def test_from_another_machine_a_login_that_sees_no_such_job_confirms_no_end_and_
 ) -> None:
     scene = killed_before_it_wrote_the_job_down(ScriptedPlatform())
     with monkeypatch.context() as there:
-        there.setattr("composer_prime.executors.fleet.who", lambda: "another-machine")
+        there.setattr("composer_prime.launch.fleet.who", lambda: "another-machine")
         other = ScriptedPlatform()
         assert scene.supervisor(Fleet(scene.book(), opener=lambda on: other)).turn() is False
         assert other.jobs == {}
@@ -126,7 +124,7 @@ def test_from_another_machine_a_login_of_the_same_account_goes_on_where_the_laun
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scene = killed_before_it_wrote_the_job_down(Account())
-    monkeypatch.setattr("composer_prime.executors.fleet.who", lambda: "another-machine")
+    monkeypatch.setattr("composer_prime.launch.fleet.who", lambda: "another-machine")
     scene.platform.jobs.clear()  # it was killed a moment earlier: there is no job
     scene.supervisor().turn()
     assert running(scene) == ["a1"] and states(scene) == {("a", 1): "running"}
@@ -301,24 +299,24 @@ def test_a_withdrawal_leaves_what_earlier_commands_started() -> None:
 
 
 def test_what_the_platform_refused_is_no_mistake_of_the_corrected_command() -> None:
-    scene = Scene(platform=Choosy(), plan=replace(small_plan(sites=("a",)), image="bad/image"))
+    scene = Scene(platform=Choosy(), plan=small_plan(sites=("a",), image="bad/image"))
     for _ in range(2):
         with pytest.raises(BadInput, match="bad/image"):
             scene.supervisor().turn()
     (row, _) = rows(scene.book(), scene.fleet().look())
     assert (row.state, row.seconds, row.usd) == ("refused", 0.0, 0.0) and "can't be pulled" in row.message
-    scene.plan = replace(scene.plan, image="good/image")
+    scene.plan = small_plan(sites=("a",), image="good/image")
     scene.supervisor().turn()
     assert running(scene) == ["a3"]
 
 
 def test_an_intent_left_by_a_killed_launcher_that_the_platform_refuses_is_followed_by_the_corrected_one() -> None:
-    scene = Scene(platform=Choosy(), plan=replace(small_plan(sites=("a",)), image="bad/image"))
+    scene = Scene(platform=Choosy(), plan=small_plan(sites=("a",), image="bad/image"))
     fleet = scene.fleet()
     fleet.book.intend(fleet.intent(scene.plan, "a", 1, 600))
     with pytest.raises(BadInput, match="can't be pulled"):
         scene.supervisor().turn()
-    scene.plan = replace(scene.plan, image="good/image")
+    scene.plan = small_plan(sites=("a",), image="good/image")
     scene.supervisor().turn()
     assert running(scene) == ["a3"] and states(scene)["a", 1] == states(scene)["a", 2] == "refused"
 

@@ -16,10 +16,13 @@ import pytest
 from huggingface_hub import JobInfo
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
-from composer_prime.executors import hf_jobs, hf_jobs_api
 from composer_prime.executors.base import JobSpec, JobState, Resources
-from composer_prime.executors.hf_jobs import HfJobsExecutor
-from composer_prime.executors.hf_jobs_status import status_of
+from composer_prime.executors.hf_jobs import api as hf_jobs_api
+from composer_prime.executors.hf_jobs import executor as hf_jobs
+from composer_prime.executors.hf_jobs.executor import HfJobsExecutor
+from composer_prime.executors.hf_jobs.status import status_of
+from composer_prime.executors.installing import UV_IMAGE
+from composer_prime.executors.packages import Packages
 from composer_prime.executors.secrets import Secrets
 from tests.executors.jobs import await_running
 from tests.executors.loopback_hf_jobs import HfJobsPlatform
@@ -191,7 +194,8 @@ def test_cancel_ends_doubles_too(service: HfJobsPlatform, executor: HfJobsExecut
 def test_a_submission_whose_answer_is_lost_is_found_and_not_made_again(
     service: HfJobsPlatform, executor: HfJobsExecutor, waits: list[float]
 ) -> None:
-    executor.check(spec())  # so that the next requests are a listing and the submission
+    executor.check(spec())
+    executor.log_in()  # so that the next requests are a listing and the submission
     service.troubles.extend([None, "reset"])
     job = executor.submit(spec())
     assert executor.find("demo.v1") == [job]
@@ -235,6 +239,7 @@ def test_a_service_that_breaks_while_a_job_is_submitted_leaves_a_hint(
     service: HfJobsPlatform, executor: HfJobsExecutor, waits: list[float]
 ) -> None:
     executor.check(spec())
+    executor.log_in()
     service.trouble("503", 1000)
     with pytest.raises(ExecutorError, match="may have been started: launch again, which finds it"):
         executor.submit(spec())
@@ -261,20 +266,17 @@ def test_no_token_at_all_is_refused_before_anything_is_asked(
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
     with pytest.raises(BadInput, match="needs a token, and there is none: set HF_TOKEN"):
-        HfJobsExecutor("an-org", endpoint=service.url).check(spec())
+        HfJobsExecutor("an-org", endpoint=service.url).log_in()
     assert service.requests == []
 
 
-def test_a_job_without_an_image_is_refused_unless_one_is_set_for_all(
-    service: HfJobsPlatform, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(hf_jobs.IMAGE_VARIABLE, raising=False)
-    with pytest.raises(BadInput, match=f"site a has no image.*set {hf_jobs.IMAGE_VARIABLE}"):
+def test_a_job_that_names_no_image_and_installs_nothing_is_refused(service: HfJobsPlatform) -> None:
+    with pytest.raises(BadInput, match=f"site a has no image.*set {hf_jobs.HF_IMAGE_VARIABLE}"):
         HfJobsExecutor(endpoint=service.url, token=TOKEN).check(spec(image=None))
-    monkeypatch.setenv(hf_jobs.IMAGE_VARIABLE, "an/image")
-    HfJobsExecutor(endpoint=service.url, token=TOKEN).submit(spec(site="a", image=None))
-    HfJobsExecutor(endpoint=service.url, token=TOKEN).submit(spec(site="b", image="its/own"))
-    assert [hosted.request["dockerImage"] for hosted in service.hosted.values()] == ["an/image", "its/own"]
+    executor = HfJobsExecutor("an-org", endpoint=service.url, token=TOKEN)
+    installs = spec(image=None, packages=Packages(("composer-prime",)))
+    shown = executor.describe(installs)
+    assert shown.startswith("installs composer-prime ") and UV_IMAGE in shown
 
 
 def test_an_unknown_namespace_is_refused(service: HfJobsPlatform) -> None:
@@ -285,7 +287,7 @@ def test_an_unknown_namespace_is_refused(service: HfJobsPlatform) -> None:
 def test_offline_mode_is_named(executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(BadInput, match=r"HF_HUB_OFFLINE is set.*unset it"):
-        executor.check(spec())
+        executor.log_in()
 
 
 @pytest.mark.parametrize(

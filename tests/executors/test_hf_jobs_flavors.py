@@ -4,7 +4,7 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import Resources
-from composer_prime.executors.hf_jobs_flavors import TABLE, choose
+from composer_prime.executors.hf_jobs.flavors import TABLE, choose
 
 
 @pytest.mark.parametrize(

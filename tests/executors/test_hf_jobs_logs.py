@@ -11,9 +11,9 @@ from typing import Literal
 import pytest
 
 from composer_prime.errors import ExecutorError
-from composer_prime.executors import hf_jobs_logs
 from composer_prime.executors.base import Job, JobSpec, JobState
-from composer_prime.executors.hf_jobs_logs import Event, Given
+from composer_prime.executors.hf_jobs import logs as hf_jobs_logs
+from composer_prime.executors.hf_jobs.logs import Event, Given
 from tests.executors.jobs import wait_until
 from tests.executors.loopback_hf_jobs import HfJobsPlatform
 

@@ -11,11 +11,12 @@ from composer_prime.config.settings import data_shard
 from composer_prime.errors import BadInput, ConfigError
 from composer_prime.executors import prices
 from composer_prime.executors.base import Resources
-from composer_prime.executors.budget import Limits
-from composer_prime.executors.dry_run import dry_run_lines
-from composer_prime.executors.egress import bucket_lines
-from composer_prime.executors.launching import LaunchOptions, plan_launch
 from composer_prime.executors.open import open_executor
+from composer_prime.launch.budget import Limits
+from composer_prime.launch.dry_run import described
+from composer_prime.launch.plan import LaunchOptions, plan_launch
+from composer_prime.launch.preflight.egress import bucket_lines
+from composer_prime.launch.problems import Problems
 from composer_prime.store.s3 import bucket_region
 from tests.executors.launches import ENVIRONMENT, SECRET, small_plan, small_recipe
 from tests.servers import S3Server
@@ -58,7 +59,7 @@ def test_secrets_are_taken_by_name_and_options_win_over_the_table() -> None:
     }
     plan = planned(table, on="modal", gpu="H100", image="mine")
     assert list(plan.secrets) == ["HF_TOKEN", "UNRELATED"]
-    assert plan.resources == Resources("H100", 2) and plan.image == "mine" and plan.timeout_s == 7200
+    assert plan.resources == Resources("H100", 2) and plan.places["a"].image == "mine" and plan.timeout_s == 7200
     assert SECRET not in repr(plan) and SECRET not in plan.recipe_text
 
 
@@ -104,9 +105,11 @@ def test_a_launch_table_is_checked_as_every_table(table: dict[str, Any], said: s
 
 
 def test_a_dry_run_says_what_it_would_start_and_cost_and_no_secret() -> None:
-    text = "\n".join(dry_run_lines(small_plan(replicas=2, usd_per_hour=1.5), Limits(max_usd=6.0)))
+    plan, problems = small_plan(replicas=2, usd_per_hour=1.5), Problems()
+    text = "\n".join(described(plan, Limits(max_usd=6.0), problems, logged_in=False))
+    problems.check()
     assert "replica s3://bucket/runs/small --launch 1 --site r0 --attempt 1" in text and "--site r1" in text
-    assert "$3.00 an hour" in text and "ends by itself after 1.99 h" in text and "nothing was started" in text
+    assert "$3.00 an hour" in text and "ends by itself after 1.99 h" in text
     assert "HF_TOKEN" in text and SECRET not in text
 
 
@@ -115,11 +118,54 @@ def test_a_dry_run_says_what_it_would_start_and_cost_and_no_secret() -> None:
 
 @pytest.mark.parametrize(
     ("option", "said"),
-    [("moon", "names no platform"), ("ssh", "ssh:hosts.toml"), ("local:x", "local alone"), ("ssh:", "ssh:hosts.toml")],
+    [
+        ("moon", "'moon' is no platform: use local, modal"),
+        ("modl", "did you mean modal"),
+        ("ssh", "names no host: write ssh:"),
+        ("ssh:", "names no host"),
+        ("local:x", "local must be followed by a number"),
+        ("modal:0", "a number of sites, 1 to 64"),
+        ("modal,hf-jobs:2", "doesn't say how many sites modal gets"),
+        ("modal:1,modal:2", "names modal twice"),
+        ("ssh:a,ssh:a", "names ssh:a twice"),
+        ("local:1,modal:1", "mixes this machine with others"),
+    ],
 )
-def test_a_platform_that_is_not_there_is_refused(option: str, said: str) -> None:
+def test_platforms_that_can_not_be_are_refused(option: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        open_executor(option)
+        planned(on=option)
+
+
+def test_a_site_of_a_launch_is_on_the_platform_that_its_turn_gives_it() -> None:
+    plan = planned(FAR, on="modal:2,hf-jobs:1,ssh:alice@gpu1,ssh:gpu2", image="any")
+    on = {site: place.on for site, place in plan.places.items()}
+    assert on == {"r0": "modal", "r1": "modal", "r2": "hf-jobs", "r3": "ssh:alice@gpu1", "r4": "ssh:gpu2"}
+    assert plan.platforms == ("modal", "hf-jobs", "ssh") and plan.one_of_each == ("r0", "r2", "r3", "r4")
+    assert planned(FAR, on="modal:1,hf-jobs:1", image="any").sites == ("a", "b"), "as many as the recipe has"
+
+
+def test_what_a_platform_can_not_install_it_is_not_given() -> None:
+    places = planned(FAR, on="modal:1,hf-jobs:1,ssh:gpu1").places
+    assert [place.packages is not None for place in places.values()] == [True, True, False]
+    assert [place.linked is not None for place in places.values()] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"replicas": 4}, "--on counts 3 sites, and --replicas is 4"), ({"sites": ("a",)}, "and --sites names 1")],
+)
+def test_counts_that_do_not_agree_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        planned(FAR, on="modal:2,hf-jobs:1", **options)
+
+
+def test_all_that_is_wrong_is_said_at_once_a_line_each() -> None:
+    tables = {"outer": {"store": "/tmp/folder"}, "model": {"name": "/tmp"}}
+    with pytest.raises(BadInput) as refused:
+        planned(tables, on="modal", sites=("a", "a"), secrets=("NOT_SET",))
+    said = str(refused.value).splitlines()
+    expected = ("--sites", "outer.store", "model.name", "secret NOT_SET")
+    assert len(said) == 4 and all(line.startswith(word) for line, word in zip(said, expected, strict=True))
 
 
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from tests.architecture import REPOSITORY
 from tests.patience import wait_until
 
 pytest.importorskip("modal")
-from composer_prime.executors.modal_jobs import ModalExecutor
+from composer_prime.executors.modal.executor import ModalExecutor
 from tests.executors import loopback_modal_fixtures as fixtures
 from tests.executors.loopback_modal import LoopbackModal
 from tests.executors.loopback_modal_fixtures import SLEEP, wait_for

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
-from composer_prime.executors import modal_client
 from composer_prime.executors.base import JobSpec
-from composer_prime.executors.modal_client import (
+from composer_prime.executors.modal import client as modal_client
+from composer_prime.executors.modal.client import (
     Connection,
     explained,
     modal_package,
     require_proxy_support,
     require_token,
 )
-from composer_prime.executors.modal_jobs import ModalExecutor
+from composer_prime.executors.modal.executor import ModalExecutor
 
 modal = pytest.importorskip("modal")
 known = modal.exception

@@ -10,19 +10,22 @@ from typing import Any
 import pytest
 
 from composer_prime.errors import BadInput
-from composer_prime.executors.base import Job, JobSpec, JobState
+from composer_prime.executors.base import Job, JobSpec, JobState, Resources
+from composer_prime.executors.installing import UV_IMAGE
+from composer_prime.executors.packages import Packages
 from composer_prime.executors.secrets import Secrets
 
 pytest.importorskip("modal")
-from composer_prime.executors import modal_deploy
-from composer_prime.executors.modal_jobs import ModalExecutor
+from composer_prime.executors.modal import deploy as modal_deploy
+from composer_prime.executors.modal.executor import ModalExecutor
 from tests.executors import loopback_modal_fixtures as fixtures
+from tests.executors import stock_image
 from tests.executors.loopback_modal import LoopbackModal
 from tests.executors.loopback_modal_fixtures import SLEEP, wait_for
 from tests.executors.loopback_modal_servicer import BAD_IMAGE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the loopback finds a container's processes in /proc")
-platform, executor, spec = fixtures.platform, fixtures.executor, fixtures.spec
+platform, executor, spec, handmade = fixtures.platform, fixtures.executor, fixtures.spec, stock_image.handmade
 
 
 # What is deployed
@@ -46,13 +49,32 @@ def test_jobs_of_the_same_settings_share_an_app_and_others_do_not(
         assert wait_for(executor, job).state is JobState.SUCCEEDED
 
 
+def test_without_an_image_a_stock_one_is_built_once_with_what_this_machine_has(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, handmade: str
+) -> None:
+    code = f"import {handmade}; print({handmade}.ANSWER)"
+    installs = replace(spec, packages=Packages((handmade,)), command=("python3", "-c", code))
+    assert f"{UV_IMAGE}, and on it {handmade} 1.0 of this machine" in executor.describe(installs)
+    jobs = [executor.submit(replace(installs, site=site)) for site in "ab"]
+    for job in jobs:
+        assert wait_for(executor, job).state is JobState.SUCCEEDED
+        assert list(executor.logs(job)) == ["42"]
+    first, second = (platform.calls(job)[0].function_id for job in jobs)
+    assert first == second
+    assert platform.calls(executor.submit(replace(spec, site="c")))[0].function_id != first
+    on_gpu = executor.submit(replace(installs, site="d", resources=Resources("T4", 1)))
+    assert wait_for(executor, on_gpu).state is JobState.SUCCEEDED
+    without, with_gpu = (line for line in platform.servicer.runs if "uv pip install" in line)
+    assert "--torch-backend cpu" in without and "torch-backend" not in with_gpu, "built where no GPU is, for one"
+
+
 def test_the_container_gets_our_one_file_and_not_our_package(
     platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
 ) -> None:
     (call,) = platform.calls(executor.submit(spec))
     function = platform.servicer.functions[call.function_id]
-    assert list(function.files) == ["/root/modal_job_body.py"]
-    assert function.definition.module_name == "modal_job_body"
+    assert list(function.files) == ["/root/job_body.py"]
+    assert function.definition.module_name == "job_body"
     assert not function.definition.function_serialized
 
 
@@ -130,6 +152,31 @@ def test_a_cache_is_a_volume_that_outlives_its_job(
     assert wait_for(executor, jobs[1]).state is JobState.SUCCEEDED
     assert list(executor.logs(jobs[1])) == ["weights"]
     assert ("vo", "", "composer-prime-cache-hf") in platform.servicer._named
+
+
+def test_a_job_stands_where_it_is_told_to_on_the_first_gpu_that_is_free(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    placed = replace(spec, resources=Resources("H100,A100-80GB", 1, region="eu-west", cloud="aws"))
+    described = executor.describe(placed)
+    assert "region    eu-west" in described and "cloud     aws" in described
+    (call,) = platform.calls(executor.submit(placed))
+    definition = platform.servicer.functions[call.function_id].definition
+    assert platform.servicer.ranks[call.function_id] == ["H100", "A100-80GB"]
+    assert list(definition.scheduler_placement.regions) == ["eu-west"]
+    assert definition.cloud_provider_str == "aws"
+    (call,) = platform.calls(executor.submit(replace(spec, site="b", resources=Resources(nonpreemptible=True))))
+    definition = platform.servicer.functions[call.function_id].definition
+    assert definition.scheduler_placement.nonpreemptible
+
+
+def test_an_image_of_a_private_registry_is_pulled_with_the_secret_that_is_named(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    private = replace(spec, image="ghcr.io/me/private:1", registry_secret="my-registry")
+    assert "ghcr.io/me/private:1 (with the secret my-registry)" in executor.describe(private)
+    executor.submit(private)
+    assert platform.servicer.registries == {"FROM ghcr.io/me/private:1": "my-registry"}
 
 
 def test_an_image_that_can_not_be_built_is_refused_and_leaves_no_job(executor: ModalExecutor, spec: JobSpec) -> None:

@@ -11,19 +11,20 @@ from typing import Any
 import pytest
 
 from composer_prime.errors import ExecutorError, JobUnknown
-from composer_prime.executors import modal_job_body, modal_jobs
 from composer_prime.executors.base import Job, JobSpec, JobState
-from composer_prime.executors.budget import Limits
-from composer_prime.executors.fleet import Fleet
-from composer_prime.executors.launching import spec_of
-from composer_prime.executors.records import LaunchBook, begin_launch
-from composer_prime.executors.supervisor import Supervisor
+from composer_prime.executors.modal import executor as modal_jobs
+from composer_prime.executors.modal import job_body
+from composer_prime.launch.budget import Limits
+from composer_prime.launch.fleet import Fleet
+from composer_prime.launch.plan import spec_of
+from composer_prime.launch.records import LaunchBook, begin_launch
+from composer_prime.launch.supervisor import Supervisor
 from tests.patience import wait_until
 
 pytest.importorskip("modal")
-from composer_prime.executors.modal_job_body import TIMEOUT_GRACE_S
-from composer_prime.executors.modal_jobs import ModalExecutor
-from composer_prime.executors.modal_records import Records
+from composer_prime.executors.modal.executor import ModalExecutor
+from composer_prime.executors.modal.job_body import TIMEOUT_GRACE_S
+from composer_prime.executors.modal.records import Records
 from tests.executors import loopback_modal_fixtures as fixtures
 from tests.executors.launches import empty_bucket, small_plan
 from tests.executors.loopback_modal import LoopbackModal
@@ -106,7 +107,7 @@ def test_a_launcher_killed_before_its_call_is_made_good_by_the_next_supervisor(
     plan = small_plan("modal", sites=("a",), image="any")
     fleet = Fleet(begin_launch(empty_bucket(), "small"), opener=lambda on: executor)
     intent = fleet.book.intend(fleet.intent(plan, "a", 1, 600))
-    killed_at_spawn(monkeypatch, executor, spec_of(intent, fleet.book.name, plan.secrets))
+    killed_at_spawn(monkeypatch, executor, spec_of(intent, fleet.book.name, plan))
     if written_down:
         fleet.book.start(*executor.find(fleet.book.name))
     Supervisor(fleet, plan, Limits(), say=print).turn()
@@ -315,7 +316,7 @@ def test_what_a_command_leaves_behind_ends_before_the_container(
         "print('done')"
     )
     # Not in a container, which would take everything with it.
-    answer = modal_job_body._run([sys.executable, "-c", program], {}, 60)
+    answer = job_body._run([sys.executable, "-c", program], {}, 60)
     assert (answer, capsys.readouterr().out) == ({"outcome": "exited", "exit_code": 0}, "done\n")
     child = Path(f"/proc/{written.read_text()}/stat")
     # A zombie waits for a parent that isn't ours.
@@ -399,7 +400,7 @@ def killed_before_modal_was_asked(executor: ModalExecutor, monkeypatch: pytest.M
         there.setattr(ModalExecutor, "submit", die)
         with pytest.raises(Killed):
             Fleet(book, opener=lambda on: executor).start(small_plan("modal", image="any"), "a", 1, 600)
-    monkeypatch.setattr("composer_prime.executors.fleet.who", lambda: "another-machine")
+    monkeypatch.setattr("composer_prime.launch.fleet.who", lambda: "another-machine")
     return book
 
 

@@ -6,14 +6,14 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobSpec, Resources
-from composer_prime.executors.budget import Limits, check_bounded
-from composer_prime.executors.modal_deploy import TIMEOUT_MARGIN_S
-from composer_prime.executors.modal_job_body import TIMEOUT_GRACE_S
-from composer_prime.executors.modal_jobs import ModalExecutor
-from composer_prime.executors.modal_limits import GPUS, check_spec, gpu_option
-from composer_prime.executors.modal_records import NAME_LIMIT, object_name
+from composer_prime.executors.modal.deploy import TIMEOUT_MARGIN_S
+from composer_prime.executors.modal.executor import ModalExecutor
+from composer_prime.executors.modal.job_body import TIMEOUT_GRACE_S
+from composer_prime.executors.modal.limits import GPUS, check_spec, gpu_option
+from composer_prime.executors.modal.records import NAME_LIMIT, object_name
 from composer_prime.executors.prices import modal_price
 from composer_prime.executors.secrets import Secrets
+from composer_prime.launch.budget import Limits, check_bounded
 
 SPEC = JobSpec(run="demo", site="a", attempt=1, command=("true",), timeout_s=60)
 
@@ -23,6 +23,7 @@ def test_the_gpu_is_spelled_as_modal_spells_it() -> None:
     assert gpu_option(Resources(gpu="H100", gpu_count=1)) == "H100"
     assert gpu_option(Resources(gpu="h100", gpu_count=2)) == "H100:2"
     assert gpu_option(Resources(gpu="A100-80GB", gpu_count=8)) == "A100-80GB:8"
+    assert gpu_option(Resources(gpu="h100, L40S", gpu_count=2)) == ["H100:2", "L40S:2"]
 
 
 def test_every_gpu_of_the_table_passes_the_clients_own_parser() -> None:
@@ -30,6 +31,18 @@ def test_every_gpu_of_the_table_passes_the_clients_own_parser() -> None:
     for kind, most in GPUS.items():
         option = gpu_option(Resources(gpu=kind, gpu_count=most))
         assert (parse(option).gpu_type, parse(option).count) == (kind, most)
+
+
+def test_a_place_and_a_machine_that_stays_have_their_price() -> None:
+    plain = Resources("H100", 1, cpus=4, memory_gib=8)
+    price = modal_price(plain).usd_per_hour
+    assert price is not None
+    for region, times in (("us", 1.5), ("us-west", 1.75)):
+        assert modal_price(replace(plain, region=region)).usd_per_hour == pytest.approx(times * price)
+    small = Resources(cpus=4, memory_gib=8)
+    stays = modal_price(replace(small, nonpreemptible=True)).usd_per_hour
+    assert stays == pytest.approx(3 * (modal_price(small).usd_per_hour or 0))
+    assert modal_price(replace(plain, gpu="L4,H100")).usd_per_hour == pytest.approx(price), "the dearest may serve it"
 
 
 def test_our_own_program_needs_an_image_that_has_it() -> None:
@@ -51,6 +64,10 @@ def test_an_unknown_gpu_is_refused_with_the_nearest_names() -> None:
         (Resources(gpu="A10", gpu_count=8), r"gpu_count \(8\) must be 1 to 4 for A10"),
         (Resources(gpu="T4", gpu_count=0), r"gpu_count \(0\) must be 1 to 8"),
         (Resources(gpu_count=2), r"gpu_count \(2\) without a GPU kind"),
+        (Resources(region="mars-1"), r"launch.region \(mars-1\) isn't in a region of Modal's: nearest .*us, eu"),
+        (Resources(cloud="azure"), r"launch.cloud \(azure\) is none of Modal's: name one of aws"),
+        (Resources(gpu="T4", gpu_count=1, nonpreemptible=True), "nonpreemptible .* isn't to be had with a GPU"),
+        (Resources(gpu="T4,H1000", gpu_count=1), "'H1000' is none of Modal's: nearest H100"),
         (Resources(memory_gib=0), r"memory_gib \(0\) must be above 0"),
         (Resources(disk_gib=4000), r"disk_gib \(4000\) must be above 0 and at most 3072"),
     ],

@@ -26,7 +26,7 @@ MODAL = pytest.param(
 
 ONE_JOB = """
 import time
-job = executor.submit(JobSpec("proxied", "a", 1, (sys.executable, "-c", "print('hello')"), 60))
+job = executor.submit(JobSpec("proxied", "a", 1, (sys.executable, "-c", "print('hello')"), 60, image="any"))
 while not (status := executor.poll(job)).state.final:
     time.sleep(0.05)
 print(status.state, *executor.logs(job))

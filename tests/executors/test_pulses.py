@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from composer_prime.executors.budget import Limits
-from composer_prime.executors.pulses import Pulses
+from composer_prime.launch.budget import Limits
+from composer_prime.launch.pulses import Pulses
 from composer_prime.store import keys
 from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.reading import find_record

@@ -4,7 +4,7 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobState, JobStatus
-from composer_prime.executors.fleet import Fleet
+from composer_prime.launch.fleet import Fleet
 from composer_prime.store import launch_keys
 from tests.executors.launches import Scene, running, small_plan
 

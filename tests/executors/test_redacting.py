@@ -15,7 +15,7 @@ from tests.patience import PATIENCE_S
 TOKEN = "tok-9f8e7d6c5b4a"
 PROGRAM = """
 import os, subprocess, sys
-from composer_prime.executors.redacting import redacted_output
+from composer_prime.launch.redacting import redacted_output
 print("before", flush=True)
 with redacted_output():
     exec(sys.argv[1])
@@ -103,7 +103,7 @@ def test_a_replica_that_is_refused_says_why_in_one_line_without_the_secret(tmp_p
 
 def test_a_process_that_was_left_behind_keeps_nobody_and_the_end_is_not_lost() -> None:
     body = (
-        "from composer_prime.executors import redacting; redacting.DRAIN_S = 0.5\n"
+        "from composer_prime.launch import redacting; redacting.DRAIN_S = 0.5\n"
         "left = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
         "print(left.pid, flush=True); os.write(1, b'the end: tok-9f')"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from composer_prime import redaction
-from composer_prime.executors import shim
+from composer_prime.executors.local import shim
 from tests.executors.jobs import wait_until
 from tests.patience import PATIENCE_S
 

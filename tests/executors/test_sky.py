@@ -60,7 +60,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def spec(*command: str, site: str = "a", **more: Any) -> JobSpec:
-    return replace(JobSpec("demo.v1", site, 1, command or SLEEP, timeout_s=600), **more)
+    return replace(JobSpec("demo.v1", site, 1, command or SLEEP, timeout_s=600, image="any"), **more)
 
 
 def launches(server: SkyPlatform) -> int:
@@ -240,7 +240,7 @@ def test_a_server_without_a_cloud_starts_nothing(server: SkyPlatform, executor: 
     server.clouds = []
     assert "has access to no cloud: set one up and run `sky check`" in refused(executor, spec())
     server.clouds = ["kubernetes"]
-    executor.check(spec())
+    executor.log_in()
     assert launches(server) == 0
 
 
@@ -270,7 +270,7 @@ def test_a_name_that_skypilot_can_not_hold_is_refused(
 
 
 def test_a_job_without_an_image_is_refused(opened: Opener) -> None:
-    assert "site a has no image" in refused(opened(image_id=None), spec())
+    assert "site a has no image" in refused(opened(image_id=None), spec(image=None))
 
 
 def test_a_wrong_token_names_the_variable_and_is_not_shown(server: SkyPlatform, opened: Opener) -> None:
@@ -292,6 +292,25 @@ def test_resources_that_are_no_json_object_are_refused(text: str, monkeypatch: p
     monkeypatch.setenv(task.RESOURCES_VARIABLE, text)
     with pytest.raises(BadInput, match="must be SkyPilot's resources as a JSON object"):
         SkyExecutor()
+
+
+def test_several_accelerators_are_all_known_and_asked_for_in_their_order(
+    server: SkyPlatform, executor: SkyExecutor
+) -> None:
+    wanted = spec(resources=Resources("B200, GH200", 1))
+    executor.submit(wanted)
+    assert server.tasks[0]["resources"]["accelerators"] == ["B200:1", "GH200:1"]
+    assert executor.price(wanted).usd_per_hour == 6.99
+    assert "no accelerator 'H1000'" in refused(executor, spec(site="b", resources=Resources("B200, H1000", 1)))
+
+
+def test_a_place_goes_into_the_task(server: SkyPlatform, opened: Opener) -> None:
+    executor = opened(infra="gcp", use_spot=True)
+    places = Resources(region="us-east-1"), Resources(cloud="aws", nonpreemptible=True), Resources()
+    for site, place in zip("abc", places, strict=True):
+        executor.submit(spec(site=site, resources=place))
+    asked = [(task["resources"]["infra"], task["resources"]["use_spot"]) for task in server.tasks]
+    assert asked == [("*/us-east-1", True), ("aws/*", False), ("gcp", True)]
 
 
 # --- states and prices ------------------------------------------------------------------------------------------------

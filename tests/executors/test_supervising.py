@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from composer_prime.executors.base import JobState, JobStatus
-from composer_prime.executors.budget import Limits
-from composer_prime.executors.records import Attempt, Ended, EndState, Intent, Started, Verdict
-from composer_prime.executors.supervising import (
+from composer_prime.launch.budget import Limits
+from composer_prime.launch.decisions import (
     PENDING_PATIENCE_S,
     STARTUP_PATIENCE,
     Action,
@@ -20,6 +19,7 @@ from composer_prime.executors.supervising import (
     Wait,
     decide,
 )
+from composer_prime.launch.records import Attempt, Ended, EndState, Intent, Started, Verdict
 
 NOW, TICKS = 1_000_000.0, 5_000.0
 LIMITS = Limits(max_restarts=2, hang_after_s=100.0)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from composer_prime.executors.base import JobState
-from composer_prime.executors.records import LaunchBook, open_launch
+from composer_prime.launch.records import LaunchBook, open_launch
 from composer_prime.store import keys, open_store
 from composer_prime.sync.records import Close, Commit, Manifest, Offer
 from tests.executors.platforms import LoopbackPlatform

@@ -14,8 +14,6 @@ def test_every_key_of_a_launch_is_legal_and_below_its_prefix() -> None:
     found = [launch_keys.launch(12), launch_keys.stop(12), *(spell(*place) for spell in SPELLED.values())]
     assert all(is_key(key) and key.startswith(launch_keys.launch_prefix(12)) for key in found)
     assert len(set(found)) == len(found)
-    assert is_key(launch_keys.hosts(12, 3)) and launch_keys.hosts(12, 3).startswith(launch_keys.hosts_prefix(12))
-    assert launch_keys.hosts_prefix(12).startswith(launch_keys.launch_prefix(12))
     recipe = launch_keys.recipe(SHA)
     assert is_key(recipe) and recipe.startswith(launch_keys.launches_prefix())
 
@@ -44,14 +42,6 @@ def test_a_launchs_key_is_read_back_and_others_are_not() -> None:
         keys.claim("a", 1),
     ):
         assert launch_keys.parse_launched(other) is None
-
-
-def test_a_version_of_a_launchs_hosts_is_read_back_and_others_are_not() -> None:
-    assert launch_keys.parse_hosts(launch_keys.hosts(7, 12)) == 12
-    for other in (launch_keys.launch(7), launch_keys.intent(7, "hosts", 1), launch_keys.hosts(7, 1) + "x"):
-        assert launch_keys.parse_hosts(other) is None
-    assert launch_keys.parse_launch(launch_keys.hosts(7, 1)) is None
-    assert launch_keys.parse_launched(launch_keys.hosts(7, 1)) is None
 
 
 def test_launches_are_never_collected() -> None:

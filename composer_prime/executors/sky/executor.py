@@ -52,16 +52,19 @@ class SkyExecutor:
 
     @hides_secrets
     def check(self, spec: JobSpec) -> None:
-        """Refuse what SkyPilot would refuse, now or only once it has taken the job."""
+        """Refuse what SkyPilot would refuse, now or once it has taken the job; of accelerators, if it answers."""
         check_task(spec)
         resources_of(spec, self._resources)
+        if (listed := self._listed_now(spec)) is not None:
+            offers.matching(listed, spec.resources)
+
+    def log_in(self) -> None:
+        """Raise BadInput also for a server that is too old, and for one without a cloud."""
         self._api.check_ready()
-        if not (clouds := self._enabled()):
+        if not self._enabled():
             raise BadInput(
                 f"SkyPilot ({self._api.shown}) has access to no cloud: set one up and run `sky check` where it runs"
             )
-        if spec.resources.gpu and (listed := self._listed(clouds)) is not None:
-            offers.matching(listed, spec.resources)
 
     def describe(self, spec: JobSpec) -> str:
         """The `sky jobs launch` command that would start the same command; its resources stand in a comment."""
@@ -77,18 +80,14 @@ class SkyExecutor:
 
     def price(self, spec: JobSpec) -> Price:
         """What the dearest machine costs that SkyPilot may take, by the server's catalog, else by the shipped table."""
-        listed = None
-        if spec.resources.gpu:
-            with suppress(ExecutorError, BadInput):
-                self._api.health()  # one try, lest a dry run without a server waits
-                if clouds := self._enabled():
-                    listed = self._listed(clouds, all_regions=True)
-        return offers.price(listed, spec.resources, self._resources, self._api.shown)
+        resources = resources_of(spec, self._resources)
+        return offers.price(self._listed_now(spec), spec.resources, resources, self._api.shown)
 
     @hides_secrets
     def submit(self, spec: JobSpec) -> Job:
         """Launch the job, or return the one of its name."""
         self.check(spec)
+        self.log_in()
         try:
             if (standing := self._settle(spec.name)) is None:
                 standing = self._launched(spec)
@@ -205,12 +204,15 @@ class SkyExecutor:
                 self._clouds = self._api.ask("/enabled_clouds")
             return self._clouds
 
-    def _listed(self, clouds: list[str], **more: Any) -> offers.Listed | None:
-        """The accelerators of the clouds; None where the server has no catalog of them."""
-        try:
-            return self._api.ask("/list_accelerators", {"clouds": clouds, "require_price": False, **more})
-        except ExecutorError:
-            return None
+    def _listed_now(self, spec: JobSpec) -> offers.Listed | None:
+        """The accelerators of all clouds and regions; None where none are wanted, or the server tells of none."""
+        if spec.resources.gpu:
+            with suppress(ExecutorError, BadInput):
+                self._api.health()  # one try, lest a dry run without a server waits
+                if clouds := self._enabled():
+                    body = {"clouds": clouds, "require_price": False, "all_regions": True}
+                    return self._api.ask("/list_accelerators", body)
+        return None
 
 
 def _name(job: Job) -> str:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from composer_prime.executors.base import JobState
-from composer_prime.executors.local import split_lines
+from composer_prime.executors.local.executor import split_lines
 from composer_prime.executors.sky.api import PAUSES_S, Busy
 from composer_prime.executors.sky.task import BEGINS, ENDS
 

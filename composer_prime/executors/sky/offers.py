@@ -7,7 +7,7 @@ from datetime import date
 from typing import Any
 
 from composer_prime.errors import BadInput
-from composer_prime.executors.base import Price, Resources
+from composer_prime.executors.base import Price, Resources, gpu_kinds
 from composer_prime.executors.prices import accelerator_price
 from composer_prime.executors.sky.task import OVERRUN_S, RESOURCES_VARIABLE
 
@@ -36,8 +36,11 @@ class Offer:
 
 
 def matching(listed: Listed, wanted: Resources) -> list[Offer]:
-    """The offers of the accelerator and count that are wanted. Raises BadInput where there are none."""
-    asked, count = wanted.gpu or "", wanted.gpu_count or 1
+    """The offers of the accelerators and the count that are wanted. Raises BadInput for one of which there is none."""
+    return [offer for kind in gpu_kinds(wanted) for offer in _of_kind(listed, kind, wanted.gpu_count or 1)]
+
+
+def _of_kind(listed: Listed, asked: str, count: int) -> list[Offer]:
     known = {name.lower(): name for name in listed}
     if asked.lower() not in known:
         near = [known[each] for each in difflib.get_close_matches(asked.lower(), known, n=3, cutoff=0.6)]
@@ -61,9 +64,10 @@ def price(listed: Listed | None, wanted: Resources, resources: Mapping[str, Any]
     if wanted.gpu is None:
         return Price(None, "SkyPilot's API tells the price of no machine without a GPU", OVERRUN_S)
     if listed is None:
-        shipped = accelerator_price(f"{wanted.gpu}:{wanted.gpu_count or 1}")
-        source = f"stale, since the server tells no price: {shipped.source}"
-        return Price(shipped.usd_per_hour, source, OVERRUN_S, _BOUND)
+        shipped = [accelerator_price(f"{kind}:{wanted.gpu_count or 1}") for kind in gpu_kinds(wanted)]
+        usd = [each.usd_per_hour for each in shipped if each.usd_per_hour is not None]
+        source = f"stale, since the server tells no price: {shipped[0].source}"
+        return Price(max(usd) if len(usd) == len(shipped) else None, source, OVERRUN_S, _BOUND)
     infra = str(resources.get("infra", "")).partition("/")[0].lower().replace("k8s", "kubernetes")
     found = [offer for offer in matching(listed, wanted) if infra in ("", "*", offer.cloud.lower())]
     if found and all(offer.cloud.lower() in _OWN for offer in found):

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer_prime.errors import BadInput
-from composer_prime.executors.base import JobSpec, JobState, JobStatus, check_names, parse_name
-from composer_prime.executors.shim import GRACE_S
+from composer_prime.executors.base import JobSpec, JobState, JobStatus, check_names, gpu_kinds, parse_name
+from composer_prime.executors.local.shim import GRACE_S
 from composer_prime.executors.sky.api import first_line
 
 RESOURCES_VARIABLE = "COMPOSER_PRIME_SKY_RESOURCES"
@@ -76,12 +76,15 @@ def resources_of(spec: JobSpec, given: Mapping[str, Any]) -> dict[str, Any]:
             f"site {spec.site} has no image, and SkyPilot's own hold no composer-prime: name one with --image, or "
             f"image_id in {RESOURCES_VARIABLE}"
         )
+    kinds = [f"{kind}:{asked.gpu_count or 1}" for kind in gpu_kinds(asked)]
     wanted = {
-        "accelerators": f"{asked.gpu}:{asked.gpu_count or 1}" if asked.gpu else None,
+        "accelerators": kinds if len(kinds) > 1 else next(iter(kinds), None),
         "cpus": asked.cpus and f"{asked.cpus:g}+",
         "memory": asked.memory_gib and f"{asked.memory_gib:g}+",
         "disk_size": asked.disk_gib and round(asked.disk_gib),
         "image_id": spec.image and f"docker:{spec.image}",
+        "infra": f"{asked.cloud or '*'}/{asked.region or '*'}" if asked.cloud or asked.region else None,
+        "use_spot": False if asked.nonpreemptible else None,
     }
     return {**given, **{name: value for name, value in wanted.items() if value is not None}}
 

@@ -15,7 +15,7 @@ import verifiers.v1 as vf
 from pydantic import ValidationError
 from verifiers.v1.utils.loaders import harness_class, taskset_class
 
-from composer_prime.config.recipe import SourceConfig
+from composer_prime.config.recipe import SourceConfig, module_of
 from composer_prime.config.settings import SiteSettings
 from composer_prime.config.teachers import HintKind
 from composer_prime.errors import EnvError
@@ -111,7 +111,7 @@ def import_taskset(taskset_id: str) -> None:
     verifiers takes every ModuleNotFoundError, also one from inside the package, for "not installed".
     Raises EnvError.
     """
-    module = taskset_id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
+    module = module_of(taskset_id)
     if not module.isidentifier():
         raise EnvError(f"env.taskset.id ({taskset_id}) must be a package's name: such as reverse-letters")
     bundled = f"verifiers.v1.tasksets.{module}"

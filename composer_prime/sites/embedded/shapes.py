@@ -19,10 +19,13 @@ def named_shapes(name: str) -> list[NamedShape]:
 
     name  one of TINY_MODELS, a local folder, or a Hugging Face id, of which only the configuration is downloaded.
 
-    Raises ModelError when there is no such model.
+    Raises ModelError when there is no such model, and without torch and transformers.
     """
-    import torch
-    from transformers import AutoModelForCausalLM
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM
+    except ModuleNotFoundError as error:
+        raise ModelError(f"the size of {name} isn't known without {error.name}: pip install {error.name}") from None
 
     config = _config(name)
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_prime.config.paths import run_uri
-from composer_prime.config.prime_rl import PrimeRecipe, with_none_words
+from composer_prime.config.prime_rl import BUNDLED_TASKSETS, PrimeRecipe, with_none_words
 from composer_prime.config.settings import sampling_seed
 from composer_prime.config.teachers import NO_AVERAGE_SERVER, NO_FROZEN_SERVER, REF_KL_IS_SAMPLED
 from composer_prime.errors import ConfigError
@@ -127,12 +127,6 @@ _LACKING_0_7 = {
 _MEANT = ("trainer", "orchestrator", "inference", "ckpt")
 """Tables that mean something even when they are empty."""
 
-_TASKSETS = (
-    "alphabet-sort", "general-agent", "gsm8k", "math-env", "math500", "r2e-gym", "reverse-text", "scaleswe",
-    "swebench-verified", "wiki-search", "wordle",
-)  # fmt: skip
-"""Tasksets that come with PRIME-RL; up to v0.8.0 their names ended in -v1."""
-
 
 def _finish_0_8(data: Data) -> None:
     extra = _take(data, "inference.vllm")
@@ -149,7 +143,7 @@ def _finish_0_8(data: Data) -> None:
     for sources in ("train.source", "eval.source", "train.env", "eval.env"):
         for source in _get(data, f"orchestrator.{sources}") or ():
             taskset = source.get("taskset") or source.get("env", {}).get("taskset", {})
-            if taskset.get("id") in _TASKSETS:
+            if taskset.get("id") in BUNDLED_TASKSETS:
                 source.setdefault("name", taskset["id"])
                 taskset["id"] += "-v1"
 

@@ -1,0 +1,1 @@
+"""Hugging Face Jobs: one job for each site and attempt."""

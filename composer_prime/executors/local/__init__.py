@@ -1,0 +1,1 @@
+"""Processes of this machine, kept by a shim."""

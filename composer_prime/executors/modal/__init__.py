@@ -1,0 +1,1 @@
+"""Modal: one call of a deployed function for each site and attempt."""

@@ -1,0 +1,1 @@
+"""One's own machines over ssh."""

@@ -1,0 +1,1 @@
+"""What is seen before anything starts: access, memory, traffic."""

@@ -1,0 +1,43 @@
+"""What a replica runs: the recipe whose sha256 its command line names, which comes from whoever launched it.
+
+Nothing in the bucket chooses another. Its attempt's records there can only keep it from starting.
+"""
+
+import tomllib
+from contextlib import closing
+
+from composer_prime.config import PrimeRecipe, Recipe, any_from_data, run_uri
+from composer_prime.errors import BadInput
+from composer_prime.launch.records import open_launch
+from composer_prime.store import open_store
+
+
+def read_order(uri: str, launch: int, site: str, attempt: int, recipe_sha: str) -> Recipe | PrimeRecipe:
+    """The recipe with that sha256, for one attempt of one launch of the run at `uri`.
+
+    Raises BadInput when that launch, the site or the attempt was ended, when there is no such attempt, when it is
+    recorded with another recipe, and when the recipe is another run's; CorruptObject when its bytes in the bucket have
+    another hash.
+    """
+    with closing(open_store(uri)) as store:
+        book = open_launch(store, launch)
+        stop = book.stopped() or book.stopped(site)
+        if stop is not None:
+            raise BadInput(
+                f"launch {book.name}, or its site {site}, was stopped on {stop.by}: this replica doesn't start"
+            )
+        mine = book.attempt(site, attempt)
+        if mine.ended is not None or mine.verdict is not None:
+            raise BadInput(f"attempt {attempt} of site {site} was ended before its start: this replica doesn't start")
+        if mine.intent.recipe != recipe_sha:
+            raise BadInput(
+                f"attempt {attempt} of site {site} is recorded with the recipe {mine.intent.recipe}, and its launcher "
+                f"gave it {recipe_sha}: it doesn't start. See who can write {uri}, and launch again"
+            )
+        text = book.recipe(recipe_sha)
+    recipe = any_from_data(tomllib.loads(text))
+    if run_uri(recipe) != uri:
+        raise BadInput(
+            f"the recipe launched at {uri} is of the run at {run_uri(recipe)}: give the folder that was launched"
+        )
+    return recipe
