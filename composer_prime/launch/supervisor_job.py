@@ -147,9 +147,8 @@ def submit_supervisor(fleet: Fleet, plan: LaunchPlan, order: Order, logins: Mapp
     book, executor = fleet.book, fleet.executor(order.on.on)
     order_sha = book.keep_order(order.to_json())
     named = ("--launch", str(book.launch.number), "--attempt", str(attempt), "--order", order_sha)
-    resources = (
-        Resources(cpus=0.25, memory_gib=0.5, nonpreemptible=True) if order.on.platform == "modal" else Resources()
-    )
+    small = Resources(cpus=0.25, memory_gib=0.5, nonpreemptible=True)
+    resources = small if order.on.platform == "modal" else Resources()
     intent = Intent(
         site=SITE,
         attempt=attempt,
