@@ -92,7 +92,7 @@ class Intent(OfAttempt):
     overrun_s: int = Field(default=0, ge=0, le=10**6)
     """Seconds beyond `timeout_s` for which the platform may bill."""
     usd_per_hour: UsdPerHour | None
-    resources: dict[Word, Word | float | int | None] = Field(max_length=MAX_ITEMS)
+    resources: dict[Word, Word | bool | float | int | None] = Field(max_length=MAX_ITEMS)
     image: Line | None
     caches: Table
     env: Table
