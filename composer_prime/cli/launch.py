@@ -1,6 +1,6 @@
 """`composer-prime launch | ps | logs | cancel`: sites on platforms, found again from anywhere by the run's bucket."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,6 +60,12 @@ def launch(
     ] = 900.0,
     poll_s: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks at the jobs.")] = POLL_S,
     detach: Annotated[bool, typer.Option("--detach", help="Start, and return: nobody restarts what dies.")] = False,
+    supervise_on: Annotated[
+        str | None,
+        typer.Option(
+            "--supervise-on", metavar="PLATFORM", help="Start, and watch as a job there: modal, hf-jobs, ssh:HOST."
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started and its price.")] = False,
 ) -> None:
     """Start a recipe's sites on a platform and watch them. The same command again finds them, and starts none twice."""
@@ -92,7 +98,7 @@ def launch(
     if dry_run:
         print("\n".join([*planned, "nothing was started", *_bucket_lines(plan, costs=False)]))
         return
-    raise typer.Exit(_launch(plan, limits, poll_s, detach))
+    raise typer.Exit(_launch(plan, limits, poll_s, detach, supervise_on))
 
 
 def _checked(plan: "LaunchPlan", limits: "Limits", problems: "Problems", *, dry_run: bool) -> list[str]:
@@ -110,7 +116,7 @@ def _checked(plan: "LaunchPlan", limits: "Limits", problems: "Problems", *, dry_
     return planned
 
 
-def _launch(plan: "LaunchPlan", limits, poll_s: float, detach: bool) -> int:
+def _launch(plan: "LaunchPlan", limits: "Limits", poll_s: float, detach: bool, supervise_on: str | None) -> int:
     """Start what isn't there, and watch it to its end; the exit code: 0 when all sites ended rightly."""
     import threading
 
@@ -128,7 +134,11 @@ def _launch(plan: "LaunchPlan", limits, poll_s: float, detach: bool) -> int:
             say(line)
         try:
             supervisor.check()
+            job = _supervisor_job(fleet, plan, limits, poll_s, supervise_on) if supervise_on else None
             _first_turn(fleet, supervisor)
+            if job is not None:
+                say(job())
+                return 0
             if detach:
                 _refuse_half_a_launch(supervisor)
                 say(_detached(plan))
@@ -144,6 +154,28 @@ def _launch(plan: "LaunchPlan", limits, poll_s: float, detach: bool) -> int:
             fleet.close()
     finally:
         store.close()
+
+
+def _supervisor_job(
+    fleet: "Fleet", plan: "LaunchPlan", limits: "Limits", poll_s: float, on: str
+) -> "Callable[[], str]":
+    """Starts the supervisor's job, and says so, when it is called; what a person must mend is raised now."""
+    from composer_prime.launch.supervisor_job import logins_for, order_of, start_supervisor
+
+    logins = logins_for(plan, on)
+    order = order_of(plan, on, limits, poll_s, logins)
+    if order.on.packages is not None:
+        order.on.packages.wheels()
+
+    def start() -> str:
+        job, is_new = start_supervisor(fleet, plan, order, logins)
+        how = "is watched by a job of its own" if is_new else "is watched already"
+        return (
+            f"The launch {how}, {job}, which restarts what dies: this machine may be switched off. See it with "
+            f"`composer-prime ps {plan.run_uri}`, end all with `composer-prime cancel {plan.run_uri}`."
+        )
+
+    return start
 
 
 def _first_turn(fleet: "Fleet", supervisor: "Supervisor") -> None:

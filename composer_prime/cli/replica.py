@@ -1,11 +1,27 @@
-"""`composer-prime replica`: what a job of `composer-prime launch` runs. It needs the bucket, its name, its attempt, and
-the hash of its recipe."""
+"""`composer-prime replica` and `supervise`: what jobs of `composer-prime launch` run. They need the bucket, and what
+their command line says of their launch."""
 
 from typing import Annotated
 
 import typer
 
 from composer_prime.cli.store_arg import StoreArgument
+
+
+def supervise(
+    store: StoreArgument,
+    launch: Annotated[int, typer.Option("--launch", min=1, help="The launch's number.", show_default=False)],
+    attempt: Annotated[int, typer.Option("--attempt", min=1, help="How often it was started.", show_default=False)],
+    order: Annotated[str, typer.Option("--order", metavar="SHA256", help="Of what it is to do.", show_default=False)],
+) -> None:
+    """Watch a launch as a job of its own: what `launch --supervise-on` starts."""
+    from composer_prime.launch.redacting import redacted_output
+    from composer_prime.launch.supervisor_job import supervise as watch
+    from composer_prime.visible import say
+
+    with redacted_output():
+        code = watch(store, launch, attempt, order, say)
+    raise typer.Exit(code)
 
 
 def replica(

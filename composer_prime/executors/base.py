@@ -232,6 +232,13 @@ class Executor(Protocol):
         """Raise BadInput where this machine has no login for the platform, or a wrong one."""
         ...
 
+    def credentials(self) -> dict[str, str]:
+        """Environment variables by which a job elsewhere logs in as this machine does.
+
+        Raises BadInput where there is no login, and where it can't be handed over.
+        """
+        ...
+
     def describe(self, spec: JobSpec) -> str:
         """What `submit` would start, in the platform's own terms, for a dry run. Secrets appear by name only."""
         ...

@@ -21,21 +21,23 @@ class Platform:
     """Where a platform's executor is.
 
     extra      of our package, which installs what the executor imports; "": nothing is needed
+    package    that this is
     has_host   whether a host's name follows the platform's, after a colon: it takes one job
     """
 
     module: str
     name: str
     extra: str = ""
+    package: str = ""
     has_host: bool = False
 
 
 PLATFORMS = {
     "local": Platform("local.executor", "LocalExecutor"),
-    "modal": Platform("modal.executor", "ModalExecutor", "modal"),
-    "hf-jobs": Platform("hf_jobs.executor", "HfJobsExecutor", "hf"),
+    "modal": Platform("modal.executor", "ModalExecutor", "modal", "modal"),
+    "hf-jobs": Platform("hf_jobs.executor", "HfJobsExecutor", "hf", "huggingface_hub"),
     "sky": Platform("sky.executor", "SkyExecutor"),
-    "ssh": Platform("ssh.executor", "SshExecutor", "ssh", has_host=True),
+    "ssh": Platform("ssh.executor", "SshExecutor", "ssh", "asyncssh", has_host=True),
 }
 
 

@@ -202,9 +202,20 @@ def _place(on: str, recipe: RecipeBase, store: str, options: LaunchOptions, prob
     return place
 
 
+def installed(recipe: RecipeBase, store: str, needs: Sequence[str]) -> Packages:
+    """What a job installs that is no site of the recipe, but may start one: the same, not on PRIME-RL's image."""
+    sites = _packages(recipe, store)
+    ours = packages_of([], needs=[*needs, *_needs_of(store)])
+    return replace(sites, pins=ours.pins, on_prime_rl=False)
+
+
+def _needs_of(store: str) -> list[str]:
+    return ["gcsfs"] if store.startswith("gs://") else []
+
+
 def _packages(recipe: RecipeBase, store: str) -> Packages:
     """What a job of the recipe installs, on PRIME-RL's image beside what that brings."""
-    needs = ["gcsfs"] if store.startswith("gs://") else []
+    needs = _needs_of(store)
     if isinstance(recipe, Recipe):
         return packages_of(
             [module_of(source.env.taskset.id) for source in recipe.orchestrator.train.source], needs=needs

@@ -92,7 +92,7 @@ class Intent(OfAttempt):
     overrun_s: int = Field(default=0, ge=0, le=10**6)
     """Seconds beyond `timeout_s` for which the platform may bill."""
     usd_per_hour: UsdPerHour | None
-    resources: dict[Word, Word | float | int | None] = Field(max_length=MAX_ITEMS)
+    resources: dict[Word, Word | bool | float | int | None] = Field(max_length=MAX_ITEMS)
     image: Line | None
     caches: Table
     env: Table
@@ -257,10 +257,23 @@ class LaunchBook:
 
     def keep_recipe(self, text: str) -> None:
         """Store a recipe at its sha256. Raises CorruptObject when other bytes stand there."""
-        data = text.encode()
+        self._keep(launch_keys.recipe, text.encode())
+
+    def keep_order(self, text: str) -> str:
+        """Store what a supervisor that is a job is to do; its sha256. Raises as `keep_recipe`."""
+        return self._keep(launch_keys.order, text.encode())
+
+    def _keep(self, key_of: Callable[[str], str], data: bytes) -> str:
         sha = sha256_hex(data)
-        if not self.store.create(launch_keys.recipe(sha), data):
-            self.recipe(sha)
+        if not self.store.create(key_of(sha), data):
+            self._kept(key_of, sha)
+        return sha
+
+    def _kept(self, key_of: Callable[[str], str], sha: str) -> bytes:
+        data = read_bytes(self.store, key_of(sha))
+        if sha256_hex(data) != sha:
+            raise CorruptObject(f"{key_of(sha)} is not what was launched: its sha256 differs")
+        return data
 
     def hand(self, packages: Packages) -> dict[str, str]:
         """Store the wheels that a job is handed; the variables by which it finds them, for LINK_S. They are secrets.
@@ -269,18 +282,17 @@ class LaunchBook:
         """
         links = {}
         for name, wheel in zip(link_names(packages), packages.wheels(), strict=True):
-            key = launch_keys.wheel(wheel.sha256)
-            if not self.store.create(key, wheel.data) and read_bytes(self.store, key) != wheel.data:
-                raise CorruptObject(f"{key} is not the wheel that it is named for: see who can write {self.store.uri}")
+            key = launch_keys.wheel(self._keep(launch_keys.wheel, wheel.data))
             links[name] = cast(GivesLinks, self.store).presign_get(key, LINK_S)
         return links
 
     def recipe(self, sha: str) -> str:
         """The recipe of that sha256. Raises CorruptObject when other bytes stand there."""
-        data = read_bytes(self.store, launch_keys.recipe(sha))
-        if sha256_hex(data) != sha:
-            raise CorruptObject(f"{launch_keys.recipe(sha)} is not the recipe that was launched: its sha256 differs")
-        return data.decode()
+        return self._kept(launch_keys.recipe, sha).decode()
+
+    def order(self, sha: str) -> str:
+        """The order of that sha256. Raises as `recipe`."""
+        return self._kept(launch_keys.order, sha).decode()
 
     def _record(self, kind: type[R], key: str) -> R:
         found = self._read.get(key)

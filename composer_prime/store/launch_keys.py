@@ -39,6 +39,11 @@ def recipe(sha: str) -> str:
     return f"{launches_prefix()}recipes/{short_sha(sha)}.toml"
 
 
+def order(sha: str) -> str:
+    """What a supervisor that is a job is to do, addressed by its sha256 (64 hex digits)."""
+    return f"{launches_prefix()}orders/{short_sha(sha)}.json"
+
+
 def wheel(sha: str) -> str:
     """A wheel that a launch's jobs install, addressed by its sha256 (64 hex digits)."""
     return f"{launches_prefix()}wheels/{short_sha(sha)}.whl"

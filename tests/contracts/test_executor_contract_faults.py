@@ -27,7 +27,8 @@ TROUBLES: list[Trouble] = ["429", "503", "reset", "slow"]
 STARTS = "count('starts'); mark('up'); wait('go')"
 SUBMIT = """
 run, folder, program = sys.argv[2:5]
-spec = JobSpec(run, "a", 1, (sys.executable, "-c", program, folder), 600, image="any", secrets=Secrets({"TOKEN": "t0ken-012345"}))
+secrets = Secrets({"TOKEN": "t0ken-012345"})
+spec = JobSpec(run, "a", 1, (sys.executable, "-c", program, folder), 600, image="any", secrets=secrets)
 print("ready", flush=True)
 sys.stdin.readline()
 job = executor.submit(spec)

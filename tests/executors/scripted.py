@@ -27,6 +27,12 @@ class ScriptedPlatform:
     def check(self, spec: JobSpec) -> None:
         check_names(spec)
 
+    def log_in(self) -> None:
+        pass
+
+    def credentials(self) -> dict[str, str]:
+        return {"MOON_TOKEN": "very-secret-moon-token"}
+
     def describe(self, spec: JobSpec) -> str:
         return f"would run {' '.join(spec.command)}"
 

@@ -1,9 +1,11 @@
 """Intents in the bucket that have no job yet: a killed launcher's are made good, others are refused before they run."""
 
+from dataclasses import replace
+
 import pytest
 
 from composer_prime.errors import BadInput
-from composer_prime.executors.base import JobState, JobStatus
+from composer_prime.executors.base import JobState, JobStatus, Resources
 from composer_prime.launch.fleet import Fleet
 from composer_prime.store import launch_keys
 from tests.executors.launches import Scene, running, small_plan
@@ -26,6 +28,14 @@ def test_an_intent_that_is_not_as_planned_keeps_back_all_that_were_only_meant() 
     with pytest.raises(BadInput, match=r"sites/b/0001/intent.json records image = 'theirs', and this launch has"):
         scene.supervisor().turn()
     assert scene.platform.jobs == {}
+
+
+def test_a_machine_comes_back_from_its_record_as_it_was() -> None:
+    machine = Resources("H100,L40S", 2, cpus=1.5, memory_gib=8, region="us-west", cloud="aws", nonpreemptible=True)
+    scene = Scene(plan=replace(small_plan(), resources=machine))
+    fleet = meant(scene)
+    found = Fleet(fleet.book).book.attempt("a", 1).intent.asks_for()
+    assert found == machine and found.nonpreemptible is True, "vendors' clients take no number for it"
 
 
 def test_a_shorter_time_of_an_intent_is_kept_since_the_budget_had_less_left() -> None:

@@ -394,6 +394,16 @@ def test_the_account_tells_users_and_one_machines_loopback_from_anothers(
     assert opened().account() == f"ann@{server.url} on here"
 
 
+def test_a_supervisor_elsewhere_is_given_the_server_unless_only_this_machine_reaches_it(opened: Opener) -> None:
+    far = opened(endpoint="https://sky.example", token="sky-token-0123456789")
+    assert far.credentials() == {
+        "SKYPILOT_API_SERVER_ENDPOINT": "https://sky.example",
+        "SKYPILOT_SERVICE_ACCOUNT_TOKEN": "sky-token-0123456789",
+    }
+    with pytest.raises(BadInput, match="is this machine's alone, so nobody elsewhere can watch its jobs"):
+        opened(endpoint="http://127.0.0.1:1").credentials()
+
+
 def test_an_error_shows_nothing_of_the_request_that_it_answers(server: SkyPlatform, executor: SkyExecutor) -> None:
     with closing(api.SkyApi(server.url)) as client, pytest.raises(BadInput) as raised:
         client.launch({"name": SECRET}, lambda: None)

@@ -91,13 +91,19 @@ class JobsApi:
         if with_secrets and constants.HF_DEBUG:
             raise BadInput("HF_DEBUG is set, and huggingface_hub then prints requests with their secrets: unset it")
 
-    def check_login(self) -> None:
-        """Raise BadInput when there is no token, or a wrong one and no namespace."""
-        _ = self.client
+    @property
+    def token(self) -> str:
+        """The token. Raises BadInput when there is none."""
+        _ = self.client  # says what to install
         from huggingface_hub import get_token
 
-        if not (self._token or get_token()):
+        if not (token := self._token or get_token()):
             raise BadInput(f"Hugging Face Jobs needs a token, and there is none: {_SIGN_IN}")
+        return token
+
+    def check_login(self) -> None:
+        """Raise BadInput when there is no token, or a wrong one and no namespace."""
+        _ = self.token
         _ = self.namespace
 
     def hardware(self) -> list[Any]:

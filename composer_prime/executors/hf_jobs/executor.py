@@ -76,6 +76,9 @@ class HfJobsExecutor:
     def log_in(self) -> None:
         self._api.check_login()
 
+    def credentials(self) -> dict[str, str]:
+        return {"HF_TOKEN": self._api.token, NAMESPACE_VARIABLE: self._api.namespace}
+
     def describe(self, spec: JobSpec) -> str:
         """The `hf jobs run` command that would start the same job; what it runs on stands in a comment."""
         image = self._image_of(spec)

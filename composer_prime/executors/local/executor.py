@@ -61,6 +61,11 @@ class LocalExecutor:
     def log_in(self) -> None:
         """Nothing: it is this user's machine."""
 
+    def credentials(self) -> dict[str, str]:
+        raise BadInput(
+            "jobs on local are processes of this machine, and can't be watched from another: keep it running"
+        )
+
     def describe(self, spec: JobSpec) -> str:
         """The command, its folder, and what it is given."""
         lines = [f"process on {self._host}: {' '.join(spec.command)}", f"folder {self._folder_of(spec)}"]

@@ -45,6 +45,20 @@ def require_token() -> None:
         raise BadInput(f"no token for Modal is set here: {TOKEN_REMEDY}")
 
 
+def login_variables() -> dict[str, str]:
+    """The variables by which another machine's client works in the same workspace and environment.
+
+    Raises BadInput where this one is logged in by another way than a token.
+    """
+    modal_package()
+    from modal.config import config
+
+    if not (token := _token()):
+        raise BadInput(f"no token for Modal is set here that could be handed over: {TOKEN_REMEDY}")
+    found = {"MODAL_TOKEN_ID": token[0], "MODAL_TOKEN_SECRET": token[1], "MODAL_SERVER_URL": config["server_url"]}
+    return found | ({"MODAL_ENVIRONMENT": environment_name()} if environment_name() else {})
+
+
 def require_proxy_support() -> None:
     """Raise BadInput where a proxy leads to Modal and what the client needs for that isn't there.
 

@@ -16,6 +16,7 @@ from composer_prime.executors.base import Job, JobSpec, JobState, JobStatus, Pri
 from composer_prime.executors.modal.client import (
     Connection,
     environment_name,
+    login_variables,
     modal_package,
     require_proxy_support,
     require_token,
@@ -67,6 +68,9 @@ class ModalExecutor:
 
     def log_in(self) -> None:
         require_token()
+
+    def credentials(self) -> dict[str, str]:
+        return login_variables()
 
     def describe(self, spec: JobSpec) -> str:
         check_names(spec)

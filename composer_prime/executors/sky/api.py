@@ -86,6 +86,16 @@ class SkyApi:
         """The server's URL without the password that it may hold."""
         self._place = f" on {socket.gethostname()}" if url.host in _LOOPBACK else ""
 
+    def login_variables(self) -> dict[str, str]:
+        """The variables by which another machine reaches the server. Raises BadInput for one on loopback."""
+        if self._place:
+            raise BadInput(
+                f"SkyPilot's API server {self.shown} is this machine's alone, so nobody elsewhere can watch its jobs: "
+                f"run one that others reach, and set {ENDPOINT_VARIABLE}"
+            )
+        token = self._client.headers.get("Authorization", "").removeprefix("Bearer ")
+        return {ENDPOINT_VARIABLE: str(self._client.base_url)} | ({TOKEN_VARIABLE: token} if token else {})
+
     def check_ready(self) -> dict[str, Any]:
         """The server's word on itself. Raises BadInput when it is none of SkyPilot's, or too old to be understood."""
         health = self.patiently(self.health)

@@ -66,6 +66,9 @@ class SkyExecutor:
                 f"SkyPilot ({self._api.shown}) has access to no cloud: set one up and run `sky check` where it runs"
             )
 
+    def credentials(self) -> dict[str, str]:
+        return self._api.login_variables()
+
     def describe(self, spec: JobSpec) -> str:
         """The `sky jobs launch` command that would start the same command; its resources stand in a comment."""
         check_task(spec)

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
-from composer_prime.errors import ExecutorError, JobUnknown
+from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors.base import (
     Job,
     JobSpec,
@@ -49,6 +49,12 @@ class SshExecutor:
 
     def log_in(self) -> None:
         """Nothing: keys are asked for by the host."""
+
+    def credentials(self) -> dict[str, str]:
+        raise BadInput(
+            f"jobs on ssh:{self._host.name} can't be watched from another machine, since ssh's keys stay here: launch "
+            "them without --supervise-on, on a machine that stays up"
+        )
 
     def describe(self, spec: JobSpec) -> str:
         """The host, the command, and what it is given."""
