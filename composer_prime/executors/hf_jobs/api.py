@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 
 if TYPE_CHECKING:
-    import httpx2
     from huggingface_hub import HfApi, JobInfo, Volume
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -144,26 +143,11 @@ class JobsApi:
 
         return Volume(type="bucket", source=bucket, path=folder, mount_path=mount_path)
 
-    @contextmanager
-    def log_stream(self, name: str, silence_s: float) -> "Iterator[httpx2.Response]":
-        """The response whose lines are a job's log, from its start. Raises TimeoutError after `silence_s` without one.
-
-        The client's own `fetch_job_logs` gives no timestamps, without which a broken stream can't be taken up again.
-        """
-        import httpx2
-        from huggingface_hub import get_session
-        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
-
+    def log(self, name: str, *, follow: bool) -> Iterator[str]:
+        """A job's lines from its log's start, as the client gives them."""
         namespace, job = split(name)
-        url = f"{self.client.endpoint}/api/jobs/{namespace}/{job}/logs"
-        headers = build_hf_headers(token=self._token)
         with self._translated():
-            try:
-                with get_session().stream("GET", url, headers=headers, timeout=silence_s) as response:
-                    hf_raise_for_status(response)
-                    yield response
-            except httpx2.ReadTimeout as error:
-                raise TimeoutError(f"no line of the log for {silence_s:g} s") from error
+            yield from self.client.fetch_job_logs(job_id=job, namespace=namespace, follow=follow)
 
     def patiently(self, call: Callable[[], T], recover: Callable[[], T | None] = lambda: None) -> T:
         """Make a request, and repeat what may succeed then; `recover` may find its result first."""

@@ -20,7 +20,6 @@ from composer_prime.executors.base import (
     LABEL_SITE,
     Job,
     JobSpec,
-    JobState,
     JobStatus,
     Price,
     check_names,
@@ -28,8 +27,8 @@ from composer_prime.executors.base import (
     refuse_placement,
 )
 from composer_prime.executors.hf_jobs import flavors
-from composer_prime.executors.hf_jobs import logs as hf_jobs_logs
 from composer_prime.executors.hf_jobs.api import JobsApi, age
+from composer_prime.executors.hf_jobs.logs import lines
 from composer_prime.executors.hf_jobs.status import is_final, status_of
 from composer_prime.executors.installing import installing, stock_image
 from composer_prime.executors.prices import flavor_price
@@ -140,10 +139,8 @@ class HfJobsExecutor:
 
     def logs(self, job: Job, *, follow: bool = False) -> Iterator[str]:
         """The job's lines, standard output and error together."""
-        if follow:
-            yield from hf_jobs_logs.follow(self._api, job.id, lambda: self.poll(job).state)
-        elif (state := self.poll(job).state) is not JobState.PENDING:
-            yield from hf_jobs_logs.snapshot(self._api, job.id, ended=state.final)
+        ended = self.poll(job).state.final  # then the client follows to the log's end, and elsewhere stops at silence
+        yield from lines(self._api, job.id, lambda: self.poll(job).state, follow=follow or ended)
 
     def cancel(self, job: Job) -> JobStatus:
         """End the job, and whatever else carries its labels."""
