@@ -175,7 +175,7 @@ def test_a_replica_runs_no_recipe_but_the_one_that_its_command_line_names(machin
         store.put(launch_keys.recipe(sha), text.encode())
         store.put(launch_keys.recipe(sha256_hex(text.encode())), text.encode())
     for answer in (machine.launch(), machine.cli(*replica)):
-        assert_one_line(answer, 1, "is not the recipe that was launched: its sha256 differs")
+        assert_one_line(answer, 1, "is not what was launched: its sha256 differs")
     forge(machine.uri, INTENT, recipe=sha256_hex(text.encode()))
     recorded = f"is recorded with the recipe {sha256_hex(text.encode())}, and its launcher gave it {sha}"
     assert_one_line(machine.cli(*replica), 2, recorded)

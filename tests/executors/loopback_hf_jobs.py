@@ -7,6 +7,7 @@ take no dots, a volume's bucket must exist, secrets are given back by name only.
 import itertools
 import os
 import secrets
+import sys
 import tempfile
 import threading
 import time
@@ -148,7 +149,8 @@ class HfJobsPlatform:
         if name == UV_IMAGE:
             return {"PATH": f"{make_stock_image(folder)}:{os.defpath}", "OMP_NUM_THREADS": "1"}
         # As in its image: what is installed may be another checkout's.
-        return {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {"PATH": path, "PYTHONPATH": str(REPOSITORY)}
 
     def _mount(self, volume: Mapping[str, Any]) -> None:
         """A link stands for a mount, since all jobs share one root here."""

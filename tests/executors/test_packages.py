@@ -228,7 +228,7 @@ def test_each_attempt_gets_links_of_its_own_for_a_week(handmade: str, linking: L
 def test_other_bytes_at_a_wheels_place_are_said(handmade: str, linking: LinkingStore) -> None:
     book, packages = begin_launch(linking, "small"), Packages((handmade,))
     linking.create(launch_keys.wheel(packages.wheels()[0].sha256), b"something else")
-    with pytest.raises(CorruptObject, match="is not the wheel that it is named for"):
+    with pytest.raises(CorruptObject, match="is not what was launched: its sha256 differs"):
         book.hand(packages)
 
 

@@ -37,8 +37,7 @@ PUBLISHED = [
 OWNERS = [
     keys.admission(1), keys.reopening(1), launch_keys.invitation("alice", 1),
     launch_keys.launch(1), launch_keys.stop(1), launch_keys.recipe(SHA), launch_keys.intent(1, "alice", 1),
-    launch_keys.hosts(1, 1),
-    launch_keys.job(1, "alice", 1), launch_keys.end(1, "alice", 1),
+    launch_keys.job(1, "alice", 1), launch_keys.end(1, "alice", 1), launch_keys.wheel(SHA), launch_keys.order(SHA),
     launch_keys.launches_prefix() + "0001/sites/alice/x.json",
 ]  # fmt: skip
 """Create-once records of who owns the run and launches its sites."""
