@@ -21,7 +21,7 @@ class Platform:
     """Where a platform's executor is.
 
     extra      of our package, which installs what the executor imports; "": nothing is needed
-    package    that this is
+    package    its name on PyPI
     has_host   whether a host's name follows the platform's, after a colon: it takes one job
     """
 

@@ -50,7 +50,7 @@ HF_IMAGE_VARIABLE = "COMPOSER_PRIME_HF_IMAGE"
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """Where a site's jobs run.
 
     on        the platform, as `--on` names it: "modal", "ssh:HOST"
@@ -84,7 +84,7 @@ class LaunchPlan:
     usd_per_hour   said by the person, where the platform doesn't know
     """
 
-    places: Mapping[str, Place]
+    places: Mapping[str, Placement]
     recipe: RecipeBase
     run_uri: str
     resources: Resources
@@ -183,13 +183,13 @@ def plan_launch(recipe: RecipeBase, on: str, options: LaunchOptions, problems: P
     )
 
 
-def _is_private(place: Place) -> bool:
+def _is_private(place: Placement) -> bool:
     return place.platform == "modal" and place.image is not None
 
 
-def _place(on: str, recipe: RecipeBase, store: str, options: LaunchOptions, problems: Problems) -> Place:
+def _place(on: str, recipe: RecipeBase, store: str, options: LaunchOptions, problems: Problems) -> Placement:
     default = options.environment.get(HF_IMAGE_VARIABLE) if on == "hf-jobs" else None
-    place = Place(on, options.image or recipe.launch.image or default)
+    place = Placement(on, options.image or recipe.launch.image or default)
     if place.image is not None or on not in INSTALLS:
         return place
     place = replace(place, packages=problems.get(lambda: _packages(recipe, store), Packages(())))

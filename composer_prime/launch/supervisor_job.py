@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from pydantic import TypeAdapter
 
 from composer_prime.config import any_from_data, run_uri
-from composer_prime.errors import BadInput
+from composer_prime.errors import BadInput, ExecutorError
 from composer_prime.executors.base import Executor, Resources
 from composer_prime.executors.open import PLATFORMS, open_executor
 from composer_prime.executors.secrets import Secrets
 from composer_prime.launch.budget import Limits, price_of_job
-from composer_prime.launch.fleet import Fleet, account_of
-from composer_prime.launch.plan import LaunchPlan, Place, installed, spec_of
+from composer_prime.launch.fleet import NOT_SUBMITTED, Fleet, account_of
+from composer_prime.launch.plan import LaunchPlan, Placement, installed, spec_of
 from composer_prime.launch.records import Attempt, Intent, LaunchBook, open_launch, who
 from composer_prime.launch.supervisor import Say, Supervisor
 from composer_prime.store import open_store
@@ -46,8 +46,8 @@ class Order:
     """
 
     recipe: str
-    on: Place
-    places: dict[str, Place]
+    on: Placement
+    places: dict[str, Placement]
     resources: Resources
     registry_secret: str | None
     timeout_s: int
@@ -101,7 +101,7 @@ def order_of(plan: LaunchPlan, on: str, limits: Limits, poll_s: float, logins: M
     packages = None if image else installed(plan.recipe, plan.run_uri, [name for name in needs if name])
     return Order(
         recipe=plan.recipe_sha,
-        on=Place(on, image, packages),
+        on=Placement(on, image, packages),
         places=dict(plan.places),
         resources=plan.resources,
         registry_secret=plan.registry_secret,
@@ -130,15 +130,20 @@ def logins_for(plan: LaunchPlan, on: str, opener: Callable[[str], Executor] = op
 
 
 def start_supervisor(fleet: Fleet, plan: LaunchPlan, order: Order, logins: Mapping[str, str]) -> tuple[str, bool]:
-    """(the id of the supervisor's job, whether it is new): the newest one while that may run, else the next.
+    """(the id of the supervisor's job, whether it is new): the newest one while its platform has it, else the next.
 
-    Raises as `submit` does.
+    Raises as `submit` does, and ExecutorError where the platform doesn't say.
     """
     all_seen = [fleet.settle(seen) for seen in fleet.look() if seen.attempt.site == SITE]
     newest = max(all_seen, key=lambda seen: seen.attempt.number, default=None)
-    if newest is not None and newest.attempt.ended is None and newest.attempt.started is not None:
-        return newest.attempt.started.id, False
-    number = 1 if newest is None else newest.attempt.number + (newest.attempt.ended is not None)
+    if newest is None:
+        return submit_supervisor(fleet, plan, order, logins, 1), True
+    number, is_over = newest.attempt.number, newest.attempt.ended is not None or newest.unknown
+    if newest.status is not None and newest.attempt.started is not None and not is_over:
+        return newest.attempt.started.id, False  # as the platform says: a record may say anything
+    if not is_over and newest.problem != NOT_SUBMITTED:
+        raise ExecutorError(f"whether attempt {number} of the supervisor runs isn't known: {newest.problem}")
+    number += is_over
     return submit_supervisor(fleet, plan, order, logins, number), True
 
 

@@ -9,7 +9,7 @@ from composer_prime.executors.base import Executor, Resources
 from composer_prime.executors.open import open_executor
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.fleet import Fleet
-from composer_prime.launch.plan import LaunchPlan, Place
+from composer_prime.launch.plan import LaunchPlan, Placement
 from composer_prime.launch.records import Intent, LaunchBook, begin_launch
 from composer_prime.launch.supervisor import Supervisor
 from composer_prime.store import open_store
@@ -44,7 +44,7 @@ def staged_book(folder: Path) -> LaunchBook:
 def staged_plan(option: str, *sites: str, timeout_s: int = 600, usd_per_hour: float | None = None) -> LaunchPlan:
     """A plan for small machines of the platform that `--on option` names."""
     plan = small_plan(option, image="any", usd_per_hour=usd_per_hour)
-    places = dict.fromkeys(sites, Place(option, "any"))
+    places = dict.fromkeys(sites, Placement(option, "any"))
     return replace(plan, places=places, timeout_s=timeout_s, resources=Resources(cpus=1, memory_gib=1))
 
 

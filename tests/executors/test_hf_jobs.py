@@ -16,6 +16,7 @@ import pytest
 from huggingface_hub import JobInfo
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
+from composer_prime.executors import repeating
 from composer_prime.executors.base import JobSpec, JobState, Resources
 from composer_prime.executors.hf_jobs import api as hf_jobs_api
 from composer_prime.executors.hf_jobs import executor as hf_jobs
@@ -49,7 +50,7 @@ def executor(service: HfJobsPlatform) -> HfJobsExecutor:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Our pauses before repeats, which are not waited for; nor are the client's."""
     waited: list[float] = []
-    monkeypatch.setattr(hf_jobs_api, "time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setattr(repeating, "time", SimpleNamespace(sleep=waited.append))
     monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=lambda pause_s: None))
     return waited
 
@@ -232,7 +233,7 @@ def test_a_service_that_stays_broken_is_an_error_after_growing_pauses(
     service.trouble("503", 100)
     with pytest.raises(ExecutorError, match=r"answered 503 \(Service Unavailable\)"):
         executor.poll(job)
-    assert waits == list(hf_jobs_api.PAUSES_S)
+    assert waits == list(repeating.PAUSES_S)
 
 
 def test_a_service_that_breaks_while_a_job_is_submitted_leaves_a_hint(

@@ -28,7 +28,7 @@ from composer_prime.executors.installing import (
 )
 from composer_prime.executors.packages import Packages, packages_of
 from composer_prime.executors.secrets import Secrets
-from composer_prime.launch.plan import LaunchOptions, Place, plan_launch
+from composer_prime.launch.plan import LaunchOptions, Placement, plan_launch
 from composer_prime.launch.records import begin_launch
 from composer_prime.store import launch_keys
 from composer_prime.store.memory import MemoryStore
@@ -190,7 +190,7 @@ def test_an_installation_of_which_no_wheel_can_be_made_is_refused_in_one_line(
 
 def test_wheels_are_made_before_anything_is_written(handmade: str, tmp_path: Path) -> None:
     lose_record(next((tmp_path / "site").glob("*.dist-info")))
-    scene = Scene(plan=replace(small_plan(), places={"a": Place("local", None, Packages((handmade,)))}))
+    scene = Scene(plan=replace(small_plan(), places={"a": Placement("local", None, Packages((handmade,)))}))
     with pytest.raises(BadInput, match="without a record of its files"):
         scene.supervisor().check()
     assert not [key for key in scene.store.list("") if "attempts" in key or "wheels" in key]

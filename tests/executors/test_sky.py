@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from composer_prime.errors import BadInput, ExecutorError
+from composer_prime.executors import repeating
 from composer_prime.executors.base import Job, JobSpec, JobState, Resources
 from composer_prime.executors.secrets import Secrets
 from composer_prime.executors.sky import api, offers, task
@@ -55,7 +56,7 @@ def opened(server: SkyPlatform) -> Iterator[Opener]:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Our pauses before repeats, which are not waited for."""
     waited: list[float] = []
-    monkeypatch.setattr(api, "time", SimpleNamespace(sleep=waited.append, monotonic=time.monotonic))
+    monkeypatch.setattr(repeating, "time", SimpleNamespace(sleep=waited.append))
     return waited
 
 
@@ -205,7 +206,7 @@ def test_a_server_that_is_down_is_one_line_that_says_what_to_do(
     said = str(raised.value)
     assert said.startswith(f"no SkyPilot API server at {server.url} (") and "\n" not in said
     assert said.endswith("start one with `sky api start`, or set SKYPILOT_API_SERVER_ENDPOINT")
-    assert waits == list(api.PAUSES_S)
+    assert waits == list(repeating.PAUSES_S)
 
 
 def test_a_server_that_comes_back_in_time_is_waited_for(
@@ -219,7 +220,7 @@ def test_a_server_that_comes_back_in_time_is_waited_for(
             raise refusals.pop()
         return send(client, *arguments, **more)
 
-    monkeypatch.setattr(api, "time", SimpleNamespace(sleep=lambda pause_s: None, monotonic=time.monotonic))
+    monkeypatch.setattr(repeating, "time", SimpleNamespace(sleep=lambda pause_s: None))
     monkeypatch.setattr(httpx.Client, "request", request)
     assert executor.submit(spec()).id == "1"
 

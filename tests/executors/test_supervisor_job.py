@@ -10,7 +10,7 @@ from composer_prime.errors import BadInput, CorruptObject, ExecutorError
 from composer_prime.executors.base import JobState
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.fleet import Fleet
-from composer_prime.launch.plan import LaunchOptions, LaunchPlan, Place, plan_launch
+from composer_prime.launch.plan import LaunchOptions, LaunchPlan, Placement, plan_launch
 from composer_prime.launch.records import LaunchBook, begin_launch, open_launch
 from composer_prime.launch.supervisor_job import (
     LOGIN_PREFIX,
@@ -40,7 +40,7 @@ class Scene:
     def plan(self) -> LaunchPlan:
         recipe = small_recipe(outer={"store": str(self.folder)})
         plan = plan_launch(recipe, "local", LaunchOptions(environment=ENVIRONMENT))
-        return replace(plan, places=dict.fromkeys(plan.sites, Place("local", "any")))
+        return replace(plan, places=dict.fromkeys(plan.sites, Placement("local", "any")))
 
     @property
     def book(self) -> LaunchBook:
@@ -109,6 +109,17 @@ def test_one_that_was_only_meant_is_started_as_that_attempt(scene: Scene) -> Non
     scene.platform.fail = 0
     job, is_new = scene.start()
     assert is_new and job == f"{scene.book.name}--{SITE}--1" and len(scene.platform.jobs) == 1
+
+
+def test_a_record_of_a_job_that_the_platform_does_not_have_keeps_no_supervisor_away(scene: Scene) -> None:
+    """Whoever can write the bucket can write that one runs."""
+    first, _ = scene.start()
+    del scene.platform.jobs[first]
+    second, is_new = scene.start()
+    assert is_new and second == f"{scene.book.name}--{SITE}--2"
+    scene.platform.fail = 99
+    with pytest.raises(ExecutorError, match="whether attempt 2 of the supervisor runs isn't known"):
+        scene.start()
 
 
 def test_before_its_time_is_over_it_starts_the_next_one(scene: Scene) -> None:

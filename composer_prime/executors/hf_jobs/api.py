@@ -7,12 +7,12 @@ when the first request is made.
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
+from composer_prime.executors.repeating import Busy, patiently
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, JobInfo, Volume
@@ -24,21 +24,9 @@ T = TypeVar("T")
 
 REQUEST_TIMEOUT_S = 30
 """Without a byte from the service for so long, a request counts as lost."""
-PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Waited before a request is repeated, at least; the service may ask for more (Retry-After)."""
-LONGEST_WAIT_S = 120.0
-"""A service that asks for more is not waited for."""
 
 _JOB = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)/([0-9a-f]{24})")
 _SIGN_IN = "set HF_TOKEN, or sign in with `hf auth login`"
-
-
-class Busy(ExecutorError):
-    """A request that may succeed when it is repeated. `wait_s`: how long the service asks to wait; 0: it doesn't."""
-
-    def __init__(self, message: str, wait_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.wait_s = wait_s
 
 
 class JobsApi:
@@ -151,17 +139,7 @@ class JobsApi:
 
     def patiently(self, call: Callable[[], T], recover: Callable[[], T | None] = lambda: None) -> T:
         """Make a request, and repeat what may succeed then; `recover` may find its result first."""
-        for pause_s in PAUSES_S:
-            try:
-                return self.once(call)
-            except Busy as busy:
-                if busy.wait_s > LONGEST_WAIT_S:
-                    raise ExecutorError(f"{busy}, and asks to wait {busy.wait_s:g} s: try again then") from busy
-                log.info("repeating a request in_s=%.1f cause=%s", max(pause_s, busy.wait_s), busy)
-                time.sleep(max(pause_s, busy.wait_s))
-            if (found := recover()) is not None:
-                return found
-        return self.once(call)
+        return patiently(lambda: self.once(call), recover)
 
     def once(self, call: Callable[[], T]) -> T:
         """Make a request. Raises BadInput, JobUnknown, Busy, or ExecutorError."""

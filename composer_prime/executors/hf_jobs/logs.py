@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from composer_prime.executors.base import JobState
-from composer_prime.executors.hf_jobs.api import PAUSES_S, Busy, JobsApi
+from composer_prime.executors.hf_jobs.api import JobsApi
+from composer_prime.executors.repeating import PAUSES_S, Busy
 
 LONGEST_PAUSE_S = 5.0
 

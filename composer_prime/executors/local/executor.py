@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors.base import (
@@ -89,16 +90,8 @@ class LocalExecutor:
             except OSError as error:
                 raise _no_cache(name, place, error.strerror or str(error)) from error
         folder = self._folder_of(spec)
-        request = {
-            "command": list(spec.command),
-            "env": dict(spec.env),
-            "defaults": spec.cache_env,
-            "secrets": spec.secrets.reveal(),
-            "timeout_s": spec.timeout_s,
-            "grace_s": self._grace_s,
-            "labels": spec.labels,
-            "cwd": str(folder.parent / "work"),  # the next attempt's too, so that it finds local checkpoints
-        }
+        # The next attempt's folder too, so that it finds local checkpoints.
+        request = {**keeper_request(spec, self._grace_s), "cwd": str(folder.parent / "work")}
         done = subprocess.run(
             [sys.executable, "-I", "-S", shim.__file__, "start", str(folder)],
             input=json.dumps(request),
@@ -158,6 +151,19 @@ class LocalExecutor:
         if state is None:
             raise JobUnknown(f"no job {job.id} in {self._jobs}: is {STATE_VARIABLE} what it was when it was started?")
         return status_of(state)
+
+
+def keeper_request(spec: JobSpec, grace_s: float) -> dict[str, Any]:
+    """What a shim needs to know of a job, for its standard input alone: it holds the secrets."""
+    return {
+        "command": list(spec.command),
+        "env": dict(spec.env),
+        "defaults": spec.cache_env,
+        "secrets": spec.secrets.reveal(),
+        "timeout_s": spec.timeout_s,
+        "grace_s": grace_s,
+        "labels": spec.labels,
+    }
 
 
 def _no_cache(name: str, place: str, cause: str) -> BadInput:

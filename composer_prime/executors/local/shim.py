@@ -201,10 +201,8 @@ def follow_log(folder: str, follow: bool):
 # --- starting --------------------------------------------------------------------------------------------------------
 
 
-def start(folder: str, request: dict, make_keeper=None) -> bool:
+def start(folder: str, request: dict) -> bool:
     """Start the job apart from this process; False when one was started in that folder before.
-
-    make_keeper   called with folder and request, for another keeper than this file's.
 
     The keeper holds the lock until its state is on disk, so a starter killed half-way leaves a job or none.
     """
@@ -221,7 +219,7 @@ def start(folder: str, request: dict, make_keeper=None) -> bool:
             try:
                 os.setsid()
                 if os.fork() == 0:
-                    (make_keeper or Keeper)(folder, request).run(started=lambda: (os.close(lock), os.close(writing)))
+                    Keeper(folder, request).run(started=lambda: (os.close(lock), os.close(writing)))
             except BaseException:
                 import traceback
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import httpx
 
 from composer_prime.errors import BadInput, ExecutorError
+from composer_prime.executors.repeating import Busy, patiently
 
 log = logging.getLogger(__name__)
 
@@ -33,22 +34,11 @@ SILENCE_S = 90.0
 """The server shows every 30 s that a log's stream lives."""
 LAUNCH_TIMEOUT_S = 1200.0
 """A server that keeps its jobs' controller on a machine of its own starts that one first."""
-PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-LONGEST_WAIT_S = 120.0
-"""A server that asks for more (Retry-After) is not waited for."""
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _FIXABLE = re.compile(r"ValueError|TypeError|NotSupported|Invalid|Mismatch|NoCloudAccess|Permission|Policy")
 """SkyPilot's errors that tell of what was asked, not of the server."""
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
-
-
-class Busy(ExecutorError):
-    """A request that may succeed when it is repeated. `wait_s`: how long the server asks to wait; 0: it doesn't."""
-
-    def __init__(self, message: str, wait_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.wait_s = wait_s
 
 
 class _Slow(Busy):
@@ -98,7 +88,7 @@ class SkyApi:
 
     def check_ready(self) -> dict[str, Any]:
         """The server's word on itself. Raises BadInput when it is none of SkyPilot's, or too old to be understood."""
-        health = self.patiently(self.health)
+        health = patiently(self.health)
         try:
             version = int(health["api_version"])
         except (KeyError, TypeError, ValueError) as error:
@@ -125,11 +115,11 @@ class SkyApi:
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The result of a request; `body` None: a GET."""
         method = "GET" if body is None else "POST"
-        return self.result(self.patiently(lambda: self._request_id(method, path, body)), RESULT_TIMEOUT_S)
+        return self.result(patiently(lambda: self._request_id(method, path, body)), RESULT_TIMEOUT_S)
 
     def launch(self, body: Mapping[str, Any], recover: Callable[[], T | None]) -> T | None:
         """Have a managed job launched; what `recover` finds of one that a lost request may have launched, else None."""
-        request = self.patiently(lambda: self._request_id("POST", "/jobs/launch", body), recover)
+        request = patiently(lambda: self._request_id("POST", "/jobs/launch", body), recover)
         if not isinstance(request, str):
             return request
         self.result(request, LAUNCH_TIMEOUT_S)
@@ -139,7 +129,7 @@ class SkyApi:
         """What a request came to. Raises BadInput or ExecutorError, as it says, and ExecutorError after `wait_s`."""
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline:
-            if (answer := self.patiently(lambda: self._result(request))) is not None:
+            if (answer := patiently(lambda: self._result(request))) is not None:
                 return json.loads(answer["return_value"])
         raise ExecutorError(f"{self.shown} has no result of request {request} after {wait_s:g} s: see `sky api status`")
 
@@ -165,20 +155,6 @@ class SkyApi:
 
     def close(self) -> None:
         self._client.close()
-
-    def patiently(self, call: Callable[[], T], recover: Callable[[], T | None] = lambda: None) -> T:
-        """Make a request, and repeat what may succeed then; `recover` may find its result first."""
-        for pause_s in PAUSES_S:
-            try:
-                return call()
-            except Busy as busy:
-                if busy.wait_s > LONGEST_WAIT_S:
-                    raise ExecutorError(f"{busy}, and asks to wait {busy.wait_s:g} s: try again then") from busy
-                log.info("repeating a request in_s=%.1f cause=%s", max(pause_s, busy.wait_s), busy)
-                time.sleep(max(pause_s, busy.wait_s))
-            if (found := recover()) is not None:
-                return found
-        return call()
 
     def _request_id(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         answer = self._send(method, path, json=body)

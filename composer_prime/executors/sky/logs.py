@@ -12,7 +12,7 @@ from typing import Protocol
 
 from composer_prime.executors.base import JobState
 from composer_prime.executors.local.executor import split_lines
-from composer_prime.executors.sky.api import PAUSES_S, Busy
+from composer_prime.executors.repeating import PAUSES_S, Busy
 from composer_prime.executors.sky.task import BEGINS, ENDS
 
 LOOK_S = 1.0

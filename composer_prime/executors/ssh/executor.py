@@ -6,8 +6,7 @@ detached from the connection that started it.
 
 import asyncio
 import shlex
-from collections.abc import Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors.base import (
@@ -21,11 +20,9 @@ from composer_prime.executors.base import (
     refuse_placement,
 )
 from composer_prime.executors.local import shim
-from composer_prime.executors.local.executor import status_of
+from composer_prime.executors.local.executor import keeper_request, status_of
 from composer_prime.executors.ssh.connection import WORKDIR, Host, HostDown, Patience
 from composer_prime.executors.ssh.logs import read_lines
-
-Result = TypeVar("Result")
 
 
 class SshExecutor:
@@ -77,18 +74,9 @@ class SshExecutor:
         """Start the job."""
         self.check(spec)
         place = f"{spec.run}/{spec.site}/{spec.attempt}"
-        request = {  # goes by standard input alone, since it holds the secrets
-            "command": list(spec.command),
-            "env": dict(spec.env),
-            "defaults": spec.cache_env,
-            "secrets": spec.secrets.reveal(),
-            "timeout_s": spec.timeout_s,
-            "grace_s": self._grace_s,
-            "labels": spec.labels,
-            "caches": dict(spec.caches),
-        }
+        request = {**keeper_request(spec, self._grace_s), "caches": dict(spec.caches)}
         try:
-            _run(self._host.call("start", job=place, request=request))
+            asyncio.run(self._host.call("start", job=place, request=request))
         except HostDown as error:
             raise ExecutorError(f"{error}: job {spec.name} may run there: submit again to know") from None
         return Job(self.platform, f"{place}@{self._host.name}", spec.run, spec.site, spec.attempt)
@@ -99,7 +87,7 @@ class SshExecutor:
     def find(self, run: str) -> list[Job]:
         """The run's jobs there. Raises ExecutorError when the host doesn't answer."""
         check_name("run", run)
-        places = (place.split("/") for place in _run(self._host.call("find", run=run)))
+        places = (place.split("/") for place in asyncio.run(self._host.call("find", run=run)))
         jobs = [
             Job(self.platform, f"{run}/{site}/{attempt}@{self._host.name}", run, site, int(attempt))
             for site, attempt in places
@@ -108,7 +96,7 @@ class SshExecutor:
 
     def poll(self, job: Job) -> JobStatus:
         """What the job's folder and processes say."""
-        return status_of(_run(self._host.call("status", job=self._place_of(job))))
+        return status_of(asyncio.run(self._host.call("status", job=self._place_of(job))))
 
     def logs(self, job: Job, *, follow: bool = False) -> Iterator[str]:
         """The log's lines; a lost connection is made again and goes on after the last whole line."""
@@ -125,7 +113,7 @@ class SshExecutor:
         place = self._place_of(job)
         try:
             longer_s = max(self._grace_s, shim.GRACE_S) + shim.CONFIRM_S  # a job's own grace is its submitter's
-            return status_of(_run(self._host.call("cancel", longer_s=longer_s, job=place)))
+            return status_of(asyncio.run(self._host.call("cancel", longer_s=longer_s, job=place)))
         except HostDown as error:
             raise ExecutorError(f"{error}: job {job.id} may still run there") from None
 
@@ -143,7 +131,3 @@ class SshExecutor:
         if host != self._host.name:
             raise JobUnknown(f"job {job.id} is on the host {host}, and not on {self._host.name}")
         return place
-
-
-def _run(work: Coroutine[Any, Any, Result]) -> Result:
-    return asyncio.run(work)
