@@ -5,7 +5,8 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from starlette.requests import Request
@@ -119,7 +120,8 @@ def routes(service: "HfJobsPlatform") -> list[Route]:
         return JSONResponse(job.to_json())
 
     async def logs(request: Request) -> Response:
-        return StreamingResponse(_events(service, hosted(request)), media_type="text/event-stream")
+        asked = {"Date": format_datetime(datetime.now(UTC), usegmt=True)}  # events after it are no part of the past
+        return StreamingResponse(_events(service, hosted(request)), headers=asked, media_type="text/event-stream")
 
     async def make_bucket(request: Request) -> Response:
         bucket = f"{request.path_params['namespace']}/{request.path_params['name']}"

@@ -13,8 +13,8 @@ import uvicorn
 
 @contextmanager
 def serving_app(app: Any, *, lifespan: Literal["auto", "on", "off"] = "off") -> Iterator[int]:
-    """Serve an ASGI app; its port is yielded once it answers."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan=lifespan)
+    """Serve an ASGI app; its port is yielded once it answers. A `Date` is the app's to send: uvicorn's may be old."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan=lifespan, date_header=False)
     server = uvicorn.Server(config)
     with running_server(server):
         yield server.servers[0].sockets[0].getsockname()[1]
