@@ -53,7 +53,7 @@ def launch(
     max_cost: Annotated[float | None, typer.Option(min=0.01, help="US dollars of all jobs together.")] = None,
     max_hours: Annotated[float | None, typer.Option(min=0.001, help="Hours from the first job on.")] = None,
     usd_per_hour: Annotated[
-        float | None, typer.Option(min=0, help="Price of a job, where the platform's is unknown.")
+        float | None, typer.Option(min=0, max=1e5, help="Price of a job, where the platform's is unknown.")
     ] = None,
     hang_after: Annotated[
         float, typer.Option(min=0, help="Seconds without a beat before a replica is restarted; 0: never.")
@@ -70,21 +70,21 @@ def launch(
 ) -> None:
     """Start a recipe's sites on a platform and watch them. The same command again finds them, and starts none twice."""
     from composer_prime.launch.budget import Limits
-    from composer_prime.launch.plan import LaunchOptions, plan_launch
+    from composer_prime.launch.plan import plan_launch
     from composer_prime.launch.problems import Problems
 
-    options = LaunchOptions(
-        replicas=replicas,
-        sites=tuple(name.strip() for name in sites.split(",")) if sites else (),
-        gpu=gpu,
-        gpu_count=gpu_count,
-        image=image,
-        timeout_hours=timeout_hours,
-        usd_per_hour=usd_per_hour,
-        secrets=tuple(secret or ()),
-    )
+    table = {"gpu": gpu, "gpu_count": gpu_count, "image": image, "timeout_hours": timeout_hours}
+    said = [f"--launch.{key}={value}" for key, value in table.items() if value is not None]
     problems = Problems()
-    plan = plan_launch(read_recipe(recipe, context.args), on, options, problems)
+    plan = plan_launch(
+        read_recipe(recipe, [*context.args, *said]),
+        on,
+        sites=tuple(name.strip() for name in sites.split(",")) if sites else (),
+        replicas=replicas,
+        secrets=tuple(secret or ()),
+        usd_per_hour=usd_per_hour,
+        problems=problems,
+    )
     limits = Limits(
         max_restarts,
         max_preemptions,

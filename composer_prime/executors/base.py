@@ -4,11 +4,13 @@ A job is one attempt to run one site of a run. Platforms know single jobs only; 
 bucket, restarts, budgets) is launch/fleet.py's. Every platform passes tests/contracts/test_executor_contract.py.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import wraps
+from hashlib import sha256
 from typing import Protocol, TypeVar, cast, runtime_checkable
 
 from composer_prime.errors import BadInput, ComposerPrimeError, ExecutorError
@@ -126,6 +128,13 @@ class JobSpec:
             for variable, below in CACHE_VARIABLES.get(name, {}).items()
         }
         return {name: value for name, value in found.items() if name not in self.env and name not in self.secrets}
+
+    @property
+    def sha256(self) -> str:
+        """Tells jobs apart that do other things, or on other machines; equal for equal ones of any time-out."""
+        parts = (self.run, self.site, self.attempt, self.command, dict(self.env), list(self.secrets))
+        where = (vars(self.resources), self.image, self.registry_secret, dict(self.caches))
+        return sha256(json.dumps((parts, where), sort_keys=True).encode()).hexdigest()
 
     @property
     def labels(self) -> dict[str, str]:

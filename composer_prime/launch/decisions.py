@@ -143,14 +143,14 @@ def expenses_of(attempts: Sequence[Attempt], statuses: Statuses) -> list[Expense
 
 
 def _expense(attempt: Attempt, status: JobStatus | None) -> Expense:
-    intent, ended = attempt.intent, attempt.ended
+    record, ended = attempt.record, attempt.ended
     if ended is not None:
         times = (ended.ended_at - ended.seconds, ended.ended_at)
     elif status is not None:
-        times = (ran_from(status, intent.created_at), status.ended_at)
+        times = (ran_from(status, record.created_at), status.ended_at)
     else:
         times = (None, None)
-    return Expense(intent.created_at, *times, intent.timeout_s, intent.usd_per_hour, intent.overrun_s)
+    return Expense(record.created_at, *times, record.timeout_s, record.usd_per_hour, record.overrun_s)
 
 
 def _judge(
@@ -182,7 +182,7 @@ def _judge(
         return Kill(site, last.number, last.verdict.why)
     if status is None:
         return Wait(site)  # its platform gave no answer this time
-    if status.state is JobState.PENDING and now - last.intent.created_at > PENDING_PATIENCE_S:
+    if status.state is JobState.PENDING and now - last.record.created_at > PENDING_PATIENCE_S:
         return Wait(
             site, f"attempt {last.number} still waits for a machine after {PENDING_PATIENCE_S / 60:.0f} minutes"
         )

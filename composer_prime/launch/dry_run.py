@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from composer_prime.launch.budget import Limits, allowed_s, check_bounded, price_of_job
+from composer_prime.launch.budget import Limits, allowed_s, check_bounded
 from composer_prime.launch.fleet import Fleet
-from composer_prime.launch.plan import LaunchPlan, spec_of
+from composer_prime.launch.plan import LaunchPlan
 from composer_prime.launch.problems import Problems
 from composer_prime.launch.records import Launch, LaunchBook
 from composer_prime.store.memory import MemoryStore
@@ -39,19 +39,18 @@ def _site(
     """(US dollars an hour, lines) of one site's job."""
     on = plan.places[site].on
     executor = fleet.executor(on)
-    intent = fleet.intent(plan, site, 1, plan.timeout_s)
-    spec = spec_of(intent, fleet.book.name, plan)
+    spec = fleet.spec(plan, site, 1, plan.timeout_s)
     executor.check(spec)
     if logged_in:
         executor.log_in()
-    price = price_of_job(executor.price(spec), plan.usd_per_hour)
+    price = fleet.price(plan, spec)
     check_bounded(limits, price, on)
     seconds = allowed_s(
         limits,
         [],
         wanted_s=plan.timeout_s,
         usd_per_hour=price.usd_per_hour,
-        overrun_s=intent.overrun_s,
+        overrun_s=price.overrun_s,
         waiting=len(plan.sites),
         now=0.0,
     )

@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from composer_prime.errors import BadInput, ComposerPrimeError, ExecutorError, JobUnknown
-from composer_prime.executors.base import Executor, Job, JobState, JobStatus, KnowsAccount
+from composer_prime.executors.base import Executor, Job, JobSpec, JobState, JobStatus, KnowsAccount, Price
 from composer_prime.executors.open import open_executor
 from composer_prime.executors.secrets import Secrets
 from composer_prime.launch.budget import HOUR_S, price_of_job, ran_from
-from composer_prime.launch.plan import LaunchPlan, other_than_planned, planned_intent, spec_of
+from composer_prime.launch.plan import LaunchPlan
 from composer_prime.launch.records import (
     Attempt,
     Ended,
     EndState,
-    Intent,
+    JobRecord,
     LaunchBook,
     Started,
     Verdicted,
@@ -114,36 +114,54 @@ class Fleet:
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
-    def intent(self, plan: LaunchPlan, site: str, attempt: int, timeout_s: int) -> Intent:
-        """What an attempt would be, not yet written down. Asks the platform for the price."""
-        intent = planned_intent(plan, self.book.launch.number, site, attempt, timeout_s, self.clock())
-        listed = self.executor(intent.on).price(spec_of(intent, self.book.name, plan))
-        price = price_of_job(listed, plan.usd_per_hour)
-        return intent.model_copy(update={"usd_per_hour": price.usd_per_hour, "overrun_s": price.overrun_s})
+    def spec(self, plan: LaunchPlan, site: str, attempt: int, timeout_s: int) -> JobSpec:
+        """The job of one attempt of this launch."""
+        return plan.spec(self.book.launch, site, attempt, timeout_s)
+
+    def price(self, plan: LaunchPlan, spec: JobSpec) -> Price:
+        """What a job costs, as the person said or its platform lists."""
+        return price_of_job(self.executor(plan.places[spec.site].on).price(spec), plan.usd_per_hour)
+
+    def record(self, spec: JobSpec, on: str, price: Price) -> JobRecord:
+        """A job's record, not yet written down."""
+        return JobRecord(
+            site=spec.site,
+            attempt=spec.attempt,
+            on=on,
+            spec=spec.sha256,
+            timeout_s=spec.timeout_s,
+            overrun_s=price.overrun_s,
+            usd_per_hour=price.usd_per_hour,
+            secrets=tuple(spec.secrets),
+            account=account_of(self.executor(on)),
+            created_at=self.clock(),
+            created_by=who(),
+        )
 
     def start(self, plan: LaunchPlan, site: str, attempt: int, timeout_s: int) -> Job:
-        """Write the intent of an attempt, and submit its job. Attempts before it that may run are ended first.
+        """Record an attempt, and submit its job. Attempts before it that may run are ended first.
 
         Raises Stopped and SiteStopped; BadInput for what the platform would refuse: then nothing was started, and what
         was written says so.
         """
-        intent = self.intent(plan, site, attempt, timeout_s)
-        executor = self.executor(intent.on)
-        executor.check(spec_of(intent, self.book.name, plan))
+        on = plan.places[site].on
+        spec = self.spec(plan, site, attempt, timeout_s)
+        price = self.price(plan, spec)
+        self.executor(on).check(spec)
         self._refuse_stopped(site)
-        intent = intent.model_copy(update={"account": account_of(executor)})
+        record = self.record(spec, on, price)
         for earlier in by_site(self.book.attempts()).get(site, ()):
             job = earlier.job(self.book.name)
             if earlier.number < attempt and earlier.may_run and job is not None:
                 with suppress(JobUnknown):
-                    self.executor(earlier.intent.on).cancel(job)
-        standing = self.book.intend(intent)
-        if standing == intent:
+                    self.executor(earlier.record.on).cancel(job)
+        standing = self.book.intend(record)
+        if standing == record:
             self._begun.append((site, attempt))
         return self.submit(plan, standing)
 
-    def submit(self, plan: LaunchPlan, recorded: Intent) -> Job:
-        """Have a recorded intent's job: the one that the platform has, or a new one, which is as `plan` says.
+    def submit(self, plan: LaunchPlan, recorded: JobRecord) -> Job:
+        """Have a recorded job: the one that the platform has, or a new one, which is as `plan` says.
 
         Raises BadInput as `confirm` does.
         """
@@ -157,38 +175,40 @@ class Fleet:
             raise
         return job
 
-    def confirm(self, plan: LaunchPlan, recorded: Intent) -> Job | None:
-        """None where a recorded intent is as `plan` says; else the job that the platform has of it nevertheless.
+    def confirm(self, plan: LaunchPlan, recorded: JobRecord) -> Job | None:
+        """None where a record is of the job that `plan` says; else the job that the platform has of it nevertheless.
 
-        Raises BadInput where it has none: whoever can write the bucket can write an intent, and none of theirs is run.
+        Raises BadInput where it has none: whoever can write the bucket can write a record, and none of theirs is run.
         """
-        other = other_than_planned(recorded, self._planned(plan, recorded))
-        if not other:
+        on, spec = self._planned(plan, recorded)
+        if (recorded.on, recorded.spec) == (on, spec.sha256) and recorded.timeout_s <= plan.timeout_s:
             return None
-        executor = self.executor(plan.places[recorded.site].on)
+        executor = self.executor(on)
         with suppress(JobUnknown):
             job = self._found(executor, Attempt(recorded, None, None))
             if job is not None and not executor.poll(job).half_submitted:
                 return job
         key = launch_keys.intent(self.book.launch.number, recorded.site, recorded.attempt)
         raise BadInput(
-            f"{key} {other}, so it isn't started: if you began it, launch with what it says; else see who can write "
-            f"the bucket, and remove it or `composer-prime cancel {self.book.store.uri}`: the next launch is a new one"
+            f"{key} is of another job than this launch plans, so it isn't started: if you began it, launch with the "
+            f"recipe and options of then; else see who can write the bucket, and remove it or `composer-prime cancel "
+            f"{self.book.store.uri}`: the next launch is a new one"
         )
 
-    def _planned(self, plan: LaunchPlan, recorded: Intent) -> Intent:
-        return self.intent(plan, recorded.site, recorded.attempt, min(recorded.timeout_s, plan.timeout_s))
+    def _planned(self, plan: LaunchPlan, recorded: JobRecord) -> tuple[str, JobSpec]:
+        spec = self.spec(plan, recorded.site, recorded.attempt, recorded.timeout_s)
+        return plan.places[recorded.site].on, spec
 
-    def _submitted(self, plan: LaunchPlan, recorded: Intent) -> Job:
-        executor = self.executor(plan.places[recorded.site].on)
-        if may_be_hidden(executor, recorded):
+    def _submitted(self, plan: LaunchPlan, recorded: JobRecord) -> Job:
+        on, spec = self._planned(plan, recorded)
+        executor = self.executor(on)
+        if recorded.account != account_of(executor):
             try:
                 self._found(executor, Attempt(recorded, None, None))
             except JobUnknown as error:
                 raise BadInput(f"{error}: launch with the login that began it, or cancel with that one") from error
         self.book.keep_recipe(plan.recipe_text)
         try:
-            spec = spec_of(self._planned(plan, recorded), self.book.name, plan)
             if (linked := plan.places[recorded.site].linked) is not None:
                 spec = replace(spec, secrets=spec.secrets.also(self.book.hand(linked)))
             return executor.submit(spec)
@@ -206,9 +226,9 @@ class Fleet:
                 f"site {site} of launch {self.book.name} was stopped on {stop.by}: it isn't started again"
             )
 
-    def _note_refusal(self, executor: Executor, intent: Intent, error: BadInput) -> None:
-        """Write down that the platform took no job of an intent, unless it has one or can't be asked."""
-        attempt = Attempt(intent, None, None)
+    def _note_refusal(self, executor: Executor, record: JobRecord, error: BadInput) -> None:
+        """Write down that the platform took no job of a record, unless it has one or can't be asked."""
+        attempt = Attempt(record, None, None)
         try:
             job = self._found(executor, attempt)
             if job is not None and not executor.poll(job).half_submitted:
@@ -226,9 +246,9 @@ class Fleet:
         return [self._see(each) for each in self.book.attempts()]
 
     def is_hidden(self, attempt: Attempt) -> bool:
-        """Whether an intent may have a job that this login doesn't see. No where its platform can't be asked."""
+        """Whether an attempt may have a job that this login doesn't see. No where its platform can't be asked."""
         try:
-            self._found(self.executor(attempt.intent.on), attempt)
+            self._found(self.executor(attempt.record.on), attempt)
         except JobUnknown:
             return True
         except (BadInput, ExecutorError):
@@ -239,8 +259,8 @@ class Fleet:
         if attempt.ended is not None:
             return Seen(attempt)
         try:
-            executor = self.executor(attempt.intent.on)
-            job, status = self._polled(executor, attempt)
+            executor = self.executor(attempt.record.on)
+            job, status = self._reach(executor, attempt, executor.poll)
             if job is None:
                 return Seen(attempt, problem=NOT_SUBMITTED)
             started = Started(site=job.site, attempt=job.attempt, platform=job.platform, id=job.id)
@@ -250,27 +270,28 @@ class Fleet:
         except Exception as error:  # also one that nobody foresaw: it is this attempt's alone
             return Seen(attempt, problem=_spelled(error), refused=isinstance(error, BadInput))
 
-    def _polled(self, executor: Executor, attempt: Attempt) -> tuple[Job | None, JobStatus | None]:
-        """An attempt's job and how it is. A recorded name that is another's doesn't hide the job that it has."""
+    def _reach(
+        self, executor: Executor, attempt: Attempt, ask: Callable[[Job], JobStatus]
+    ) -> tuple[Job | None, JobStatus | None]:
+        """An attempt's job and what `ask` says of it. A recorded name that is another's doesn't hide the job."""
         recorded, unknown = attempt.job(self.book.name), None
         if recorded is not None:
             try:
-                return recorded, executor.poll(recorded)
+                return recorded, ask(recorded)
             except JobUnknown as error:
                 unknown = error
         job = self._found(executor, attempt)
         if job is None and unknown is not None:
             raise unknown
-        return job, None if job is None else executor.poll(job)
+        return job, None if job is None else ask(job)
 
     def _found(self, executor: Executor, attempt: Attempt) -> Job | None:
-        """The job of an intent whose launcher didn't come to write the id down. Raises JobUnknown where it may have
-        one that this login doesn't see."""
+        """The job of a record whose launcher didn't come to write the id down. Raises JobUnknown where it may have one
+        that this login doesn't see."""
         for job in executor.find(self.book.name):
             if (job.site, job.attempt) == (attempt.site, attempt.number):
                 return job
-        if may_be_hidden(executor, attempt.intent):
-            owner = attempt.intent.account or f"the login on {attempt.intent.created_by}"
+        if (owner := attempt.record.account) != account_of(executor):
             raise JobUnknown(f"site {attempt.site} attempt {attempt.number} was to be a job of {owner}")
         return None
 
@@ -282,9 +303,8 @@ class Fleet:
         if seen.unknown and attempt.due < self.clock():
             ended = _lost(attempt, seen.problem, self.clock())
         elif status is not None and status.state.final:
-            condemned = attempt.verdict is not None and status.state is not JobState.SUCCEEDED
-            state = attempt.verdict.state if attempt.verdict and condemned else end_state(status.state)
-            why = attempt.verdict.why if attempt.verdict and condemned else status.message
+            itself = attempt.verdict is None or status.state is JobState.SUCCEEDED
+            state, why = (end_state(status.state), status.message) if itself else _verdict_of(attempt)
             ended = _ended(attempt, status, state, why, self.clock())
         else:
             return seen
@@ -298,13 +318,13 @@ class Fleet:
 
         The verdict is written first, so that no other supervisor takes the end for somebody's cancel.
         """
-        return self._end(replace(seen, attempt=self.book.condemn(seen.attempt, state, why)))
+        return self._end(self.book.condemn(seen.attempt, state, why))
 
     def withdraw(self) -> Iterator[tuple[Seen, str]]:
         """End all that was started through this fleet at once; each attempt with "" where its end is confirmed."""
         why = "its launch couldn't start all its sites"
         begun = [each for each in self.book.attempts() if (each.site, each.number) in self._begun and not each.ended]
-        yield from _at_once(lambda each: self._ended_now(self.book.condemn(each, "withdrawn", why)), begun)
+        yield from _at_once(lambda each: self._end(self.book.condemn(each, "withdrawn", why)), begun)
 
     def cancel(self, site: str | None = None) -> Iterator[tuple[Seen, str]]:
         """End the launch, or one site of it, all its jobs at once; each attempt with what came of it, as it comes: ""
@@ -320,58 +340,37 @@ class Fleet:
                 raise BadInput(f"launch {self.book.name} has no site {site} that could be ended: it has {there}")
         self.book.stop(site)
         running = [each for each in self.book.attempts() if site in (None, each.site) and each.may_run]
-        yield from _at_once(lambda each: self._end_lost(each) if each.ended else self._ended_now(each), running)
+        for seen, problem in _at_once(self._end, running):
+            if not (seen.unknown and seen.attempt.ended):  # given up for lost before, and still not there
+                yield seen, problem
 
-    def _ended_now(self, attempt: Attempt) -> tuple[Seen, str]:
-        """End an attempt, without a look at it first where its job is known."""
-        if (job := attempt.job(self.book.name)) is not None:
-            with suppress(JobUnknown):  # a record may say anything
-                status = self.executor(attempt.intent.on).cancel(job)
+    def _end(self, attempt: Attempt) -> tuple[Seen, str]:
+        try:
+            executor = self.executor(attempt.record.on)
+            job, status = self._reach(executor, attempt, executor.cancel)
+            if job is not None:
                 return self.settle(Seen(attempt, status)), ""
-        return self._end(self._see(attempt))
-
-    def _end(self, seen: Seen) -> tuple[Seen, str]:
-        attempt = seen.attempt
-        job = attempt.job(self.book.name)
-        if job is None and seen.problem == NOT_SUBMITTED:
-            state, why = (attempt.verdict.state, attempt.verdict.why) if attempt.verdict else ("cancelled", "")
-            ended = _unsubmitted(attempt, state, why, self.clock())
+            if attempt.ended is not None:
+                raise JobUnknown("it was given up for lost")
+            ended = _unsubmitted(attempt, *_verdict_of(attempt), self.clock())
             self.book.end(ended)
             return Seen(replace(attempt, ended=ended)), ""
-        if job is None and seen.unknown:
-            settled = self.settle(seen)
-            return (settled, "") if settled.attempt.ended else (seen, _not_found(attempt, seen.problem))
-        if job is None:
-            return seen, seen.problem
-        try:
-            return self.settle(replace(seen, status=self.executor(attempt.intent.on).cancel(job))), ""
         except JobUnknown as error:
-            settled = self.settle(Seen(attempt, problem=str(error), unknown=True))
-            return (settled, "") if settled.attempt.ended else (seen, _not_found(attempt, error))
-        except Exception as error:  # also one that nobody foresaw
-            return replace(seen, refused=isinstance(error, BadInput)), _spelled(error)
-
-    def _end_lost(self, attempt: Attempt) -> tuple[Seen, str] | None:
-        """End the job of an attempt that was given up for lost; None where it isn't there."""
-        job = attempt.job(self.book.name)
-        if job is None:
-            return None
-        try:
-            self.executor(attempt.intent.on).cancel(job)
-        except JobUnknown:
-            return None
-        return Seen(attempt), ""
+            seen = self.settle(Seen(attempt, problem=str(error), unknown=True))
+            return seen, "" if seen.attempt.ended else _not_found(attempt, error)
+        except Exception as error:  # also one that nobody foresaw: it is this attempt's alone
+            return Seen(attempt, refused=isinstance(error, BadInput)), _spelled(error)
 
     # --- logs ---------------------------------------------------------------------------------------------------------
 
     def logs(self, attempt: Attempt, *, follow: bool, environment: Iterable[tuple[str, str]] = ()) -> Iterator[str]:
         """An attempt's log, without the values of its secrets that this machine knows."""
         job = attempt.job(self.book.name)
-        executor = self.executor(attempt.intent.on)
+        executor = self.executor(attempt.record.on)
         job = job or self._found(executor, attempt)
         if job is None:
             raise BadInput(f"attempt {attempt.number} of site {attempt.site} was never started: it has no log")
-        known = {name: value for name, value in environment if name in attempt.intent.secrets}
+        known = {name: value for name, value in environment if name in attempt.record.secrets}
         return Secrets(known).redact_lines(executor.logs(job, follow=follow))
 
 
@@ -396,21 +395,11 @@ def begin_fleet(store: Store, run: str, *, opener: Callable[[str], Executor] = o
     return Fleet(begin_launch(store, run, clear), opener=opener)
 
 
-def _at_once(
-    act: Callable[[Attempt], tuple[Seen, str] | None], attempts: Sequence[Attempt]
-) -> Iterator[tuple[Seen, str]]:
-    """What `act` gives for each but None, all at the same time, as it comes; where it raises, what it said."""
-
-    def guarded(attempt: Attempt) -> tuple[Seen, str] | None:
-        try:
-            return act(attempt)
-        except Exception as error:
-            return Seen(attempt), _spelled(error)
-
+def _at_once(act: Callable[[Attempt], tuple[Seen, str]], attempts: Sequence[Attempt]) -> Iterator[tuple[Seen, str]]:
+    """What `act` gives for each, all at the same time, as it comes."""
     with ThreadPoolExecutor(max(1, len(attempts)), "composer-prime-cancel") as pool:
-        for done in as_completed([pool.submit(guarded, attempt) for attempt in attempts]):
-            if (answer := done.result()) is not None:
-                yield answer
+        for done in as_completed([pool.submit(act, attempt) for attempt in attempts]):
+            yield done.result()
 
 
 def _spelled(error: Exception) -> str:
@@ -418,15 +407,13 @@ def _spelled(error: Exception) -> str:
 
 
 def account_of(executor: Executor) -> str:
-    """Whose jobs it sees; "" where it doesn't know."""
-    return executor.account() if isinstance(executor, KnowsAccount) else ""
+    """Whose jobs it sees: of the same account all do. This machine's, where the platform has no accounts."""
+    return executor.account() if isinstance(executor, KnowsAccount) else who()
 
 
-def may_be_hidden(executor: Executor, intent: Intent) -> bool:
-    """Whether a platform may have a job of an intent and not show it to this login."""
-    if intent.account:
-        return intent.account != account_of(executor)
-    return intent.created_by != who()
+def _verdict_of(attempt: Attempt) -> tuple[EndState, str]:
+    """As which end an attempt's end is written down when somebody here ends it, and why."""
+    return ("cancelled", "") if attempt.verdict is None else (attempt.verdict.state, attempt.verdict.why)
 
 
 def _not_found(attempt: Attempt, error: JobUnknown | str) -> str:
@@ -439,8 +426,8 @@ def _not_found(attempt: Attempt, error: JobUnknown | str) -> str:
 
 def _lost(attempt: Attempt, message: str, now: float) -> Ended:
     """It may have run for all its time."""
-    started_at = attempt.intent.created_at
-    status = JobStatus(JobState.FAILED, None, message, started_at, min(now, started_at + attempt.intent.timeout_s))
+    started_at = attempt.record.created_at
+    status = JobStatus(JobState.FAILED, None, message, started_at, min(now, started_at + attempt.record.timeout_s))
     return _ended(attempt, status, "lost", message, now)
 
 
@@ -451,9 +438,9 @@ def _unsubmitted(attempt: Attempt, state: EndState, message: str, now: float) ->
 
 def _ended(attempt: Attempt, status: JobStatus, state: EndState, message: str, now: float) -> Ended:
     ended_at = now if status.ended_at is None else status.ended_at
-    began = ran_from(status, attempt.intent.created_at)
+    began = ran_from(status, attempt.record.created_at)
     seconds = 0.0 if began is None else max(0.0, ended_at - began)
-    price = attempt.intent.usd_per_hour
+    price = attempt.record.usd_per_hour
     return Ended(
         site=attempt.site,
         attempt=attempt.number,

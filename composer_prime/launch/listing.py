@@ -48,7 +48,7 @@ def _row(book: LaunchBook, seen: Seen, now: float) -> Row:
     return Row(
         site=attempt.site,
         attempt=attempt.number,
-        on=attempt.intent.on,
+        on=attempt.record.on,
         job="" if job is None else job.id,
         state=seen.state,
         exit_code=code,

@@ -6,11 +6,9 @@ Everything that a person can mend is refused here, before anything is started or
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from composer_prime.config import PrimeRecipe, Recipe, RecipeBase, any_from_data, store_uri
 from composer_prime.config.prime_rl import BUNDLED_TASKSETS
@@ -23,7 +21,7 @@ from composer_prime.executors.open import parse_on
 from composer_prime.executors.packages import Packages, packages_of
 from composer_prime.executors.secrets import Secrets
 from composer_prime.launch.problems import Problems
-from composer_prime.launch.records import Intent, who
+from composer_prime.launch.records import Launch
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.store.keys import check_site_name
 from composer_prime.sync.canonical import sha256_hex
@@ -75,25 +73,52 @@ class Placement:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What one launch command wants.
+    """What one launch command wants; each job's machine is as the recipe's `[launch]` table says.
 
     places    by site
     recipe    as every replica runs it; paths of the bucket absolute
     run_uri   of the run in the bucket
-    timeout_s of a job, where the budget doesn't make it shorter
     usd_per_hour   said by the person, where the platform doesn't know
     """
 
     places: Mapping[str, Placement]
     recipe: RecipeBase
     run_uri: str
-    resources: Resources
-    registry_secret: str | None
-    timeout_s: int
-    caches: Mapping[str, str]
     env: Mapping[str, str]
     secrets: Secrets
     usd_per_hour: float | None = None
+
+    @property
+    def resources(self) -> Resources:
+        """Of each job."""
+        table = self.recipe.launch
+        sizes = (table.cpus, table.memory_gib, table.disk_gib, table.region, table.cloud, table.nonpreemptible)
+        return Resources(table.gpu, table.gpu_count if table.gpu else 0, *sizes)
+
+    @property
+    def timeout_s(self) -> int:
+        """Of a job, where the budget doesn't make it shorter."""
+        return max(1, round(self.recipe.launch.timeout_hours * SECONDS_PER_HOUR))
+
+    def spec(self, launch: Launch, site: str, attempt: int, timeout_s: int) -> JobSpec:
+        """One attempt's job: a replica that is told the run's place in the bucket, its launch, its name, its attempt,
+        and by its sha256 the one recipe that it may run."""
+        program = (sys.executable, "-m", "composer_prime.cli.main") if self.is_local else ("composer-prime",)
+        named = ("--launch", str(launch.number), "--site", site, "--attempt", str(attempt))
+        return JobSpec(
+            run=launch.name,
+            site=site,
+            attempt=attempt,
+            command=(*program, "replica", self.run_uri, *named, "--recipe", self.recipe_sha),
+            timeout_s=timeout_s,
+            env={**self.env, SECRET_NAMES_VARIABLE: ",".join(self.secrets)},
+            secrets=self.secrets,
+            resources=self.resources,
+            image=self.places[site].image,
+            registry_secret=self.recipe.launch.registry_secret,
+            packages=self.places[site].packages,
+            caches=self.recipe.launch.caches,
+        )
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -127,69 +152,56 @@ class LaunchPlan:
         return self.platforms == ("local",)
 
 
-@dataclass(frozen=True)
-class LaunchOptions:
-    """What the command line says over the recipe's `[launch]` table; None: as there."""
-
-    replicas: int | None = None
-    sites: Sequence[str] = ()
-    gpu: str | None = None
-    gpu_count: int | None = None
-    image: str | None = None
-    timeout_hours: float | None = None
-    usd_per_hour: float | None = None
-    secrets: Sequence[str] = ()
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
-
-
-def plan_launch(recipe: RecipeBase, on: str, options: LaunchOptions, problems: Problems | None = None) -> LaunchPlan:
+def plan_launch(
+    recipe: RecipeBase,
+    on: str,
+    *,
+    sites: Sequence[str] = (),
+    replicas: int | None = None,
+    secrets: Sequence[str] = (),
+    usd_per_hour: float | None = None,
+    environment: Mapping[str, str] = os.environ,
+    problems: Problems | None = None,
+) -> LaunchPlan:
     """What to start.
 
+    sites, replicas   their names, or how many; neither: as `name_sites` has it
+    secrets    names of variables of the environment, beside launch.secrets
     problems   takes what a person must mend, and a plan is returned nevertheless, for further checks; None: that is
                raised, as BadInput
     """
     found = Problems() if problems is None else problems
     parts = parse_on(on)
-    sites = found.get(lambda: name_sites(recipe, options, parts), recipe.site_names)
-    names = [name for name, count in parts for _ in range(len(sites) if count is None else count)]
-    recipe = _settled(recipe, sites, is_local=parts[0][0] == "local")
-    table, environment = recipe.launch, options.environment
-    store = _store(recipe, names, found)
-    places = {site: _place(name, recipe, store, options, found) for site, name in zip(sites, names, strict=False)}
-    if table.registry_secret is not None and not all(_is_private(place) for place in places.values()):
+    named = found.get(lambda: name_sites(recipe, sites, replicas, parts), recipe.site_names)
+    platforms = [name for name, count in parts for _ in range(len(named) if count is None else count)]
+    recipe = _settled(recipe, named, is_local=parts[0][0] == "local")
+    store = _store(recipe, platforms, found)
+    default = {"hf-jobs": environment.get(HF_IMAGE_VARIABLE)}
+    places = {
+        site: _place(name, recipe, store, recipe.launch.image or default.get(name), found)
+        for site, name in zip(named, platforms, strict=False)
+    }
+    private = recipe.launch.registry_secret
+    if private is not None and not all(place.platform == "modal" and place.image for place in places.values()):
         with found.noted():
             raise BadInput(
-                f"launch.registry_secret ({table.registry_secret}) is for an image of yours on Modal: drop it, or name "
-                "one"
+                f"launch.registry_secret ({private}) is for an image of yours on Modal: drop it, or name one"
             )
-    gpu = table.gpu if options.gpu is None else options.gpu
-    count = (options.gpu_count or table.gpu_count) if gpu else 0
-    hours = table.timeout_hours if options.timeout_hours is None else options.timeout_hours
-    secrets = found.get(lambda: gather_secrets((*table.secrets, *options.secrets), environment), Secrets())
-    sizes = (table.cpus, table.memory_gib, table.disk_gib, table.region, table.cloud, table.nonpreemptible)
+    given = found.get(lambda: gather_secrets((*recipe.launch.secrets, *secrets), environment), Secrets())
     if problems is None:
         found.check()
     return LaunchPlan(
         places=places,
         recipe=recipe,
         run_uri=f"{store}/{recipe.run.name}",
-        resources=Resources(gpu, count, *sizes),
-        registry_secret=table.registry_secret,
-        timeout_s=max(1, round(hours * SECONDS_PER_HOUR)),
-        caches=dict(table.caches),
         env={name: environment[name] for name in DEFAULT_ENV if environment.get(name)},
-        secrets=secrets,
-        usd_per_hour=options.usd_per_hour,
+        secrets=given,
+        usd_per_hour=usd_per_hour,
     )
 
 
-def _is_private(place: Placement) -> bool:
-    return place.platform == "modal" and place.image is not None
-
-
-def _place(on: str, recipe: RecipeBase, store: str, options: LaunchOptions, problems: Problems) -> Placement:
-    default = options.environment.get(HF_IMAGE_VARIABLE) if on == "hf-jobs" else None
-    place = Placement(on, options.image or recipe.launch.image or default)
+def _place(on: str, recipe: RecipeBase, store: str, image: str | None, problems: Problems) -> Placement:
+    place = Placement(on, image)
     if place.image is not None or on not in INSTALLS:
         return place
     place = replace(place, packages=problems.get(lambda: _packages(recipe, store), Packages(())))
@@ -231,12 +243,14 @@ def _packages(recipe: RecipeBase, store: str) -> Packages:
     return packages_of(modules, needs=needs, on_prime_rl=True)
 
 
-def name_sites(recipe: RecipeBase, options: LaunchOptions, parts: Sequence[tuple[str, int | None]]) -> tuple[str, ...]:
+def name_sites(
+    recipe: RecipeBase, sites: Sequence[str], replicas: int | None, parts: Sequence[tuple[str, int | None]]
+) -> tuple[str, ...]:
     """The names given; else r0, r1, ... for so many replicas, or as many as `--on` counts; else the recipe's own.
 
     parts   as `parse_on` gives them
     """
-    names, wanted = tuple(options.sites), options.replicas
+    names, wanted = tuple(sites), replicas
     if names and wanted not in (None, len(names)):
         raise BadInput(f"--replicas ({wanted}) must be the number of --sites ({len(names)}): drop one of them")
     counts = [count for _, count in parts if count is not None]
@@ -246,7 +260,7 @@ def name_sites(recipe: RecipeBase, options: LaunchOptions, parts: Sequence[tuple
     wanted = sum(counts) if counts else wanted
     if not names:
         names = recipe.site_names
-        if wanted is not None and (options.replicas is not None or wanted != len(names)):
+        if wanted is not None and (replicas is not None or wanted != len(names)):
             names = tuple(f"r{number}" for number in range(wanted))
     for name in names:
         check_site_name(name)
@@ -264,82 +278,6 @@ def gather_secrets(asked: Sequence[str], environment: Mapping[str, str]) -> Secr
         raise BadInput(f"secret {missing[0]} isn't set in this environment: export {missing[0]}, or drop it")
     names = dict.fromkeys((*(name for name in DEFAULT_SECRETS if environment.get(name)), *asked))
     return Secrets({name: environment[name] for name in names})
-
-
-def replica_command(plan: LaunchPlan, launch: int, site: str, attempt: int) -> tuple[str, ...]:
-    """What a job runs: a replica that is told the run's place in the bucket, its launch, its name, its attempt, and by
-    its sha256 the one recipe that it may run."""
-    program = (sys.executable, "-m", "composer_prime.cli.main") if plan.is_local else ("composer-prime",)
-    named = ("--launch", str(launch), "--site", site, "--attempt", str(attempt), "--recipe", plan.recipe_sha)
-    return (*program, "replica", plan.run_uri, *named)
-
-
-def planned_intent(plan: LaunchPlan, launch: int, site: str, attempt: int, timeout_s: int, now: float) -> Intent:
-    """What the plan says of one attempt. Raises BadInput for what no record may hold."""
-    try:
-        return Intent(
-            site=site,
-            attempt=attempt,
-            on=plan.places[site].on,
-            recipe=plan.recipe_sha,
-            command=replica_command(plan, launch, site, attempt),
-            timeout_s=timeout_s,
-            usd_per_hour=plan.usd_per_hour,
-            resources=vars(plan.resources),
-            image=plan.places[site].image,
-            caches=dict(plan.caches),
-            env=dict(plan.env),
-            secrets=tuple(plan.secrets),
-            created_at=now,
-            created_by=who(),
-        )
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise BadInput(f"{where} of this launch can't be recorded ({error.errors()[0]['msg']}): correct it") from error
-
-
-def spec_of(intent: Intent, run: str, plan: LaunchPlan) -> JobSpec:
-    """The job of an intent of this launcher's own making, with the secrets and the packages of its plan."""
-    return JobSpec(
-        run=run,
-        site=intent.site,
-        attempt=intent.attempt,
-        command=intent.command,
-        timeout_s=intent.timeout_s,
-        env={**intent.env, SECRET_NAMES_VARIABLE: ",".join(intent.secrets)},
-        secrets=plan.secrets,
-        resources=intent.asks_for(),
-        image=intent.image,
-        registry_secret=plan.registry_secret,
-        packages=plan.places[intent.site].packages,
-        caches=intent.caches,
-    )
-
-
-def other_than_planned(recorded: Intent, planned: Intent) -> str:
-    """The first thing that a recorded intent says and the launcher doesn't plan, as a clause; "": there is none.
-
-    A time-out may be shorter than planned, since the budget had less left then.
-    """
-    for name in ("on", "recipe", "command", "resources", "image", "caches", "env", "secrets"):
-        here, there = _parts(name, planned), _parts(name, recorded)
-        for part in here | there:
-            if here.get(part) != there.get(part):
-                return f"records {part} = {_shown(there.get(part))}, and this launch has {_shown(here.get(part))}"
-    if recorded.timeout_s > planned.timeout_s:
-        return f"records timeout_s = {recorded.timeout_s}, and this launch has at most {planned.timeout_s}"
-    return ""
-
-
-def _parts(name: str, intent: Intent) -> dict[str, Any]:
-    value = getattr(intent, name)
-    if isinstance(value, tuple):
-        value = dict(enumerate(value))
-    return {f"{name}.{part}": each for part, each in value.items()} if isinstance(value, dict) else {name: value}
-
-
-def _shown(value: object) -> str:
-    return "nothing" if value is None else repr(value)[:200]
 
 
 def _settled(recipe: RecipeBase, sites: Sequence[str], *, is_local: bool) -> RecipeBase:

@@ -25,7 +25,7 @@ from typing import Annotated, Literal, TypeVar, cast
 from pydantic import Field
 
 from composer_prime.errors import BadInput, CorruptObject, KeyMissing
-from composer_prime.executors.base import Job, JobState, Resources
+from composer_prime.executors.base import Job, JobState
 from composer_prime.executors.installing import link_names
 from composer_prime.executors.packages import Packages
 from composer_prime.store import launch_keys
@@ -52,7 +52,6 @@ Word = Annotated[str, Field(max_length=512, pattern=PRINTABLE)]
 """A name or an id, without anything that a terminal obeys."""
 Line = Annotated[str, Field(max_length=MAX_LINE, pattern=PRINTABLE)]
 """A path, an argument or a message, likewise."""
-Table = Annotated[dict[Word, Line], Field(max_length=MAX_ITEMS)]
 Number = Annotated[int, Field(ge=1, le=10**launch_keys.LAUNCH_DIGITS - 1)]
 """Of a launch or an attempt, as keys hold it."""
 Seconds = Annotated[float, Field(ge=0, le=1e11)]
@@ -77,35 +76,26 @@ class OfAttempt(Record):
     attempt: Number
 
 
-class Intent(OfAttempt):
-    """That one attempt to run a site is to be started, and with what. Times are Unix seconds of the writer.
+class JobRecord(OfAttempt):
+    """That one attempt to run a site is to be started. Times are Unix seconds of the writer.
 
-    What is submitted is what the launcher plans itself; an intent that says otherwise is refused.
+    What is submitted is what the launcher plans itself; a record of another job is refused.
     """
 
     on: Line
     """The platform as `launch --on` names it."""
-    recipe: str = Field(pattern=r"^[0-9a-f]{64}$")
-    """sha256 of the recipe's text."""
-    command: tuple[Line, ...] = Field(max_length=MAX_ITEMS)
+    spec: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """`JobSpec.sha256`."""
     timeout_s: int = Field(ge=1, le=10**8)
     overrun_s: int = Field(default=0, ge=0, le=10**6)
     """Seconds beyond `timeout_s` for which the platform may bill."""
     usd_per_hour: UsdPerHour | None
-    resources: dict[Word, Word | bool | float | int | None] = Field(max_length=MAX_ITEMS)
-    image: Line | None
-    caches: Table
-    env: Table
     secrets: tuple[Word, ...] = Field(max_length=MAX_ITEMS)
     """Names of the environment variables that are given as secrets."""
-    account: Word = ""
-    """Whose job it is to be, where the platform's executor knows; see `base.KnowsAccount`."""
+    account: Word
+    """Whose job it is to be, as `fleet.account_of` tells."""
     created_at: Seconds
     created_by: Word
-
-    def asks_for(self) -> Resources:
-        """The machine."""
-        return Resources(**self.resources)  # type: ignore[arg-type]
 
 
 class Started(OfAttempt):
@@ -149,18 +139,18 @@ R = TypeVar("R", bound=OfAttempt)
 class Attempt:
     """What the bucket holds of one attempt."""
 
-    intent: Intent
+    record: JobRecord
     started: Started | None
     ended: Ended | None
     verdict: Verdict | None = None
 
     @property
     def site(self) -> str:
-        return self.intent.site
+        return self.record.site
 
     @property
     def number(self) -> int:
-        return self.intent.attempt
+        return self.record.attempt
 
     @property
     def may_run(self) -> bool:
@@ -170,7 +160,7 @@ class Attempt:
     @property
     def due(self) -> float:
         """Unix seconds by which its platform has ended it, if it started it at once."""
-        return self.intent.created_at + self.intent.timeout_s + self.intent.overrun_s
+        return self.record.created_at + self.record.timeout_s + self.record.overrun_s
 
     def job(self, run: str) -> Job | None:
         """Its job, as its platform's executor knows it; None when no id was written down."""
@@ -202,11 +192,11 @@ class LaunchBook:
         found = []
         for (site, attempt), kinds in sorted(places.items()):
             place = (self.launch.number, site, attempt)
-            intent = self._record(Intent, launch_keys.intent(*place))
+            record = self._record(JobRecord, launch_keys.intent(*place))
             started = self._record(Started, launch_keys.job(*place)) if "job" in kinds else None
             verdict = self._record(Verdict, launch_keys.verdict(*place)) if "verdict" in kinds else None
             ended = self._record(Ended, launch_keys.end(*place)) if "end" in kinds else None
-            found.append(Attempt(intent, started, ended, verdict))
+            found.append(Attempt(record, started, ended, verdict))
         return found
 
     def attempt(self, site: str, number: int) -> Attempt:
@@ -216,11 +206,11 @@ class LaunchBook:
                 return found
         raise BadInput(f"launch {self.name} has no attempt {number} of site {site}: see `composer-prime ps`")
 
-    def intend(self, intent: Intent) -> Intent:
-        """Write an intent; the one that stands, which may be another launcher's."""
-        key = launch_keys.intent(self.launch.number, intent.site, intent.attempt)
-        self.store.create(key, intent.to_bytes())
-        return self._record(Intent, key)
+    def intend(self, record: JobRecord) -> JobRecord:
+        """Write a job's record; the one that stands, which may be another launcher's."""
+        key = launch_keys.intent(self.launch.number, record.site, record.attempt)
+        self.store.create(key, record.to_bytes())
+        return self._record(JobRecord, key)
 
     def start(self, job: Job) -> None:
         """Write down a job's id."""

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 from composer_prime.errors import BadInput, ExecutorError, StoreError
 from composer_prime.executors.base import JobState
-from composer_prime.launch.budget import Limits, check_bounded, price_of_job
+from composer_prime.launch.budget import Limits, check_bounded
 from composer_prime.launch.decisions import Action, Kill, Leave, Place, Standing, Start, Wait, decide
 from composer_prime.launch.fleet import NOT_SUBMITTED, Fleet, Seen, SiteStopped, Stopped
-from composer_prime.launch.plan import LaunchPlan, spec_of
+from composer_prime.launch.plan import LaunchPlan
 from composer_prime.launch.pulses import Pulses
-from composer_prime.launch.records import NOT_RUN, Attempt, Intent
+from composer_prime.launch.records import NOT_RUN, Attempt, JobRecord
 
 Say = Callable[[str], None]
 REFUSAL_PATIENCE_S = 600.0
@@ -52,15 +52,14 @@ class Supervisor:
         prices = []
         for site in self._plan.one_of_each:
             place = self._plan.places[site]
-            intent = self._fleet.intent(self._plan, site, 1, self._plan.timeout_s)
-            spec = spec_of(intent, self._fleet.book.name, self._plan)
-            executor = self._fleet.executor(place.on)
-            executor.check(spec)
+            spec = self._fleet.spec(self._plan, site, 1, self._plan.timeout_s)
+            self._fleet.executor(place.on).check(spec)
             if place.packages is not None:
                 place.packages.wheels()
-            check_bounded(self._limits, price_of_job(executor.price(spec), self._plan.usd_per_hour), place.on)
-            prices.append(intent.usd_per_hour)
-            self._overrun_s = max(self._overrun_s, intent.overrun_s)
+            price = self._fleet.price(self._plan, spec)
+            check_bounded(self._limits, price, place.on)
+            prices.append(price.usd_per_hour)
+            self._overrun_s = max(self._overrun_s, price.overrun_s)
         self._usd_per_hour = None if None in prices else max(price for price in prices if price is not None)
 
     def run(self, wait: Callable[[], object], until: Callable[[], bool] = lambda: False) -> bool | None:
@@ -105,7 +104,7 @@ class Supervisor:
         return not self.troubled and all(isinstance(action, Leave) for action in actions)
 
     def _submit_what_was_only_meant(self) -> None:
-        """The jobs of intents whose launcher was killed before it wrote down that its platform has them."""
+        """The jobs of records whose launcher was killed before it wrote down that its platform has them."""
         attempts = self._fleet.book.attempts()
         meant = [each for each in attempts if not (each.started or each.ended or each.verdict)]
         for attempt in meant:  # all of them, before one is submitted
@@ -114,10 +113,10 @@ class Supervisor:
             if not self._fleet.is_hidden(attempt):
                 self._do_about(attempt, self._fleet.submit)
 
-    def _do_about(self, attempt: Attempt, act: Callable[[LaunchPlan, Intent], object]) -> None:
+    def _do_about(self, attempt: Attempt, act: Callable[[LaunchPlan, JobRecord], object]) -> None:
         if attempt.site not in self._plan.sites or attempt.site in self._refused:
             return
-        error = self._attempted(attempt.site, lambda: act(self._plan, attempt.intent))
+        error = self._attempted(attempt.site, lambda: act(self._plan, attempt.record))
         # An end says that the platform refused it, for every launcher: the next attempt may be another.
         if error is not None and self._fleet.book.attempt(attempt.site, attempt.number).ended is None:
             self._refuse(attempt.site, error)

@@ -16,14 +16,15 @@ from pydantic import TypeAdapter
 
 from composer_prime.config import any_from_data, run_uri
 from composer_prime.errors import BadInput, ExecutorError
-from composer_prime.executors.base import Executor, Resources
+from composer_prime.executors.base import Executor, JobSpec, Resources
 from composer_prime.executors.open import PLATFORMS, open_executor
 from composer_prime.executors.secrets import Secrets
-from composer_prime.launch.budget import Limits, price_of_job
-from composer_prime.launch.fleet import NOT_SUBMITTED, Fleet, account_of
-from composer_prime.launch.plan import LaunchPlan, Placement, installed, spec_of
-from composer_prime.launch.records import Attempt, Intent, LaunchBook, open_launch, who
+from composer_prime.launch.budget import Limits
+from composer_prime.launch.fleet import NOT_SUBMITTED, Fleet
+from composer_prime.launch.plan import LaunchPlan, Placement, installed
+from composer_prime.launch.records import Attempt, LaunchBook, open_launch
 from composer_prime.launch.supervisor import Say, Supervisor
+from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.store import open_store
 
 SITE = "supervisor"
@@ -48,10 +49,6 @@ class Order:
     recipe: str
     on: Placement
     places: dict[str, Placement]
-    resources: Resources
-    registry_secret: str | None
-    timeout_s: int
-    caches: dict[str, str]
     env: dict[str, str]
     secrets: tuple[str, ...]
     logins: tuple[str, ...]
@@ -70,10 +67,6 @@ class Order:
             places=self.places,
             recipe=recipe,
             run_uri=uri,
-            resources=self.resources,
-            registry_secret=self.registry_secret,
-            timeout_s=self.timeout_s,
-            caches=self.caches,
             env=self.env,
             secrets=Secrets({name: environment[name] for name in self.secrets}),
             usd_per_hour=self.usd_per_hour,
@@ -103,10 +96,6 @@ def order_of(plan: LaunchPlan, on: str, limits: Limits, poll_s: float, logins: M
         recipe=plan.recipe_sha,
         on=Placement(on, image, packages),
         places=dict(plan.places),
-        resources=plan.resources,
-        registry_secret=plan.registry_secret,
-        timeout_s=plan.timeout_s,
-        caches=dict(plan.caches),
         env=dict(plan.env),
         secrets=tuple(plan.secrets),
         logins=tuple(logins),
@@ -152,31 +141,23 @@ def submit_supervisor(fleet: Fleet, plan: LaunchPlan, order: Order, logins: Mapp
     book, executor = fleet.book, fleet.executor(order.on.on)
     order_sha = book.keep_order(order.to_json())
     named = ("--launch", str(book.launch.number), "--attempt", str(attempt), "--order", order_sha)
+    given = {LOGIN_PREFIX + name: value for name, value in logins.items()}
     small = Resources(cpus=0.25, memory_gib=0.5, nonpreemptible=True)
-    resources = small if order.on.platform == "modal" else Resources()
-    intent = Intent(
+    spec = JobSpec(
+        run=book.name,
         site=SITE,
         attempt=attempt,
-        on=order.on.on,
-        recipe=order.recipe,
         command=("composer-prime", "supervise", plan.run_uri, *named),
         timeout_s=order.timeout,
-        usd_per_hour=None,
-        resources=vars(resources),
+        env={**plan.env, SECRET_NAMES_VARIABLE: ",".join((*plan.secrets, *given))},
+        secrets=plan.secrets.also(given),
+        resources=small if order.on.platform == "modal" else Resources(),
         image=order.on.image,
-        caches={},
-        env=order.env,
-        secrets=(*order.secrets, *(LOGIN_PREFIX + name for name in order.logins)),
-        account=account_of(executor),
-        created_at=fleet.clock(),
-        created_by=who(),
+        registry_secret=plan.recipe.launch.registry_secret,
+        packages=order.on.packages,
     )
-    watched = replace(plan, places={SITE: order.on}, caches={})
-    given = {LOGIN_PREFIX + name: value for name, value in logins.items()}
-    spec = replace(spec_of(intent, book.name, watched), secrets=plan.secrets.also(given))
     executor.check(spec)
-    price = price_of_job(executor.price(spec), None)
-    book.intend(intent.model_copy(update={"usd_per_hour": price.usd_per_hour, "overrun_s": price.overrun_s}))
+    book.intend(fleet.record(spec, order.on.on, executor.price(spec)))
     book.keep_recipe(plan.recipe_text)
     if (linked := order.on.linked) is not None:
         spec = replace(spec, secrets=spec.secrets.also(book.hand(linked)))

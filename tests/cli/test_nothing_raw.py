@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from composer_prime.launch.records import Ended, Intent, Launch, Started, Stop, Verdict
+from composer_prime.launch.records import Ended, JobRecord, Launch, Started, Stop, Verdict
 from composer_prime.store import keys, launch_keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import PROTOCOL, Signed, canonical, sha256_hex
@@ -53,9 +53,9 @@ OFFER = Offer(
     site="g", incarnation=0, fragment=0, version=LAST, base_sha=SHA, tokens=10, steps=1, trained_tokens=10,
     codec="fp32", payload=keys.payload(0, LAST, "g", SHA), sha256=SHA, slices="AA==", nbytes=8, norms=(1.0,),
 )  # fmt: skip
-INTENT = Intent(
-    site="a", attempt=1, on="local", recipe=SHA, command=("x",), timeout_s=60, usd_per_hour=1.0, resources={"gpu": "x"},
-    image="x", caches={"x": "x"}, env={"x": "x"}, secrets=("x",), account="x", created_at=0.0, created_by="x",
+INTENT = JobRecord(
+    site="a", attempt=1, on="local", spec=SHA, timeout_s=60, usd_per_hour=1.0, secrets=("x",), account="x",
+    created_at=0.0, created_by="x",
 )  # fmt: skip
 ENDED = Ended(site="a", attempt=1, state="failed", exit_code=1, seconds=1.0, usd=1.0, message="x", ended_at=1.0)
 RECORDS = {

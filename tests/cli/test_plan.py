@@ -12,7 +12,7 @@ import pytest
 from composer_prime.bench.link import Cell
 from composer_prime.cli.plan import plan_lines
 from composer_prime.config import load_any, load_recipe, recipe_from_data
-from composer_prime.launch.plan import LaunchOptions, plan_launch
+from composer_prime.launch.plan import plan_launch
 from composer_prime.launch.preflight.egress import bucket_lines
 from composer_prime.outer.forecast import forecast, payloads_of
 from composer_prime.outer.fragments import plan_fragments
@@ -167,7 +167,7 @@ def test_a_bucket_that_charges_egress_has_the_launchs_line_on_its_cost(sites: in
     overrides = ["--outer.store", "s3://bucket/runs", "--sites.count", str(sites), "--max_steps", "400000"]
     recipe = load_recipe(TWO_SITES, overrides)
     (line,) = [line for line in plan_lines(recipe) if line.startswith("bucket traffic")]
-    launched = plan_launch(recipe, "modal", LaunchOptions(environment={}))
+    launched = plan_launch(recipe, "modal", environment={})
     assert [line] == list(bucket_lines(launched, named_shapes))
     priced = re.search(r"fetch (\S+) GB in (\d+) rounds, joins not counted, \$(\S+) where egress is charged", line)
     assert priced is not None and int(priced[2]) == recipe.rounds

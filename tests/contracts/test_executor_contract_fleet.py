@@ -53,7 +53,7 @@ def test_a_launch_whose_jobs_run_out_of_their_time_ends_within_its_cost(
 ) -> None:
     fleet = StagedFleet(stage.folder, FOREVER, lambda on: executor)
     plan = staged_plan(platform.launch_option(), "a", timeout_s=2, usd_per_hour=3600.0)
-    overrun_s = fleet.intent(plan, "a", 1, 2).overrun_s
+    overrun_s = fleet.price(plan, fleet.spec(plan, "a", 1, 2)).overrun_s
     assert overrun_s >= 1, "no time to end"
     said: list[str] = []
     limits = Limits(max_restarts=99, max_usd=overrun_s + 4.0, hang_after_s=None)

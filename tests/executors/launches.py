@@ -8,7 +8,7 @@ from typing import Any
 from composer_prime.config import RecipeBase, recipe_from_data
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.fleet import Fleet, begin_fleet
-from composer_prime.launch.plan import LaunchOptions, LaunchPlan, plan_launch
+from composer_prime.launch.plan import LaunchPlan, plan_launch
 from composer_prime.launch.records import LaunchBook, begin_launch, open_launch
 from composer_prime.launch.supervisor import Supervisor
 from composer_prime.store.base import Store
@@ -33,8 +33,9 @@ def small_recipe(**tables: Any) -> RecipeBase:
     return recipe_from_data({**data, **tables})
 
 
-def small_plan(on: str = "local", **options: Any) -> LaunchPlan:
-    return plan_launch(small_recipe(), on, LaunchOptions(environment=ENVIRONMENT, **options))
+def small_plan(on: str = "local", *, launch: dict[str, Any] | None = None, **options: Any) -> LaunchPlan:
+    """Of the small recipe with that `[launch]` table."""
+    return plan_launch(small_recipe(launch=launch or {}), on, environment=ENVIRONMENT, **options)
 
 
 def empty_bucket() -> MemoryStore:
@@ -78,6 +79,15 @@ class Scene:
 
     def job_id(self, site: str, attempt: int) -> str:
         return f"{self.book().name}--{site}--{attempt}"
+
+
+def meant(scene: Scene) -> Fleet:
+    """The launch whose launcher was killed between its records and its jobs."""
+    fleet = scene.fleet()
+    for site, place in scene.plan.places.items():
+        spec = fleet.spec(scene.plan, site, 1, 600)
+        fleet.book.intend(fleet.record(spec, place.on, fleet.price(scene.plan, spec)))
+    return fleet
 
 
 def running(scene: Scene) -> list[str]:

@@ -106,7 +106,7 @@ def test_a_recipe_in_the_bucket_that_was_changed_is_not_run() -> None:
     scene = Scene()
     scene.supervisor().turn()
     book = scene.book()
-    sha = book.attempts()[0].intent.recipe
+    sha = scene.plan.recipe_sha
     assert "small" in book.recipe(sha)
     scene.store.put(launch_keys.recipe(sha), b"max_steps = 1")
     with pytest.raises(CorruptObject, match="sha256 differs"):
@@ -328,7 +328,7 @@ def test_logs_of_several_sites_are_told_apart_and_secrets_cut_out() -> None:
     scene.platform.lines = ["one", f"token {SECRET}"]
     fleet = scene.fleet()
     attempts = chosen(scene.book(), None, None)
-    attempts = [type(each)(each.intent, each.started, each.ended) for each in attempts]
+    attempts = [type(each)(each.record, each.started, each.ended) for each in attempts]
     lines = [line for each in attempts for line in fleet.logs(each, follow=False, environment=ENVIRONMENT.items())]
     assert lines == ["one", "token [redacted]"] * 2
     named = list(merged_logs(fleet, attempts, follow=True))

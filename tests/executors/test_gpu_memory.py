@@ -21,6 +21,10 @@ def needing(gib: int) -> Estimate:
     return lambda recipe: gib * GIB
 
 
+def machine(gpu: str | None, count: int | None) -> dict[str, Any]:
+    return {} if gpu is None else {"gpu": gpu, "gpu_count": count}
+
+
 @pytest.mark.parametrize(
     ("on", "gpu", "count", "said"),
     [
@@ -36,7 +40,7 @@ def test_a_recipe_that_does_not_fit_its_gpus_is_refused_with_those_that_would(
     on: str, gpu: str | None, count: int | None, said: str
 ) -> None:
     with pytest.raises(BadInput, match=said) as refused:
-        list(memory_lines(small_plan(on, gpu=gpu, gpu_count=count), needing(100)))
+        list(memory_lines(small_plan(on, launch=machine(gpu, count)), needing(100)))
     assert "\n" not in str(refused.value)
 
 
@@ -51,13 +55,13 @@ def test_a_recipe_that_does_not_fit_its_gpus_is_refused_with_those_that_would(
     ],
 )
 def test_a_recipe_that_fits_or_can_not_be_checked_is_said_to(on: str, gpu: str | None, said: str) -> None:
-    *_, line = memory_lines(small_plan(on, gpu=gpu), needing(100))
+    *_, line = memory_lines(small_plan(on, launch={"gpu": gpu}), needing(100))
     assert line.startswith("GPU memory: ") and said in line
 
 
 @pytest.mark.parametrize(("gpu", "count", "num_bytes"), [("H100", 2, 0), ("of-tomorrow", 1, 100)])
 def test_that_this_machine_gives_out_no_gpus_is_said(gpu: str, count: int, num_bytes: int) -> None:
-    line, *rest = memory_lines(small_plan("local", gpu=gpu, gpu_count=count), needing(num_bytes))
+    line, *rest = memory_lines(small_plan("local", launch={"gpu": gpu, "gpu_count": count}), needing(num_bytes))
     assert line.startswith(f"GPUs: {count} x {gpu} (launch.gpu) is neither looked for nor given out on local")
     assert "CUDA_VISIBLE_DEVICES" in line and len(rest) == (num_bytes > 0)
 
@@ -66,7 +70,7 @@ def test_a_model_that_is_not_known_here_is_not_refused() -> None:
     def unknown(recipe: RecipeBase) -> int:
         raise ModelError("no configuration to be had")
 
-    (line,) = memory_lines(small_plan("modal", gpu="T4"), unknown)
+    (line,) = memory_lines(small_plan("modal", launch={"gpu": "T4"}), unknown)
     assert line == "GPU memory: not checked (no configuration to be had)"
 
 

@@ -14,7 +14,7 @@ from composer_prime.executors.base import Resources
 from composer_prime.executors.open import open_executor
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.dry_run import described
-from composer_prime.launch.plan import LaunchOptions, plan_launch
+from composer_prime.launch.plan import plan_launch
 from composer_prime.launch.preflight.egress import bucket_lines
 from composer_prime.launch.problems import Problems
 from composer_prime.store.s3 import bucket_region
@@ -23,7 +23,7 @@ from tests.servers import S3Server
 
 
 def planned(recipe_tables: dict[str, Any] | None = None, on: str = "local", **options: Any):
-    return plan_launch(small_recipe(**(recipe_tables or {})), on, LaunchOptions(environment=ENVIRONMENT, **options))
+    return plan_launch(small_recipe(**(recipe_tables or {})), on, environment=ENVIRONMENT, **options)
 
 
 def test_sites_have_the_recipes_names_or_count_or_those_given() -> None:
@@ -53,11 +53,9 @@ def test_every_replica_trains_on_a_shard_of_its_own() -> None:
     assert [data_shard(recipe, site) for site in ("r0", "r1", "r2")] == [0, 1, 2]  # type: ignore[arg-type]
 
 
-def test_secrets_are_taken_by_name_and_options_win_over_the_table() -> None:
-    table = {
-        "launch": {"gpu": "A100", "gpu_count": 2, "image": "theirs", "timeout_hours": 2.0, "secrets": ["UNRELATED"]}
-    }
-    plan = planned(table, on="modal", gpu="H100", image="mine")
+def test_secrets_are_taken_by_name_and_a_machine_as_the_table_says() -> None:
+    table = {"gpu": "H100", "gpu_count": 2, "image": "mine", "timeout_hours": 2.0, "secrets": ["UNRELATED"]}
+    plan = planned({"launch": table}, on="modal")
     assert list(plan.secrets) == ["HF_TOKEN", "UNRELATED"]
     assert plan.resources == Resources("H100", 2) and plan.places["a"].image == "mine" and plan.timeout_s == 7200
     assert SECRET not in repr(plan) and SECRET not in plan.recipe_text
@@ -86,7 +84,7 @@ def test_what_only_this_machine_has_is_refused_elsewhere(tables: dict[str, Any],
 def test_a_recipe_whose_sites_could_not_meet_is_refused() -> None:
     recipe = small_recipe().model_copy(update={"outer": None})
     with pytest.raises(BadInput, match=r"\[outer\]"):
-        plan_launch(recipe, "local", LaunchOptions(environment=ENVIRONMENT))
+        plan_launch(recipe, "local", environment=ENVIRONMENT)
 
 
 @pytest.mark.parametrize(
@@ -137,11 +135,12 @@ def test_platforms_that_can_not_be_are_refused(option: str, said: str) -> None:
 
 
 def test_a_site_of_a_launch_is_on_the_platform_that_its_turn_gives_it() -> None:
-    plan = planned(FAR, on="modal:2,hf-jobs:1,ssh:alice@gpu1,ssh:gpu2", image="any")
+    there = {**FAR, "launch": {"image": "any"}}
+    plan = planned(there, on="modal:2,hf-jobs:1,ssh:alice@gpu1,ssh:gpu2")
     on = {site: place.on for site, place in plan.places.items()}
     assert on == {"r0": "modal", "r1": "modal", "r2": "hf-jobs", "r3": "ssh:alice@gpu1", "r4": "ssh:gpu2"}
     assert plan.platforms == ("modal", "hf-jobs", "ssh") and plan.one_of_each == ("r0", "r2", "r3", "r4")
-    assert planned(FAR, on="modal:1,hf-jobs:1", image="any").sites == ("a", "b"), "as many as the recipe has"
+    assert planned(there, on="modal:1,hf-jobs:1").sites == ("a", "b"), "as many as the recipe has"
 
 
 def test_what_a_platform_can_not_install_it_is_not_given() -> None:

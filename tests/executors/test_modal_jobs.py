@@ -16,7 +16,6 @@ from composer_prime.executors.modal import executor as modal_jobs
 from composer_prime.executors.modal import job_body
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.fleet import Fleet
-from composer_prime.launch.plan import spec_of
 from composer_prime.launch.records import LaunchBook, begin_launch
 from composer_prime.launch.supervisor import Supervisor
 from tests.patience import wait_until
@@ -104,10 +103,11 @@ def test_a_launcher_killed_before_its_call_is_made_good_by_the_next_supervisor(
     monkeypatch: pytest.MonkeyPatch,
     written_down: bool,
 ) -> None:
-    plan = small_plan("modal", sites=("a",), image="any")
+    plan = small_plan("modal", sites=("a",), launch={"image": "any"})
     fleet = Fleet(begin_launch(empty_bucket(), "small"), opener=lambda on: executor)
-    intent = fleet.book.intend(fleet.intent(plan, "a", 1, 600))
-    killed_at_spawn(monkeypatch, executor, spec_of(intent, fleet.book.name, plan))
+    spec = fleet.spec(plan, "a", 1, 600)
+    fleet.book.intend(fleet.record(spec, "modal", fleet.price(plan, spec)))
+    killed_at_spawn(monkeypatch, executor, spec)
     if written_down:
         fleet.book.start(*executor.find(fleet.book.name))
     Supervisor(fleet, plan, Limits(), say=print).turn()
@@ -399,7 +399,7 @@ def killed_before_modal_was_asked(executor: ModalExecutor, monkeypatch: pytest.M
     with monkeypatch.context() as there:
         there.setattr(ModalExecutor, "submit", die)
         with pytest.raises(Killed):
-            Fleet(book, opener=lambda on: executor).start(small_plan("modal", image="any"), "a", 1, 600)
+            Fleet(book, opener=lambda on: executor).start(small_plan("modal", launch={"image": "any"}), "a", 1, 600)
     monkeypatch.setattr("composer_prime.launch.fleet.who", lambda: "another-machine")
     return book
 

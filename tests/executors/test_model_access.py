@@ -12,7 +12,7 @@ import pytest
 
 from composer_prime.bench.seaweed import free_ports
 from composer_prime.errors import BadInput
-from composer_prime.launch.plan import LaunchOptions, LaunchPlan, plan_launch
+from composer_prime.launch.plan import LaunchPlan, plan_launch
 from composer_prime.launch.preflight.model_access import access_lines
 from tests.cli.command_line import call
 from tests.executors.launches import small_recipe
@@ -80,7 +80,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 def planned(url: str, on: str = "modal", token: str | None = None, model: str = MODEL) -> LaunchPlan:
     environment = {"HF_ENDPOINT": url} | ({} if token is None else {"HF_TOKEN": token})
-    return plan_launch(small_recipe(model={"name": model}), on, LaunchOptions(environment=environment))
+    return plan_launch(small_recipe(model={"name": model}), on, environment=environment)
 
 
 def refusal(plan: LaunchPlan) -> str:

@@ -28,7 +28,7 @@ from composer_prime.executors.installing import (
 )
 from composer_prime.executors.packages import Packages, packages_of
 from composer_prime.executors.secrets import Secrets
-from composer_prime.launch.plan import LaunchOptions, Placement, plan_launch
+from composer_prime.launch.plan import Placement, plan_launch
 from composer_prime.launch.records import begin_launch
 from composer_prime.store import launch_keys
 from composer_prime.store.memory import MemoryStore
@@ -106,13 +106,13 @@ def test_an_environment_that_is_importable_and_in_no_package_is_refused(
 
 @pytest.mark.parametrize(("on", "image"), [("hf-jobs", "my/own"), ("modal", None)])
 def test_a_registrys_secret_is_refused_where_nothing_is_pulled_with_it(on: str, image: str | None) -> None:
-    recipe = small_recipe(launch={"registry_secret": "mine"})
+    recipe = small_recipe(launch={"registry_secret": "mine", "image": image})
     with pytest.raises(BadInput, match=r"launch.registry_secret \(mine\) is for an image of yours on Modal"):
-        plan_launch(recipe, on, LaunchOptions(image=image, environment={}))
+        plan_launch(recipe, on, environment={})
 
 
 def test_a_named_image_installs_nothing() -> None:
-    assert small_plan("hf-jobs", image="my/own").places["a"].packages is None
+    assert small_plan("hf-jobs", launch={"image": "my/own"}).places["a"].packages is None
 
 
 # their wheels
@@ -235,10 +235,9 @@ def test_other_bytes_at_a_wheels_place_are_said(handmade: str, linking: LinkingS
 def test_a_bucket_without_links_is_refused_where_jobs_would_need_them(handmade: str) -> None:
     taskset = {"name": "x", "env": {"taskset": {"id": handmade}}}
     recipe = small_recipe(outer={"store": "gs://bucket/runs"}, orchestrator={"train": {"source": [taskset]}})
-    options = LaunchOptions(environment={})
     with pytest.raises(BadInput, match="gives no links by which jobs on hf-jobs could fetch their packages"):
-        plan_launch(recipe, "hf-jobs", options)
-    on_modal = plan_launch(recipe, "modal", options).places["a"]
+        plan_launch(recipe, "hf-jobs", environment={})
+    on_modal = plan_launch(recipe, "modal", environment={}).places["a"]
     assert on_modal.linked is None
     assert on_modal.packages is not None and any(pin.startswith("gcsfs==") for pin in on_modal.packages.pins)
 
@@ -305,7 +304,7 @@ PRIME: dict[str, Any] = {
 
 
 def prime_packages(**tables: Any) -> Packages:
-    plan = plan_launch(any_from_data({**PRIME, **tables}), "modal", LaunchOptions(environment={}))
+    plan = plan_launch(any_from_data({**PRIME, **tables}), "modal", environment={})
     (place,) = plan.places.values()
     assert place.packages is not None
     return place.packages

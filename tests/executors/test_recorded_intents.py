@@ -5,37 +5,20 @@ from dataclasses import replace
 import pytest
 
 from composer_prime.errors import BadInput
-from composer_prime.executors.base import JobState, JobStatus, Resources
-from composer_prime.launch.fleet import Fleet
+from composer_prime.executors.base import JobState, JobStatus
 from composer_prime.store import launch_keys
-from tests.executors.launches import Scene, running, small_plan
-
-
-def meant(scene: Scene) -> Fleet:
-    """The launch whose launcher was killed between its intents and its jobs."""
-    fleet = scene.fleet()
-    for site in scene.plan.sites:
-        fleet.book.intend(fleet.intent(scene.plan, site, 1, 600))
-    return fleet
+from tests.executors.launches import Scene, meant, running, small_plan
 
 
 def test_an_intent_that_is_not_as_planned_keeps_back_all_that_were_only_meant() -> None:
-    scene = Scene(plan=small_plan(sites=("b",), image="theirs"))
+    scene = Scene(plan=small_plan(sites=("b",), launch={"image": "theirs"}))
     meant(scene)
     scene.plan = small_plan(sites=("a",))
     meant(scene)
     scene.plan = small_plan()
-    with pytest.raises(BadInput, match=r"sites/b/0001/intent.json records image = 'theirs', and this launch has"):
+    with pytest.raises(BadInput, match=r"sites/b/0001/intent.json is of another job than this launch plans"):
         scene.supervisor().turn()
     assert scene.platform.jobs == {}
-
-
-def test_a_machine_comes_back_from_its_record_as_it_was() -> None:
-    machine = Resources("H100,L40S", 2, cpus=1.5, memory_gib=8, region="us-west", cloud="aws", nonpreemptible=True)
-    scene = Scene(plan=replace(small_plan(), resources=machine))
-    fleet = meant(scene)
-    found = Fleet(fleet.book).book.attempt("a", 1).intent.asks_for()
-    assert found == machine and found.nonpreemptible is True, "vendors' clients take no number for it"
 
 
 def test_a_shorter_time_of_an_intent_is_kept_since_the_budget_had_less_left() -> None:
@@ -46,10 +29,10 @@ def test_a_shorter_time_of_an_intent_is_kept_since_the_budget_had_less_left() ->
 
 
 def test_a_launch_with_a_changed_recipe_watches_the_jobs_there_are_and_restarts_with_its_own() -> None:
-    scene = Scene(plan=small_plan(sites=("a",), image="first"))
+    scene = Scene(plan=small_plan(sites=("a",), launch={"image": "first"}))
     scene.supervisor().turn()
     scene.store.delete(launch_keys.job(1, "a", 1))  # its launcher was killed before it wrote the job down
-    scene.plan = small_plan(sites=("a",), image="second")
+    scene.plan = small_plan(sites=("a",), launch={"image": "second"})
     supervisor = scene.supervisor()
     supervisor.turn()
     assert running(scene) == ["a1"] and scene.book().attempt("a", 1).started is not None
@@ -64,8 +47,8 @@ def test_an_intent_that_turns_up_while_a_launch_is_watched_gives_its_site_up_and
     supervisor = scene.supervisor()
     supervisor.turn()
     fleet = scene.fleet()
-    theirs = fleet.intent(scene.plan, "a", 2, 600).model_copy(update={"command": ("touch", "planted")})
-    fleet.book.intend(theirs)
+    theirs = replace(fleet.spec(scene.plan, "a", 2, 600), command=("touch", "planted"))
+    fleet.book.intend(fleet.record(theirs, "local", fleet.price(scene.plan, theirs)))
     scene.platform.ends(scene.job_id("b", 1), JobState.PREEMPTED)
     supervisor.turn()
     assert running(scene) == ["a1", "b2"]
@@ -73,11 +56,11 @@ def test_an_intent_that_turns_up_while_a_launch_is_watched_gives_its_site_up_and
 
 
 def test_a_half_submitted_job_of_an_intent_that_is_not_as_planned_is_not_submitted_again() -> None:
-    scene = Scene(plan=small_plan(sites=("a",), image="theirs"))
+    scene = Scene(plan=small_plan(sites=("a",), launch={"image": "theirs"}))
     scene.supervisor().turn()
     job_id = scene.job_id("a", 1)
     scene.platform.jobs[job_id] = (scene.platform.jobs[job_id][0], JobStatus(JobState.PENDING, half_submitted=True))
     scene.plan = small_plan(sites=("a",))
     scene.platform.on_submit.append(lambda: pytest.fail("submitted"))
-    with pytest.raises(BadInput, match="records image = 'theirs'"):
+    with pytest.raises(BadInput, match="of another job than this launch plans"):
         scene.supervisor().turn()

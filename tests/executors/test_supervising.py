@@ -19,7 +19,7 @@ from composer_prime.launch.decisions import (
     Wait,
     decide,
 )
-from composer_prime.launch.records import Attempt, Ended, EndState, Intent, Started, Verdict
+from composer_prime.launch.records import Attempt, Ended, EndState, JobRecord, Started, Verdict
 
 NOW, TICKS = 1_000_000.0, 5_000.0
 LIMITS = Limits(max_restarts=2, hang_after_s=100.0)
@@ -27,19 +27,15 @@ RUNNING = JobStatus(JobState.RUNNING, started_at=NOW - 600)
 
 
 def attempt(site: str = "a", number: int = 1, end: EndState | None = None, code: int | None = None) -> Attempt:
-    intent = Intent(
+    record = JobRecord(
         site=site,
         attempt=number,
         on="local",
-        recipe="0" * 64,
-        command=("x",),
+        spec="0" * 64,
         timeout_s=3600,
         usd_per_hour=1.0,
-        resources={},
-        image=None,
-        caches={},
-        env={},
         secrets=(),
+        account="here",
         created_at=NOW - 600,
         created_by="here",
     )
@@ -56,7 +52,7 @@ def attempt(site: str = "a", number: int = 1, end: EndState | None = None, code:
             message="",
             ended_at=NOW - 1,
         )
-    return Attempt(intent, started, ended)
+    return Attempt(record, started, ended)
 
 
 def decided(

@@ -10,7 +10,7 @@ from composer_prime.errors import BadInput, CorruptObject, ExecutorError
 from composer_prime.executors.base import JobState
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.fleet import Fleet
-from composer_prime.launch.plan import LaunchOptions, LaunchPlan, Placement, plan_launch
+from composer_prime.launch.plan import LaunchPlan, Placement, plan_launch
 from composer_prime.launch.records import LaunchBook, begin_launch, open_launch
 from composer_prime.launch.supervisor_job import (
     LOGIN_PREFIX,
@@ -39,7 +39,7 @@ class Scene:
     @property
     def plan(self) -> LaunchPlan:
         recipe = small_recipe(outer={"store": str(self.folder)})
-        plan = plan_launch(recipe, "local", LaunchOptions(environment=ENVIRONMENT))
+        plan = plan_launch(recipe, "local", environment=ENVIRONMENT)
         return replace(plan, places=dict.fromkeys(plan.sites, Placement("local", "any")))
 
     @property
@@ -178,12 +178,12 @@ def test_what_can_not_be_watched_from_elsewhere_is_refused(
     monkeypatch.setenv("MODAL_TOKEN_ID", "ak-x")
     monkeypatch.setenv("MODAL_TOKEN_SECRET", "as-x")
     pytest.importorskip("modal")
-    plan = plan_launch(small_recipe(), sites, LaunchOptions(image="any", environment={}, replicas=1))
+    plan = plan_launch(small_recipe(launch={"image": "any"}), sites, environment={}, replicas=1)
     with pytest.raises(BadInput, match=said):
         logins_for(plan, on)
 
 
 def test_a_site_of_its_name_is_refused() -> None:
-    plan = plan_launch(small_recipe(), "modal", LaunchOptions(image="any", environment={}, sites=(SITE,)))
+    plan = plan_launch(small_recipe(launch={"image": "any"}), "modal", environment={}, sites=(SITE,))
     with pytest.raises(BadInput, match="site supervisor has the name of the job"):
         order_of(plan, "modal", LIMITS, 1.0, {})
