@@ -18,12 +18,14 @@ import os
 import re
 import socket
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, TypeVar, cast
 
 from pydantic import Field
 
+from composer_prime.config import PrimeRecipe, Recipe, any_from_data, run_uri
 from composer_prime.errors import BadInput, CorruptObject, KeyMissing
 from composer_prime.executors.base import Job, JobState
 from composer_prime.executors.installing import link_names
@@ -276,9 +278,17 @@ class LaunchBook:
             links[name] = cast(GivesLinks, self.store).presign_get(key, LINK_S)
         return links
 
-    def recipe(self, sha: str) -> str:
-        """The recipe of that sha256. Raises CorruptObject when other bytes stand there."""
-        return self._kept(launch_keys.recipe, sha).decode()
+    def recipe(self, sha: str, uri: str) -> Recipe | PrimeRecipe:
+        """The recipe of that sha256, of the run at `uri`.
+
+        Raises CorruptObject when other bytes stand there, BadInput when it is another run's.
+        """
+        recipe = any_from_data(tomllib.loads(self._kept(launch_keys.recipe, sha).decode()))
+        if run_uri(recipe) != uri:
+            raise BadInput(
+                f"the recipe launched at {uri} is of the run at {run_uri(recipe)}: give the folder that was launched"
+            )
+        return recipe
 
     def order(self, sha: str) -> str:
         """The order of that sha256. Raises as `recipe`."""

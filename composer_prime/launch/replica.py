@@ -3,10 +3,9 @@
 Nothing in the bucket chooses another. Its attempt's records there can only keep it from starting.
 """
 
-import tomllib
 from contextlib import closing
 
-from composer_prime.config import PrimeRecipe, Recipe, any_from_data, run_uri
+from composer_prime.config import PrimeRecipe, Recipe
 from composer_prime.errors import BadInput
 from composer_prime.launch.records import open_launch
 from composer_prime.store import open_store
@@ -28,10 +27,4 @@ def read_order(uri: str, launch: int, site: str, attempt: int, recipe_sha: str) 
         mine = book.attempt(site, attempt)
         if mine.ended is not None or mine.verdict is not None:
             raise BadInput(f"attempt {attempt} of site {site} was ended before its start: this replica doesn't start")
-        text = book.recipe(recipe_sha)
-    recipe = any_from_data(tomllib.loads(text))
-    if run_uri(recipe) != uri:
-        raise BadInput(
-            f"the recipe launched at {uri} is of the run at {run_uri(recipe)}: give the folder that was launched"
-        )
-    return recipe
+        return book.recipe(recipe_sha, uri)

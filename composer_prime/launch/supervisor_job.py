@@ -7,14 +7,12 @@ one.
 
 import os
 import time
-import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
 
-from composer_prime.config import any_from_data, run_uri
 from composer_prime.errors import BadInput, ExecutorError
 from composer_prime.executors.base import Executor, JobSpec, Resources
 from composer_prime.executors.open import PLATFORMS, open_executor
@@ -56,21 +54,10 @@ class Order:
     limits: Limits
     poll_s: float
 
-    def plan(self, uri: str, recipe_text: str, environment: Mapping[str, str]) -> LaunchPlan:
-        """The plan again, with the secrets of a job's environment. Raises BadInput for a recipe of another run."""
-        recipe = any_from_data(tomllib.loads(recipe_text))
-        if run_uri(recipe) != uri:
-            raise BadInput(
-                f"the recipe launched at {uri} is of the run at {run_uri(recipe)}: give the folder that was launched"
-            )
-        return LaunchPlan(
-            places=self.places,
-            recipe=recipe,
-            run_uri=uri,
-            env=self.env,
-            secrets=Secrets({name: environment[name] for name in self.secrets}),
-            usd_per_hour=self.usd_per_hour,
-        )
+    def plan(self, book: LaunchBook, uri: str, environment: Mapping[str, str]) -> LaunchPlan:
+        """The plan again, with the secrets of a job's environment. Raises as `LaunchBook.recipe`."""
+        secrets = Secrets({name: environment[name] for name in self.secrets})
+        return LaunchPlan(self.places, book.recipe(self.recipe, uri), uri, self.env, secrets, self.usd_per_hour)
 
     @property
     def timeout(self) -> int:
@@ -187,7 +174,7 @@ def supervise(
         order: Order = _ORDERS.validate_json(book.order(order_sha))
         logins = {name: os.environ.pop(LOGIN_PREFIX + name) for name in order.logins}
         os.environ.update(logins)
-        plan = order.plan(uri, book.recipe(order.recipe), os.environ)
+        plan = order.plan(book, uri, os.environ)
         with closing(Fleet(book, opener=opener)) as fleet:
             supervisor = Supervisor(fleet, plan, order.limits, say=say)
             supervisor.check()

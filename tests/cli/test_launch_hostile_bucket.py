@@ -155,7 +155,7 @@ def test_a_replica_runs_no_recipe_but_the_one_that_its_command_line_names(machin
     replica = ("replica", machine.uri, "--launch", "1", "--site", "left", "--attempt", "1", "--recipe", sha)
     (machine.folder / "theirs.py").write_text(f"open({str(machine.folder / 'planted')!r}, 'w')")
     machine.monkeypatch.syspath_prepend(str(machine.folder))
-    text = re.sub('import_path = ".*loss.*"', 'import_path = "theirs.loss"', machine.book().recipe(sha))
+    text = re.sub('import_path = ".*loss.*"', 'import_path = "theirs.loss"', bucket.get(kept).decode())
     assert "theirs.loss" in text
     with closing(open_store(machine.uri)) as store:
         store.put(launch_keys.recipe(sha), text.encode())

@@ -107,10 +107,10 @@ def test_a_recipe_in_the_bucket_that_was_changed_is_not_run() -> None:
     scene.supervisor().turn()
     book = scene.book()
     sha = scene.plan.recipe_sha
-    assert "small" in book.recipe(sha)
+    assert book.recipe(sha, scene.plan.run_uri).run.name == "small"
     scene.store.put(launch_keys.recipe(sha), b"max_steps = 1")
     with pytest.raises(CorruptObject, match="sha256 differs"):
-        book.recipe(sha)
+        book.recipe(sha, scene.plan.run_uri)
 
 
 def test_what_the_platform_refuses_leaves_no_intent(monkeypatch: pytest.MonkeyPatch) -> None:
