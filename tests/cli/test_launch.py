@@ -106,7 +106,7 @@ def test_a_cancel_that_nobody_confirms_says_what_may_be_billed(
     launched.start("a", "mark('up'); wait('never')")
     launched.stage.await_mark("up")
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("composer_prime.executors.local.executor.socket.gethostname", lambda: "another-machine")
+        elsewhere.setattr("composer_prime.executors.local.shim.HOST", "another-machine")
         answer = cli("cancel", launched.uri)
     assert answer.code == 1 and "may still run and be billed" in answer.err
     assert cli("cancel", launched.uri).code == 0

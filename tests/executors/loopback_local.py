@@ -40,7 +40,7 @@ class LocalPlatform:
         """As when the machine loses its power: everything at once, without a word."""
         state = shim.read_state(self._job_folder(job))
         assert state is not None and state["state"] == "running", state
-        pids = [state["keeper"], *shim.family(state["keeper"])]
+        pids = [state["keeper"], *shim.job_processes(self._job_folder(job), state["keeper"])]
         processes = []
         for pid in pids:
             with suppress(psutil.NoSuchProcess):
@@ -58,9 +58,8 @@ class LocalPlatform:
         raise AssertionError("a machine that starts its own jobs has no queue")
 
     def close(self) -> None:
-        for state in shim.list_jobs(str(self._folder / "jobs")):
-            if state["state"] != "ended":
-                shim.cancel(state["folder"])
+        for state in self._folder.glob("jobs/*/*/*/state.json"):
+            shim.cancel(str(self._folder), "/".join(state.parts[-4:-1]), PATIENCE_S)
 
     def _job_folder(self, job: Job) -> str:
         return str(self._folder / "jobs" / job.run / job.site / str(job.attempt))

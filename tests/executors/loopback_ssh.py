@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,8 +110,6 @@ class Machine:
     """Every command line that was run."""
     variables: dict[str, str] = field(default_factory=dict)
     """Of its own environment, besides."""
-    num_answers: int = 0
-    """Pieces of output that were sent."""
     _listener: asyncssh.SSHAcceptor | None = None
     _commands: set["asyncio.Task[None]"] = field(default_factory=set)
 
@@ -179,7 +177,7 @@ class Machine:
         feeding = asyncio.create_task(_pump(process.stdin, child.stdin))
         answering = trouble != "reset"
         outputs = [
-            asyncio.create_task(_pump(child.stdout, process.stdout if answering else None, self._count_answer)),
+            asyncio.create_task(_pump(child.stdout, process.stdout if answering else None)),
             asyncio.create_task(_pump(child.stderr, process.stderr if answering else None)),
         ]
         try:
@@ -197,11 +195,8 @@ class Machine:
             child._transport.close()  # pyright: ignore[reportAttributeAccessIssue] (a grandchild may hold its pipes)
             await child.wait()
 
-    def _count_answer(self) -> None:
-        self.num_answers += 1
 
-
-async def _pump(source: Any, sink: Any, sent: Callable[[], None] = lambda: None) -> None:
+async def _pump(source: Any, sink: Any) -> None:
     """Copy until the end of `source`, then end `sink`; what a sink that is gone doesn't take is dropped."""
     with suppress(asyncssh.Error):  # the connection is lost: there is no more to read
         while data := await source.read(1 << 16):
@@ -209,7 +204,6 @@ async def _pump(source: Any, sink: Any, sent: Callable[[], None] = lambda: None)
                 if sink is not None:
                     sink.write(data)
                     await sink.drain()
-                    sent()
     with suppress(OSError):
         if sink is not None:
             sink.write_eof()
@@ -312,9 +306,8 @@ class SshPlatform:
         for executor in self._executors:
             executor.close()
         for machine in self.machines.values():
-            jobs = machine.home / ".composer-prime" / "jobs"
-            for state in shim.list_jobs(str(jobs)):
-                run, site, attempt = Path(state["folder"]).relative_to(jobs).parts
+            for state in machine.home.glob(".composer-prime/jobs/*/*/*/state.json"):
+                run, site, attempt = state.parts[-4:-1]
                 self.preempt(Job(self.name, "", run, site, int(attempt)))
             self._run(machine.stop())
             self._run(machine.end_commands())

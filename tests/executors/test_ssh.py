@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +11,11 @@ import pytest
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors.base import Job, JobState
-from composer_prime.executors.ssh.connection import Patience
 from composer_prime.executors.ssh.executor import SshExecutor
-from tests.executors.jobs import FOREVER, Stage, await_end, run_to_end, wait_until
+from tests.executors.jobs import FOREVER, Stage, await_end, run_to_end
 from tests.executors.loopback_ssh import SshPlatform
-from tests.patience import PATIENCE_S
 
-HASTY = Patience(pauses_s=(0.05, 0.05), connect_s=5.0, call_s=20.0)
+PAUSES_S = (0.05, 0.05)
 SECRET = "s3cr3t-0123456789-abcdef"
 
 
@@ -30,7 +27,7 @@ def machines(folder: Path, *names: str) -> Iterator[SshPlatform]:
 
 @contextmanager
 def hasty(platform: SshPlatform, host: str = "") -> Iterator[SshExecutor]:
-    with closing(SshExecutor(host or platform.host(), grace_s=1.0, patience=HASTY)) as executor:
+    with closing(SshExecutor(host or platform.host(), grace_s=1.0, pauses_s=PAUSES_S)) as executor:
         yield executor
 
 
@@ -56,7 +53,7 @@ def test_a_host_that_is_in_no_list_is_refused(tmp_path: Path, stage: Stage) -> N
         with pytest.raises(BadInput, match="doesn't hold the key that it shows"):
             executor.find(stage.run)
         (platform.ssh / "known_hosts").unlink()
-        with pytest.raises(BadInput, match=r"known_hosts isn't there: connect once by `ssh -p"):
+        with pytest.raises(BadInput, match=r"doesn't hold the key .* by `ssh -p"):
             executor.find(stage.run)
 
 
@@ -166,7 +163,7 @@ def test_a_job_on_a_host_that_is_gone_may_still_run_and_cancel_says_so(tmp_path:
 def test_an_id_that_is_another_jobs_or_another_hosts_is_unknown(tmp_path: Path) -> None:
     with machines(tmp_path) as platform, hasty(platform) as executor:
         for id in ("run/a/1@elsewhere", f"run/../../etc/1@{platform.host()}", "", "1"):
-            with pytest.raises(JobUnknown, match=r"is on the host|is no id of"):
+            with pytest.raises(JobUnknown, match=r"is on elsewhere|is no id of"):
                 executor.poll(Job("ssh", id, "run", "a", 1))
         with pytest.raises(BadInput, match="site"):
             executor.poll(Job("ssh", f"run/../1@{platform.host()}", "run", "..", 1))
@@ -197,24 +194,6 @@ for n in range(300):
             stage.mark(f"go{stop}")
         read += lines
         assert read == [f"{'half ' if n % 100 == 50 else ''}line {n}" for n in range(300)]
-
-
-def test_a_quiet_log_outlasts_more_lost_connections_than_one_call_would(tmp_path: Path, stage: Stage) -> None:
-    with machines(tmp_path) as platform:
-        impatient = Patience(pauses_s=(0.05, 0.05), lasted_s=0.0)
-        with closing(SshExecutor(platform.host(), grace_s=1.0, patience=impatient)) as executor:
-            job = executor.submit(stage.spec("say('one'); wait('go'); say('two')"))
-            lines = executor.logs(job, follow=True)
-            assert next(lines) == "one"
-            with ThreadPoolExecutor(1) as pool:
-                rest = pool.submit(list, lines)
-                left = platform.machine
-                for _ in range(6):
-                    before = left.num_answers
-                    platform.cut()
-                    wait_until(lambda before=before: left.num_answers > before, "the follower reads again")
-                stage.mark("go")
-                assert rest.result(timeout=PATIENCE_S) == ["two"]
 
 
 # --- secrets ---------------------------------------------------------------------------------------------------------

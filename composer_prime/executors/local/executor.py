@@ -1,18 +1,23 @@
-"""Jobs as processes on this machine: each has a keeper of its own (shim.py), which outlives whoever started it.
+"""Jobs as processes of one host, each with a keeper of its own (shim.py), and this machine as such a host.
 
-Everything is in `$COMPOSER_PRIME_STATE/jobs/<run>/<site>/<attempt>`, so any process of the same user finds it again.
+All that is known of a job is in its folder on the host, so any process of the same user finds it again: here in
+`$COMPOSER_PRIME_STATE/jobs/RUN/SITE/ATTEMPT`.
 """
 
+import inspect
 import json
 import os
+import shlex
 import shutil
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from composer_prime import redaction
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors.base import (
     Job,
@@ -26,161 +31,199 @@ from composer_prime.executors.base import (
     refuse_placement,
 )
 from composer_prime.executors.local import shim
+from composer_prime.executors.repeating import Busy
 
 STATE_VARIABLE = "COMPOSER_PRIME_STATE"
-_ENDS = {"cancelled": JobState.CANCELLED, "timed-out": JobState.TIMED_OUT, "preempted": JobState.PREEMPTED}
+SHIM_COMMAND = ("-I", "-S", "-c", "import json, sys; exec(json.loads(sys.stdin.readline()))")
+"""What Python is called with for a shim; its code and its request come over standard input (`shim_input`)."""
+LOG_WAIT_S, LOG_PAUSE_S = 10.0, 0.5
+"""How long one request waits for something new in a log, and what lies between two: each may be a login elsewhere."""
 
 
-class LocalExecutor:
-    """This machine as a platform. It has no queue: a job runs as soon as it is submitted.
+class HostExecutor:
+    """One host as a platform. It has no queue: a job runs as soon as it is submitted.
 
+    host      its name in jobs' ids
+    root      the folder there of all jobs
     grace_s   seconds that a job has to end by itself after it was told to, before it is killed
+    variables   that the host is known to have
     """
 
-    platform = "local"
+    platform: ClassVar[str]
+    where: ClassVar[str]
+    """What people call the host."""
+
+    def __init__(self, host: str, root: str, grace_s: float, variables: Mapping[str, str]) -> None:
+        self._name = host
+        self._root = root
+        self._grace_s = grace_s
+        self._variables = variables
+
+    def _call(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The shim's reply to a request. Raises Busy where there is none after all repetitions."""
+        raise NotImplementedError
+
+    @hides_secrets
+    def check(self, spec: JobSpec) -> None:
+        """Refuse what no host can run."""
+        check_names(spec)
+        refuse_placement(spec, self.where)
+
+    def log_in(self) -> None:
+        """Nothing: the machine is this user's, or asks for keys itself."""
+
+    def describe(self, spec: JobSpec) -> str:
+        """The command, its folder, and what it is given."""
+        own = {name: value for name, value in spec.cache_env.items() if name not in self._variables}
+        lines = [
+            f"process on {self._name}: {shlex.join(spec.command)}",
+            f"folder {self._root}/jobs/{spec.run}/{spec.site}/{spec.attempt}",
+            *(f"env {name}={value}" for name, value in sorted({**own, **spec.env}.items())),
+            *([f"secrets {', '.join(spec.secrets)}"] if len(spec.secrets) else []),
+            f"time-out {spec.timeout_s} s",
+        ]
+        return spec.secrets.redact("\n".join(lines))
+
+    def price(self, spec: JobSpec) -> Price:
+        """Nothing beyond what the machine costs anyway."""
+        return Price(0.0, self.where, round(self._grace_s))
+
+    @hides_secrets
+    def submit(self, spec: JobSpec) -> Job:
+        """Start the job's keeper; the folder's lock decides between submitters that race."""
+        self.check(spec)
+        job = self._job(spec.run, spec.site, spec.attempt)
+        request = {
+            "command": spec.command,
+            "env": dict(spec.env),
+            "defaults": spec.cache_env,
+            "secrets": spec.secrets.reveal(),
+            "caches": dict(spec.caches),
+            "timeout_s": spec.timeout_s,
+            "grace_s": self._grace_s,
+        }
+        try:
+            self._ask("start", job=self._place(job), request=request)
+        except Busy as error:
+            raise ExecutorError(f"{error}: job {spec.name} may run there: submit again to know") from None
+        return job
+
+    def find(self, run: str) -> list[Job]:
+        """All jobs of a run that were ever started there."""
+        return [self._job(run, site, attempt) for site, attempt in self._ask("find", run=check_name("run", run))]
+
+    def poll(self, job: Job) -> JobStatus:
+        """What the job's folder and its keeper's process say."""
+        return _status_of(self._ask("status", job=self._place(job)))
+
+    def logs(self, job: Job, *, follow: bool = False) -> Iterator[str]:
+        """The log's lines; the keeper has cut the secrets out."""
+        return split_lines(self._log(self._place(job), LOG_WAIT_S if follow else 0.0))
+
+    def cancel(self, job: Job) -> JobStatus:
+        """Have the keeper end the job, and wait until it has."""
+        wait_s = max(self._grace_s, shim.GRACE_S) + shim.CONFIRM_S  # a job's own grace is its submitter's
+        try:
+            return _status_of(self._ask("cancel", job=self._place(job), wait_s=wait_s))
+        except Busy as error:
+            raise ExecutorError(f"{error}: job {job.id} may still run there") from None
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _ask(self, verb: str, **arguments: Any) -> Any:
+        """The shim's answer. Raises JobUnknown, BadInput and ExecutorError, as it says."""
+        reply = self._call({"verb": verb, "root": self._root, **arguments})
+        for word, kind in (("unknown", JobUnknown), ("refused", BadInput), ("error", ExecutorError)):
+            if word in reply:
+                raise kind(f"host {self._name}: {reply[word]}")
+        return reply["answer"]
+
+    def _log(self, place: str, wait_s: float) -> Iterator[bytes]:
+        """The log from its start; a request that was lost is repeated from where the last one ended."""
+        offset, has_more = 0, True
+        while has_more:
+            text, has_more = self._ask("log", job=place, offset=offset, wait_s=wait_s)
+            offset += len(text)
+            yield text.encode("latin-1")
+            if has_more and len(text) < shim.CHUNK_BYTES:
+                time.sleep(LOG_PAUSE_S)
+
+    def _job(self, run: str, site: str, attempt: int) -> Job:
+        return Job(self.platform, f"{run}/{site}/{attempt}@{self._name}", run, site, attempt)
+
+    def _place(self, job: Job) -> str:
+        """The job's folder below that of all jobs. Raises JobUnknown for an id that is none of the job."""
+        place, _, host = job.id.partition("@")
+        # A record in a bucket may say anything: nothing but this job's own folder may come of it.
+        if place != f"{check_name('run', job.run)}/{check_name('site', job.site)}/{job.attempt}":
+            raise JobUnknown(f"{job.id!r} is no id of attempt {job.attempt} of {job.run} {job.site}")
+        if host != self._name:
+            raise JobUnknown(f"job {job.id} is on {host}, and not on {self._name}: ask there")
+        return place
+
+
+class LocalExecutor(HostExecutor):
+    """This machine as a platform."""
+
+    platform, where = "local", "this machine"
 
     def __init__(self, state: Path | None = None, *, grace_s: float = shim.GRACE_S) -> None:
-        self._jobs = (state or state_folder()) / "jobs"
-        self._host = socket.gethostname()
-        self._grace_s = grace_s
+        super().__init__(shim.HOST, str(state or state_folder()), grace_s, os.environ)
 
     @hides_secrets
     def check(self, spec: JobSpec) -> None:
         """Refuse what can't run here."""
-        check_names(spec)
-        refuse_placement(spec, "this machine")
-        path = spec.env.get("PATH", os.environ.get("PATH"))
-        if shutil.which(spec.command[0], path=path) is None:
+        super().check(spec)
+        if shutil.which(spec.command[0], path=spec.env.get("PATH", os.environ.get("PATH"))) is None:
             raise BadInput(
                 f"command ({spec.command[0]}) isn't on this machine's PATH: install it, or give its full path"
             )
         for name, place in spec.caches.items():
             there = next(folder for folder in (Path(place), *Path(place).parents) if os.path.exists(folder))
-            if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-                raise _no_cache(name, place, f"{there} {'is not yours to write' if there.is_dir() else 'is no folder'}")
-
-    def log_in(self) -> None:
-        """Nothing: it is this user's machine."""
+            if not there.is_dir():
+                raise BadInput(
+                    f"cache {name} ({place}) can't be made: {there} is no folder: give a folder that you may write"
+                )
 
     def credentials(self) -> dict[str, str]:
         raise BadInput(
             "jobs on local are processes of this machine, and can't be watched from another: keep it running"
         )
 
-    def describe(self, spec: JobSpec) -> str:
-        """The command, its folder, and what it is given."""
-        lines = [f"process on {self._host}: {' '.join(spec.command)}", f"folder {self._folder_of(spec)}"]
-        own = {name: value for name, value in spec.cache_env.items() if name not in os.environ}
-        given = sorted({**own, **spec.env}.items())
-        lines += [f"env {name}={spec.secrets.redact(value)}" for name, value in given]
-        lines += [f"secrets {', '.join(spec.secrets)}"] if len(spec.secrets) else []
-        return "\n".join([*lines, f"time-out {spec.timeout_s} s"])
-
-    def price(self, spec: JobSpec) -> Price:
-        """Nothing."""
-        return Price(0.0, "this machine", round(self._grace_s))
-
-    @hides_secrets
-    def submit(self, spec: JobSpec) -> Job:
-        """Start the job's keeper; the folder's lock decides between submitters that race."""
-        self.check(spec)
-        for name, place in spec.caches.items():
-            try:
-                Path(place).mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise _no_cache(name, place, error.strerror or str(error)) from error
-        folder = self._folder_of(spec)
-        # The next attempt's folder too, so that it finds local checkpoints.
-        request = {**keeper_request(spec, self._grace_s), "cwd": str(folder.parent / "work")}
+    def _call(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if request["verb"] != "start":
+            return shim.reply(dict(request))
         done = subprocess.run(
-            [sys.executable, "-I", "-S", shim.__file__, "start", str(folder)],
-            input=json.dumps(request),
+            [sys.executable, *SHIM_COMMAND],
+            input=shim_input(request),
             capture_output=True,
-            text=True,
             start_new_session=True,  # Ctrl-C at the launcher must not tear a start in two
         )
-        if done.returncode != 0:
-            last = spec.secrets.redact(done.stderr.strip().rpartition("\n")[2])
-            raise ExecutorError(f"job {spec.name} could not be started in {folder}: {last}")
-        return self._job(spec.run, spec.site, spec.attempt)
-
-    def find(self, run: str) -> list[Job]:
-        """All jobs of a run that were ever started here."""
-        check_name("run", run)
-        found = []
-        for state in (self._jobs / run).glob("*/*/state.json"):
-            attempt, site = state.parent.name, state.parent.parent.name
-            if attempt.isdigit():
-                found.append(self._job(run, site, int(attempt)))
-        return sorted(found, key=lambda job: (job.site, job.attempt))
-
-    def poll(self, job: Job) -> JobStatus:
-        """What the job's folder and its keeper's process say."""
-        return self._status(job, shim.status(str(self._folder(job))))
-
-    def logs(self, job: Job, *, follow: bool = False) -> Iterator[str]:
-        """The log's lines; the keeper has cut the secrets out."""
-        self.poll(job)
-        return split_lines(shim.follow_log(str(self._folder(job)), follow))
-
-    def cancel(self, job: Job) -> JobStatus:
-        """Have the keeper end the job, and wait until it has."""
-        try:
-            return self._status(job, shim.cancel(str(self._folder(job))))
-        except TimeoutError as error:
-            raise ExecutorError(f"{error}: end that process yourself") from error
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-    def _folder_of(self, spec: JobSpec) -> Path:
-        return self._jobs / spec.run / spec.site / str(spec.attempt)
-
-    def _folder(self, job: Job) -> Path:
-        place, _, host = job.id.rpartition("@")
-        if place != f"{job.run}/{job.site}/{job.attempt}":
-            raise JobUnknown(f"{job.id!r} is no id of attempt {job.attempt} of {job.run} {job.site}")
-        if host != self._host:
-            raise ExecutorError(f"job {job.id} is a process of {host}, and this is {self._host}: ask there")
-        return self._jobs / check_name("run", job.run) / check_name("site", job.site) / str(job.attempt)
-
-    def _job(self, run: str, site: str, attempt: int) -> Job:
-        return Job(self.platform, f"{run}/{site}/{attempt}@{self._host}", run, site, attempt)
-
-    def _status(self, job: Job, state: dict | None) -> JobStatus:
-        if state is None:
-            raise JobUnknown(f"no job {job.id} in {self._jobs}: is {STATE_VARIABLE} what it was when it was started?")
-        return status_of(state)
+        return read_reply(done.stdout, done.stderr)
 
 
-def keeper_request(spec: JobSpec, grace_s: float) -> dict[str, Any]:
-    """What a shim needs to know of a job, for its standard input alone: it holds the secrets."""
-    return {
-        "command": list(spec.command),
-        "env": dict(spec.env),
-        "defaults": spec.cache_env,
-        "secrets": spec.secrets.reveal(),
-        "timeout_s": spec.timeout_s,
-        "grace_s": grace_s,
-        "labels": spec.labels,
-    }
+def shim_input(request: Mapping[str, Any]) -> bytes:
+    """What a shim reads from standard input: its code, and its request, which may hold secrets."""
+    return f"{json.dumps(_shim_code())}\n{json.dumps(request)}\n".encode()
 
 
-def _no_cache(name: str, place: str, cause: str) -> BadInput:
-    return BadInput(f"cache {name} ({place}) can't be made: {cause}: give a folder that you may write")
+@cache
+def _shim_code() -> str:
+    code = "import sys, types\n"
+    for module in (redaction, shim):
+        name, source = module.__name__, inspect.getsource(module)
+        code += f"module = sys.modules[{name!r}] = types.ModuleType({name!r})\n"
+        code += f"exec(compile({source!r}, {name!r}, 'exec'), vars(module))\n"
+    return f"{code}module.main()"
 
 
-def status_of(state: dict) -> JobStatus:
-    """A shim's state as the status that every platform gives."""
-    if state["state"] != "ended":
-        kind = JobState(state["state"])
-    elif state["reason"] == "exited":
-        kind = JobState.SUCCEEDED if state["exit_code"] == 0 else JobState.FAILED
-    else:
-        kind = _ENDS[state["reason"]]
-    exit_code = state["exit_code"] if kind in (JobState.SUCCEEDED, JobState.FAILED) else None
-    message = state["message"] or state["reason"] or state["state"]
-    return JobStatus(kind, exit_code, message, state["started_at"], state["ended_at"])
+def read_reply(output: bytes, complaint: bytes) -> dict[str, Any]:
+    """A shim's reply among what was written to standard output, else an error that says the last of the other."""
+    for line in output.decode(errors="replace").split("\n"):
+        if line.startswith(shim.REPLY):
+            return json.loads(line.removeprefix(shim.REPLY))
+    return {"error": complaint.decode(errors="replace").strip().rpartition("\n")[2] or "it said nothing"}
 
 
 def split_lines(chunks: Iterator[bytes]) -> Iterator[str]:
@@ -202,3 +245,8 @@ def state_folder() -> Path:
     if given:
         return Path(given).absolute()
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "composer-prime"
+
+
+def _status_of(state: dict[str, Any]) -> JobStatus:
+    kind = JobState(state["state"])
+    return JobStatus(kind, state["exit_code"], state["message"], state["started_at"], state["ended_at"])

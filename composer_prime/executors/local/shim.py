@@ -1,18 +1,20 @@
 """Runs one command in a job's folder, apart from whoever started it, and writes down how it goes and how it ended.
 
-Standard library and redaction.py only, Python 3.9 or later: both are copied to machines that have nothing of ours. Run
-as `python3 shim.py start|status|cancel|log|list FOLDER`. A keeper process owns the command; the folder tells its state.
+Standard library and redaction.py only, Python 3.9 or later: both are sent to hosts that have nothing of ours. A process
+answers one request (`main`); a keeper process owns the job's command. Under the `root` that a request names:
 
-    lock         held while a job is started, so that of several starters one starts it
-    state.json   replaced whole: state, reason, exit code, times, the keeper's pid and when that process began
-    cancel       its being there asks the keeper to end the command
-    log          both outputs in the order they came, secrets cut out
-    keeper.log   what went wrong in the keeper itself
+    jobs/RUN/SITE/ATTEMPT/   a job's folder
+        lock         held while the job is started, so that of several starters one starts it
+        state.json   replaced whole: the job's state and times, whose it is, the keeper's pid and when that began
+        cancel       its being there asks the keeper to end the command
+        log          both outputs in the order they came, secrets cut out
+        keeper.log   what went wrong in the keeper itself
+    jobs/RUN/SITE/work       where all attempts of a site run
+    venv/                    an environment whose programs jobs find first, where there is one
 
-`start` reads one JSON object from standard input: `command` (argv), `timeout_s`, and optionally `env`, `secrets`
-(both name -> value), `labels`, `cwd`, `grace_s`, and `host`, which says whose job it is where machines share the
-folder. Secrets pass from there to the command's environment through memory alone. A job whose keeper is gone without
-having written an end was preempted: its machine was taken, or restarted.
+Secrets pass from the request to the command's environment through memory alone. A job whose keeper is gone without
+having written an end was preempted: its machine was taken, or restarted. Hosts may share the folder (a home on NFS,
+say): each answers for its own jobs alone, since another's pids mean nothing here.
 """
 
 from __future__ import annotations
@@ -21,28 +23,30 @@ import contextlib
 import fcntl
 import json
 import os
-import select
 import signal
 import sys
 import time
 
-TYPE_CHECKING = False  # as typing has it, which takes as long to import as all of this
-if TYPE_CHECKING:
-    import subprocess
-
 # A host is asked about a job by one process a question: what only keepers need is imported where they need it.
 
+HOST = os.uname().nodename
 JOB_VARIABLE = "COMPOSER_PRIME_JOB"
 """Names the job's folder in the environment of all its processes."""
-
 GRACE_S = 40.0
 """Seconds from SIGTERM to SIGKILL, for a command that is told to end: a site's trainer writes a checkpoint."""
 CONFIRM_S = 20.0
-"""Seconds beyond the grace in which a cancel must be confirmed."""
+"""Seconds beyond the grace in which an end must be confirmed."""
 LOOK_S = 0.05
 NOT_STARTED = 127
-_CHUNK_BYTES = 1 << 16
+REPLY = "composer-prime-reply "
+"""Begins the line that holds a reply: login scripts print too."""
+CHUNK_BYTES = 1 << 20
+"""The most of a log that one reply holds."""
 _SET_PDEATHSIG, _SET_SUBREAPER = 1, 36  # prctl's
+
+
+class Refusal(Exception):
+    """A request that can't be met: whether it is "unknown", "refused" or an "error", and why."""
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
@@ -50,61 +54,43 @@ _SET_PDEATHSIG, _SET_SUBREAPER = 1, 36  # prctl's
 
 def process_start(pid: int) -> str | None:
     """What tells a process from a later one of the same pid; None when there is none, or a dead one not yet reaped."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
-    except (FileNotFoundError, ProcessLookupError):
-        if os.path.exists("/proc/self/stat"):
-            return None
+    if not os.path.exists("/proc/self/stat"):
         import subprocess
 
         asked = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], stdout=subprocess.PIPE)
         return asked.stdout.decode().strip() or None
-    return None if fields[0] == b"Z" else f"{boot}:{fields[19].decode()}"
+    fields = _read_all("stat", [str(pid)]).get(pid, b"").rpartition(b")")[2].split()
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    return f"{boot}:{fields[19].decode()}" if fields and fields[0] != b"Z" else None
 
 
-def family(pid: int) -> list[int]:
-    """The live processes below a process, at any depth, where the system has /proc."""
-    parents = {}
-    for name in os.listdir("/proc") if os.path.exists("/proc/self/stat") else []:
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    fields = file.read().rpartition(b")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if fields[0] != b"Z":
-                parents[int(name)] = int(fields[1])
-    found, level = [], [pid]
+def job_processes(folder: str, keeper: int | None = None) -> list[int]:
+    """A job's live processes, where the system has /proc: its keeper's descendants, and those that carry its mark."""
+    mark = f"{JOB_VARIABLE}={folder}".encode()
+    pids = os.listdir("/proc") if os.path.exists("/proc/self/stat") else []
+    found = [pid for pid, variables in _read_all("environ", pids).items() if mark in variables.split(b"\0")]
+    stats = {pid: stat.rpartition(b")")[2].split() for pid, stat in _read_all("stat", pids).items()}
+    level = [keeper]
     while level:
-        level = [child for child, parent in parents.items() if parent in level]
+        level = [pid for pid, fields in stats.items() if fields[0] != b"Z" and int(fields[1]) in level]
         found += level
     return found
 
 
-def job_processes(folder: str) -> list[int]:
-    """The live processes that carry the job's mark in their environment, where the system has /proc."""
-    mark = f"{JOB_VARIABLE}={os.path.abspath(folder)}".encode()
-    found = []
-    for name in os.listdir("/proc") if os.path.exists("/proc/self/stat") else []:
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/environ", "rb") as file:
-                    if mark in file.read().split(b"\0"):
-                        found.append(int(name))
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue
+def _read_all(name: str, pids: list[str]) -> dict[int, bytes]:
+    """What /proc has under `name` of the processes that are there and let it be read."""
+    found = {}
+    for pid in filter(str.isdigit, pids):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
+            found[int(pid)] = file.read()
     return found
 
 
 def _kill(pids: list[int]) -> None:
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 def _prctl(option: int, value: int) -> None:
@@ -116,7 +102,114 @@ def _prctl(option: int, value: int) -> None:
         prctl(option, value, 0, 0, 0)
 
 
-# --- the folder ------------------------------------------------------------------------------------------------------
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def start(root: str, job: str, request: dict) -> None:
+    """Start a job (RUN/SITE/ATTEMPT) apart from this process, unless one was started in its folder before.
+
+    The keeper holds the lock until its state is on disk, so a starter killed half-way leaves a job or none.
+    """
+    os.makedirs(root, mode=0o700, exist_ok=True)
+    for name, cache in request["caches"].items():
+        try:
+            os.makedirs(cache, exist_ok=True)
+        except OSError as error:
+            why = f"cache {name} ({cache}) can't be made: {error.strerror}: give a folder that you may write"
+            raise Refusal("refused", why) from None
+    programs, path = os.path.join(root, "venv", "bin"), os.environ.get("PATH", os.defpath)
+    request["env"].setdefault("PATH", programs + os.pathsep + path if os.path.isdir(programs) else path)
+    folder = _folder(root, job)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    with open(os.path.join(folder, "lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if read_state(folder) is not None:
+            return
+        if os.fork() == 0:
+            try:
+                _keep(folder, request, lock)
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()  # by then in keeper.log
+            finally:
+                os._exit(0)
+    with open(os.path.join(folder, "lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the keeper has written its state, or died
+    if read_state(folder) is None:
+        raise Refusal("error", f"the keeper of {folder} died before it could write there: is the disk full?")
+
+
+def status(root: str, job: str) -> dict:
+    """The job's state, also when its keeper was killed: then what it left running is killed too."""
+    folder = _folder(root, job)
+    state = read_state(folder)
+    if state is None:
+        raise Refusal("unknown", f"no job {job} in {root}: was it another folder when it was started?")
+    if state["host"] != HOST:
+        raise Refusal("refused", f"job {job} was started on {state['host']}, which shares {root}: ask that host")
+    if state["state"] != "running" or process_start(state["keeper"]) == state["keeper_start"]:
+        return state
+    state = read_state(folder) or state  # it may have ended between the two looks
+    if state["state"] == "running":
+        _kill(job_processes(folder))
+        message = "its keeper is gone: machine taken or restarted"
+        ended_at = max(os.path.getmtime(os.path.join(folder, "log")), state["started_at"])
+        state.update(state="preempted", message=message, ended_at=ended_at)
+    return state
+
+
+def cancel(root: str, job: str, wait_s: float) -> dict:
+    """End the job and return its state once it has ended, in `wait_s` at most."""
+    state, until = status(root, job), time.monotonic() + wait_s
+    if state["state"] == "running":
+        open(os.path.join(_folder(root, job), "cancel"), "w").close()
+    while state["state"] == "running":
+        if time.monotonic() > until:
+            still = f"still runs as pid {state['keeper']}: end that process yourself"
+            raise Refusal("error", f"job {job} was told to end and {still}")
+        time.sleep(LOOK_S)
+        state = status(root, job)
+    return state
+
+
+def log(root: str, job: str, offset: int, wait_s: float) -> list:
+    """[the log from a byte on, in Latin-1; whether there is more to ask for]. Waits `wait_s` for something new."""
+    until = time.monotonic() + wait_s
+    while True:
+        runs = status(root, job)["state"] == "running"  # looked at before the log: its last words are read
+        with open(os.path.join(_folder(root, job), "log"), "rb") as file:
+            file.seek(offset)
+            data = file.read(CHUNK_BYTES)
+        if data or not runs or time.monotonic() >= until:
+            return [data.decode("latin-1"), len(data) == CHUNK_BYTES or (runs and wait_s > 0)]
+        time.sleep(LOOK_S)
+
+
+def find(root: str, run: str) -> list:
+    """[site, attempt] of a run's jobs, ended ones too."""
+    from pathlib import Path
+
+    folders = [path.parent for path in Path(root, "jobs", run).glob("*/*/state.json") if path.parent.name.isdigit()]
+    ours = [each for each in folders if (read_state(str(each)) or {}).get("host") == HOST]
+    return sorted([each.parent.name, int(each.name)] for each in ours)
+
+
+def reply(request: dict) -> dict:
+    """What came of a request: its "answer", or why there is none as "unknown", "refused" or "error"."""
+    arguments = {**request, "root": os.path.abspath(os.path.expanduser(request["root"]))}
+    verbs = {"start": start, "status": status, "cancel": cancel, "log": log, "find": find}
+    try:
+        return {"answer": verbs[arguments.pop("verb")](**arguments)}
+    except Refusal as refusal:
+        return dict([refusal.args])
+    except OSError as error:
+        return {"error": str(error)}
+
+
+def main() -> None:
+    """Answer the request on standard input by a line on standard output."""
+    print(f"\n{REPLY}{json.dumps(reply(json.loads(sys.stdin.readline())))}", flush=True)
 
 
 def read_state(folder: str) -> dict | None:
@@ -137,296 +230,102 @@ def _write_state(folder: str, state: dict) -> None:
     os.replace(f"{path}.new", path)
 
 
-def status(folder: str) -> dict | None:
-    """The job's state, also when its keeper was killed: then what it left running is killed too.
+def _folder(root: str, job: str) -> str:
+    return os.path.join(root, "jobs", *job.split("/"))
 
-    `state` is "pending", "running" or "ended"; `reason` of an end "exited", "cancelled", "timed-out" or "preempted".
-    """
-    state = read_state(folder)
-    if state is None or state["state"] == "ended" or process_start(state["keeper"]) == state["keeper_start"]:
-        return state
-    state = read_state(folder) or state  # it may have ended between the two looks
-    if state["state"] == "ended":
-        return state
-    _kill(job_processes(folder))
-    log = os.path.join(folder, "log")
-    seen_at = os.path.getmtime(log) if os.path.exists(log) else state["created_at"]
-    gone = {
-        "state": "ended",
-        "reason": "preempted",
-        "message": "its keeper is gone: machine taken or restarted",
+
+# --- the keeper ------------------------------------------------------------------------------------------------------
+
+
+def _keep(folder: str, request: dict, lock) -> None:
+    """Own a job's command from its start to its end. The lock is let go once the job's state is on disk."""
+    orders: list[str] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the machine shuts down
+        signal.signal(number, lambda *_: orders.append("preempted"))
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    own_log = os.open(os.path.join(folder, "keeper.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for number, target in enumerate((null, null, own_log)):
+        os.dup2(target, number)
+    _prctl(_SET_SUBREAPER, 1)
+    state = {
+        "state": "running",
+        "exit_code": None,
+        "message": "running",
+        "started_at": time.time(),
+        "ended_at": None,
+        "host": HOST,
+        "keeper": os.getpid(),
+        "keeper_start": process_start(os.getpid()),
     }
-    return {**state, **gone, "ended_at": max(seen_at, state["started_at"] or 0.0)}
+    with open(os.path.join(folder, "log"), "ab", buffering=0) as output:
+        _write_state(folder, state)
+        lock.close()
+        state.update(_run(folder, request, orders, output))
+    _write_state(folder, {**state, "ended_at": time.time()})
 
 
-def cancel(folder: str) -> dict | None:
-    """End the job and return its state once it has ended; TimeoutError when the keeper doesn't get there."""
-    state = status(folder)
-    if state is None or state["state"] == "ended":
-        return state
-    os.close(os.open(os.path.join(folder, "cancel"), os.O_CREAT | os.O_WRONLY, 0o600))
-    deadline = time.monotonic() + state["grace_s"] + CONFIRM_S
-    while state is not None and state["state"] != "ended":
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"job {folder} was told to end and still runs as pid {state['keeper']}")
-        if process_start(state["keeper"]) == state["keeper_start"]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(state["keeper"], signal.SIGUSR1)
-        time.sleep(LOOK_S)
-        state = status(folder)
-    return state
+def _run(folder: str, request: dict, orders: list[str], output) -> dict:
+    """Run the command, its log going to `output`; what its end changes in the job's state."""
+    import subprocess
+    import threading
 
+    from composer_prime.redaction import Redactor, hidden_values
 
-def follow_log(folder: str, follow: bool):
-    """The log's bytes in chunks, from its start; with `follow`, as they come until the job has ended."""
-    path = os.path.join(folder, "log")
-    position = 0
-    while True:
-        state = status(folder)  # looked at before the log: what it wrote before its end is read
-        done = not follow or state is None or state["state"] == "ended"
-        if os.path.exists(path):
-            with open(path, "rb") as file:
-                file.seek(position)
-                while True:
-                    chunk = file.read(_CHUNK_BYTES)
-                    if not chunk:
-                        break
-                    position += len(chunk)
-                    yield chunk
-        if done:
-            return
-        time.sleep(LOOK_S)
-
-
-# --- starting --------------------------------------------------------------------------------------------------------
-
-
-def start(folder: str, request: dict) -> bool:
-    """Start the job apart from this process; False when one was started in that folder before.
-
-    The keeper holds the lock until its state is on disk, so a starter killed half-way leaves a job or none.
-    """
-    folder = os.path.abspath(folder)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    folder_of_site = os.path.join(os.path.dirname(folder), "work")
+    given = {**request["env"], **request["secrets"], JOB_VARIABLE: folder}
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if read_state(folder) is not None:
-            return False
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                os.setsid()
-                if os.fork() == 0:
-                    Keeper(folder, request).run(started=lambda: (os.close(lock), os.close(writing)))
-            except BaseException:
-                import traceback
-
-                traceback.print_exc()  # by then in keeper.log
-            finally:
-                os._exit(0)
-        os.close(writing)
-        os.waitpid(child, 0)
-        os.read(reading, 1)  # until the keeper has written its state, or died
-        os.close(reading)
-    finally:
-        os.close(lock)
-    if read_state(folder) is None:
-        raise OSError(f"the keeper of {folder} died before it could write there: is the disk full?")
-    return True
-
-
-class Keeper:
-    """The process that owns a job's command: starts it, writes its log, ends it when told to, writes its end."""
-
-    def __init__(self, folder: str, request: dict) -> None:
-        from composer_prime.redaction import Redactor, hidden_values
-
-        self._folder = folder
-        self._secrets = dict(request.get("secrets") or {})
-        given = {**(request.get("env") or {}), **self._secrets, JOB_VARIABLE: folder}
-        self._env = {**(request.get("defaults") or {}), **os.environ, **given}
-        self._cwd = request.get("cwd") or folder
-        self._redactor = Redactor(hidden_values(self._secrets))
-        self._told_to_end = False
-        self._state = {
-            "state": "pending",
-            "reason": None,
-            "exit_code": None,
-            "message": "",
-            "labels": request.get("labels") or {},
-            "host": request.get("host"),
-            "command": list(request["command"]),
-            "timeout_s": float(request["timeout_s"]),
-            "grace_s": float(request.get("grace_s", GRACE_S)),
-            "keeper": os.getpid(),
-            "keeper_start": None,
-            "created_at": time.time(),
-            "started_at": None,
-            "ended_at": None,
-        }
-
-    def run(self, started) -> None:
-        """Keep the job until its end. `started` is called once its state is on disk."""
-        null = os.open(os.devnull, os.O_RDWR)
-        own_log = os.open(os.path.join(self._folder, "keeper.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for number, target in enumerate((null, null, own_log)):
-            os.dup2(target, number)
-        self._wake, waker = os.pipe()
-        for end in (self._wake, waker):
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGHUP):
-            signal.signal(number, lambda *_: None)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._end_soon)
-        _prctl(_SET_SUBREAPER, 1)
-        self._write(keeper=os.getpid(), keeper_start=process_start(os.getpid()))
-        started()
-        with open(os.path.join(self._folder, "log"), "ab", buffering=0) as self._log:
-            self._keep()
-
-    def _end_soon(self, *_) -> None:
-        self._told_to_end = True
-
-    def _write(self, **changes) -> None:
-        self._state.update(changes)
-        _write_state(self._folder, self._state)
-
-    def _keep(self) -> None:
-        if self._order() is not None:
-            self._write(state="ended", reason=self._order(), ended_at=time.time())
-            return
-        try:
-            process = self._start_command()
-        except OSError as error:
-            self._emit(f"{self._state['command'][0]}: {error.strerror}\n".encode())
-            message = f"could not be started: {error.strerror}"
-            self._write(state="ended", reason="exited", exit_code=NOT_STARTED, message=message, ended_at=time.time())
-            return
-        self._write(state="running", started_at=time.time())
-        reason = self._watch(process)
-        self._clear()
-        self._drain(process)
-        self._emit(self._redactor.flush())
-        self._write(state="ended", reason=reason, exit_code=process.returncode, ended_at=time.time())
-
-    def _start_command(self) -> subprocess.Popen:
-        import subprocess
-
-        os.makedirs(self._cwd, exist_ok=True)
-        return subprocess.Popen(
-            self._state["command"],
+        os.makedirs(folder_of_site, exist_ok=True)
+        process = subprocess.Popen(
+            request["command"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             bufsize=0,
-            env=self._env,
-            cwd=self._cwd,
+            env={**request["defaults"], **os.environ, **given},
+            cwd=folder_of_site,
             start_new_session=True,
             preexec_fn=lambda: _prctl(_SET_PDEATHSIG, signal.SIGKILL),
         )
-
-    def _order(self) -> str | None:
-        """Why the command must end now."""
-        if os.path.exists(os.path.join(self._folder, "cancel")):
-            return "cancelled"
-        return "preempted" if self._told_to_end else None
-
-    def _watch(self, process: subprocess.Popen) -> str:
-        """Write the log until the command has ended; the reason for its end."""
-        reason = None
-        until = time.monotonic() + self._state["timeout_s"]
-        while process.poll() is None:
-            now = time.monotonic()
-            if reason is None:
-                reason = self._order() or ("timed-out" if now >= until else None)
-                if reason is not None:
-                    process.terminate()  # it alone: it ends its own children, in its own order
-                    until = now + self._state["grace_s"]
-            elif now >= until:
-                _kill([process.pid, *family(os.getpid())])
-                until = now + 1.0
-            self._pump(process, max(0.0, min(until - now, 3600.0)))
-        return reason or "exited"
-
-    def _pump(self, process: subprocess.Popen, wait_s: float) -> bool:
-        """Wait for output, a signal, or so long; False when all who could write are gone."""
-        output = process.stdout
-        assert output is not None
-        open_outputs = [] if output.closed else [output.fileno()]
-        ready, _, _ = select.select([*open_outputs, self._wake], [], [], wait_s)
-        if self._wake in ready:
-            os.read(self._wake, _CHUNK_BYTES)
-        if open_outputs and open_outputs[0] in ready:
-            data = os.read(open_outputs[0], _CHUNK_BYTES)
-            if not data:
-                output.close()
-            self._emit(self._redactor.feed(data))
-        return not output.closed
-
-    def _drain(self, process: subprocess.Popen) -> None:
-        """What the ended command had written and nobody has read."""
-        deadline = time.monotonic() + CONFIRM_S
-        while time.monotonic() < deadline and self._pump(process, 1.0):
-            continue
-
-    def _emit(self, data: bytes) -> None:
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[self._log.write(view) :]
-        except OSError as error:  # a full disk must not end the job
-            self._state["message"] = f"its log is not whole: {error.strerror}"
-
-    def _clear(self) -> None:
-        """Kill whatever the command left behind, also in process groups and sessions of its own."""
-        while True:
-            left = family(os.getpid())
-            _kill(left)
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    continue
-            if not left:
-                return
-            time.sleep(0.005)
+    except OSError as error:
+        message = f"{request['command'][0]} could not be started: {error.strerror}"
+        output.write(f"{message}\n".encode())
+        return {"state": "failed", "exit_code": NOT_STARTED, "message": message}
+    redactor = Redactor(hidden_values(request["secrets"]))
+    copying = threading.Thread(target=_copy, args=(process.stdout, redactor, output), daemon=True)
+    copying.start()
+    order = _watch(process, folder, request, orders)
+    while left := job_processes(folder, os.getpid()):  # also in process groups and sessions of their own
+        _kill(left)
+        time.sleep(0.005)
+    copying.join(CONFIRM_S)
+    if order is not None:
+        return {"state": order, "message": order}
+    code = process.returncode
+    return {"state": "failed" if code else "succeeded", "exit_code": code, "message": f"exit code {code}"}
 
 
-def list_jobs(root: str, host: str | None = None) -> list[dict]:
-    """The states of all jobs below a folder, of this host alone where one is given, each with its `folder`."""
-    found = []
-    for folder, folders, files in os.walk(root):
-        if "state.json" in files:
-            folders.clear()
-            known = read_state(folder)
-            # Another machine's pids mean nothing here: its jobs would be taken for preempted.
-            state = status(folder) if known is not None and host in (None, known.get("host")) else None
-            if state is not None:
-                found.append({**state, "folder": folder})
-    return sorted(found, key=lambda state: state["folder"])
+def _watch(process, folder: str, request: dict, orders: list[str]) -> str | None:
+    """Wait for the command's end: the state of a job that was made to end, None for one that ended by itself."""
+    order, until = None, time.monotonic() + request["timeout_s"]
+    while process.poll() is None:
+        is_late = time.monotonic() >= until
+        if order is None:
+            found = ["cancelled"] if os.path.exists(os.path.join(folder, "cancel")) else orders
+            order = found[0] if found else "timed-out" if is_late else None
+            if order is not None:
+                process.terminate()  # it alone: it ends its own children, in its own order
+                until = time.monotonic() + request["grace_s"]
+        elif is_late:
+            _kill([process.pid, *job_processes(folder, os.getpid())])
+        time.sleep(LOOK_S)
+    return order
 
 
-def main(arguments: list[str]) -> int:
-    """The command line. Answers are JSON, but for `log`; exit code 1: no such job."""
-    verb, folder = arguments[0], arguments[1]
-    if verb == "start":
-        is_new = start(folder, json.load(sys.stdin))
-        print(json.dumps({"new": is_new, **(status(folder) or {})}))
-    elif verb == "list":
-        print(json.dumps(list_jobs(folder)))
-    elif read_state(folder) is None:
-        print(f"no job in {folder}", file=sys.stderr)
-        return 1
-    elif verb == "log":
-        for chunk in follow_log(folder, "--follow" in arguments):
-            sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
-    else:
-        print(json.dumps({"status": status, "cancel": cancel}[verb](folder)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "..")))  # where our package is
-    sys.exit(main(sys.argv[1:]))
+def _copy(source, redactor, output) -> None:
+    """Write the log until nobody can write to it any more; a full disk must not end the job."""
+    data = b"."
+    while data:
+        data = source.read(CHUNK_BYTES)
+        with contextlib.suppress(OSError):
+            output.write(redactor.feed(data) if data else redactor.flush())

@@ -1,51 +1,118 @@
 """A site on a machine of one's own over ssh: nothing needs to be installed there but Python, no port opened but sshd's.
 
-`--on ssh:[user@]address[:port]` is one host, which a launch gives one site. A job is a folder there, and a process
-detached from the connection that started it.
+`--on ssh:[user@]address[:port]` is one host, which a launch gives one site; all else is as ssh's own configuration has
+it. Each request is a connection of its own, checked against known_hosts. A shim's code and its request go over standard
+input, so that nothing secret stands on a command line. Every request may be repeated: what it asks for is done once.
 """
 
 import asyncio
+import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
 
-from composer_prime.errors import BadInput, ExecutorError, JobUnknown
-from composer_prime.executors.base import (
-    Job,
-    JobSpec,
-    JobStatus,
-    Price,
-    check_name,
-    check_names,
-    hides_secrets,
-    refuse_placement,
-)
+import asyncssh
+
+from composer_prime.errors import BadInput
 from composer_prime.executors.local import shim
-from composer_prime.executors.local.executor import keeper_request, status_of
-from composer_prime.executors.ssh.connection import WORKDIR, Host, HostDown, Patience
-from composer_prime.executors.ssh.logs import read_lines
+from composer_prime.executors.local.executor import SHIM_COMMAND, HostExecutor, read_reply, shim_input
+from composer_prime.executors.repeating import PAUSES_S, Busy, patiently
+
+ROOT = "~/.composer-prime"
+"""Folder there for jobs, their logs, and the environment whose programs jobs find first, `venv`."""
+CONNECT_S, ANSWER_S, KEEPALIVE_S = 15.0, 60.0, 15.0
+"""Limits of one try, the second beyond what a request waits for by itself; how often a connection must show life."""
+
+# ssh's configuration may put these words into commands (ProxyCommand, Match exec): no shell sees more in them.
+_HOST = re.compile(
+    r"(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9._+-]{0,63})@)?"
+    r"(?P<address>[A-Za-z0-9_][A-Za-z0-9._-]{0,254}|\[[0-9A-Fa-f:.]{2,45}\])(?::(?P<port>\d{1,5}))?"
+)
 
 
-class SshExecutor:
+class Host:
+    """One machine, as `[user@]address[:port]` names it; what is left out is as ~/.ssh/config says.
+
+    pauses_s   before each repetition of a request
+
+    Raises BadInput for a name that isn't one.
+    """
+
+    def __init__(self, name: str, pauses_s: Sequence[float] = PAUSES_S) -> None:
+        match = _HOST.fullmatch(name)
+        if match is None or (match["port"] and not 1 <= int(match["port"]) <= 65535):
+            raise BadInput(
+                f"--on ssh:{name} must be ssh:[user@]address[:port], with a name or an IP address: another name goes "
+                "into ~/.ssh/config, as the HostName of a Host"
+            )
+        self.name = name
+        self._pauses_s = pauses_s
+        address, user, port = match["address"].strip("[]"), match["user"], match["port"]
+        options = ["-p", port] if port else []
+        self._ssh_command = shlex.join(["ssh", *options, f"{user}@{address}" if user else address])
+        self._user = user or "of ~/.ssh/config"
+        given = {"host": address, "username": user, "port": int(port or 0)}
+        self._place = {name: value for name, value in given.items() if value}
+
+    def call(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A shim's reply there. Raises BadInput for a host that can't be used, Busy for one that doesn't answer."""
+        return patiently(lambda: asyncio.run(self._call_once(request)), pauses_s=self._pauses_s)
+
+    async def _call_once(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        limit_s = ANSWER_S + request.get("wait_s", 0.0)
+        try:
+            async with asyncssh.connect(**self._options()) as connection, asyncio.timeout(limit_s):
+                command = shlex.join(["python3", *SHIM_COMMAND])
+                done = await connection.run(command, input=shim_input(request), encoding=None)
+        except asyncssh.HostKeyNotVerifiable as error:
+            raise BadInput(
+                f"host {self.name}: {error.reason}: ~/.ssh/known_hosts doesn't hold the key that it shows. Compare the "
+                f"fingerprint by `{self._ssh_command}`, then add or replace it; nothing was sent"
+            ) from None
+        except asyncssh.PermissionDenied:
+            raise BadInput(
+                f"host {self.name} refuses the agent's keys and those of ~/.ssh for user {self._user}: add a public "
+                "key to authorized_keys there, or name another user or IdentityFile in ~/.ssh/config"
+            ) from None
+        except ValueError as error:
+            raise BadInput(f"host {self.name}: ~/.ssh can't be read: {error}: ssh-add a key that is locked") from None
+        except (OSError, asyncssh.Error) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise Busy(f"host {self.name} doesn't answer: {reason}") from None
+        reply = read_reply(cast(bytes, done.stdout), cast(bytes, done.stderr))
+        if done.exit_status is None and "error" in reply:
+            raise Busy(f"host {self.name} doesn't answer: the connection was lost before the answer")
+        if done.exit_status in (126, 127):
+            return {"refused": f"python3 can't be run there: {reply['error']}. Install Python 3.9 or newer"}
+        return reply
+
+    def _options(self) -> dict[str, Any]:
+        """As asyncssh takes them. What is left out comes from ssh's own configuration."""
+        known = Path("~/.ssh/known_hosts").expanduser()
+        return {
+            **self._place,
+            "known_hosts": str(known) if known.is_file() else b"",
+            "connect_timeout": CONNECT_S,
+            "keepalive_interval": KEEPALIVE_S,
+            "preferred_auth": "publickey",
+            "agent_forwarding": False,
+        }
+
+
+class SshExecutor(HostExecutor):
     """One host as a platform.
 
     host      [user@]address[:port]; BadInput for what isn't
     grace_s   seconds that a job has to end by itself after it was told to, before it is killed
+    pauses_s  before each repetition of a request
     """
 
-    platform = "ssh"
+    platform, where = "ssh", "a host over ssh"
 
-    def __init__(self, host: str, *, grace_s: float = shim.GRACE_S, patience: Patience | None = None) -> None:
-        self._host = Host(host, patience or Patience())
-        self._grace_s = grace_s
-
-    @hides_secrets
-    def check(self, spec: JobSpec) -> None:
-        """Refuse what no host can run."""
-        check_names(spec)
-        refuse_placement(spec, "a host over ssh")
-
-    def log_in(self) -> None:
-        """Nothing: keys are asked for by the host."""
+    def __init__(self, host: str, *, grace_s: float = shim.GRACE_S, pauses_s: Sequence[float] = PAUSES_S) -> None:
+        super().__init__(host, ROOT, grace_s, {})
+        self._host = Host(host, pauses_s)
 
     def credentials(self) -> dict[str, str]:
         raise BadInput(
@@ -53,81 +120,8 @@ class SshExecutor:
             "them without --supervise-on, on a machine that stays up"
         )
 
-    def describe(self, spec: JobSpec) -> str:
-        """The host, the command, and what it is given."""
-        given = sorted({**spec.cache_env, **spec.env}.items())
-        return "\n".join(
-            [
-                f"one process by {self._host.ssh_command}, in {WORKDIR} there: {shlex.join(spec.command)}",
-                *(f"env {name}={spec.secrets.redact(value)}" for name, value in given),
-                *([f"secrets {', '.join(spec.secrets)}"] if len(spec.secrets) else []),
-                f"time-out {spec.timeout_s} s",
-            ]
-        )
-
-    def price(self, spec: JobSpec) -> Price:
-        """Nothing beyond what the machine costs anyway."""
-        return Price(0.0, "one's own host", round(self._grace_s))
-
-    @hides_secrets
-    def submit(self, spec: JobSpec) -> Job:
-        """Start the job."""
-        self.check(spec)
-        place = f"{spec.run}/{spec.site}/{spec.attempt}"
-        request = {**keeper_request(spec, self._grace_s), "caches": dict(spec.caches)}
-        try:
-            asyncio.run(self._host.call("start", job=place, request=request))
-        except HostDown as error:
-            raise ExecutorError(f"{error}: job {spec.name} may run there: submit again to know") from None
-        return Job(self.platform, f"{place}@{self._host.name}", spec.run, spec.site, spec.attempt)
-
     def account(self) -> str:
         return "the host's"  # there they are, whoever looks
 
-    def find(self, run: str) -> list[Job]:
-        """The run's jobs there. Raises ExecutorError when the host doesn't answer."""
-        check_name("run", run)
-        places = (place.split("/") for place in asyncio.run(self._host.call("find", run=run)))
-        jobs = [
-            Job(self.platform, f"{run}/{site}/{attempt}@{self._host.name}", run, site, int(attempt))
-            for site, attempt in places
-        ]
-        return sorted(jobs, key=lambda job: (job.site, job.attempt))
-
-    def poll(self, job: Job) -> JobStatus:
-        """What the job's folder and processes say."""
-        return status_of(asyncio.run(self._host.call("status", job=self._place_of(job))))
-
-    def logs(self, job: Job, *, follow: bool = False) -> Iterator[str]:
-        """The log's lines; a lost connection is made again and goes on after the last whole line."""
-        batches = read_lines(self._host, self._place_of(job), follow=follow)
-        with asyncio.Runner() as runner:
-            try:
-                while (lines := runner.run(anext(batches, None))) is not None:  # pyright: ignore[reportArgumentType]
-                    yield from lines
-            finally:
-                runner.run(batches.aclose())
-
-    def cancel(self, job: Job) -> JobStatus:
-        """Have the job's processes ended, all of them, and wait until they are."""
-        place = self._place_of(job)
-        try:
-            longer_s = max(self._grace_s, shim.GRACE_S) + shim.CONFIRM_S  # a job's own grace is its submitter's
-            return status_of(asyncio.run(self._host.call("cancel", longer_s=longer_s, job=place)))
-        except HostDown as error:
-            raise ExecutorError(f"{error}: job {job.id} may still run there") from None
-
-    def close(self) -> None:
-        """Nothing: each call has a connection of its own."""
-
-    def _place_of(self, job: Job) -> str:
-        """The job's folder there below that of all jobs. Raises JobUnknown for an id that is none of the job."""
-        place, _, host = job.id.rpartition("/")
-        attempt, _, host = host.partition("@")
-        place = f"{place}/{attempt}"
-        # A record in a bucket may say anything: nothing but this job's own folder may come of it.
-        if place != f"{check_name('run', job.run)}/{check_name('site', job.site)}/{job.attempt}":
-            raise JobUnknown(f"{job.id!r} is no id of attempt {job.attempt} of {job.run} {job.site}")
-        if host != self._host.name:
-            raise JobUnknown(f"job {job.id} is on the host {host}, and not on {self._host.name}")
-        return place
+    def _call(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return self._host.call(request)
