@@ -44,7 +44,7 @@ def test_muon_moves_a_matrix_along_its_gradient_with_singular_values_near_one():
         scale = 0.2 * max(gradients[name].shape) ** 0.5 * LR
         within = -(left.T @ movements[name] @ right.T) / scale
         found = within.diagonal()[sizes > 0.02 * sizes.norm()]  # five iterations lift no smaller ones so far
-        assert len(found) >= len(sizes) - 1 and found.min() > 0.6 and found.max() < 1.3
+        assert len(found) > 10 and found.min() > 0.6 and found.max() < 1.3
         assert (within - within.diagonal().diag()).abs().max() < 0.05  # turned in no other direction
 
 
@@ -60,7 +60,7 @@ def test_what_is_no_matrix_moves_as_by_adamw_alone_bit_for_bit(tied):
 
 
 def test_mu_says_how_long_muon_remembers_a_gradient():
-    """After a gradient, and then a twentieth of its opposite: the step still goes the first one's way, unless mu is 0."""
+    """After a gradient and a twentieth of its opposite the step still goes the first one's way, unless mu is 0."""
     for mu, way in ((0.9, 1.0), (0.0, -1.0)):
         model = random_policy()
         weight = model.get_submodule("model.layers.0.mlp.up_proj").weight

@@ -1,4 +1,4 @@
-"""The inner optimizers: AdamW, or Muon for matrices with AdamW for the rest, as PRIME-RL's trainer/optim.py has them."""
+"""The inner optimizers: AdamW, or Muon for matrices and AdamW for the rest, as PRIME-RL's trainer/optim.py has it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
