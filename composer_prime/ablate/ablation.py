@@ -95,10 +95,11 @@ def dry_run(jobs: Sequence[Job], runner: Runner, console: Console, *, usd_per_ho
 
 
 def calibration_job(job: Job) -> Job:
-    """The job cut to CALIBRATION_STEPS steps, without a bucket, in a folder of this arm's recipe."""
+    """The job cut to CALIBRATION_STEPS steps, without bucket and schedule, in a folder of this arm's recipe."""
     folder = job.folder / "calibration" / job.arm.sha256[:12]
     data = job.recipe.to_data()
     data.pop("outer", None)
+    data.get("trainer", {}).pop("scheduler", None)  # it may be longer than these steps
     steps = min(CALIBRATION_STEPS, job.recipe.max_steps)
     recipe = recipe_from_data({**data, "max_steps": steps, "output_dir": str(folder)})
     return dataclasses.replace(job, recipe=recipe, folder=folder, measures_start=False)

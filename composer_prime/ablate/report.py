@@ -162,11 +162,12 @@ def _lines(
     usd_per_hour: float | None,
 ) -> list[str]:
     first = jobs[0]
+    steps = " or ".join(map(str, sorted({job.recipe.max_steps for job in jobs})))
     price = "unknown" if usd_per_hour is None else f"{usd_per_hour:g} USD an hour"
     return [
         f"# Ablation of {first.arm.recipe.run.name}",
         "",
-        f"{len(rows)} of {len(jobs)} runs are done, {first.recipe.max_steps} steps each. "
+        f"{len(rows)} of {len(jobs)} runs are done, {steps} steps each. "
         f"Held-out reward: greedy, on {first.prompts} tasks that no run trained on. Price: {price}.",
         *([f"Missing: {', '.join(missing)}."] if missing else []),
         "",

@@ -164,23 +164,36 @@ class OrchestratorConfig(Table):
 class OptimConfig(Table):
     """`[trainer.optim]`"""
 
-    type: Literal["adamw"] = "adamw"
-    """The inner optimizer."""
+    type: Literal["adamw", "muon"] = "adamw"
+    """The inner optimizer. "muon" moves matrices by their orthogonalized momentum, and what is no matrix, embeddings
+    and the head as "adamw" does."""
 
     lr: float = Field(default=1e-6, ge=0)
     """Inner learning rate."""
 
     weight_decay: float = Field(default=0.01, ge=0)
-    """AdamW's decoupled weight decay."""
+    """Decoupled weight decay."""
+
+    mu: float = Field(default=0.95, ge=0, lt=1)
+    """Decay of Muon's momentum."""
 
     betas1: float = Field(default=0.9, ge=0, lt=1)
     """beta_1: decay of the first moment."""
 
     betas2: float = Field(default=0.999, ge=0, lt=1)
-    """beta_2: decay of the second moment."""
+    """beta_2: decay of the second moment. PRIME-RL's default beside "muon" is 0.95."""
 
     max_norm: float | None = Field(default=1.0, gt=0)
     """Gradient norm to clip to; None: no clipping."""
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Self:
+        if self.type != "muon" and self.mu != type(self).model_fields["mu"].default:
+            raise ValueError(
+                f'trainer.optim.mu ({self.mu:g}) is for trainer.optim.type "muon", and it is "{self.type}": leave it '
+                "out, or set the type"
+            )
+        return self
 
 
 class SchedulerConfig(Table):

@@ -118,6 +118,14 @@ def test_a_dry_run_predicts_from_a_calibration_that_is_made_once(tmp_path: Path)
     assert "Predicted from 4 steps of base" in text(console)
 
 
+def test_a_schedule_that_is_longer_than_the_calibration_keeps_no_dry_run_away(tmp_path: Path):
+    schedule = {"trainer__scheduler__type": "linear", "trainer__scheduler__warmup_steps": 0}
+    (job, *_) = jobs_in(tmp_path, max_steps=6, trainer__scheduler__decay_steps=6, **schedule)
+    runner = FakeRunner()
+    dry_run([job], runner, screen())
+    assert runner.given == ["base seed 0"]
+
+
 def test_a_first_step_that_waits_for_the_start_makes_no_later_step_longer(tmp_path: Path):
     paths = RunPaths.of(jobs_in(tmp_path)[0].recipe)
     tape = paths.site("a").tape("trainer")

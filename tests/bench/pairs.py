@@ -45,8 +45,10 @@ LOG_STEPS = 16
 MIN_ENTROPY = 0.1
 """Nats a token below which the student is sure: of a call's ten tokens one or two are a choice."""
 
-LOCKED = ["--hints", "None", f"--{ENV}.agent.max_turns", 6]
-"""Of all runs: turns for one `open` that fails, two that unlock, open, code, reply."""
+LOCKED = ["--hints", "None", f"--{ENV}.agent.max_turns", 7]
+"""Of all runs: turns for one `open` that fails, two that unlock, open, code, reply, and one to spare."""
+SURE = ["--max_steps", 32, "--orchestrator.train.sampling.temperature", 0.5]
+"""Of the runs that are compared: an agent that is so sure of itself finds no lock's way by chance."""
 
 Message = dict[str, Any]
 
@@ -101,9 +103,19 @@ def box_of(body: Mapping[str, Any]) -> str:
 
 
 def shuffled(pairs: Sequence[Pair]) -> list[Pair]:
-    """The same pairs, each with the chosen action of another."""
-    order = random.Random(0).sample(range(len(pairs)), len(pairs))
-    return [pair.model_copy(update={"chosen": pairs[other].chosen}) for pair, other in zip(pairs, order, strict=True)]
+    """The same states, each preferring what the agent did at another one: with the teachers' actions among each other
+    the pairs would still teach to unlock, wherever that is."""
+    dice = random.Random(0)
+
+    def elsewhere(pair: Pair) -> Message:
+        return dice.choice([other.rejected for other in pairs if spoken(other.rejected) != spoken(pair.rejected)])
+
+    return [pair.model_copy(update={"chosen": elsewhere(pair)}) for pair in pairs]
+
+
+def spoken(message: Message) -> tuple[Any, ...]:
+    """What tells two actions apart: not the ids of calls."""
+    return message["content"], [each["function"] for each in message.get("tool_calls") or ()]
 
 
 @dataclass(frozen=True)
@@ -177,7 +189,7 @@ class Chain:
 
     def ablate(self, seeds: int, further: Sequence[str]) -> None:
         """Runs with the rewards alone, with each way's pairs, and with shuffled ones."""
-        settings = [*LOCKED, "--model.name", self.agent, "--output_dir", self.out]
+        settings = [*LOCKED, *SURE, "--model.name", self.agent, "--output_dir", self.out]
         settings += ["--replay.pairs.file", self.pairs(EVERYONE)]
         files = {way.name: self.pairs(way) for way in WAYS[1:]} | {"shuffled": self.shuffled}
         arms = [word for name, file in files.items() for word in ("--arm", f"{name} replay.pairs.file={file}")]

@@ -53,14 +53,14 @@ def test_a_sites_conversations_become_chats_with_their_calls(tmp_path: Path) -> 
     assert (chat["reward"], chat["tools"]) == (0.5, TOOLS)
 
 
-def test_shuffled_pairs_have_the_same_actions_at_other_states() -> None:
+def test_shuffled_pairs_prefer_what_the_agent_did_elsewhere() -> None:
     pairs = [
         Pair(
             state=str(number),
             messages=[],
             tools=[],
             chosen={"role": "assistant", "content": f"chosen {number}"},
-            rejected={"role": "assistant", "content": f"rejected {number}"},
+            rejected={"role": "assistant", "content": f"rejected {number % 10}"},
             weight=1.0,
             teachers={},
         )
@@ -68,5 +68,6 @@ def test_shuffled_pairs_have_the_same_actions_at_other_states() -> None:
     ]
     mixed = shuffled(pairs)
     assert [pair.rejected for pair in mixed] == [pair.rejected for pair in pairs]
-    assert sorted(str(pair.chosen) for pair in mixed) == sorted(str(pair.chosen) for pair in pairs)
-    assert sum(one.chosen == other.chosen for one, other in zip(mixed, pairs, strict=True)) < 5
+    assert all(pair.chosen in [other.rejected for other in pairs] for pair in mixed)
+    assert all(pair.chosen != pair.rejected for pair in mixed)
+    assert len({str(pair.chosen) for pair in mixed}) > 5

@@ -181,6 +181,10 @@ def test_an_unknown_key_is_reported_before_what_it_left_undone(recipe_path: Path
             'trainer.scheduler.warmup_steps (3) is for trainer.scheduler.type "linear", and it is "constant": leave it '
             "out, or set the type",
         ),
+        (
+            "--trainer.optim.mu 0.9",
+            'trainer.optim.mu (0.9) is for trainer.optim.type "muon", and it is "adamw": leave it out, or set the type',
+        ),
         ("--outer.lr -1", "outer.lr (-1) must be greater than 0: raise it"),
         ("--outer.momentum 1", "outer.momentum (1) must be less than 1: lower it"),
         ("--outer.lr nan", "outer.lr (NaN) must be finite: give a number such as 0.5"),

@@ -24,6 +24,7 @@ from composer_prime.errors import ConfigError, SiteError
 from composer_prime.losses.records import LossInputs, LossOutputs
 from composer_prime.sites.embedded.batches import TrainingSample
 from composer_prime.sites.embedded.distilling import DPPO_LOW, Distiller, stream_means
+from composer_prime.sites.embedded.optimizers import inner_optimizer
 from composer_prime.sites.embedded.packing import MICRO_BATCH_TOKENS, MicroBatch, pack, trainer_logprobs
 
 LossFn = Callable[[LossInputs], LossOutputs]
@@ -70,13 +71,7 @@ class Learner:
     ) -> None:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters,
-            lr=optim.lr,
-            betas=(optim.betas1, optim.betas2),
-            weight_decay=optim.weight_decay,
-            fused=True,
-        )
+        self.optimizer = inner_optimizer(model, optim)
         self._learning_rate = partial(learning_rate, optim.lr, scheduler or SchedulerConfig(), num_steps)
         self._loss = loss
         self.distiller = Distiller(distill or DistillConfig(), num_steps, replay_low)
@@ -97,7 +92,7 @@ class Learner:
         sums = _RunningSums()
         grad_norm = 0.0
         if num_tokens:
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad()
             for batch in batches:
                 self._accumulate(batch, num_tokens, sums, step)
             grad_norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self._max_norm))
@@ -106,9 +101,7 @@ class Learner:
                     f"the gradient's norm is {grad_norm}, which must be finite: look for NaN in the batch or the loss, "
                     "or lower trainer.optim.lr, and resume from the last checkpoint"
                 )
-            for group in self.optimizer.param_groups:
-                group["lr"] = self._learning_rate(step)
-            self.optimizer.step()
+            self.optimizer.step(self._learning_rate(step))
             self.distiller.end_step(sums.total, step)
         return StepReport(
             tokens=num_tokens,
