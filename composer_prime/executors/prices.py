@@ -1,10 +1,13 @@
-"""What platforms list as their prices: prices.toml, one dated file, for platforms that don't tell it themselves."""
+"""What platforms offer: prices.toml, one dated file, for those that don't tell it themselves; and a choice from it."""
 
+import difflib
 import tomllib
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from composer_prime.errors import BadInput
 from composer_prime.executors.base import Price, Resources, gpu_kinds
 
 _FILE = Path(__file__).with_name("prices.toml")
@@ -16,14 +19,36 @@ def table() -> dict[str, Any]:
     return tomllib.loads(_FILE.read_text(encoding="utf-8"))
 
 
+def listed(platform: str) -> tuple[dict[str, Any], str]:
+    """A platform's table in the file, and the source of its figures with their date."""
+    part = table()[platform]
+    return part, f"{part['source']} ({part['date']})"
+
+
+def with_gpus(known: Mapping[str, Sequence[Any]], kind: str, count: int, platform: str) -> list[Any]:
+    """The machines with so many GPUs of a kind, in any case. Raises BadInput with the nearest kinds, or the counts.
+
+    known   a name that may be asked for -> its machines, which have `num_gpus`
+    """
+    names = {name.lower(): name for name in known}
+    if kind.lower() not in names:
+        near = [names[each] for each in difflib.get_close_matches(kind.lower(), names, n=3, cutoff=0.5)]
+        shown = f"nearest are {', '.join(near)}" if near else f"it has {', '.join(sorted(known)) or 'none'}"
+        raise BadInput(f"{platform} has no GPU {kind!r}: {shown}")
+    machines = known[names[kind.lower()]]
+    if found := [machine for machine in machines if machine.num_gpus == count]:
+        return found
+    counts = ", ".join(f"{each:g}" for each in sorted({machine.num_gpus for machine in machines}))
+    raise BadInput(f"{count} x {kind}: {platform} has machines with {counts} of them: ask for one")
+
+
 def modal_price(resources: Resources, *, cpus: float = 0.125, memory_gib: float = 0.125) -> Price:
     """A Modal container's price, with the dearest of the GPUs that may serve it.
 
     cpus, memory_gib   the platform's defaults, where `resources` say nothing
     """
-    listed = table()["modal"]
-    source = f"{listed['source']} ({listed['date']})"
-    known = {name.upper(): price for name, price in listed["usd_per_gpu_hour"].items()}
+    prices, source = listed("modal")
+    known = {name.upper(): price for name, price in prices["usd_per_gpu_hour"].items()}
     per_gpu = 0.0
     for kind in gpu_kinds(resources):
         if kind.upper() not in known:
@@ -31,8 +56,8 @@ def modal_price(resources: Resources, *, cpus: float = 0.125, memory_gib: float 
         per_gpu = max(per_gpu, known[kind.upper()])
     asked_cpus = cpus if resources.cpus is None else resources.cpus
     asked_gib = memory_gib if resources.memory_gib is None else resources.memory_gib
-    rest = asked_cpus * listed["usd_per_cpu_hour"] + asked_gib * listed["usd_per_gib_hour"]
-    times = listed["times"]
+    rest = asked_cpus * prices["usd_per_cpu_hour"] + asked_gib * prices["usd_per_gib_hour"]
+    times = prices["times"]
     if resources.nonpreemptible:
         rest *= times["nonpreemptible"]
     placed = 1.0
@@ -41,22 +66,10 @@ def modal_price(resources: Resources, *, cpus: float = 0.125, memory_gib: float 
     return Price(placed * (per_gpu * max(1, resources.gpu_count) + rest), source)
 
 
-def flavor_price(flavor: str) -> Price:
-    """The price of one of HF Jobs' flavors."""
-    listed = table()["hf-jobs"]
-    return Price(listed["usd_per_hour"].get(flavor), f"{listed['source']} ({listed['date']})")
-
-
-def accelerator_price(accelerators: str) -> Price:
-    """The price of a machine as SkyPilot spells its accelerators, "H100:8"."""
-    listed = table()["sky"]
-    return Price(listed["usd_per_hour"].get(accelerators), f"{listed['source']} ({listed['date']})")
-
-
 def egress_usd_per_gb(store_uri: str) -> tuple[float | None, str]:
     """US dollars for 10^9 bytes that leave a bucket for the internet, None where unknown; and the figure's source."""
-    listed = table()["egress"]
     scheme, separator, _ = store_uri.partition("://")
     if not separator or scheme in ("file", "memory"):
         return 0.0, "a folder of this machine"
-    return listed["usd_per_gb"].get(scheme), f"{listed['source']} ({listed['date']})"
+    prices, source = listed("egress")
+    return prices["usd_per_gb"].get(scheme), source

@@ -27,7 +27,7 @@ from composer_prime.executors.hf_jobs.flavors import TABLE
 from composer_prime.executors.installing import UV_IMAGE
 from tests.architecture import REPOSITORY
 from tests.executors.loopback_hf_jobs_containers import Container
-from tests.executors.loopback_hf_jobs_routes import TOKEN, USER, Faulty, HostedJob, LogFaults, Refused, routes
+from tests.executors.loopback_hf_jobs_routes import TOKEN, USER, Faulty, HostedJob, Refused, routes
 from tests.executors.platforms import Trouble
 from tests.executors.stock_image import make_stock_image
 from tests.servers.in_thread import serving_app
@@ -49,7 +49,6 @@ class HfJobsPlatform:
     keeps_caches: bool = True
     retry_after: str = "0"
     """What a 429 says."""
-    log_faults: LogFaults = field(default_factory=LogFaults)
     stage_lag_s: float = 0.0
     blind_listings: int = 0
     """So many listings don't show jobs yet."""

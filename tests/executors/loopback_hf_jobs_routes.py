@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import format_datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 TOKEN, BROKE_TOKEN, READING_TOKEN = "hf_loopback", "hf_without_credit", "hf_read_only"
 USER = "tester"
 PAGE_SIZE = 10
+KEEP_ALIVE_S = 30.0
 
 
 class Refused(Exception):
@@ -62,24 +63,6 @@ class HostedJob:
             "status": {"stage": container.stage, "message": container.message},
             "owner": {"id": "5e9ecfc04957053f60648a3e", "name": self.namespace, "type": "user"},
         }
-
-
-@dataclass
-class LogFaults:
-    """How streams of logs go wrong. Counts are of streams, events of what one stream sends.
-
-    cuts         the next so many streams end after `cut_after` events
-    cut_by       "reset": in the middle of the connection; "end": in good order, as a proxy that has had enough
-    replay       a stream begins at most so many events back; None: with the first
-    is_endless   streams go on after the job's end, with signs of life every `keep_alive_s`
-    """
-
-    cuts: int = 0
-    cut_after: int = 0
-    cut_by: Literal["reset", "end"] = "reset"
-    replay: int | None = None
-    is_endless: bool = False
-    keep_alive_s: float = 30.0
 
 
 def routes(service: "HfJobsPlatform") -> list[Route]:
@@ -177,26 +160,19 @@ def _matching(jobs: Iterable[HostedJob], request: Request, labels: list[str]) ->
 
 async def _events(service: "HfJobsPlatform", job: HostedJob) -> AsyncIterator[str]:
     """The log as server-sent events, from its start, until it is complete. Nothing for a job that is pending."""
-    container, faults = job.container, service.log_faults
+    container = job.container
     if container.started_at is None and not container.events:
         return
-    faults.cuts, is_cut = max(0, faults.cuts - 1), faults.cuts > 0
-    begin = 0 if faults.replay is None else max(0, len(container.events) - faults.replay)
     yield _event(job.created_at, f"===== Job started at {job.created_at:%Y-%m-%d %H:%M:%S} =====")
-    sent, alive_at = begin, time.monotonic()
+    sent, alive_at = 0, time.monotonic()
     while not service.is_closing:
-        is_complete = container.is_log_complete
-        end = min(len(container.events), begin + faults.cut_after) if is_cut else len(container.events)
+        is_complete, end = container.is_log_complete, len(container.events)
         if end > sent:
             yield "".join(_event(at, line) for at, line in container.events[sent:end])
             sent = end
-        if is_cut and sent == begin + faults.cut_after:
-            if faults.cut_by == "reset":
-                raise ConnectionResetError
+        if is_complete and sent == len(container.events):
             return
-        if is_complete and sent == len(container.events) and not faults.is_endless:
-            return
-        if time.monotonic() > alive_at + faults.keep_alive_s:
+        if time.monotonic() > alive_at + KEEP_ALIVE_S:
             alive_at = time.monotonic()
             yield ": keep-alive\n\n"
         await asyncio.sleep(0.01)
@@ -218,14 +194,15 @@ def _hardware(flavor: Flavor) -> dict[str, Any]:
         "cpu": f"{flavor.num_cpus:g} vCPU",
         "ram": f"{flavor.memory_gb:g} GB",
         "ephemeralStorage": f"{flavor.disk_gb:g} GB",
-        "accelerator": flavor.gpu
-        and {
+        "accelerator": {
             "type": "gpu",
-            "model": flavor.gpu,
+            "model": flavor.gpu.replace("-", " "),
             "quantity": str(flavor.num_gpus),
             "vram": "24 GB",
             "manufacturer": "Nvidia",
-        },
+        }
+        if flavor.gpu
+        else None,
         "unitCostMicroUSD": round(usd_per_minute * 1e6),
         "unitCostUSD": usd_per_minute,
         "unitLabel": "minute",

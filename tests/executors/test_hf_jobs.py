@@ -18,11 +18,12 @@ from huggingface_hub import JobInfo
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors import repeating
 from composer_prime.executors.base import JobSpec, JobState, Resources
-from composer_prime.executors.hf_jobs import api as hf_jobs_api
 from composer_prime.executors.hf_jobs import executor as hf_jobs
+from composer_prime.executors.hf_jobs.api import JobsApi
 from composer_prime.executors.hf_jobs.executor import HfJobsExecutor
 from composer_prime.executors.hf_jobs.status import status_of
 from composer_prime.executors.installing import UV_IMAGE
+from composer_prime.executors.open import open_executor
 from composer_prime.executors.packages import Packages
 from composer_prime.executors.secrets import Secrets
 from tests.executors.jobs import await_running
@@ -106,8 +107,19 @@ def test_a_secret_is_seen_by_the_job_alone(service: HfJobsPlatform, executor: Hf
     assert SECRET not in answer.text
 
 
-def test_a_run_with_dots_is_found_by_its_name(executor: HfJobsExecutor) -> None:
-    started = [executor.submit(spec(site=site)) for site in ("b", "a")]
+def test_a_log_is_awaited_while_its_job_is_pending_and_each_line_given_once(
+    service: HfJobsPlatform, executor: HfJobsExecutor
+) -> None:
+    with service.hold_pending():
+        job = executor.submit(spec(sys.executable, "-c", "print('one'); print('two')"))
+        assert list(executor.logs(job)) == []
+        threading.Timer(0.2, service.hosted[job.id.partition("/")[2]].container.may_start.set).start()
+        assert list(executor.logs(job, follow=True)) == ["one", "two"]
+
+
+def test_runs_and_sites_with_dots_are_found_by_their_names(executor: HfJobsExecutor) -> None:
+    started = [executor.submit(spec(site=site)) for site in ("b.1", "a")]
+    assert [job.site for job in started] == ["b.1", "a"]
     assert executor.find("demo.v1") == started[::-1]
     assert executor.find("demo") == []
 
@@ -281,7 +293,7 @@ def test_a_job_that_names_no_image_and_installs_nothing_is_refused(service: HfJo
 
 
 def test_an_unknown_namespace_is_refused(service: HfJobsPlatform) -> None:
-    with pytest.raises(BadInput, match="no namespace nobody"):
+    with pytest.raises(BadInput, match="no such namespace, or hides it: correct COMPOSER_PRIME_HF_NAMESPACE"):
         HfJobsExecutor("nobody", endpoint=service.url, token=TOKEN).submit(spec())
 
 
@@ -297,14 +309,13 @@ def test_offline_mode_is_named(executor: HfJobsExecutor, monkeypatch: pytest.Mon
         ({"timeout_s": 0}, r"time-out \(0 s\) must be 1 s or more"),
         ({"run": "a run"}, r"run \('a run'\) must be .* letters"),
         ({"run": "aDOTb"}, r"run \(aDOTb\) must not hold 'DOT', which stands for a dot in labels"),
-        ({"caches": {"hf": "relative"}}, r"cache hf \(relative\) must be an absolute path"),
-        ({"resources": Resources(gpu="H100", gpu_count=1)}, r"no GPU or flavor 'H100': nearest are .*H200"),
+        ({"resources": Resources(gpu="H100", gpu_count=1)}, r"no GPU 'H100': nearest are .*H200"),
     ],
 )
 def test_what_could_not_run_is_refused_before_anything_is_started(
     service: HfJobsPlatform, executor: HfJobsExecutor, change: dict[str, Any], cause: str
 ) -> None:
-    for refused in (executor.check, executor.describe, executor.submit):
+    for refused in (executor.check, executor.submit):
         with pytest.raises(BadInput, match=cause):
             refused(spec(**change))
     assert posts(service) == []
@@ -351,14 +362,15 @@ def test_a_job_that_ends_just_before_it_is_cancelled_stays_as_it_ended(
     go = tmp_path / "go"
     wait = f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)"
     job = executor.submit(spec(sys.executable, "-c", wait))
-    cancel = hf_jobs_api.JobsApi.cancel
+    ask = JobsApi.ask
 
-    def ends_before(api: hf_jobs_api.JobsApi, name: str) -> None:
-        go.touch()
-        service.hosted[job.id.partition("/")[2]].container.wait()
-        cancel(api, name)
+    def ends_before(api: JobsApi, method: str, **arguments: Any) -> Any:
+        if method == "cancel_job":
+            go.touch()
+            service.hosted[job.id.partition("/")[2]].container.wait()
+        return ask(api, method, **arguments)
 
-    monkeypatch.setattr(hf_jobs_api.JobsApi, "cancel", ends_before)
+    monkeypatch.setattr(JobsApi, "ask", ends_before)
     assert executor.cancel(job).state is JobState.SUCCEEDED
 
 
@@ -366,11 +378,10 @@ def test_a_job_that_does_not_end_may_be_billed_and_the_error_says_so(
     service: HfJobsPlatform, executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.stage_lag_s = 0.5
-    monkeypatch.setattr(hf_jobs, "CONFIRM_S", 0.1)
+    monkeypatch.setattr(HfJobsExecutor, "confirm_s", 0.1)
     job = executor.submit(spec())
-    with pytest.raises(
-        ExecutorError, match=r"still RUNNING 0.1 s after it was cancelled, and may be billed: end it at"
-    ):
+    said = f"RUNNING 0.1 s after it was cancelled: job {job.id} may still run, and be billed: see http"
+    with pytest.raises(ExecutorError, match=said):
         executor.cancel(job)
 
 
@@ -476,10 +487,8 @@ def test_a_stage_and_its_message_mean(stage: str, said: str | None, state: JobSt
     assert status.started_at == 1795320010.5 and status.ended_at is None
 
 
-def test_a_missing_client_is_named_with_the_extra_that_brings_it(
-    service: HfJobsPlatform, executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_client_is_named_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "composer_prime.executors.hf_jobs.executor")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(BadInput, match=r"isn't installed \(huggingface_hub\): pip install 'composer-prime\[hf\]'"):
-        executor.check(spec())
-    assert "--flavor a100-large" in executor.describe(spec(resources=Resources(gpu="A100")))
+        open_executor("hf-jobs")

@@ -248,9 +248,9 @@ def test_a_server_without_a_cloud_starts_nothing(server: SkyPlatform, executor: 
 @pytest.mark.parametrize(
     ("gpu", "count", "said"),
     [
-        ("H1000", 8, "no accelerator 'H1000': nearest are H100"),
-        ("TPU", 1, "no accelerator 'TPU': they have B200, GH200, H100"),
-        ("b200", 4, "4 x b200: SkyPilot's enabled clouds have machines with 1, 2 of them"),
+        ("H1000", 8, "SkyPilot (in its enabled clouds) has no GPU 'H1000': nearest are H100"),
+        ("TPU", 1, "has no GPU 'TPU': it has B200, GH200, H100"),
+        ("b200", 4, "4 x b200: SkyPilot (in its enabled clouds) has machines with 1, 2 of them"),
     ],
 )
 def test_an_accelerator_that_no_cloud_has_starts_nothing(
@@ -302,7 +302,7 @@ def test_several_accelerators_are_all_known_and_asked_for_in_their_order(
     executor.submit(wanted)
     assert server.tasks[0]["resources"]["accelerators"] == ["B200:1", "GH200:1"]
     assert executor.price(wanted).usd_per_hour == 6.99
-    assert "no accelerator 'H1000'" in refused(executor, spec(site="b", resources=Resources("B200, H1000", 1)))
+    assert "no GPU 'H1000'" in refused(executor, spec(site="b", resources=Resources("B200, H1000", 1)))
 
 
 def test_a_place_goes_into_the_task(server: SkyPlatform, opened: Opener) -> None:
@@ -377,7 +377,7 @@ def test_a_price_and_a_description_wait_for_no_server(
     wanted = spec(resources=H100, secrets=Secrets({"KEY": SECRET}))
     assert executor.price(wanted).source.startswith("stale")
     described = executor.describe(wanted)
-    assert "--secret KEY" in described and '"accelerators": "H100:8"' in described and SECRET not in described
+    assert "--secret=KEY" in described and '"accelerators": "H100:8"' in described and SECRET not in described
     assert waits == []
 
 

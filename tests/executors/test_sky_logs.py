@@ -1,14 +1,14 @@
 """The log of a managed job: the command's lines alone, each once, however its streams break."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from composer_prime.errors import ExecutorError
-from composer_prime.executors.base import JobState
+from composer_prime.executors.base import Job, JobState, JobStatus
 from composer_prime.executors.repeating import PAUSES_S, Busy
 from composer_prime.executors.sky import logs
+from composer_prime.executors.sky.executor import SkyExecutor
 
 PREFIX = "(demo--a--1, pid=7) "
 FOOT = "\x1b[0m\x1b[32m✓ Job finished (status: SUCCEEDED).\x1b[0m\n"
@@ -30,12 +30,8 @@ class Streams:
     def __init__(self, *streams: tuple[str | Exception, ...]) -> None:
         self.left = list(streams)
 
-    @contextmanager
-    def log_stream(self, job: int, *, follow: bool) -> Iterator[Iterator[bytes]]:
-        yield self._send(self.left.pop(0))
-
-    def _send(self, parts: tuple[str | Exception, ...]) -> Iterator[bytes]:
-        for part in parts:
+    def log(self, job: int, *, follow: bool) -> Iterator[bytes]:
+        for part in self.left.pop(0):
             if isinstance(part, Exception):
                 raise part
             yield part.encode()
@@ -44,9 +40,18 @@ class Streams:
         return JobState.RUNNING if len(self.left) > 1 else JobState.SUCCEEDED
 
 
+def read(streams: Streams, *, follow: bool = True) -> list[str]:
+    """A job's lines, as the executor gives them."""
+    executor = SkyExecutor("http://nowhere", resources={})
+    executor.close()
+    executor._api = streams  # type: ignore[assignment]
+    executor.poll = lambda job: JobStatus(streams.state())  # type: ignore[method-assign]
+    return list(executor.logs(Job("sky", "1", "demo", "a", 1), follow=follow))
+
+
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs.time, "sleep", lambda pause_s: None)
+    monkeypatch.setattr("time.sleep", lambda pause_s: None)
 
 
 @pytest.mark.parametrize("prefix", [PREFIX, "", "\x1b[36m(demo, pid=7)\x1b[0m "])
@@ -75,23 +80,24 @@ def test_a_recovered_jobs_log_begins_again_under_its_new_machine() -> None:
 
 def test_follow_takes_up_a_broken_stream_where_it_broke() -> None:
     head = log("1-1", "one", "two", end=False)
-    streams = Streams((head[:-3], Busy("cut")), (Busy("refused"),), (head, f"{PREFIX}three\n", FOOT))
-    assert list(logs.follow(streams, 1, streams.state)) == ["one", "two", "three"]
+    whole = (head, f"{PREFIX}three\n", FOOT)
+    streams = Streams((head[:-3], Busy("cut")), (Busy("refused"),), whole, whole)
+    assert read(streams) == ["one", "two", "three"]
 
 
 def test_follow_gives_up_when_nothing_new_comes_again_and_again() -> None:
     streams = Streams(*[(Busy("cut"),)] * (len(PAUSES_S) + 1))
     with pytest.raises(ExecutorError, match="cut"):
-        list(logs.follow(streams, 1, streams.state))
+        read(streams)
     assert streams.left == []
 
 
 def test_follow_reads_once_more_when_a_job_ended_while_its_stream_did() -> None:
     streams = Streams((log("1-1", "one", end=False),), (log("1-1", "one", "two"),))
     streams.state = iter([JobState.RUNNING, *[JobState.SUCCEEDED] * 9]).__next__  # type: ignore[method-assign]
-    assert list(logs.follow(streams, 1, streams.state)) == ["one", "two"]
+    assert read(streams) == ["one", "two"]
 
 
 def test_a_snapshot_that_breaks_is_read_again_without_doubles() -> None:
     head = log("1-1", "one", end=False)
-    assert list(logs.snapshot(Streams((head, Busy("cut")), (head, f"{PREFIX}two\n")), 1)) == ["one", "two"]
+    assert read(Streams((head, Busy("cut")), (head, f"{PREFIX}two\n")), follow=False) == ["one", "two"]

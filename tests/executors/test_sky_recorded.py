@@ -169,7 +169,7 @@ def test_a_real_server_is_ready_and_its_queue_is_read(real: SkyExecutor, real_ap
         print(record["job_name"], status_of(record))
     print("clouds:", real_api.ask("/enabled_clouds"))
     assert real.find("nobody-started-this") == []
-    with pytest.raises(ExecutorError, match="has no managed job 999999999"):
+    with pytest.raises(ExecutorError, match="has no job 999999999"):
         real.poll(Job("sky", "999999999", "r", "a", 1))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobSpec, JobState, JobStatus, check_names, gpu_kinds, parse_name
 from composer_prime.executors.local.shim import GRACE_S
-from composer_prime.executors.sky.api import first_line
+from composer_prime.executors.repeating import first_line
 
 RESOURCES_VARIABLE = "COMPOSER_PRIME_SKY_RESOURCES"
 START_ALLOWANCE_S = 600
@@ -40,7 +40,6 @@ _STATES = {
     **{f"FAILED{why}": JobState.FAILED for why in ("", "_SETUP", "_PRECHECKS", "_NO_RESOURCE", "_CONTROLLER")},
 }
 _EXIT_CODE = re.compile(r"exit code (\d+)")
-_SIGNAL_BASE = 128
 
 _SCRIPT = """\
 exec </dev/null 2>/dev/null
@@ -125,8 +124,8 @@ def status_of(record: Mapping[str, Any]) -> JobStatus:
         exit_code = int(match[1])
         if exit_code == TIMED_OUT:
             state, exit_code = JobState.TIMED_OUT, None
-        elif _SIGNAL_BASE < exit_code <= _SIGNAL_BASE + 64:
-            exit_code = _SIGNAL_BASE - exit_code
+        elif 128 < exit_code <= 192:
+            exit_code = 128 - exit_code
     message = f"{status}: {first_line(reason)}" if reason else status
     half = status == "PENDING" and record.get("schedule_state") == "INACTIVE"
     return JobStatus(state, exit_code, message, record.get("start_at"), record.get("end_at"), half)
