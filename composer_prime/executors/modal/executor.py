@@ -183,6 +183,7 @@ class ModalExecutor:
 
     def close(self) -> None:
         self._connection.close()
+        self._runs.clear()
 
     def _records(self, run: str) -> Records:
         return self._runs.setdefault(run, Records(self._connection, run))
