@@ -5,38 +5,31 @@ comes from PyPI by name, as any installation has it.
 """
 
 import base64
-import csv
 import functools
 import hashlib
 import importlib.metadata
 import importlib.util
 import io
 import json
-import math
+import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from email.parser import HeaderParser
 from importlib.metadata import Distribution
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 from composer_prime.errors import BadInput
 from composer_prime.store.base import MAX_CREATE_BYTES
 
-OURS = "composer_prime"
 PRIME_RL_LACKS = ("botocore", "cryptography", "matplotlib", "typer", "zstandard")
 """What we need beside PRIME-RL's lock."""
-_EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The earliest time that a zip file can hold: equal files give equal wheels."""
-_INSTALLERS = ("INSTALLER", "REQUESTED", "direct_url.json")
-"""Files of an installation that no wheel has."""
+_INSTALLERS = (".dist-info/INSTALLER", ".dist-info/REQUESTED", ".dist-info/direct_url.json", ".dist-info/RECORD")
+"""Files of an installation that no wheel has, and the one that is made anew."""
 
 
 @dataclass(frozen=True)
@@ -78,105 +71,60 @@ def packages_of(modules: Iterable[str], *, needs: Iterable[str] = (), on_prime_r
 
     needs   further packages from PyPI
 
-    Raises BadInput for a module that isn't installed here, and for a distribution with native code.
+    Raises BadInput for a module that isn't installed here.
     """
-    ours = _name_of(OURS)
-    names = dict.fromkeys([ours])
-    for module in modules:
-        if not _is_bundled(module):
-            names |= dict.fromkeys(_with_local_needs(_name_of(module)))
-    for name in names:
-        _refuse_native(name)
-    pinned = (*(PRIME_RL_LACKS if on_prime_rl else _needs(ours)), *needs)
-    return Packages(tuple(names), tuple(map(_pinned, pinned)), on_prime_rl)
+    ours = _name_of("composer_prime")
+    names = [_name_of(module) for module in modules if not _is_bundled(module)]
+    for name in names:  # which grows by what each needs that is from no index (PEP 610)
+        local = [each for each in _needs(name) if importlib.metadata.distribution(each).read_text("direct_url.json")]
+        names += [each for each in local if each not in names]
+    wanted = [*(PRIME_RL_LACKS if on_prime_rl else _needs(ours)), *needs]
+    # Without the local part of a version ("+cpu"), which PyPI doesn't have.
+    pins = [f"{name}=={version.partition('+')[0]}" if (version := _version(name)) else name for name in wanted]
+    return Packages(tuple(dict.fromkeys([ours, *names])), tuple(pins), on_prime_rl)
 
 
 def _is_bundled(module: str) -> bool:
     """Whether it is one of the tasksets that verifiers brings."""
-    verifiers = importlib.util.find_spec("verifiers")
-    folders = [Path(each, "v1", "tasksets") for each in (verifiers and verifiers.submodule_search_locations) or ()]
-    return any((folder / module).is_dir() or (folder / f"{module}.py").is_file() for folder in folders)
+    tasksets = str(importlib.metadata.distribution("verifiers").locate_file("verifiers/v1/tasksets"))
+    return any(Path(tasksets, each).exists() for each in (module, f"{module}.py"))
 
 
 def _name_of(module: str) -> str:
     """The distribution that a module is from."""
     spec = importlib.util.find_spec(module) if module.isidentifier() else None
-    if spec is None or spec.origin is None:
-        raise BadInput(f"environment {module} isn't installed here: install its package")
-    origin = Path(spec.origin)
-    if _is_installed(module) and _depth(namesake := importlib.metadata.distribution(module), origin):
-        return namesake.metadata["Name"]  # found without a look at all the others
-    depths = {found.metadata["Name"]: _depth(found, origin) for found in importlib.metadata.distributions()}
-    name = max(depths, key=lambda name: depths[name])
-    if depths[name] == 0:
-        raise BadInput(f"{module} ({origin}) is in no installed package: pip install it, or name an image that has it")
-    return name
+    origin = Path((spec and spec.origin) or "")
+    owner = max(importlib.metadata.distributions(), key=lambda found: _depth(found, origin))
+    if _depth(owner, origin) == 0:
+        raise BadInput(f"{module} isn't installed here by a package: pip install one, or name an image that has it")
+    return owner.metadata["Name"]
 
 
-def _depth(distribution: Distribution, file: Path) -> float:
-    """How surely a file is a distribution's: infinite where it installed it, the depth of an editable one's folder
-    where the file is below that, other installations in it left out; 0: it isn't."""
-    folder = _editable_folder(distribution)
-    if folder is None:
-        files = (each for each in distribution.files or () if each.name == file.name)
-        return math.inf if any(Path(str(each.locate())) == file for each in files) else 0
-    is_below = file.is_relative_to(folder) and "site-packages" not in file.relative_to(folder).parts
-    return len(folder.parts) if is_below else 0
+def _depth(distribution: Distribution, file: Path) -> int:
+    """How surely a file is a distribution's: most where it installed it, the depth of an editable one's folder where
+    the file is below that, other installations in it left out; 0: it isn't."""
+    if (folder := _editable_folder(distribution)) is not None:
+        is_below = file.is_relative_to(folder) and "site-packages" not in file.relative_to(folder).parts
+        return len(folder.parts) if is_below else 0
+    place = os.path.relpath(file, str(distribution.locate_file("")))
+    return sys.maxsize if f"\n{place}," in f"\n{distribution.read_text('RECORD')}" else 0
 
 
-def _is_installed(name: str) -> bool:
-    try:
-        importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+def _version(name: str) -> str | None:
+    return next((found.version for found in importlib.metadata.distributions(name=name)), None)
 
 
-def _needs(name: str) -> Iterator[str]:
+def _needs(name: str) -> list[str]:
     """The names of what a distribution needs, extras left out, that are installed here."""
-    for requirement in importlib.metadata.requires(name) or ():
-        needed = re.match(r"[A-Za-z0-9._-]+", requirement)
-        if needed and "extra ==" not in requirement and _is_installed(needed[0]):
-            yield needed[0]
-
-
-def _with_local_needs(name: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
-    """A distribution, and of what it needs, and that needs, all that is from no index (PEP 610)."""
-    yield name
-    for needed in _needs(name):
-        if needed not in seen and importlib.metadata.distribution(needed).read_text("direct_url.json") is not None:
-            yield from _with_local_needs(needed, seen | {name})
-
-
-def _pinned(name: str) -> str:
-    """A requirement of this machine's version, without its local part ("+cpu"), which PyPI doesn't have."""
-    return f"{name}=={importlib.metadata.version(name).partition('+')[0]}" if _is_installed(name) else name
+    requirements = [each for each in importlib.metadata.requires(name) or () if "extra ==" not in each]
+    return [needed for needed in (re.split(r"[^\w.-]", each)[0] for each in requirements) if _version(needed)]
 
 
 def _editable_folder(distribution: Distribution) -> Path | None:
     """The source folder of an editable installation (PEP 610)."""
     direct = json.loads(distribution.read_text("direct_url.json") or "{}")
-    if not direct.get("dir_info", {}).get("editable"):
-        return None
-    return Path(url2pathname(urlsplit(direct["url"]).path))
-
-
-def _refuse_native(name: str) -> None:
-    """Raise BadInput for an installed distribution with native code; an editable one is seen when it is built."""
-    distribution = importlib.metadata.distribution(name)
-    about = distribution.read_text("WHEEL")
-    if _editable_folder(distribution) is None and about is not None:
-        _check_pure(f"{name} {distribution.version}", about)
-
-
-def _check_pure(what: str, about: str) -> None:
-    """about: the text of a WHEEL file."""
-    said = HeaderParser().parsestr(about)
-    tags = said.get_all("Tag") or []
-    if said["Root-Is-Purelib"] != "true" or not all(tag.endswith("-none-any") for tag in tags):
-        raise BadInput(
-            f"{what} ({', '.join(tags)}) isn't pure Python, and a job's machine may be another: name an image"
-        )
+    is_editable = direct.get("dir_info", {}).get("editable")
+    return Path(unquote(urlsplit(direct["url"]).path)) if is_editable else None
 
 
 @functools.cache
@@ -184,79 +132,52 @@ def _wheel_of(name: str) -> Wheel:
     distribution = importlib.metadata.distribution(name)
     source = _editable_folder(distribution)
     made = _packed(distribution) if source is None else _built(source)
-    if len(made.data) > MAX_CREATE_BYTES:
-        raise BadInput(
-            f"wheel {made.file} ({len(made.data)} bytes) must be at most {MAX_CREATE_BYTES}: "
-            "leave large files out of the package, or name an image that has it"
-        )
+    if not made.file.endswith("-none-any.whl"):
+        raise BadInput(f"{made.file} isn't pure Python, and a job's machine may be another: name an image")
+    if (size := len(made.data)) > MAX_CREATE_BYTES:
+        raise BadInput(f"{made.file} ({size} bytes) must be at most {MAX_CREATE_BYTES}: drop files, or name an image")
     return made
 
 
 def _built(source: Path) -> Wheel:
-    """The wheel of a source folder, by its own build backend."""
+    """The wheel of a source folder, by its own build backend, which dates it as it is told."""
     with tempfile.TemporaryDirectory(prefix="wheel-") as scratch:
-        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", scratch, str(source)]
-        uv = ["uv", "build", "--quiet", "--wheel", "--out-dir", scratch, str(source)]
-        command = pip if importlib.util.find_spec("pip") or not shutil.which("uv") else uv
-        done = subprocess.run(command, capture_output=True, text=True)
-        made = [*Path(scratch).glob("*.whl")]
-        if done.returncode or len(made) != 1:
+        pip, uv = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir"], ["uv", "build", "--wheel", "-o"]
+        command = [*(pip if importlib.util.find_spec("pip") else uv), scratch, "--quiet", str(source)]
+        env = {**os.environ, "SOURCE_DATE_EPOCH": "315532800"}  # 1980, which zipfile has of itself
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        if done.returncode:
             said = " ".join(done.stderr.split())[-500:]
             raise BadInput(f"no wheel could be built of {source} ({said}): mend the package, or name an image")
-        with zipfile.ZipFile(made[0]) as file:
-            kept = {each.filename: (file.read(each), each.external_attr >> 16) for each in file.infolist()}
-    return _written(made[0].name, kept)
+        (made,) = Path(scratch).glob("*.whl")
+        return Wheel(made.name, made.read_bytes())
 
 
 def _packed(distribution: Distribution) -> Wheel:
-    """A wheel of the files that an installed distribution is made of. Raises BadInput where that can't be told."""
-    name = f"{distribution.metadata['Name']} {distribution.version}"
+    """A wheel of the files that an installed distribution is made of, with their modes, and of a RECORD of them; equal
+    for equal files. Raises BadInput where that can't be told."""
+    about, scripts = distribution.read_text("WHEEL"), {entry.name for entry in distribution.entry_points}
     files = {path.as_posix(): Path(str(path.locate())) for path in distribution.files or ()}
-    infos = {name.partition("/")[0] for name in files if name.endswith(".dist-info/RECORD") and name.count("/") == 1}
-    if len(infos) != 1:
-        raise BadInput(f"{name} was installed without a record of its files: pip install it again, or name an image")
-    (info,) = infos
-    scripts = {entry.name for entry in distribution.entry_points if entry.group in ("console_scripts", "gui_scripts")}
-    kept = {}
-    for path, file in files.items():
-        elsewhere = path.startswith(("../", "/"))
-        if elsewhere and file.stem not in scripts:
-            raise BadInput(
-                f"{name} has a file outside of its packages ({path}), which no wheel would put there: name an image"
-            )
-        if not (elsewhere or "__pycache__" in path or path in {f"{info}/{each}" for each in _INSTALLERS}):
-            if not file.is_file():
-                raise BadInput(f"{name} lacks {path}, which it was installed with: pip install it again")
-            kept[path] = (file.read_bytes(), file.stat().st_mode)
-    return _written(f"{info.removesuffix('.dist-info')}-py3-none-any.whl", kept)
-
-
-def _written(file: str, contents: Mapping[str, tuple[bytes, int]]) -> Wheel:
-    """A wheel of these files and their modes, with a RECORD of them; equal for equal files.
-
-    Raises BadInput for a platform's own.
-    """
-    (record,) = [name for name in contents if name.endswith(".dist-info/RECORD") and name.count("/") == 1]
-    about = record.replace("RECORD", "WHEEL")
-    if about not in contents:
-        raise BadInput(f"{file} lacks {about}: install its package again, or name an image")
-    _check_pure(file, contents[about][0].decode())
-    files = {name: each for name, each in sorted(contents.items()) if name != record}
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as wheel:
-        for name, (data, mode) in (*files.items(), (record, (_record_of(files, record).encode(), 0))):
-            entry = zipfile.ZipInfo(name, _EPOCH)
-            entry.external_attr = (0o100755 if mode & 0o111 else 0o100644) << 16
+    outside = {path for path in files if path.startswith(("../", "/"))}
+    stray = [path for path in outside if files[path].stem not in scripts]
+    record = next((path for path in files if path.endswith(".dist-info/RECORD")), None)
+    if stray or not record or not about:
+        why = f"has {stray[0]} outside of its packages" if stray else "was installed without a record of its files"
+        raise BadInput(f"{distribution.metadata['Name']} {why}: pip install it again, or name an image that has it")
+    kept = sorted(
+        path
+        for path in files.keys() - outside
+        if not (path.endswith(_INSTALLERS) or "__pycache__" in path) and files[path].is_file()
+    )
+    rows = ""
+    with zipfile.ZipFile(packed := io.BytesIO(), "w") as wheel:
+        for path in [*kept, record]:
+            data = f"{rows}{record},,\n".encode() if path == record else files[path].read_bytes()
+            entry = zipfile.ZipInfo(path)
+            entry.external_attr = (0o100755 if os.access(files[path], os.X_OK) else 0o100644) << 16
             wheel.writestr(entry, data, zipfile.ZIP_DEFLATED)
-    return Wheel(file, packed.getvalue())
-
-
-def _record_of(files: Mapping[str, tuple[bytes, int]], record: str) -> str:
-    """The text of a wheel's RECORD."""
-    lines = io.StringIO()
-    rows = csv.writer(lines, lineterminator="\n")
-    for name, (data, _) in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        rows.writerow((name, f"sha256={digest}", len(data)))
-    rows.writerow((record, "", ""))
-    return lines.getvalue()
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            rows += f"{path},sha256={digest},{len(data)}\n"
+    native = re.search(r"^Tag: *(.+)(?<!-none-any)$", about, re.MULTILINE)
+    tag = native[1] if native else "py3-none-any"
+    return Wheel(f"{record.removesuffix('.dist-info/RECORD')}-{tag}.whl", packed.getvalue())

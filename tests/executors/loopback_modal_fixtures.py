@@ -34,7 +34,7 @@ def executor(platform: LoopbackModal) -> ModalExecutor:
 def spec() -> JobSpec:
     """A job that says hello, of a run of its own."""
     command = (sys.executable, "-c", "print('hello')")
-    return JobSpec(run=f"run{next(_numbers)}", site="a", attempt=1, command=command, timeout_s=60)
+    return JobSpec(run=f"run{next(_numbers)}", site="a", attempt=1, command=command, timeout_s=60, image="any")
 
 
 def wait_for(executor: ModalExecutor, job: Job, *states: JobState) -> JobStatus:

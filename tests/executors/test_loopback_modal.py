@@ -32,7 +32,7 @@ from tests.executors.loopback_modal_fixtures import SLEEP
 
 platform = LoopbackModal(Path(sys.argv[1]))
 executor = platform.executor()
-job = executor.submit(JobSpec(run="any", site="a", attempt=1, command=SLEEP, timeout_s=60))
+job = executor.submit(JobSpec(run="any", site="a", attempt=1, command=SLEEP, timeout_s=60, image="any"))
 next(executor.logs(job, follow=True))
 (call,) = platform.calls(job)
 print(call.container.task_id, flush=True)

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+pytest.importorskip("modal")
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobSpec, Resources
 from composer_prime.executors.modal.deploy import TIMEOUT_MARGIN_S
 from composer_prime.executors.modal.executor import ModalExecutor
 from composer_prime.executors.modal.job_body import TIMEOUT_GRACE_S
 from composer_prime.executors.modal.limits import GPUS, check_spec, gpu_option
-from composer_prime.executors.modal.records import NAME_LIMIT, object_name
+from composer_prime.executors.modal.records import object_name
 from composer_prime.executors.prices import modal_price
-from composer_prime.executors.secrets import Secrets
 from composer_prime.launch.budget import Limits, check_bounded
 
 SPEC = JobSpec(run="demo", site="a", attempt=1, command=("true",), timeout_s=60)
@@ -45,13 +45,6 @@ def test_a_place_and_a_machine_that_stays_have_their_price() -> None:
     assert modal_price(replace(plain, gpu="L4,H100")).usd_per_hour == pytest.approx(price), "the dearest may serve it"
 
 
-def test_our_own_program_needs_an_image_that_has_it() -> None:
-    spec = replace(SPEC, command=("composer-prime", "replica"))
-    with pytest.raises(BadInput, match=r"image is not set.*by --image or launch\.image"):
-        check_spec(spec)
-    check_spec(replace(spec, image="ghcr.io/example/site:1"))
-
-
 def test_an_unknown_gpu_is_refused_with_the_nearest_names() -> None:
     with pytest.raises(BadInput, match=r"'H1000' is none of Modal's: nearest H100, H100!, .*as of 20\d\d-\d\d-\d\d"):
         gpu_option(Resources(gpu="H1000", gpu_count=1))
@@ -63,13 +56,9 @@ def test_an_unknown_gpu_is_refused_with_the_nearest_names() -> None:
         (Resources(gpu="H100", gpu_count=9), r"gpu_count \(9\) must be 1 to 8 for H100"),
         (Resources(gpu="A10", gpu_count=8), r"gpu_count \(8\) must be 1 to 4 for A10"),
         (Resources(gpu="T4", gpu_count=0), r"gpu_count \(0\) must be 1 to 8"),
-        (Resources(gpu_count=2), r"gpu_count \(2\) without a GPU kind"),
-        (Resources(region="mars-1"), r"launch.region \(mars-1\) isn't in a region of Modal's: nearest .*us, eu"),
-        (Resources(cloud="azure"), r"launch.cloud \(azure\) is none of Modal's: name one of aws"),
+        (Resources(region="mars-1"), r"launch.region \(mars-1\) is none of Modal's: nearest .*us, eu"),
         (Resources(gpu="T4", gpu_count=1, nonpreemptible=True), "nonpreemptible .* isn't to be had with a GPU"),
         (Resources(gpu="T4,H1000", gpu_count=1), "'H1000' is none of Modal's: nearest H100"),
-        (Resources(memory_gib=0), r"memory_gib \(0\) must be above 0"),
-        (Resources(disk_gib=4000), r"disk_gib \(4000\) must be above 0 and at most 3072"),
     ],
 )
 def test_sizes_that_modal_does_not_have_are_refused(resources: Resources, message: str) -> None:
@@ -77,36 +66,14 @@ def test_sizes_that_modal_does_not_have_are_refused(resources: Resources, messag
         check_spec(replace(SPEC, resources=resources))
 
 
-@pytest.mark.parametrize("timeout_s", [0, -1, 24 * 3600 + 1])
-def test_a_timeout_outside_modals_is_refused(timeout_s: int) -> None:
-    with pytest.raises(BadInput, match=rf"timeout \({timeout_s} s\) must be 1 s to 86400 s \(24 h\)"):
-        check_spec(replace(SPEC, timeout_s=timeout_s))
+def test_a_timeout_outside_modals_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"timeout \(86401 s\) must be at most 86400 s \(24 h\)"):
+        check_spec(replace(SPEC, timeout_s=24 * 3600 + 1))
 
 
 def test_the_shortest_and_the_longest_timeout_pass() -> None:
     check_spec(replace(SPEC, timeout_s=1))
     check_spec(replace(SPEC, timeout_s=24 * 3600))
-
-
-@pytest.mark.parametrize(
-    ("caches", "message"),
-    [({"a/b": "/caches"}, "cache name"), ({"hf": "caches"}, "can't be a volume's place"), ({"hf": "/root"}, "place")],
-)
-def test_a_cache_that_can_be_no_volume_is_refused(caches: dict[str, str], message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        check_spec(replace(SPEC, caches=caches))
-
-
-def test_a_variable_that_is_also_a_secret_is_refused_without_its_value() -> None:
-    spec = replace(SPEC, env={"TOKEN": "visible"}, secrets=Secrets({"TOKEN": "hush-hush"}))
-    with pytest.raises(BadInput, match="TOKEN is given as a variable and as a secret") as caught:
-        check_spec(spec)
-    assert "hush-hush" not in str(caught.value)
-
-
-def test_variables_by_which_containers_find_modal_are_refused() -> None:
-    with pytest.raises(BadInput, match="'MODAL_TOKEN_ID' can't be an environment variable"):
-        check_spec(replace(SPEC, secrets=Secrets({"MODAL_TOKEN_ID": "ak-1"})))
 
 
 def test_every_gpu_has_a_price() -> None:
@@ -116,9 +83,9 @@ def test_every_gpu_has_a_price() -> None:
 
 def test_names_of_long_runs_fit_and_stay_apart() -> None:
     long = "r" * 63
-    names = {object_name(run, "0123456789ab") for run in (long + "1", long + "2", "r" * 36, "short")}
+    names = {object_name(run) for run in (long + "1", long + "2", "r" * 36, "short")}
     assert len(names) == 4
-    assert all(len(name) <= NAME_LIMIT for name in names)
+    assert all(len(f"{name}-0123456789ab") <= 64 for name in names)
     assert object_name("short") == "composer-prime-short"
 
 

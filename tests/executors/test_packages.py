@@ -91,7 +91,7 @@ def test_an_environment_of_any_spelling_is_the_module_that_verifiers_imports(id:
 
 @pytest.mark.parametrize("module", ["no_such_thing", "no.such"])
 def test_an_environment_that_is_not_installed_is_refused(module: str) -> None:
-    with pytest.raises(BadInput, match=f"environment {module} isn't installed here"):
+    with pytest.raises(BadInput, match=f"{module} isn't installed here by a package"):
         packages_of([module])
 
 
@@ -100,7 +100,7 @@ def test_an_environment_that_is_importable_and_in_no_package_is_refused(
 ) -> None:
     (tmp_path / "loose_module.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(BadInput, match=r"loose_module \(.*\) is in no installed package: pip install it"):
+    with pytest.raises(BadInput, match="loose_module isn't installed here by a package: pip install one"):
         packages_of(["loose_module"])
 
 
@@ -138,11 +138,11 @@ def test_wheels_of_equal_files_are_equal_bytes(handmade: str, tmp_path: Path) ->
     assert done.stdout.strip() == wheel.sha256, done.stderr
 
 
-def test_a_distribution_with_native_code_is_refused_before_anything_is_built(handmade: str, tmp_path: Path) -> None:
+def test_a_distribution_with_native_code_is_refused(handmade: str, tmp_path: Path) -> None:
     (about,) = tmp_path.rglob("WHEEL")
     about.write_text("Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-linux_x86_64\n")
-    with pytest.raises(BadInput, match=r"\(cp311-cp311-linux_x86_64\) isn't pure Python.*name an image"):
-        packages_of([handmade])
+    with pytest.raises(BadInput, match=r"-cp311-cp311-linux_x86_64.whl isn't pure Python.*name an image"):
+        packages_of([handmade]).wheels()
 
 
 def test_a_programs_mode_stays(handmade: str, tmp_path: Path) -> None:
@@ -155,10 +155,6 @@ def test_a_programs_mode_stays(handmade: str, tmp_path: Path) -> None:
 
 def lose_record(info: Path) -> None:
     (info / "RECORD").unlink()
-
-
-def lose_module(info: Path) -> None:
-    next(info.parent.glob("*.py")).unlink()
 
 
 def lose_about(info: Path) -> None:
@@ -174,9 +170,8 @@ def add_data(info: Path) -> None:
     ("spoil", "said"),
     [
         (lose_record, "without a record of its files: pip install it again"),
-        (lose_module, r"lacks handmade_.*\.py, which it was installed with: pip install it again"),
-        (lose_about, "lacks .*/WHEEL: install its package again"),
-        (add_data, r"a file outside of its packages \(\.\./\.\./\.\./share/it/data.json\).*name an image"),
+        (lose_about, "without a record of its files: pip install it again"),
+        (add_data, r"has \.\./\.\./\.\./share/it/data.json outside of its packages: .*name an image"),
     ],
 )
 def test_an_installation_of_which_no_wheel_can_be_made_is_refused_in_one_line(
@@ -315,7 +310,7 @@ def test_environments_of_a_prime_rl_recipe_are_found_wherever_it_names_them(hand
     orchestrator = {"train": {"source": [{"env": {"taskset": {"id": "gsm8k"}}}]}, "eval": {"source": [of_ours]}}
     packages = prime_packages(orchestrator=orchestrator)
     assert packages.on_prime_rl and packages.names == ("composer-prime", handmade)
-    with pytest.raises(BadInput, match="environment revers_letters isn't installed here"):
+    with pytest.raises(BadInput, match="revers_letters isn't installed here"):
         prime_packages(orchestrator={"train": {"env": [{"taskset": {"id": "revers-letters"}}]}})
 
 

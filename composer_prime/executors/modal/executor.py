@@ -7,47 +7,38 @@ the job is PREEMPTED, so that restarts, and what they cost, stay the fleet's.
 
 import shlex
 import time
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import modal
+from modal import exception
+from modal.config import config
+
 from composer_prime.errors import ExecutorError, JobUnknown
-from composer_prime.executors.base import Job, JobSpec, JobState, JobStatus, Price, check_names, hides_secrets
-from composer_prime.executors.modal.client import (
-    Connection,
-    environment_name,
-    login_variables,
-    modal_package,
-    require_proxy_support,
-    require_token,
-)
-from composer_prime.executors.modal.deploy import FUNCTION, TIMEOUT_MARGIN_S, deployed_function, settings
+from composer_prime.executors.base import Job, JobSpec, JobState, JobStatus, Price, hides_secrets, parse_name
+from composer_prime.executors.modal.client import FAILURES, Connection, token
+from composer_prime.executors.modal.deploy import TIMEOUT_MARGIN_S, deployed_function, settings
+from composer_prime.executors.modal.job_body import TIMEOUT_GRACE_S
 from composer_prime.executors.modal.limits import MAX_TIMEOUT_S, check_spec, unbounded
-from composer_prime.executors.modal.logs import LogReader
 from composer_prime.executors.modal.records import NO_CALL, Records, object_name
 from composer_prime.executors.prices import modal_price
 
 PLATFORM = "modal"
-CONFIRM_S = 60.0
+CONFIRM_S, CONFIRM_PAUSE_S = 60.0, 0.5
 """How long the end of a cancelled call is waited for."""
-CONFIRM_PAUSE_S, LOG_PAUSE_S, DRAIN_S = 0.5, 1.5, 1.0
-OVERRUN_S = TIMEOUT_MARGIN_S + 40
-"""A command past its time gets 40 s to end; where the container's program has lost its senses, Modal ends it after the
-margin and takes a while."""
-RECENT_S = 30.0
-"""So long after its end a job's last lines may still be on their way."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a call ended, as far as Modal tells.
-
-    kind   "returned" (with what the container said), "timed-out", "stopped", "failed"
-    """
-
-    kind: str
-    answer: dict[str, Any] = field(default_factory=dict)
-    message: str = ""
+LOG_PAUSE_S = 1.0
+LATE, AHEAD = timedelta(seconds=15), timedelta(minutes=2)
+"""How late an entry of a log may arrive behind younger ones, and how far Modal's clock may be ahead of ours."""
+OVERRUN_S = TIMEOUT_MARGIN_S + int(TIMEOUT_GRACE_S)
+"""A command past its time gets its grace to end; where the container's program has lost its senses, Modal ends it after
+the margin and takes a while."""
+STATES = {"timed-out": JobState.TIMED_OUT, "preempted": JobState.PREEMPTED, "stopped": JobState.CANCELLED}
+"""By outcome (see `_answer`); else the exit code tells."""
+ENDS = (exception.RemoteError, exception.InternalFailure, exception.ExecutionError, exception.DeserializationError)
+"""What the client raises for a call that ended; its other errors are of the connection."""
 
 
 class ModalExecutor:
@@ -58,65 +49,43 @@ class ModalExecutor:
     def __init__(self) -> None:
         self._connection = Connection()
         self._runs: dict[str, Records] = {}
-        self._account: str | None = None
 
     @hides_secrets
     def check(self, spec: JobSpec) -> None:
-        check_names(spec)
         check_spec(spec)
-        require_proxy_support()
 
     def log_in(self) -> None:
-        require_token()
+        token()
 
     def credentials(self) -> dict[str, str]:
-        return login_variables()
+        """Another machine's client works by them in the same workspace and environment."""
+        self.log_in()
+        names = ("token_id", "token_secret", "server_url", "environment")
+        return {f"MODAL_{name.upper()}": config[name] for name in names if config[name]}
 
     def describe(self, spec: JobSpec) -> str:
-        check_names(spec)
-        check_spec(spec)
-        made_of = settings(spec)
-        volumes = ", ".join(f"{name} at {path}" for path, name in made_of["volumes"].items())
-        cores, memory, disk = made_of["cpu"], made_of["memory"], made_of["ephemeral_disk"]
-        sizes = {
-            "cpu": cores and f"{cores[1]} cores",
-            "memory": memory and f"{memory[1]} MiB",
-            "disk": disk and f"{disk} MiB",
-        }
-        lines = [
-            f"Modal app {object_name(spec.run)}-<hash of these settings>, function {FUNCTION}",
-            f"  image     {made_of['image']}",
-            f"  gpu       {made_of['gpu'] or 'none'}",
-            *(f"  {name:<9} {made_of[name]}" for name in ("region", "cloud") if made_of[name]),
-            *(["  never taken back, at a price"] if made_of["nonpreemptible"] else []),
-            *(f"  {name:<9} {size}, no more" for name, size in sizes.items() if size),
-            f"  timeout   {spec.timeout_s} s, enforced by Modal at {made_of['timeout']} s; to start "
-            f"{made_of['startup_timeout']} s; no retries; one job a container",
-            f"  secrets   {', '.join(made_of['secrets']) or 'none'}",
-            f"  volumes   {volumes or 'none'}",
-            f"one call, recorded as {spec.name} in Modal dict {object_name(spec.run)}",
-            *(f"  env       {name}={value}" for name, value in sorted({**spec.cache_env, **spec.env}.items())),
-            f"  command   {shlex.join(spec.command)}",
-        ]
+        self.check(spec)
+        env = " ".join(f"{name}={value}" for name, value in sorted({**spec.cache_env, **spec.env}.items()))
+        shown = {**settings(spec), "env": env, "command": shlex.join(spec.command)}
+        lines = [f"one call, {spec.name}, for {spec.timeout_s} s, of Modal app {object_name(spec.run)}-<hash of these>"]
+        lines += [f"  {name:<22}{value}" for name, value in shown.items() if value]
         return spec.secrets.redact("\n".join(lines))
 
     def price(self, spec: JobSpec) -> Price:
-        """By the second; `modal_limits.unbounded` says what an hour's price leaves open."""
-        price = modal_price(spec.resources)
-        return replace(price, overrun_s=OVERRUN_S, unbounded=unbounded(spec.resources))
+        """By the second; `limits.unbounded` says what an hour's price leaves open."""
+        return replace(modal_price(spec.resources), overrun_s=OVERRUN_S, unbounded=unbounded(spec.resources))
 
     @hides_secrets
     def submit(self, spec: JobSpec) -> Job:
         self.check(spec)
-        self.log_in()
         job = Job(PLATFORM, spec.name, spec.run, spec.site, spec.attempt)
         records = self._records(spec.run)
         records.create()
         if records.get(job.id, "call") is not None:
             return job
         # Before the claim: an image that can't be built leaves no job behind.
-        function = deployed_function(self._connection, records, spec)
-        records.claim(spec, time.time())
+        function = deployed_function(self._connection, spec)
+        records.first(job.id, "claim", time.time())
         argument = {
             "name": spec.name,
             "records": records.name,
@@ -124,60 +93,73 @@ class ModalExecutor:
             "env": {**spec.cache_env, **spec.env},
             "timeout_s": min(spec.timeout_s, MAX_TIMEOUT_S - TIMEOUT_MARGIN_S),
         }
-        call = self._connection.ask(f"start of {spec.name}", lambda: function.spawn(argument))
+        call = self._connection.ask(f"start of {job.id}", lambda: function.spawn(argument))
         if records.first(job.id, "call", call.object_id) != call.object_id:
             # Somebody else's call has the job; this one would find that out itself, at the price of a start.
-            self._connection.ask(f"end of a second {spec.name}", lambda: call.cancel(terminate_containers=True))
+            self._end(job, call)
         return job
 
     def account(self) -> str:
-        """The workspace, and the environment in it where records are looked up: another's aren't seen. Asked once."""
-        if self._account is None:
-            workspace = modal_package().Workspace.from_context(client=self._connection.client)
-            self._connection.ask("name of the workspace", workspace.hydrate)
-            self._account = "/".join(part for part in (workspace.name, environment_name()) if part)
-        return self._account
+        """The workspace, and the environment in it where records are looked up: another's aren't seen."""
+        workspace = modal.Workspace.from_context(client=self._connection.client)
+        self._connection.ask("name of the workspace", workspace.hydrate)
+        return "/".join(part for part in (workspace.name, config["environment"]) if part)
 
     def find(self, run: str) -> list[Job]:
         try:
-            claims = self._records(run).claims()
+            names = self._records(run).claimed()
         except JobUnknown:
             return []
-        jobs = [Job(PLATFORM, name, run, claim["site"], claim["attempt"]) for name, claim in claims.items()]
+        jobs = [Job(PLATFORM, name, *parts) for name in names if (parts := parse_name(name))]
         return sorted(jobs, key=lambda job: (job.site, job.attempt))
 
     def poll(self, job: Job) -> JobStatus:
-        records = self._records(job.run)
-        call_id = self._call_id(job)
+        records, call_id = self._records(job.run), self._call_id(job)
         if call_id is None:
             return JobStatus(JobState.PENDING, message="claimed; no call is recorded yet", half_submitted=True)
         if call_id == NO_CALL:
             return JobStatus(JobState.CANCELLED, message="cancelled before it had a call")
         call = self._call(call_id)
-        outcome = self._connection.ask(f"state of {job.id}", lambda: _outcome(call))
-        if outcome is not None and outcome.kind == "returned":
-            return _returned(call_id, outcome.answer)
+        answer = self._connection.ask(f"state of {job.id}", lambda: _answer(call))
+        if answer is None or answer["outcome"] == "stopped":
+            cancelled_at, end = records.get(job.id, "cancel"), records.get(job.id, "end")
+            if end is not None and cancelled_at is None:
+                if answer is None:
+                    # Or Modal would start it again, to be told to go.
+                    self._end(job, call)
+                answer = end
+            elif answer is not None:
+                answer["ended_at"] = cancelled_at
         start = records.get(job.id, "start") or {}
-        started_at = start.get("started_at")
-        if outcome is not None and outcome.kind in ("timed-out", "failed"):
-            return self._ended_badly(job, call_id, outcome, started_at)
-        cancelled_at = records.get(job.id, "cancel")
-        end = records.get(job.id, "end")
-        if end is not None and cancelled_at is None:
-            if outcome is None:
-                # Or Modal would start it again, to be told to go.
-                self._connection.ask(f"end of {job.id}", lambda: call.cancel(terminate_containers=True))
-            message = f"{call_id}: container {start.get('task')} was taken back"
-            return JobStatus(JobState.PREEMPTED, None, message, started_at, end["ended_at"])
-        if outcome is not None:
-            return JobStatus(JobState.CANCELLED, None, f"{call_id}: stopped", started_at, cancelled_at)
-        if not start:
-            return JobStatus(JobState.PENDING, message=f"{call_id}: waiting for a container")
-        return JobStatus(JobState.RUNNING, None, f"{call_id}: running in {start['task']}", started_at)
+        if answer is None:
+            state, word = (JobState.RUNNING, f"running in {start['task']}") if start else (JobState.PENDING, "waiting")
+            return JobStatus(state, message=f"{call_id}: {word}", started_at=start.get("started_at"))
+        exit_code = answer.get("exit_code")
+        state = STATES.get(answer["outcome"], JobState.SUCCEEDED if exit_code == 0 else JobState.FAILED)
+        message = ": ".join(part for part in (call_id, answer["outcome"], answer.get("message")) if part)
+        started_at = answer.get("started_at", start.get("started_at"))
+        return JobStatus(state, exit_code, message, started_at, answer.get("ended_at"))
 
     def logs(self, job: Job, *, follow: bool = False) -> Iterator[str]:
-        self._call_id(job)
-        return self._lines(job, follow)
+        since, seen, rest = None, Counter[tuple[datetime, str]](), ""
+        is_over = False
+        while True:
+            # Asked before the reading: what was written by then is read. Once more after the end, for what comes late.
+            was_over, is_over = is_over, self.poll(job).state.final
+            found = Counter[tuple[datetime, str]]()
+            for entry in self._log_entries(job, since):
+                key = (entry.timestamp, entry.message)
+                found[key] += 1
+                if found[key] > seen[key]:
+                    *lines, rest = (rest + entry.message).split("\n")
+                    yield from lines
+            if found:
+                since, seen = max(timestamp for timestamp, _ in found) - LATE, found
+            if was_over or not (follow or is_over):
+                break
+            time.sleep(LOG_PAUSE_S)
+        if rest:
+            yield rest
 
     def cancel(self, job: Job) -> JobStatus:
         status = self.poll(job)
@@ -188,8 +170,7 @@ class ModalExecutor:
         # A call that nobody recorded yet finds this in its place, and goes.
         call_id = records.first(job.id, "call", NO_CALL)
         if call_id != NO_CALL:
-            call = self._call(call_id)
-            self._connection.ask(f"end of {job.id}", lambda: call.cancel(terminate_containers=True))
+            self._end(job, self._call(call_id))
         confirm_by = time.monotonic() + CONFIRM_S
         while not (status := self.poll(job)).state.final:
             if time.monotonic() > confirm_by:
@@ -218,77 +199,36 @@ class ModalExecutor:
             raise JobUnknown(f"{job.id}: Modal has no such job in {records.name}; entries unused for 7 days are gone")
         return call_id
 
-    def _call(self, call_id: str) -> Any:
-        return modal_package().FunctionCall.from_id(call_id, client=self._connection.client)
+    def _call(self, call_id: str) -> modal.FunctionCall:
+        return modal.FunctionCall.from_id(call_id, client=self._connection.client)
 
-    def _ended_badly(self, job: Job, call_id: str, outcome: Outcome, started_at: float | None) -> JobStatus:
-        message = f"{call_id}: {outcome.message}"
-        if outcome.kind == "failed":
-            return JobStatus(JobState.FAILED, None, message, started_at)
-        # Modal's own end, which comes when the container's program has lost its senses.
-        claim = self._records(job.run).get(job.id, "claim")
-        ended_at = None if started_at is None else started_at + claim["timeout_s"] + TIMEOUT_MARGIN_S
-        return JobStatus(JobState.TIMED_OUT, None, message, started_at, ended_at)
+    def _log_entries(self, job: Job, since: datetime | None) -> list[Any]:
+        if not (call_id := self._call_id(job)):
+            return []
+        fetch, until = self._call(call_id).logs.fetch, datetime.now(UTC) + AHEAD
+        # What the command says as errors is in it too (job_body.py), what Modal says of the container isn't.
+        return self._connection.ask(f"log of {job.id}", lambda: list(fetch(since=since, until=until, source="stdout")))
 
-    def _lines(self, job: Job, follow: bool) -> Iterator[str]:
-        reader: LogReader | None = None
-        while True:
-            # Before the reading: what was written by then is read.
-            status = self.poll(job)
-            call_id = self._call_id(job)
-            if reader is None and call_id:
-                reader = LogReader(self._connection, job.id, self._call(call_id))
-            if reader is not None:
-                yield from reader.new_lines()
-            if status.state.final or not follow:
-                break
-            time.sleep(LOG_PAUSE_S)
-        if reader is None:
-            return
-        if status.state.final and time.time() - (status.ended_at or 0) < RECENT_S:
-            time.sleep(DRAIN_S)
-            yield from reader.new_lines()
-        yield from reader.last_line()
+    def _end(self, job: Job, call: modal.FunctionCall) -> None:
+        self._connection.ask(f"end of a call of {job.id}", lambda: call.cancel(terminate_containers=True))
 
 
-def _outcome(call: Any) -> Outcome | None:
-    """How the call ended; None while it hasn't. What isn't an outcome is raised."""
-    from grpclib.exceptions import StreamTerminatedError
-
-    known = modal_package().exception
+def _answer(call: modal.FunctionCall) -> dict[str, Any] | None:
+    """What the container's program said of its end (job_body.run_job), else in the same form what Modal tells: None
+    while the call goes on. What is no end of it is raised."""
     try:
-        return Outcome("returned", call.get(timeout=0))
+        return call.get(timeout=0)
     except TimeoutError:
         return None
-    except known.FunctionTimeoutError as error:
-        return Outcome("timed-out", message=str(error) or "ran past its time-out")
-    except known.OutputExpiredError as error:
-        raise JobUnknown("Modal no longer has a result that old") from error
-    except known.InputCancellation:
-        return Outcome("stopped")
-    except known.RemoteError as error:
-        # The client gives the same error for a call that was stopped and for one whose container can't start.
-        if any(found.status == modal_package().types.InputStatus.TERMINATED for found in call.get_call_graph()):
-            return Outcome("stopped", message=str(error))
-        return Outcome("failed", message=f"the container failed ({error})")
-    except (known.InternalFailure, known.ExecutionError, known.DeserializationError) as error:
-        return Outcome("failed", message=f"the container failed ({type(error).__name__}: {error})")
-    except (known.Error, StreamTerminatedError, OSError):
-        # Of the connection, as far as anyone can tell: to be asked again.
-        raise
-    except (Exception, SystemExit) as error:
-        # The client raises here what was raised there, before our program could answer.
-        return Outcome("failed", message=f"the container failed ({type(error).__name__}: {error})")
-
-
-def _returned(call_id: str, answer: dict[str, Any]) -> JobStatus:
-    """The status by what the container's program said (job_body.run_job)."""
-    states = {
-        "preempted": JobState.PREEMPTED,
-        "cancelled": JobState.CANCELLED,
-        "timed-out": JobState.TIMED_OUT,
-    }
-    exit_code = answer.get("exit_code")
-    state = states.get(answer["outcome"], JobState.SUCCEEDED if exit_code == 0 else JobState.FAILED)
-    message = ": ".join(part for part in (call_id, answer["outcome"], answer.get("message")) if part)
-    return JobStatus(state, exit_code, message, answer.get("started_at"), answer.get("ended_at"))
+    except exception.FunctionTimeoutError as error:
+        return {"outcome": "timed-out", "message": str(error)}
+    except (Exception, SystemExit, exception.InputCancellation) as error:
+        if isinstance(error, FAILURES) and not isinstance(error, ENDS):
+            raise
+        # The client gives the same error for a call that was stopped and for one whose container can't start, and
+        # raises here what was raised there before our program could answer.
+        inputs = call.get_call_graph() if isinstance(error, exception.RemoteError) else []
+        is_stopped = any(each.status == modal.types.InputStatus.TERMINATED for each in inputs)
+        if is_stopped or isinstance(error, exception.InputCancellation):
+            return {"outcome": "stopped"}
+        return {"outcome": "failed", "message": f"the container failed ({type(error).__name__}: {error})"}

@@ -11,13 +11,15 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from typing import Any
 
+import modal
+
+__package__ = ""  # of a module in a package Modal's client would send all of that
 TIMEOUT_GRACE_S, PREEMPTION_GRACE_S = 40.0, 20.0
 """What a command gets to end by itself; Modal kills a container 30 s after it said that it takes it back."""
 DRAIN_S = 5.0
-NOT_FOUND, NOT_RUNNABLE = 127, 126
+NOT_FOUND = 127
 """What a shell returns for a command that can't be started."""
 
 
@@ -25,26 +27,22 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
     """Run `job["command"]` once, whatever Modal does, and say how it ended.
 
     job      name, records (a Dict's name), command, env, timeout_s
-    returns  outcome ("exited", "timed-out", "double", "preempted", "cancelled", "broken"), exit_code, started_at,
-             ended_at (Unix seconds), message
+    returns  outcome ("exited", "timed-out", "double", "preempted", "broken"), exit_code, started_at, ended_at (Unix
+             seconds), message
     """
     try:
-        # Also keeps our module importable, for its tests, where the package is missing.
-        import modal
-
         records = modal.Dict.from_name(job["records"])
-        refusal = _reason_not_to_run(job["name"], records, modal.current_function_call_id() or "")
+        if refusal := _reason_not_to_run(job["name"], records, modal.current_function_call_id() or ""):
+            return refusal
     except Exception as error:
         # A modal exception that travels back would read as one of the caller's own connection.
         return {"outcome": "broken", "message": f"{type(error).__name__}: {error}"}
-    if refusal:
-        return refusal
     started_at = time.time()
     try:
         answer = _run(job["command"], job["env"], job["timeout_s"])
     except KeyboardInterrupt:
         # So that nobody needs to wait for the next container to say it.
-        records.put(f"{job['name']}/end", {"outcome": "preempted", "ended_at": time.time()})
+        _taken_back(records, job["name"])
         raise
     return {**answer, "started_at": started_at, "ended_at": time.time()}
 
@@ -53,20 +51,18 @@ def _reason_not_to_run(name: str, records: Any, call: str) -> dict[str, Any]:
     """Empty for the first container of the job's one call; the same container never asks twice."""
     if _first(records, f"{name}/call", call) != call:
         return {"outcome": "double", "message": "another call has this job"}
-    mine = {"id": uuid.uuid4().hex, "task": os.environ.get("MODAL_TASK_ID", ""), "started_at": time.time()}
-    start = _first(records, f"{name}/start", mine)
-    if start["id"] != mine["id"]:
+    mine = {"task": os.environ.get("MODAL_TASK_ID", ""), "started_at": time.time()}
+    if _first(records, f"{name}/start", mine) != mine:
         # Modal starts an interrupted input again. Whether that is worth its price is the fleet's to say.
-        end = records.get(f"{name}/end") or {"ended_at": time.time()}  # a machine that vanished wrote none
-        return {
-            "outcome": "preempted",
-            "message": f"container {start['task']} was taken back",
-            "started_at": start["started_at"],
-            "ended_at": end["ended_at"],
-        }
-    if records.get(f"{name}/cancel") is not None:
-        return {"outcome": "cancelled", "message": "cancelled before its start"}
+        return _taken_back(records, name)
     return {}
+
+
+def _taken_back(records: Any, name: str) -> dict[str, Any]:
+    """The end of the job, as the first has it who saw it; the next container, where the machine vanished."""
+    start = records.get(f"{name}/start")
+    end = {"outcome": "preempted", "message": f"container {start['task']} was taken back", "ended_at": time.time()}
+    return _first(records, f"{name}/end", {**end, "started_at": start["started_at"]})
 
 
 def _first(records: Any, key: str, value: Any) -> Any:
@@ -88,8 +84,7 @@ def _run(command: list[str], env: dict[str, str], timeout_s: float) -> dict[str,
         )
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", flush=True)
-        code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUNNABLE
-        return {"outcome": "exited", "exit_code": code, "message": f"{command[0]}: {error.strerror}"}
+        return {"outcome": "exited", "exit_code": NOT_FOUND, "message": f"{command[0]}: {error.strerror}"}
     # A child that outlives the command holds the pipe open: the command's end is what counts.
     pump = threading.Thread(target=_pass_on, args=(process.stdout,), daemon=True)
     pump.start()
