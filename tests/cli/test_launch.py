@@ -244,15 +244,6 @@ def test_a_limit_on_cost_where_jobs_cost_nothing_is_refused_and_nothing_starts(
     assert answer.code == 0 and "$2.50 an hour (--usd-per-hour); ends by itself after 0.9" in answer.out
 
 
-def test_what_no_record_may_hold_is_refused_by_name_and_nothing_starts(
-    cli, tmp_path: Path, platform: LocalPlatform, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_REGION", "eu-west-1\r")
-    answer = cli("launch", RECIPE, "--on", "local", "--output_dir", str(tmp_path / "out"))
-    assert_refused(answer, "env.AWS_REGION of this launch can't be recorded")
-    assert not (tmp_path / "state").exists()
-
-
 def test_a_replica_that_nobody_launched_is_refused(cli, launched: LaunchedByHand) -> None:
     launched.start("a", "pass")
     named = ("--launch", "1", "--attempt", "1", "--recipe", "0" * 64)
