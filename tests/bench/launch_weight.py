@@ -31,7 +31,7 @@ RECIPE = PACKAGE.parent / "recipes/local/two_sites.toml"
 CLIENTS = {
     "local": ("/subprocess.py", {"run"}),
     "ssh": ("/asyncssh/", {"run"}),
-    "modal": ("/modal/", {"spawn", "_spawn"}),
+    "modal": ("synchronicity", {"proxy_method"}),
     "sky": ("/httpx/", {"request"}),
     "hf-jobs": ("/huggingface_hub/", {"run_job"}),
 }
