@@ -8,6 +8,8 @@ seconds of `composer-prime launch --dry-run` as a process of its own.
 """
 
 import argparse
+import importlib
+import inspect
 import os
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+from unittest import mock
 
 import composer_prime
 from composer_prime.launch.supervisor import Supervisor
@@ -29,44 +32,55 @@ from tests.executors.staged import LIMITS, StagedFleet, staged_plan
 PACKAGE = Path(composer_prime.__file__).parent
 RECIPE = PACKAGE.parent / "recipes/local/two_sites.toml"
 CLIENTS = {
-    "local": ("/subprocess.py", {"run"}),
-    "ssh": ("/asyncssh/", {"run"}),
-    "modal": ("synchronicity", {"proxy_method"}),
-    "sky": ("/httpx/", {"request"}),
-    "hf-jobs": ("/huggingface_hub/", {"run_job"}),
+    "local": "subprocess.run",
+    "ssh": "asyncssh.SSHClientConnection.run",
+    "modal": "modal.Function.spawn",
+    "sky": "httpx.Client.request",
+    "hf-jobs": "huggingface_hub.HfApi.run_job",
 }
-"""Where each platform's client is, and its function that starts a job."""
+"""What starts a job in each platform's client."""
+STARTS = {"submit"}
+"""Functions of ours on the way of a job's start, and of no other request."""
 
 
 class Way:
     """The functions of ours from a supervisor's turn to a client's call."""
 
     def __init__(self, platform: str) -> None:
-        self._place, self._names = CLIENTS[platform]
+        self._client = CLIENTS[platform]
         self.entered: set[CodeType] = set()
         self.waiting: set[CodeType] = set()
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Look at all calls within, until the client is called."""
+        """Look at all calls within, until the client is asked to start a job."""
+        owner, _, name = self._client.rpartition(".")
+        module, _, kind = owner.rpartition(".")
+        there: Any = importlib.import_module(module or owner)
+        there = getattr(there, kind) if module else there
         threading.setprofile(self._look)
-        sys.setprofile(self._look)
-        try:
-            yield
-        finally:
-            sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+        with mock.patch.object(there, name, self._noting(vars(there)[name])):
+            sys.setprofile(self._look)
+            try:
+                yield
+            finally:
+                sys.setprofile(None)
+                threading.setprofile(None)  # type: ignore[arg-type]
+
+    def _noting(self, start: Any) -> Any:
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            stack = set(_ours_below(sys._getframe()))
+            if not self.waiting and any(each.co_name in STARTS for each in stack):
+                self.waiting = stack
+            if not inspect.isfunction(start):  # what binds itself in a way of its own
+                return start.__get__(args[0], type(args[0]))(*args[1:], **kwargs)
+            return start(*args, **kwargs)
+
+        return noting
 
     def _look(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event != "call" or self.waiting:
-            return
-        code = frame.f_code
-        if _is_ours(code):
-            self.entered.add(code)
-        elif code.co_name in self._names and self._place in code.co_filename:
-            stack = set(_ours_below(frame))
-            if any(each.co_name in ("submit", "launch", "run", "start") for each in stack):
-                self.waiting = stack
+        if event == "call" and not self.waiting and _is_ours(frame.f_code):
+            self.entered.add(frame.f_code)
 
 
 def _ours_below(frame: FrameType | None) -> Iterator[CodeType]:
