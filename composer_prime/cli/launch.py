@@ -103,14 +103,13 @@ def launch(
 
 def _checked(plan: "LaunchPlan", limits: "Limits", problems: "Problems", *, dry_run: bool) -> list[str]:
     """What would be started, after all checks that can be made beforehand. Raises BadInput for all that is wrong."""
-    from composer_prime.launch.dry_run import described
-    from composer_prime.launch.preflight.gpu_memory import memory_lines
-    from composer_prime.launch.preflight.model_access import access_lines
+    from composer_prime.launch.preflight import access_lines, described, memory_lines
     from composer_prime.volunteers.needs import gpu_bytes_beforehand
 
     for lines in (access_lines(plan), memory_lines(plan, gpu_bytes_beforehand)):
-        for line in problems.lines(lines):
-            say(line)
+        with problems.noted():
+            for line in lines:
+                say(line)
     planned = list(described(plan, limits, problems, logged_in=not dry_run))
     problems.check()
     return planned
@@ -204,7 +203,7 @@ def _refuse_half_a_launch(supervisor: "Supervisor") -> None:
 
 def _bucket_lines(plan: "LaunchPlan", *, costs: bool) -> Iterator[str]:
     """Whether the bucket is far away, and what its provider will charge for the run's traffic, which takes torch."""
-    from composer_prime.launch.preflight.egress import bucket_lines
+    from composer_prime.launch.preflight import bucket_lines
     from composer_prime.sites.embedded.shapes import named_shapes
 
     yield from bucket_lines(plan, named_shapes if costs else None)

@@ -130,16 +130,12 @@ def _memory_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]") -> Iter
 def _egress_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]", pace: "Pace") -> Iterator[str]:
     """What the whole run's fetching costs; nothing where the store is a folder, or none is named."""
     from composer_prime.config import store_uri
-    from composer_prime.launch.preflight.egress import is_folder, traffic_line
-    from composer_prime.outer.forecast import payloads_of, turn_bytes
+    from composer_prime.executors.prices import egress_usd_per_gb
+    from composer_prime.launch.preflight import traffic_line
 
-    outer, uri = recipe.outer, store_uri(recipe)
-    assert outer is not None
-    if uri is None or is_folder(uri):
-        return
-    payloads = payloads_of([fragment.numel for fragment in fragments], outer.codec, outer.merged_codec, outer.slices)
-    a_round = sum(turn_bytes(payload, pace)[1] for payload in payloads)
-    yield traffic_line(recipe.rounds * pace.sites * a_round, recipe.rounds, uri)
+    uri = store_uri(recipe)
+    if uri is not None and egress_usd_per_gb(uri)[0] != 0:  # no folder
+        yield traffic_line(recipe, [fragment.numel for fragment in fragments], pace.sites, uri)
 
 
 def _link_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]", link_mbit: float, pace: "Pace") -> Iterator[str]:

@@ -5,7 +5,7 @@ the budget has left after what was spent and after what all running jobs can sti
 limit, whatever happens to the supervisor.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from composer_prime.errors import BadInput
@@ -21,8 +21,7 @@ class Limits:
     """What a person allows.
 
     max_restarts   of each site after an attempt that failed, hung or was lost
-    max_preemptions, max_timeouts   of each site after one whose machine was taken, and after one that ran out of its
-                   time: neither says that something is wrong, and platforms do it daily
+    max_preemptions, max_timeouts   after one whose machine was taken, or whose time ran out: nothing need be wrong
     max_usd        of all jobs of the launch together; None: no limit
     max_hours      from the launch's first job on; None: no limit
     hang_after_s   without a change of a replica's beat, while its platform says that it runs; None: no watchdog
@@ -59,9 +58,8 @@ class Expense:
 
     def seconds(self, now: float) -> float:
         """That it has run."""
-        if self.started_at is None:
-            return 0.0
-        return max(0.0, (now if self.ended_at is None else self.ended_at) - self.started_at)
+        until = now if self.ended_at is None else self.ended_at
+        return 0.0 if self.started_at is None else max(0.0, until - self.started_at)
 
     def usd(self, now: float) -> float | None:
         """That it has cost; None where the price is unknown."""
@@ -83,7 +81,7 @@ def ran_from(status: JobStatus, asked_at: float) -> float | None:
 
 def allowed_s(
     limits: Limits,
-    expenses: Iterable[Expense],
+    expenses: Sequence[Expense],
     *,
     wanted_s: int,
     usd_per_hour: float | None,
@@ -93,18 +91,15 @@ def allowed_s(
 ) -> int:
     """Seconds that a new job may run: at most `wanted_s`, 0 when the budget has not a minute's worth left.
 
+    usd_per_hour   known where money is limited: see `check_bounded`
     overrun_s   seconds beyond those that may be billed
     waiting     jobs, this one too, that want to start now and share what is left
-
-    Raises BadInput when money is limited and the price is unknown.
     """
-    expenses, seconds = list(expenses), float(wanted_s)
-    if limits.max_usd is not None:
-        if usd_per_hour is None:
-            raise BadInput(_unknown(limits.max_usd))
-        if usd_per_hour > 0:
-            left_usd = limits.max_usd - sum(each.most_usd(now) for each in expenses)
-            seconds = min(seconds, left_usd / max(1, waiting) / usd_per_hour * HOUR_S - overrun_s)
+    seconds = float(wanted_s)
+    if limits.max_usd is not None and usd_per_hour != 0:
+        assert usd_per_hour is not None
+        left_usd = limits.max_usd - sum(each.most_usd(now) for each in expenses)
+        seconds = min(seconds, left_usd / max(1, waiting) / usd_per_hour * HOUR_S - overrun_s)
     if limits.max_hours is not None:
         began = min((each.started_at or each.asked_at for each in expenses), default=now)
         seconds = min(seconds, began + limits.max_hours * HOUR_S - now)
@@ -121,21 +116,12 @@ def check_bounded(limits: Limits, price: Price, on: str) -> None:
     if limits.max_usd is None:
         return
     if price.usd_per_hour is None:
-        raise BadInput(_unknown(limits.max_usd, f" ({price.source})"))
-    if price.usd_per_hour == 0:
-        raise BadInput(
-            f"--max-cost ({limits.max_usd:g}) would limit nothing on {on}, where a job's hour costs $0 "
-            f"({price.source}): give its price by --usd-per-hour, or leave --max-cost out and limit --max-hours"
-        )
-    if price.unbounded:
-        raise BadInput(
-            f"--max-cost ({limits.max_usd:g}) can't be kept on {on}, where an hour of a job may cost more than is "
-            f"listed: {price.unbounded}, or leave --max-cost out and limit --max-hours"
-        )
-
-
-def _unknown(max_usd: float, why: str = "") -> str:
-    return (
-        f"--max-cost ({max_usd:g}) can't be kept, since a job's price is unknown{why}: "
-        "give it by --usd-per-hour, or leave --max-cost out and limit --max-hours"
-    )
+        why = f"a job's price is unknown ({price.source}): give it by --usd-per-hour"
+    elif price.usd_per_hour == 0:
+        why = f"a job's hour costs $0 ({price.source}): give its price by --usd-per-hour"
+    elif price.unbounded:
+        why = f"an hour of a job may cost more than is listed: {price.unbounded}"
+    else:
+        return
+    kept = f"--max-cost ({limits.max_usd:g}) can't be kept on {on}"
+    raise BadInput(f"{kept}, where {why}, or leave --max-cost out and limit --max-hours")

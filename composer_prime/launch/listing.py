@@ -6,7 +6,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from itertools import chain
 
 from composer_prime.errors import BadInput, ComposerPrimeError
 from composer_prime.launch.decisions import expenses_of
@@ -24,37 +25,33 @@ class Row:
     site: str
     attempt: int
     on: str
-    job: str
     state: str
     exit_code: int | None
     seconds: float
     usd: float | None
+    job: str
     message: str
 
 
 def rows(book: LaunchBook, seen: Sequence[Seen], now: float | None = None) -> list[Row]:
     """What a look at a launch shows."""
-    now = time.time() if now is None else now
-    return [_row(book, each, now) for each in seen]
+    return [_row(book, each, time.time() if now is None else now) for each in seen]
 
 
 def _row(book: LaunchBook, seen: Seen, now: float) -> Row:
-    attempt, status, ended = seen.attempt, seen.status, seen.attempt.ended
-    statuses = {} if status is None else {(attempt.site, attempt.number): status}
-    (expense,) = expenses_of([attempt], statuses)
+    attempt, told = seen.attempt, seen.attempt.ended or seen.status
+    (expense,) = expenses_of([attempt], {} if seen.status is None else {seen.place: seen.status})
     job = attempt.job(book.name)
-    message = seen.problem or (ended.message if ended else status.message if status else "")
-    code = ended.exit_code if ended else status.exit_code if status else None
     return Row(
         site=attempt.site,
         attempt=attempt.number,
         on=attempt.record.on,
-        job="" if job is None else job.id,
         state=seen.state,
-        exit_code=code,
+        exit_code=told.exit_code if told else None,
         seconds=expense.seconds(now),
         usd=expense.usd(now),
-        message=message,
+        job=job.id if job else "",
+        message=seen.problem or (told.message if told else ""),
     )
 
 
@@ -65,32 +62,17 @@ def draw(found: Sequence[Row], book: LaunchBook, *, as_json: bool) -> None:
             print(json_text(asdict(row)))
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(title=_title(book), title_justify="left")
-    for name in ("site", "attempt", "on", "state", "exit", "hours", "$", "job", "message"):
-        table.add_column(name, overflow="fold")
-    for row in found:
-        cost = "?" if row.usd is None else f"{row.usd:.2f}"
-        code = "" if row.exit_code is None else str(row.exit_code)
-        cells = (
-            row.site,
-            row.attempt,
-            row.on,
-            row.state,
-            code,
-            f"{row.seconds / 3600:.2f}",
-            cost,
-            row.job,
-            row.message,
-        )
-        table.add_row(*map(visible, cells))
-    Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table, markup=False)
-
-
-def _title(book: LaunchBook) -> str:
     stop = book.stopped()
-    return f"launch {book.name}" + ("" if stop is None else f", stopped on {stop.by}")
+    title = f"launch {book.name}" + (f", stopped on {stop.by}" if stop else "")
+    columns = [Column(each.name, overflow="fold") for each in fields(Row)]
+    table = Table(*columns, title=title, title_justify="left")
+    for row in found:
+        code, usd = ("" if row.exit_code is None else row.exit_code), ("?" if row.usd is None else f"{row.usd:.2f}")
+        shown = {**asdict(row), "exit_code": code, "seconds": f"{row.seconds:.0f}", "usd": usd}
+        table.add_row(*map(visible, shown.values()))
+    Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table, markup=False)
 
 
 def chosen(book: LaunchBook, site: str | None, attempt: int | None) -> list[Attempt]:
@@ -98,44 +80,37 @@ def chosen(book: LaunchBook, site: str | None, attempt: int | None) -> list[Atte
     found = by_site(book.attempts())
     if site is not None and site not in found:
         raise BadInput(f"launch {book.name} has no site {site}: it has {', '.join(found) or 'none yet'}")
-    picked = []
-    for name, attempts in found.items():
-        if site in (None, name):
-            picked += [attempts[-1]] if attempt is None else [each for each in attempts if each.number == attempt]
+    wanted = [each for name, attempts in found.items() if site in (None, name) for each in attempts]
+    picked = [each for each in wanted if each.number == (attempt or found[each.site][-1].number)]
     if not picked:
         raise BadInput(f"launch {book.name} has no attempt {attempt}: see `composer-prime ps`")
     return picked
 
 
 def merged_logs(fleet: Fleet, attempts: Sequence[Attempt], *, follow: bool) -> Iterator[str]:
-    """Lines of several jobs as they come, each with its site's name before it; of one job as they are."""
+    """Lines of several jobs, each with its site's name before it, in turn or with `follow` as they come; of one job as
+    they are."""
     environment = list(os.environ.items())
-    if len(attempts) == 1:
-        yield from fleet.logs(attempts[0], follow=follow, environment=environment)
-        return
-    if not follow:
-        for attempt in attempts:
-            yield from (
-                f"{attempt.site} | {line}" for line in fleet.logs(attempt, follow=False, environment=environment)
-            )
+
+    def read(attempt: Attempt) -> Iterator[str]:
+        lines = fleet.logs(attempt, follow=follow, environment=environment)
+        return lines if len(attempts) == 1 else (f"{attempt.site} | {line}" for line in lines)
+
+    if len(attempts) == 1 or not follow:
+        yield from chain.from_iterable(map(read, attempts))
         return
     lines: queue.Queue[str | None] = queue.Queue(maxsize=1000)
 
-    def read(attempt: Attempt) -> None:
+    def pump(attempt: Attempt) -> None:
         try:
-            for line in fleet.logs(attempt, follow=True, environment=environment):
-                lines.put(f"{attempt.site} | {line}")
+            for line in read(attempt):
+                lines.put(line)
         except ComposerPrimeError as error:
             lines.put(f"{attempt.site} | (no more of its log: {error})")
         finally:
             lines.put(None)
 
     for attempt in attempts:
-        threading.Thread(target=read, args=(attempt,), daemon=True).start()
-    left = len(attempts)
-    while left:
-        line = lines.get()
-        if line is None:
-            left -= 1
-        else:
-            yield line
+        threading.Thread(target=pump, args=(attempt,), daemon=True).start()
+    for _ in attempts:  # until so many have ended
+        yield from iter(lines.get, None)

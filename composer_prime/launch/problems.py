@@ -1,6 +1,6 @@
 """What a person must mend before a launch: found one by one, said all at once."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -28,11 +28,6 @@ class Problems:
         with self.noted():
             return find()
         return default
-
-    def lines(self, found: Iterable[str]) -> Iterator[str]:
-        """The same lines, until a BadInput, which is kept."""
-        with self.noted():
-            yield from found
 
     def check(self) -> None:
         """Raise BadInput where there are any: BadInputs, a line for each, for several."""

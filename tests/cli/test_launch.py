@@ -213,7 +213,7 @@ def test_a_dry_run_warns_of_a_bucket_in_another_region(
     arguments = ("launch", RECIPE, "--on", "modal", "--dry-run", "--outer.store", "s3://frankfurt/runs")
     answer = cli(*arguments, "--launch.region", "us-east-1")
     assert answer.out.splitlines()[-1] == (
-        "warning: the bucket is in eu-central-1 (as it says itself) and the jobs run in us-east-1 (launch.region): "
+        "warning: the bucket is in eu-central-1 and the jobs run in us-east-1 (launch.region): "
         "every byte they fetch takes longer and is charged as egress; use a bucket there"
     )
     assert "warning" not in cli(*arguments, "--launch.region", "eu-central-1").out

@@ -13,7 +13,7 @@ from composer_prime.bench.link import Cell
 from composer_prime.cli.plan import plan_lines
 from composer_prime.config import load_any, load_recipe, recipe_from_data
 from composer_prime.launch.plan import plan_launch
-from composer_prime.launch.preflight.egress import bucket_lines
+from composer_prime.launch.preflight import bucket_lines
 from composer_prime.outer.forecast import forecast, payloads_of
 from composer_prime.outer.fragments import plan_fragments
 from composer_prime.sites.embedded.shapes import named_shapes

@@ -80,7 +80,7 @@ def test_without_secrets_nothing_stands_between() -> None:
         ("errors.BadInput('no ' + os.environ['TOKEN'])", 2, "composer-prime: no [redacted]"),
         ("errors.ExecutorError('no ' + os.environ['TOKEN'])", 1, "composer-prime: no [redacted]"),
         ("SystemExit('no ' + os.environ['TOKEN'])", 1, "no [redacted]"),
-        ("KeyboardInterrupt(os.environ['TOKEN'])", 130, "Traceback"),
+        ("KeyboardInterrupt(os.environ['TOKEN'])", -signal.SIGINT, "Traceback"),
         ("SystemExit(7)", 7, ""),
     ],
 )

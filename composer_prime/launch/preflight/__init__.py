@@ -1,1 +1,0 @@
-"""What is seen before anything starts: access, memory, traffic."""
