@@ -61,7 +61,7 @@ def train(root: Path, device: str, steps: int, *, resume: bool = False) -> SiteS
         trainer.start()
         assert trainer.train() is not None
         assert {one.device.type for one in trainer.learner.parameters} == {device}
-        moments = [one for state in trainer.learner.optimizer.state.values() for one in state.values()]
+        moments = [one for state in trainer.learner.optimizer.state_dict()["state"].values() for one in state.values()]
         assert {one.device.type for one in moments} == {device}
     finally:
         trainer.close()
