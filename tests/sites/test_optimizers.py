@@ -63,9 +63,10 @@ def test_mu_says_how_long_muon_remembers_a_gradient():
     """After a gradient and a twentieth of its opposite the step still goes the first one's way, unless mu is 0."""
     for mu, way in ((0.9, 1.0), (0.0, -1.0)):
         model = random_policy()
-        weight = model.get_submodule("model.layers.0.mlp.up_proj").weight
+        weight = model.get_parameter("model.layers.0.mlp.up_proj.weight")
         optimizer = inner_optimizer(model, OptimConfig(type="muon", lr=LR, weight_decay=0.0, mu=mu))
         give_gradients(model)
+        assert weight.grad is not None
         first, before = weight.grad.clone(), weight.detach().clone()
         optimizer.step(0.0)
         weight.grad = -0.05 * first
