@@ -1,6 +1,7 @@
 """Muon beside AdamW: what moves which parameters, against the singular values of a gradient and against torch's own."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +51,7 @@ def test_muon_moves_a_matrix_along_its_gradient_with_singular_values_near_one():
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_what_is_no_matrix_moves_as_by_adamw_alone_bit_for_bit(tied):
-    settings = {"lr": LR, "weight_decay": 0.1, "betas1": 0.8, "betas2": 0.9}
+    settings: dict[str, Any] = {"lr": LR, "weight_decay": 0.1, "betas1": 0.8, "betas2": 0.9}
     _, muon = moved(OptimConfig(type="muon", **settings), steps=3, tied=tied)
     _, adamw = moved(OptimConfig(**settings), steps=3, tied=tied)
     others = muon.keys() - of_matrices(muon)
