@@ -39,7 +39,9 @@ from composer_prime.sites.embedded.weights import newest_broadcast
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NUM_EXAMPLES = "orchestrator.train.source.0.env.taskset.num_examples"
-OUTER = "outer.inner_steps=2 outer.fragments=1 outer.sync_delay=0 outer.codec=int8"
+OUTER = "outer.fragments=1 outer.sync_delay=0 outer.codec=int8"
+TWO = f"sites.count=2 {NUM_EXAMPLES}=1024 orchestrator.batch_size=128 {OUTER} outer.lr=1.27"
+FOUR = f"sites.count=4 {NUM_EXAMPLES}=512 orchestrator.batch_size=64 {OUTER} outer.lr=1.65"
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,10 @@ SITES = Measurement(
     seeds=8,
     prompts=2048,
     arms=(
-        f"two sites.count=2 {NUM_EXAMPLES}=512 orchestrator.batch_size=64 {OUTER} outer.lr=1.41",
-        f"four sites.count=4 {NUM_EXAMPLES}=256 orchestrator.batch_size=32 {OUTER} outer.lr=2.0",
-        f"half {NUM_EXAMPLES}=512 orchestrator.batch_size=64",
-        f"once sites.count=2 {NUM_EXAMPLES}=512 orchestrator.batch_size=64 {OUTER} outer.lr=1.41 outer.inner_steps=32",
+        f"two {TWO} outer.inner_steps=2",
+        f"four {FOUR} outer.inner_steps=2",
+        f"half {NUM_EXAMPLES}=1024 max_steps=16 trainer.scheduler.decay_steps=16",
+        f"once {TWO} outer.inner_steps=32",
     ),
     small=(
         "--max_steps",
