@@ -51,6 +51,7 @@ test: $(STAMP)
 
 test-prime-rl: prime-rl-source $(PRIME_RL_STAMP)
 	PRIME_RL_SRC=$(abspath $(PRIME_RL_SRC)) PRIME_RL_NAME=$(PRIME_RL_NAME) OMP_NUM_THREADS=1 \
+		PYTHONPATH=$(abspath envs/composer_prime_pairs)$${PYTHONPATH:+:$$PYTHONPATH} \
 		$(PRIME_RL_VENV)/bin/python -m pytest -p tests.sites.prime_rl.what_ran -m prime_rl \
 		tests/infra tests/losses tests/recipes tests/sites/prime_rl $(TEST_ARGS)
 	OMP_NUM_THREADS=1 $(PRIME_RL_VENV)/bin/python -m pytest tests/contracts/test_codec_contract.py tests/outer

@@ -5,8 +5,8 @@
 Each seed has a run for each arm: without a guest, beside one that plays all kinds of hostile offers in turn and in
 every other round what turns it around, and beside a site of ours on an environment that rewards wrong answers. Of those
 that run when asked for, `--arm unguarded` is the control: a member's random offer, which a plain mean by claimed tokens
-takes whole. The page's recipe is changed in its pace alone: a round every two seconds, 200 of them. The judge is the
-reward of the final weights on tasks that no site was shown.
+takes whole. The page's recipe is changed in its pace, a round every two seconds, 200 of them, and in its task, to one
+that is learned by then: reversing letters. The judge is the reward of the final weights on tasks that no site has seen.
 """
 
 import argparse
@@ -52,6 +52,13 @@ ARMS: dict[str, tuple[str, ...]] = {
 }
 """What hostile offers the guest makes, in turn; none: there is no guest, or one that trains."""
 UNGUARDED = f'aggregate = "mean"\nweighting = "tokens"\nstep_tokens = {2**53}\n'
+TASK = {
+    'model.name = "tiny-sort"': 'model.name = "tiny"',
+    '"sort-letters", env.taskset = { id = "sort-letters", alphabet = "abcdefgh", num_examples = 1024 }': (
+        '"reverse-letters", env.taskset.id = "reverse-letters"'
+    ),
+}
+"""What the page's recipe trains on, and what is trained on here."""
 FRAGMENTS, INNER_STEPS = 2, 12
 """As the page's recipe has them."""
 GUEST = "alice"
@@ -81,6 +88,7 @@ class Run:
         more = [name for name in self.members if name != "a"]
         made += "".join(f"{name.upper()}=$(composer-prime keygen {name}.key)\n" for name in more)
         changes = {
+            **TASK,
             "max_steps = 4000": f"max_steps = {rounds // FRAGMENTS * INNER_STEPS}",
             "inner_seconds = 10": f"inner_seconds = {round_s * FRAGMENTS}",
             'name = "letters"\n': f'name = "letters"\nseed = {self.seed}\n\n[sites]\ncount = {len(self.members)}\n',
@@ -119,6 +127,7 @@ class Run:
         package.mkdir()
         (package / "reverse_letters.py").write_text(ours.replace(right, wrong) if self.arm == "wrong" else ours)
         (join,) = documented(self._page, "2. Join")
+        join = join.replace("sort-letters", "reverse-letters")
         command = [*shlex.split(join), "--folder", str(self.folder / GUEST)]
         return self._child(GUEST, command, PYTHONPATH=f"{package}{os.pathsep}{REPOSITORY}")
 

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture import REPOSITORY
 from tests.bench.guest_attack import GUEST, Run, play
+
+MOST_LINES = 90
+
+
+def test_what_host_and_volunteer_do_takes_at_most_90_lines() -> None:
+    page = (REPOSITORY / "docs/volunteers.md").read_text()
+    assert len(page[page.index("\n## Host\n") :].strip().splitlines()) <= MOST_LINES
 
 
 @pytest.mark.slow

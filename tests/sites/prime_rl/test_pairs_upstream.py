@@ -1,6 +1,7 @@
 """Stored pairs through upstream's own code, from its dispatcher to the loss: what is learned is DPO, or SimPO.
 
-    PRIME_RL_SRC=<checkout> python -m pytest -m prime_rl tests/sites/prime_rl/test_pairs_upstream.py
+    export PRIME_RL_SRC=<checkout> PYTHONPATH=envs/composer_prime_pairs
+    python -m pytest -m prime_rl tests/sites/prime_rl/test_pairs_upstream.py
 
 in an environment that can import PRIME-RL (Python 3.12, see `make test-prime-rl`). The environment's server is
 verifiers' own, over a socket; the models that score are served on loopback.
