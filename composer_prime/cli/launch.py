@@ -13,8 +13,7 @@ from composer_prime.visible import say
 if TYPE_CHECKING:
     from composer_prime.launch.budget import Limits
     from composer_prime.launch.fleet import Fleet
-    from composer_prime.launch.plan import LaunchPlan
-    from composer_prime.launch.problems import Problems
+    from composer_prime.launch.plan import LaunchPlan, Problems
     from composer_prime.launch.records import LaunchBook
     from composer_prime.launch.supervisor import Supervisor
 
@@ -70,8 +69,7 @@ def launch(
 ) -> None:
     """Start a recipe's sites on a platform and watch them. The same command again finds them, and starts none twice."""
     from composer_prime.launch.budget import Limits
-    from composer_prime.launch.plan import plan_launch
-    from composer_prime.launch.problems import Problems
+    from composer_prime.launch.plan import Problems, plan_launch
 
     table = {"gpu": gpu, "gpu_count": gpu_count, "image": image, "timeout_hours": timeout_hours}
     said = [f"--launch.{key}={value}" for key, value in table.items() if value is not None]
@@ -96,7 +94,7 @@ def launch(
     )
     planned = _checked(plan, limits, problems, dry_run=dry_run)
     if dry_run:
-        print("\n".join([*planned, "nothing was started", *_bucket_lines(plan, costs=False)]))
+        print("\n".join([*planned, "nothing was started"]))
         return
     raise typer.Exit(_launch(plan, limits, poll_s, detach, supervise_on))
 
@@ -120,8 +118,10 @@ def _launch(plan: "LaunchPlan", limits: "Limits", poll_s: float, detach: bool, s
     import threading
 
     from composer_prime.launch.fleet import begin_fleet
+    from composer_prime.launch.preflight import bucket_lines
     from composer_prime.launch.supervisor import Supervisor
     from composer_prime.sites.embedded.interrupt import catch_interrupt
+    from composer_prime.sites.embedded.shapes import named_shapes
     from composer_prime.store import open_store, probe_store
 
     store = open_store(plan.run_uri)
@@ -129,7 +129,7 @@ def _launch(plan: "LaunchPlan", limits: "Limits", poll_s: float, detach: bool, s
         probe_store(store)
         fleet = begin_fleet(store, plan.recipe.run.name)
         supervisor = Supervisor(fleet, plan, limits, say=say)
-        for line in _bucket_lines(plan, costs=True):
+        for line in bucket_lines(plan, named_shapes):
             say(line)
         try:
             supervisor.check()
@@ -159,15 +159,12 @@ def _supervisor_job(
     fleet: "Fleet", plan: "LaunchPlan", limits: "Limits", poll_s: float, on: str
 ) -> "Callable[[], str]":
     """Starts the supervisor's job, and says so, when it is called; what a person must mend is raised now."""
-    from composer_prime.launch.supervisor_job import logins_for, order_of, start_supervisor
+    from composer_prime.launch.supervisor_job import order_of, start_supervisor
 
-    logins = logins_for(plan, on)
-    order = order_of(plan, on, limits, poll_s, logins)
-    if order.on.packages is not None:
-        order.on.packages.wheels()
+    order = order_of(plan, on, limits, poll_s)
 
     def start() -> str:
-        job, is_new = start_supervisor(fleet, plan, order, logins)
+        job, is_new = start_supervisor(fleet, order)
         how = "is watched by a job of its own" if is_new else "is watched already"
         return (
             f"The launch {how}, {job}, which restarts what dies: this machine may be switched off. See it with "
@@ -184,29 +181,21 @@ def _first_turn(fleet: "Fleet", supervisor: "Supervisor") -> None:
     try:
         supervisor.turn()
     except ComposerPrimeError:
-        for seen, problem in fleet.withdraw():
-            state = (
-                f"may still run and be billed: {problem}" if problem else "ended again, since not all could be started"
-            )
-            say(f"{seen.attempt.site} attempt {seen.attempt.number}: {state}")
+        for each in fleet.withdraw():
+            billed = each.problem and f"may still run and be billed: {each.problem}"
+            say(f"{each.site} attempt {each.number}: {billed or 'ended again, since not all could be started'}")
         raise
 
 
 def _refuse_half_a_launch(supervisor: "Supervisor") -> None:
-    """Raise ExecutorError where sites weren't started that nobody will try again."""
+    """Raise ExecutorError for sites that aren't known to run, and that nobody will look at again."""
     from composer_prime.errors import ExecutorError
 
     if supervisor.troubled:
         said = "; ".join(f"{site} ({problem})" for site, problem in supervisor.troubled.items())
-        raise ExecutorError(f"not started: {said}. The other jobs go on; the same command again starts what is missing")
-
-
-def _bucket_lines(plan: "LaunchPlan", *, costs: bool) -> Iterator[str]:
-    """Whether the bucket is far away, and what its provider will charge for the run's traffic, which takes torch."""
-    from composer_prime.launch.preflight import bucket_lines
-    from composer_prime.sites.embedded.shapes import named_shapes
-
-    yield from bucket_lines(plan, named_shapes if costs else None)
+        raise ExecutorError(
+            f"not seen to run: {said}. The other jobs go on; the same command again starts what is missing"
+        )
 
 
 def _detached(plan: "LaunchPlan") -> str:
@@ -243,7 +232,7 @@ def ps(
     from composer_prime.launch.listing import draw, rows
 
     with _fleet(store) as (fleet, book):
-        found = rows(book, fleet.look())
+        found = rows(fleet.look())
     draw(found, book, as_json=as_json)
 
 
@@ -267,10 +256,10 @@ def cancel(store: StoreArgument, site: SiteOption = None) -> None:
 
     failed = []
     with _fleet(store) as (fleet, book):
-        for seen, problem in fleet.cancel(site):
-            name = f"{seen.attempt.site} attempt {seen.attempt.number}"
-            say(f"{name}: {problem or seen.state}")
-            failed += [name] if problem else []
+        for each in fleet.cancel(site):
+            name = f"{each.site} attempt {each.number}"
+            say(f"{name}: {each.problem or each.state}")
+            failed += [name] if each.problem else []
     if failed:
         raise ExecutorError(
             f"{', '.join(failed)} may still run and be billed: try `composer-prime cancel {store}` again, or end "

@@ -35,8 +35,8 @@ def replica(
 ) -> None:
     """Run one site: its recipe is the one in the bucket with that hash, and local checkpoints are continued."""
     from composer_prime.config import PrimeRecipe, RunPaths
+    from composer_prime.launch.records import read_order
     from composer_prime.launch.redacting import redacted_output
-    from composer_prime.launch.replica import read_order
 
     with redacted_output():
         order = read_order(store, launch, site, attempt, recipe)

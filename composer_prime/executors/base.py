@@ -6,12 +6,14 @@ bucket, restarts, budgets) is launch/fleet.py's. Every platform passes tests/con
 
 import json
 import re
+import shlex
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import wraps
 from hashlib import sha256
-from typing import Protocol, TypeVar, cast, runtime_checkable
+from typing import Protocol, TypeVar, cast
 
 from composer_prime.errors import BadInput, ComposerPrimeError, ExecutorError
 from composer_prime.executors.packages import Packages
@@ -21,8 +23,6 @@ Method = TypeVar("Method", bound=Callable[..., object])
 
 LABEL_RUN, LABEL_SITE, LABEL_ATTEMPT = "composer-prime-run", "composer-prime-site", "composer-prime-attempt"
 """Labels by which a platform's own list tells whose job it is."""
-
-
 CACHE_VARIABLES: Mapping[str, Mapping[str, str]] = {
     "weights": {"HF_HOME": ""},
     "compiles": {
@@ -61,8 +61,8 @@ class JobState(StrEnum):
 class Resources:
     """What a job asks of a machine.
 
-    gpu        a kind as the platform names it ("H100", "a100-large"), on Modal several with commas, of which any will
-               do; None: no GPU
+    gpu        a kind as the platform names it ("H100", "a100-large"), several with commas where any will do; None: no
+               GPU
     gpu_count  of that kind
     cpus, memory_gib, disk_gib   None: the platform's default
     region, cloud   where it stands, as the platform names it; None: anywhere
@@ -95,8 +95,8 @@ class JobSpec:
     timeout_s    after which the platform ends the job; always set, since platforms' own defaults are minutes
     image        container image; None: the platform's default. Ignored where there are no containers
     registry_secret   the platform's name of the secret that its registry asks for; None: none
-    packages     where there is no image: what is installed first, on a stock image; None: nothing. Where the job itself
-                 does it, its secrets hold the links to the wheels when it is submitted
+    packages     what is installed on the image first; None: nothing. Where the job itself does it, its secrets hold the
+                 links to the wheels when it is submitted
     caches       name -> absolute path in the job: folders that outlive it where the platform can keep them; those named
                  in CACHE_VARIABLES are in use, others are the job's own affair
     """
@@ -122,12 +122,19 @@ class JobSpec:
     @property
     def cache_env(self) -> dict[str, str]:
         """The variables of its caches, less those that the job is given as `env` or as secrets: these win."""
-        found = {
+        given = {*self.env, *self.secrets}
+        return {
             variable: path.rstrip("/") + below
             for name, path in self.caches.items()
             for variable, below in CACHE_VARIABLES.get(name, {}).items()
+            if variable not in given
         }
-        return {name: value for name, value in found.items() if name not in self.env and name not in self.secrets}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """All its plain variables, those of its caches too; a secret of the same name wins."""
+        given = {**self.cache_env, **self.env}
+        return {name: value for name, value in given.items() if name not in self.secrets}
 
     @property
     def sha256(self) -> str:
@@ -202,7 +209,8 @@ def hides_secrets(method: Method) -> Method:
         try:
             return method(executor, spec)
         except Exception as error:
-            if all(spec.secrets.redact(str(each)) == str(each) for each in _shown_with(error)):
+            said = "".join(traceback.format_exception(error))  # of those that came before it, too
+            if spec.secrets.redact(said) == said:
                 raise
             shown = spec.secrets.redact(str(error))
             if isinstance(error, ComposerPrimeError):
@@ -210,14 +218,6 @@ def hides_secrets(method: Method) -> Method:
             raise ExecutorError(f"job {spec.name} could not be started: {type(error).__name__}: {shown}") from None
 
     return cast(Method, guarded)
-
-
-def _shown_with(error: BaseException) -> Iterator[BaseException]:
-    """An error, and those that its traceback shows before it."""
-    shown: BaseException | None = error
-    while shown is not None:
-        yield shown
-        shown = shown.__cause__ or (None if shown.__suppress_context__ else shown.__context__)
 
 
 class Executor(Protocol):
@@ -228,18 +228,15 @@ class Executor(Protocol):
     retries. Requests that a busy platform refused (429, 5xx, a lost connection) are repeated with growing pauses first.
     """
 
-    @property
-    def platform(self) -> str:
-        """A name of open.PLATFORMS."""
-        ...
+    platform: str
+    """A name of open.PLATFORMS."""
 
     def check(self, spec: JobSpec) -> None:
         """Refuse, with BadInput, what could not run: before anything is started or billed, and without a login."""
-        ...
 
     def log_in(self) -> None:
         """Raise BadInput where this machine has no login for the platform, or a wrong one."""
-        ...
+        self.credentials()
 
     def credentials(self) -> dict[str, str]:
         """Environment variables by which a job elsewhere logs in as this machine does.
@@ -248,9 +245,32 @@ class Executor(Protocol):
         """
         ...
 
-    def describe(self, spec: JobSpec) -> str:
-        """What `submit` would start, in the platform's own terms, for a dry run. Secrets appear by name only."""
+    def account(self) -> str:
+        """Whose jobs it starts and sees, those of another account being hidden; "": a machine's, whoever looks there.
+
+        Raises as requests do.
+        """
+        return ""
+
+    def machine(self, spec: JobSpec) -> str:
+        """What the job would run on, in the platform's own terms."""
         ...
+
+    def describe(self, spec: JobSpec) -> str:
+        """What `submit` would start, for a dry run. Secrets appear by name only."""
+        login = f" (with the secret {spec.registry_secret})" if spec.registry_secret else ""
+        rows = {
+            "machine": self.machine(spec),
+            "image": spec.image and spec.image + login,
+            "installs": spec.packages and str(spec.packages),
+            "command": shlex.join(spec.command),
+            "env": shlex.join(f"{name}={value}" for name, value in sorted(spec.variables.items())),
+            "secrets": ", ".join(spec.secrets),
+            "caches": ", ".join(f"{name} in {path}" for name, path in sorted(spec.caches.items())),
+            "time-out": f"{spec.timeout_s} s",
+        }
+        lines = [f"job {spec.name}", *(f"  {name:<9}{value}" for name, value in rows.items() if value)]
+        return spec.secrets.redact("\n".join(lines))
 
     def price(self, spec: JobSpec) -> Price:
         """What it costs."""
@@ -289,19 +309,9 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Let go of connections; jobs go on."""
-        ...
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-
-
-@runtime_checkable
-class KnowsAccount(Protocol):
-    """An executor that can say whose jobs it starts and sees; those of another account are hidden from it."""
-
-    def account(self) -> str:
-        """Its name. Raises as requests do."""
-        ...
 
 
 def check_names(spec: JobSpec) -> None:

@@ -6,12 +6,14 @@ for another vendor.
 
 import difflib
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import Executor
 
+Opener = Callable[[str], Executor]
 MAX_SITES = 64
 """Of one launch command."""
 
@@ -65,29 +67,25 @@ def parse_on(option: str) -> list[tuple[str, int | None]]:
 
     Raises BadInput for what names no platform, a count that is none, and several parts without one.
     """
-    parts = [_parse_part(part.strip(), option) for part in option.split(",")]
+    parts: list[tuple[str, int | None]] = []
+    for part in map(str.strip, option.split(",")):
+        name, colon, rest = part.partition(":")
+        if has_host := _platform(name, option).has_host:
+            if not rest:
+                raise BadInput(f"--on ({option}) names no host: write ssh:[user@]address[:port], and one for each site")
+        elif colon and not (rest.isascii() and rest.isdigit() and 1 <= int(rest) <= MAX_SITES):
+            wanted = f"a number of sites, 1 to {MAX_SITES}, as {name}:2"
+            raise BadInput(f"--on ({option}): {name} must be followed by {wanted}")
+        parts.append((part, 1) if has_host else (name, int(rest) if colon else None))
     names = [name for name, _ in parts]
-    for name in names:
+    for name, count in parts if len(parts) > 1 else []:
         if names.count(name) > 1:
             raise BadInput(f"--on ({option}) names {name} twice: name it once")
-    if len(parts) > 1:
-        for name, count in parts:
-            if count is None:
-                raise BadInput(f"--on ({option}) doesn't say how many sites {name} gets: write {name}:2, say")
-            if name == "local":
-                raise BadInput(f"--on ({option}) mixes this machine with others, which can't reach it: drop it")
+        if count is None:
+            raise BadInput(f"--on ({option}) doesn't say how many sites {name} gets: write {name}:2, say")
+        if name == "local":
+            raise BadInput(f"--on ({option}) mixes this machine with others, which can't reach it: drop it")
     return parts
-
-
-def _parse_part(part: str, option: str) -> tuple[str, int | None]:
-    name, colon, rest = part.partition(":")
-    if _platform(name, option).has_host:
-        if not rest:
-            raise BadInput(f"--on ({option}) names no host: write ssh:[user@]address[:port], and one for each site")
-        return part, 1
-    if colon and not (rest.isascii() and rest.isdigit() and 1 <= int(rest) <= MAX_SITES):
-        raise BadInput(f"--on ({option}): {name} must be followed by a number of sites, 1 to {MAX_SITES}, as {name}:2")
-    return name, int(rest) if colon else None
 
 
 def _platform(name: str, option: str) -> Platform:

@@ -1,10 +1,9 @@
 """What a job installs where no image is named: this package and its recipe's environments, as this machine has them.
 
 These travel as wheels, and with them whatever they need that came to this machine from a folder or an address. The rest
-comes from PyPI by name, as any installation has it.
+comes from PyPI by name, as any installation has it. All is installed on a stock image.
 """
 
-import base64
 import functools
 import hashlib
 import importlib.metadata
@@ -13,11 +12,12 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution
 from pathlib import Path
@@ -26,10 +26,26 @@ from urllib.parse import unquote, urlsplit
 from composer_prime.errors import BadInput
 from composer_prime.store.base import MAX_CREATE_BYTES
 
+UV_IMAGE = "ghcr.io/astral-sh/uv:0.9.7-python3.12-bookworm-slim"
+"""A Python and uv, nothing else."""
+PRIME_RL_VERSION = "0.8.0"
+PRIME_RL_IMAGE = f"ghcr.io/primeintellect-ai/prime-rl:v{PRIME_RL_VERSION}"
+"""PRIME-RL's own, with uv; its environment is the one of its lock."""
 PRIME_RL_LACKS = ("botocore", "cryptography", "matplotlib", "typer", "zstandard")
 """What we need beside PRIME-RL's lock."""
 _INSTALLERS = (".dist-info/INSTALLER", ".dist-info/REQUESTED", ".dist-info/direct_url.json", ".dist-info/RECORD")
-"""Files of an installation that no wheel has, and the one that is made anew."""
+"""Files of an installation that no wheel has, and the one that is cut down to the others."""
+LINK_VARIABLE = "COMPOSER_PRIME_WHEEL_"
+"""With a number from 0: where a job finds a wheel. A secret, since who has a link can read the wheel."""
+_FETCH = """\
+import hashlib, os, pathlib, sys, urllib.request
+folder = pathlib.Path(sys.argv[1])
+for number, (file, sha256) in enumerate(zip(sys.argv[2::2], sys.argv[3::2])):
+    data = urllib.request.urlopen(os.environ[f"COMPOSER_PRIME_WHEEL_{number}"], timeout=300).read()
+    if hashlib.sha256(data).hexdigest() != sha256:
+        sys.exit(f"{file} in the bucket isn't the one that was launched: its sha256 differs")
+    (folder / file).write_bytes(data)
+"""
 
 
 @dataclass(frozen=True)
@@ -64,6 +80,43 @@ class Packages:
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {importlib.metadata.version(name)} of this machine" for name in self.names)
+
+    @property
+    def image(self) -> str:
+        """The public image on which they are installed."""
+        return PRIME_RL_IMAGE if self.on_prime_rl else UV_IMAGE
+
+    @property
+    def links(self) -> list[str]:
+        """The variables by which a job finds its wheels, in their order."""
+        return [f"{LINK_VARIABLE}{number}" for number in range(len(self.names))]
+
+    def before(self, command: Sequence[str], *, has_gpu: bool) -> list[str]:
+        """A job's command with the installation before it, from its links. A step that fails ends the job with 1; it
+        says no link."""
+        wheels, backend = self.wheels(), "auto" if has_gpu else "cpu"  # the first is what the machine's driver can run
+        named = shlex.join(each for wheel in wheels for each in (wheel.file, wheel.sha256))
+        steps = (
+            "wheels=$(mktemp -d)",
+            f'python3 -c {shlex.quote(_FETCH)} "$wheels" {named}',
+            f"unset {' '.join(self.links)}",
+            *self.commands([f'"$wheels"/{shlex.quote(wheel.file)}' for wheel in wheels], backend),
+        )
+        return ["sh", "-c", "\n".join([*(f"{step} || exit 1" for step in steps), 'exec "$@"']), "sh", *command]
+
+    def commands(self, wheels: Sequence[str], backend: str | None) -> list[str]:
+        """The shell's commands that install wheels on the stock image.
+
+        wheels    their files, as words of the shell
+        backend   uv's name of the torch that they need; None: what the index has, which is for GPUs on Linux
+        """
+        files = " ".join(wheels)
+        if self.on_prime_rl:
+            pip = "uv pip install --quiet --python /app/.venv"
+            lacking = f"{pip} {shlex.join(self.pins)}"
+            return [f"{pip} --no-deps {files}", lacking, "python3 -m composer_prime.sites.prime_rl"]
+        torch = "" if backend is None else f" --torch-backend {backend}"
+        return [f"uv pip install --quiet --system{torch} {shlex.join(self.pins)} {files}"]
 
 
 def packages_of(modules: Iterable[str], *, needs: Iterable[str] = (), on_prime_rl: bool = False) -> Packages:
@@ -154,8 +207,8 @@ def _built(source: Path) -> Wheel:
 
 
 def _packed(distribution: Distribution) -> Wheel:
-    """A wheel of the files that an installed distribution is made of, with their modes, and of a RECORD of them; equal
-    for equal files. Raises BadInput where that can't be told."""
+    """A wheel of the files that an installed distribution is made of, with their modes, and of its RECORD of them;
+    equal for equal files. Raises BadInput where that can't be told."""
     about, scripts = distribution.read_text("WHEEL"), {entry.name for entry in distribution.entry_points}
     files = {path.as_posix(): Path(str(path.locate())) for path in distribution.files or ()}
     outside = {path for path in files if path.startswith(("../", "/"))}
@@ -169,15 +222,14 @@ def _packed(distribution: Distribution) -> Wheel:
         for path in files.keys() - outside
         if not (path.endswith(_INSTALLERS) or "__pycache__" in path) and files[path].is_file()
     )
-    rows = ""
+    rows = files[record].read_text(encoding="utf-8").splitlines()
+    of_kept = "\n".join(row for row in rows if row.split(",")[0] in {*kept, record})
     with zipfile.ZipFile(packed := io.BytesIO(), "w") as wheel:
         for path in [*kept, record]:
-            data = f"{rows}{record},,\n".encode() if path == record else files[path].read_bytes()
             entry = zipfile.ZipInfo(path)
             entry.external_attr = (0o100755 if os.access(files[path], os.X_OK) else 0o100644) << 16
+            data = of_kept.encode() if path == record else files[path].read_bytes()
             wheel.writestr(entry, data, zipfile.ZIP_DEFLATED)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-            rows += f"{path},sha256={digest},{len(data)}\n"
     native = re.search(r"^Tag: *(.+)(?<!-none-any)$", about, re.MULTILINE)
     tag = native[1] if native else "py3-none-any"
     return Wheel(f"{record.removesuffix('.dist-info/RECORD')}-{tag}.whl", packed.getvalue())

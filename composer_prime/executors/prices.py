@@ -1,16 +1,46 @@
-"""What platforms offer: prices.toml, one dated file, for those that don't tell it themselves; and a choice from it."""
+"""What machines platforms have and what these cost: a choice from a platform's own list, or else from prices.toml.
+
+Both are rows of one kind, so that all platforms refuse what they don't have in the same words.
+"""
 
 import difflib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from composer_prime.errors import BadInput
-from composer_prime.executors.base import Price, Resources, gpu_kinds
+from composer_prime.executors.base import Resources, gpu_kinds
 
 _FILE = Path(__file__).with_name("prices.toml")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One kind of machine.
+
+    name      a flavor's; where there are no names, the GPU's
+    gpu       its GPUs' model, without spaces; "": it has none
+    usd_per_hour   of the whole machine; None: unknown
+    cpus, memory_gb, disk_gb   inf: as much as is asked for
+    where     its cloud, in small letters, where that matters
+    """
+
+    name: str
+    gpu: str
+    num_gpus: float
+    usd_per_hour: float | None
+    cpus: float = inf
+    memory_gb: float = inf
+    disk_gb: float = inf
+    where: str = ""
+
+    def __str__(self) -> str:
+        gpus = f"{self.num_gpus:g} x {self.gpu}, " if self.gpu else ""
+        return f"{self.name} ({gpus}{self.cpus:g} CPUs, {self.memory_gb:g} GB memory, {self.disk_gb:g} GB disk)"
 
 
 @cache
@@ -25,45 +55,56 @@ def listed(platform: str) -> tuple[dict[str, Any], str]:
     return part, f"{part['source']} ({part['date']})"
 
 
-def with_gpus(known: Mapping[str, Sequence[Any]], kind: str, count: int, platform: str) -> list[Any]:
-    """The machines with so many GPUs of a kind, in any case. Raises BadInput with the nearest kinds, or the counts.
+@cache
+def shipped(platform: str) -> tuple[Machine, ...]:
+    """A platform's machines in the file."""
+    part = table()[platform]
+    named = [Machine(name, *row) for name, row in part["machines"].items()]
+    kinds = part.get("gpus", {}).items()
+    sized = [Machine(gpu, gpu, count, count * usd) for gpu, (most, usd) in kinds for count in range(1, most + 1)]
+    return (*named, *sized)
 
-    known   a name that may be asked for -> its machines, which have `num_gpus`
+
+def fitting(machines: Sequence[Machine], wanted: Resources, platform: str) -> list[Machine]:
+    """The machines that have what is wanted, those with the first kind of GPU first; a name stands for one machine.
+
+    platform   as people call it. Raises BadInput, with the nearest, for a GPU, a count or a size that it doesn't have
     """
-    names = {name.lower(): name for name in known}
-    if kind.lower() not in names:
-        near = [names[each] for each in difflib.get_close_matches(kind.lower(), names, n=3, cutoff=0.5)]
-        shown = f"nearest are {', '.join(near)}" if near else f"it has {', '.join(sorted(known)) or 'none'}"
-        raise BadInput(f"{platform} has no GPU {kind!r}: {shown}")
-    machines = known[names[kind.lower()]]
-    if found := [machine for machine in machines if machine.num_gpus == count]:
+    same = [each for each in machines if not each.gpu]
+    if kinds := gpu_kinds(wanted):
+        same = [each for kind in kinds for each in _with_gpus(machines, kind, wanted.gpu_count or 1, platform)]
+    sizes = (
+        (wanted.cpus or 0, "cpus", "CPUs"),
+        (wanted.memory_gib or 0, "memory_gb", "GiB of memory"),
+        (wanted.disk_gib or 0, "disk_gb", "GiB of disk"),
+    )
+    if found := [each for each in same if all(getattr(each, field) >= size for size, field, _ in sizes)]:
         return found
-    counts = ", ".join(f"{each:g}" for each in sorted({machine.num_gpus for machine in machines}))
+    asked = " and ".join(f"{size:g} {unit}" for size, _, unit in sizes if size)
+    raise BadInput(f"{asked}: {platform} has no such machine, of {'; '.join(map(str, same))}: ask for less")
+
+
+def cheapest(machines: Sequence[Machine], wanted: Resources, platform: str) -> Machine:
+    """Of those that fit. Raises as `fitting`."""
+    found = fitting(machines, wanted, platform)
+    return min(found, key=lambda each: (each.usd_per_hour is None, each.usd_per_hour, each.cpus))
+
+
+def _with_gpus(machines: Sequence[Machine], kind: str, count: int, platform: str) -> list[Machine]:
+    asked = kind.replace(" ", "-").lower()
+    same = [each for each in machines if each.gpu.lower() == asked]
+    named = [each for each in machines if each.name.lower() == asked]
+    if named and not same and count == 1:
+        return named  # one machine, whatever the number of its GPUs
+    if not (same := same or named):
+        names = {name.lower(): name for each in machines for name in (each.name, each.gpu) if name}
+        near = [names[each] for each in difflib.get_close_matches(asked, names, n=3, cutoff=0.5)]
+        shown = f"nearest are {', '.join(near)}" if near else f"it has {', '.join(sorted(names.values())) or 'none'}"
+        raise BadInput(f"{platform} has no GPU {kind!r}: {shown}")
+    if found := [each for each in same if each.num_gpus == count]:
+        return found
+    counts = ", ".join(f"{each:g}" for each in sorted({each.num_gpus for each in same}))
     raise BadInput(f"{count} x {kind}: {platform} has machines with {counts} of them: ask for one")
-
-
-def modal_price(resources: Resources, *, cpus: float = 0.125, memory_gib: float = 0.125) -> Price:
-    """A Modal container's price, with the dearest of the GPUs that may serve it.
-
-    cpus, memory_gib   the platform's defaults, where `resources` say nothing
-    """
-    prices, source = listed("modal")
-    known = {name.upper(): price for name, price in prices["usd_per_gpu_hour"].items()}
-    per_gpu = 0.0
-    for kind in gpu_kinds(resources):
-        if kind.upper() not in known:
-            return Price(None, f"{kind} is not in {source}")
-        per_gpu = max(per_gpu, known[kind.upper()])
-    asked_cpus = cpus if resources.cpus is None else resources.cpus
-    asked_gib = memory_gib if resources.memory_gib is None else resources.memory_gib
-    rest = asked_cpus * prices["usd_per_cpu_hour"] + asked_gib * prices["usd_per_gib_hour"]
-    times = prices["times"]
-    if resources.nonpreemptible:
-        rest *= times["nonpreemptible"]
-    placed = 1.0
-    if resources.region is not None:
-        placed = times["narrow_region" if "-" in resources.region else "broad_region"]
-    return Price(placed * (per_gpu * max(1, resources.gpu_count) + rest), source)
 
 
 def egress_usd_per_gb(store_uri: str) -> tuple[float | None, str]:

@@ -3,14 +3,16 @@
 If several jobs carry a name, the oldest is the job for everybody, and whoever sees the others ends them.
 """
 
+import re
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
-from composer_prime.executors.base import Job, JobSpec, JobState, JobStatus, hides_secrets
-from composer_prime.executors.repeating import repeated
+from composer_prime.executors.base import Executor, Job, JobSpec, JobState, JobStatus, hides_secrets
+from composer_prime.executors.repeating import patiently, repeated
 
 LOOK_S = 1.0
 """Between two looks at a job whose log has no more lines yet."""
@@ -30,18 +32,11 @@ class JobReport:
     page: str
 
 
-class UniqueJobs(ABC):
-    """What an `Executor` does with jobs. How its platform is asked is left to the methods without a body."""
+class UniqueJobs(Executor):
+    """What an executor does with jobs. How its platform is asked is left to the abstract methods."""
 
-    platform: str
     confirm_s: float
     """For so long a cancelled job may go on before that is an error."""
-
-    @abstractmethod
-    def check(self, spec: JobSpec) -> None: ...
-
-    @abstractmethod
-    def log_in(self) -> None: ...
 
     @abstractmethod
     def _list(self, run: str, site: str | None, attempt: int | None) -> list[JobReport]:
@@ -53,26 +48,26 @@ class UniqueJobs(ABC):
 
     @abstractmethod
     def _start(self, spec: JobSpec) -> list[JobReport]:
-        """Start a job; what was told of it, if anything. A request that is repeated looks with `_settle` before."""
+        """Start a job by one try; what was told of it, if anything."""
 
     @abstractmethod
     def _ask_end(self, job: Job) -> None:
         """Ask for a job's end, which comes later. A job that has just ended is no error."""
 
     @abstractmethod
-    def _log_reader(self, job: Job, to_end: bool) -> Callable[[], Iterator[str]]:
-        """What reads a job's log, again from its start each time, and gives the lines that it hasn't given yet.
+    def _log(self, job: Job, to_end: bool) -> Iterator[tuple[str, str]]:
+        """A job's lines from its log's start, each with its log's name: a machine that replaces one has another log.
 
         to_end   whether it waits for more lines until the job's end
         """
 
     @hides_secrets
     def submit(self, spec: JobSpec) -> Job:
-        """Start the job, or return the one of its name."""
+        """Start the job, or return the one of its name. Each try looks first: the last one's answer may be lost."""
         self.check(spec)
         self.log_in()
         try:
-            found = self._settle(spec) or self._settle(spec, *self._start(spec))
+            found = patiently(lambda: self._settle(spec) or self._settle(spec, *self._start(spec)))
             if found is None:
                 raise ExecutorError(f"{self.platform} accepted {spec.name}, and doesn't list it")
         except ExecutorError as error:
@@ -80,21 +75,26 @@ class UniqueJobs(ABC):
         return found.job
 
     def find(self, run: str) -> list[Job]:
-        """The run's jobs by site and attempt."""
         oldest = {(report.job.site, report.job.attempt): report.job for report in reversed(self._named(run))}
         return [oldest[place] for place in sorted(oldest)]
 
     def poll(self, job: Job) -> JobStatus:
-        """How the job is now."""
         return self._look(job).status
 
     def logs(self, job: Job, *, follow: bool = False) -> Iterator[str]:
-        """The job's lines, standard output and error together."""
-        state = self.poll(job).state
-        read = self._log_reader(job, to_end=follow or state.final)
+        state, given = self.poll(job).state, Counter[str]()
+
+        def new_lines() -> Iterator[str]:
+            read = Counter[str]()
+            for log, line in self._log(job, to_end=follow or state.final):
+                read[log] += 1
+                if read[log] > given[log]:
+                    given[log] += 1
+                    yield line
+
         while True:
             if state is not JobState.PENDING:
-                yield from repeated(read)
+                yield from repeated(new_lines)
             if state.final or not follow:  # asked before: what is read of an ended job is all there will be
                 return
             time.sleep(LOOK_S)
@@ -133,22 +133,38 @@ class UniqueJobs(ABC):
         return report
 
     def _end(self, report: JobReport) -> JobStatus:
-        """Cancel a job unless it has ended, and wait until it has."""
-        status, deadline, pause_s = report.status, time.monotonic() + self.confirm_s, 0.1
-        try:
-            if not status.state.final:
-                self._ask_end(report.job)
-            while not status.state.final:
-                if time.monotonic() > deadline:
-                    raise ExecutorError(f"{status.message} {self.confirm_s:g} s after it was cancelled")
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, 5.0)
-                status = self.poll(report.job)
-        except (ExecutorError, BadInput) as error:
-            raise type(error)(
-                f"{error}: job {report.job.id} may still run, and be billed: see {report.page}"
-            ) from error
-        return status
+        return end_job(report.job, report.status, self._ask_end, self.poll, self.confirm_s, report.page)
+
+
+def end_job(
+    job: Job,
+    status: JobStatus,
+    ask: Callable[[Job], None],
+    poll: Callable[[Job], JobStatus],
+    confirm_s: float,
+    page: str,
+) -> JobStatus:
+    """Ask for a job's end unless it has ended, and wait until it has. An error says that it may still be billed."""
+    deadline, pause_s = time.monotonic() + confirm_s, 0.1
+    try:
+        if not status.state.final:
+            ask(job)
+        while not status.state.final:
+            if time.monotonic() > deadline:
+                raise ExecutorError(f"{status.message} {confirm_s:g} s after it was cancelled")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 5.0)
+            status = poll(job)
+    except (ExecutorError, BadInput) as error:
+        raise type(error)(f"{error}: job {job.id} may still run, and be billed: see {page}") from error
+    return status
+
+
+def told_exit_code(said: str) -> int | None:
+    """The exit code in a platform's words; above 128 it stands for a signal, as shells and containers have it."""
+    match = re.search(r"exit code:? (\d+)", said, re.IGNORECASE)
+    code = int(match[1]) if match else None
+    return 128 - code if code and 128 < code <= 192 else code
 
 
 def _age(report: JobReport) -> tuple[float, str]:

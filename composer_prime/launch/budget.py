@@ -6,10 +6,11 @@ limit, whatever happens to the supervisor.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from composer_prime.errors import BadInput
-from composer_prime.executors.base import JobState, JobStatus, Price
+from composer_prime.executors.base import JobState, Price
+from composer_prime.launch.records import Attempt
 
 HOUR_S = 3600.0
 MIN_JOB_S = 60
@@ -37,78 +38,57 @@ class Limits:
     stall_after_s: float | None = 3600.0
 
 
-@dataclass(frozen=True)
-class Expense:
-    """One attempt, as far as money goes. Times are Unix seconds.
-
-    asked_at     before anything was started
-    started_at   None: not yet; nothing is billed for the wait
-    ended_at     None: not yet, as far as its platform has confirmed
-    timeout_s    after which it ends by itself
-    overrun_s    that may be billed beyond what it ran
-    usd_per_hour None: unknown
-    """
-
-    asked_at: float
-    started_at: float | None
-    ended_at: float | None
-    timeout_s: float
-    usd_per_hour: float | None
-    overrun_s: float = 0.0
-
-    def seconds(self, now: float) -> float:
-        """That it has run."""
-        until = now if self.ended_at is None else self.ended_at
-        return 0.0 if self.started_at is None else max(0.0, until - self.started_at)
-
-    def usd(self, now: float) -> float | None:
-        """That it has cost; None where the price is unknown."""
-        return None if self.usd_per_hour is None else self.seconds(now) / HOUR_S * self.usd_per_hour
-
-    def most_usd(self, now: float) -> float:
-        """That it can have cost when it ends; nothing where the price is unknown."""
-        seconds = self.seconds(now) if self.ended_at is not None else max(self.timeout_s, self.seconds(now))
-        return (seconds + self.overrun_s if seconds else 0.0) / HOUR_S * (self.usd_per_hour or 0.0)
-
-
-def ran_from(status: JobStatus, asked_at: float) -> float | None:
-    """When a job began to run; None: it hasn't. Where its platform doesn't tell, `asked_at`, lest it run for free."""
-    if status.started_at is not None:
-        return status.started_at
+def times(attempt: Attempt) -> tuple[float | None, float | None]:
+    """When an attempt began to run and when it ended, Unix seconds; None: not yet, as far as its platform has
+    confirmed. Where its platform doesn't tell, it began when it was asked for, lest it run for free."""
+    ended, status = attempt.ended, attempt.status
+    if ended is not None:
+        return ended.ended_at - ended.seconds, ended.ended_at
+    if status is None:
+        return None, None
     waited = status.state in (JobState.PENDING, JobState.CANCELLED, JobState.FAILED) and status.exit_code is None
-    return None if waited else asked_at
+    began = status.started_at
+    return (attempt.record.created_at if began is None and not waited else began), status.ended_at
+
+
+def ran_s(attempt: Attempt, now: float) -> float:
+    """Seconds that it has run; nothing is billed for the wait before."""
+    began, ended_at = times(attempt)
+    return 0.0 if began is None else max(0.0, (now if ended_at is None else ended_at) - began)
+
+
+def spent_usd(attempt: Attempt, now: float) -> float | None:
+    """What it has cost; None where the price is unknown."""
+    price = attempt.record.usd_per_hour
+    return None if price is None else ran_s(attempt, now) / HOUR_S * price
+
+
+def most_usd(attempt: Attempt, now: float) -> float:
+    """What it can have cost when it ends; nothing where the price is unknown."""
+    record, seconds = attempt.record, ran_s(attempt, now)
+    if times(attempt)[1] is None:
+        seconds = max(record.timeout_s, seconds)
+    return (seconds + record.overrun_s if seconds else 0.0) / HOUR_S * (record.usd_per_hour or 0.0)
 
 
 def allowed_s(
-    limits: Limits,
-    expenses: Sequence[Expense],
-    *,
-    wanted_s: int,
-    usd_per_hour: float | None,
-    overrun_s: int = 0,
-    waiting: int,
-    now: float,
+    limits: Limits, attempts: Sequence[Attempt], price: Price, *, wanted_s: int, waiting: int, now: float
 ) -> int:
     """Seconds that a new job may run: at most `wanted_s`, 0 when the budget has not a minute's worth left.
 
-    usd_per_hour   known where money is limited: see `check_bounded`
-    overrun_s   seconds beyond those that may be billed
-    waiting     jobs, this one too, that want to start now and share what is left
+    attempts   of all the launch's sites, since all of them spend its money
+    price      of the job; known where money is limited: see `check_bounded`
+    waiting    jobs, this one too, that want to start now and share what is left
     """
     seconds = float(wanted_s)
-    if limits.max_usd is not None and usd_per_hour != 0:
-        assert usd_per_hour is not None
-        left_usd = limits.max_usd - sum(each.most_usd(now) for each in expenses)
-        seconds = min(seconds, left_usd / max(1, waiting) / usd_per_hour * HOUR_S - overrun_s)
+    if limits.max_usd is not None and price.usd_per_hour != 0:
+        assert price.usd_per_hour is not None
+        left_usd = limits.max_usd - sum(most_usd(each, now) for each in attempts)
+        seconds = min(seconds, left_usd / max(1, waiting) / price.usd_per_hour * HOUR_S - price.overrun_s)
     if limits.max_hours is not None:
-        began = min((each.started_at or each.asked_at for each in expenses), default=now)
+        began = min((times(each)[0] or each.record.created_at for each in attempts), default=now)
         seconds = min(seconds, began + limits.max_hours * HOUR_S - now)
     return int(seconds) if seconds >= min(MIN_JOB_S, wanted_s) else 0
-
-
-def price_of_job(listed: Price, usd_per_hour: float | None) -> Price:
-    """A job's price: what the person said of it, else what its platform lists."""
-    return listed if usd_per_hour is None else replace(listed, usd_per_hour=usd_per_hour, source="--usd-per-hour")
 
 
 def check_bounded(limits: Limits, price: Price, on: str) -> None:

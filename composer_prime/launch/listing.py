@@ -5,17 +5,15 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
 
 from composer_prime.errors import BadInput, ComposerPrimeError
-from composer_prime.launch.decisions import expenses_of
-from composer_prime.launch.fleet import Fleet, Seen
+from composer_prime.launch.budget import ran_s, spent_usd
+from composer_prime.launch.fleet import Fleet
 from composer_prime.launch.records import Attempt, LaunchBook, by_site
 from composer_prime.visible import json_text, visible
-
-PLAIN_WIDTH = 160
 
 
 @dataclass(frozen=True)
@@ -33,26 +31,15 @@ class Row:
     message: str
 
 
-def rows(book: LaunchBook, seen: Sequence[Seen], now: float | None = None) -> list[Row]:
+def rows(attempts: Iterable[Attempt], now: float | None = None) -> list[Row]:
     """What a look at a launch shows."""
-    return [_row(book, each, time.time() if now is None else now) for each in seen]
-
-
-def _row(book: LaunchBook, seen: Seen, now: float) -> Row:
-    attempt, told = seen.attempt, seen.attempt.ended or seen.status
-    (expense,) = expenses_of([attempt], {} if seen.status is None else {seen.place: seen.status})
-    job = attempt.job(book.name)
-    return Row(
-        site=attempt.site,
-        attempt=attempt.number,
-        on=attempt.record.on,
-        state=seen.state,
-        exit_code=told.exit_code if told else None,
-        seconds=expense.seconds(now),
-        usd=expense.usd(now),
-        job=job.id if job else "",
-        message=seen.problem or (told.message if told else ""),
-    )
+    found, now = [], time.time() if now is None else now
+    for each in attempts:
+        told, job = each.ended or each.status, each.job.id if each.job else ""
+        code, message = (told.exit_code, told.message) if told else (None, "")
+        spent = ran_s(each, now), spent_usd(each, now)
+        found.append(Row(*each.place, each.record.on, each.state, code, *spent, job, each.problem or message))
+    return found
 
 
 def draw(found: Sequence[Row], book: LaunchBook, *, as_json: bool) -> None:
@@ -72,16 +59,13 @@ def draw(found: Sequence[Row], book: LaunchBook, *, as_json: bool) -> None:
         code, usd = ("" if row.exit_code is None else row.exit_code), ("?" if row.usd is None else f"{row.usd:.2f}")
         shown = {**asdict(row), "exit_code": code, "seconds": f"{row.seconds:.0f}", "usd": usd}
         table.add_row(*map(visible, shown.values()))
-    Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table, markup=False)
+    Console(width=None if sys.stdout.isatty() else 160).print(table, markup=False)
 
 
 def chosen(book: LaunchBook, site: str | None, attempt: int | None) -> list[Attempt]:
     """The attempts whose logs are wanted: each site's newest, or the one given. Raises BadInput where there is none."""
-    found = by_site(book.attempts())
-    if site is not None and site not in found:
-        raise BadInput(f"launch {book.name} has no site {site}: it has {', '.join(found) or 'none yet'}")
-    wanted = [each for name, attempts in found.items() if site in (None, name) for each in attempts]
-    picked = [each for each in wanted if each.number == (attempt or found[each.site][-1].number)]
+    sites = by_site(book.attempts(site)).values()
+    picked = [each for attempts in sites for each in attempts if each.number == (attempt or attempts[-1].number)]
     if not picked:
         raise BadInput(f"launch {book.name} has no attempt {attempt}: see `composer-prime ps`")
     return picked

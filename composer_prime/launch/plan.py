@@ -5,87 +5,93 @@ Everything that a person can mend is refused here, before anything is started or
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import PlainSerializer, PlainValidator
 
 from composer_prime.config import PrimeRecipe, Recipe, RecipeBase, any_from_data, store_uri
 from composer_prime.config.prime_rl import BUNDLED_TASKSETS
 from composer_prime.config.recipe import module_of
 from composer_prime.config.toml import to_toml
-from composer_prime.errors import BadInput
+from composer_prime.errors import BadInput, BadInputs
 from composer_prime.executors.base import JobSpec, Resources
-from composer_prime.executors.installing import PRIME_RL_IMAGE, PRIME_RL_VERSION
 from composer_prime.executors.open import parse_on
-from composer_prime.executors.packages import Packages, packages_of
+from composer_prime.executors.packages import PRIME_RL_IMAGE, PRIME_RL_VERSION, Packages, packages_of
 from composer_prime.executors.secrets import Secrets
-from composer_prime.launch.problems import Problems
 from composer_prime.launch.records import Launch
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.store.keys import check_site_name
 from composer_prime.sync.canonical import sha256_hex
 
-DEFAULT_SECRETS = (
-    "HF_TOKEN",
-    "WANDB_API_KEY",
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-)
+DEFAULT_SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 """Taken from the launcher's environment where they are set: gated models, metrics, the bucket."""
 DEFAULT_ENV = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_REGION", "HF_ENDPOINT")
 """The same, of what is no secret."""
-SECONDS_PER_HOUR = 3600
-BY_LINKS = frozenset({"hf-jobs"})
-"""Platforms whose jobs fetch the wheels that they install from the bucket."""
-INSTALLS = BY_LINKS | {"modal"}
+INSTALLS = ("modal", "hf-jobs")
 """Platforms on which a job without an image installs what it needs; Modal keeps the result, as an image."""
+LINKED = "hf-jobs"
+"""The one whose jobs fetch their wheels from the bucket, by links."""
 LINKING = ("s3://", "hf://")
 """Buckets that give links to their objects."""
-HF_IMAGE_VARIABLE = "COMPOSER_PRIME_HF_IMAGE"
-"""The image of jobs on Hugging Face whose launch names none."""
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Where a site's jobs run.
+class Problems:
+    """What a person must mend before a launch: found one by one, said all at once."""
 
-    on        the platform, as `--on` names it: "modal", "ssh:HOST"
-    image     None: the platform's default
-    packages  what a job installs where no image is named and the platform can; None: nothing
-    """
+    def __init__(self) -> None:
+        self._found: list[str] = []
 
-    on: str
-    image: str | None = None
-    packages: Packages | None = None
+    def note(self, problem: str) -> None:
+        if problem not in self._found:
+            self._found.append(problem)
 
-    @property
-    def platform(self) -> str:
-        """Without a host."""
-        return self.on.partition(":")[0]
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Keep a BadInput that is raised within, and go on."""
+        try:
+            yield
+        except BadInput as error:
+            self.note(str(error))
 
-    @property
-    def linked(self) -> Packages | None:
-        """The packages, where jobs fetch them from the bucket."""
-        return self.packages if self.platform in BY_LINKS else None
+    def get(self, find: Callable[[], T], default: T) -> T:
+        """What `find` gives; `default` where it raises BadInput, which is kept."""
+        with self.noted():
+            return find()
+        return default
+
+    def check(self) -> None:
+        """Raise BadInput where there are any: BadInputs, a line for each, for several."""
+        if self._found:
+            raise (BadInput if len(self._found) == 1 else BadInputs)("\n".join(self._found))
+
+
+_NAMES = PlainSerializer(list), PlainValidator(lambda names: Secrets({name: os.environ[name] for name in names}))
+NamedSecrets = Annotated[Secrets, *_NAMES]
+"""In JSON they are names; whoever reads that takes their values from its environment."""
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
     """What one launch command wants; each job's machine is as the recipe's `[launch]` table says.
 
-    places    by site
+    places    by site the platform, as `--on` names it: "modal", "ssh:HOST"
     recipe    as every replica runs it; paths of the bucket absolute
     run_uri   of the run in the bucket
+    packages  what a job installs where no image is named and its platform can; None: nothing
     usd_per_hour   said by the person, where the platform doesn't know
     """
 
-    places: Mapping[str, Placement]
-    recipe: RecipeBase
+    places: Mapping[str, str]
+    recipe: Annotated[RecipeBase, PlainSerializer(lambda recipe: recipe.to_data()), PlainValidator(any_from_data)]
     run_uri: str
     env: Mapping[str, str]
-    secrets: Secrets
+    secrets: NamedSecrets
+    packages: Packages | None = None
     usd_per_hour: float | None = None
 
     @property
@@ -98,25 +104,28 @@ class LaunchPlan:
     @property
     def timeout_s(self) -> int:
         """Of a job, where the budget doesn't make it shorter."""
-        return max(1, round(self.recipe.launch.timeout_hours * SECONDS_PER_HOUR))
+        return max(1, round(self.recipe.launch.timeout_hours * 3600))
 
-    def spec(self, launch: Launch, site: str, attempt: int, timeout_s: int) -> JobSpec:
+    def spec(self, launch: Launch, site: str, attempt: int) -> JobSpec:
         """One attempt's job: a replica that is told the run's place in the bucket, its launch, its name, its attempt,
         and by its sha256 the one recipe that it may run."""
-        program = (sys.executable, "-m", "composer_prime.cli.main") if self.is_local else ("composer-prime",)
+        here = (sys.executable, "-m", "composer_prime.cli.main")
+        program = here if self.platforms == ("local",) else ("composer-prime",)
         named = ("--launch", str(launch.number), "--site", site, "--attempt", str(attempt))
+        recipe_sha = sha256_hex(self.recipe_text.encode())
+        packages = self.packages if self.places[site] in INSTALLS else None
         return JobSpec(
             run=launch.name,
             site=site,
             attempt=attempt,
-            command=(*program, "replica", self.run_uri, *named, "--recipe", self.recipe_sha),
-            timeout_s=timeout_s,
+            command=(*program, "replica", self.run_uri, *named, "--recipe", recipe_sha),
+            timeout_s=self.timeout_s,
             env={**self.env, SECRET_NAMES_VARIABLE: ",".join(self.secrets)},
             secrets=self.secrets,
             resources=self.resources,
-            image=self.places[site].image,
+            image=packages.image if packages else self.recipe.launch.image,
             registry_secret=self.recipe.launch.registry_secret,
-            packages=self.places[site].packages,
+            packages=packages,
             caches=self.recipe.launch.caches,
         )
 
@@ -127,29 +136,12 @@ class LaunchPlan:
     @property
     def platforms(self) -> tuple[str, ...]:
         """Each once, without hosts."""
-        return tuple(dict.fromkeys(place.platform for place in self.places.values()))
-
-    @property
-    def one_of_each(self) -> tuple[str, ...]:
-        """A site of each place: the others there are like it."""
-        first: dict[str, str] = {}
-        for site, place in self.places.items():
-            first.setdefault(place.on, site)
-        return tuple(first.values())
+        return tuple(dict.fromkeys(on.partition(":")[0] for on in self.places.values()))
 
     @property
     def recipe_text(self) -> str:
-        """The recipe as TOML, as it is stored in the bucket."""
+        """The recipe as TOML, as it is stored in the bucket, by its sha256."""
         return to_toml(self.recipe.to_data())
-
-    @property
-    def recipe_sha(self) -> str:
-        """The sha256 of `recipe_text`."""
-        return sha256_hex(self.recipe_text.encode())
-
-    @property
-    def is_local(self) -> bool:
-        return self.platforms == ("local",)
 
 
 def plan_launch(
@@ -165,10 +157,9 @@ def plan_launch(
 ) -> LaunchPlan:
     """What to start.
 
-    sites, replicas   their names, or how many; neither: as `name_sites` has it
+    sites, replicas   as for `name_sites`
     secrets    names of variables of the environment, beside launch.secrets
-    problems   takes what a person must mend, and a plan is returned nevertheless, for further checks; None: that is
-               raised, as BadInput
+    problems   takes what a person must mend, and a plan is returned for further checks; None: BadInput is raised
     """
     found = Problems() if problems is None else problems
     parts = parse_on(on)
@@ -176,62 +167,41 @@ def plan_launch(
     platforms = [name for name, count in parts for _ in range(len(named) if count is None else count)]
     recipe = _settled(recipe, named, is_local=parts[0][0] == "local")
     store = _store(recipe, platforms, found)
-    default = {"hf-jobs": environment.get(HF_IMAGE_VARIABLE)}
-    places = {
-        site: _place(name, recipe, store, recipe.launch.image or default.get(name), found)
-        for site, name in zip(named, platforms, strict=False)
-    }
-    private = recipe.launch.registry_secret
-    if private is not None and not all(place.platform == "modal" and place.image for place in places.values()):
-        with found.noted():
-            raise BadInput(
-                f"launch.registry_secret ({private}) is for an image of yours on Modal: drop it, or name one"
-            )
+    image, private = recipe.launch.image, recipe.launch.registry_secret
+    packages, is_prime_rl = None, isinstance(recipe, PrimeRecipe)
+    if image is None and not set(INSTALLS).isdisjoint(platforms):
+        packages = found.get(lambda: installed(recipe, store, on_prime_rl=is_prime_rl), None)
+    if packages is not None and LINKED in platforms and not store.startswith(LINKING):
+        found.note(
+            f"outer.store ({store}) gives no links by which jobs on {LINKED} could fetch their packages: let it be "
+            "s3://, or name an image that has them by --image"
+        )
+    if private is not None and (image is None or set(platforms) != {"modal"}):
+        found.note(f"launch.registry_secret ({private}) is for an image of yours on Modal: drop it, or name one")
     given = found.get(lambda: gather_secrets((*recipe.launch.secrets, *secrets), environment), Secrets())
     if problems is None:
         found.check()
     return LaunchPlan(
-        places=places,
+        places=dict(zip(named, platforms, strict=False)),
         recipe=recipe,
         run_uri=f"{store}/{recipe.run.name}",
         env={name: environment[name] for name in DEFAULT_ENV if environment.get(name)},
         secrets=given,
+        packages=packages,
         usd_per_hour=usd_per_hour,
     )
 
 
-def _place(on: str, recipe: RecipeBase, store: str, image: str | None, problems: Problems) -> Placement:
-    place = Placement(on, image)
-    if place.image is not None or on not in INSTALLS:
-        return place
-    place = replace(place, packages=problems.get(lambda: _packages(recipe, store), Packages(())))
-    if place.linked is not None and not store.startswith(LINKING):
-        with problems.noted():
-            raise BadInput(
-                f"outer.store ({store}) gives no links by which jobs on {on} could fetch their packages: let it be "
-                "s3://, or name an image that has them by --image"
-            )
-    return place
+def installed(recipe: RecipeBase, store: str, needs: Iterable[str] = (), *, on_prime_rl: bool = False) -> Packages:
+    """What a site's job installs, or one that may start sites, with what that needs. Raises as `packages_of`."""
+    gateways = ["gcsfs"] if store.startswith("gs://") else []
+    return packages_of(_modules(recipe), needs=[*needs, *gateways], on_prime_rl=on_prime_rl)
 
 
-def installed(recipe: RecipeBase, store: str, needs: Sequence[str]) -> Packages:
-    """What a job installs that is no site of the recipe, but may start one: the same, not on PRIME-RL's image."""
-    sites = _packages(recipe, store)
-    ours = packages_of([], needs=[*needs, *_needs_of(store)])
-    return replace(sites, pins=ours.pins, on_prime_rl=False)
-
-
-def _needs_of(store: str) -> list[str]:
-    return ["gcsfs"] if store.startswith("gs://") else []
-
-
-def _packages(recipe: RecipeBase, store: str) -> Packages:
-    """What a job of the recipe installs, on PRIME-RL's image beside what that brings."""
-    needs = _needs_of(store)
+def _modules(recipe: RecipeBase) -> list[str]:
+    """Of the environments that a recipe's jobs install, on PRIME-RL's image beside what that brings."""
     if isinstance(recipe, Recipe):
-        return packages_of(
-            [module_of(source.env.taskset.id) for source in recipe.orchestrator.train.source], needs=needs
-        )
+        return [module_of(source.env.taskset.id) for source in recipe.orchestrator.train.source]
     assert isinstance(recipe, PrimeRecipe)
     if recipe.prime_rl.version not in ("auto", PRIME_RL_VERSION):
         raise BadInput(
@@ -239,8 +209,7 @@ def _packages(recipe: RecipeBase, store: str) -> Packages:
             f'{PRIME_RL_IMAGE}: set it to "{PRIME_RL_VERSION}", or name an image'
         )
     bundled = {*BUNDLED_TASKSETS, *(f"{name}-v1" for name in BUNDLED_TASKSETS)}
-    modules = [module_of(each) for each in recipe.taskset_ids if each not in bundled]
-    return packages_of(modules, needs=needs, on_prime_rl=True)
+    return [module_of(each) for each in recipe.taskset_ids if each not in bundled]
 
 
 def name_sites(
@@ -250,18 +219,14 @@ def name_sites(
 
     parts   as `parse_on` gives them
     """
-    names, wanted = tuple(sites), replicas
-    if names and wanted not in (None, len(names)):
-        raise BadInput(f"--replicas ({wanted}) must be the number of --sites ({len(names)}): drop one of them")
-    counts = [count for _, count in parts if count is not None]
-    if counts and (len(names) or wanted) not in (None, sum(counts)):
-        said = f"--sites names {len(names)}" if names else f"--replicas is {wanted}"
-        raise BadInput(f"--on counts {sum(counts)} sites, and {said}: let them be as many")
-    wanted = sum(counts) if counts else wanted
-    if not names:
-        names = recipe.site_names
-        if wanted is not None and (replicas is not None or wanted != len(names)):
-            names = tuple(f"r{number}" for number in range(wanted))
+    counts = {"--sites": len(sites), "--replicas": replicas, "--on": sum(count or 0 for _, count in parts)}
+    said = {option: count for option, count in counts.items() if count}
+    if len(set(said.values())) > 1:
+        listed = ", and ".join(f"{option} says {count}" for option, count in said.items())
+        raise BadInput(f"how many sites? {listed}: let them agree, or drop one")
+    wanted, names = max(said.values(), default=0), tuple(sites) or recipe.site_names
+    if not sites and (replicas or wanted not in (0, len(names))):
+        names = tuple(f"r{number}" for number in range(wanted))
     for name in names:
         check_site_name(name)
         if "--" in name:
@@ -273,9 +238,9 @@ def name_sites(
 
 def gather_secrets(asked: Sequence[str], environment: Mapping[str, str]) -> Secrets:
     """The default secrets that are set, and those asked for. Raises BadInput for one asked for that isn't set."""
-    missing = [name for name in asked if not environment.get(name)]
-    if missing:
-        raise BadInput(f"secret {missing[0]} isn't set in this environment: export {missing[0]}, or drop it")
+    for name in asked:
+        if not environment.get(name):
+            raise BadInput(f"secret {name} isn't set in this environment: export {name}, or drop it")
     names = dict.fromkeys((*(name for name in DEFAULT_SECRETS if environment.get(name)), *asked))
     return Secrets({name: environment[name] for name in names})
 
@@ -309,23 +274,14 @@ def _store(recipe: RecipeBase, platforms: Iterable[str], problems: Problems) -> 
     there = ", ".join(dict.fromkeys(name.partition(":")[0] for name in platforms))
     if there == "local":
         return store
-    wrong = []
-    if "://" not in store or store.startswith(("file://", "memory://")):
-        wrong.append(
-            f"outer.store ({recipe.outer.store if recipe.outer else None}) is on this machine, and jobs on {there} "
-            "can't reach it: set outer.store to s3://, gs:// or hf://"
-        )
-    if Path(recipe.model.name).exists():
-        wrong.append(
-            f"model.name ({recipe.model.name}) is a folder of this machine, which jobs on {there} don't have: "
-            "name a Hugging Face model"
-        )
-    if recipe.site.key_file is not None:
-        wrong.append(
-            f"site.key_file ({recipe.site.key_file}) is a file of this machine, which jobs on {there} don't have: "
-            "launch runs without keys there, or start those sites with `composer-prime site`"
-        )
-    for each in wrong:
-        with problems.noted():
-            raise BadInput(each)
+    is_folder = "://" not in store or store.startswith(("file://", "memory://"))
+    key, model = recipe.site.key_file, recipe.model.name
+    keyless = "launch runs without keys there, or start those sites with `composer-prime site`"
+    for is_here, what, remedy in (
+        (is_folder, f"outer.store ({store})", "set outer.store to s3://, gs:// or hf://"),
+        (Path(model).exists(), f"model.name ({model})", "name a Hugging Face model"),
+        (key is not None, f"site.key_file ({key})", keyless),
+    ):
+        if is_here:
+            problems.note(f"{what} is on this machine, and jobs on {there} can't reach it: {remedy}")
     return store

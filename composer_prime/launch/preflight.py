@@ -13,22 +13,16 @@ from composer_prime.config import RecipeBase
 from composer_prime.config.recipe import TINY_MODELS
 from composer_prime.errors import BadInput, ComposerPrimeError
 from composer_prime.executors.base import Resources, gpu_kinds
-from composer_prime.executors.hf_jobs import flavors
-from composer_prime.executors.modal import limits as modal_limits
-from composer_prime.executors.prices import egress_usd_per_gb
+from composer_prime.executors.prices import egress_usd_per_gb, shipped
 from composer_prime.launch.budget import HOUR_S, Limits, allowed_s, check_bounded
 from composer_prime.launch.fleet import Fleet
-from composer_prime.launch.plan import LaunchPlan
-from composer_prime.launch.problems import Problems
+from composer_prime.launch.plan import LaunchPlan, Problems
 from composer_prime.launch.records import Launch, LaunchBook
 from composer_prime.store.memory import MemoryStore
-from composer_prime.store.s3 import bucket_region
 
 HUB = "https://huggingface.co"
-HUB_TIMEOUT_S = 10.0
 GIB = 2**30
 GPUS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("gpus.toml").read_text(encoding="utf-8"))
-MOST_NAMED = 4
 
 Estimate = Callable[[RecipeBase], int]
 """Bytes that a site needs on all its GPUs together, 0 where it needs none; raises ModelError where that isn't known."""
@@ -50,7 +44,7 @@ def access_lines(plan: LaunchPlan) -> Iterator[str]:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
         address = f"{hub}/api/models/{name}/auth-check"
-        answer = httpx.get(address, headers=headers, timeout=HUB_TIMEOUT_S, follow_redirects=True)
+        answer = httpx.get(address, headers=headers, timeout=10.0, follow_redirects=True)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         yield f"access to {name}: not checked ({hub} doesn't answer: {type(error).__name__})"
         return
@@ -92,7 +86,7 @@ def _compared(plan: LaunchPlan, platform: str, needed: int) -> str:
         return f"{needs} a site; not checked, since how much launch.gpu ({gpu}) has isn't known"
     has = f"{max(1, plan.resources.gpu_count)} x {gpu} (launch.gpu) has {found}" if gpu else "launch.gpu is not set"
     if needed > found * GIB:
-        fitting = [name for gib, name in sorted(offers) if gib * GIB >= needed][:MOST_NAMED]
+        fitting = [name for name in sorted(offers, key=offers.__getitem__) if offers[name] * GIB >= needed][:4]
         remedy = f"{', '.join(fitting)} would do" if fitting else "take more GPUs, or a smaller model"
         raise BadInput(f"{plan.recipe.model.name} needs {needs} of GPU memory a site, and {has}: {remedy}")
     return f"{needs} a site, and {has}"
@@ -100,17 +94,16 @@ def _compared(plan: LaunchPlan, platform: str, needed: int) -> str:
 
 def gpu_gib(platform: str, resources: Resources) -> int:
     """GiB on all GPUs of a job together; 0: it has none, or that isn't known."""
-    count, flavor_gib = max(1, resources.gpu_count), {name: gib for gib, name in _offers(platform)}
-    sizes = [_gib(platform, kind) * count or flavor_gib.get(kind.lower(), 0) for kind in gpu_kinds(resources)]
+    count, offers = max(1, resources.gpu_count), _offers(platform)
+    sizes = (_gib(platform, kind) * count or offers.get(kind.lower(), 0) for kind in gpu_kinds(resources))
     return min(sizes, default=0)
 
 
-def _offers(platform: str) -> list[tuple[int, str]]:
-    """(GiB, name) of all that a platform gives out; none where it isn't known what that is."""
-    if platform == "hf-jobs":
-        return [(_gib(platform, each.gpu or "") * each.num_gpus, each.name) for each in flavors.TABLE]
-    kinds = modal_limits.GPUS.items() if platform == "modal" else ()
-    return [(_gib(platform, kind) * n, f"{n} x {kind}") for kind, most in kinds for n in range(1, most + 1)]
+def _offers(platform: str) -> dict[str, int]:
+    """The GiB of all that a platform gives out, by name; none where it isn't known what that is."""
+    machines = shipped(platform) if platform in ("hf-jobs", "modal") else ()
+    names = [each.name if platform == "hf-jobs" else f"{each.num_gpus} x {each.gpu}" for each in machines]
+    return {name: _gib(platform, each.gpu) * int(each.num_gpus) for name, each in zip(names, machines, strict=True)}
 
 
 def _gib(platform: str, kind: str) -> int:
@@ -119,35 +112,18 @@ def _gib(platform: str, kind: str) -> int:
     return sizes.get(f"{platform} {name}", sizes.get(name, 0))
 
 
-def bucket_lines(
-    plan: LaunchPlan, shapes: Shapes | None, ask_region: Callable[[str], str | None] = bucket_region
-) -> Iterator[str]:
-    """A warning where the bucket isn't in the jobs' region, or that this isn't known; then what fetching costs in the
-    whole run. Nothing where the bucket is a folder.
+def bucket_lines(plan: LaunchPlan, shapes: Shapes) -> Iterator[str]:
+    """What fetching from the bucket costs in all; nothing for a folder."""
+    from composer_prime.outer.fragments import plan_fragments
 
-    shapes       None: what it costs isn't said
-    ask_region   an S3 bucket's name to its region; None where that can't be had
-    """
-    uri, jobs, outer = plan.run_uri, plan.recipe.launch.region, plan.recipe.outer
-    if egress_usd_per_gb(uri)[0] == 0:  # a folder
+    uri, outer = plan.run_uri, plan.recipe.outer
+    if outer is None or egress_usd_per_gb(uri)[0] == 0:  # a folder
         return
-    if jobs is not None:
-        region = ask_region(uri.split("/")[2]) if uri.startswith("s3://") else None
-        if region is None:
-            yield f"launch.region ({jobs}) isn't compared with the bucket's, which doesn't say where it is"
-        elif region != jobs:
-            yield (
-                f"warning: the bucket is in {region} and the jobs run in {jobs} (launch.region): every byte they fetch "
-                "takes longer and is charged as egress; use a bucket there"
-            )
-    if shapes is not None and outer is not None:
-        from composer_prime.outer.fragments import plan_fragments
-
-        try:
-            fragments = plan_fragments(shapes(plan.recipe.model.name), outer.fragments)
-            yield traffic_line(plan.recipe, [each.numel for each in fragments], max(2, len(plan.sites)), uri)
-        except (ComposerPrimeError, OSError) as error:
-            yield f"bucket traffic: not known beforehand ({error})"
+    try:
+        fragments = plan_fragments(shapes(plan.recipe.model.name), outer.fragments)
+        yield traffic_line(plan.recipe, [each.numel for each in fragments], max(2, len(plan.sites)), uri)
+    except (ComposerPrimeError, OSError) as error:
+        yield f"bucket traffic: not known beforehand ({error})"
 
 
 def traffic_line(recipe: RecipeBase, numels: Sequence[int], num_sites: int, uri: str) -> str:
@@ -175,27 +151,25 @@ def described(plan: LaunchPlan, limits: Limits, problems: Problems, *, logged_in
 
     logged_in   whether a missing login is a problem, too
     """
-    launch = Launch(number=1, name=f"{plan.recipe.run.name}-XXXXXXXX", created_at=0.0, created_by="")
     costs: list[float | None] = []
-    with closing(Fleet(LaunchBook(MemoryStore("dry-run"), launch))) as fleet:
+    book = LaunchBook(MemoryStore("dry-run"), Launch(number=1, name=f"{plan.recipe.run.name}-XXXXXXXX"))
+    with closing(Fleet(book)) as fleet:
         for site in plan.sites:
             with problems.noted():
-                on, spec = plan.places[site].on, fleet.spec(plan, site, 1, plan.timeout_s)
+                on, spec = plan.places[site], fleet.spec(plan, site, 1)
                 executor = fleet.executor(on)
                 executor.check(spec)
                 if logged_in:
                     executor.log_in()
-                price, waiting = fleet.price(plan, spec), len(plan.sites)
+                price = fleet.price(plan, spec)
                 check_bounded(limits, price, on)
-                usd, over = price.usd_per_hour, price.overrun_s
-                seconds = allowed_s(
-                    limits, [], wanted_s=plan.timeout_s, usd_per_hour=usd, overrun_s=over, waiting=waiting, now=0.0
-                )
+                seconds = allowed_s(limits, [], price, wanted_s=plan.timeout_s, waiting=len(plan.sites), now=0.0)
                 shown = executor.describe(replace(spec, timeout_s=max(1, seconds)))
-                costs.append(usd)
+                costs.append(price.usd_per_hour)
                 yield f"site {site} on {on}"
                 yield from (f"  {line}" for line in shown.splitlines())
-                yield f"  price {_usd(usd)} an hour ({price.source}); ends by itself after {seconds / HOUR_S:.2f} h"
+                usd = _usd(price.usd_per_hour)
+                yield f"  price {usd} an hour ({price.source}); ends by itself after {seconds / HOUR_S:.2f} h"
     total = None if None in costs else sum(each or 0.0 for each in costs)
     yield f"all {len(plan.sites)} sites: {_usd(total)} an hour"
     yield f"run {plan.run_uri}; secrets from this environment: {', '.join(plan.secrets) or 'none'}"

@@ -1,20 +1,20 @@
 """Watches a launch until all its sites are done, and starts again what was preempted, crashed or hangs.
 
 One turn is: look at the jobs, write down what ended, look at the beats, decide (decisions.py), act. A supervisor
-holds nothing that isn't in the bucket; it may be killed, and started again anywhere.
+may be killed, and started again anywhere: it holds nothing but since when it has seen something stand.
 """
 
 import time
 from collections.abc import Callable
 
 from composer_prime.errors import BadInput, ExecutorError, StoreError
-from composer_prime.executors.base import JobState
-from composer_prime.launch.budget import Limits, check_bounded
-from composer_prime.launch.decisions import Action, Kill, Leave, Place, Standing, Start, Wait, decide
-from composer_prime.launch.fleet import NOT_SUBMITTED, Fleet, Seen, SiteStopped, Stopped
+from composer_prime.executors.base import JobState, Price
+from composer_prime.launch.budget import Limits, check_bounded, spent_usd
+from composer_prime.launch.decisions import Action, decide
+from composer_prime.launch.fleet import Fleet, SiteStopped, Stopped
 from composer_prime.launch.plan import LaunchPlan
 from composer_prime.launch.pulses import Pulses
-from composer_prime.launch.records import NOT_RUN, Attempt, JobRecord
+from composer_prime.launch.records import Attempt, by_site
 
 Say = Callable[[str], None]
 REFUSAL_PATIENCE_S = 600.0
@@ -37,44 +37,39 @@ class Supervisor:
         self._say = say
         self._ticks = ticks
         self._pulses = Pulses(fleet.book.store)
-        self._left: dict[str, Leave] = {}
-        self._refused: dict[str, Leave] = {}
-        self._refused_since: dict[tuple[str, Place], float] = {}
-        self._mended: frozenset[Place] | None = None
+        self._price = Price(plan.usd_per_hour, "")
+        self._is_first_turn = True
+        self._left: dict[str, Action] = {}
         self._said: dict[str, str] = {}
-        self._usd_per_hour = plan.usd_per_hour
-        self._overrun_s = 0
+        self._refused_since: dict[str, float] = {}
         self.troubled: dict[str, str] = {}
         """Sites for which the last turn couldn't do what it had to, and why."""
 
     def check(self) -> None:
-        """Raise BadInput for what a platform would refuse, and learn the dearest price: before anything is written."""
-        prices = []
-        for site in self._plan.one_of_each:
-            place = self._plan.places[site]
-            spec = self._fleet.spec(self._plan, site, 1, self._plan.timeout_s)
-            self._fleet.executor(place.on).check(spec)
-            if place.packages is not None:
-                place.packages.wheels()
-            price = self._fleet.price(self._plan, spec)
-            check_bounded(self._limits, price, place.on)
-            prices.append(price.usd_per_hour)
-            self._overrun_s = max(self._overrun_s, price.overrun_s)
-        self._usd_per_hour = None if None in prices else max(price for price in prices if price is not None)
+        """Learn the dearest price. Raises BadInput for wheels that can't be made, and limits that can't be kept."""
+        if self._plan.packages is not None:
+            self._plan.packages.wheels()
+        sites = {on: site for site, on in self._plan.places.items()}  # the others there are like it
+        prices = {
+            on: self._fleet.price(self._plan, self._fleet.spec(self._plan, site, 1)) for on, site in sites.items()
+        }
+        for on, price in prices.items():
+            check_bounded(self._limits, price, on)
+        usd = [price.usd_per_hour for price in prices.values() if price.usd_per_hour is not None]
+        overrun_s = max(price.overrun_s for price in prices.values())
+        self._price = Price(max(usd) if len(usd) == len(prices) else None, "the dearest", overrun_s)
 
     def run(self, wait: Callable[[], object], until: Callable[[], bool] = lambda: False) -> bool | None:
         """Turn after turn, with `wait()` between them, until nothing is left to do; whether all sites ended rightly.
-
         None when `until()` held before: the jobs go on.
 
-        A bucket that fails is tried again at the next turn. Raises Stopped when somebody stopped the launch, and
-        BadInput as `turn` does; jobs that run go on then.
+        A bucket that fails is tried again at the next turn. Raises as `turn`; jobs that run go on then.
         """
         while True:
             try:
                 if self.turn():
-                    return all(left.ok for left in self._left.values())
-            except (ExecutorError, StoreError) as error:
+                    return all(left.do == "done" for left in self._left.values())
+            except StoreError as error:
                 self._say(f"no answer, trying again: {error}")
             if until():
                 return None
@@ -84,171 +79,96 @@ class Supervisor:
         """Look, decide and act once; True when nothing is left to do.
 
         A site whose platform fails waits for the next turn, and no other waits for it. What a person must mend is
-        raised by the first turn, as BadInput; later on only the site that it concerns is given up.
+        raised by the first turn, as BadInput; later on it gives up its site, for good. Raises Stopped.
         """
-        stop = self._fleet.book.stopped()
-        if stop is not None:
-            raise Stopped(f"launch {self._fleet.book.name} was stopped on {stop.by}: nothing of it is started any more")
-        self.troubled.clear()
-        self._submit_what_was_only_meant()
-        seen = {each.place: self._tell(self._fleet.settle(each)) for each in self._fleet.look()}
-        for site in self._plan.sites:
-            self._note_look(site, _newest(site, seen))
-        mended = self._mended
-        if mended is None:
-            mended = frozenset(place for place, each in seen.items() if each.state in NOT_RUN)
-        actions = [self._unless_refused(action, seen) for action in self._decide(seen, mended)]
-        for action in actions:
-            self._act(action, seen)
-        self._mended = mended
-        return not self.troubled and all(isinstance(action, Leave) for action in actions)
-
-    def _submit_what_was_only_meant(self) -> None:
-        """The jobs of records whose launcher was killed before it wrote down that its platform has them."""
-        attempts = self._fleet.book.attempts()
-        meant = [each for each in attempts if not (each.started or each.ended or each.verdict)]
-        for attempt in meant:  # all of them, before one is submitted
-            self._do_about(attempt, self._fleet.confirm)
-        for attempt in meant:
-            if not self._fleet.is_hidden(attempt):
-                self._do_about(attempt, self._fleet.submit)
-
-    def _do_about(self, attempt: Attempt, act: Callable[[LaunchPlan, JobRecord], object]) -> None:
-        if attempt.site not in self._plan.sites or attempt.site in self._refused:
-            return
-        error = self._attempted(attempt.site, lambda: act(self._plan, attempt.record))
-        # An end says that the platform refused it, for every launcher: the next attempt may be another.
-        if error is not None and self._fleet.book.attempt(attempt.site, attempt.number).ended is None:
-            self._refuse(attempt.site, error)
-
-    def _decide(self, seen: dict[Place, Seen], mended: frozenset[Place]) -> list[Action]:
-        statuses = {place: each.status for place, each in seen.items() if each.status is not None}
-        ticks = self._ticks()
-        for (site, number), status in statuses.items():
-            if status.half_submitted:
-                self._do_about(seen[site, number].attempt, self._fleet.submit)
-            if status.state is JobState.RUNNING and site in self._plan.sites:
-                self._pulses.observe(site, number, ticks)
-        unknown = frozenset(place for place, each in seen.items() if each.unknown)
-        return decide(
-            self._plan.sites,
-            [each.attempt for each in seen.values()],
-            Standing(statuses, unknown, self._fleet.book.stopped_sites(), mended),
+        self._fleet.refuse_stopped()
+        self._refused_since = {site: at for site, at in self._refused_since.items() if site in self.troubled}
+        self.troubled = {}
+        attempts = [self._fleet.settle(each) for each in self._fleet.look(self._plan)]
+        for each in attempts:
+            self._tell(each)
+        newest = {site: mine[-1] for site, mine in by_site(attempts).items() if site in self._open}
+        for site, each in newest.items():
+            if each.status is not None and each.status.state is JobState.RUNNING:
+                self._pulses.observe(site, each.number, self._ticks())
+            if each.problem and not each.is_unknown:
+                self._trouble(site, each.problem, each, "show")
+        actions = decide(
+            self._open,
+            attempts,
             self._pulses.known,
             self._limits,
+            self._price,
             wanted_s=self._plan.timeout_s,
-            usd_per_hour=self._usd_per_hour,
-            overrun_s=self._overrun_s,
             now=self._fleet.clock(),
-            ticks=ticks,
+            ticks=self._ticks(),
         )
+        for site, action in actions.items():
+            self._act(site, action, newest.get(site))
+        self._is_first_turn = False
+        return not self._open
 
-    def _note_look(self, site: str, newest: Seen | None) -> None:
-        """Say what keeps a site's newest attempt from being seen, and remember since when it is a refusal."""
-        if newest is None:
-            return
-        self._note_refusal("show", newest.place, newest.refused)
-        if newest.problem not in ("", NOT_SUBMITTED) and not newest.unknown:
-            self._say_once(site, f"{site}: no answer, trying again: {newest.problem}")
+    @property
+    def _open(self) -> list[str]:
+        """The sites that something may still have to be done for."""
+        return [site for site in self._plan.sites if site not in self._left]
 
-    def _note_refusal(self, what: str, place: Place, is_refused: bool) -> None:
-        if is_refused:
-            self._refused_since.setdefault((what, place), self._ticks())
-        else:
-            self._refused_since.pop((what, place), None)
-
-    def _given_up(self, what: str, place: Place) -> Leave | None:
-        """What follows where a platform has refused for REFUSAL_PATIENCE_S, without another answer."""
-        since = self._refused_since.get((what, place))
-        if since is None or self._ticks() - since < REFUSAL_PATIENCE_S:
-            return None
-        site, attempt = place
-        minutes = f"{REFUSAL_PATIENCE_S / 60:.0f} minutes"
-        why = f"its platform has refused for {minutes} to {what} attempt {attempt}, which may still run and be billed"
-        return Leave(site, False, why)
-
-    def _unless_refused(self, action: Action, seen: dict[Place, Seen]) -> Action:
-        """What is decided, unless it needs what was refused here; another launcher's start is watched."""
-        newest = _newest(action.site, seen)
-        waiting = newest if isinstance(action, Wait) else None
-        if isinstance(action, Start) or (waiting is not None and waiting.problem == NOT_SUBMITTED):
-            return self._refused.get(action.site, action)
-        if isinstance(action, Kill):
-            return self._given_up("end", (action.site, action.attempt)) or action
-        return (self._given_up("show", waiting.place) if waiting is not None else None) or action
-
-    def _act(self, action: Action, seen: dict[Place, Seen]) -> None:
-        site = action.site
-        if isinstance(action, Start):
-            error = self._attempted(site, lambda: self._start(action))
-            if error is not None:
-                self._refuse(site, error)
-        elif isinstance(action, Kill):
-            self._say_once(f"{site}--{action.attempt}--end", f"{site} attempt {action.attempt}: is ended: {action.why}")
-            ended, problem = self._fleet.condemn(seen[site, action.attempt], "hung", action.why)
-            self._note_refusal("end", ended.place, ended.refused)
-            if problem:
-                self._trouble(site, f"attempt {action.attempt} may still run and be billed: {problem}")
-        elif isinstance(action, Wait) and action.why:
+    def _act(self, site: str, action: Action, newest: Attempt | None) -> None:
+        if action.do == "start":
+            self._start(site, action)
+        elif action.do in ("done", "give up"):
+            self._leave(site, action)
+        elif action.do == "end" and newest is not None:
+            number = newest.number
+            self._say_once(f"{site}--{number}--end", f"{site} attempt {number}: is ended: {action.why}")
+            ended = self._fleet.condemn(newest, "hung", action.why)
+            if ended.problem:
+                self._trouble(site, f"attempt {number} may still run and be billed: {ended.problem}", ended, "end")
+        elif action.why:
             self._say_once(site, f"{site}: {action.why}")
-        elif isinstance(action, Leave) and self._left.get(site) != action:
-            self._left[site] = action
-            if not action.ok:
-                self._say(f"{site}: given up: {action.why}")
 
-    def _start(self, action: Start) -> None:
-        job = self._fleet.start(self._plan, action.site, action.attempt, action.timeout_s)
-        self._say(f"{action.site} attempt {action.attempt}: started as {job.id} ({action.why})")
-
-    def _attempted(self, site: str, act: Callable[[], object]) -> BadInput | None:
-        """Do something for one site; what a person must mend of it. What its platform couldn't do is trouble."""
+    def _start(self, site: str, action: Action) -> None:
         try:
-            act()
+            job = self._fleet.start(self._plan, site, action.attempt, action.timeout_s)
         except Stopped:
             raise
         except SiteStopped:
-            return None  # the next look finds that
+            return  # the next look finds that
         except BadInput as error:
-            return error
+            if self._is_first_turn:
+                raise
+            self._leave(site, Action("give up", f"refused: {error}"))
         except ExecutorError as error:
             self._trouble(site, str(error))
-        return None
+        else:
+            self._say(f"{site} attempt {action.attempt}: started as {job.id} ({action.why})")
 
-    def _trouble(self, site: str, problem: str) -> None:
+    def _leave(self, site: str, left: Action) -> None:
+        self._left[site] = left
+        if left.do == "give up":
+            self._say(f"{site}: given up: {left.why}")
+
+    def _trouble(self, site: str, problem: str, attempt: Attempt | None = None, what: str = "") -> None:
+        """Note what kept this turn from what it had to do for a site, to be tried again at the next one. An attempt
+        that its platform refuses to show or to end for REFUSAL_PATIENCE_S, turn after turn, gives its site up."""
         self.troubled[site] = problem
         self._say_once(site, f"{site}: no answer, trying again: {problem}")
+        if attempt is None or not isinstance(attempt.error, BadInput):
+            return
+        if self._ticks() - self._refused_since.setdefault(site, self._ticks()) >= REFUSAL_PATIENCE_S:
+            refused = f"refused for {REFUSAL_PATIENCE_S / 60:.0f} minutes to {what} attempt {attempt.number}"
+            self._leave(site, Action("give up", f"its platform has {refused}, which may still run and be billed"))
 
-    def _refuse(self, site: str, error: BadInput) -> None:
-        if self._mended is None:
-            raise error
-        self._refused[site] = Leave(site, False, f"refused: {error}")
-        self._act(self._refused[site], {})
-
-    def _tell(self, seen: Seen) -> Seen:
-        attempt = seen.attempt
-        line = seen.state if attempt.ended is None else _end_words(seen)
-        if attempt.site in self._plan.sites and (attempt.ended is not None or seen.status is not None):
+    def _tell(self, attempt: Attempt) -> None:
+        ended, line = attempt.ended, attempt.state
+        if ended is not None:
+            code, usd = ended.exit_code, spent_usd(attempt, ended.ended_at)
+            line += ("" if code is None else f", exit code {code}") + f" after {ended.seconds:.0f} s"
+            line += f", ${usd:.2f}" if usd else ""
+        if attempt.site in self._plan.sites and (ended is not None or attempt.status is not None):
             self._say_once(f"{attempt.site}--{attempt.number}", f"{attempt.site} attempt {attempt.number}: {line}")
-        return seen
 
     def _say_once(self, about: str, line: str) -> None:
         if self._said.get(about) != line:
             self._said[about] = line
             self._say(line)
-
-
-def _newest(site: str, seen: dict[Place, Seen]) -> Seen | None:
-    """A site's newest attempt."""
-    return max((each for each in seen.values() if each.attempt.site == site), key=_number, default=None)
-
-
-def _number(seen: Seen) -> int:
-    return seen.attempt.number
-
-
-def _end_words(seen: Seen) -> str:
-    ended = seen.attempt.ended
-    assert ended is not None
-    code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
-    cost = "" if not ended.usd else f", ${ended.usd:.2f}"
-    return f"{ended.state}{code} after {ended.seconds:.0f} s{cost}"

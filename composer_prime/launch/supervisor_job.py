@@ -7,28 +7,28 @@ one.
 
 import os
 import time
-from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
 
 from composer_prime.errors import BadInput, ExecutorError
-from composer_prime.executors.base import Executor, JobSpec, Resources
-from composer_prime.executors.open import PLATFORMS, open_executor
+from composer_prime.executors.base import Resources
+from composer_prime.executors.open import PLATFORMS, Opener, open_executor
+from composer_prime.executors.packages import Packages
 from composer_prime.executors.secrets import Secrets
 from composer_prime.launch.budget import Limits
-from composer_prime.launch.fleet import NOT_SUBMITTED, Fleet
-from composer_prime.launch.plan import LaunchPlan, Placement, installed
-from composer_prime.launch.records import Attempt, LaunchBook, open_launch
+from composer_prime.launch.fleet import Fleet
+from composer_prime.launch.plan import INSTALLS, LaunchPlan, NamedSecrets, installed
+from composer_prime.launch.records import open_launch
 from composer_prime.launch.supervisor import Say, Supervisor
-from composer_prime.redaction import SECRET_NAMES_VARIABLE
-from composer_prime.store import open_store
+from composer_prime.store import launch_keys, open_store
 
 SITE = "supervisor"
 TIMEOUT_S = 24 * 3600
 """As long as every platform lets a job run."""
 HOST_TIMEOUT_S = 60 * 24 * 3600
+"""On a host of one's own, from where the next one can't be started."""
 HANDOVER_S = 900
 """So long before that the next one is started."""
 LOGIN_PREFIX = "COMPOSER_PRIME_LOGIN_"
@@ -37,156 +37,105 @@ LOGIN_PREFIX = "COMPOSER_PRIME_LOGIN_"
 
 @dataclass(frozen=True)
 class Order:
-    """What a supervisor is to do: a plan, but for the recipe's text and the values of secrets.
+    """What a supervisor is to do.
 
-    recipe   its sha256
-    on       where the supervisor runs
-    logins   names of the variables, without their prefix
+    on          where the supervisor runs
+    packages    that its job installs
+    timeout_s   of its job
+    logins      the variables by which it logs into the plan's platforms and its own, with LOGIN_PREFIX
     """
 
-    recipe: str
-    on: Placement
-    places: dict[str, Placement]
-    env: dict[str, str]
-    secrets: tuple[str, ...]
-    logins: tuple[str, ...]
-    usd_per_hour: float | None
+    plan: LaunchPlan
+    on: str
+    packages: Packages | None
+    timeout_s: int
     limits: Limits
     poll_s: float
-
-    def plan(self, book: LaunchBook, uri: str, environment: Mapping[str, str]) -> LaunchPlan:
-        """The plan again, with the secrets of a job's environment. Raises as `LaunchBook.recipe`."""
-        secrets = Secrets({name: environment[name] for name in self.secrets})
-        return LaunchPlan(self.places, book.recipe(self.recipe, uri), uri, self.env, secrets, self.usd_per_hour)
-
-    @property
-    def timeout(self) -> int:
-        """Seconds of a job's time-out: one on a host of one's own can't start the next, and needn't."""
-        return HOST_TIMEOUT_S if self.on.platform == "ssh" else TIMEOUT_S
-
-    def to_json(self) -> str:
-        return _ORDERS.dump_json(self).decode()
+    logins: NamedSecrets
 
 
 _ORDERS = TypeAdapter(Order)
 
 
-def order_of(plan: LaunchPlan, on: str, limits: Limits, poll_s: float, logins: Mapping[str, str]) -> Order:
-    """What a supervisor on a platform is to do. Raises BadInput for what can't be watched from there."""
+def order_of(plan: LaunchPlan, on: str, limits: Limits, poll_s: float, opener: Opener = open_executor) -> Order:
+    """What a supervisor on a platform is to do.
+
+    Raises BadInput for what can't be watched from there, such as a platform that is this machine's alone.
+    """
     if SITE in plan.sites:
         raise BadInput(f"site {SITE} has the name of the job that --supervise-on starts: name it otherwise")
-    images = {place.image for place in plan.places.values()}
-    image = next(iter(images)) if None not in images else None
-    needs = [PLATFORMS[name].package for name in dict.fromkeys((*plan.platforms, on.partition(":")[0]))]
-    packages = None if image else installed(plan.recipe, plan.run_uri, [name for name in needs if name])
-    return Order(
-        recipe=plan.recipe_sha,
-        on=Placement(on, image, packages),
-        places=dict(plan.places),
-        env=dict(plan.env),
-        secrets=tuple(plan.secrets),
-        logins=tuple(logins),
-        usd_per_hour=plan.usd_per_hour,
-        limits=limits,
-        poll_s=poll_s,
-    )
-
-
-def logins_for(plan: LaunchPlan, on: str, opener: Callable[[str], Executor] = open_executor) -> dict[str, str]:
-    """The variables by which a supervisor elsewhere logs into the plan's platforms, and its own.
-
-    Raises BadInput for a platform that is this machine's alone.
-    """
-    found: dict[str, str] = {}
-    own = [] if on.startswith("ssh:") else [on]
-    for each in dict.fromkeys([*(plan.places[site].on for site in plan.one_of_each), *own]):
+    logins: dict[str, str] = {}
+    is_host = on.startswith("ssh:")
+    for each in {*plan.places.values()} if is_host else {*plan.places.values(), on}:
         with closing(opener(each)) as executor:
-            found |= executor.credentials()
-    return found
+            logins |= {LOGIN_PREFIX + name: value for name, value in executor.credentials().items()}
+    packages = None
+    if on in INSTALLS and plan.recipe.launch.image is None:
+        needs = dict.fromkeys(PLATFORMS[name].package for name in (*plan.platforms, on))
+        packages = installed(plan.recipe, plan.run_uri, filter(None, needs))
+        packages.wheels()
+    return Order(plan, on, packages, HOST_TIMEOUT_S if is_host else TIMEOUT_S, limits, poll_s, Secrets(logins))
 
 
-def start_supervisor(fleet: Fleet, plan: LaunchPlan, order: Order, logins: Mapping[str, str]) -> tuple[str, bool]:
+def start_supervisor(fleet: Fleet, order: Order) -> tuple[str, bool]:
     """(the id of the supervisor's job, whether it is new): the newest one while its platform has it, else the next.
 
-    Raises as `submit` does, and ExecutorError where the platform doesn't say.
+    Raises as `submit_supervisor`, and ExecutorError where the platform doesn't say.
     """
-    all_seen = [fleet.settle(seen) for seen in fleet.look() if seen.attempt.site == SITE]
-    newest = max(all_seen, key=lambda seen: seen.attempt.number, default=None)
+    newest = max((each for each in fleet.look() if each.site == SITE), key=lambda each: each.number, default=None)
     if newest is None:
-        return submit_supervisor(fleet, plan, order, logins, 1), True
-    number, is_over = newest.attempt.number, newest.attempt.ended is not None or newest.unknown
-    if newest.status is not None and newest.attempt.started is not None and not is_over:
-        return newest.attempt.started.id, False  # as the platform says: a record may say anything
-    if not is_over and newest.problem != NOT_SUBMITTED:
-        raise ExecutorError(f"whether attempt {number} of the supervisor runs isn't known: {newest.problem}")
-    number += is_over
-    return submit_supervisor(fleet, plan, order, logins, number), True
+        return submit_supervisor(fleet, order, 1), True
+    newest = fleet.settle(newest)
+    if newest.ended is not None or newest.is_unknown:
+        return submit_supervisor(fleet, order, newest.number + 1), True
+    if newest.problem:
+        raise ExecutorError(f"whether attempt {newest.number} of the supervisor runs isn't known: {newest.problem}")
+    if newest.job is not None and newest.status is not None and not newest.status.half_submitted:
+        return newest.job.id, False  # as the platform says: a record may say anything
+    return submit_supervisor(fleet, order, newest.number), True
 
 
-def submit_supervisor(fleet: Fleet, plan: LaunchPlan, order: Order, logins: Mapping[str, str], attempt: int) -> str:
-    """Start one attempt, or find it; the id of its job."""
-    book, executor = fleet.book, fleet.executor(order.on.on)
-    order_sha = book.keep_order(order.to_json())
-    named = ("--launch", str(book.launch.number), "--attempt", str(attempt), "--order", order_sha)
-    given = {LOGIN_PREFIX + name: value for name, value in logins.items()}
+def submit_supervisor(fleet: Fleet, order: Order, attempt: int) -> str:
+    """Start one attempt, or find it; the id of its job. Raises as `Fleet.intend` and `Fleet.submit`."""
+    book, plan = fleet.book, order.plan
+    sha = book.keep(launch_keys.order, _ORDERS.dump_json(order))
+    named = ("--launch", str(book.launch.number), "--attempt", str(attempt), "--order", sha)
+    secrets = plan.secrets.also(order.logins.reveal())
+    alone = replace(plan, places={SITE: order.on}, packages=order.packages, secrets=secrets)
     small = Resources(cpus=0.25, memory_gib=0.5, nonpreemptible=True)
-    spec = JobSpec(
-        run=book.name,
-        site=SITE,
-        attempt=attempt,
+    spec = replace(
+        fleet.spec(alone, SITE, attempt),
         command=("composer-prime", "supervise", plan.run_uri, *named),
-        timeout_s=order.timeout,
-        env={**plan.env, SECRET_NAMES_VARIABLE: ",".join((*plan.secrets, *given))},
-        secrets=plan.secrets.also(given),
-        resources=small if order.on.platform == "modal" else Resources(),
-        image=order.on.image,
-        registry_secret=plan.recipe.launch.registry_secret,
-        packages=order.on.packages,
+        timeout_s=order.timeout_s,
+        resources=small if order.on == "modal" else Resources(),
+        caches={},
     )
-    executor.check(spec)
-    book.intend(fleet.record(spec, order.on.on, executor.price(spec)))
-    book.keep_recipe(plan.recipe_text)
-    if (linked := order.on.linked) is not None:
-        spec = replace(spec, secrets=spec.secrets.also(book.hand(linked)))
-    job = executor.submit(spec)
-    book.start(job)
-    return job.id
+    record = fleet.intend(order.on, spec, fleet.executor(order.on).price(spec), order.timeout_s)
+    return fleet.submit(order.on, spec, record).id
 
 
 def supervise(
-    uri: str,
-    launch: int,
-    attempt: int,
-    order_sha: str,
-    say: Say,
-    *,
-    opener: Callable[[str], Executor] = open_executor,
-    time_s: float | None = None,
+    uri: str, launch: int, attempt: int, order: str, say: Say, *, opener: Opener = open_executor, time_s: float = 0
 ) -> int:
-    """Watch a launch to its end, or hand it over after `time_s`; an exit code. Reads this process's environment.
+    """Watch a launch to its end, or hand it over; an exit code. Reads this process's environment.
+
+    order    its sha256
+    time_s   after which it is handed over; 0: HANDOVER_S before its time is over
 
     Raises BadInput where that launch, or this attempt, was ended; CorruptObject where the bucket's order isn't the one
     that was launched.
     """
     with closing(open_store(uri)) as store:
         book = open_launch(store, launch)
-        _refuse_ended(book, book.attempt(SITE, attempt))
-        order: Order = _ORDERS.validate_json(book.order(order_sha))
-        logins = {name: os.environ.pop(LOGIN_PREFIX + name) for name in order.logins}
-        os.environ.update(logins)
-        plan = order.plan(book, uri, os.environ)
+        book.refuse_ended(SITE, attempt)
+        mine: Order = _ORDERS.validate_json(book.kept(launch_keys.order, order))
+        for name in mine.logins:
+            os.environ[name.removeprefix(LOGIN_PREFIX)] = os.environ.pop(name)
         with closing(Fleet(book, opener=opener)) as fleet:
-            supervisor = Supervisor(fleet, plan, order.limits, say=say)
+            supervisor = Supervisor(fleet, mine.plan, mine.limits, say=say)
             supervisor.check()
-            until = time.monotonic() + (order.timeout - HANDOVER_S if time_s is None else time_s)
-            ok = supervisor.run(lambda: time.sleep(order.poll_s), until=lambda: time.monotonic() > until)
+            until = time.monotonic() + (time_s or mine.timeout_s - HANDOVER_S)
+            ok = supervisor.run(lambda: time.sleep(mine.poll_s), until=lambda: time.monotonic() > until)
             if ok is None:
-                say(f"handed over to {submit_supervisor(fleet, plan, order, logins, attempt + 1)}")
+                say(f"handed over to {submit_supervisor(fleet, mine, attempt + 1)}")
     return 1 if ok is False else 0
-
-
-def _refuse_ended(book: LaunchBook, mine: Attempt) -> None:
-    if (stop := book.stopped()) is not None:
-        raise BadInput(f"launch {book.name} was stopped on {stop.by}: this supervisor doesn't start")
-    if mine.ended is not None:
-        raise BadInput(f"attempt {mine.number} of the supervisor was ended before its start: it doesn't start")

@@ -9,8 +9,7 @@ from composer_prime.store.keys import ORDER_DIGITS, check_site_name, fixed_numbe
 
 LAUNCH_DIGITS = 4
 _LAUNCH = re.compile(r"launches/(\d{4})/launch\.json")
-_LAUNCHED = re.compile(rf"launches/(\d{{4}})/sites/({SITE_NAME})/(\d{{4}})/(intent|job|verdict|end)\.json")
-_SITE_STOP = re.compile(rf"launches/(\d{{4}})/sites/({SITE_NAME})/stop\.json")
+_INTENT = re.compile(rf"launches/(\d{{4}})/sites/({SITE_NAME})/(\d{{4}})/intent\.json")
 
 
 def launches_prefix() -> str:
@@ -28,10 +27,11 @@ def launch(number: int) -> str:
     return f"{launch_prefix(number)}launch.json"
 
 
-def stop(number: int, site: str | None = None) -> str:
-    """The create-once record by which somebody ended a launch, or one site of it: nothing of it is started any more."""
-    place = "" if site is None else f"sites/{check_site_name(site)}/"
-    return f"{launch_prefix(number)}{place}stop.json"
+def stop(number: int, site: str | None = None, attempt: int | None = None) -> str:
+    """The create-once record that a launch, one site of it or one attempt is to run no more, and why."""
+    if site is None:
+        return f"{launch_prefix(number)}stop.json"
+    return f"{_site(number, site) if attempt is None else _attempt(number, site, attempt)}/stop.json"
 
 
 def recipe(sha: str) -> str:
@@ -49,9 +49,12 @@ def wheel(sha: str) -> str:
     return f"{launches_prefix()}wheels/{short_sha(sha)}.whl"
 
 
+def _site(number: int, site: str) -> str:
+    return f"{launch_prefix(number)}sites/{check_site_name(site)}"
+
+
 def _attempt(number: int, site: str, attempt: int) -> str:
-    place = f"sites/{check_site_name(site)}/{fixed_number('attempt', attempt, LAUNCH_DIGITS)}"
-    return f"{launch_prefix(number)}{place}"
+    return f"{_site(number, site)}/{fixed_number('attempt', attempt, LAUNCH_DIGITS)}"
 
 
 def intent(number: int, site: str, attempt: int) -> str:
@@ -62,11 +65,6 @@ def intent(number: int, site: str, attempt: int) -> str:
 def job(number: int, site: str, attempt: int) -> str:
     """The create-once record of the platform's name for that attempt's job."""
     return f"{_attempt(number, site, attempt)}/job.json"
-
-
-def verdict(number: int, site: str, attempt: int) -> str:
-    """The create-once record that the launcher is ending that attempt, and why: written before its platform is told."""
-    return f"{_attempt(number, site, attempt)}/verdict.json"
 
 
 def end(number: int, site: str, attempt: int) -> str:
@@ -80,16 +78,10 @@ def parse_launch(key: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-def parse_launched(key: str) -> tuple[int, str, int, str] | None:
-    """(launch, site, attempt, "intent", "job", "verdict" or "end") of an attempt's record; None for any other key."""
-    match = _LAUNCHED.fullmatch(key)
-    return None if match is None else (int(match[1]), match[2], int(match[3]), match[4])
-
-
-def parse_site_stop(key: str) -> tuple[int, str] | None:
-    """(launch, site) of the record that ended a site; None for any other key."""
-    match = _SITE_STOP.fullmatch(key)
-    return None if match is None else (int(match[1]), match[2])
+def parse_intent(key: str) -> tuple[int, str, int] | None:
+    """(launch, site, attempt) of an intent; None for any other key."""
+    match = _INTENT.fullmatch(key)
+    return None if match is None else (int(match[1]), match[2], int(match[3]))
 
 
 # --- invitations: what the owner promised to whom --------------------------------------------------------------------

@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 PART_BYTES = 16 * 2**20
 """`put` goes in parts of this size from twice this size on."""
 
-REGION_TIMEOUT_S = 5.0
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,62}")
 _CREDENTIALS_MISSING = (
@@ -76,18 +75,6 @@ _UNANSWERED = (
     _Vanished,
 )
 _FAILURES = (*_UNANSWERED, botocore.BotoCoreError, botocore.ClientError, OSError)
-
-
-def bucket_region(bucket: str) -> str | None:
-    """Where the AWS tools' own service has the bucket; None where it doesn't say, or can't be asked."""
-    client = S3Client(bucket, endpoint=None, part_bytes=PART_BYTES, read_timeout_s=REGION_TIMEOUT_S, config={})
-    try:
-        return client.region()
-    except _FAILURES as error:
-        log.info("bucket=%s region=unknown error=%s", bucket, error)
-        return None
-    finally:
-        client.close()
 
 
 class S3Store(RemoteStore):

@@ -123,14 +123,6 @@ class S3Client:
         if ended[0] is not None:
             raise ended[0]
 
-    def region(self) -> str | None:
-        """Where the bucket is, as the service itself says, also where it refuses us; None where it doesn't say."""
-        try:
-            answer = self._client.head_bucket(Bucket=self._bucket)
-        except ClientError as error:
-            answer = error.response
-        return answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
-
     def get(self, name: str, within_s: float, span: tuple[int, int] | None = None) -> bytes:
         """An object's bytes, or those from the first to the last of `span`."""
         deadline = time.monotonic() + within_s

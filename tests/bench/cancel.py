@@ -63,7 +63,7 @@ def measure(name: str, folder: Path, num_jobs: int) -> str:
         for site in sites:
             stage.await_mark(f"up-{site}")
         up_s, began = time.time() - began, time.time()
-        problems = [problem for _, problem in fleet.cancel() if problem]
+        problems = [seen.problem for seen in fleet.cancel() if seen.problem]
         ended_s = time.time() - began
     return (
         f"{name:8} {num_jobs} jobs up in {up_s:.1f} s; {num_jobs - len(problems)} ends asked for and confirmed within "

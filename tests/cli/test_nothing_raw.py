@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from composer_prime.launch.records import Ended, JobRecord, Launch, Started, Stop, Verdict
+from composer_prime.launch.records import Ended, JobRecord, Launch, Started, Stop
 from composer_prime.store import keys, launch_keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import PROTOCOL, Signed, canonical, sha256_hex
@@ -54,10 +54,10 @@ OFFER = Offer(
     codec="fp32", payload=keys.payload(0, LAST, "g", SHA), sha256=SHA, slices="AA==", nbytes=8, norms=(1.0,),
 )  # fmt: skip
 INTENT = JobRecord(
-    site="a", attempt=1, on="local", spec=SHA, timeout_s=60, usd_per_hour=1.0, secrets=("x",), account="x",
-    created_at=0.0, created_by="x",
+    on="local", spec=SHA, timeout_s=60, usd_per_hour=1.0, secrets=("x",), account="x",
+    created_at=0.0,
 )  # fmt: skip
-ENDED = Ended(site="a", attempt=1, state="failed", exit_code=1, seconds=1.0, usd=1.0, message="x", ended_at=1.0)
+ENDED = Ended(state="failed", exit_code=1, seconds=1.0, message="x", ended_at=1.0)
 RECORDS = {
     record_key: (record, writer)
     for record_key, record, writer in (
@@ -102,12 +102,12 @@ RECORDS = {
             Invited(site="g", number=1, public=KEYS["g"].public, guest=True, expires_at=1),
             "o",
         ),
-        (launch_keys.launch(1), Launch(number=1, name="x", created_at=0.0, created_by="x"), ""),
+        (launch_keys.launch(1), Launch(number=1, name="x"), ""),
         (launch_keys.intent(1, "a", 1), INTENT, ""),
-        (launch_keys.job(1, "a", 1), Started(site="a", attempt=1, platform="local", id="x"), ""),
-        (launch_keys.verdict(1, "a", 1), Verdict(site="a", attempt=1, state="hung", why="x", at=0.0, by="x"), ""),
+        (launch_keys.job(1, "a", 1), Started(id="x"), ""),
+        (launch_keys.stop(1, "a", 1), Stop(state="hung", why="x", by="x"), ""),
         (launch_keys.end(1, "a", 1), ENDED, ""),
-        (launch_keys.stop(1), Stop(at=0.0, by="x"), ""),
+        (launch_keys.stop(1), Stop(by="x"), ""),
     )
 }  # fmt: skip
 EVENTS: tuple[dict[str, Any], ...] = (

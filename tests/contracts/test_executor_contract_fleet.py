@@ -53,7 +53,7 @@ def test_a_launch_whose_jobs_run_out_of_their_time_ends_within_its_cost(
 ) -> None:
     fleet = StagedFleet(stage.folder, FOREVER, lambda on: executor)
     plan = staged_plan(platform.launch_option(), "a", timeout_s=2, usd_per_hour=3600.0)
-    overrun_s = fleet.price(plan, fleet.spec(plan, "a", 1, 2)).overrun_s
+    overrun_s = fleet.price(plan, fleet.spec(plan, "a", 1)).overrun_s
     assert overrun_s >= 1, "no time to end"
     said: list[str] = []
     limits = Limits(max_restarts=99, max_usd=overrun_s + 4.0, hang_after_s=None)
@@ -63,7 +63,7 @@ def test_a_launch_whose_jobs_run_out_of_their_time_ends_within_its_cost(
     assert any("given up" in line and "budget" in line for line in said), said
     assert states(fleet) == {("a", 1): "timed-out"}
     wait_until(lambda: live_pids(platform, executor, fleet) == [], "no process left")
-    (row,) = rows(fleet.book, fleet.look())
+    (row,) = rows(fleet.look())
     assert row.usd is not None and limits.max_usd is not None and 1.0 < row.usd <= limits.max_usd
 
 
@@ -179,7 +179,7 @@ def test_a_launch_that_is_cancelled_where_nobody_watches_runs_nowhere_and_is_not
     supervisor.turn()
     for site in SITES:
         stage.await_mark(f"up-{site}")
-    assert [problem for _, problem in fleet.cancel("a")] == [""]
+    assert [seen.problem for seen in fleet.cancel("a")] == [""]
     for _ in range(2):
         supervisor.turn()
     assert states(fleet)["a", 1] == "cancelled" and ("a", 2) not in states(fleet)

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from composer_prime.config import RecipeBase, recipe_from_data
+from composer_prime.executors.base import Job
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.fleet import Fleet, begin_fleet
 from composer_prime.launch.plan import LaunchPlan, plan_launch
-from composer_prime.launch.records import LaunchBook, begin_launch, open_launch
+from composer_prime.launch.records import Attempt, JobRecord, LaunchBook, begin_launch, open_launch
 from composer_prime.launch.supervisor import Supervisor
 from composer_prime.store.base import Store
 from composer_prime.store.memory import MemoryStore
@@ -36,6 +37,23 @@ def small_recipe(**tables: Any) -> RecipeBase:
 def small_plan(on: str = "local", *, launch: dict[str, Any] | None = None, **options: Any) -> LaunchPlan:
     """Of the small recipe with that `[launch]` table."""
     return plan_launch(small_recipe(launch=launch or {}), on, environment=ENVIRONMENT, **options)
+
+
+def attempt_at(created_at: float, site: str = "a", number: int = 1, **fields: Any) -> Attempt:
+    """An attempt that was recorded then, with a job; further fields are its record's."""
+    record = JobRecord(
+        **{
+            "on": "local",
+            "spec": "0" * 64,
+            "timeout_s": 3600,
+            "usd_per_hour": 1.0,
+            "secrets": (),
+            "account": "here",
+            "created_at": created_at,
+            **fields,
+        }
+    )
+    return Attempt(site, number, record, Job("local", f"{site}/{number}", "small", site, number))
 
 
 def empty_bucket() -> MemoryStore:
@@ -84,9 +102,9 @@ class Scene:
 def meant(scene: Scene) -> Fleet:
     """The launch whose launcher was killed between its records and its jobs."""
     fleet = scene.fleet()
-    for site, place in scene.plan.places.items():
-        spec = fleet.spec(scene.plan, site, 1, 600)
-        fleet.book.intend(fleet.record(spec, place.on, fleet.price(scene.plan, spec)))
+    for site, on in scene.plan.places.items():
+        spec = fleet.spec(scene.plan, site, 1)
+        fleet.intend(on, spec, fleet.price(scene.plan, spec), 600)
     return fleet
 
 

@@ -23,8 +23,8 @@ from starlette.applications import Starlette
 
 from composer_prime.executors.base import Job
 from composer_prime.executors.hf_jobs.executor import HfJobsExecutor
-from composer_prime.executors.hf_jobs.flavors import TABLE
-from composer_prime.executors.installing import UV_IMAGE
+from composer_prime.executors.packages import UV_IMAGE
+from composer_prime.executors.prices import shipped
 from tests.architecture import REPOSITORY
 from tests.executors.loopback_hf_jobs_containers import Container
 from tests.executors.loopback_hf_jobs_routes import TOKEN, USER, Faulty, HostedJob, Refused, routes
@@ -175,7 +175,7 @@ def _check(request: Mapping[str, Any], buckets: set[str]) -> None:
     for key, value in request.get("labels", {}).items():
         if not _LABEL_CHARACTERS.issuperset(key + value):
             raise Refused(400, f'"labels.{key}" with value "{value}" fails to match the required pattern')
-    if request["flavor"] not in {flavor.name for flavor in TABLE}:
+    if request["flavor"] not in {flavor.name for flavor in shipped("hf-jobs")}:
         raise Refused(400, f'"flavor" {request["flavor"]} is not one of the hardware flavors')
     if not (request.get("dockerImage") or request.get("spaceId")):
         raise Refused(400, '"dockerImage" is required')

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from composer_prime.executors.hf_jobs.flavors import TABLE, Flavor
+from composer_prime.executors.prices import Machine, shipped
 from tests.executors.loopback_hf_jobs_containers import Container
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def routes(service: "HfJobsPlatform") -> list[Route]:
         return JSONResponse({"type": "user", "id": "5e9ecfc04957053f60648a3e", "name": USER})
 
     async def hardware(request: Request) -> Response:
-        return JSONResponse([_hardware(flavor) for flavor in TABLE])
+        return JSONResponse([_hardware(flavor) for flavor in shipped("hf-jobs")])
 
     async def submit(request: Request) -> Response:
         return JSONResponse(service.start(request.path_params["namespace"], await request.json()).to_json())
@@ -112,6 +112,13 @@ def routes(service: "HfJobsPlatform") -> list[Route]:
         service.buckets.add(bucket)
         return JSONResponse({"url": f"{service.url}/buckets/{bucket}"}, status_code=200 if is_new else 409)
 
+    async def delete_bucket(request: Request) -> Response:
+        bucket = f"{request.path_params['namespace']}/{request.path_params['name']}"
+        if bucket not in service.buckets:
+            raise Refused(404, f"Bucket {bucket} not found")
+        service.buckets.remove(bucket)
+        return JSONResponse({})
+
     return [
         Route("/api/whoami-v2", _answering(whoami, service)),
         Route("/api/jobs/hardware", _answering(hardware, service)),
@@ -121,6 +128,7 @@ def routes(service: "HfJobsPlatform") -> list[Route]:
         Route("/api/jobs/{namespace}/{job}/cancel", _answering(cancel, service), methods=["POST"]),
         Route("/api/jobs/{namespace}/{job}/logs", _answering(logs, service)),
         Route("/api/buckets/{namespace}/{name}", _answering(make_bucket, service), methods=["POST"]),
+        Route("/api/buckets/{namespace}/{name}", _answering(delete_bucket, service), methods=["DELETE"]),
     ]
 
 
@@ -186,12 +194,12 @@ def _stamp(at: datetime) -> str:
     return at.strftime("%Y-%m-%dT%H:%M:%S.") + f"{at.microsecond // 1000:03d}Z"
 
 
-def _hardware(flavor: Flavor) -> dict[str, Any]:
+def _hardware(flavor: Machine) -> dict[str, Any]:
     usd_per_minute = (flavor.usd_per_hour or 0) / 60
     return {
         "name": flavor.name,
         "prettyName": flavor.name.upper(),
-        "cpu": f"{flavor.num_cpus:g} vCPU",
+        "cpu": f"{flavor.cpus:g} vCPU",
         "ram": f"{flavor.memory_gb:g} GB",
         "ephemeralStorage": f"{flavor.disk_gb:g} GB",
         "accelerator": {

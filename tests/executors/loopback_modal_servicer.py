@@ -22,6 +22,7 @@ from modal_proto import api_pb2 as api
 
 from tests.executors.loopback_modal_calls import Call, Calls, Function
 from tests.executors.loopback_modal_containers import TASK_HEADER
+from tests.executors.loopback_modal_teardown import Teardown
 from tests.executors.platforms import Trouble
 from tests.executors.stock_image import build
 
@@ -32,7 +33,7 @@ BAD_IMAGE = "registry.invalid"
 """Images whose name begins so can't be built."""
 
 
-class Servicer:
+class Servicer(Teardown):
     """One workspace, empty at the start. Lives in one event loop."""
 
     def __init__(self, folder: Path) -> None:

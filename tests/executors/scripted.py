@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from composer_prime.errors import ExecutorError, JobUnknown
-from composer_prime.executors.base import Job, JobSpec, JobState, JobStatus, Price, check_names
+from composer_prime.executors.base import Executor, Job, JobSpec, JobState, JobStatus, Price, check_names
 
 CANCELLED = JobStatus(JobState.CANCELLED, ended_at=1.0, started_at=0.0)
 
 
 @dataclass
-class ScriptedPlatform:
+class ScriptedPlatform(Executor):
     """Jobs by id; a test sets what `poll` answers. fail: the next calls raise ExecutorError."""
 
     platform: str = "local"
@@ -27,14 +27,11 @@ class ScriptedPlatform:
     def check(self, spec: JobSpec) -> None:
         check_names(spec)
 
-    def log_in(self) -> None:
-        pass
-
     def credentials(self) -> dict[str, str]:
         return {"MOON_TOKEN": "very-secret-moon-token"}
 
-    def describe(self, spec: JobSpec) -> str:
-        return f"would run {' '.join(spec.command)}"
+    def machine(self, spec: JobSpec) -> str:
+        return "one on the moon"
 
     def price(self, spec: JobSpec) -> Price:
         return Price(self.usd_per_hour, "the test", self.overrun_s, self.unbounded)
@@ -66,9 +63,6 @@ class ScriptedPlatform:
             self.cancelled.append(job.id)
             self.jobs[job.id] = (spec, CANCELLED)
         return self.jobs[job.id][1]
-
-    def close(self) -> None:
-        pass
 
     def ends(self, job_id: str, state: JobState, exit_code: int | None = None, seconds: float = 60.0) -> None:
         """Let a job end."""

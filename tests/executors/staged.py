@@ -9,7 +9,7 @@ from composer_prime.executors.base import Executor, JobSpec
 from composer_prime.executors.open import open_executor
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.fleet import Fleet
-from composer_prime.launch.plan import LaunchPlan, Placement
+from composer_prime.launch.plan import LaunchPlan
 from composer_prime.launch.records import LaunchBook, begin_launch
 from composer_prime.launch.supervisor import Supervisor
 from composer_prime.store import open_store
@@ -29,9 +29,9 @@ class StagedFleet(Fleet):
         self._program = folder / f"{sha256_hex(program.encode())[:16]}.py"
         self._program.write_text(PREAMBLE + program)
 
-    def spec(self, plan: LaunchPlan, site: str, attempt: int, timeout_s: int) -> JobSpec:
+    def spec(self, plan: LaunchPlan, site: str, attempt: int) -> JobSpec:
         command = (sys.executable, str(self._program), str(self._folder), site, str(attempt))
-        return replace(super().spec(plan, site, attempt, timeout_s), command=command)
+        return replace(super().spec(plan, site, attempt), command=command)
 
 
 def staged_book(folder: Path) -> LaunchBook:
@@ -44,7 +44,7 @@ def staged_plan(option: str, *sites: str, timeout_s: int = 600, usd_per_hour: fl
     """A plan for small machines of the platform that `--on option` names."""
     machine = {"image": "any", "cpus": 1, "memory_gib": 1, "timeout_hours": timeout_s / 3600}
     plan = small_plan(option, launch=machine, usd_per_hour=usd_per_hour)
-    return replace(plan, places=dict.fromkeys(sites, Placement(option, "any")))
+    return replace(plan, places=dict.fromkeys(sites, option))
 
 
 def supervise_forever(executor: Executor, option: str, folder: str, program: str, *sites: str) -> None:

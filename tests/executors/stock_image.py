@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_prime.executors.installing import UV_IMAGE
+from composer_prime.executors.packages import UV_IMAGE
 
 OURS = ("composer_prime", "reverse_letters", "sort_letters", "tool_letters", "_editable", "__editable__")
 

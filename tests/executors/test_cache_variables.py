@@ -26,7 +26,7 @@ def test_on_this_machine_an_exported_variable_wins(tmp_path: Path, monkeypatch: 
         described = executor.describe(spec)
         run_to_end(executor, spec)
     assert json.loads(stage.await_mark("got")) == ["/exported", f"{tmp_path}/compiles/vllm"]
-    assert f"VLLM_CACHE_ROOT={tmp_path}/compiles/vllm" in described and "env HF_HOME" not in described
+    assert f"VLLM_CACHE_ROOT={tmp_path}/compiles/vllm" in described and "HF_HOME=/exported" in described
 
 
 def test_over_ssh_the_machines_own_variables_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ class Meeting(ScriptedPlatform):
 def test_all_jobs_are_asked_to_end_before_one_has_and_one_that_fails_is_told_apart(failure: Exception) -> None:
     scene = Scene(platform=Meeting(failure=failure), plan=small_plan(replicas=NUM_JOBS))
     scene.supervisor().turn()
-    problems = {seen.attempt.site: problem for seen, problem in scene.fleet().cancel()}
+    problems = {seen.site: seen.problem for seen in scene.fleet().cancel()}
     assert len(problems) == NUM_JOBS and str(failure) in problems.pop("r0")
     assert set(problems.values()) == {""}
     assert running(scene) == ["r01"]
@@ -68,9 +68,9 @@ def test_an_answer_that_nobody_foresaw_hides_no_other_job_and_keeps_none_from_it
     scene = Scene(platform=platform)
     scene.supervisor().turn()
     platform.polled = KeyError("stage")
-    looked = {seen.attempt.site: (seen.state, seen.problem) for seen in scene.fleet().look()}
+    looked = {seen.site: (seen.state, seen.problem) for seen in scene.fleet().look()}
     assert looked == {"a": ("unknown", "KeyError: 'stage'"), "b": ("running", "")}
-    assert [problem for _, problem in scene.fleet().cancel()] == ["", ""] and running(scene) == []
+    assert [seen.problem for seen in scene.fleet().cancel()] == ["", ""] and running(scene) == []
 
 
 def watched(platform: Odd) -> tuple[Scene, Supervisor]:

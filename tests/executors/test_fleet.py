@@ -12,12 +12,13 @@ from composer_prime.launch.listing import chosen, merged_logs, rows
 from composer_prime.launch.records import LaunchBook, begin_launch, newest_launch, open_launch
 from composer_prime.store import keys, launch_keys
 from composer_prime.store.memory import MemoryStore
+from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.records import Beat
 from tests.executors.launches import ENVIRONMENT, SECRET, Scene, empty_bucket
 
 
 def states(scene: Scene) -> dict[tuple[str, int], str]:
-    return {(seen.attempt.site, seen.attempt.number): seen.state for seen in scene.fleet().look()}
+    return {seen.place: seen.state for seen in scene.fleet().look()}
 
 
 def beat(scene: Scene, site: str, counter: int, state: str = "live") -> None:
@@ -105,12 +106,12 @@ def test_no_secret_is_in_the_bucket_and_its_name_is() -> None:
 def test_a_recipe_in_the_bucket_that_was_changed_is_not_run() -> None:
     scene = Scene()
     scene.supervisor().turn()
-    book = scene.book()
-    sha = scene.plan.recipe_sha
-    assert book.recipe(sha, scene.plan.run_uri).run.name == "small"
+    book, text = scene.book(), scene.plan.recipe_text.encode()
+    sha = sha256_hex(text)
+    assert book.kept(launch_keys.recipe, sha) == text
     scene.store.put(launch_keys.recipe(sha), b"max_steps = 1")
     with pytest.raises(CorruptObject, match="sha256 differs"):
-        book.recipe(sha, scene.plan.run_uri)
+        book.kept(launch_keys.recipe, sha)
 
 
 def test_what_the_platform_refuses_leaves_no_intent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +189,7 @@ def test_a_job_that_the_platform_forgot_is_lost_and_started_again_once_its_time_
     for _ in range(3):
         supervisor.turn()
     assert states(scene) == {("a", 1): "unknown", ("b", 1): "running"}
-    assert len([line for line in scene.said if "unknown to its platform" in line]) == 1
+    assert len([line for line in scene.said if "unknown to its platform with this login" in line]) == 1
     scene.later_s = scene.plan.timeout_s + 1
     supervisor.turn()
     assert states(scene)["a", 1] == "lost" and states(scene)["a", 2] == "running"
@@ -222,7 +223,7 @@ def test_a_hanging_job_whose_end_was_not_confirmed_is_ended_by_the_next_supervis
     (seen, _) = fleet.look()
     assert seen.status is not None
     scene.platform.fail = 1
-    assert fleet.condemn(seen, "hung", "no beat")[1] == "the platform is down"
+    assert fleet.condemn(seen, "hung", "no beat").problem == "the platform is down"
     assert scene.platform.cancelled == [] and states(scene)["a", 1] == "running"
     scene.supervisor().turn()
     assert scene.platform.cancelled == [scene.job_id("a", 1)] and states(scene)["a", 1] == "hung"
@@ -235,7 +236,7 @@ def test_cancel_from_anywhere_ends_every_job_and_stays() -> None:
     scene = Scene()
     supervisor = scene.supervisor()
     supervisor.turn()
-    assert [(seen.state, problem) for seen, problem in scene.fleet().cancel()] == [("cancelled", "")] * 2
+    assert [(seen.state, seen.problem) for seen in scene.fleet().cancel()] == [("cancelled", "")] * 2
     assert len(scene.platform.cancelled) == 2
     with pytest.raises(Stopped, match="was stopped"):
         supervisor.turn()
@@ -245,7 +246,7 @@ def test_cancel_from_anywhere_ends_every_job_and_stays() -> None:
 def test_a_job_started_while_somebody_cancels_is_ended_by_who_started_it() -> None:
     scene = Scene()
     book = scene.book()
-    scene.platform.on_submit.append(book.stop)
+    scene.platform.on_submit.append(lambda: book.stop())
     with pytest.raises(Stopped):
         scene.supervisor().turn()
     assert scene.platform.cancelled == [f"{book.name}--a--1"] and len(scene.platform.jobs) == 1
@@ -299,7 +300,7 @@ def test_costs_are_summed_from_the_platforms_clock() -> None:
     supervisor.turn()
     scene.platform.ends(scene.job_id("a", 1), JobState.SUCCEEDED, 0, seconds=1200)
     supervisor.turn()
-    row, _ = rows(scene.book(), scene.fleet().look())
+    row, _ = rows(scene.fleet().look())
     assert (row.site, row.state, row.exit_code) == ("a", "succeeded", 0)
     assert row.usd == pytest.approx(1.0) and row.seconds == pytest.approx(1200)
 
@@ -317,7 +318,7 @@ def test_a_launch_stays_within_its_cost_through_restarts() -> None:
         spec, _ = scene.platform.jobs[job]
         scene.platform.ends(job, JobState.PREEMPTED, seconds=spec.timeout_s / 2)
         supervisor.turn()
-    spent = sum(row.usd or 0 for row in rows(scene.book(), scene.fleet().look()) if row.site == "a")
+    spent = sum(row.usd or 0 for row in rows(scene.fleet().look()) if row.site == "a")
     assert 0.4 < spent <= 0.5, "half the budget is b's, which runs"
     assert any("given up" in line and "budget" in line for line in scene.said)
 
@@ -328,7 +329,6 @@ def test_logs_of_several_sites_are_told_apart_and_secrets_cut_out() -> None:
     scene.platform.lines = ["one", f"token {SECRET}"]
     fleet = scene.fleet()
     attempts = chosen(scene.book(), None, None)
-    attempts = [type(each)(each.record, each.started, each.ended) for each in attempts]
     lines = [line for each in attempts for line in fleet.logs(each, follow=False, environment=ENVIRONMENT.items())]
     assert lines == ["one", "token [redacted]"] * 2
     named = list(merged_logs(fleet, attempts, follow=True))

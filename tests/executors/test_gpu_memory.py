@@ -8,8 +8,7 @@ import pytest
 from composer_prime.config import RecipeBase
 from composer_prime.errors import BadInput, ModelError
 from composer_prime.executors.base import Resources
-from composer_prime.executors.hf_jobs import flavors as hf_jobs_flavors
-from composer_prime.executors.modal import limits as modal_limits
+from composer_prime.executors.prices import shipped
 from composer_prime.launch.preflight import GIB, GPUS, Estimate, gpu_gib, memory_lines
 from tests.cli.command_line import call
 from tests.executors.launches import small_plan
@@ -79,9 +78,9 @@ def test_a_site_that_needs_no_gpu_is_not_spoken_of() -> None:
 
 
 def test_every_gpu_that_platforms_offer_has_a_known_memory() -> None:
-    assert [kind for kind in modal_limits.GPUS if not gpu_gib("modal", Resources(kind, 1))] == []
-    flavors = [flavor.name for flavor in hf_jobs_flavors.TABLE if flavor.gpu]
-    assert [name for name in flavors if not gpu_gib("hf-jobs", Resources(name, 1))] == []
+    for platform in ("modal", "hf-jobs"):
+        names = [each.name for each in shipped(platform) if each.gpu]
+        assert [name for name in names if not gpu_gib(platform, Resources(name, 1))] == []
     assert GPUS["source"] and len(GPUS["date"]) == len("2026-01-01")
 
 

@@ -1,24 +1,21 @@
 """From a recipe and options to a launch: names, shards, secrets, and what is refused before anything starts."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from botocore.session import get_session
 
-from composer_prime.bench.seaweed import free_ports
 from composer_prime.config.settings import data_shard
 from composer_prime.errors import BadInput, ConfigError
 from composer_prime.executors import prices
 from composer_prime.executors.base import Resources
+from composer_prime.executors.modal.limits import price as modal_price
 from composer_prime.executors.open import open_executor
+from composer_prime.executors.packages import UV_IMAGE
 from composer_prime.launch.budget import Limits
-from composer_prime.launch.plan import plan_launch
+from composer_prime.launch.plan import Problems, plan_launch
 from composer_prime.launch.preflight import bucket_lines, described
-from composer_prime.launch.problems import Problems
-from composer_prime.store.s3 import bucket_region
+from composer_prime.launch.records import Launch
 from tests.executors.launches import ENVIRONMENT, SECRET, small_plan, small_recipe
-from tests.servers import S3Server
 
 
 def planned(recipe_tables: dict[str, Any] | None = None, on: str = "local", **options: Any):
@@ -56,7 +53,7 @@ def test_secrets_are_taken_by_name_and_a_machine_as_the_table_says() -> None:
     table = {"gpu": "H100", "gpu_count": 2, "image": "mine", "timeout_hours": 2.0, "secrets": ["UNRELATED"]}
     plan = planned({"launch": table}, on="modal")
     assert list(plan.secrets) == ["HF_TOKEN", "UNRELATED"]
-    assert plan.resources == Resources("H100", 2) and plan.places["a"].image == "mine" and plan.timeout_s == 7200
+    assert plan.resources == Resources("H100", 2) and plan.recipe.launch.image == "mine" and plan.timeout_s == 7200
     assert SECRET not in repr(plan) and SECRET not in plan.recipe_text
 
 
@@ -136,21 +133,21 @@ def test_platforms_that_can_not_be_are_refused(option: str, said: str) -> None:
 def test_a_site_of_a_launch_is_on_the_platform_that_its_turn_gives_it() -> None:
     there = {**FAR, "launch": {"image": "any"}}
     plan = planned(there, on="modal:2,hf-jobs:1,ssh:alice@gpu1,ssh:gpu2")
-    on = {site: place.on for site, place in plan.places.items()}
-    assert on == {"r0": "modal", "r1": "modal", "r2": "hf-jobs", "r3": "ssh:alice@gpu1", "r4": "ssh:gpu2"}
-    assert plan.platforms == ("modal", "hf-jobs", "ssh") and plan.one_of_each == ("r0", "r2", "r3", "r4")
+    assert plan.places == {"r0": "modal", "r1": "modal", "r2": "hf-jobs", "r3": "ssh:alice@gpu1", "r4": "ssh:gpu2"}
+    assert plan.platforms == ("modal", "hf-jobs", "ssh")
     assert planned(there, on="modal:1,hf-jobs:1").sites == ("a", "b"), "as many as the recipe has"
 
 
 def test_what_a_platform_can_not_install_it_is_not_given() -> None:
-    places = planned(FAR, on="modal:1,hf-jobs:1,ssh:gpu1").places
-    assert [place.packages is not None for place in places.values()] == [True, True, False]
-    assert [place.linked is not None for place in places.values()] == [False, True, False]
+    plan = planned(FAR, on="modal:1,hf-jobs:1,ssh:gpu1")
+    specs = [plan.spec(Launch(number=1, name="small-00000000"), site, 1) for site in plan.sites]
+    assert [spec.packages is not None for spec in specs] == [True, True, False]
+    assert [spec.image for spec in specs] == [UV_IMAGE, UV_IMAGE, None]
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"replicas": 4}, "--on counts 3 sites, and --replicas is 4"), ({"sites": ("a",)}, "and --sites names 1")],
+    [({"replicas": 4}, "--replicas says 4, and --on says 3"), ({"sites": ("a",)}, "--sites says 1, and --on says 3")],
 )
 def test_counts_that_do_not_agree_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
@@ -175,66 +172,15 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
         open_executor("modal")
 
 
-def test_a_gpus_price_is_per_gpu_and_an_unknown_one_has_none() -> None:
-    one, two = (prices.modal_price(Resources("h100", count), cpus=0, memory_gib=0) for count in (1, 2))
+def test_a_gpus_price_is_per_gpu_and_an_unknown_one_is_refused() -> None:
+    one, two = (modal_price(Resources("h100", count, cpus=0, memory_gib=0)) for count in (1, 2))
     assert one.usd_per_hour == pytest.approx(3.9492) and two.usd_per_hour == pytest.approx(2 * 3.9492)
-    assert prices.modal_price(Resources("H1000", 1)).usd_per_hour is None
+    with pytest.raises(BadInput, match="Modal has no GPU 'H1000'"):
+        modal_price(Resources("H1000", 1))
 
 
 def test_every_price_list_has_a_source_and_a_date() -> None:
     assert all(table["source"] and len(table["date"]) == len("2026-01-01") for table in prices.table().values())
-
-
-def test_a_bucket_in_another_region_is_warned_about_before_its_cost() -> None:
-    plan = planned({**FAR, "launch": {"region": "eu-west-1"}})
-    asked = []
-    warning, traffic = bucket_lines(plan, shapes, lambda name: asked.append(name) or "us-east-1")
-    assert warning.startswith("warning: the bucket is in us-east-1 and the jobs run in eu-west-1")
-    assert "$0.01" in traffic and asked == ["b"]
-
-
-def test_a_region_that_is_the_jobs_own_is_not_warned_about() -> None:
-    plan = planned({**FAR, "launch": {"region": "eu-west-1"}})
-    (line,) = bucket_lines(plan, shapes, lambda name: "eu-west-1")
-    assert line.startswith("bucket traffic")
-
-
-def nobody(name: str) -> str:
-    raise AssertionError("asked")
-
-
-@pytest.mark.parametrize(
-    ("store", "ask"),
-    [("s3://b/r", lambda name: None), ("gs://b/r", nobody), ("hf://buckets/me/b/r", nobody)],
-    ids=["s3", "gs", "hf"],
-)
-def test_a_region_that_can_not_be_compared_is_said(store: str, ask: Callable[[str], str | None]) -> None:
-    plan = planned({"outer": {**FAR["outer"], "store": store}, "launch": {"region": "eu-west-1"}})
-    said, traffic = bucket_lines(plan, shapes, ask)
-    assert said == "launch.region (eu-west-1) isn't compared with the bucket's, which doesn't say where it is"
-    assert traffic.startswith("bucket traffic")
-
-
-def test_nobody_is_asked_for_a_region_without_need() -> None:
-    (line,) = bucket_lines(planned(FAR), shapes, nobody)
-    assert line.startswith("bucket traffic")
-
-
-@pytest.mark.s3
-def test_a_bucket_says_itself_where_it_is(store_uri: Callable[[str], str], moto: S3Server) -> None:
-    store_uri("moto")  # the AWS variables lead there
-    client = get_session().create_client("s3", region_name="eu-central-1")
-    client.create_bucket(Bucket="far-away", CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
-    client.close()
-    assert bucket_region("far-away") == "eu-central-1"
-    assert bucket_region("not-there") is None
-
-
-def test_a_bucket_that_can_not_be_asked_has_no_known_region(monkeypatch: pytest.MonkeyPatch) -> None:
-    (port,) = free_ports(1)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    assert bucket_region("nobody-answers") is None
 
 
 def test_the_buckets_traffic_is_known_beforehand() -> None:

@@ -15,9 +15,8 @@ from composer_prime.errors import ExecutorError, JobUnknown
 from composer_prime.executors.base import Job, JobSpec, JobState
 from composer_prime.executors.modal import executor as modal_jobs
 from composer_prime.executors.modal import job_body
-from composer_prime.executors.modal.executor import ModalExecutor
+from composer_prime.executors.modal.executor import ModalExecutor, Records
 from composer_prime.executors.modal.job_body import TIMEOUT_GRACE_S
-from composer_prime.executors.modal.records import Records
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.fleet import Fleet
 from composer_prime.launch.records import LaunchBook, begin_launch
@@ -104,8 +103,8 @@ def test_a_launcher_killed_before_its_call_is_made_good_by_the_next_supervisor(
 ) -> None:
     plan = small_plan("modal", sites=("a",), launch={"image": "any"})
     fleet = Fleet(begin_launch(empty_bucket(), "small"), opener=lambda on: executor)
-    spec = fleet.spec(plan, "a", 1, 600)
-    fleet.book.intend(fleet.record(spec, "modal", fleet.price(plan, spec)))
+    spec = fleet.spec(plan, "a", 1)
+    fleet.intend("modal", spec, fleet.price(plan, spec), 600)
     killed_at_spawn(monkeypatch, executor, spec)
     if written_down:
         fleet.book.start(*executor.find(fleet.book.name))
@@ -316,7 +315,10 @@ def test_what_a_command_leaves_behind_ends_before_the_container(
     )
     # Not in a container, which would take everything with it.
     answer = job_body._run([sys.executable, "-c", program], {}, 60)
-    assert (answer, capsys.readouterr().out) == ({"outcome": "exited", "exit_code": 0}, "done\n")
+    assert (answer, capsys.readouterr().out) == (
+        {"state": "succeeded", "exit_code": 0, "message": "exit code 0"},
+        "done\n",
+    )
     child = Path(f"/proc/{written.read_text()}/stat")
     # A zombie waits for a parent that isn't ours.
     wait_until(lambda: not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z")
@@ -358,7 +360,10 @@ def test_a_cancel_that_modal_does_not_confirm_says_that_it_may_be_billed(
 
         patched.setattr(platform.servicer.calls, "cancel", ignore)
         patched.setattr(modal_jobs, "CONFIRM_S", 0.0)
-        with pytest.raises(ExecutorError, match=r"hasn't confirmed its end .* may still be billed: cancel again"):
+        with pytest.raises(
+            ExecutorError,
+            match=r"0 s after it was cancelled: job .* may still run, and be billed: see https://modal.com/apps",
+        ):
             executor.cancel(job)
     assert executor.cancel(job).state is JobState.CANCELLED
     assert platform.pids(job) == []
@@ -405,8 +410,8 @@ def test_from_another_machine_a_cancel_in_the_same_workspace_needs_no_time_out(
     platform: LoopbackModal, executor: ModalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     book = killed_before_modal_was_asked(executor, monkeypatch)
-    ((seen, problem),) = Fleet(book, opener=lambda on: platform.executor()).cancel()
-    assert (seen.state, problem) == ("cancelled", "")
+    (seen,) = Fleet(book, opener=lambda on: platform.executor()).cancel()
+    assert (seen.state, seen.problem) == ("cancelled", "")
 
 
 def test_a_cancel_in_another_environment_of_the_workspace_confirms_nothing(
@@ -414,9 +419,9 @@ def test_a_cancel_in_another_environment_of_the_workspace_confirms_nothing(
 ) -> None:
     book = killed_before_modal_was_asked(executor, monkeypatch)
     monkeypatch.setenv("MODAL_ENVIRONMENT", "dev")
-    ((seen, problem),) = Fleet(book, opener=lambda on: platform.executor()).cancel()
-    assert f"was to be a job of {WORKSPACE}:" in problem and "isn't confirmed" in problem
-    assert seen.attempt.ended is None
+    (seen,) = Fleet(book, opener=lambda on: platform.executor()).cancel()
+    assert f"was to be a job of {WORKSPACE})" in seen.problem and "isn't confirmed" in seen.problem
+    assert seen.ended is None
 
 
 def test_threads_share_one_executor(platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec) -> None:

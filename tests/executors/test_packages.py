@@ -16,19 +16,10 @@ import pytest
 from composer_prime.config import any_from_data
 from composer_prime.config.recipe import module_of
 from composer_prime.errors import BadInput, CorruptObject
-from composer_prime.executors.base import JobSpec, Resources
-from composer_prime.executors.installing import (
-    LINK_VARIABLE,
-    PRIME_RL_IMAGE,
-    UV_IMAGE,
-    install_commands,
-    installing,
-    link_names,
-    stock_image,
-)
-from composer_prime.executors.packages import Packages, packages_of
+from composer_prime.executors.base import JobSpec
+from composer_prime.executors.packages import LINK_VARIABLE, PRIME_RL_IMAGE, UV_IMAGE, Packages, packages_of
 from composer_prime.executors.secrets import Secrets
-from composer_prime.launch.plan import Placement, plan_launch
+from composer_prime.launch.plan import plan_launch
 from composer_prime.launch.records import begin_launch
 from composer_prime.store import launch_keys
 from composer_prime.store.memory import MemoryStore
@@ -112,7 +103,7 @@ def test_a_registrys_secret_is_refused_where_nothing_is_pulled_with_it(on: str, 
 
 
 def test_a_named_image_installs_nothing() -> None:
-    assert small_plan("hf-jobs", launch={"image": "my/own"}).places["a"].packages is None
+    assert small_plan("hf-jobs", launch={"image": "my/own"}).packages is None
 
 
 # their wheels
@@ -185,7 +176,7 @@ def test_an_installation_of_which_no_wheel_can_be_made_is_refused_in_one_line(
 
 def test_wheels_are_made_before_anything_is_written(handmade: str, tmp_path: Path) -> None:
     lose_record(next((tmp_path / "site").glob("*.dist-info")))
-    scene = Scene(plan=replace(small_plan(), places={"a": Placement("local", None, Packages((handmade,)))}))
+    scene = Scene(plan=replace(small_plan(), packages=Packages((handmade,))))
     with pytest.raises(BadInput, match="without a record of its files"):
         scene.supervisor().check()
     assert not [key for key in scene.store.list("") if "attempts" in key or "wheels" in key]
@@ -214,7 +205,7 @@ def linking() -> LinkingStore:
 def test_each_attempt_gets_links_of_its_own_for_a_week(handmade: str, linking: LinkingStore) -> None:
     book, packages = begin_launch(linking, "small"), Packages((handmade,))
     first, second = book.hand(packages), book.hand(packages)
-    assert first.keys() == second.keys() == set(link_names(packages)) and first != second
+    assert first.keys() == second.keys() == set(packages.links) and first != second
     assert linking.asked == [7 * 24 * 3600] * 2
     key = next(key for key in linking.list("launches/wheels/"))
     assert linking.get(key) == packages.wheels()[0].data
@@ -232,18 +223,22 @@ def test_a_bucket_without_links_is_refused_where_jobs_would_need_them(handmade: 
     recipe = small_recipe(outer={"store": "gs://bucket/runs"}, orchestrator={"train": {"source": [taskset]}})
     with pytest.raises(BadInput, match="gives no links by which jobs on hf-jobs could fetch their packages"):
         plan_launch(recipe, "hf-jobs", environment={})
-    on_modal = plan_launch(recipe, "modal", environment={}).places["a"]
-    assert on_modal.linked is None
-    assert on_modal.packages is not None and any(pin.startswith("gcsfs==") for pin in on_modal.packages.pins)
+    on_modal = plan_launch(recipe, "modal", environment={}).packages
+    assert on_modal is not None and any(pin.startswith("gcsfs==") for pin in on_modal.pins)
 
 
 # their installation
 
 
+def installing(job: JobSpec) -> list[str]:
+    assert job.packages is not None
+    return job.packages.before(job.command, has_gpu=False)
+
+
 def job_of(name: str, served: Path) -> JobSpec:
     """A job that is handed one distribution by a link, and says its answer and how many links it sees."""
     tells = f"import os, {name} as it; print(it.ANSWER, sum(each.startswith('{LINK_VARIABLE}') for each in os.environ))"
-    links = dict.fromkeys(link_names(Packages((name,))), served.as_uri())
+    links = dict.fromkeys(Packages((name,)).links, served.as_uri())
     return JobSpec("r", "a", 1, ("python3", "-c", tells), 60, secrets=Secrets(links), packages=Packages((name,)))
 
 
@@ -256,7 +251,7 @@ def test_a_job_runs_after_its_installation_and_not_with_a_wheel_that_was_exchang
     served.write_bytes(wheel.data + b" " * is_changed)
     job = job_of(handmade, served)
     env = {"PATH": f"{make_stock_image(tmp_path / 'image')}:/usr/bin:/bin", **job.secrets.reveal()}
-    done = subprocess.run(installing(job, Packages((handmade,))), env=env, capture_output=True, text=True)
+    done = subprocess.run(installing(job), env=env, capture_output=True, text=True)
     if is_changed:
         assert done.returncode == 1 and f"{wheel.file} in the bucket isn't the one that was launched" in done.stderr
     else:
@@ -273,21 +268,20 @@ def test_an_index_that_fails_is_no_mistake_of_the_person(handmade: str, tmp_path
     (programs / "uv").write_text("#!/bin/sh\nexit 2\n")
     job = job_of(handmade, served)
     env = {"PATH": f"{programs}:/usr/bin:/bin", **job.secrets.reveal()}
-    assert subprocess.run(installing(job, Packages((handmade,))), env=env).returncode == 1
+    assert subprocess.run(installing(job), env=env).returncode == 1
 
 
 def test_torch_is_for_what_the_job_has() -> None:
     one = Packages(("composer-prime",))
-    with_gpu = JobSpec("r", "a", 1, ("true",), 60, resources=Resources("H100", 1))
-    assert "--torch-backend cpu" in installing(JobSpec("r", "a", 1, ("true",), 60), one)[2]
-    assert "--torch-backend auto" in installing(with_gpu, one)[2]
-    assert "torch" not in install_commands(one, ["w.whl"], None)[0]
+    assert "--torch-backend cpu" in one.before(("true",), has_gpu=False)[2]
+    assert "--torch-backend auto" in one.before(("true",), has_gpu=True)[2]
+    assert "torch" not in one.commands(["w.whl"], None)[0]
 
 
 def test_beside_prime_rl_nothing_of_its_environment_is_exchanged() -> None:
     beside, alone = (packages_of([], on_prime_rl=each) for each in (True, False))
-    assert (stock_image(beside), stock_image(alone)) == (PRIME_RL_IMAGE, UV_IMAGE)
-    ours, lacking, check = install_commands(beside, ["w.whl"], "auto")
+    assert (beside.image, alone.image) == (PRIME_RL_IMAGE, UV_IMAGE)
+    ours, lacking, check = beside.commands(["w.whl"], "auto")
     assert ours.endswith("--python /app/.venv --no-deps w.whl") and "torch" not in lacking
     assert check == "python3 -m composer_prime.sites.prime_rl"
 
@@ -300,9 +294,8 @@ PRIME: dict[str, Any] = {
 
 def prime_packages(**tables: Any) -> Packages:
     plan = plan_launch(any_from_data({**PRIME, **tables}), "modal", environment={})
-    (place,) = plan.places.values()
-    assert place.packages is not None
-    return place.packages
+    assert plan.packages is not None
+    return plan.packages
 
 
 def test_environments_of_a_prime_rl_recipe_are_found_wherever_it_names_them(handmade: str) -> None:

@@ -10,15 +10,17 @@ from composer_prime.store import launch_keys
 from tests.executors.launches import Scene, meant, running, small_plan
 
 
-def test_an_intent_that_is_not_as_planned_keeps_back_all_that_were_only_meant() -> None:
+def test_an_intent_that_is_not_as_planned_is_refused_and_those_that_were_made_good_are_ended_again() -> None:
     scene = Scene(plan=small_plan(sites=("b",), launch={"image": "theirs"}))
     meant(scene)
     scene.plan = small_plan(sites=("a",))
     meant(scene)
     scene.plan = small_plan()
+    fleet = scene.fleet()
     with pytest.raises(BadInput, match=r"sites/b/0001/intent.json is of another job than this launch plans"):
-        scene.supervisor().turn()
-    assert scene.platform.jobs == {}
+        scene.supervisor(fleet).turn()
+    assert [(seen.place, seen.state) for seen in fleet.withdraw()] == [(("a", 1), "withdrawn")]
+    assert running(scene) == []
 
 
 def test_a_shorter_time_of_an_intent_is_kept_since_the_budget_had_less_left() -> None:
@@ -35,7 +37,7 @@ def test_a_launch_with_a_changed_recipe_watches_the_jobs_there_are_and_restarts_
     scene.plan = small_plan(sites=("a",), launch={"image": "second"})
     supervisor = scene.supervisor()
     supervisor.turn()
-    assert running(scene) == ["a1"] and scene.book().attempt("a", 1).started is not None
+    assert running(scene) == ["a1"] and scene.book().attempts("a")[0].job is not None
     scene.platform.ends(scene.job_id("a", 1), JobState.PREEMPTED)
     supervisor.turn()
     spec, _ = scene.platform.jobs[scene.job_id("a", 2)]
@@ -47,8 +49,8 @@ def test_an_intent_that_turns_up_while_a_launch_is_watched_gives_its_site_up_and
     supervisor = scene.supervisor()
     supervisor.turn()
     fleet = scene.fleet()
-    theirs = replace(fleet.spec(scene.plan, "a", 2, 600), command=("touch", "planted"))
-    fleet.book.intend(fleet.record(theirs, "local", fleet.price(scene.plan, theirs)))
+    theirs = replace(fleet.spec(scene.plan, "a", 2), command=("touch", "planted"))
+    fleet.intend("local", theirs, fleet.price(scene.plan, theirs), 600)
     scene.platform.ends(scene.job_id("b", 1), JobState.PREEMPTED)
     supervisor.turn()
     assert running(scene) == ["a1", "b2"]

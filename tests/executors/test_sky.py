@@ -18,10 +18,11 @@ from composer_prime.errors import BadInput, ExecutorError
 from composer_prime.executors import repeating
 from composer_prime.executors.base import Job, JobSpec, JobState, Resources
 from composer_prime.executors.secrets import Secrets
-from composer_prime.executors.sky import api, offers, task
+from composer_prime.executors.sky import api, task
 from composer_prime.executors.sky.executor import SkyExecutor
 from tests.executors.jobs import await_end, await_running
 from tests.executors.loopback_sky import SkyPlatform
+from tests.executors.loopback_sky_routes import CATALOG
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 SECRET = "s3cr3t-value-of-a-key"
@@ -144,9 +145,11 @@ def test_a_job_whose_machine_comes_late_has_only_what_is_left_of_its_time(
 # --- once -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("is_on_its_way", [False, True])
 def test_a_launch_whose_answer_is_lost_is_not_made_again(
-    server: SkyPlatform, executor: SkyExecutor, waits: list[float]
+    server: SkyPlatform, executor: SkyExecutor, waits: list[float], is_on_its_way: bool
 ) -> None:
+    server.fails_launches = is_on_its_way  # as one that isn't through looks
     server.troubles.extend((None, None, None, None, None, "reset"))
     job = executor.submit(spec())
     assert server.requests[5] == ("POST", "/jobs/launch") and launches(server) == 1
@@ -377,13 +380,14 @@ def test_a_price_and_a_description_wait_for_no_server(
     wanted = spec(resources=H100, secrets=Secrets({"KEY": SECRET}))
     assert executor.price(wanted).source.startswith("stale")
     described = executor.describe(wanted)
-    assert "--secret=KEY" in described and '"accelerators": "H100:8"' in described and SECRET not in described
+    assert "secrets  KEY" in described and '"accelerators": "H100:8"' in described and SECRET not in described
     assert waits == []
 
 
-def test_machines_of_ones_own_cost_nothing(server: SkyPlatform, executor: SkyExecutor) -> None:
-    own = {"H100": [["Kubernetes", None, "H100", 8.0, None, None, None, None, None, "my-cluster"]]}
-    assert offers.price(own, H100, {"infra": "k8s/my-cluster"}, "").usd_per_hour == 0.0
+def test_machines_of_ones_own_cost_nothing(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ["Kubernetes", None, "H100", 8.0, None, None, None, None, None, "my-cluster"]
+    monkeypatch.setitem(CATALOG, "H100", [*CATALOG["H100"], own])
+    assert opened(infra="k8s/my-cluster").price(spec(resources=H100)).usd_per_hour == 0.0
 
 
 def test_the_account_tells_users_and_one_machines_loopback_from_anothers(
@@ -407,5 +411,5 @@ def test_a_supervisor_elsewhere_is_given_the_server_unless_only_this_machine_rea
 
 def test_an_error_shows_nothing_of_the_request_that_it_answers(server: SkyPlatform, executor: SkyExecutor) -> None:
     with closing(api.SkyApi(server.url)) as client, pytest.raises(BadInput) as raised:
-        client.launch({"name": SECRET}, lambda: None)
+        client.launch({"name": SECRET})
     assert "body.task: Field required" in str(raised.value) and SECRET not in str(raised.value)

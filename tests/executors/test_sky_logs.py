@@ -7,7 +7,6 @@ import pytest
 from composer_prime.errors import ExecutorError
 from composer_prime.executors.base import Job, JobState, JobStatus
 from composer_prime.executors.repeating import PAUSES_S, Busy
-from composer_prime.executors.sky import logs
 from composer_prime.executors.sky.executor import SkyExecutor
 
 PREFIX = "(demo--a--1, pid=7) "
@@ -17,11 +16,6 @@ FOOT = "\x1b[0m\x1b[32m✓ Job finished (status: SUCCEEDED).\x1b[0m\n"
 def log(name: str, *lines: str, prefix: str = PREFIX, end: bool = True) -> str:
     framed = [f"composer-prime: log {name} begins", *lines, *([f"composer-prime: log {name} ends"] if end else [])]
     return "├── Waiting for task resources on 1 node.\n" + "".join(f"{prefix}{line}\n" for line in framed)
-
-
-def given(*streams: str) -> list[str]:
-    taken = logs.Given()
-    return [line for stream in streams for line in taken.new_lines(iter([stream.encode()]))]
 
 
 class Streams:
@@ -47,6 +41,10 @@ def read(streams: Streams, *, follow: bool = True) -> list[str]:
     executor._api = streams  # type: ignore[assignment]
     executor.poll = lambda job: JobStatus(streams.state())  # type: ignore[method-assign]
     return list(executor.logs(Job("sky", "1", "demo", "a", 1), follow=follow))
+
+
+def given(*streams: str) -> list[str]:
+    return read(Streams(*((stream,) for stream in streams)))
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,7 @@ from composer_prime.errors import BadInput, ExecutorError
 from composer_prime.executors.base import Job, JobSpec, JobState, Resources
 from composer_prime.executors.sky.api import SkyApi
 from composer_prime.executors.sky.executor import SkyExecutor
-from composer_prime.executors.sky.logs import Given
-from composer_prime.executors.sky.task import FIELDS, status_of
+from composer_prime.executors.sky.task import FIELDS, command_lines, status_of
 from tests.executors.loopback_sky import SkyPlatform
 from tests.executors.loopback_sky_routes import recorded
 from tests.servers.in_thread import serving_app
@@ -104,14 +103,16 @@ def test_the_real_servers_records_are_read() -> None:
     assert statuses[1].state is JobState.CANCELLED
 
 
+def lines_of(name: str) -> list[str]:
+    return [line for _, line in command_lines(iter([recorded(name)["text"].encode()]))]
+
+
 def test_the_real_servers_log_is_read() -> None:
-    lines = Given().new_lines(iter([recorded("logs_failed")["text"].encode()]))
-    assert list(lines) == ["hello"]
-    assert list(Given().new_lines(iter([recorded("logs_unknown")["text"].encode()]))) == []
+    assert (lines_of("logs_failed"), lines_of("logs_unknown")) == (["hello"], [])
 
 
 def test_the_log_of_skypilots_own_program_on_a_machine_is_read() -> None:
-    lines = list(Given().new_lines(iter([recorded("machine_log")["text"].encode()])))
+    lines = lines_of("machine_log")
     assert lines[:4] == ["plain True True", "err", "", "    indented  "]
     assert lines[4:] == ["é 漢 🙂\u2028\x85 end", "a��b", "cr\rcr2", "line 0", "line 1", "last without end"]
 
@@ -139,7 +140,7 @@ def test_the_real_servers_refusals_are_one_line(name: str, said: str) -> None:
         closing(SkyApi(f"http://127.0.0.1:{port}")) as api,
         pytest.raises(BadInput) as raised,
     ):
-        api.launch({}, lambda: None)
+        api.launch({})
     assert said in str(raised.value) and "\n" not in str(raised.value) and "\x1b" not in str(raised.value)
 
 

@@ -10,12 +10,12 @@ import asyncssh
 import pytest
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
+from composer_prime.executors import repeating
 from composer_prime.executors.base import Job, JobState
 from composer_prime.executors.ssh.executor import SshExecutor
 from tests.executors.jobs import FOREVER, Stage, await_end, run_to_end
 from tests.executors.loopback_ssh import SshPlatform
 
-PAUSES_S = (0.05, 0.05)
 SECRET = "s3cr3t-0123456789-abcdef"
 
 
@@ -25,9 +25,14 @@ def machines(folder: Path, *names: str) -> Iterator[SshPlatform]:
         yield platform
 
 
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeating, "PAUSES_S", (0.05, 0.05))
+
+
 @contextmanager
 def hasty(platform: SshPlatform, host: str = "") -> Iterator[SshExecutor]:
-    with closing(SshExecutor(host or platform.host(), grace_s=1.0, pauses_s=PAUSES_S)) as executor:
+    with closing(SshExecutor(host or platform.host(), grace_s=1.0)) as executor:
         yield executor
 
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,16 @@ QUICK = {
 }
 """The demo's recipe made small: two prompts a step and four rollouts of each, a round every second step."""
 
+REPEATABLE: dict[str, object] = {
+    "max_steps": 12,
+    "orchestrator.max_off_policy_steps": 0,
+    "inference.max_batch_size": 1,
+    "outer.quorum": 2,
+    "outer.grace_s": PATIENCE_S,
+    "outer.liveness_s": PATIENCE_S,
+}
+"""Each step on what the step before it left, one rollout at a time, and rounds that take both sites' offers."""
+
 
 @dataclass
 class Touched:
@@ -51,10 +61,14 @@ def command(verb: str, output_dir: Path, *arguments: str, **changes: object) -> 
 
 
 @contextmanager
-def started(arguments: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    arguments: list[str], log: Path, *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """The command as a process of its own, output in `log`; killed with all its children if a test leaves early."""
     with log.open("wb") as output:
-        process = subprocess.Popen(arguments, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            arguments, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=cwd, env=env
+        )
     try:
         yield process
     finally:

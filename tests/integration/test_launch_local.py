@@ -18,7 +18,7 @@ from composer_prime.store import keys, open_store
 from composer_prime.sync.records import Close, Commit, Manifest, Offer
 from tests.executors.platforms import LoopbackPlatform
 from tests.executors.registry import LOOPBACKS, loopback
-from tests.integration.local_runs import command, run_paths, started, trained, wait_until
+from tests.integration.local_runs import REPEATABLE, command, run_paths, started, trained, wait_until
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3]
@@ -69,7 +69,7 @@ def test_a_launched_run_survives_a_preemption_and_ends_with_equal_masters(
         wait_until(lambda: any(own.checkpoints.glob("step_*")), launcher, log)
         with closing(open_store(f"{uri}/two-sites")) as store:
             book = open_launch(store)
-        victim = book.attempt("r1", 1).job(book.name)
+        victim = book.attempts("r1")[0].job
         assert victim is not None
         with standing_still(launcher):  # or attempt 2 could find what is about to go
             platform.preempt(victim)
@@ -105,17 +105,6 @@ def taken_of(site: str, run_uri: str) -> list[Offer]:
         commits = [Commit.from_bytes(store.get(key), key) for key in places]
     offers = [taken.offer for commit in commits for taken in commit.taken]
     return [offer for offer in offers if offer.site == site and offer.tokens > 0]
-
-
-REPEATABLE: dict[str, object] = {
-    "max_steps": 12,
-    "orchestrator.max_off_policy_steps": 0,
-    "inference.max_batch_size": 1,
-    "outer.quorum": 2,
-    "outer.grace_s": PATIENCE_S,
-    "outer.liveness_s": PATIENCE_S,
-}
-"""Each step on what the step before it left, one rollout at a time, and rounds that take both sites' offers."""
 
 
 @pytest.mark.long

@@ -1,41 +1,114 @@
-"""A launch that names no image: its jobs begin on a stock image, install what this machine has, and train."""
+"""From a bare laptop: our wheel with a platform's extra, a token, a bucket, and one command that names no image."""
 
 import json
-from collections.abc import Callable
-from contextlib import closing
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from composer_prime.executors.installing import LINK_VARIABLE
+from composer_prime.config import load_recipe
+from composer_prime.config.toml import to_toml
+from composer_prime.errors import ComposerPrimeError
+from composer_prime.executors.base import Executor
+from composer_prime.executors.packages import LINK_VARIABLE
+from composer_prime.executors.sky.task import RESOURCES_VARIABLE
 from composer_prime.launch.records import LaunchBook, by_site, open_launch
-from composer_prime.store import open_store
+from composer_prime.launch.supervisor_job import SITE
+from composer_prime.store import Store, keys, open_store
+from composer_prime.sync.records import Manifest
 from tests.executors.jobs import wait_until
 from tests.executors.registry import loopback
-from tests.integration.local_runs import command, run_paths, started
+from tests.integration.laptop import Laptop, build_wheels, install_wheels
+from tests.integration.local_runs import QUICK, REPEATABLE, REPOSITORY, run_paths
 from tests.patience import PATIENCE_S
 
-AFTER = {"r0": ["preempted", "succeeded"], "r1": ["succeeded"], "supervisor": []}
+EXTRAS = {"local": "", "ssh": "ssh", "modal": "modal", "hf-jobs": "hf", "sky": ""}
+AFTER = {"r0": ["preempted", "succeeded"], "r1": ["succeeded"], SITE: []}
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3]
 
 
-@pytest.mark.parametrize("name", ["hf-jobs", "modal"])
-def test_two_replicas_on_a_stock_image_end_with_equal_masters(
-    name: str, tmp_path: Path, store_uri: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uri, paths, log = store_uri("seaweed"), run_paths(tmp_path / "out"), tmp_path / "launch.log"
-    changes: dict[str, object] = {"outer.store": uri, "outer.quorum": 2, "max_steps": 16}
-    with closing(loopback(name, tmp_path / "platform")) as platform:
-        for variable, value in platform.environment().items():
-            monkeypatch.setenv(variable, value)
-        options = ("--on", platform.launch_option(), "--replicas", "2", "--poll-s", "0.5")
-        with started(command("launch", tmp_path / "out", *options, **changes), log) as launcher:
-            assert launcher.wait(PATIENCE_S) == 0, log.read_text()
-    first, second = (json.loads(paths.site(site).result.read_text())["master_sha256"] for site in ("r0", "r1"))
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheels(tmp_path_factory.mktemp("wheels"))
+
+
+@pytest.fixture(autouse=True)
+def our_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the path of a loopback whose machines are as this environment."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+
+
+def write_recipe(folder: Path, name: str, **changes: object) -> str:
+    """The demo's recipe as a file, by which r0 and r1 do what a and b do; its path."""
+    values = {**QUICK, "outer.quorum": 2, "output_dir": folder / name, **changes}
+    overrides = [part for key, value in values.items() for part in (f"--{key}", str(value))]
+    data = load_recipe(REPOSITORY / "recipes/local/two_sites.toml", overrides).to_data()
+    twins = (("a", "r0"), ("b", "r1"))
+    seeds = {site: {"sampling_seed": number} for number, pair in enumerate(twins) for site in pair}
+    data["sites"] = {"count": 2, "overrides": seeds}
+    (folder / f"{name}.toml").write_text(to_toml(data))
+    return str(folder / f"{name}.toml")
+
+
+def masters(output_dir: Path, sites: tuple[str, str] = ("r0", "r1")) -> list[dict[str, Any]]:
+    """The hashes that the sites ended with."""
+    results = [run_paths(output_dir).site(site).result for site in sites]
+    return [json.loads(result.read_text())["master_sha256"] for result in results]
+
+
+@pytest.fixture(scope="module")
+def local_masters(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> dict[str, Any]:
+    """What `composer-prime run` ends with, from the wheel too."""
+    folder = tmp_path_factory.mktemp("local-run")
+    laptop = Laptop(folder, wheels, "", {})
+    with laptop.running(f"composer-prime run {write_recipe(folder, 'run', **REPEATABLE)}") as process:
+        assert process.wait(PATIENCE_S) == 0, laptop.said
+    first, second = masters(folder / "run", ("a", "b"))
     assert first == second
-    said = log.read_text()
-    assert LINK_VARIABLE not in said and "X-Amz" not in said
+    return first
+
+
+@contextmanager
+def platform_of(name: str, folder: Path, wheels: Path) -> Iterator[tuple[Any, str, dict[str, str]]]:
+    """A loopback, what stands behind `--on` for two sites, and what the laptop has in its environment."""
+    if name == "ssh":  # hosts that docs/run-anywhere.md's command has prepared
+        from tests.executors.loopback_ssh import SshPlatform
+
+        platform = SshPlatform(folder, ("left", "right"))
+        for each in platform.machines.values():
+            install_wheels(each.home / ".composer-prime" / "venv", wheels)
+            each.variables["PYTHONPATH"] = ""
+        on = ",".join(f"ssh:{platform.host(each)}" for each in platform.machines)
+    else:
+        platform = loopback(name, folder)
+        on = platform.launch_option()
+    environment = platform.environment()
+    if name == "sky":  # whose stock images lack us: one for all launches, which this environment stands for
+        environment[RESOURCES_VARIABLE] = '{"image_id": "docker:any"}'
+    with closing(platform):
+        yield platform, on, environment
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_two_replicas_from_our_wheel_end_with_the_masters_of_a_local_run(
+    name: str, tmp_path: Path, wheels: Path, local_masters: dict[str, Any], store_uri: Callable[[str], str]
+) -> None:
+    uri = store_uri("seaweed")
+    recipe = write_recipe(tmp_path, "launched", **REPEATABLE, **{"outer.store": uri})
+    with platform_of(name, tmp_path / "platform", wheels) as (_, on, environment):
+        laptop = Laptop(tmp_path / "laptop", wheels, EXTRAS[name], environment)
+        with laptop.running(f"composer-prime launch {recipe} --on {on} --replicas 2") as launcher:
+            assert launcher.wait(PATIENCE_S) == 0, laptop.said
+    assert masters(tmp_path / "launched") == [local_masters, local_masters]
+    assert LINK_VARIABLE not in laptop.said and "X-Amz" not in laptop.said
+    with closing(open_store(f"{uri}/two-sites")) as store:
+        first = Manifest.from_bytes(store.get(keys.manifest()), keys.manifest()).masters
+    assert [each["sha256"] for each in local_masters.values()] != list(first), "something was learned"
 
 
 def ends(book: LaunchBook) -> dict[str, list[str]]:
@@ -45,26 +118,35 @@ def ends(book: LaunchBook) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", ["hf-jobs", "modal"])
-def test_a_launch_outlives_the_machine_that_began_it(
-    name: str, tmp_path: Path, store_uri: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+def test_a_launch_goes_on_when_the_laptop_that_began_it_is_switched_off(
+    name: str, tmp_path: Path, wheels: Path, store_uri: Callable[[str], str]
 ) -> None:
-    """The launcher ends at once; a replica whose machine is taken then is started again by the supervisor's job."""
-    uri, paths, log = store_uri("seaweed"), run_paths(tmp_path / "out"), tmp_path / "launch.log"
-    changes: dict[str, object] = {"outer.store": uri, "outer.quorum": 2, "max_steps": 64}
-    with closing(loopback(name, tmp_path / "platform")) as platform:
-        for variable, value in platform.environment().items():
-            monkeypatch.setenv(variable, value)
-        on = platform.launch_option()
-        options = ("--on", on, "--replicas", "2", "--supervise-on", on, "--poll-s", "0.5", "--image", "any")
-        with started(command("launch", tmp_path / "out", *options, **changes), log) as launcher:
-            assert launcher.wait(PATIENCE_S) == 0, log.read_text()
-        assert "this machine may be switched off" in log.read_text()
-        with closing(open_store(f"{uri}/two-sites")) as store:
+    """The launcher is killed as soon as the supervisor's job is there. The same command finds that at work, and a
+    replica whose machine is taken then is started again."""
+    uri = store_uri("seaweed")
+    recipe = write_recipe(tmp_path, "launched", **{"outer.store": uri, "max_steps": 64})
+    with platform_of(name, tmp_path / "platform", wheels) as (platform, on, environment):
+        laptop = Laptop(tmp_path / "laptop", wheels, EXTRAS[name], environment)
+        line = f"composer-prime launch {recipe} --on {on} --replicas 2 --supervise-on {on} --poll-s 0.5"
+        with closing(open_store(f"{uri}/two-sites")) as store, closing(platform.executor()) as executor:
+            with laptop.running(line) as launcher:
+                wait_until(lambda: launcher.poll() is not None or supervised(store, executor), "the supervisor's job")
+                launcher.kill()
+            assert supervised(store, executor), laptop.said
             book = open_launch(store)
             wait_until(lambda: bool(store.list("rounds/")), "a round")
-            job = book.attempt("r0", 1).job(book.name)
+            with laptop.running(line) as again:
+                assert again.wait(PATIENCE_S) == 0 and "The launch is watched already" in laptop.said, laptop.said
+            job = book.attempts("r0")[0].job
             assert job is not None
             platform.preempt(job)
-            wait_until(lambda: {**ends(book), "supervisor": []} == AFTER, "both sites' ends")
-    first, second = (json.loads(paths.site(site).result.read_text())["master_sha256"] for site in ("r0", "r1"))
+            wait_until(lambda: {**ends(book), SITE: []} == AFTER, "both sites' ends")
+    first, second = masters(tmp_path / "launched")
     assert first == second
+
+
+def supervised(store: Store, executor: Executor) -> bool:
+    """Whether the run's launch has a supervisor's job on the platform."""
+    with suppress(ComposerPrimeError):  # there is no launch yet
+        return any(job.site == SITE for job in executor.find(open_launch(store).name))
+    return False

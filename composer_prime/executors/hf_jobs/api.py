@@ -4,17 +4,17 @@ Left alone the client waits for ever, repeats listings only, and tells errors in
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import httpx2
-from huggingface_hub import HfApi, JobInfo, get_session, get_token
+from huggingface_hub import HfApi, JobHardwareInfo, JobInfo, get_session, get_token
 from huggingface_hub.errors import HfHubHTTPError, JobNotFoundError, OfflineModeIsEnabled
-from huggingface_hub.utils import parse_ratelimit_headers
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
+from composer_prime.executors.prices import Machine
 from composer_prime.executors.repeating import Busy, first_line, patiently, refusal
 
 NAMESPACE_VARIABLE = "COMPOSER_PRIME_HF_NAMESPACE"
@@ -59,18 +59,22 @@ class JobsApi:
         _ = self.token
         return self.given_namespace or str(self.ask("whoami")["name"])
 
-    def run(self, recover: Callable[[], Any], **request: Any) -> Any:
-        """Start a job. `recover` finds the one that a lost request may have started, before it is made again."""
-        return self.ask("run_job", recover, namespace=self.namespace, **request)
+    def run(self, **request: Any) -> JobInfo:
+        """Start a job by one try: when its answer is lost, there may be one."""
+        return self.ask_once("run_job", namespace=self.namespace, **request)
 
-    def ask(self, method: str, recover: Callable[[], Any] = lambda: None, **arguments: Any) -> Any:
-        """What a method of the client gives, by several tries; `recover` may find its result before the next."""
-        return patiently(lambda: self.ask_once(method, **arguments), recover)
+    def ask(self, method: str, **arguments: Any) -> Any:
+        """What a method of the client gives, by several tries."""
+        return patiently(lambda: self.ask_once(method, **arguments))
 
     def ask_once(self, method: str, **arguments: Any) -> Any:
         """The same by one try. Raises BadInput, JobUnknown, Busy, or ExecutorError."""
         with self._translated():
             return getattr(self.client, method)(**arguments)
+
+    def flavors(self) -> tuple[Machine, ...]:
+        """The machines that the service has, by one try."""
+        return tuple(map(_flavor_of, self.ask_once("list_jobs_hardware")))
 
     def jobs(self, labels: Mapping[str, str]) -> list[JobInfo]:
         """Jobs that carry all the labels, ended ones too; a service that doesn't know the filter gives others too."""
@@ -107,12 +111,28 @@ def place_of(name: str) -> dict[str, Any]:
     return {"namespace": match[1], "job_id": match[2]}
 
 
+def _flavor_of(hardware: JobHardwareInfo) -> Machine:
+    accelerator = hardware.accelerator
+    return Machine(
+        name=hardware.name,
+        gpu=accelerator.model.replace(" ", "-") if accelerator else "",
+        num_gpus=_number(accelerator.quantity) if accelerator else 0,
+        usd_per_hour=round(hardware.unit_cost_usd * 60, 2) if hardware.unit_label == "minute" else None,
+        cpus=_number(hardware.cpu),
+        memory_gb=_number(hardware.ram),
+        disk_gb=_number(hardware.ephemeral_storage),
+    )
+
+
+def _number(text: str) -> float:
+    """The figure at the start of "142 GB"; 0 where there is none ("N/A"), so that nothing fits by mistake."""
+    match = re.match(r"\d+(\.\d+)?", text)
+    return float(match[0]) if match else 0.0
+
+
 def _refusal(endpoint: str, error: HfHubHTTPError) -> BadInput | ExecutorError:
     answer = error.response
     where = f"{endpoint} answered {answer.status_code} ({first_line(error.server_message or str(error))})"
     if isinstance(error, JobNotFoundError):
         return JobUnknown(f"{where}: Hugging Face Jobs has no such job (any more)")
-    limit = parse_ratelimit_headers(answer.headers)
-    spent = limit is not None and limit.remaining == 0
-    wait = str(limit.reset_in_seconds) if limit and spent else answer.headers.get("Retry-After", "")
-    return refusal(where, answer.status_code, wait, _REMEDIES)
+    return refusal(where, answer.status_code, _REMEDIES)

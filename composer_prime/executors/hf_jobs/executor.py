@@ -4,10 +4,10 @@ Facts about the service, and what was not run against it: docs/platforms.md.
 """
 
 import os
-import shlex
-from collections.abc import Callable, Iterator
-from datetime import date
-from itertools import islice
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import date, datetime
 from typing import Any
 
 from huggingface_hub import JobInfo, Volume, constants
@@ -19,20 +19,19 @@ from composer_prime.executors.base import (
     LABEL_SITE,
     Job,
     JobSpec,
+    JobState,
+    JobStatus,
     Price,
     check_names,
     hides_secrets,
     refuse_placement,
 )
-from composer_prime.executors.hf_jobs import flavors
 from composer_prime.executors.hf_jobs.api import NAMESPACE_VARIABLE, JobsApi, place_of
-from composer_prime.executors.hf_jobs.status import status_of, unix
-from composer_prime.executors.installing import installing, stock_image
-from composer_prime.executors.prices import listed
-from composer_prime.executors.unique_jobs import JobReport, UniqueJobs
+from composer_prime.executors.packages import UV_IMAGE
+from composer_prime.executors.prices import Machine, cheapest, listed, shipped
+from composer_prime.executors.unique_jobs import JobReport, UniqueJobs, told_exit_code
 
 PLATFORM = "hf-jobs"
-HF_IMAGE_VARIABLE = "COMPOSER_PRIME_HF_IMAGE"
 CACHE_BUCKET = "composer-prime-caches"
 """The private bucket of the namespace whose folders are the jobs' caches."""
 OVERRUN_S = 60 + 30
@@ -40,6 +39,19 @@ OVERRUN_S = 60 + 30
 
 _DOT_IN_LABEL = "DOT"
 """Labels take letters, digits, '-' and '_', but no dots, which names may have."""
+_STATES = {
+    "SCHEDULING": JobState.PENDING,
+    "RUNNING": JobState.RUNNING,
+    "COMPLETED": JobState.SUCCEEDED,
+    "CANCELED": JobState.CANCELLED,
+    "DELETED": JobState.CANCELLED,
+    "ERROR": JobState.FAILED,
+}
+_TIMED_OUT = re.compile(r"timed?[ -]?out|DeadlineExceeded", re.IGNORECASE)
+_TAKEN_BACK = re.compile(
+    r"preempt|evict|NodeLost|NodeShutdown|TerminationByKubelet|DeletionByTaintManager|reclaimed", re.IGNORECASE
+)
+"""Its words for a machine that was taken back aren't known: those of Kubernetes, which it runs on, stand in."""
 
 
 class HfJobsExecutor(UniqueJobs):
@@ -55,11 +67,10 @@ class HfJobsExecutor(UniqueJobs):
 
     def __init__(self, namespace: str | None = None, *, endpoint: str | None = None, token: str | None = None) -> None:
         self._api = JobsApi(namespace or os.environ.get(NAMESPACE_VARIABLE), endpoint, token)
-        self._flavors: tuple[flavors.Flavor, ...] = ()
+        self._flavors: tuple[Machine, ...] = ()
 
     @hides_secrets
     def check(self, spec: JobSpec) -> None:
-        """Refuse what the service would refuse, or could only run wrongly."""
         check_names(spec)
         refuse_placement(spec, "Hugging Face Jobs")
         for what, name in (("run", spec.run), ("site", spec.site)):
@@ -69,11 +80,7 @@ class HfJobsExecutor(UniqueJobs):
                 )
         if spec.secrets and constants.HF_DEBUG:
             raise BadInput("HF_DEBUG is set, and huggingface_hub then prints requests with their secrets: unset it")
-        _image_of(spec)
         self._flavor(spec)
-
-    def log_in(self) -> None:
-        self.credentials()
 
     def credentials(self) -> dict[str, str]:
         return {"HF_TOKEN": self._api.token, NAMESPACE_VARIABLE: self._api.namespace}
@@ -81,22 +88,8 @@ class HfJobsExecutor(UniqueJobs):
     def account(self) -> str:
         return self._api.namespace
 
-    def describe(self, spec: JobSpec) -> str:
-        """The `hf jobs run` command that would start the same job; what it runs on stands in a comment."""
-        flavor = self._flavor(spec)
-        namespace = self._api.given_namespace
-        bucket = f"{namespace or 'YOUR-USER'}/{CACHE_BUCKET}"
-        options = [
-            *([f"--namespace={namespace}"] if namespace else []),
-            *(f"--flavor={flavor.name}", f"--timeout={spec.timeout_s}s", f"--name={_in_label(spec.name)}"),
-            *(f"--label={label}={_in_label(value)}" for label, value in spec.labels.items()),
-            *(f"--env={name}={value}" for name, value in _env(spec).items()),
-            *(f"--secrets={name}" for name in spec.secrets),
-            *(f"--volume=hf://buckets/{bucket}/{name}:{path}" for name, path in sorted(spec.caches.items())),
-        ]
-        command = shlex.join(["hf", "jobs", "run", "--detach", *options, _image_of(spec), "--", *spec.command])
-        first = f"installs {spec.packages}, then runs\n" if spec.packages else ""
-        return spec.secrets.redact(f"{first}{command}  # on {flavor}")
+    def machine(self, spec: JobSpec) -> str:
+        return f"flavor {self._flavor(spec)}"
 
     def price(self, spec: JobSpec) -> Price:
         """What the flavor costs an hour; billed by the minute, from the job's start."""
@@ -107,9 +100,6 @@ class HfJobsExecutor(UniqueJobs):
             _, source = listed(PLATFORM)
         return Price(flavor.usd_per_hour, source, OVERRUN_S)
 
-    def close(self) -> None:
-        """Nothing: the connections are the client's, which shares them with all that use it in this process."""
-
     def _list(self, run: str, site: str | None, attempt: int | None) -> list[JobReport]:
         labels = {LABEL_RUN: run} | ({LABEL_SITE: site, LABEL_ATTEMPT: str(attempt)} if site is not None else {})
         infos = self._api.jobs({label: _in_label(value) for label, value in labels.items()})
@@ -119,8 +109,7 @@ class HfJobsExecutor(UniqueJobs):
         return _report_of(self._api.ask("inspect_job", **place_of(id)))
 
     def _start(self, spec: JobSpec) -> list[JobReport]:
-        found = self._api.run(lambda: self._settle(spec), **self._request(spec))
-        report = found if isinstance(found, JobReport) else _report_of(found)
+        report = _report_of(self._api.run(**self._request(spec)))
         return [report] if report else []
 
     def _request(self, spec: JobSpec) -> dict[str, Any]:
@@ -128,10 +117,11 @@ class HfJobsExecutor(UniqueJobs):
         bucket = f"{self._api.namespace}/{CACHE_BUCKET}"
         if spec.caches:
             self._api.ask("create_bucket", bucket_id=bucket, private=True, exist_ok=True)
+        command, has_gpu = spec.command, spec.resources.gpu is not None
         return {
-            "image": _image_of(spec),
-            "command": list(installing(spec, spec.packages) if spec.packages else spec.command),
-            "env": _env(spec),
+            "image": spec.image or UV_IMAGE,
+            "command": spec.packages.before(command, has_gpu=has_gpu) if spec.packages else list(command),
+            "env": spec.variables,
             "secrets": spec.secrets.reveal(),
             "flavor": self._flavor(spec).name,
             "timeout": spec.timeout_s,
@@ -150,38 +140,15 @@ class HfJobsExecutor(UniqueJobs):
             if not self.poll(job).state.final:  # it may have ended in between
                 raise
 
-    def _log_reader(self, job: Job, to_end: bool) -> Callable[[], Iterator[str]]:
-        given = 0
+    def _log(self, job: Job, to_end: bool) -> Iterator[tuple[str, str]]:
+        return (("", line) for line in self._api.log(job.id, follow=to_end))
 
-        def new_lines() -> Iterator[str]:
-            nonlocal given
-            for line in islice(self._api.log(job.id, follow=to_end), given, None):
-                given += 1
-                yield line
-
-        return new_lines
-
-    def _flavor(self, spec: JobSpec) -> flavors.Flavor:
+    def _flavor(self, spec: JobSpec) -> Machine:
         """The flavor by the service's list, which is asked once, and where that can't be had by the shipped one."""
         if not self._flavors:
-            try:
-                self._flavors = tuple(map(flavors.from_service, self._api.ask_once("list_jobs_hardware")))
-            except (ExecutorError, BadInput):
-                return flavors.choose(flavors.TABLE, spec.resources)
-        return flavors.choose(self._flavors, spec.resources)
-
-
-def _image_of(spec: JobSpec) -> str:
-    if not (image := stock_image(spec.packages) if spec.packages else spec.image):
-        raise BadInput(
-            f"site {spec.site} has no image, and Hugging Face Jobs has no default: name one that holds "
-            f"composer-prime, or set {HF_IMAGE_VARIABLE}"
-        )
-    return image
-
-
-def _env(spec: JobSpec) -> dict[str, str]:
-    return {**spec.cache_env, **spec.env}
+            with suppress(ExecutorError, BadInput):
+                self._flavors = self._api.flavors()
+        return cheapest(self._flavors or shipped(PLATFORM), spec.resources, "Hugging Face Jobs")
 
 
 def _in_label(name: str) -> str:
@@ -195,4 +162,24 @@ def _report_of(info: JobInfo) -> JobReport | None:
     if not (run and site and attempt.isdecimal()):
         return None
     job = Job(PLATFORM, f"{info.owner.name}/{info.id}", run, site, int(attempt))
-    return JobReport(job, status_of(info), unix(info.created_at) or 0.0, info.url)
+    return JobReport(job, status_of(info), _unix(info.created_at) or 0.0, info.url)
+
+
+def status_of(info: JobInfo) -> JobStatus:
+    """What the stage and the message of a job mean: the service tells how one ended in words only."""
+    stage, said = str(info.status.stage), info.status.message or ""
+    state = _STATES.get(stage, JobState.RUNNING)  # a stage nobody knows may be billed
+    exit_code = 0 if state is JobState.SUCCEEDED else None
+    if state is JobState.FAILED:
+        if _TAKEN_BACK.search(said):
+            state = JobState.PREEMPTED
+        elif _TIMED_OUT.search(said):
+            state = JobState.TIMED_OUT
+        else:
+            exit_code = told_exit_code(said)
+    message = f"{stage}: {said}" if said else stage
+    return JobStatus(state, exit_code, message, _unix(info.started_at), _unix(info.finished_at))
+
+
+def _unix(moment: datetime | None) -> float | None:
+    return None if moment is None else moment.timestamp()

@@ -7,19 +7,20 @@ All that is known of a job is in its folder on the host, so any process of the s
 import inspect
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from composer_prime import redaction
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors.base import (
+    Executor,
     Job,
     JobSpec,
     JobState,
@@ -31,7 +32,6 @@ from composer_prime.executors.base import (
     refuse_placement,
 )
 from composer_prime.executors.local import shim
-from composer_prime.executors.repeating import Busy
 
 STATE_VARIABLE = "COMPOSER_PRIME_STATE"
 SHIM_COMMAND = ("-I", "-S", "-c", "import json, sys; exec(json.loads(sys.stdin.readline()))")
@@ -40,52 +40,40 @@ LOG_WAIT_S, LOG_PAUSE_S = 10.0, 0.5
 """How long one request waits for something new in a log, and what lies between two: each may be a login elsewhere."""
 
 
-class HostExecutor:
+class HostExecutor(Executor):
     """One host as a platform. It has no queue: a job runs as soon as it is submitted.
 
     host      its name in jobs' ids
     root      the folder there of all jobs
     grace_s   seconds that a job has to end by itself after it was told to, before it is killed
-    variables   that the host is known to have
     """
 
-    platform: ClassVar[str]
-    where: ClassVar[str]
+    where: str
     """What people call the host."""
 
-    def __init__(self, host: str, root: str, grace_s: float, variables: Mapping[str, str]) -> None:
+    def __init__(self, host: str, root: str, grace_s: float) -> None:
         self._name = host
         self._root = root
         self._grace_s = grace_s
-        self._variables = variables
 
     def _call(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The shim's reply to a request. Raises Busy where there is none after all repetitions."""
+        """The shim's reply to a request. Raises ExecutorError where there is none after all repetitions."""
         raise NotImplementedError
 
     @hides_secrets
     def check(self, spec: JobSpec) -> None:
-        """Refuse what no host can run."""
         check_names(spec)
         refuse_placement(spec, self.where)
 
-    def log_in(self) -> None:
-        """Nothing: the machine is this user's, or asks for keys itself."""
+    def log_in(self) -> None: ...  # the machine is this user's, or asks for keys itself
+
+    def machine(self, spec: JobSpec) -> str:
+        return f"{self._name}, in {self._root}/jobs/{spec.run}/{spec.site}/{spec.attempt}"
 
     def describe(self, spec: JobSpec) -> str:
-        """The command, its folder, and what it is given."""
-        own = {name: value for name, value in spec.cache_env.items() if name not in self._variables}
-        lines = [
-            f"process on {self._name}: {shlex.join(spec.command)}",
-            f"folder {self._root}/jobs/{spec.run}/{spec.site}/{spec.attempt}",
-            *(f"env {name}={value}" for name, value in sorted({**own, **spec.env}.items())),
-            *([f"secrets {', '.join(spec.secrets)}"] if len(spec.secrets) else []),
-            f"time-out {spec.timeout_s} s",
-        ]
-        return spec.secrets.redact("\n".join(lines))
+        return super().describe(replace(spec, image=None))  # there are no containers
 
     def price(self, spec: JobSpec) -> Price:
-        """Nothing beyond what the machine costs anyway."""
         return Price(0.0, self.where, round(self._grace_s))
 
     @hides_secrets
@@ -104,32 +92,25 @@ class HostExecutor:
         }
         try:
             self._ask("start", job=self._place(job), request=request)
-        except Busy as error:
+        except ExecutorError as error:
             raise ExecutorError(f"{error}: job {spec.name} may run there: submit again to know") from None
         return job
 
     def find(self, run: str) -> list[Job]:
-        """All jobs of a run that were ever started there."""
         return [self._job(run, site, attempt) for site, attempt in self._ask("find", run=check_name("run", run))]
 
     def poll(self, job: Job) -> JobStatus:
-        """What the job's folder and its keeper's process say."""
         return _status_of(self._ask("status", job=self._place(job)))
 
     def logs(self, job: Job, *, follow: bool = False) -> Iterator[str]:
-        """The log's lines; the keeper has cut the secrets out."""
         return split_lines(self._log(self._place(job), LOG_WAIT_S if follow else 0.0))
 
     def cancel(self, job: Job) -> JobStatus:
-        """Have the keeper end the job, and wait until it has."""
         wait_s = max(self._grace_s, shim.GRACE_S) + shim.CONFIRM_S  # a job's own grace is its submitter's
         try:
             return _status_of(self._ask("cancel", job=self._place(job), wait_s=wait_s))
-        except Busy as error:
-            raise ExecutorError(f"{error}: job {job.id} may still run there") from None
-
-    def close(self) -> None:
-        """Nothing to let go of."""
+        except ExecutorError as error:
+            raise type(error)(f"{error}: job {job.id} may still run there") from None
 
     def _ask(self, verb: str, **arguments: Any) -> Any:
         """The shim's answer. Raises JobUnknown, BadInput and ExecutorError, as it says."""
@@ -169,11 +150,10 @@ class LocalExecutor(HostExecutor):
     platform, where = "local", "this machine"
 
     def __init__(self, state: Path | None = None, *, grace_s: float = shim.GRACE_S) -> None:
-        super().__init__(shim.HOST, str(state or state_folder()), grace_s, os.environ)
+        super().__init__(shim.HOST, str(state or state_folder()), grace_s)
 
     @hides_secrets
     def check(self, spec: JobSpec) -> None:
-        """Refuse what can't run here."""
         super().check(spec)
         if shutil.which(spec.command[0], path=spec.env.get("PATH", os.environ.get("PATH"))) is None:
             raise BadInput(
@@ -185,6 +165,11 @@ class LocalExecutor(HostExecutor):
                 raise BadInput(
                     f"cache {name} ({place}) can't be made: {there} is no folder: give a folder that you may write"
                 )
+
+    def describe(self, spec: JobSpec) -> str:
+        """With what is exported here, which wins over the variables of caches."""
+        exported = {name: os.environ[name] for name in spec.cache_env if name in os.environ}
+        return super().describe(replace(spec, env={**exported, **spec.env}))
 
     def credentials(self) -> dict[str, str]:
         raise BadInput(

@@ -42,7 +42,7 @@ REPLY = "composer-prime-reply "
 """Begins the line that holds a reply: login scripts print too."""
 CHUNK_BYTES = 1 << 20
 """The most of a log that one reply holds."""
-_SET_PDEATHSIG, _SET_SUBREAPER = 1, 36  # prctl's
+_SET_SUBREAPER = 36  # prctl's
 
 
 class Refusal(Exception):
@@ -91,15 +91,6 @@ def _kill(pids: list[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def _prctl(option: int, value: int) -> None:
-    """Ask the kernel, on Linux; elsewhere orderly ends alone are covered."""
-    import ctypes
-
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(option, value, 0, 0, 0)
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -239,6 +230,8 @@ def _folder(root: str, job: str) -> str:
 
 def _keep(folder: str, request: dict, lock) -> None:
     """Own a job's command from its start to its end. The lock is let go once the job's state is on disk."""
+    import ctypes
+
     orders: list[str] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the machine shuts down
         signal.signal(number, lambda *_: orders.append("preempted"))
@@ -247,7 +240,8 @@ def _keep(folder: str, request: dict, lock) -> None:
     own_log = os.open(os.path.join(folder, "keeper.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for number, target in enumerate((null, null, own_log)):
         os.dup2(target, number)
-    _prctl(_SET_SUBREAPER, 1)
+    with contextlib.suppress(AttributeError):  # Linux has it: orphans of the command become ours
+        ctypes.CDLL(None).prctl(_SET_SUBREAPER, 1, 0, 0, 0)
     state = {
         "state": "running",
         "exit_code": None,
@@ -285,7 +279,6 @@ def _run(folder: str, request: dict, orders: list[str], output) -> dict:
             env={**request["defaults"], **os.environ, **given},
             cwd=folder_of_site,
             start_new_session=True,
-            preexec_fn=lambda: _prctl(_SET_PDEATHSIG, signal.SIGKILL),
         )
     except OSError as error:
         message = f"{request['command'][0]} could not be started: {error.strerror}"

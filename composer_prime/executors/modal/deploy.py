@@ -16,14 +16,17 @@ from typing import Any
 import modal
 
 from composer_prime.errors import JobUnknown
-from composer_prime.executors.base import JobSpec
-from composer_prime.executors.installing import UV_IMAGE, install_commands, stock_image
+from composer_prime.executors.base import JobSpec, Resources
 from composer_prime.executors.modal.client import Connection, token
 from composer_prime.executors.modal.job_body import run_job
 from composer_prime.executors.modal.limits import FREE_DISK_GIB, MAX_TIMEOUT_S, gpu_option
-from composer_prime.executors.modal.records import PREFIX, object_name
+from composer_prime.executors.packages import UV_IMAGE
 
 logger = logging.getLogger(__name__)
+
+PREFIX = "composer-prime-"
+RUN_CHARACTERS = 36
+"""What is left of Modal's 64 for a run's name, beside the prefix and a hash of 12 digits."""
 
 BODY = Path(__file__).with_name("job_body.py")
 STARTUP_TIMEOUT_S = 1800
@@ -32,16 +35,18 @@ TIMEOUT_MARGIN_S = 60
 """Modal's time-out comes so much after the container program's own, which ends the command gently and tells."""
 
 
-def settings(spec: JobSpec) -> dict[str, Any]:
-    """What Modal's client makes the job's function of, but image, secrets and volumes by name."""
-    wanted = spec.resources
-    image = spec.image or UV_IMAGE
-    if spec.registry_secret is not None:
-        image += f" (with the secret {spec.registry_secret})"
+def object_name(run: str) -> str:
+    """The name of a run's object on Modal, with room for a suffix: long run names are shortened by their hash."""
+    if len(run) > RUN_CHARACTERS:
+        run = f"{run[: RUN_CHARACTERS - 11]}-{hashlib.sha256(run.encode()).hexdigest()[:10]}"
+    return PREFIX + run
+
+
+def machine(wanted: Resources) -> dict[str, Any]:
+    """What Modal's client is asked for by way of a machine."""
     disk_gib = wanted.disk_gib or 0
     memory_mib = None if wanted.memory_gib is None else int(wanted.memory_gib * 1024)
     return {
-        "image": image if spec.packages is None else f"{stock_image(spec.packages)}, and on it {spec.packages}",
         "gpu": gpu_option(wanted),
         "region": wanted.region,
         "cloud": wanted.cloud,
@@ -50,13 +55,19 @@ def settings(spec: JobSpec) -> dict[str, Any]:
         "cpu": None if wanted.cpus is None else (wanted.cpus, wanted.cpus),
         "memory": None if memory_mib is None else (memory_mib, memory_mib),
         "ephemeral_disk": int(disk_gib * 1024) if disk_gib > FREE_DISK_GIB else None,
+    }
+
+
+def _settings(spec: JobSpec) -> dict[str, Any]:
+    """What Modal's client makes the job's function of, but secrets and volumes by name."""
+    return {
+        **machine(spec.resources),
         "timeout": min(spec.timeout_s + TIMEOUT_MARGIN_S, MAX_TIMEOUT_S),
         "startup_timeout": STARTUP_TIMEOUT_S,
         # An attempt is one run of the command; what comes after a failure is the fleet's to say.
         "retries": 0,
         # Ends, and is no longer billed, with its one job.
         "single_use_containers": True,
-        "secrets": list(spec.secrets),
         "volumes": {path: f"{PREFIX}cache-{name}" for name, path in sorted(spec.caches.items())},
     }
 
@@ -66,8 +77,10 @@ def app_name(spec: JobSpec) -> str:
 
     Keyed by this machine's token, so that it tells nothing of the secrets.
     """
-    wheels = [wheel.sha256 for wheel in spec.packages.wheels()] if spec.packages else []
-    made_of = {**settings(spec), "wheels": wheels, "secrets": spec.secrets.reveal(), "body": BODY.read_text()}
+    image: list[Any] = [spec.image or UV_IMAGE, spec.registry_secret]
+    if spec.packages:
+        image += [spec.packages.pins, *(wheel.sha256 for wheel in spec.packages.wheels())]
+    made_of = {**_settings(spec), "image": image, "secrets": spec.secrets.reveal(), "body": BODY.read_text()}
     text = json.dumps(made_of, sort_keys=True)
     return f"{object_name(spec.run)}-{hmac.new(token()[1].encode(), text.encode(), hashlib.sha256).hexdigest()[:12]}"
 
@@ -89,7 +102,7 @@ def deployed_function(connection: Connection, spec: JobSpec) -> Any:
 
 
 def _deploy(client: modal.Client, name: str, spec: JobSpec) -> None:
-    app, options = modal.App(name), settings(spec)
+    app, options = modal.App(name), _settings(spec)
     with tempfile.TemporaryDirectory(prefix="wheels-") as folder:
         options["image"] = _image(spec, Path(folder))
         options["secrets"] = [modal.Secret.from_dict({**spec.secrets.reveal()})] if spec.secrets else []
@@ -101,17 +114,17 @@ def _deploy(client: modal.Client, name: str, spec: JobSpec) -> None:
 
 
 def _image(spec: JobSpec, folder: Path) -> modal.Image:
-    """The image that is named; else the stock one with the job's packages in it, which Modal builds once and keeps.
+    """The job's image, with its packages in it, which Modal builds once and keeps.
 
     folder   for the wheels, until the app is deployed
     """
+    login = None if spec.registry_secret is None else modal.Secret.from_name(spec.registry_secret)
+    image, paths = modal.Image.from_registry(spec.image or UV_IMAGE, secret=login), []
     if spec.packages is None:
-        login = None if spec.registry_secret is None else modal.Secret.from_name(spec.registry_secret)
-        return modal.Image.from_registry(spec.image or UV_IMAGE, secret=login)
-    image, paths = modal.Image.from_registry(stock_image(spec.packages)), []
+        return image
     for wheel in spec.packages.wheels():
         (folder / wheel.file).write_bytes(wheel.data)
         paths.append(f"/tmp/{wheel.sha256[:12]}/{wheel.file}")
         image = image.add_local_file(folder / wheel.file, paths[-1], copy=True)
     backend = "cpu" if spec.resources.gpu is None else None  # no GPU is there to ask while an image is built
-    return image.run_commands(*install_commands(spec.packages, [shlex.quote(path) for path in paths], backend))
+    return image.run_commands(*spec.packages.commands([shlex.quote(path) for path in paths], backend))

@@ -1,33 +1,37 @@
 """Sites on Modal: each job is one call of a deployed function, found again by a record that was there before it.
 
-What decides who runs what is in records.py, what runs in the container in job_body.py. Preemption: Modal
-starts an interrupted call again by itself, without end and without telling; here the second container goes at once and
-the job is PREEMPTED, so that restarts, and what they cost, stay the fleet's.
+What runs in the container is in job_body.py. Preemption: Modal starts an interrupted call again by itself, without end
+and without telling; here the second container goes at once and the job is PREEMPTED, so that restarts, and what they
+cost, stay the fleet's.
+
+Not by Modal's sandboxes: they take one kind of GPU and no `nonpreemptible`, `Sandbox.create` waits for a machine and
+gives up after 21 minutes, and those with a GPU are found neither by name nor in the list once they have ended.
 """
 
-import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import modal
 from modal import exception
 from modal.config import config
 
-from composer_prime.errors import ExecutorError, JobUnknown
-from composer_prime.executors.base import Job, JobSpec, JobState, JobStatus, Price, hides_secrets, parse_name
+from composer_prime.errors import JobUnknown
+from composer_prime.executors.base import Executor, Job, JobSpec, JobState, JobStatus, Price, hides_secrets, parse_name
+from composer_prime.executors.local.executor import split_lines
+from composer_prime.executors.modal import limits
 from composer_prime.executors.modal.client import FAILURES, Connection, token
-from composer_prime.executors.modal.deploy import TIMEOUT_MARGIN_S, deployed_function, settings
+from composer_prime.executors.modal.deploy import TIMEOUT_MARGIN_S, deployed_function, machine, object_name
 from composer_prime.executors.modal.job_body import TIMEOUT_GRACE_S
-from composer_prime.executors.modal.limits import MAX_TIMEOUT_S, check_spec, unbounded
-from composer_prime.executors.modal.records import NO_CALL, Records, object_name
-from composer_prime.executors.prices import modal_price
+from composer_prime.executors.unique_jobs import end_job
 
+T = TypeVar("T")
 PLATFORM = "modal"
-CONFIRM_S, CONFIRM_PAUSE_S = 60.0, 0.5
+NO_CALL = ""
+CONFIRM_S = 60.0
 """How long the end of a cancelled call is waited for."""
 LOG_PAUSE_S = 1.0
 LATE, AHEAD = timedelta(seconds=15), timedelta(minutes=2)
@@ -35,13 +39,60 @@ LATE, AHEAD = timedelta(seconds=15), timedelta(minutes=2)
 OVERRUN_S = TIMEOUT_MARGIN_S + int(TIMEOUT_GRACE_S)
 """A command past its time gets its grace to end; where the container's program has lost its senses, Modal ends it after
 the margin and takes a while."""
-STATES = {"timed-out": JobState.TIMED_OUT, "preempted": JobState.PREEMPTED, "stopped": JobState.CANCELLED}
-"""By outcome (see `_answer`); else the exit code tells."""
 ENDS = (exception.RemoteError, exception.InternalFailure, exception.ExecutionError, exception.DeserializationError)
 """What the client raises for a call that ended; its other errors are of the connection."""
 
 
-class ModalExecutor:
+class Records:
+    """Which call of Modal's is which job: one modal.Dict a run, whose entries decide who may run what.
+
+    Modal has no name for a call, so a caller killed after `spawn` could lose it, or start it twice. Here each job has
+    create-once entries, and a container looks at them before it does any work:
+
+        {job}/claim   when the job was claimed: written before `spawn`, so that `find` sees the job
+        {job}/call    the one call that may run it: the first to be written, by a caller after `spawn` or a container at
+                      its start; "" when it was cancelled while it had none. Containers of any other call end at once
+        {job}/start   the container that ran it; a second one of the same call finds it and ends at once ("preempted")
+        {job}/end     that Modal took that container back
+        {job}/cancel  when somebody asked for the end
+
+    Modal drops entries that nobody read or wrote for seven days; a job has ended long before.
+
+    Methods but `create` raise JobUnknown when the run has no Dict.
+    """
+
+    def __init__(self, connection: Connection, run: str) -> None:
+        self.name = object_name(run)
+        self._connection = connection
+        self._dict = modal.Dict.from_name(self.name, client=connection.client)
+
+    def create(self) -> None:
+        """Make the Dict, unless the run has one."""
+        client = self._connection.client
+        make = modal.Dict.objects.create
+        self._connection.ask(f"records {self.name}", lambda: make(self.name, allow_existing=True, client=client))
+
+    def get(self, job: str, entry: str) -> Any:
+        """An entry of a job, None if there is none."""
+        return self._connection.ask(f"records {self.name}", lambda: self._dict.get(f"{job}/{entry}"))
+
+    def first(self, job: str, entry: str, value: T) -> T:
+        """The value that the entry has for good: `value`, or what was written before."""
+
+        def put_and_get() -> T:
+            # Not what `put` returns: it says False too when its own first attempt was written and the answer lost.
+            self._dict.put(f"{job}/{entry}", value, skip_if_exists=True)
+            return self._dict.get(f"{job}/{entry}")
+
+        return self._connection.ask(f"records {self.name}", put_and_get)
+
+    def claimed(self) -> list[str]:
+        """The names of all jobs."""
+        keys = self._connection.ask(f"records {self.name}", lambda: list(self._dict.keys()))
+        return [key.removesuffix("/claim") for key in keys if key.endswith("/claim")]
+
+
+class ModalExecutor(Executor):
     """The workspace that the token of this process belongs to (see executors/base.py for the contract)."""
 
     platform = PLATFORM
@@ -52,28 +103,20 @@ class ModalExecutor:
 
     @hides_secrets
     def check(self, spec: JobSpec) -> None:
-        check_spec(spec)
-
-    def log_in(self) -> None:
-        token()
+        limits.check_spec(spec)
 
     def credentials(self) -> dict[str, str]:
         """Another machine's client works by them in the same workspace and environment."""
-        self.log_in()
+        token()
         names = ("token_id", "token_secret", "server_url", "environment")
         return {f"MODAL_{name.upper()}": config[name] for name in names if config[name]}
 
-    def describe(self, spec: JobSpec) -> str:
-        self.check(spec)
-        env = " ".join(f"{name}={value}" for name, value in sorted({**spec.cache_env, **spec.env}.items()))
-        shown = {**settings(spec), "env": env, "command": shlex.join(spec.command)}
-        lines = [f"one call, {spec.name}, for {spec.timeout_s} s, of Modal app {object_name(spec.run)}-<hash of these>"]
-        lines += [f"  {name:<22}{value}" for name, value in shown.items() if value]
-        return spec.secrets.redact("\n".join(lines))
+    def machine(self, spec: JobSpec) -> str:
+        asked = ", ".join(f"{name} {value}" for name, value in machine(spec.resources).items() if value)
+        return f"a container of Modal's: {asked or 'an eighth of a core'}"
 
     def price(self, spec: JobSpec) -> Price:
-        """By the second; `limits.unbounded` says what an hour's price leaves open."""
-        return replace(modal_price(spec.resources), overrun_s=OVERRUN_S, unbounded=unbounded(spec.resources))
+        return replace(limits.price(spec.resources), overrun_s=OVERRUN_S)
 
     @hides_secrets
     def submit(self, spec: JobSpec) -> Job:
@@ -90,8 +133,8 @@ class ModalExecutor:
             "name": spec.name,
             "records": records.name,
             "command": list(spec.command),
-            "env": {**spec.cache_env, **spec.env},
-            "timeout_s": min(spec.timeout_s, MAX_TIMEOUT_S - TIMEOUT_MARGIN_S),
+            "env": spec.variables,
+            "timeout_s": min(spec.timeout_s, limits.MAX_TIMEOUT_S - TIMEOUT_MARGIN_S),
         }
         call = self._connection.ask(f"start of {job.id}", lambda: function.spawn(argument))
         if records.first(job.id, "call", call.object_id) != call.object_id:
@@ -121,65 +164,24 @@ class ModalExecutor:
             return JobStatus(JobState.CANCELLED, message="cancelled before it had a call")
         call = self._call(call_id)
         answer = self._connection.ask(f"state of {job.id}", lambda: _answer(call))
-        if answer is None or answer["outcome"] == "stopped":
-            cancelled_at, end = records.get(job.id, "cancel"), records.get(job.id, "end")
-            if end is not None and cancelled_at is None:
-                if answer is None:
-                    # Or Modal would start it again, to be told to go.
-                    self._end(job, call)
-                answer = end
-            elif answer is not None:
-                answer["ended_at"] = cancelled_at
+        end = records.get(job.id, "end") or answer
+        if end is not None and answer is None:
+            self._end(job, call)  # or Modal would start it again, to be told to go
         start = records.get(job.id, "start") or {}
-        if answer is None:
+        started_at = start.get("started_at")
+        if end is None:
             state, word = (JobState.RUNNING, f"running in {start['task']}") if start else (JobState.PENDING, "waiting")
-            return JobStatus(state, message=f"{call_id}: {word}", started_at=start.get("started_at"))
-        exit_code = answer.get("exit_code")
-        state = STATES.get(answer["outcome"], JobState.SUCCEEDED if exit_code == 0 else JobState.FAILED)
-        message = ": ".join(part for part in (call_id, answer["outcome"], answer.get("message")) if part)
-        started_at = answer.get("started_at", start.get("started_at"))
-        return JobStatus(state, exit_code, message, started_at, answer.get("ended_at"))
+            return JobStatus(state, message=f"{call_id}: {word}", started_at=started_at)
+        if end["state"] == JobState.CANCELLED:
+            end["ended_at"] = records.get(job.id, "cancel")
+        message = f"{call_id}: {end['message']}"
+        return JobStatus(JobState(end["state"]), end.get("exit_code"), message, started_at, end.get("ended_at"))
 
     def logs(self, job: Job, *, follow: bool = False) -> Iterator[str]:
-        since, seen, rest = None, Counter[tuple[datetime, str]](), ""
-        is_over = False
-        while True:
-            # Asked before the reading: what was written by then is read. Once more after the end, for what comes late.
-            was_over, is_over = is_over, self.poll(job).state.final
-            found = Counter[tuple[datetime, str]]()
-            for entry in self._log_entries(job, since):
-                key = (entry.timestamp, entry.message)
-                found[key] += 1
-                if found[key] > seen[key]:
-                    *lines, rest = (rest + entry.message).split("\n")
-                    yield from lines
-            if found:
-                since, seen = max(timestamp for timestamp, _ in found) - LATE, found
-            if was_over or not (follow or is_over):
-                break
-            time.sleep(LOG_PAUSE_S)
-        if rest:
-            yield rest
+        return split_lines(self._log(job, follow))
 
     def cancel(self, job: Job) -> JobStatus:
-        status = self.poll(job)
-        if status.state.final:
-            return status
-        records = self._records(job.run)
-        records.first(job.id, "cancel", time.time())
-        # A call that nobody recorded yet finds this in its place, and goes.
-        call_id = records.first(job.id, "call", NO_CALL)
-        if call_id != NO_CALL:
-            self._end(job, self._call(call_id))
-        confirm_by = time.monotonic() + CONFIRM_S
-        while not (status := self.poll(job)).state.final:
-            if time.monotonic() > confirm_by:
-                raise ExecutorError(
-                    f"{job.id}: Modal hasn't confirmed its end in {CONFIRM_S:.0f} s, and it may still be billed: "
-                    f"cancel again, or end call {call_id} at https://modal.com/apps"
-                )
-            time.sleep(CONFIRM_PAUSE_S)
-        return status
+        return end_job(job, self.poll(job), self._ask_end, self.poll, CONFIRM_S, "https://modal.com/apps")
 
     def close(self) -> None:
         self._connection.close()
@@ -202,6 +204,24 @@ class ModalExecutor:
     def _call(self, call_id: str) -> modal.FunctionCall:
         return modal.FunctionCall.from_id(call_id, client=self._connection.client)
 
+    def _log(self, job: Job, follow: bool) -> Iterator[bytes]:
+        since, seen = None, Counter[tuple[datetime, str]]()
+        is_over = False
+        while True:
+            # Asked before the reading: what was written by then is read. Once more after the end, for what comes late.
+            was_over, is_over = is_over, self.poll(job).state.final
+            found = Counter[tuple[datetime, str]]()
+            for entry in self._log_entries(job, since):
+                key = (entry.timestamp, entry.message)
+                found[key] += 1
+                if found[key] > seen[key]:
+                    yield entry.message.encode()
+            if found:
+                since, seen = max(timestamp for timestamp, _ in found) - LATE, found
+            if was_over or not (follow or is_over):
+                return
+            time.sleep(LOG_PAUSE_S)
+
     def _log_entries(self, job: Job, since: datetime | None) -> list[Any]:
         if not (call_id := self._call_id(job)):
             return []
@@ -209,19 +229,26 @@ class ModalExecutor:
         # What the command says as errors is in it too (job_body.py), what Modal says of the container isn't.
         return self._connection.ask(f"log of {job.id}", lambda: list(fetch(since=since, until=until, source="stdout")))
 
+    def _ask_end(self, job: Job) -> None:
+        records = self._records(job.run)
+        records.first(job.id, "cancel", time.time())
+        # A call that nobody recorded yet finds this in its place, and goes.
+        if (call_id := records.first(job.id, "call", NO_CALL)) != NO_CALL:
+            self._end(job, self._call(call_id))
+
     def _end(self, job: Job, call: modal.FunctionCall) -> None:
         self._connection.ask(f"end of a call of {job.id}", lambda: call.cancel(terminate_containers=True))
 
 
 def _answer(call: modal.FunctionCall) -> dict[str, Any] | None:
-    """What the container's program said of its end (job_body.run_job), else in the same form what Modal tells: None
-    while the call goes on. What is no end of it is raised."""
+    """How a call ended: what the container's program said of it (job_body.run_job), else in the same form what Modal
+    tells; None: it goes on. What is no end of it is raised."""
     try:
         return call.get(timeout=0)
     except TimeoutError:
         return None
     except exception.FunctionTimeoutError as error:
-        return {"outcome": "timed-out", "message": str(error)}
+        return {"state": "timed-out", "message": str(error)}
     except (Exception, SystemExit, exception.InputCancellation) as error:
         if isinstance(error, FAILURES) and not isinstance(error, ENDS):
             raise
@@ -230,5 +257,5 @@ def _answer(call: modal.FunctionCall) -> dict[str, Any] | None:
         inputs = call.get_call_graph() if isinstance(error, exception.RemoteError) else []
         is_stopped = any(each.status == modal.types.InputStatus.TERMINATED for each in inputs)
         if is_stopped or isinstance(error, exception.InputCancellation):
-            return {"outcome": "stopped"}
-        return {"outcome": "failed", "message": f"the container failed ({type(error).__name__}: {error})"}
+            return {"state": "cancelled", "message": "stopped"}
+        return {"state": "failed", "message": f"the container failed ({type(error).__name__}: {error})"}

@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -100,11 +100,9 @@ class SkyApi:
         method = "GET" if body is None else "POST"
         return self._result(patiently(lambda: self._request_id(method, path, body)), RESULT_TIMEOUT_S)
 
-    def launch(self, body: Mapping[str, Any], recover: Callable[[], Any]) -> None:
-        """Have a managed job launched, unless `recover` finds one that a lost request has launched."""
-        request = patiently(lambda: self._request_id("POST", "/jobs/launch", body), recover)
-        if isinstance(request, str):
-            self._result(request, LAUNCH_TIMEOUT_S)
+    def launch(self, body: Mapping[str, Any]) -> None:
+        """Have a managed job launched by one try: when its answer is lost, there may be one."""
+        self._result(self._request_id("POST", "/jobs/launch", body), LAUNCH_TIMEOUT_S)
 
     def log(self, job: int, *, follow: bool) -> Iterator[bytes]:
         """A managed job's log in chunks, from its start. Raises Busy when it breaks off, or is silent for too long."""
@@ -166,8 +164,7 @@ class SkyApi:
         if failure:
             kind = BadInput if _FIXABLE.search(failure) else ExecutorError
             return kind(f"SkyPilot ({self.shown}) refused: {said} [{failure}]")
-        where = f"{self.shown} answered {answer.status_code} ({said})"
-        return refusal(where, answer.status_code, answer.headers.get("Retry-After", ""), _REMEDIES)
+        return refusal(f"{self.shown} answered {answer.status_code} ({said})", answer.status_code, _REMEDIES)
 
 
 def _said(answer: httpx.Response) -> tuple[str, str]:

@@ -6,20 +6,24 @@ bucket.
 
 import json
 import os
-import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import date
 from typing import Any
 
 from composer_prime.errors import BadInput, ExecutorError
 from composer_prime.executors.base import Job, JobSpec, Price, hides_secrets, parse_name
-from composer_prime.executors.sky import offers, task
+from composer_prime.executors.prices import Machine, fitting, listed, shipped
+from composer_prime.executors.repeating import Busy
+from composer_prime.executors.sky import task
 from composer_prime.executors.sky.api import SkyApi
-from composer_prime.executors.sky.logs import Given
 from composer_prime.executors.unique_jobs import JobReport, UniqueJobs
 
 PLATFORM = "sky"
+WHERE = "SkyPilot (in its enabled clouds)"
+_OWN = ("kubernetes", "ssh", "slurm")
+"""Clouds that are machines of one's own: SkyPilot lists no price for them."""
 
 
 class SkyExecutor(UniqueJobs):
@@ -43,8 +47,8 @@ class SkyExecutor(UniqueJobs):
         """Refuse what SkyPilot would refuse, now or once it has taken the job; of accelerators, if it answers."""
         task.check_task(spec)
         task.resources_of(spec, self._resources)
-        if (listed := self._listed_now(spec)) is not None:
-            offers.matching(listed, spec.resources)
+        if (known := self._known(spec)) is not None:
+            fitting(known, spec.resources, WHERE)
 
     def log_in(self) -> None:
         """Raise BadInput also for a server that is too old, and for one without a cloud."""
@@ -60,24 +64,37 @@ class SkyExecutor(UniqueJobs):
     def account(self) -> str:
         return self._api.account()
 
-    def describe(self, spec: JobSpec) -> str:
-        """The `sky jobs launch` command that would start the same command; its resources stand in a comment."""
-        resources = json.dumps(task.resources_of(spec, self._resources))
-        options = [
-            *(f"--env={name}={value}" for name, value in task.envs_of(spec).items()),
-            *(f"--secret={name}" for name in spec.secrets),
-        ]
-        command = shlex.join(["timeout", str(spec.timeout_s), *spec.command])
-        launch = shlex.join(["sky", "jobs", "launch", "--yes", "--name", spec.name, *options, "--", command])
-        return spec.secrets.redact(f"{launch}  # at {self._api.shown}, resources {resources}")
+    def machine(self, spec: JobSpec) -> str:
+        return f"SkyPilot's ({self._api.shown}) by resources {json.dumps(task.resources_of(spec, self._resources))}"
 
     def price(self, spec: JobSpec) -> Price:
-        """What the dearest machine costs that SkyPilot may take, by the server's catalog, else by the shipped table."""
+        """Of the dearest machine, by the server's catalog, else by the shipped table: SkyPilot goes on to dearer ones
+        where the cheaper ones are out."""
         resources = task.resources_of(spec, self._resources)
-        return offers.price(self._listed_now(spec), spec.resources, resources, self._api.shown)
+        if (most := resources.get("max_hourly_cost")) is not None:
+            return Price(float(most), "max_hourly_cost, above which SkyPilot takes no machine", task.OVERRUN_S)
+        if spec.resources.gpu is None:
+            return Price(None, "SkyPilot's API tells the price of no machine without a GPU", task.OVERRUN_S)
+        if (known := self._known(spec)) is None:
+            return self._stale_price(spec)
+        infra = str(resources.get("infra", "")).partition("/")[0].lower().replace("k8s", "kubernetes")
+        found = [each for each in fitting(known, spec.resources, WHERE) if infra in ("", "*", each.where)]
+        if found and all(each.where in _OWN for each in found):
+            return Price(0.0, "machines of your own", task.OVERRUN_S)
+        usd = sorted(each.usd_per_hour for each in found if each.usd_per_hour is not None)
+        catalog = f"SkyPilot's catalog at {self._api.shown}"
+        if not usd:
+            return Price(None, f"{catalog} has no price of it", task.OVERRUN_S)
+        return Price(usd[-1], f"{catalog} ({date.today()}), from ${usd[0]:.2f} on: the dearest", task.OVERRUN_S)
+
+    def _stale_price(self, spec: JobSpec) -> Price:
+        usd = None
+        with suppress(BadInput):  # which isn't all that SkyPilot has
+            usd = max(each.usd_per_hour or 0.0 for each in fitting(shipped(PLATFORM), spec.resources, WHERE))
+        source = f"stale, since the server tells no price: {listed(PLATFORM)[1]}"
+        return Price(usd, source, task.OVERRUN_S, f"give max_hourly_cost in {task.RESOURCES_VARIABLE}")
 
     def close(self) -> None:
-        """Let go of the connections."""
         self._api.close()
 
     def _list(self, run: str, site: str | None, attempt: int | None) -> list[JobReport]:
@@ -95,7 +112,9 @@ class SkyExecutor(UniqueJobs):
     def _start(self, spec: JobSpec) -> list[JobReport]:
         body = {"task": task.task_of(spec, task.resources_of(spec, self._resources), time.time()), "name": spec.name}
         try:
-            self._api.launch(body, lambda: self._settle(spec))
+            self._api.launch(body)
+        except Busy:
+            raise  # the answer was lost, and the job may be on its way
         except (BadInput, ExecutorError):
             for left in self._named(spec.run, spec.site, spec.attempt):
                 if left.status.half_submitted:  # SkyPilot keeps a job whose launch failed as pending for ever
@@ -106,19 +125,25 @@ class SkyExecutor(UniqueJobs):
     def _ask_end(self, job: Job) -> None:
         self._api.ask("/jobs/cancel", {"job_ids": [int(job.id)]})
 
-    def _log_reader(self, job: Job, to_end: bool) -> Callable[[], Iterator[str]]:
-        given = Given()
-        return lambda: given.new_lines(self._api.log(int(job.id), follow=to_end))
+    def _log(self, job: Job, to_end: bool) -> Iterator[tuple[str, str]]:
+        return task.command_lines(self._api.log(int(job.id), follow=to_end))
 
-    def _listed_now(self, spec: JobSpec) -> offers.Listed | None:
-        """The accelerators of all clouds and regions; None where none are wanted, or the server tells of none."""
+    def _known(self, spec: JobSpec) -> list[Machine] | None:
+        """The machines with GPUs of all clouds and regions; None: none is wanted, or the server tells of none."""
         if spec.resources.gpu:
             with suppress(ExecutorError, BadInput):
                 self._api.health()  # one try, lest a dry run without a server waits
                 if clouds := self._api.ask("/enabled_clouds"):
                     body = {"clouds": clouds, "require_price": False, "all_regions": True}
-                    return self._api.ask("/list_accelerators", body)
+                    told = self._api.ask("/list_accelerators", body)
+                    is_spot = bool(task.resources_of(spec, self._resources).get("use_spot"))
+                    return [_machine_of(gpu, offer, is_spot) for gpu, offers in told.items() for offer in offers]
         return None
+
+
+def _machine_of(gpu: str, offer: Sequence[Any], is_spot: bool) -> Machine:
+    cloud, _, _, num_gpus, _, _, _, usd, spot_usd, _ = offer
+    return Machine(gpu, gpu, num_gpus, spot_usd if is_spot else usd, where=cloud.lower())
 
 
 def _report_of(record: Mapping[str, Any]) -> JobReport | None:

@@ -1,4 +1,4 @@
-"""From a job to SkyPilot's task, and from the record of a managed job back to a job's status.
+"""From a job to SkyPilot's task, and from a managed job's record and log back to the job's status and lines.
 
 SkyPilot gives managed jobs no time-out, so the task's script ends the command. It also frames the command's lines in
 the log, since SkyPilot puts its own words before, after and in front of them.
@@ -7,13 +7,15 @@ the log, since SkyPilot puts its own words before, after and in front of them.
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobSpec, JobState, JobStatus, check_names, gpu_kinds, parse_name
+from composer_prime.executors.local.executor import split_lines
 from composer_prime.executors.local.shim import GRACE_S
 from composer_prime.executors.repeating import first_line
+from composer_prime.executors.unique_jobs import told_exit_code
 
 RESOURCES_VARIABLE = "COMPOSER_PRIME_SKY_RESOURCES"
 START_ALLOWANCE_S = 600
@@ -23,7 +25,11 @@ OVERRUN_S = START_ALLOWANCE_S + round(GRACE_S) + TEARDOWN_S
 """What may be billed beyond a job's time: machines are billed while they start and until they are gone."""
 TIMED_OUT = 124
 """The script's exit code after the job's time. SkyPilot tells no more of an end than the exit code."""
-BEGINS, ENDS = "composer-prime: log {} begins", "composer-prime: log {} ends"
+_BEGINS, _ENDS = "composer-prime: log {} begins", "composer-prime: log {} ends"
+"""Names the log, which is another one after each recovery, and shows what SkyPilot puts in front of each line."""
+_BEGUN = re.compile(re.escape(_BEGINS.format("@")).replace("@", r"(\d+-\d+)") + "$")
+_PAYLOAD = "<sky-payload>"
+"""What moves the spinner of SkyPilot's own client."""
 FIELDS = ("job_id", "job_name", "status", "schedule_state", "failure_reason", "start_at", "end_at")
 """What is asked of a managed job's record."""
 
@@ -39,7 +45,6 @@ _STATES = {
     "CANCELLED": JobState.CANCELLED,
     **{f"FAILED{why}": JobState.FAILED for why in ("", "_SETUP", "_PRECHECKS", "_NO_RESOURCE", "_CONTROLLER")},
 }
-_EXIT_CODE = re.compile(r"exit code (\d+)")
 
 _SCRIPT = """\
 exec </dev/null 2>/dev/null
@@ -93,15 +98,15 @@ def task_of(spec: JobSpec, resources: Mapping[str, Any], now: float) -> str:
     task = {
         "name": spec.name,
         "resources": dict(resources),
-        "envs": envs_of(spec),
+        "envs": spec.variables,
         "secrets": spec.secrets.reveal(),
         "run": _SCRIPT.format(
             deadline=round(now) + spec.timeout_s + START_ALLOWANCE_S,
             timeout_s=spec.timeout_s,
             timed_out=TIMED_OUT,
             grace_s=GRACE_S,
-            begins=BEGINS.format("$log"),
-            ends=ENDS.format("$log"),
+            begins=_BEGINS.format("$log"),
+            ends=_ENDS.format("$log"),
             command=shlex.join(spec.command),
         ),
     }
@@ -109,23 +114,13 @@ def task_of(spec: JobSpec, resources: Mapping[str, Any], now: float) -> str:
     return _NO_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def envs_of(spec: JobSpec) -> dict[str, str]:
-    """The plain variables; a secret of the same name wins."""
-    given = {**spec.cache_env, **spec.env}
-    return {name: value for name, value in given.items() if name not in spec.secrets}
-
-
 def status_of(record: Mapping[str, Any]) -> JobStatus:
-    """A job's status by the managed job's record; an exit code above 128 is a signal, as shells have it."""
+    """A job's status by the managed job's record."""
     status, reason = str(record["status"]), record.get("failure_reason") or ""
     state = _STATES.get(status, JobState.RUNNING)  # a state nobody knows may be billed
     exit_code = 0 if state is JobState.SUCCEEDED else None
-    if status == "FAILED" and (match := _EXIT_CODE.search(reason)):
-        exit_code = int(match[1])
-        if exit_code == TIMED_OUT:
-            state, exit_code = JobState.TIMED_OUT, None
-        elif 128 < exit_code <= 192:
-            exit_code = 128 - exit_code
+    if status == "FAILED" and (exit_code := told_exit_code(reason)) == TIMED_OUT:
+        state, exit_code = JobState.TIMED_OUT, None
     message = f"{status}: {first_line(reason)}" if reason else status
     half = status == "PENDING" and record.get("schedule_state") == "INACTIVE"
     return JobStatus(state, exit_code, message, record.get("start_at"), record.get("end_at"), half)
@@ -134,3 +129,17 @@ def status_of(record: Mapping[str, Any]) -> JobStatus:
 def was_taken(record: Mapping[str, Any]) -> bool:
     """Whether SkyPilot ever took the job; else its launch failed, and what that left was cancelled."""
     return (record["status"], record.get("schedule_state")) != ("CANCELLED", "INACTIVE")
+
+
+def command_lines(chunks: Iterator[bytes]) -> Iterator[tuple[str, str]]:
+    """The command's lines in a stream from a log's start, each with its log's name."""
+    log = prefix = ""
+    for line in split_lines(chunks):
+        if match := _BEGUN.search(line):
+            log, prefix = match[1], line[: match.start()]
+        elif log and line.startswith(prefix) and not line.startswith(_PAYLOAD):
+            name, text, end = log, line.removeprefix(prefix), _ENDS.format(log)
+            if text.endswith(end):
+                text, log = text.removesuffix(end), ""
+            if text or log:
+                yield name, text

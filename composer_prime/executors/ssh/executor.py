@@ -8,7 +8,7 @@ input, so that nothing secret stands on a command line. Every request may be rep
 import asyncio
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ import asyncssh
 from composer_prime.errors import BadInput
 from composer_prime.executors.local import shim
 from composer_prime.executors.local.executor import SHIM_COMMAND, HostExecutor, read_reply, shim_input
-from composer_prime.executors.repeating import PAUSES_S, Busy, patiently
+from composer_prime.executors.repeating import Busy, patiently
 
 ROOT = "~/.composer-prime"
 """Folder there for jobs, their logs, and the environment whose programs jobs find first, `venv`."""
@@ -34,12 +34,10 @@ _HOST = re.compile(
 class Host:
     """One machine, as `[user@]address[:port]` names it; what is left out is as ~/.ssh/config says.
 
-    pauses_s   before each repetition of a request
-
     Raises BadInput for a name that isn't one.
     """
 
-    def __init__(self, name: str, pauses_s: Sequence[float] = PAUSES_S) -> None:
+    def __init__(self, name: str) -> None:
         match = _HOST.fullmatch(name)
         if match is None or (match["port"] and not 1 <= int(match["port"]) <= 65535):
             raise BadInput(
@@ -47,7 +45,6 @@ class Host:
                 "into ~/.ssh/config, as the HostName of a Host"
             )
         self.name = name
-        self._pauses_s = pauses_s
         address, user, port = match["address"].strip("[]"), match["user"], match["port"]
         options = ["-p", port] if port else []
         self._ssh_command = shlex.join(["ssh", *options, f"{user}@{address}" if user else address])
@@ -56,8 +53,8 @@ class Host:
         self._place = {name: value for name, value in given.items() if value}
 
     def call(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """A shim's reply there. Raises BadInput for a host that can't be used, Busy for one that doesn't answer."""
-        return patiently(lambda: asyncio.run(self._call_once(request)), pauses_s=self._pauses_s)
+        """A shim's reply there. Raises BadInput for a host that can't be used, else ExecutorError."""
+        return patiently(lambda: asyncio.run(self._call_once(request)))
 
     async def _call_once(self, request: Mapping[str, Any]) -> dict[str, Any]:
         limit_s = ANSWER_S + request.get("wait_s", 0.0)
@@ -105,14 +102,13 @@ class SshExecutor(HostExecutor):
 
     host      [user@]address[:port]; BadInput for what isn't
     grace_s   seconds that a job has to end by itself after it was told to, before it is killed
-    pauses_s  before each repetition of a request
     """
 
     platform, where = "ssh", "a host over ssh"
 
-    def __init__(self, host: str, *, grace_s: float = shim.GRACE_S, pauses_s: Sequence[float] = PAUSES_S) -> None:
-        super().__init__(host, ROOT, grace_s, {})
-        self._host = Host(host, pauses_s)
+    def __init__(self, host: str, *, grace_s: float = shim.GRACE_S) -> None:
+        super().__init__(host, ROOT, grace_s)
+        self._host = Host(host)
 
     def credentials(self) -> dict[str, str]:
         raise BadInput(
