@@ -133,7 +133,7 @@ class Supervisor:
         except Stopped:
             raise
         except SiteStopped:
-            return  # the next look finds that
+            self._leave(site, Action("give up", "cancelled"))
         except BadInput as error:
             if self._is_first_turn:
                 raise

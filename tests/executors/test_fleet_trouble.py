@@ -230,6 +230,16 @@ def test_a_job_started_while_its_site_is_stopped_is_ended_by_who_started_it() ->
     assert running(scene) == ["b1"] and states(scene)["a", 1] == "cancelled"
 
 
+def test_a_site_that_was_stopped_before_it_had_an_attempt_is_left_and_the_others_are_watched() -> None:
+    scene = Scene()
+    scene.book().stop("a")
+    supervisor = scene.supervisor()
+    supervisor.turn()
+    assert running(scene) == ["b1"] and "a: given up: cancelled" in scene.said
+    scene.platform.ends(scene.job_id("b", 1), JobState.SUCCEEDED, 0)
+    assert supervisor.turn() is True
+
+
 def test_cancel_of_a_site_that_is_not_there_names_those_that_are() -> None:
     scene = Scene()
     scene.supervisor().turn()
