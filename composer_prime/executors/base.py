@@ -8,12 +8,13 @@ import json
 import re
 import shlex
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import wraps
 from hashlib import sha256
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 from composer_prime.errors import BadInput, ComposerPrimeError, ExecutorError
 from composer_prime.executors.packages import Packages
@@ -220,7 +221,7 @@ def hides_secrets(method: Method) -> Method:
     return cast(Method, guarded)
 
 
-class Executor(Protocol):
+class Executor(ABC):
     """One platform. Synchronous; one instance may be used by several threads at once.
 
     Methods raise BadInput for what the person can fix (no token, an unknown GPU: nearest names are shown), JobUnknown
@@ -231,6 +232,7 @@ class Executor(Protocol):
     platform: str
     """A name of open.PLATFORMS."""
 
+    @abstractmethod
     def check(self, spec: JobSpec) -> None:
         """Refuse, with BadInput, what could not run: before anything is started or billed, and without a login."""
 
@@ -238,12 +240,12 @@ class Executor(Protocol):
         """Raise BadInput where this machine has no login for the platform, or a wrong one."""
         self.credentials()
 
+    @abstractmethod
     def credentials(self) -> dict[str, str]:
         """Environment variables by which a job elsewhere logs in as this machine does.
 
         Raises BadInput where there is no login, and where it can't be handed over.
         """
-        ...
 
     def account(self) -> str:
         """Whose jobs it starts and sees, those of another account being hidden; "": a machine's, whoever looks there.
@@ -252,9 +254,9 @@ class Executor(Protocol):
         """
         return ""
 
+    @abstractmethod
     def machine(self, spec: JobSpec) -> str:
         """What the job would run on, in the platform's own terms."""
-        ...
 
     def describe(self, spec: JobSpec) -> str:
         """What `submit` would start, for a dry run. Secrets appear by name only."""
@@ -272,42 +274,42 @@ class Executor(Protocol):
         lines = [f"job {spec.name}", *(f"  {name:<9}{value}" for name, value in rows.items() if value)]
         return spec.secrets.redact("\n".join(lines))
 
+    @abstractmethod
     def price(self, spec: JobSpec) -> Price:
         """What it costs."""
-        ...
 
+    @abstractmethod
     def submit(self, spec: JobSpec) -> Job:
         """Start the job unless the platform has one of this run, site and attempt: then that one is returned.
 
         Returns once the platform has accepted it. A caller killed in between finds the job by `find` or by calling
         again; of two that raced, all callers keep the same one and the other is cancelled.
         """
-        ...
 
+    @abstractmethod
     def find(self, run: str) -> list[Job]:
         """All jobs of a run that the platform still knows, ended ones too, by site and attempt."""
-        ...
 
+    @abstractmethod
     def poll(self, job: Job) -> JobStatus:
         """How the job is now."""
-        ...
 
+    @abstractmethod
     def logs(self, job: Job, *, follow: bool = False) -> Iterator[str]:
         """The job's output from its start, by lines without their ends, redacted by the caller; `follow` until its end.
 
         Also after the end, and after a disconnect, for as long as the platform keeps them.
         """
-        ...
 
+    @abstractmethod
     def cancel(self, job: Job) -> JobStatus:
         """End the job, pending or running, with all its processes, and return its final status.
 
         Returns only when the platform confirms that it has ended; a job that had ended stays as it is. Raises
         ExecutorError, saying that it may still be billed, when there is no confirmation.
         """
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (most hold no connection)
         """Let go of connections; jobs go on."""
 
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
@@ -56,9 +57,9 @@ class HostExecutor(Executor):
         self._root = root
         self._grace_s = grace_s
 
+    @abstractmethod
     def _call(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The shim's reply to a request. Raises ExecutorError where there is none after all repetitions."""
-        raise NotImplementedError
 
     @hides_secrets
     def check(self, spec: JobSpec) -> None:
