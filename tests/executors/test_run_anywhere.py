@@ -17,7 +17,7 @@ from tests.executors.stock_image import make_stock_image
 from tests.executors.walkthrough import PAGE, SKIPPED, Walkthrough, commands, section
 from tests.integration.laptop import build_wheels
 
-pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.slow, pytest.mark.s3]
 HEADINGS = {"local": "This machine", "ssh": "ssh", "modal": "Modal", "hf-jobs": "HF Jobs", "sky": "SkyPilot"}
 MOST_LINES = 25
 

@@ -29,7 +29,7 @@ from tests.patience import PATIENCE_S
 EXTRAS = {"local": "", "ssh": "ssh", "modal": "modal", "hf-jobs": "hf", "sky": ""}
 AFTER = {"r0": ["preempted", "succeeded"], "r1": ["succeeded"], SITE: []}
 
-pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.slow, pytest.mark.s3]
 
 
 @pytest.fixture(scope="module")
