@@ -1,4 +1,4 @@
-"""What a platform that runs sites must do: start a job, look at it, read its log, end it, and find it again.
+"""The contract of a platform that runs sites: start a job, look at it, read its log, end it, and find it again.
 
 A job is one attempt to run one site of a run. Platforms know single jobs only; what makes them a fleet (records in the
 bucket, restarts, budgets) is launch/fleet.py's. Every platform passes tests/contracts/test_executor_contract.py.
@@ -60,7 +60,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True)
 class Resources:
-    """What a job asks of a machine.
+    """The machine that a job asks for.
 
     gpu        a kind as the platform names it ("H100", "a100-large"), several with commas where any will do; None: no
                GPU
@@ -146,7 +146,7 @@ class JobSpec:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What marks the job on a platform that has labels."""
+        """The labels of the job on a platform that has labels."""
         return {LABEL_RUN: self.run, LABEL_SITE: self.site, LABEL_ATTEMPT: str(self.attempt)}
 
 
@@ -167,7 +167,7 @@ class Job:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What a platform says of a job.
+    """A job as its platform sees it.
 
     exit_code    of the command, once it has ended by itself; -N for signal N; None where the platform doesn't tell
     message      the platform's own word, for people; secrets are redacted
@@ -185,7 +185,7 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class Price:
-    """What a job costs an hour.
+    """The cost of a job's hour.
 
     usd_per_hour   None: unknown; 0 for one's own machines
     source         where the figure is from, with its date
@@ -256,10 +256,10 @@ class Executor(ABC):
 
     @abstractmethod
     def machine(self, spec: JobSpec) -> str:
-        """What the job would run on, in the platform's own terms."""
+        """The machine that the job would run on, in the platform's own terms."""
 
     def describe(self, spec: JobSpec) -> str:
-        """What `submit` would start, for a dry run. Secrets appear by name only."""
+        """The job that `submit` would start, for a dry run. Secrets appear by name only."""
         login = f" (with the secret {spec.registry_secret})" if spec.registry_secret else ""
         rows = {
             "machine": self.machine(spec),
@@ -276,7 +276,7 @@ class Executor(ABC):
 
     @abstractmethod
     def price(self, spec: JobSpec) -> Price:
-        """What it costs."""
+        """The job's cost."""
 
     @abstractmethod
     def submit(self, spec: JobSpec) -> Job:

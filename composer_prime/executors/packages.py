@@ -1,4 +1,4 @@
-"""What a job installs where no image is named: this package and its recipe's environments, as this machine has them.
+"""The packages of a job without an image: this one and its recipe's environments, as this machine has them.
 
 These travel as wheels, and with them whatever they need that came to this machine from a folder or an address. The rest
 comes from PyPI by name, as any installation has it. All is installed on a stock image.
@@ -32,7 +32,7 @@ PRIME_RL_VERSION = "0.8.0"
 PRIME_RL_IMAGE = f"ghcr.io/primeintellect-ai/prime-rl:v{PRIME_RL_VERSION}"
 """PRIME-RL's own, with uv; its environment is the one of its lock."""
 PRIME_RL_LACKS = ("botocore", "cryptography", "matplotlib", "typer", "zstandard")
-"""What we need beside PRIME-RL's lock."""
+"""The packages that we need beside PRIME-RL's lock."""
 _INSTALLERS = (".dist-info/INSTALLER", ".dist-info/REQUESTED", ".dist-info/direct_url.json", ".dist-info/RECORD")
 """Files of an installation that no wheel has, and the one that is cut down to the others."""
 LINK_VARIABLE = "COMPOSER_PRIME_WHEEL_"
@@ -63,7 +63,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Packages:
-    """What a job installs.
+    """The packages that a job installs.
 
     names         of the distributions that it is handed as wheels
     pins          requirements on an index that keep what this package needs at this machine's versions

@@ -1,4 +1,4 @@
-"""What machines platforms have and what these cost: a choice from a platform's own list, or else from prices.toml.
+"""The machines that platforms have, and their prices: a choice from a platform's own list, or else from prices.toml.
 
 Both are rows of one kind, so that all platforms refuse what they don't have in the same words.
 """

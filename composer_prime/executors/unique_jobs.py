@@ -33,7 +33,7 @@ class JobReport:
 
 
 class UniqueJobs(Executor):
-    """What an executor does with jobs. How its platform is asked is left to the abstract methods."""
+    """An executor's dealings with jobs. How its platform is asked is left to the abstract methods."""
 
     confirm_s: float
     """For so long a cancelled job may go on before that is an error."""
@@ -126,7 +126,7 @@ class UniqueJobs(Executor):
         return found[0] if found else None
 
     def _look(self, job: Job) -> JobReport:
-        """What the platform tells of a job. Raises JobUnknown for another's id: a bucket may say anything."""
+        """The platform's report of a job. Raises JobUnknown for another's id: a bucket may say anything."""
         report = self._by_id(job.id)
         if report is None or report.job != job:
             raise JobUnknown(f"{self.platform} has no job {job.id} of attempt {job.attempt} of {job.run} {job.site}")

@@ -1,4 +1,4 @@
-"""What a launch may cost and how long it may last, and so how long its next job may run: pure arithmetic.
+"""The limits of a launch in money and hours, and so how long its next job may run: pure arithmetic.
 
 A job's time-out, with what its platform may bill beyond it, is its own largest cost. A new job gets no more time than
 the budget has left after what was spent and after what all running jobs can still spend, so the sum never passes the
@@ -19,7 +19,7 @@ MIN_JOB_S = 60
 
 @dataclass(frozen=True)
 class Limits:
-    """What a person allows.
+    """The limits that a person sets.
 
     max_restarts   of each site after an attempt that failed, hung or was lost
     max_preemptions, max_timeouts   after one whose machine was taken, or whose time ran out: nothing need be wrong
@@ -58,13 +58,13 @@ def ran_s(attempt: Attempt, now: float) -> float:
 
 
 def spent_usd(attempt: Attempt, now: float) -> float | None:
-    """What it has cost; None where the price is unknown."""
+    """Dollars that it has cost; None where the price is unknown."""
     price = attempt.record.usd_per_hour
     return None if price is None else ran_s(attempt, now) / HOUR_S * price
 
 
 def most_usd(attempt: Attempt, now: float) -> float:
-    """What it can have cost when it ends; nothing where the price is unknown."""
+    """Dollars that it can have cost when it ends; 0 where the price is unknown."""
     record, seconds = attempt.record, ran_s(attempt, now)
     if times(attempt)[1] is None:
         seconds = max(record.timeout_s, seconds)

@@ -1,4 +1,4 @@
-"""What a supervisor does next about each site: pure functions of its attempts, as they were looked at, and the time.
+"""The next action of a supervisor for each site: pure functions of its attempts, as they were looked at, and the time.
 
 The I/O is fleet.py's. Several supervisors of one launch may decide at once: what they start is create-once.
 """
@@ -20,7 +20,7 @@ PENDING_PATIENCE_S = 600.0
 
 @dataclass(frozen=True)
 class Action:
-    """What to do about a site, and why.
+    """A step for one site, and why.
 
     do   "start": have the job of an attempt, the next one or one that was only meant; "end": the newest one hangs, or
          was stopped and may run; "wait": it is pending or running, or may be; "give up" and "done": leave the site
@@ -44,7 +44,7 @@ def decide(
     now: float,
     ticks: float,
 ) -> dict[str, Action]:
-    """What to do about each site.
+    """Choose an action for each site.
 
     attempts    of all the launch's sites, since all of them spend its money; what has ended is settled
     price       of a job that would be started
@@ -85,7 +85,7 @@ def _judge(attempts: Sequence[Attempt], pulse: Pulse | None, limits: Limits, now
 
 
 def _after(attempts: Sequence[Attempt], ended: Ended, limits: Limits) -> Action:
-    """What follows from the end of a site's newest attempt."""
+    """The action after the end of a site's newest attempt."""
     last, state, exit_code = attempts[-1], ended.state, ended.exit_code
     if state == "succeeded":
         return Action("done", "done")

@@ -78,7 +78,7 @@ class Fleet:
         return plan.spec(self.book.launch, site, attempt)
 
     def price(self, plan: LaunchPlan, spec: JobSpec) -> Price:
-        """What a job costs, as the person said or its platform lists."""
+        """A job's cost, as the person said or its platform lists."""
         price = self.executor(plan.places[spec.site]).price(spec)
         said = plan.usd_per_hour
         return price if said is None else replace(price, usd_per_hour=said, source="--usd-per-hour")
@@ -291,7 +291,7 @@ def account_of(executor: Executor) -> str:
 
 
 def _at_once(act: Callable[[Attempt], Attempt], attempts: Sequence[Attempt]) -> Iterator[Attempt]:
-    """What `act` gives for each, all at the same time, as it comes."""
+    """The result of `act` for each, all at the same time, as it comes."""
     with ThreadPoolExecutor(max(1, len(attempts)), "composer-prime-cancel") as pool:
         for done in as_completed([pool.submit(act, attempt) for attempt in attempts]):
             yield done.result()

@@ -32,7 +32,7 @@ class Row:
 
 
 def rows(attempts: Iterable[Attempt], now: float | None = None) -> list[Row]:
-    """What a look at a launch shows."""
+    """A launch's attempts, as a look gives them, for people."""
     found, now = [], time.time() if now is None else now
     for each in attempts:
         told, job = each.ended or each.status, each.job.id if each.job else ""

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class Problems:
-    """What a person must mend before a launch: found one by one, said all at once."""
+    """A launch's faults that a person must mend: found one by one, said all at once."""
 
     def __init__(self) -> None:
         self._found: list[str] = []
@@ -59,7 +59,7 @@ class Problems:
             self.note(str(error))
 
     def get(self, find: Callable[[], T], default: T) -> T:
-        """What `find` gives; `default` where it raises BadInput, which is kept."""
+        """The result of `find`; `default` where it raises BadInput, which is kept."""
         with self.noted():
             return find()
         return default
@@ -77,7 +77,7 @@ NamedSecrets = Annotated[Secrets, *_NAMES]
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What one launch command wants; each job's machine is as the recipe's `[launch]` table says.
+    """The wishes of one launch command; each job's machine is as the recipe's `[launch]` table says.
 
     places    by site the platform, as `--on` names it: "modal", "ssh:HOST"
     recipe    as every replica runs it; paths of the bucket absolute
@@ -155,7 +155,7 @@ def plan_launch(
     environment: Mapping[str, str] = os.environ,
     problems: Problems | None = None,
 ) -> LaunchPlan:
-    """What to start.
+    """Plan what a command is to start.
 
     sites, replicas   as for `name_sites`
     secrets    names of variables of the environment, beside launch.secrets
@@ -193,7 +193,10 @@ def plan_launch(
 
 
 def installed(recipe: RecipeBase, store: str, needs: Iterable[str] = (), *, on_prime_rl: bool = False) -> Packages:
-    """What a site's job installs, or one that may start sites, with what that needs. Raises as `packages_of`."""
+    """The packages of a site's job, or of one that may start sites. Raises as `packages_of`.
+
+    needs   further packages from PyPI
+    """
     gateways = ["gcsfs"] if store.startswith("gs://") else []
     return packages_of(_modules(recipe), needs=[*needs, *gateways], on_prime_rl=on_prime_rl)
 

@@ -1,4 +1,4 @@
-"""What is seen before anything starts: access to the model, GPU memory, traffic with the bucket, jobs and prices."""
+"""Checks before anything starts: access to the model, GPU memory, traffic with the bucket, jobs and prices."""
 
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -62,8 +62,8 @@ def access_lines(plan: LaunchPlan) -> Iterator[str]:
 
 
 def memory_lines(plan: LaunchPlan, estimate: Estimate) -> Iterator[str]:
-    """What GPU memory a site needs and has on each platform, by gpus.toml; one line before where nobody gives out the
-    GPUs that are asked for.
+    """A site's need of GPU memory, and what it has on each platform by gpus.toml; one line before where nobody gives
+    out the GPUs that are asked for.
 
     Raises BadInput when it has too little, with what would do. What isn't known is said to be unchecked.
     """
@@ -113,7 +113,7 @@ def _gib(platform: str, kind: str) -> int:
 
 
 def bucket_lines(plan: LaunchPlan, shapes: Shapes) -> Iterator[str]:
-    """What fetching from the bucket costs in all; nothing for a folder."""
+    """The cost of all that is fetched from the bucket; nothing for a folder."""
     from composer_prime.outer.fragments import plan_fragments
 
     uri, outer = plan.run_uri, plan.recipe.outer
@@ -127,7 +127,7 @@ def bucket_lines(plan: LaunchPlan, shapes: Shapes) -> Iterator[str]:
 
 
 def traffic_line(recipe: RecipeBase, numels: Sequence[int], num_sites: int, uri: str) -> str:
-    """What all sites together fetch from the bucket at `uri` in the whole run, records left out, and what it costs.
+    """The bytes that all sites fetch from the bucket at `uri` in the whole run, records left out, and their cost.
 
     numels   parameters of each fragment
 

@@ -38,7 +38,7 @@ class Pulse:
 
 
 class Pulses:
-    """What is known of each site's present attempt; `observe` reads the bucket."""
+    """The pulse of each site's present attempt; `observe` reads the bucket."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

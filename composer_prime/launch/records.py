@@ -1,4 +1,4 @@
-"""What a launch leaves in the run's bucket, so that its jobs are found, watched and ended from any machine.
+"""The records of a launch in the run's bucket, so that its jobs are found, watched and ended from any machine.
 
 Every record is create-once, and its key says what it is of. An attempt to run a site has up to four:
 
@@ -230,7 +230,7 @@ class LaunchBook:
         return self._written(key, Stop(state=state, why=visible(why), by=who()))
 
     def stopped(self, site: str | None = None) -> Stop | None:
-        """Who stopped this launch, or that one site, if somebody did. Raises CorruptObject for what tells nobody."""
+        """The stop record of this launch, or of one site, if there is one. Raises CorruptObject for a broken one."""
         try:
             return self._record(Stop, launch_keys.stop(self.launch.number, site))
         except KeyMissing:
@@ -248,7 +248,7 @@ class LaunchBook:
         return sha
 
     def kept(self, key_of: Callable[[str], str], sha: str) -> bytes:
-        """What was stored with that sha256. Raises CorruptObject when other bytes stand there."""
+        """The bytes stored with that sha256. Raises CorruptObject when other bytes stand there."""
         data = read_bytes(self.store, key_of(sha))
         if sha256_hex(data) != sha:
             raise CorruptObject(f"{key_of(sha)} is not what was launched: its sha256 differs")
@@ -313,7 +313,7 @@ def begin_launch(store: Store, run: str) -> LaunchBook:
 
 
 def read_order(uri: str, launch: int, site: str, attempt: int, recipe_sha: str) -> Recipe | PrimeRecipe:
-    """What a replica of the run at `uri` runs: the recipe with that sha256, which its command line names.
+    """The recipe that a replica of the run at `uri` runs: the one whose sha256 its command line names.
 
     Raises BadInput as `refuse_ended`, and when the recipe is another run's; CorruptObject when its bytes in the bucket
     have another hash.

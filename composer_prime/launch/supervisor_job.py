@@ -37,7 +37,7 @@ LOGIN_PREFIX = "COMPOSER_PRIME_LOGIN_"
 
 @dataclass(frozen=True)
 class Order:
-    """What a supervisor is to do.
+    """A supervisor's task.
 
     on          where the supervisor runs
     packages    that its job installs
@@ -58,7 +58,7 @@ _ORDERS = TypeAdapter(Order)
 
 
 def order_of(plan: LaunchPlan, on: str, limits: Limits, poll_s: float, opener: Opener = open_executor) -> Order:
-    """What a supervisor on a platform is to do.
+    """The order of a supervisor on a platform.
 
     Raises BadInput for what can't be watched from there, such as a platform that is this machine's alone.
     """

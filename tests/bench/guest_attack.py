@@ -58,7 +58,7 @@ TASK = {
         '"reverse-letters", env.taskset.id = "reverse-letters"'
     ),
 }
-"""What the page's recipe trains on, and what is trained on here."""
+"""The task of the page's recipe, and the one that is trained on here."""
 FRAGMENTS, INNER_STEPS = 2, 12
 """As the page's recipe has them."""
 GUEST = "alice"

@@ -1,4 +1,4 @@
-"""What Modal's command line asks to see and delete what a launch left: apps, dicts and volumes."""
+"""The requests by which Modal's command line shows and deletes what a launch left: apps, dicts and volumes."""
 
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,6 @@
 """Follows a section of docs/run-anywhere.md as a person would: its commands as they stand, in their order.
 
-What differs from the page: names that stand for the reader's own (RECIPE, STORE, ...), the size of the runs, and the
+These differ from the page: names that stand for the reader's own (RECIPE, STORE, ...), the size of the runs, and the
 lines of `SKIPPED`. Of several launches the last one is cut short by the commands below it, as from a second terminal;
 the others run to their end.
 """
@@ -43,7 +43,7 @@ OVERRIDES = {**QUICK, "outer.quorum": 2}
 
 
 def section(heading: str) -> str:
-    """What stands below a heading of the page."""
+    """The text below a heading of the page."""
     return re.split(r"\n## ", PAGE.read_text().split(f"\n## {heading}\n", 1)[1])[0]
 
 
@@ -73,7 +73,7 @@ class Walkthrough:
     launches: list[str] = field(default_factory=list)
     """Their names."""
     listed: str = ""
-    """What `modal app list` said."""
+    """The answer of `modal app list`."""
 
     def __post_init__(self) -> None:
         path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
@@ -176,7 +176,7 @@ class Walkthrough:
 
     @contextmanager
     def _terminals(self) -> Iterator[Callable[[str], Path]]:
-        """What runs a command in a terminal of its own, and gives the file of what that says. At the end all commands
+        """A function that runs a command in a terminal of its own, and gives its output's file. At the end all commands
         have ended by themselves."""
         opened: list[tuple[str, subprocess.Popen[bytes], Path]] = []
         with ExitStack() as stack:

@@ -64,7 +64,7 @@ class JobsApi:
         return self.ask_once("run_job", namespace=self.namespace, **request)
 
     def ask(self, method: str, **arguments: Any) -> Any:
-        """What a method of the client gives, by several tries."""
+        """The answer of a method of the client, by several tries."""
         return patiently(lambda: self.ask_once(method, **arguments))
 
     def ask_once(self, method: str, **arguments: Any) -> Any:
@@ -105,7 +105,7 @@ class JobsApi:
 
 
 def place_of(name: str) -> dict[str, Any]:
-    """What the client takes for "namespace/id". Raises JobUnknown for what names no job: it would ask for its URL."""
+    """The client's arguments for "namespace/id". Raises JobUnknown for what names no job: it would ask for its URL."""
     if not (match := _JOB.fullmatch(name)):
         raise JobUnknown(f"job ({name}) must be namespace/id with 24 hex digits: Hugging Face Jobs has no other")
     return {"namespace": match[1], "job_id": match[2]}

@@ -35,7 +35,7 @@ PLATFORM = "hf-jobs"
 CACHE_BUCKET = "composer-prime-caches"
 """The private bucket of the namespace whose folders are the jobs' caches."""
 OVERRUN_S = 60 + 30
-"""What is billed beyond a job's time: the minute that was begun, and the seconds that containers get to end."""
+"""Seconds billed beyond a job's time: the minute that was begun, and those that containers get to end."""
 
 _DOT_IN_LABEL = "DOT"
 """Labels take letters, digits, '-' and '_', but no dots, which names may have."""
@@ -92,7 +92,7 @@ class HfJobsExecutor(UniqueJobs):
         return f"flavor {self._flavor(spec)}"
 
     def price(self, spec: JobSpec) -> Price:
-        """What the flavor costs an hour; billed by the minute, from the job's start."""
+        """The flavor's price; billed by the minute, from the job's start."""
         flavor = self._flavor(spec)
         if self._flavors:
             source = f"{self._api.client.endpoint}/api/jobs/hardware ({date.today()})"
@@ -113,7 +113,7 @@ class HfJobsExecutor(UniqueJobs):
         return [report] if report else []
 
     def _request(self, spec: JobSpec) -> dict[str, Any]:
-        """What the client's `run_job` takes, less the namespace. Makes the bucket of the caches."""
+        """The arguments of the client's `run_job`, less the namespace. Makes the bucket of the caches."""
         bucket = f"{self._api.namespace}/{CACHE_BUCKET}"
         if spec.caches:
             self._api.ask("create_bucket", bucket_id=bucket, private=True, exist_ok=True)
@@ -166,7 +166,7 @@ def _report_of(info: JobInfo) -> JobReport | None:
 
 
 def status_of(info: JobInfo) -> JobStatus:
-    """What the stage and the message of a job mean: the service tells how one ended in words only."""
+    """The status by a job's stage and message: the service tells how one ended in words only."""
     stage, said = str(info.status.stage), info.status.message or ""
     state = _STATES.get(stage, JobState.RUNNING)  # a stage nobody knows may be billed
     exit_code = 0 if state is JobState.SUCCEEDED else None

@@ -36,7 +36,7 @@ from composer_prime.executors.local import shim
 
 STATE_VARIABLE = "COMPOSER_PRIME_STATE"
 SHIM_COMMAND = ("-I", "-S", "-c", "import json, sys; exec(json.loads(sys.stdin.readline()))")
-"""What Python is called with for a shim; its code and its request come over standard input (`shim_input`)."""
+"""Python's arguments for a shim; its code and its request come over standard input (`shim_input`)."""
 LOG_WAIT_S, LOG_PAUSE_S = 10.0, 0.5
 """How long one request waits for something new in a log, and what lies between two: each may be a login elsewhere."""
 
@@ -50,7 +50,7 @@ class HostExecutor(Executor):
     """
 
     where: str
-    """What people call the host."""
+    """The host, for people."""
 
     def __init__(self, host: str, root: str, grace_s: float) -> None:
         self._name = host
@@ -190,7 +190,7 @@ class LocalExecutor(HostExecutor):
 
 
 def shim_input(request: Mapping[str, Any]) -> bytes:
-    """What a shim reads from standard input: its code, and its request, which may hold secrets."""
+    """The input of a shim: its code, and its request, which may hold secrets."""
     return f"{json.dumps(_shim_code())}\n{json.dumps(request)}\n".encode()
 
 

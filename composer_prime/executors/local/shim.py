@@ -53,7 +53,7 @@ class Refusal(Exception):
 
 
 def process_start(pid: int) -> str | None:
-    """What tells a process from a later one of the same pid; None when there is none, or a dead one not yet reaped."""
+    """Tells a process from a later one of the same pid; None when there is none, or a dead one not yet reaped."""
     if not os.path.exists("/proc/self/stat"):
         import subprocess
 
@@ -79,7 +79,7 @@ def job_processes(folder: str, keeper: int | None = None) -> list[int]:
 
 
 def _read_all(name: str, pids: list[str]) -> dict[int, bytes]:
-    """What /proc has under `name` of the processes that are there and let it be read."""
+    """The files `name` in /proc of the processes that are there and let them be read."""
     found = {}
     for pid in filter(str.isdigit, pids):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
@@ -187,7 +187,7 @@ def find(root: str, run: str) -> list:
 
 
 def reply(request: dict) -> dict:
-    """What came of a request: its "answer", or why there is none as "unknown", "refused" or "error"."""
+    """The reply to a request: its "answer", or why there is none as "unknown", "refused" or "error"."""
     arguments = {**request, "root": os.path.abspath(os.path.expanduser(request["root"]))}
     verbs = {"start": start, "status": status, "cancel": cancel, "log": log, "find": find}
     try:

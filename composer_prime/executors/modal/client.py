@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 TOKEN_REMEDY = "run `modal token set`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
 FAILURES = (exception.Error, StreamTerminatedError, OSError)
-"""What the client raises for requests that failed."""
+"""Errors of the client for requests that failed."""
 BUSY = (
     exception.ResourceExhaustedError,
     exception.ServiceError,

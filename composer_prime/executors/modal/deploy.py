@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "composer-prime-"
 RUN_CHARACTERS = 36
-"""What is left of Modal's 64 for a run's name, beside the prefix and a hash of 12 digits."""
+"""Characters that are left of Modal's 64 for a run's name, beside the prefix and a hash of 12 digits."""
 
 BODY = Path(__file__).with_name("job_body.py")
 STARTUP_TIMEOUT_S = 1800
@@ -43,7 +43,7 @@ def object_name(run: str) -> str:
 
 
 def machine(wanted: Resources) -> dict[str, Any]:
-    """What Modal's client is asked for by way of a machine."""
+    """The machine, as Modal's client is asked for it."""
     disk_gib = wanted.disk_gib or 0
     memory_mib = None if wanted.memory_gib is None else int(wanted.memory_gib * 1024)
     return {
@@ -59,7 +59,7 @@ def machine(wanted: Resources) -> dict[str, Any]:
 
 
 def _settings(spec: JobSpec) -> dict[str, Any]:
-    """What Modal's client makes the job's function of, but secrets and volumes by name."""
+    """The settings of the job's function for Modal's client, but secrets and volumes by name."""
     return {
         **machine(spec.resources),
         "timeout": min(spec.timeout_s + TIMEOUT_MARGIN_S, MAX_TIMEOUT_S),

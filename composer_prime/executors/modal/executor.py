@@ -1,6 +1,6 @@
 """Sites on Modal: each job is one call of a deployed function, found again by a record that was there before it.
 
-What runs in the container is in job_body.py. Preemption: Modal starts an interrupted call again by itself, without end
+job_body.py is the program in the container. Preemption: Modal starts an interrupted call again by itself, without end
 and without telling; here the second container goes at once and the job is PREEMPTED, so that restarts, and what they
 cost, stay the fleet's.
 
@@ -40,7 +40,7 @@ OVERRUN_S = TIMEOUT_MARGIN_S + int(TIMEOUT_GRACE_S)
 """A command past its time gets its grace to end; where the container's program has lost its senses, Modal ends it after
 the margin and takes a while."""
 ENDS = (exception.RemoteError, exception.InternalFailure, exception.ExecutionError, exception.DeserializationError)
-"""What the client raises for a call that ended; its other errors are of the connection."""
+"""Errors of the client for a call that ended; its other errors are of the connection."""
 
 
 class Records:

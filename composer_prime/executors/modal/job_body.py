@@ -1,4 +1,4 @@
-"""What runs in a Modal container: one attempt of one site, as a process group of its own.
+"""The program in a Modal container: one attempt of one site, as a process group of its own.
 
 Modal copies this file, alone, into any image that has a Python: standard library only, and `modal`, which every
 container has. executor.Records has the rules by which a job is claimed.
@@ -16,10 +16,10 @@ import modal
 
 __package__ = ""  # of a module in a package Modal's client would send all of that
 TIMEOUT_GRACE_S, PREEMPTION_GRACE_S = 40.0, 20.0
-"""What a command gets to end by itself; Modal kills a container 30 s after it said that it takes it back."""
+"""Seconds that a command gets to end by itself; Modal kills a container 30 s after it said that it takes it back."""
 DRAIN_S = 5.0
 NOT_FOUND = 127
-"""What a shell returns for a command that can't be started."""
+"""A shell's exit code for a command that can't be started."""
 
 
 def run_job(job: dict[str, Any]) -> dict[str, Any]:

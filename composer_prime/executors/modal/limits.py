@@ -1,4 +1,4 @@
-"""What Modal runs, checked before anything is started, and what that costs.
+"""The jobs that Modal runs, checked before anything is started, and their prices.
 
 All else the client or the service refuses when the function is deployed, before anything is billed.
 """
@@ -11,7 +11,7 @@ REGIONS = ("us", "eu", "uk", "ap", "ca", "sa", "me", "mx", "af")
 """With narrower ones in each, by modal.com/docs/guide/region-selection on 2026-11-22."""
 MAX_TIMEOUT_S = 24 * 3600
 DEFAULT_CPUS = DEFAULT_GIB = 0.125
-"""What is reserved unasked."""
+"""Reserved unasked."""
 FREE_DISK_GIB = 512
 """Every container has so much; more is billed as memory."""
 
@@ -62,7 +62,7 @@ def _machines(resources: Resources) -> list[Machine]:
 
 
 def _unbounded(resources: Resources) -> str:
-    """What to set before an hour's price is the most that an hour can cost; "": it is."""
+    """The settings to make before an hour's price is the most that an hour can cost; "": it is."""
     unset = [f"launch.{name}" for name in ("cpus", "memory_gib") if getattr(resources, name) is None]
     if unset:
         return f"set {' and '.join(unset)}, which are limits then"

@@ -21,7 +21,7 @@ from composer_prime.executors.repeating import Busy, first_line, patiently, refu
 ENDPOINT_VARIABLE, TOKEN_VARIABLE = "SKYPILOT_API_SERVER_ENDPOINT", "SKYPILOT_SERVICE_ACCOUNT_TOKEN"
 DEFAULT_ENDPOINT = "http://127.0.0.1:46580"
 API_VERSION, VERSION = 62, "0.14.1"
-"""What we speak, and the least that we take: no older server was tried."""
+"""The version that we speak, and the least that we take: no older server was tried."""
 REQUEST_TIMEOUT_S = 30.0
 RESULT_TIMEOUT_S = 300.0
 SILENCE_S = 90.0
@@ -118,7 +118,7 @@ class SkyApi:
         self._client.close()
 
     def _result(self, request: str, wait_s: float) -> Any:
-        """What a request came to. Raises BadInput or ExecutorError, as it says, and ExecutorError after `wait_s`."""
+        """A request's result. Raises BadInput or ExecutorError, as it says, and ExecutorError after `wait_s`."""
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline:
             with suppress(_Slow):  # the server keeps a request waiting that has no result yet

@@ -22,16 +22,16 @@ START_ALLOWANCE_S = 600
 """A job whose machine is there so soon after its launch has all of its time; waiting for longer shortens it."""
 TEARDOWN_S = 600
 OVERRUN_S = START_ALLOWANCE_S + round(GRACE_S) + TEARDOWN_S
-"""What may be billed beyond a job's time: machines are billed while they start and until they are gone."""
+"""Seconds that may be billed beyond a job's time: machines are billed while they start and until they are gone."""
 TIMED_OUT = 124
 """The script's exit code after the job's time. SkyPilot tells no more of an end than the exit code."""
 _BEGINS, _ENDS = "composer-prime: log {} begins", "composer-prime: log {} ends"
 """Names the log, which is another one after each recovery, and shows what SkyPilot puts in front of each line."""
 _BEGUN = re.compile(re.escape(_BEGINS.format("@")).replace("@", r"(\d+-\d+)") + "$")
 _PAYLOAD = "<sky-payload>"
-"""What moves the spinner of SkyPilot's own client."""
+"""Begins the lines that move the spinner of SkyPilot's own client."""
 FIELDS = ("job_id", "job_name", "status", "schedule_state", "failure_reason", "start_at", "end_at")
-"""What is asked of a managed job's record."""
+"""The fields that are asked of a managed job's record."""
 
 _NAME = re.compile(r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*")
 _NO_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
