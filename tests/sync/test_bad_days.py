@@ -122,6 +122,25 @@ def test_credentials_that_expire_midway_hold_a_site_up_and_lose_nothing_once_ren
     assert shas(a) == shas(b)
 
 
+def empty_until_missed(store, monkeypatch) -> None:
+    """Delete all that the bucket holds, and wait until a site has looked for the manifest: it could end before."""
+    missed, read = threading.Event(), MemoryStore.get_range
+
+    def watched(self: MemoryStore, key: str, start: int, length: int) -> bytes:
+        try:
+            return read(self, key, start, length)
+        except KeyMissing:
+            if key == keys.manifest():
+                missed.set()
+            raise
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStore, "get_range", watched)
+        for key in store.list(""):
+            store.delete(key)
+        assert missed.wait(PATIENCE_S)
+
+
 def test_after_a_bucket_was_emptied_and_restored_a_site_goes_on_from_its_checkpoint(store, monkeypatch):
     monkeypatch.setattr("composer_prime.sync.driver.RETRY_S", 0.02)
     monkeypatch.setattr("composer_prime.sync.driver.DENIED_S", 0.1)
@@ -130,7 +149,7 @@ def test_after_a_bucket_was_emptied_and_restored_a_site_goes_on_from_its_checkpo
     run_sites(first)
     backup = {key: store.get(key) for key in store.list("")}
     emptied = ThreadSite(store, terms, "a", state=first.saved)
-    emptied.after_join = lambda: [store.delete(key) for key in store.list("")]
+    emptied.after_join = lambda: empty_until_missed(store, monkeypatch)
     with pytest.raises(RunGone, match="This site's checkpoint is intact: restore the bucket"):
         run_sites(emptied)
     for key in store.list(""):
