@@ -154,7 +154,7 @@ def disclosure(
     commands = f"; and what a model says to {', '.join(asked.harnesses)}" if asked.harnesses else ""
     environments = ", ".join(asked.environments) or "none"
     yield f"Code that runs here: {prime_rl}environments {environments}{commands}. The model is {recipe.model.name}."
-    yield "Ctrl-C leaves, and the same command comes back in; from another terminal, with --pause or --resume, too."
+    yield "Ctrl-C leaves, and the same command comes back; from another terminal, with --pause or --resume, too."
 
 
 def _product(shape: tuple[int, ...]) -> int:
@@ -193,7 +193,7 @@ def _take_part(
         while True:
             _wait_while_paused(folder, warden, interrupt, say)
             if interrupt.is_set:
-                say("left; the same command comes back in")
+                say("left: run the same command to come back")
                 return INTERRUPTED_EXIT
             if warden.is_over:
                 say(f"left: {Reason.TIME.value}")
@@ -207,7 +207,7 @@ def _take_part(
                     f"{wishes.max_disk_gib:g} of --max-disk-gib: lend more, or delete logs there"
                 )
             if reason is None:
-                say("left; the same command comes back in")
+                say("left: run the same command to come back")
                 return code
 
 

@@ -263,7 +263,7 @@ def test_ctrl_c_leaves(run: OwnedRun) -> None:
     helper = beside(interrupt)
     assert join(run.invite(), wishes(run), said.append, site) == 130
     helper.join()
-    assert said[-1] == "left; the same command comes back in" and len(site.recipes) == 1
+    assert said[-1] == "left: run the same command to come back" and len(site.recipes) == 1
 
 
 def test_a_pause_ends_the_site_and_its_end_starts_it_again(run: OwnedRun) -> None:
