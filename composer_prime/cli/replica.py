@@ -15,13 +15,12 @@ def supervise(
     order: Annotated[str, typer.Option("--order", metavar="SHA256", help="Of what it is to do.", show_default=False)],
 ) -> None:
     """Watch a launch as a job of its own: what `launch --supervise-on` starts."""
-    from composer_prime.launch.redacting import redacted_output
+    from composer_prime.launch.redacting import redact_output
     from composer_prime.launch.supervisor_job import supervise as watch
     from composer_prime.visible import say
 
-    with redacted_output():
-        code = watch(store, launch, attempt, order, say)
-    raise typer.Exit(code)
+    redact_output()
+    raise typer.Exit(watch(store, launch, attempt, order, say))
 
 
 def replica(
@@ -36,18 +35,18 @@ def replica(
     """Run one site: its recipe is the one in the bucket with that hash, and local checkpoints are continued."""
     from composer_prime.config import PrimeRecipe, RunPaths
     from composer_prime.launch.records import read_order
-    from composer_prime.launch.redacting import redacted_output
+    from composer_prime.launch.redacting import redact_output
 
-    with redacted_output():
-        order = read_order(store, launch, site, attempt, recipe)
-        root = RunPaths.of(order).site(site).root
-        resume = root.exists() and any(root.iterdir())
-        if isinstance(order, PrimeRecipe):
-            from composer_prime.sites.prime_rl.launch import run_site as run_prime_rl
+    redact_output()
+    order = read_order(store, launch, site, attempt, recipe)
+    root = RunPaths.of(order).site(site).root
+    resume = root.exists() and any(root.iterdir())
+    if isinstance(order, PrimeRecipe):
+        from composer_prime.sites.prime_rl.launch import run_site as run_prime_rl
 
-            code = run_prime_rl(order, site, resume)
-        else:
-            from composer_prime.sites.embedded.local_run import run_site
+        code = run_prime_rl(order, site, resume)
+    else:
+        from composer_prime.sites.embedded.local_run import run_site
 
-            code = run_site(order, site, resume)
+        code = run_site(order, site, resume)
     raise typer.Exit(code)

@@ -7,6 +7,7 @@ bucket, restarts, budgets) is launch/fleet.py's. Every platform passes tests/con
 import json
 import re
 import shlex
+import socket
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -138,6 +139,12 @@ class JobSpec:
         return {name: value for name, value in given.items() if name not in self.secrets}
 
     @property
+    def installing_command(self) -> list[str]:
+        """Its command where the job itself installs its packages: after that."""
+        has_gpu = self.resources.gpu is not None
+        return self.packages.before(self.command, has_gpu=has_gpu) if self.packages else list(self.command)
+
+    @property
     def sha256(self) -> str:
         """Tells jobs apart that do other things, or on other machines; equal for equal ones of any time-out."""
         parts = (self.run, self.site, self.attempt, self.command, dict(self.env), list(self.secrets))
@@ -248,11 +255,11 @@ class Executor(ABC):
         """
 
     def account(self) -> str:
-        """Whose jobs it starts and sees, those of another account being hidden; "": a machine's, whoever looks there.
+        """Whose jobs it starts and sees, those of another account being hidden: this machine's, where there are none.
 
         Raises as requests do.
         """
-        return ""
+        return socket.gethostname()
 
     @abstractmethod
     def machine(self, spec: JobSpec) -> str:

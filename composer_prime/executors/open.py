@@ -5,7 +5,7 @@ for another vendor.
 """
 
 import difflib
-import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,26 +20,25 @@ MAX_SITES = 64
 
 @dataclass(frozen=True)
 class Platform:
-    """Where a platform's executor is.
+    """Where a platform's executor is, module:class below this package.
 
     extra      of our package, which installs what the executor imports; "": nothing is needed
     package    its name on PyPI
     has_host   whether a host's name follows the platform's, after a colon: it takes one job
     """
 
-    module: str
-    name: str
+    executor: str
     extra: str = ""
     package: str = ""
     has_host: bool = False
 
 
 PLATFORMS = {
-    "local": Platform("local.executor", "LocalExecutor"),
-    "modal": Platform("modal.executor", "ModalExecutor", "modal", "modal"),
-    "hf-jobs": Platform("hf_jobs.executor", "HfJobsExecutor", "hf", "huggingface_hub"),
-    "sky": Platform("sky.executor", "SkyExecutor"),
-    "ssh": Platform("ssh.executor", "SshExecutor", "ssh", "asyncssh", has_host=True),
+    "local": Platform("local.executor:LocalExecutor"),
+    "modal": Platform("modal.executor:ModalExecutor", "modal", "modal"),
+    "hf-jobs": Platform("hf_jobs.executor:HfJobsExecutor", "hf", "huggingface_hub"),
+    "sky": Platform("sky.executor:SkyExecutor"),
+    "ssh": Platform("ssh.executor:SshExecutor", "ssh", "asyncssh", has_host=True),
 }
 
 
@@ -50,7 +49,7 @@ def open_executor(on: str) -> Executor:
     if platform.has_host != bool(host):
         raise BadInput(f"--on ({on}) must be {name + ':HOST' if platform.has_host else name}: correct it")
     try:
-        module = importlib.import_module(f"composer_prime.executors.{platform.module}")
+        make: Any = pkgutil.resolve_name(f"composer_prime.executors.{platform.executor}")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("composer_prime"):
             raise
@@ -58,7 +57,6 @@ def open_executor(on: str) -> Executor:
             f"--on {name} needs a package that isn't installed ({error.name}): "
             f"pip install 'composer-prime[{platform.extra}]'"
         ) from error
-    make: Any = getattr(module, platform.name)
     return make(host) if host else make()
 
 

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
-import io
 import json
 import os
 import re
@@ -16,11 +15,11 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from composer_prime.errors import BadInput
@@ -33,8 +32,6 @@ PRIME_RL_IMAGE = f"ghcr.io/primeintellect-ai/prime-rl:v{PRIME_RL_VERSION}"
 """PRIME-RL's own, with uv; its environment is the one of its lock."""
 PRIME_RL_LACKS = ("botocore", "cryptography", "matplotlib", "typer", "zstandard")
 """The packages that we need beside PRIME-RL's lock."""
-_INSTALLERS = (".dist-info/INSTALLER", ".dist-info/REQUESTED", ".dist-info/direct_url.json", ".dist-info/RECORD")
-"""Files of an installation that no wheel has, and the one that is cut down to the others."""
 LINK_VARIABLE = "COMPOSER_PRIME_WHEEL_"
 """With a number from 0: where a job finds a wheel. A secret, since who has a link can read the wheel."""
 _FETCH = """\
@@ -48,17 +45,12 @@ for number, (file, sha256) in enumerate(zip(sys.argv[2::2], sys.argv[3::2])):
 """
 
 
-@dataclass(frozen=True)
-class Wheel:
-    """A distribution's wheel. file: its name, NAME-VERSION-py3-none-any.whl."""
+class Wheel(NamedTuple):
+    """A distribution's wheel. file: its name, NAME-VERSION-py3-none-any.whl; sha256: in hex."""
 
     file: str
     data: bytes
-
-    @functools.cached_property
-    def sha256(self) -> str:
-        """In hex."""
-        return hashlib.sha256(self.data).hexdigest()
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,7 @@ class Packages:
 
     def wheels(self) -> tuple[Wheel, ...]:
         """Made at the first call. Raises BadInput for one that can't be, that isn't pure Python or is too large."""
-        return tuple(map(_wheel_of, self.names))
+        return _wheels_of(self.names)
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {importlib.metadata.version(name)} of this machine" for name in self.names)
@@ -128,8 +120,8 @@ def packages_of(modules: Iterable[str], *, needs: Iterable[str] = (), on_prime_r
     """
     ours = _name_of("composer_prime")
     names = [_name_of(module) for module in modules if not _is_bundled(module)]
-    for name in names:  # which grows by what each needs that is from no index (PEP 610)
-        local = [each for each in _needs(name) if importlib.metadata.distribution(each).read_text("direct_url.json")]
+    for name in names:  # which grows by what each needs that is from no index
+        local = [each for each in _needs(name) if _direct(importlib.metadata.distribution(each))]
         names += [each for each in local if each not in names]
     wanted = [*(PRIME_RL_LACKS if on_prime_rl else _needs(ours)), *needs]
     # Without the local part of a version ("+cpu"), which PyPI doesn't have.
@@ -156,7 +148,9 @@ def _name_of(module: str) -> str:
 def _depth(distribution: Distribution, file: Path) -> int:
     """How surely a file is a distribution's: most where it installed it, the depth of an editable one's folder where
     the file is below that, other installations in it left out; 0: it isn't."""
-    if (folder := _editable_folder(distribution)) is not None:
+    direct = _direct(distribution)
+    if direct.get("dir_info", {}).get("editable"):
+        folder = Path(unquote(urlsplit(direct["url"]).path))
         is_below = file.is_relative_to(folder) and "site-packages" not in file.relative_to(folder).parts
         return len(folder.parts) if is_below else 0
     place = os.path.relpath(file, str(distribution.locate_file("")))
@@ -173,63 +167,37 @@ def _needs(name: str) -> list[str]:
     return [needed for needed in (re.split(r"[^\w.-]", each)[0] for each in requirements) if _version(needed)]
 
 
-def _editable_folder(distribution: Distribution) -> Path | None:
-    """The source folder of an editable installation (PEP 610)."""
-    direct = json.loads(distribution.read_text("direct_url.json") or "{}")
-    is_editable = direct.get("dir_info", {}).get("editable")
-    return Path(unquote(urlsplit(direct["url"]).path)) if is_editable else None
+def _direct(distribution: Distribution) -> dict[str, Any]:
+    """The folder or address that it was installed from (PEP 610); nothing for what an index had."""
+    return json.loads(distribution.read_text("direct_url.json") or "{}")
+
+
+def _source(name: str) -> str:
+    """The place where pip finds a distribution again: its folder or address, else its version on an index."""
+    distribution = importlib.metadata.distribution(name)
+    if not (direct := _direct(distribution)):
+        return f"{name}=={distribution.version}"
+    vcs, below = direct.get("vcs_info"), direct.get("subdirectory")
+    url = f"{vcs['vcs']}+{direct['url']}@{vcs['commit_id']}" if vcs else direct["url"]
+    return f"{url}#subdirectory={below}" if below else url
 
 
 @functools.cache
-def _wheel_of(name: str) -> Wheel:
-    distribution = importlib.metadata.distribution(name)
-    source = _editable_folder(distribution)
-    made = _packed(distribution) if source is None else _built(source)
-    if not made.file.endswith("-none-any.whl"):
-        raise BadInput(f"{made.file} isn't pure Python, and a job's machine may be another: name an image")
-    if (size := len(made.data)) > MAX_CREATE_BYTES:
-        raise BadInput(f"{made.file} ({size} bytes) must be at most {MAX_CREATE_BYTES}: drop files, or name an image")
-    return made
-
-
-def _built(source: Path) -> Wheel:
-    """The wheel of a source folder, by its own build backend, which dates it as it is told."""
-    with tempfile.TemporaryDirectory(prefix="wheel-") as scratch:
-        pip, uv = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir"], ["uv", "build", "--wheel", "-o"]
-        command = [*(pip if importlib.util.find_spec("pip") else uv), scratch, "--quiet", str(source)]
-        env = {**os.environ, "SOURCE_DATE_EPOCH": "315532800"}  # 1980, which zipfile has of itself
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
+def _wheels_of(names: tuple[str, ...]) -> tuple[Wheel, ...]:
+    uv = ["uv", "tool", "run", "--quiet", "--python", sys.executable, "pip"]
+    pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else uv
+    env = {**os.environ, "SOURCE_DATE_EPOCH": "315532800"}  # equal bytes for equal files; 1980, where zip begins
+    with tempfile.TemporaryDirectory(prefix="wheels-") as folder:
+        command = [*pip, "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--wheel-dir", folder]
+        done = subprocess.run([*command, *map(_source, names)], env=env, capture_output=True, text=True)
         if done.returncode:
             said = " ".join(done.stderr.split())[-500:]
-            raise BadInput(f"no wheel could be built of {source} ({said}): mend the package, or name an image")
-        (made,) = Path(scratch).glob("*.whl")
-        return Wheel(made.name, made.read_bytes())
-
-
-def _packed(distribution: Distribution) -> Wheel:
-    """A wheel of the files that an installed distribution is made of, with their modes, and of its RECORD of them;
-    equal for equal files. Raises BadInput where that can't be told."""
-    about, scripts = distribution.read_text("WHEEL"), {entry.name for entry in distribution.entry_points}
-    files = {path.as_posix(): Path(str(path.locate())) for path in distribution.files or ()}
-    outside = {path for path in files if path.startswith(("../", "/"))}
-    stray = [path for path in outside if files[path].stem not in scripts]
-    record = next((path for path in files if path.endswith(".dist-info/RECORD")), None)
-    if stray or not record or not about:
-        why = f"has {stray[0]} outside of its packages" if stray else "was installed without a record of its files"
-        raise BadInput(f"{distribution.metadata['Name']} {why}: pip install it again, or name an image that has it")
-    kept = sorted(
-        path
-        for path in files.keys() - outside
-        if not (path.endswith(_INSTALLERS) or "__pycache__" in path) and files[path].is_file()
-    )
-    rows = files[record].read_text(encoding="utf-8").splitlines()
-    of_kept = "\n".join(row for row in rows if row.split(",")[0] in {*kept, record})
-    with zipfile.ZipFile(packed := io.BytesIO(), "w") as wheel:
-        for path in [*kept, record]:
-            entry = zipfile.ZipInfo(path)
-            entry.external_attr = (0o100755 if os.access(files[path], os.X_OK) else 0o100644) << 16
-            data = of_kept.encode() if path == record else files[path].read_bytes()
-            wheel.writestr(entry, data, zipfile.ZIP_DEFLATED)
-    native = re.search(r"^Tag: *(.+)(?<!-none-any)$", about, re.MULTILINE)
-    tag = native[1] if native else "py3-none-any"
-    return Wheel(f"{record.removesuffix('.dist-info/RECORD')}-{tag}.whl", packed.getvalue())
+            remedy = "install them again, set PIP_EXTRA_INDEX_URL to their index, or name an image"
+            raise BadInput(f"pip finds no wheels of {', '.join(names)} ({said}): {remedy}")
+        files = [(file.name, file.read_bytes()) for file in sorted(Path(folder).iterdir())]
+    for file, data in files:
+        if not file.endswith("-none-any.whl"):
+            raise BadInput(f"{file} isn't pure Python, and a job's machine may be another: name an image")
+        if (size := len(data)) > MAX_CREATE_BYTES:
+            raise BadInput(f"{file} ({size} bytes) must be at most {MAX_CREATE_BYTES}: drop files, or name an image")
+    return tuple(Wheel(file, data, hashlib.sha256(data).hexdigest()) for file, data in files)

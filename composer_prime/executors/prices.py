@@ -15,7 +15,7 @@ from typing import Any
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import Resources, gpu_kinds
 
-_FILE = Path(__file__).with_name("prices.toml")
+TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("prices.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -43,22 +43,16 @@ class Machine:
         return f"{self.name} ({gpus}{self.cpus:g} CPUs, {self.memory_gb:g} GB memory, {self.disk_gb:g} GB disk)"
 
 
-@cache
-def table() -> dict[str, Any]:
-    """The file as it stands."""
-    return tomllib.loads(_FILE.read_text(encoding="utf-8"))
-
-
 def listed(platform: str) -> tuple[dict[str, Any], str]:
     """A platform's table in the file, and the source of its figures with their date."""
-    part = table()[platform]
+    part = TABLE[platform]
     return part, f"{part['source']} ({part['date']})"
 
 
 @cache
 def shipped(platform: str) -> tuple[Machine, ...]:
     """A platform's machines in the file."""
-    part = table()[platform]
+    part = TABLE[platform]
     named = [Machine(name, *row) for name, row in part["machines"].items()]
     kinds = part.get("gpus", {}).items()
     sized = [Machine(gpu, gpu, count, count * usd) for gpu, (most, usd) in kinds for count in range(1, most + 1)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from composer_prime.redaction import Redactor, hidden_values
 
@@ -35,12 +36,10 @@ class Secrets:
 
     def redact_lines(self, lines: Iterable[str]) -> Iterator[str]:
         """As `redact`, of lines as they come; a value that spans lines becomes one word, so lines may get fewer."""
-        redactor = Redactor(hidden_values(self._values))
-        rest = b""
-        for line in lines:
-            shown = rest + redactor.feed(f"{line}\n".encode("utf-8", "surrogateescape"))
-            *whole, rest = shown.split(b"\n")
+        redactor, rest = Redactor(hidden_values(self._values)), b""
+        for line in chain(lines, (None,)):
+            shown = redactor.flush() if line is None else redactor.feed(f"{line}\n".encode("utf-8", "surrogateescape"))
+            *whole, rest = (rest + shown).split(b"\n")
             yield from (each.decode("utf-8", "surrogateescape") for each in whole)
-        rest += redactor.flush()
         if rest:
-            yield from rest.removesuffix(b"\n").decode("utf-8", "surrogateescape").split("\n")
+            yield rest.decode("utf-8", "surrogateescape")

@@ -14,6 +14,10 @@ from composer_prime.launch.records import Attempt, Ended, by_site
 
 BAD_INPUT_EXIT = 2
 """A site's exit code for what only a person can mend: the next attempt would end so too."""
+LIMITED_BY = {"preempted": "max_preemptions", "timed-out": "max_timeouts"} | dict.fromkeys(
+    ("failed", "hung", "lost"), "max_restarts"
+)
+"""The field of Limits that counts restarts after an end. Others are followed by none, or were no run."""
 PENDING_PATIENCE_S = 600.0
 """After that it is said that a job still waits for a machine. Nothing ends it: queues are long."""
 
@@ -94,20 +98,8 @@ def _after(attempts: Sequence[Attempt], ended: Ended, limits: Limits) -> Action:
     if state == "failed" and exit_code == BAD_INPUT_EXIT:
         return Action("give up", f"exit code {BAD_INPUT_EXIT}: its log says what to mend")
     why = f"{state}, exit code {exit_code}" if state == "failed" and exit_code is not None else state
-    budget = _budget(state, limits)
-    if budget is not None:
-        ends = [_budget(each.ended.state, limits) for each in attempts if each.ended is not None]
-        if ends.count(budget) > budget[1]:
-            return Action("give up", f"{why}, and {budget[0]} ({budget[1]}) is used up")
+    if limit := LIMITED_BY.get(state):
+        used = sum(LIMITED_BY.get(each.ended.state) == limit for each in attempts if each.ended is not None)
+        if used > (most := getattr(limits, limit)):
+            return Action("give up", f"{why}, and --{limit.replace('_', '-')} ({most}) is used up")
     return Action("start", why, last.number + 1)
-
-
-def _budget(state: str, limits: Limits) -> tuple[str, int] | None:
-    """The option that limits restarts after an end in `state`, and how many it allows; None: that was no run."""
-    if state in ("withdrawn", "refused"):
-        return None
-    if state == "preempted":
-        return "--max-preemptions", limits.max_preemptions
-    if state == "timed-out":
-        return "--max-timeouts", limits.max_timeouts
-    return "--max-restarts", limits.max_restarts

@@ -4,9 +4,10 @@ Everything here works from the bucket alone, on any machine that has the platfor
 next is decisions.py's to say.
 """
 
+import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -27,7 +28,6 @@ from composer_prime.launch.records import (
     StopState,
     begin_launch,
     newest_launch,
-    who,
 )
 from composer_prime.store import launch_keys
 from composer_prime.store.base import Store
@@ -35,11 +35,7 @@ from composer_prime.visible import visible
 
 
 class Stopped(BadInput):
-    """Somebody stopped the launch: nothing of it is started any more."""
-
-
-class SiteStopped(BadInput):
-    """Somebody stopped this one site of the launch: no attempt of it is started any more."""
+    """Somebody stopped the launch, or one site of it: nothing of that is started any more."""
 
 
 class Fleet:
@@ -102,8 +98,8 @@ class Fleet:
     def intend(self, on: str, spec: JobSpec, price: Price, timeout_s: int) -> JobRecord:
         """Write a job's record, unless one stands, which is returned.
 
-        Raises Stopped and SiteStopped; BadInput for what its platform would refuse, and for a record of another job, or
-        of more time than `spec` has: whoever can write the bucket can write one.
+        Raises Stopped; BadInput for what its platform would refuse, and for a record of another job, or of more time
+        than `spec` has: whoever can write the bucket can write one.
         """
         executor = self.executor(on)
         executor.check(spec)
@@ -115,7 +111,7 @@ class Fleet:
             overrun_s=price.overrun_s,
             usd_per_hour=price.usd_per_hour,
             secrets=tuple(spec.secrets),
-            account=account_of(executor),
+            account=executor.account(),
             created_at=self.clock(),
         )
         found = self.book.intend(spec.site, spec.attempt, mine)
@@ -132,12 +128,12 @@ class Fleet:
     def submit(self, on: str, spec: JobSpec, record: JobRecord) -> Job:
         """Have the job of a record: the one that its platform has, or a new one.
 
-        Raises Stopped and SiteStopped; BadInput for what its platform refuses: what was written says so.
+        Raises Stopped; BadInput for what its platform refuses: what was written says so.
         """
         executor = self.executor(on)
         self._begun.append((spec.site, spec.attempt))
         try:
-            if on == LINKED and spec.packages is not None:
+            if on in LINKED and spec.packages is not None:
                 spec = replace(spec, secrets=spec.secrets.also(self.book.hand(spec.packages)))
             job = executor.submit(replace(spec, timeout_s=record.timeout_s))
         except BadInput as error:
@@ -148,17 +144,17 @@ class Fleet:
         self.book.start(job)
         try:
             self.refuse_stopped(spec.site)  # meanwhile somebody may have listed the jobs to end
-        except (Stopped, SiteStopped):
+        except Stopped:
             executor.cancel(job)
             raise
         return job
 
     def refuse_stopped(self, site: str | None = None) -> None:
-        """Raise Stopped where somebody stopped the launch, SiteStopped where it was that site."""
-        if (stop := self.book.stopped()) is not None:
-            raise Stopped(f"launch {self.book.name} was stopped on {stop.by}: nothing of it is started any more")
-        if site is not None and (stop := self.book.stopped(site)) is not None:
-            raise SiteStopped(f"site {site} of launch {self.book.name} was stopped on {stop.by}")
+        """Raise Stopped where somebody stopped the launch, or that site."""
+        for each in dict.fromkeys((None, site)):
+            if (stop := self.book.stopped(each)) is not None:
+                what = f"{f'site {each} of ' if each else ''}launch {self.book.name}"
+                raise Stopped(f"{what} was stopped on {stop.by}: nothing of it is started any more")
 
     def look(self, plan: LaunchPlan | None = None) -> list[Attempt]:
         """Every attempt: asked of its platform where it has no end yet. Nothing is written down.
@@ -197,7 +193,7 @@ class Fleet:
                 return job
         if attempt.job is not None:
             raise JobUnknown(f"no job {attempt.job.id}")
-        if (owner := attempt.record.account) != account_of(executor):
+        if (owner := attempt.record.account) != executor.account():
             raise JobUnknown(f"site {attempt.site} attempt {attempt.number} was to be a job of {owner}")
         return None
 
@@ -259,13 +255,13 @@ class Fleet:
         except Exception as error:  # also one that nobody foresaw: it is this attempt's alone
             return replace(ended, error=error)
 
-    def logs(self, attempt: Attempt, *, follow: bool, environment: Iterable[tuple[str, str]] = ()) -> Iterator[str]:
-        """An attempt's log, without the values of its secrets that this machine knows."""
+    def logs(self, attempt: Attempt, *, follow: bool) -> Iterator[str]:
+        """An attempt's log, without the values of its secrets that this process's environment has."""
         executor = self.executor(attempt.record.on)
         job = attempt.job or self._found(executor, attempt)
         if job is None:
             raise BadInput(f"attempt {attempt.number} of site {attempt.site} was never started: it has no log")
-        known = {name: value for name, value in environment if name in attempt.record.secrets}
+        known = {name: os.environ[name] for name in attempt.record.secrets if name in os.environ}
         return Secrets(known).redact_lines(executor.logs(job, follow=follow))
 
 
@@ -283,11 +279,6 @@ def begin_fleet(store: Store, run: str, *, opener: Opener = open_executor) -> Fl
                 f"`composer-prime cancel {store.uri}` where it was launched or in the platform's own console"
             )
     return Fleet(begin_launch(store, run), opener=opener)
-
-
-def account_of(executor: Executor) -> str:
-    """Whose jobs it sees: of the same account all do. This machine's, where a platform has no accounts."""
-    return executor.account() or who()
 
 
 def _at_once(act: Callable[[Attempt], Attempt], attempts: Sequence[Attempt]) -> Iterator[Attempt]:

@@ -1,6 +1,5 @@
 """A launch's jobs as people see them: `ps`, and logs of several at once."""
 
-import os
 import queue
 import sys
 import threading
@@ -74,10 +73,9 @@ def chosen(book: LaunchBook, site: str | None, attempt: int | None) -> list[Atte
 def merged_logs(fleet: Fleet, attempts: Sequence[Attempt], *, follow: bool) -> Iterator[str]:
     """Lines of several jobs, each with its site's name before it, in turn or with `follow` as they come; of one job as
     they are."""
-    environment = list(os.environ.items())
 
     def read(attempt: Attempt) -> Iterator[str]:
-        lines = fleet.logs(attempt, follow=follow, environment=environment)
+        lines = fleet.logs(attempt, follow=follow)
         return lines if len(attempts) == 1 else (f"{attempt.site} | {line}" for line in lines)
 
     if len(attempts) == 1 or not follow:

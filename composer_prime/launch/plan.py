@@ -5,11 +5,11 @@ Everything that a person can mend is refused here, before anything is started or
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import PlainSerializer, PlainValidator
 
@@ -31,13 +31,12 @@ DEFAULT_SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET
 """Taken from the launcher's environment where they are set: gated models, metrics, the bucket."""
 DEFAULT_ENV = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_REGION", "HF_ENDPOINT")
 """The same, of what is no secret."""
-INSTALLS = ("modal", "hf-jobs")
+INSTALLS = ("modal", "hf-jobs", "sky")
 """Platforms on which a job without an image installs what it needs; Modal keeps the result, as an image."""
-LINKED = "hf-jobs"
-"""The one whose jobs fetch their wheels from the bucket, by links."""
+LINKED = ("hf-jobs", "sky")
+"""Those whose jobs fetch their wheels from the bucket, by links."""
 LINKING = ("s3://", "hf://")
 """Buckets that give links to their objects."""
-T = TypeVar("T")
 
 
 class Problems:
@@ -57,12 +56,6 @@ class Problems:
             yield
         except BadInput as error:
             self.note(str(error))
-
-    def get(self, find: Callable[[], T], default: T) -> T:
-        """The result of `find`; `default` where it raises BadInput, which is kept."""
-        with self.noted():
-            return find()
-        return default
 
     def check(self) -> None:
         """Raise BadInput where there are any: BadInputs, a line for each, for several."""
@@ -163,22 +156,26 @@ def plan_launch(
     """
     found = Problems() if problems is None else problems
     parts = parse_on(on)
-    named = found.get(lambda: name_sites(recipe, sites, replicas, parts), recipe.site_names)
+    named, packages, given = recipe.site_names, None, Secrets()
+    with found.noted():
+        named = name_sites(recipe, sites, replicas, parts)
     platforms = [name for name, count in parts for _ in range(len(named) if count is None else count)]
     recipe = _settled(recipe, named, is_local=parts[0][0] == "local")
     store = _store(recipe, platforms, found)
     image, private = recipe.launch.image, recipe.launch.registry_secret
-    packages, is_prime_rl = None, isinstance(recipe, PrimeRecipe)
     if image is None and not set(INSTALLS).isdisjoint(platforms):
-        packages = found.get(lambda: installed(recipe, store, on_prime_rl=is_prime_rl), None)
-    if packages is not None and LINKED in platforms and not store.startswith(LINKING):
+        with found.noted():
+            packages = installed(recipe, store, on_prime_rl=isinstance(recipe, PrimeRecipe))
+    linked = [name for name in LINKED if name in platforms]
+    if packages is not None and linked and not store.startswith(LINKING):
         found.note(
-            f"outer.store ({store}) gives no links by which jobs on {LINKED} could fetch their packages: let it be "
+            f"outer.store ({store}) gives no links by which jobs on {linked[0]} could fetch their packages: let it be "
             "s3://, or name an image that has them by --image"
         )
     if private is not None and (image is None or set(platforms) != {"modal"}):
         found.note(f"launch.registry_secret ({private}) is for an image of yours on Modal: drop it, or name one")
-    given = found.get(lambda: gather_secrets((*recipe.launch.secrets, *secrets), environment), Secrets())
+    with found.noted():
+        given = gather_secrets((*recipe.launch.secrets, *secrets), environment)
     if problems is None:
         found.check()
     return LaunchPlan(

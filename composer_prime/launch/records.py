@@ -73,7 +73,7 @@ class JobRecord(Record):
     secrets: tuple[Word, ...] = Field(max_length=256)
     """Names of the environment variables that are given as secrets."""
     account: Word
-    """Whose job it is to be, as `fleet.account_of` tells."""
+    """Whose job it is to be, as `Executor.account` tells."""
     created_at: Seconds
 
 
@@ -227,7 +227,7 @@ class LaunchBook:
     ) -> Stop:
         """Say that this launch, one site or one attempt is to run no more; the record that stands."""
         key = launch_keys.stop(self.launch.number, site, attempt)
-        return self._written(key, Stop(state=state, why=visible(why), by=who()))
+        return self._written(key, Stop(state=state, why=visible(why), by=socket.gethostname()))
 
     def stopped(self, site: str | None = None) -> Stop | None:
         """The stop record of this launch, or of one site, if there is one. Raises CorruptObject for a broken one."""
@@ -327,11 +327,6 @@ def read_order(uri: str, launch: int, site: str, attempt: int, recipe_sha: str) 
             f"the recipe launched at {uri} is of the run at {run_uri(recipe)}: give the folder that was launched"
         )
     return recipe
-
-
-def who() -> str:
-    """This machine, for people who read records."""
-    return socket.gethostname()
 
 
 def by_site(attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:

@@ -7,35 +7,25 @@ import atexit
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from composer_prime import redaction
-from composer_prime.errors import ComposerPrimeError
 
 DRAIN_S = 5.0
 """So long, at the end, processes that still hold the output may write: one that was left behind must not keep us."""
 
 
-@contextmanager
-def redacted_output() -> Iterator[None]:
+def redact_output() -> None:
     """From here to this process's end, Python's last words too, both outputs go to what is standard output now, without
-    the values of our environment's secrets.
-
-    An error of ours that is raised within is printed as one line, and becomes SystemExit with its exit code.
-    """
-    if redaction.Redactor(redaction.secret_values(os.environ)).has_secrets:
-        command = [sys.executable, "-I", "-S", redaction.__file__]
-        redactor = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-        assert redactor.stdin is not None
-        _direct_output(redactor.stdin.fileno())
-        redactor.stdin.close()
-        atexit.register(_end, redactor)
-    try:
-        yield
-    except ComposerPrimeError as error:
-        print(f"composer-prime: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
+    the values of our environment's secrets."""
+    if not redaction.Redactor(redaction.secret_values(os.environ)).has_secrets:
+        return
+    command = [sys.executable, "-I", "-S", redaction.__file__]
+    redactor = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    assert redactor.stdin is not None
+    _direct_output(redactor.stdin.fileno())
+    redactor.stdin.close()
+    atexit.register(_end, redactor)
 
 
 def _end(redactor: subprocess.Popen[bytes]) -> None:

@@ -4,14 +4,16 @@ One turn is: look at the jobs, write down what ended, look at the beats, decide 
 may be killed, and started again anywhere: it holds nothing but since when it has seen something stand.
 """
 
+import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from composer_prime.errors import BadInput, ExecutorError, StoreError
 from composer_prime.executors.base import JobState, Price
 from composer_prime.launch.budget import Limits, check_bounded, spent_usd
 from composer_prime.launch.decisions import Action, decide
-from composer_prime.launch.fleet import Fleet, SiteStopped, Stopped
+from composer_prime.launch.fleet import Fleet, Stopped
 from composer_prime.launch.plan import LaunchPlan
 from composer_prime.launch.pulses import Pulses
 from composer_prime.launch.records import Attempt, by_site
@@ -50,14 +52,11 @@ class Supervisor:
         if self._plan.packages is not None:
             self._plan.packages.wheels()
         sites = {on: site for site, on in self._plan.places.items()}  # the others there are like it
-        prices = {
-            on: self._fleet.price(self._plan, self._fleet.spec(self._plan, site, 1)) for on, site in sites.items()
-        }
-        for on, price in prices.items():
+        prices = [self._fleet.price(self._plan, self._fleet.spec(self._plan, site, 1)) for site in sites.values()]
+        for on, price in zip(sites, prices, strict=True):
             check_bounded(self._limits, price, on)
-        usd = [price.usd_per_hour for price in prices.values() if price.usd_per_hour is not None]
-        overrun_s = max(price.overrun_s for price in prices.values())
-        self._price = Price(max(usd) if len(usd) == len(prices) else None, "the dearest", overrun_s)
+        dearest = max(prices, key=lambda price: math.inf if price.usd_per_hour is None else price.usd_per_hour)
+        self._price = replace(dearest, overrun_s=max(price.overrun_s for price in prices))
 
     def run(self, wait: Callable[[], object], until: Callable[[], bool] = lambda: False) -> bool | None:
         """Turn after turn, with `wait()` between them, until nothing is left to do; whether all sites ended rightly.
@@ -131,8 +130,7 @@ class Supervisor:
         try:
             job = self._fleet.start(self._plan, site, action.attempt, action.timeout_s)
         except Stopped:
-            raise
-        except SiteStopped:
+            self._fleet.refuse_stopped()
             self._leave(site, Action("give up", "cancelled"))
         except BadInput as error:
             if self._is_first_turn:

@@ -82,17 +82,17 @@ def start_supervisor(fleet: Fleet, order: Order) -> tuple[str, bool]:
 
     Raises as `submit_supervisor`, and ExecutorError where the platform doesn't say.
     """
-    newest = max((each for each in fleet.look() if each.site == SITE), key=lambda each: each.number, default=None)
-    if newest is None:
-        return submit_supervisor(fleet, order, 1), True
-    newest = fleet.settle(newest)
-    if newest.ended is not None or newest.is_unknown:
-        return submit_supervisor(fleet, order, newest.number + 1), True
-    if newest.problem:
-        raise ExecutorError(f"whether attempt {newest.number} of the supervisor runs isn't known: {newest.problem}")
-    if newest.job is not None and newest.status is not None and not newest.status.half_submitted:
-        return newest.job.id, False  # as the platform says: a record may say anything
-    return submit_supervisor(fleet, order, newest.number), True
+    attempt, attempts = 1, [fleet.settle(each) for each in fleet.look() if each.site == SITE]
+    if attempts:
+        newest = attempts[-1]
+        attempt = newest.number
+        if newest.ended is not None or newest.is_unknown:
+            attempt += 1
+        elif newest.problem:
+            raise ExecutorError(f"whether attempt {attempt} of the supervisor runs isn't known: {newest.problem}")
+        elif newest.job is not None and newest.status is not None and not newest.status.half_submitted:
+            return newest.job.id, False  # as the platform says: a record may say anything
+    return submit_supervisor(fleet, order, attempt), True
 
 
 def submit_supervisor(fleet: Fleet, order: Order, attempt: int) -> str:
@@ -114,13 +114,10 @@ def submit_supervisor(fleet: Fleet, order: Order, attempt: int) -> str:
     return fleet.submit(order.on, spec, record).id
 
 
-def supervise(
-    uri: str, launch: int, attempt: int, order: str, say: Say, *, opener: Opener = open_executor, time_s: float = 0
-) -> int:
+def supervise(uri: str, launch: int, attempt: int, order: str, say: Say, *, opener: Opener = open_executor) -> int:
     """Watch a launch to its end, or hand it over; an exit code. Reads this process's environment.
 
     order    its sha256
-    time_s   after which it is handed over; 0: HANDOVER_S before its time is over
 
     Raises BadInput where that launch, or this attempt, was ended; CorruptObject where the bucket's order isn't the one
     that was launched.
@@ -134,7 +131,7 @@ def supervise(
         with closing(Fleet(book, opener=opener)) as fleet:
             supervisor = Supervisor(fleet, mine.plan, mine.limits, say=say)
             supervisor.check()
-            until = time.monotonic() + (time_s or mine.timeout_s - HANDOVER_S)
+            until = time.monotonic() + mine.timeout_s - HANDOVER_S
             ok = supervisor.run(lambda: time.sleep(mine.poll_s), until=lambda: time.monotonic() > until)
             if ok is None:
                 say(f"handed over to {submit_supervisor(fleet, mine, attempt + 1)}")

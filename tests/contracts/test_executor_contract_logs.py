@@ -154,16 +154,20 @@ def test_logs_of_attempts_do_not_mix(executor: Executor, stage: Stage) -> None:
 
 REPLICA = """
 sys.path.insert(0, sys.argv[2])
+from composer_prime.cli import main
 from composer_prime.errors import ExecutorError
-from composer_prime.launch.redacting import redacted_output
+from composer_prime.launch.redacting import redact_output
 token, key = os.environ["TOKEN"], os.environ["KEY"]
-with redacted_output():
+def command():
+    redact_output()
     for n in range(10_000):
         print(f"{n} {token} {token[:8]}", "https://u:" + token + "@host" if n % 3 else repr([token]), sep="|")
     print(key)
     print("\\n".join("INFO " + line for line in key.splitlines()), flush=True)
     os.system("echo below $TOKEN")
     raise ExecutorError("ended by " + token)
+main.app = command
+main.main()
 """
 """As `composer-prime replica` runs a site."""
 

@@ -5,9 +5,7 @@ take no dots, a volume's bucket must exist, secrets are given back by name only.
 """
 
 import itertools
-import os
 import secrets
-import sys
 import tempfile
 import threading
 import time
@@ -23,13 +21,11 @@ from starlette.applications import Starlette
 
 from composer_prime.executors.base import Job
 from composer_prime.executors.hf_jobs.executor import HfJobsExecutor
-from composer_prime.executors.packages import UV_IMAGE
 from composer_prime.executors.prices import shipped
-from tests.architecture import REPOSITORY
 from tests.executors.loopback_hf_jobs_containers import Container
 from tests.executors.loopback_hf_jobs_routes import TOKEN, USER, Faulty, HostedJob, Refused, routes
 from tests.executors.platforms import Trouble
-from tests.executors.stock_image import make_stock_image
+from tests.executors.stock_image import programs_of
 from tests.servers.in_thread import serving_app
 
 """What jobs get that name none. Nothing is pulled: a job sees this machine's programs."""
@@ -130,7 +126,7 @@ class HfJobsPlatform:
             job=job,
             command=[*request["command"], *request["arguments"]],
             env={
-                **self._image(request["dockerImage"], self.folder / "images" / job),
+                **programs_of(request["dockerImage"], self.folder / "images" / job),
                 **_BUILT_IN,
                 **request["environment"],
                 **request.get("secrets", {}),
@@ -142,14 +138,6 @@ class HfJobsPlatform:
         )
         self.hosted[job] = HostedJob(job, namespace, request, datetime.now(UTC), container)
         return self.hosted[job]
-
-    def _image(self, name: str, folder: Path) -> dict[str, str]:
-        """The variables by which a container of an image finds its programs: the stock one is made, others are here."""
-        if name == UV_IMAGE:
-            return {"PATH": f"{make_stock_image(folder)}:{os.defpath}", "OMP_NUM_THREADS": "1"}
-        # As in its image: what is installed may be another checkout's.
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return {"PATH": path, "PYTHONPATH": str(REPOSITORY)}
 
     def _mount(self, volume: Mapping[str, Any]) -> None:
         """A link stands for a mount, since all jobs share one root here."""

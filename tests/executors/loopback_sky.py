@@ -4,7 +4,6 @@ Its answers have the shapes that the real server 0.14.1 gave, which tests/execut
 machine is taken is started again by itself, as SkyPilot does it.
 """
 
-import os
 import re
 import threading
 import time
@@ -22,11 +21,11 @@ from composer_prime.executors.base import Job
 from composer_prime.executors.sky.api import ENDPOINT_VARIABLE, TOKEN_VARIABLE
 from composer_prime.executors.sky.executor import SkyExecutor
 from composer_prime.executors.sky.task import RESOURCES_VARIABLE
-from tests.architecture import REPOSITORY
 from tests.executors.loopback_hf_jobs_containers import Container
 from tests.executors.loopback_hf_jobs_routes import Faulty
 from tests.executors.loopback_sky_routes import Failed, routes
 from tests.executors.platforms import Trouble
+from tests.executors.stock_image import programs_of
 from tests.servers.in_thread import serving_app
 
 NO_TIME_OUT_S = 1e6
@@ -41,6 +40,7 @@ class ManagedJob:
     number: int
     name: str
     submitted_at: float
+    task: Mapping[str, Any]
     machines: list[Container] = field(default_factory=list)
     failure: tuple[str, str] | None = None
     """Status and reason of a job that got no machine."""
@@ -142,7 +142,7 @@ class SkyPlatform:
     def preempt(self, job: Job) -> None:
         managed = self.jobs[int(job.id)]
         machine = managed.machines[-1]
-        managed.machines.append(self._machine(managed, machine.command, machine.env))
+        managed.machines.append(self._machine(managed))
         machine.end("ERROR", "Job failed with exit code: 137. Reason: Evicted", grace_s=0)
         machine.wait()
         self._let_start(managed.machines[-1])
@@ -176,14 +176,13 @@ class SkyPlatform:
             raise Failed("InvalidSkyPilotConfigError", f"Invalid task YAML: {task.get('run')} is not of type 'string'.")
         if not _NAME.fullmatch(task["name"]):
             raise Failed("ValueError", f"Invalid task name {task['name']}.")
-        job = ManagedJob(len(self.jobs) + 1, body["name"], time.time())
+        job = ManagedJob(len(self.jobs) + 1, body["name"], time.time(), task)
         self.jobs[job.number] = job
         if self.fails_launches:
             job.is_stuck = True
             raise Failed("CommandError", f"Command rsync failed with return code 127.\nits task: {body['task']}")
         self.tasks.append(task)
-        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), **task["envs"], **task["secrets"]}
-        job.machines.append(self._machine(job, ["bash", "-c", task["run"]], env))
+        job.machines.append(self._machine(job))
         self._let_start(job.machines[-1])
         return {"job_id": [job.number], "handle": "gASV"}
 
@@ -194,10 +193,12 @@ class SkyPlatform:
             for machine in job.machines:
                 machine.end("CANCELED", None)
 
-    def _machine(self, job: ManagedJob, command: Any, env: Mapping[str, str]) -> Container:
+    def _machine(self, job: ManagedJob) -> Container:
         place = f"{self.folder.name}-{id(self):x}-{job.number}-{len(job.machines)}"
-        folder = self.folder / "jobs" / place
-        return Container(place, command, env, folder, NO_TIME_OUT_S, threading.Event())
+        image = job.task["resources"].get("image_id", "").removeprefix("docker:")
+        env = {**programs_of(image, self.folder / "images" / place), **job.task["envs"], **job.task["secrets"]}
+        command = ["bash", "-c", job.task["run"]]
+        return Container(place, command, env, self.folder / "jobs" / place, NO_TIME_OUT_S, threading.Event())
 
     def _let_start(self, machine: Container) -> None:
         if self._held is None:

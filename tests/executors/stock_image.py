@@ -9,12 +9,14 @@ import os
 import subprocess
 import sys
 import venv
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from composer_prime.executors.packages import UV_IMAGE
+from tests.architecture import REPOSITORY
 
 OURS = ("composer_prime", "reverse_letters", "sort_letters", "tool_letters", "_editable", "__editable__")
 
@@ -47,6 +49,15 @@ def make_stock_image(folder: Path) -> Path:
     uv.write_text(UV.format(python=sys.executable, inside=str(inside)))
     uv.chmod(0o755)
     return folder / "bin"
+
+
+def programs_of(image: str, folder: Path) -> dict[str, str]:
+    """The variables by which a container of an image finds its programs: the stock one is made, others are here."""
+    if image == UV_IMAGE:
+        return {"PATH": f"{make_stock_image(folder)}:{os.defpath}", "OMP_NUM_THREADS": "1"}
+    # As in its image: what is installed may be another checkout's.
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {"PATH": path, "PYTHONPATH": str(REPOSITORY)}
 
 
 def build(lines: Sequence[str], folder: Path, programs: Path | None, files: Mapping[str, bytes]) -> Path | str | None:
@@ -104,10 +115,20 @@ def install(
     return info
 
 
+def make_wheel(site: Path, name: str, file: Path) -> None:
+    """Make the wheel of a distribution that `install` put there."""
+    with zipfile.ZipFile(file, "w") as wheel:
+        for path in sorted(each for each in site.rglob(f"{name}*/*") if each.name in ("METADATA", "WHEEL", "RECORD")):
+            wheel.write(path, path.relative_to(site))
+        wheel.write(site / f"{name}.py", f"{name}.py")
+
+
 @pytest.fixture
 def handmade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a distribution that was installed from a wheel file, of one module."""
     name = f"handmade_{tmp_path.name[-8:]}".replace("-", "_").lower()
-    install(tmp_path / "site", name, name, direct={"url": "file:///gone/it-1.0.whl", "archive_info": {}})
+    file = tmp_path / f"{name}-1.0-py3-none-any.whl"
+    install(tmp_path / "site", name, name, direct={"url": file.as_uri(), "archive_info": {}})
+    make_wheel(tmp_path / "site", name, file)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     return name

@@ -109,7 +109,7 @@ def test_from_another_machine_a_login_that_sees_no_such_job_confirms_no_end_and_
 ) -> None:
     scene = killed_before_it_wrote_the_job_down(ScriptedPlatform())
     with monkeypatch.context() as there:
-        there.setattr("composer_prime.launch.fleet.who", lambda: "another-machine")
+        there.setattr("socket.gethostname", lambda: "another-machine")
         other = ScriptedPlatform()
         assert scene.supervisor(Fleet(scene.book(), opener=lambda on: other)).turn() is False
         assert other.jobs == {}
@@ -124,7 +124,7 @@ def test_from_another_machine_a_login_of_the_same_account_goes_on_where_the_laun
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scene = killed_before_it_wrote_the_job_down(Account())
-    monkeypatch.setattr("composer_prime.launch.fleet.who", lambda: "another-machine")
+    monkeypatch.setattr("socket.gethostname", lambda: "another-machine")
     scene.platform.jobs.clear()  # it was killed a moment earlier: there is no job
     scene.supervisor().turn()
     assert running(scene) == ["a1"] and states(scene) == {("a", 1): "running"}

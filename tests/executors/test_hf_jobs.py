@@ -17,7 +17,7 @@ from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors import repeating
 from composer_prime.executors.base import JobSpec, JobState, Resources
 from composer_prime.executors.hf_jobs import executor as hf_jobs
-from composer_prime.executors.hf_jobs.api import JobsApi
+from composer_prime.executors.hf_jobs.api import NAMESPACE_VARIABLE, JobsApi
 from composer_prime.executors.hf_jobs.executor import HfJobsExecutor, status_of
 from composer_prime.executors.open import open_executor
 from composer_prime.executors.packages import Packages
@@ -80,16 +80,16 @@ def test_the_request_holds_what_the_spec_says(service: HfJobsPlatform, executor:
     }
 
 
-def test_whose_jobs_they_are_is_asked_once_and_not_at_all_when_it_is_given(service: HfJobsPlatform) -> None:
-    for executor, namespace in (
-        (service.executor(), USER),
-        (HfJobsExecutor("an-org", endpoint=service.url, token=TOKEN), "an-org"),
-    ):
-        service.requests.clear()
-        job = executor.submit(spec())
-        executor.poll(job)
-        assert job.id.startswith(f"{namespace}/")
-        assert [path for _, path in service.requests].count("/api/whoami-v2") == (namespace == USER)
+@pytest.mark.parametrize("given", ["", "an-org"], ids=["not given", "given"])
+def test_whose_jobs_they_are_is_asked_once_and_not_at_all_when_it_is_given(
+    service: HfJobsPlatform, executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv(NAMESPACE_VARIABLE, given)
+    service.requests.clear()
+    job = executor.submit(spec())
+    executor.poll(job)
+    assert job.id.startswith(f"{given or USER}/")
+    assert [path for _, path in service.requests].count("/api/whoami-v2") == (not given)
 
 
 def test_a_secret_is_seen_by_the_job_alone(service: HfJobsPlatform, executor: HfJobsExecutor) -> None:
@@ -252,20 +252,20 @@ def test_no_token_at_all_is_refused_before_anything_is_asked(
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
     with pytest.raises(BadInput, match="needs a token, and there is none: set HF_TOKEN"):
-        HfJobsExecutor("an-org", endpoint=service.url).log_in()
+        HfJobsExecutor(service.url).log_in()
     assert service.requests == []
 
 
-def test_what_a_job_installs_and_on_which_image_is_said(service: HfJobsPlatform) -> None:
-    executor = HfJobsExecutor("an-org", endpoint=service.url, token=TOKEN)
+def test_what_a_job_installs_and_on_which_image_is_said(executor: HfJobsExecutor) -> None:
     installs = spec(image=None, packages=Packages(("composer-prime",)))
     shown = executor.describe(installs)
     assert "installs composer-prime " in shown
 
 
-def test_an_unknown_namespace_is_refused(service: HfJobsPlatform) -> None:
+def test_an_unknown_namespace_is_refused(executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NAMESPACE_VARIABLE, "nobody")
     with pytest.raises(BadInput, match="no such namespace, or hides it: correct COMPOSER_PRIME_HF_NAMESPACE"):
-        HfJobsExecutor("nobody", endpoint=service.url, token=TOKEN).submit(spec())
+        executor.submit(spec())
 
 
 def test_offline_mode_is_named(executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch) -> None:

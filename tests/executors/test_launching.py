@@ -167,7 +167,7 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
     def missing(name: str) -> None:
         raise ModuleNotFoundError("No module named 'modal'", name="modal")
 
-    monkeypatch.setattr("composer_prime.executors.open.importlib.import_module", missing)
+    monkeypatch.setattr("composer_prime.executors.open.pkgutil.resolve_name", missing)
     with pytest.raises(BadInput, match=r"composer-prime\[modal\]"):
         open_executor("modal")
 
@@ -180,7 +180,7 @@ def test_a_gpus_price_is_per_gpu_and_an_unknown_one_is_refused() -> None:
 
 
 def test_every_price_list_has_a_source_and_a_date() -> None:
-    assert all(table["source"] and len(table["date"]) == len("2026-01-01") for table in prices.table().values())
+    assert all(table["source"] and len(table["date"]) == len("2026-01-01") for table in prices.TABLE.values())
 
 
 def test_the_buckets_traffic_is_known_beforehand() -> None:

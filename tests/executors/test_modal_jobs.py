@@ -348,6 +348,34 @@ def test_a_container_that_can_not_start_is_a_failure_that_says_so(
     assert "no such interpreter" in status.message
 
 
+def test_a_cancel_whose_caller_was_killed_is_finished_by_whoever_looks(
+    executor: ModalExecutor, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: Any) -> None:
+        raise Killed
+
+    job = executor.submit(replace(spec, command=SLEEP))
+    wait_for(executor, job, JobState.RUNNING)
+    with monkeypatch.context() as patched:
+        patched.setattr(ModalExecutor, "_end", die)
+        with pytest.raises(Killed):
+            executor.cancel(job)
+    status = wait_for(executor, job)
+    assert status.state is JobState.CANCELLED and status.ended_at
+
+
+def test_a_job_that_ended_by_itself_while_it_was_cancelled_keeps_its_end(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
+) -> None:
+    job = executor.submit(spec)
+    (call,) = platform.calls(job)
+    wait_until(lambda: call.output)
+    end = {"state": "cancelled", "message": "cancelled", "ended_at": 1.0}
+    assert Records(executor._connection, spec.run).first(job.id, "end", end) == end
+    status = executor.poll(job)
+    assert (status.state, status.exit_code) == (JobState.SUCCEEDED, 0)
+
+
 def test_a_cancel_that_modal_does_not_confirm_says_that_it_may_be_billed(
     platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,7 +430,7 @@ def killed_before_modal_was_asked(executor: ModalExecutor, monkeypatch: pytest.M
         there.setattr(ModalExecutor, "submit", die)
         with pytest.raises(Killed):
             Fleet(book, opener=lambda on: executor).start(small_plan("modal", launch={"image": "any"}), "a", 1, 600)
-    monkeypatch.setattr("composer_prime.launch.fleet.who", lambda: "another-machine")
+    monkeypatch.setattr("socket.gethostname", lambda: "another-machine")
     return book
 
 

@@ -1,11 +1,12 @@
 """Packages that a job installs: as this machine has them, wheels that pip takes, and nothing that was exchanged."""
 
 import io
+import os
 import secrets
 import subprocess
 import sys
+import sysconfig
 import zipfile
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -17,15 +18,16 @@ from composer_prime.config import any_from_data
 from composer_prime.config.recipe import module_of
 from composer_prime.errors import BadInput, CorruptObject
 from composer_prime.executors.base import JobSpec
-from composer_prime.executors.packages import LINK_VARIABLE, PRIME_RL_IMAGE, UV_IMAGE, Packages, packages_of
+from composer_prime.executors.packages import LINK_VARIABLE, PRIME_RL_IMAGE, UV_IMAGE, Packages, Wheel, packages_of
 from composer_prime.executors.secrets import Secrets
 from composer_prime.launch.plan import plan_launch
 from composer_prime.launch.records import begin_launch
 from composer_prime.store import launch_keys
 from composer_prime.store.memory import MemoryStore
+from tests.architecture import REPOSITORY
 from tests.executors import stock_image as stock
 from tests.executors.launches import Scene, small_plan, small_recipe
-from tests.executors.stock_image import install, make_stock_image
+from tests.executors.stock_image import install, make_stock_image, make_wheel
 
 handmade = stock.handmade
 
@@ -120,64 +122,119 @@ def test_a_wheel_of_an_installed_distribution_is_one_that_pip_installs(handmade:
     assert (target / f"{handmade}.py").read_text() == "ANSWER = 42\n"
 
 
-def test_wheels_of_equal_files_are_equal_bytes(handmade: str, tmp_path: Path) -> None:
-    (wheel,) = Packages((handmade,)).wheels()
-    for file in (tmp_path / "site").rglob("*.*"):
+BACKEND = """
+import os, time, zipfile
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    files = {{"METADATA": "Metadata-Version: 2.1\\nName: {name}\\nVersion: 1.0\\n", "WHEEL": {about!r}, "RECORD": ""}}
+    files = {{"{name}-1.0.dist-info/" + each: text for each, text in files.items()}}
+    with zipfile.ZipFile(f"{{folder}}/{name}-1.0-py3-none-any.whl", "w") as wheel:
+        for each, text in {{**files, "{name}.py": open("{name}.py").read()}}.items():
+            wheel.writestr(zipfile.ZipInfo(each, time.gmtime(int(os.environ["SOURCE_DATE_EPOCH"]))[:6]), text)
+    return "{name}-1.0-py3-none-any.whl"
+"""
+"""Of a project that needs nothing to be built, and dates its wheel as it is told."""
+
+
+def write_project(folder: Path, name: str) -> None:
+    folder.mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    (folder / "backend.py").write_text(BACKEND.format(name=name, about=stock.PURE))
+    (folder / f"{name}.py").write_text("ANSWER = 42\n")
+
+
+def told_sha(name: str, tmp_path: Path, python: Path | str = sys.executable, **variables: str) -> str:
+    """The sha256 of a distribution's wheel as another process makes it."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), *sys.path]), **variables}
+    done = subprocess.run([str(python), "-c", SHA.format(name)], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def source_of(wheel: Wheel, name: str) -> str:
+    with zipfile.ZipFile(io.BytesIO(wheel.data)) as files:
+        return files.read(f"{name}.py").decode()
+
+
+def test_wheels_of_equal_files_are_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_project(tmp_path / "it", "an_editable")
+    direct = {"url": (tmp_path / "it").as_uri(), "dir_info": {"editable": True}}
+    install(tmp_path / "site", "an_editable", direct=direct)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    (wheel,) = Packages(("an_editable",)).wheels()
+    for file in (tmp_path / "it").glob("*.*"):
         file.touch()  # only its time is another
-    env = {"PYTHONPATH": ":".join([str(tmp_path / "site"), *sys.path])}
-    done = subprocess.run([sys.executable, "-c", SHA.format(handmade)], env=env, capture_output=True, text=True)
-    assert done.stdout.strip() == wheel.sha256, done.stderr
+    assert told_sha("an_editable", tmp_path) == wheel.sha256 and source_of(wheel, "an_editable") == "ANSWER = 42\n"
 
 
-def test_a_distribution_with_native_code_is_refused(handmade: str, tmp_path: Path) -> None:
-    (about,) = tmp_path.rglob("WHEEL")
-    about.write_text("Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-linux_x86_64\n")
-    with pytest.raises(BadInput, match=r"-cp311-cp311-linux_x86_64.whl isn't pure Python.*name an image"):
-        packages_of([handmade]).wheels()
-
-
-def test_a_programs_mode_stays(handmade: str, tmp_path: Path) -> None:
-    (tmp_path / "site" / f"{handmade}.py").chmod(0o755)
-    (wheel,) = Packages((handmade,)).wheels()
-    modes = {each.filename: each.external_attr >> 16 for each in zipfile.ZipFile(io.BytesIO(wheel.data)).infolist()}
-    assert modes.pop(f"{handmade}.py") & 0o777 == 0o755
-    assert {mode & 0o777 for mode in modes.values()} == {0o644}
-
-
-def lose_record(info: Path) -> None:
-    (info / "RECORD").unlink()
-
-
-def lose_about(info: Path) -> None:
-    (info / "WHEEL").unlink()
-    (info / "RECORD").write_text((info / "RECORD").read_text().replace(f"{info.name}/WHEEL,,\n", ""))
-
-
-def add_data(info: Path) -> None:
-    (info / "RECORD").write_text((info / "RECORD").read_text() + "../../../share/it/data.json,,\n")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (lose_record, "without a record of its files: pip install it again"),
-        (lose_about, "without a record of its files: pip install it again"),
-        (add_data, r"has \.\./\.\./\.\./share/it/data.json outside of its packages: .*name an image"),
-    ],
-)
-def test_an_installation_of_which_no_wheel_can_be_made_is_refused_in_one_line(
-    handmade: str, tmp_path: Path, spoil: Callable[[Path], None], said: str
+def test_a_distribution_of_a_repository_is_made_of_the_commit_that_was_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spoil(next((tmp_path / "site").glob("*.dist-info")))
+    write_project(tmp_path / "repository" / "envs", "of_git")
+    git = ["git", "-C", str(tmp_path / "repository"), "-c", "user.name=me", "-c", "user.email=me@example.org"]
+    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "first"]):
+        subprocess.run([*git, *command], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    (tmp_path / "repository/envs/of_git.py").write_text("ANSWER = 43\n")
+    subprocess.run([*git, "commit", "--quiet", "-am", "second"], check=True)
+    direct = {"url": (tmp_path / "repository").as_uri(), "vcs_info": {"vcs": "git", "commit_id": commit}}
+    install(tmp_path / "site", "of_git", "of_git", direct={**direct, "subdirectory": "envs"})
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    (wheel,) = Packages(("of_git",)).wheels()
+    assert source_of(wheel, "of_git") == "ANSWER = 42\n"
+
+
+def test_a_distribution_of_an_index_comes_from_the_index_that_pip_is_set_to_at_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "site", "of_an_index", "of_an_index")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    make_wheel(tmp_path / "site", "of_an_index", first := tmp_path / "of_an_index-1.0-py3-none-any.whl")
+    newer = tmp_path / "of_an_index-2.0-py3-none-any.whl"
+    with zipfile.ZipFile(first) as old, zipfile.ZipFile(newer, "w") as new:
+        for each in old.namelist():
+            new.writestr(each.replace("1.0", "2.0"), old.read(each).replace(b"\nVersion: 1.0", b"\nVersion: 2.0"))
+    assert [each.file for each in Packages(("of_an_index",)).wheels()] == ["of_an_index-1.0-py3-none-any.whl"]
+
+
+def test_where_pip_is_not_installed_uv_brings_it(handmade: str, tmp_path: Path) -> None:
+    programs = make_stock_image(tmp_path / "image")
+    (packages,) = programs.parent.glob("lib/python*/site-packages")
+    (packages / "pip").unlink()
+    (programs / "uv").write_text(
+        f'#!/bin/sh\n[ "$1 $2 $3 $4 $6" = "tool run --quiet --python pip" ] || exit 3\n'
+        f'shift 6\nexec {sys.executable} -m pip "$@"\n'
+    )
+    variables = {"PATH": f"{programs}:{os.defpath}", "PYTHONPATH": f"{tmp_path / 'site'}:{REPOSITORY}"}
+    (wheel,) = Packages((handmade,)).wheels()
+    assert told_sha(handmade, tmp_path, programs / "python", **variables) == wheel.sha256
+
+
+def test_a_distribution_with_native_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / f"native_one-1.0-py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}.whl"
+    install(tmp_path / "site", "native_one", "native_one", direct={"url": file.as_uri(), "archive_info": {}})
+    make_wheel(tmp_path / "site", "native_one", file)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    with pytest.raises(BadInput, match=rf"{file.name} isn't pure Python.*name an image"):
+        packages_of(["native_one"]).wheels()
+
+
+def test_what_is_no_more_where_it_was_installed_from_is_refused_in_one_line(handmade: str, tmp_path: Path) -> None:
+    (file,) = tmp_path.glob("*.whl")
+    file.unlink()
+    said = rf"pip finds no wheels of {handmade} \(.*{file.name}.*\): install them again, .*name an image"
     with pytest.raises(BadInput, match=said) as refused:
         Packages((handmade,)).wheels()
     assert "\n" not in str(refused.value)
 
 
 def test_wheels_are_made_before_anything_is_written(handmade: str, tmp_path: Path) -> None:
-    lose_record(next((tmp_path / "site").glob("*.dist-info")))
+    next(tmp_path.glob("*.whl")).unlink()
     scene = Scene(plan=replace(small_plan(), packages=Packages((handmade,))))
-    with pytest.raises(BadInput, match="without a record of its files"):
+    with pytest.raises(BadInput, match="pip finds no wheels"):
         scene.supervisor().check()
     assert not [key for key in scene.store.list("") if "attempts" in key or "wheels" in key]
 
@@ -218,11 +275,12 @@ def test_other_bytes_at_a_wheels_place_are_said(handmade: str, linking: LinkingS
         book.hand(packages)
 
 
-def test_a_bucket_without_links_is_refused_where_jobs_would_need_them(handmade: str) -> None:
+@pytest.mark.parametrize("on", ["hf-jobs", "sky"])
+def test_a_bucket_without_links_is_refused_where_jobs_would_need_them(on: str, handmade: str) -> None:
     taskset = {"name": "x", "env": {"taskset": {"id": handmade}}}
     recipe = small_recipe(outer={"store": "gs://bucket/runs"}, orchestrator={"train": {"source": [taskset]}})
-    with pytest.raises(BadInput, match="gives no links by which jobs on hf-jobs could fetch their packages"):
-        plan_launch(recipe, "hf-jobs", environment={})
+    with pytest.raises(BadInput, match=f"gives no links by which jobs on {on} could fetch their packages"):
+        plan_launch(recipe, on, environment={})
     on_modal = plan_launch(recipe, "modal", environment={}).packages
     assert on_modal is not None and any(pin.startswith("gcsfs==") for pin in on_modal.pins)
 

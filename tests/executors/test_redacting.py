@@ -15,12 +15,17 @@ from tests.patience import PATIENCE_S
 TOKEN = "tok-9f8e7d6c5b4a"
 PROGRAM = """
 import os, subprocess, sys
-from composer_prime.launch.redacting import redacted_output
-print("before", flush=True)
-with redacted_output():
+from composer_prime.cli import main
+from composer_prime.launch.redacting import redact_output
+def command():
+    print("before", flush=True)
+    redact_output()
     exec(sys.argv[1])
-print("after")
+    print("after")
+main.app = command
+main.main()
 """
+"""As `composer-prime replica` runs a site."""
 
 
 def ran(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -26,7 +26,6 @@ from tests.executors.loopback_sky_routes import CATALOG
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 SECRET = "s3cr3t-value-of-a-key"
-IMAGE = {"image_id": "docker:any"}
 Opener = Callable[..., SkyExecutor]
 
 
@@ -44,11 +43,11 @@ def executor(server: SkyPlatform) -> Iterator[SkyExecutor]:
 
 @pytest.fixture
 def opened(server: SkyPlatform) -> Iterator[Opener]:
-    """Opens an executor with given arguments, by default at the server and for an image."""
+    """Opens an executor with given arguments, by default at the server."""
     with ExitStack() as stack:
 
         def open_one(endpoint: str | None = server.url, token: str | None = None, **resources: Any) -> SkyExecutor:
-            return stack.enter_context(closing(SkyExecutor(endpoint, token, {**IMAGE, **resources})))
+            return stack.enter_context(closing(SkyExecutor(endpoint, token, resources)))
 
         yield open_one
 
@@ -136,7 +135,7 @@ def test_a_job_whose_machine_comes_late_has_only_what_is_left_of_its_time(
 ) -> None:
     wanted = spec(sys.executable, "-c", "import time; print('on', flush=True); time.sleep(600)")
     launched_at = time.time() - wanted.timeout_s - task.START_ALLOWANCE_S - late_s
-    server.launch({"task": task.task_of(wanted, IMAGE, launched_at), "name": wanted.name})
+    server.launch({"task": task.task_of(wanted, {}, launched_at), "name": wanted.name})
     (job,) = executor.find("demo.v1")
     assert await_end(executor, job).state is JobState.TIMED_OUT
     assert list(executor.logs(job)) == printed
@@ -161,7 +160,7 @@ def test_of_two_jobs_of_a_name_the_first_is_the_job_and_the_other_is_ended(
 ) -> None:
     wanted = spec()
     for _ in range(2):
-        server.launch({"task": task.task_of(wanted, IMAGE, time.time()), "name": wanted.name})
+        server.launch({"task": task.task_of(wanted, {}, time.time()), "name": wanted.name})
     assert executor.submit(wanted).id == "1" and launches(server) == 0
     assert [job.status for job in server.jobs.values()] == ["RUNNING", "CANCELLED"]
     assert [job.id for job in executor.find("demo.v1")] == ["1"]
@@ -170,7 +169,7 @@ def test_of_two_jobs_of_a_name_the_first_is_the_job_and_the_other_is_ended(
 def test_cancel_ends_whatever_has_the_jobs_name(server: SkyPlatform, executor: SkyExecutor) -> None:
     job = executor.submit(spec())
     other = spec()
-    server.launch({"task": task.task_of(other, IMAGE, time.time()), "name": other.name})
+    server.launch({"task": task.task_of(other, {}, time.time()), "name": other.name})
     executor.cancel(job)
     assert [job.status for job in server.jobs.values()] == ["CANCELLED", "CANCELLED"]
 
@@ -192,7 +191,7 @@ def test_a_job_whose_launch_is_not_through_is_half_submitted(server: SkyPlatform
     server.fails_launches = True
     wanted = spec()
     with pytest.raises(Exception, match="rsync"):
-        server.launch({"task": task.task_of(wanted, IMAGE, time.time()), "name": wanted.name})
+        server.launch({"task": task.task_of(wanted, {}, time.time()), "name": wanted.name})
     status = executor.poll(Job("sky", "1", "demo.v1", "a", 1))
     assert status.state is JobState.PENDING and status.half_submitted
 
@@ -273,8 +272,9 @@ def test_a_name_that_skypilot_can_not_hold_is_refused(
     assert server.requests == []
 
 
-def test_a_job_without_an_image_is_refused(opened: Opener) -> None:
-    assert "site a has no image" in refused(opened(image_id=None), spec(image=None))
+def test_an_image_beside_the_launchs_own_is_refused(server: SkyPlatform, opened: Opener) -> None:
+    assert "drop it, and name an image by --image" in refused(opened(image_id="ami-1"), spec())
+    assert server.requests == []
 
 
 def test_a_wrong_token_names_the_variable_and_is_not_shown(server: SkyPlatform, opened: Opener) -> None:

@@ -159,7 +159,7 @@ def real_api() -> Iterator[SkyApi]:
 
 @pytest.fixture
 def real() -> Iterator[SkyExecutor]:
-    with closing(SkyExecutor(os.environ["SKY_API_SERVER"], resources={"image_id": "docker:any"})) as opened:
+    with closing(SkyExecutor(os.environ["SKY_API_SERVER"], resources={})) as opened:
         yield opened
 
 

@@ -13,6 +13,7 @@ from composer_prime.launch.fleet import Fleet
 from composer_prime.launch.plan import LaunchPlan, plan_launch
 from composer_prime.launch.records import LaunchBook, begin_launch, open_launch
 from composer_prime.launch.supervisor_job import (
+    HOST_TIMEOUT_S,
     LOGIN_PREFIX,
     SITE,
     order_of,
@@ -50,7 +51,7 @@ class Scene:
         order = order_of(plan, "local", LIMITS, 0.01, lambda on: self.platform)
         return start_supervisor(Fleet(self.book, opener=lambda on: self.platform), order)
 
-    def run(self, job: str, time_s: float = 0) -> int:
+    def run(self, job: str) -> int:
         """What the job's command does, in an environment as its platform makes it."""
         spec, _ = self.platform.jobs[job]
         os.environ.update({**spec.env, **spec.secrets.reveal()})
@@ -58,7 +59,7 @@ class Scene:
         assert command == "supervise" and options[::2] == ["--launch", "--attempt", "--order"]
         launch, attempt, order = options[1::2]
         opener = lambda on: self.platform  # noqa: E731
-        return supervise(uri, int(launch), int(attempt), order, self.said.append, opener=opener, time_s=time_s)
+        return supervise(uri, int(launch), int(attempt), order, self.said.append, opener=opener)
 
     def end_sites(self) -> None:
         for site in self.plan.sites:
@@ -119,9 +120,11 @@ def test_a_record_of_a_job_that_the_platform_does_not_have_keeps_no_supervisor_a
         scene.start()
 
 
-def test_before_its_time_is_over_it_starts_the_next_one(scene: Scene) -> None:
+def test_before_its_time_is_over_it_starts_the_next_one(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     job, _ = scene.start()
-    assert scene.run(job, time_s=1e-9) == 0
+    with monkeypatch.context() as soon:
+        soon.setattr("composer_prime.launch.supervisor_job.HANDOVER_S", HOST_TIMEOUT_S)
+        assert scene.run(job) == 0
     second = f"{scene.book.name}--{SITE}--2"
     assert scene.said[-1] == f"handed over to {second}" and second in scene.platform.jobs
     scene.platform.ends(job, JobState.SUCCEEDED, 0)

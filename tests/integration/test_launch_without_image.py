@@ -15,7 +15,6 @@ from composer_prime.config.toml import to_toml
 from composer_prime.errors import ComposerPrimeError
 from composer_prime.executors.base import Executor
 from composer_prime.executors.packages import LINK_VARIABLE
-from composer_prime.executors.sky.task import RESOURCES_VARIABLE
 from composer_prime.launch.records import LaunchBook, by_site, open_launch
 from composer_prime.launch.supervisor_job import SITE
 from composer_prime.store import Store, keys, open_store
@@ -87,11 +86,8 @@ def platform_of(name: str, folder: Path, wheels: Path) -> Iterator[tuple[Any, st
     else:
         platform = loopback(name, folder)
         on = platform.launch_option()
-    environment = platform.environment()
-    if name == "sky":  # whose stock images lack us: one for all launches, which this environment stands for
-        environment[RESOURCES_VARIABLE] = '{"image_id": "docker:any"}'
     with closing(platform):
-        yield platform, on, environment
+        yield platform, on, platform.environment()
 
 
 @pytest.mark.parametrize("name", EXTRAS)

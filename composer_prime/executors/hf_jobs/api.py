@@ -3,14 +3,15 @@
 Left alone the client waits for ever, repeats listings only, and tells errors in several lines of HTTP.
 """
 
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import httpx2
-from huggingface_hub import HfApi, JobHardwareInfo, JobInfo, get_session, get_token
+from huggingface_hub import HfApi, JobHardwareInfo, get_session, get_token
 from huggingface_hub.errors import HfHubHTTPError, JobNotFoundError, OfflineModeIsEnabled
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
@@ -38,12 +39,10 @@ _REMEDIES = {
 class JobsApi:
     """The jobs of one namespace (a user or an organization). May be used by several threads at once.
 
-    namespace   None: the token's own user
     endpoint, token   None: the client's own (HF_ENDPOINT; HF_TOKEN or what `hf auth login` stored)
     """
 
-    def __init__(self, namespace: str | None = None, endpoint: str | None = None, token: str | None = None) -> None:
-        self.given_namespace = namespace
+    def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:
         self.client = HfApi(endpoint=endpoint, token=token)
 
     @property
@@ -55,13 +54,9 @@ class JobsApi:
 
     @cached_property
     def namespace(self) -> str:
-        """Whose jobs these are. Raises BadInput when there is no token."""
+        """Whose jobs these are, the token's own user's where none is named. Raises BadInput when there is no token."""
         _ = self.token
-        return self.given_namespace or str(self.ask("whoami")["name"])
-
-    def run(self, **request: Any) -> JobInfo:
-        """Start a job by one try: when its answer is lost, there may be one."""
-        return self.ask_once("run_job", namespace=self.namespace, **request)
+        return os.environ.get(NAMESPACE_VARIABLE) or str(self.ask("whoami")["name"])
 
     def ask(self, method: str, **arguments: Any) -> Any:
         """The answer of a method of the client, by several tries."""
@@ -72,20 +67,10 @@ class JobsApi:
         with self._translated():
             return getattr(self.client, method)(**arguments)
 
-    def flavors(self) -> tuple[Machine, ...]:
-        """The machines that the service has, by one try."""
-        return tuple(map(_flavor_of, self.ask_once("list_jobs_hardware")))
-
-    def jobs(self, labels: Mapping[str, str]) -> list[JobInfo]:
-        """Jobs that carry all the labels, ended ones too; a service that doesn't know the filter gives others too."""
-        namespace = self.namespace
-        with self._translated():  # the client itself repeats a listing
-            return list(self.client.list_jobs(labels=dict(labels), namespace=namespace, timeout=REQUEST_TIMEOUT_S))
-
-    def log(self, name: str, *, follow: bool) -> Iterator[str]:
-        """A job's lines from its log's start, as the client gives them, which takes a broken stream up itself."""
+    def items(self, method: str, **arguments: Any) -> Iterator[Any]:
+        """What a method gives one by one. The client itself repeats listings, and takes up broken streams of a log."""
         with self._translated():
-            yield from self.client.fetch_job_logs(**place_of(name), follow=follow)
+            yield from getattr(self.client, method)(**arguments)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -111,7 +96,8 @@ def place_of(name: str) -> dict[str, Any]:
     return {"namespace": match[1], "job_id": match[2]}
 
 
-def _flavor_of(hardware: JobHardwareInfo) -> Machine:
+def flavor_of(hardware: JobHardwareInfo) -> Machine:
+    """A machine that the service has, as it tells of it."""
     accelerator = hardware.accelerator
     return Machine(
         name=hardware.name,

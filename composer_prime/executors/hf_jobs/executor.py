@@ -3,7 +3,6 @@
 Facts about the service, and what was not run against it: docs/platforms.md.
 """
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,7 +25,7 @@ from composer_prime.executors.base import (
     hides_secrets,
     refuse_placement,
 )
-from composer_prime.executors.hf_jobs.api import NAMESPACE_VARIABLE, JobsApi, place_of
+from composer_prime.executors.hf_jobs.api import NAMESPACE_VARIABLE, REQUEST_TIMEOUT_S, JobsApi, flavor_of, place_of
 from composer_prime.executors.packages import UV_IMAGE
 from composer_prime.executors.prices import Machine, cheapest, listed, shipped
 from composer_prime.executors.unique_jobs import JobReport, UniqueJobs, told_exit_code
@@ -57,16 +56,14 @@ _TAKEN_BACK = re.compile(
 class HfJobsExecutor(UniqueJobs):
     """The `Executor` for Hugging Face Jobs.
 
-    namespace   who runs and pays the jobs, a user or an organization; None: COMPOSER_PRIME_HF_NAMESPACE, else the
-                token's user
     endpoint, token   None: the client's own (HF_ENDPOINT; HF_TOKEN, or what `hf auth login` stored)
     """
 
     platform = PLATFORM
     confirm_s = 120.0
 
-    def __init__(self, namespace: str | None = None, *, endpoint: str | None = None, token: str | None = None) -> None:
-        self._api = JobsApi(namespace or os.environ.get(NAMESPACE_VARIABLE), endpoint, token)
+    def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:
+        self._api = JobsApi(endpoint, token)
         self._flavors: tuple[Machine, ...] = ()
 
     @hides_secrets
@@ -102,14 +99,16 @@ class HfJobsExecutor(UniqueJobs):
 
     def _list(self, run: str, site: str | None, attempt: int | None) -> list[JobReport]:
         labels = {LABEL_RUN: run} | ({LABEL_SITE: site, LABEL_ATTEMPT: str(attempt)} if site is not None else {})
-        infos = self._api.jobs({label: _in_label(value) for label, value in labels.items()})
+        asked = {label: _in_label(value) for label, value in labels.items()}
+        infos = self._api.items("list_jobs", labels=asked, namespace=self._api.namespace, timeout=REQUEST_TIMEOUT_S)
         return [report for info in infos if (report := _report_of(info))]
 
     def _by_id(self, id: str) -> JobReport | None:
         return _report_of(self._api.ask("inspect_job", **place_of(id)))
 
     def _start(self, spec: JobSpec) -> list[JobReport]:
-        report = _report_of(self._api.run(**self._request(spec)))
+        # By one try: when its answer is lost, there may be a job.
+        report = _report_of(self._api.ask_once("run_job", namespace=self._api.namespace, **self._request(spec)))
         return [report] if report else []
 
     def _request(self, spec: JobSpec) -> dict[str, Any]:
@@ -117,10 +116,9 @@ class HfJobsExecutor(UniqueJobs):
         bucket = f"{self._api.namespace}/{CACHE_BUCKET}"
         if spec.caches:
             self._api.ask("create_bucket", bucket_id=bucket, private=True, exist_ok=True)
-        command, has_gpu = spec.command, spec.resources.gpu is not None
         return {
             "image": spec.image or UV_IMAGE,
-            "command": spec.packages.before(command, has_gpu=has_gpu) if spec.packages else list(command),
+            "command": spec.installing_command,
             "env": spec.variables,
             "secrets": spec.secrets.reveal(),
             "flavor": self._flavor(spec).name,
@@ -141,13 +139,13 @@ class HfJobsExecutor(UniqueJobs):
                 raise
 
     def _log(self, job: Job, to_end: bool) -> Iterator[tuple[str, str]]:
-        return (("", line) for line in self._api.log(job.id, follow=to_end))
+        return (("", line) for line in self._api.items("fetch_job_logs", **place_of(job.id), follow=to_end))
 
     def _flavor(self, spec: JobSpec) -> Machine:
         """The flavor by the service's list, which is asked once, and where that can't be had by the shipped one."""
         if not self._flavors:
             with suppress(ExecutorError, BadInput):
-                self._flavors = self._api.flavors()
+                self._flavors = tuple(map(flavor_of, self._api.ask_once("list_jobs_hardware")))
         return cheapest(self._flavors or shipped(PLATFORM), spec.resources, "Hugging Face Jobs")
 
 

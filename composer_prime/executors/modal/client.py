@@ -1,7 +1,5 @@
 """One connection to Modal: requests repeated while Modal is busy, its client's errors made ours."""
 
-import importlib.util
-import urllib.request
 from collections.abc import Callable
 from functools import cached_property
 from typing import TypeVar
@@ -11,7 +9,7 @@ from grpclib.exceptions import StreamTerminatedError
 from modal import exception
 from modal.config import config
 
-from composer_prime.errors import BadInput, ComposerPrimeError, ExecutorError, JobUnknown
+from composer_prime.errors import BadInput, ComposerPrimeError, JobUnknown
 from composer_prime.executors.repeating import Busy, patiently
 
 T = TypeVar("T")
@@ -19,15 +17,6 @@ T = TypeVar("T")
 TOKEN_REMEDY = "run `modal token set`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
 FAILURES = (exception.Error, StreamTerminatedError, OSError)
 """Errors of the client for requests that failed."""
-BUSY = (
-    exception.ResourceExhaustedError,
-    exception.ServiceError,
-    exception.InternalError,
-    exception.ConnectionError,
-    StreamTerminatedError,
-    OSError,
-)
-"""Those that may succeed later, after the client's own three quick repeats too."""
 MENDABLE = {
     exception.AuthError: TOKEN_REMEDY,
     exception.PermissionDeniedError: "use a token of a member of the workspace",
@@ -35,7 +24,7 @@ MENDABLE = {
     exception.ImageBuildError: "check the image's name, and that it has a Python",
     exception.InvalidError: "correct what it names",
 }
-"""Those that a person can mend, and how."""
+"""Those that a person can mend, and how; any other may be gone later, after the client's own three quick repeats."""
 
 
 def token() -> tuple[str, str]:
@@ -51,13 +40,6 @@ class Connection:
     @cached_property
     def client(self) -> modal.Client:
         """The open client. Raises BadInput where no token is set, ExecutorError when Modal is out of reach."""
-        is_proxied = {"https", "all"} & urllib.request.getproxies().keys() and not config["disable_api_proxy"]
-        if is_proxied and importlib.util.find_spec("python_socks") is None:
-            # Left alone the client tries for a minute, and doesn't say what it lacks.
-            raise BadInput(
-                "HTTPS_PROXY or ALL_PROXY is set, and Modal's client needs a package for that which isn't installed "
-                "(python_socks): pip install 'composer-prime[modal]', or set MODAL_DISABLE_API_PROXY=1"
-            )
         try:
             return modal.Client.from_credentials(*token())
         except FAILURES as error:
@@ -91,5 +73,4 @@ def explained(error: Exception, what: str) -> ComposerPrimeError:
     for kind, remedy in MENDABLE.items():
         if isinstance(error, kind) and not isinstance(error, exception.ConflictError):
             return BadInput(f"{what}: Modal refuses it ({text}): {remedy}")
-    ours = Busy if isinstance(error, BUSY) else ExecutorError
-    return ours(f"{what}: Modal failed ({type(error).__name__}: {text}); look at https://modal.com/apps")
+    return Busy(f"{what}: Modal failed ({type(error).__name__}: {text}); look at https://modal.com/apps")

@@ -124,7 +124,7 @@ def _image(spec: JobSpec, folder: Path) -> modal.Image:
         return image
     for wheel in spec.packages.wheels():
         (folder / wheel.file).write_bytes(wheel.data)
-        paths.append(f"/tmp/{wheel.sha256[:12]}/{wheel.file}")
+        paths.append(f"/opt/{wheel.sha256[:12]}/{wheel.file}")  # a supervisor there hands it on
         image = image.add_local_file(folder / wheel.file, paths[-1], copy=True)
     backend = "cpu" if spec.resources.gpu is None else None  # no GPU is there to ask while an image is built
     return image.run_commands(*spec.packages.commands([shlex.quote(path) for path in paths], backend))

@@ -25,7 +25,7 @@ from composer_prime.executors.local.executor import split_lines
 from composer_prime.executors.modal import limits
 from composer_prime.executors.modal.client import FAILURES, Connection, token
 from composer_prime.executors.modal.deploy import TIMEOUT_MARGIN_S, deployed_function, machine, object_name
-from composer_prime.executors.modal.job_body import TIMEOUT_GRACE_S
+from composer_prime.executors.modal.job_body import TIMEOUT_GRACE_S, first
 from composer_prime.executors.unique_jobs import end_job
 
 T = TypeVar("T")
@@ -53,8 +53,7 @@ class Records:
         {job}/call    the one call that may run it: the first to be written, by a caller after `spawn` or a container at
                       its start; "" when it was cancelled while it had none. Containers of any other call end at once
         {job}/start   the container that ran it; a second one of the same call finds it and ends at once ("preempted")
-        {job}/end     that Modal took that container back
-        {job}/cancel  when somebody asked for the end
+        {job}/end     when and why the call was ended: somebody asked for it, or Modal took that container back
 
     Modal drops entries that nobody read or wrote for seven days; a job has ended long before.
 
@@ -78,13 +77,7 @@ class Records:
 
     def first(self, job: str, entry: str, value: T) -> T:
         """The value that the entry has for good: `value`, or what was written before."""
-
-        def put_and_get() -> T:
-            # Not what `put` returns: it says False too when its own first attempt was written and the answer lost.
-            self._dict.put(f"{job}/{entry}", value, skip_if_exists=True)
-            return self._dict.get(f"{job}/{entry}")
-
-        return self._connection.ask(f"records {self.name}", put_and_get)
+        return self._connection.ask(f"records {self.name}", lambda: first(self._dict, f"{job}/{entry}", value))
 
     def claimed(self) -> list[str]:
         """The names of all jobs."""
@@ -164,16 +157,14 @@ class ModalExecutor(Executor):
             return JobStatus(JobState.CANCELLED, message="cancelled before it had a call")
         call = self._call(call_id)
         answer = self._connection.ask(f"state of {job.id}", lambda: _answer(call))
-        end = records.get(job.id, "end") or answer
-        if end is not None and answer is None:
-            self._end(job, call)  # or Modal would start it again, to be told to go
-        start = records.get(job.id, "start") or {}
+        start, end = records.get(job.id, "start") or {}, records.get(job.id, "end")
         started_at = start.get("started_at")
-        if end is None:
+        if answer is None:
+            if end is not None:
+                self._end(job, call)  # or Modal would start it again, to be told to go
             state, word = (JobState.RUNNING, f"running in {start['task']}") if start else (JobState.PENDING, "waiting")
             return JobStatus(state, message=f"{call_id}: {word}", started_at=started_at)
-        if end["state"] == JobState.CANCELLED:
-            end["ended_at"] = records.get(job.id, "cancel")
+        end = answer if "ended_at" in answer else end or answer  # the container's own word is the first
         message = f"{call_id}: {end['message']}"
         return JobStatus(JobState(end["state"]), end.get("exit_code"), message, started_at, end.get("ended_at"))
 
@@ -231,7 +222,7 @@ class ModalExecutor(Executor):
 
     def _ask_end(self, job: Job) -> None:
         records = self._records(job.run)
-        records.first(job.id, "cancel", time.time())
+        records.first(job.id, "end", {"state": "cancelled", "message": "cancelled", "ended_at": time.time()})
         # A call that nobody recorded yet finds this in its place, and goes.
         if (call_id := records.first(job.id, "call", NO_CALL)) != NO_CALL:
             self._end(job, self._call(call_id))

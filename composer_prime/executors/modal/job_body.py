@@ -45,10 +45,10 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
 
 def _reason_not_to_run(name: str, records: Any, call: str) -> dict[str, Any]:
     """Empty for the first container of the job's one call; the same container never asks twice."""
-    if _first(records, f"{name}/call", call) != call:
+    if first(records, f"{name}/call", call) != call:
         return {"state": "cancelled", "message": "another call has this job"}
     mine = {"task": os.environ.get("MODAL_TASK_ID", ""), "started_at": time.time()}
-    if _first(records, f"{name}/start", mine) != mine:
+    if first(records, f"{name}/start", mine) != mine:
         # Modal starts an interrupted input again. Whether that is worth its price is the fleet's to say.
         return _taken_back(records, name)
     return {}
@@ -56,12 +56,12 @@ def _reason_not_to_run(name: str, records: Any, call: str) -> dict[str, Any]:
 
 def _taken_back(records: Any, name: str) -> dict[str, Any]:
     """The end of the job, as the first has it who saw it; the next container, where the machine vanished."""
-    state, task = "cancelled" if records.get(f"{name}/cancel") else "preempted", records.get(f"{name}/start")["task"]
-    end = {"state": state, "message": f"container {task} was taken back", "ended_at": time.time()}
-    return _first(records, f"{name}/end", end)
+    task = records.get(f"{name}/start")["task"]
+    end = {"state": "preempted", "message": f"container {task} was taken back", "ended_at": time.time()}
+    return first(records, f"{name}/end", end)
 
 
-def _first(records: Any, key: str, value: Any) -> Any:
+def first(records: Any, key: str, value: Any) -> Any:
     """The value that `key` has for good: ours if we were first. What `put` returns is wrong when it was repeated."""
     records.put(key, value, skip_if_exists=True)
     return records.get(key)

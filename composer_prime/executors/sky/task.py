@@ -75,11 +75,8 @@ def check_task(spec: JobSpec) -> None:
 def resources_of(spec: JobSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     """SkyPilot's `resources` of a job: what it asks for, over what is `given` for all jobs."""
     asked = spec.resources
-    if not (spec.image or given.get("image_id")):
-        raise BadInput(
-            f"site {spec.site} has no image, and SkyPilot's own hold no composer-prime: name one with --image, or "
-            f"image_id in {RESOURCES_VARIABLE}"
-        )
+    if "image_id" in given:
+        raise BadInput(f"image_id ({given['image_id']}) in {RESOURCES_VARIABLE}: drop it, and name an image by --image")
     kinds = [f"{kind}:{asked.gpu_count or 1}" for kind in gpu_kinds(asked)]
     wanted = {
         "accelerators": kinds if len(kinds) > 1 else next(iter(kinds), None),
@@ -107,7 +104,7 @@ def task_of(spec: JobSpec, resources: Mapping[str, Any], now: float) -> str:
             grace_s=GRACE_S,
             begins=_BEGINS.format("$log"),
             ends=_ENDS.format("$log"),
-            command=shlex.join(spec.command),
+            command=shlex.join(spec.installing_command),
         ),
     }
     text = json.dumps(task, ensure_ascii=False)

@@ -31,29 +31,41 @@ _HOST = re.compile(
 )
 
 
-class Host:
-    """One machine, as `[user@]address[:port]` names it; what is left out is as ~/.ssh/config says.
+class SshExecutor(HostExecutor):
+    """One host as a platform.
 
-    Raises BadInput for a name that isn't one.
+    host      [user@]address[:port]; BadInput for what isn't. What is left out is as ~/.ssh/config says
+    grace_s   seconds that a job has to end by itself after it was told to, before it is killed
     """
 
-    def __init__(self, name: str) -> None:
-        match = _HOST.fullmatch(name)
+    platform, where = "ssh", "a host over ssh"
+
+    def __init__(self, host: str, *, grace_s: float = shim.GRACE_S) -> None:
+        super().__init__(host, ROOT, grace_s)
+        match = _HOST.fullmatch(host)
         if match is None or (match["port"] and not 1 <= int(match["port"]) <= 65535):
             raise BadInput(
-                f"--on ssh:{name} must be ssh:[user@]address[:port], with a name or an IP address: another name goes "
+                f"--on ssh:{host} must be ssh:[user@]address[:port], with a name or an IP address: another name goes "
                 "into ~/.ssh/config, as the HostName of a Host"
             )
-        self.name = name
         address, user, port = match["address"].strip("[]"), match["user"], match["port"]
         options = ["-p", port] if port else []
         self._ssh_command = shlex.join(["ssh", *options, f"{user}@{address}" if user else address])
         self._user = user or "of ~/.ssh/config"
         given = {"host": address, "username": user, "port": int(port or 0)}
-        self._place = {name: value for name, value in given.items() if value}
+        self._address = {name: value for name, value in given.items() if value}
 
-    def call(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """A shim's reply there. Raises BadInput for a host that can't be used, else ExecutorError."""
+    def credentials(self) -> dict[str, str]:
+        raise BadInput(
+            f"jobs on ssh:{self._name} can't be watched from another machine, since ssh's keys stay here: launch "
+            "them without --supervise-on, on a machine that stays up"
+        )
+
+    def account(self) -> str:
+        return "the host's"  # there they are, whoever looks
+
+    def _call(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Also raises BadInput, for a host that can't be used."""
         return patiently(lambda: asyncio.run(self._call_once(request)))
 
     async def _call_once(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,22 +76,22 @@ class Host:
                 done = await connection.run(command, input=shim_input(request), encoding=None)
         except asyncssh.HostKeyNotVerifiable as error:
             raise BadInput(
-                f"host {self.name}: {error.reason}: ~/.ssh/known_hosts doesn't hold the key that it shows. Compare the "
-                f"fingerprint by `{self._ssh_command}`, then add or replace it; nothing was sent"
+                f"host {self._name}: {error.reason}: ~/.ssh/known_hosts doesn't hold the key that it shows. Compare "
+                f"the fingerprint by `{self._ssh_command}`, then add or replace it; nothing was sent"
             ) from None
         except asyncssh.PermissionDenied:
             raise BadInput(
-                f"host {self.name} refuses the agent's keys and those of ~/.ssh for user {self._user}: add a public "
+                f"host {self._name} refuses the agent's keys and those of ~/.ssh for user {self._user}: add a public "
                 "key to authorized_keys there, or name another user or IdentityFile in ~/.ssh/config"
             ) from None
         except ValueError as error:
-            raise BadInput(f"host {self.name}: ~/.ssh can't be read: {error}: ssh-add a key that is locked") from None
+            raise BadInput(f"host {self._name}: ~/.ssh can't be read: {error}: ssh-add a key that is locked") from None
         except (OSError, asyncssh.Error) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise Busy(f"host {self.name} doesn't answer: {reason}") from None
+            raise Busy(f"host {self._name} doesn't answer: {reason}") from None
         reply = read_reply(cast(bytes, done.stdout), cast(bytes, done.stderr))
         if done.exit_status is None and "error" in reply:
-            raise Busy(f"host {self.name} doesn't answer: the connection was lost before the answer")
+            raise Busy(f"host {self._name} doesn't answer: the connection was lost before the answer")
         if done.exit_status in (126, 127):
             return {"refused": f"python3 can't be run there: {reply['error']}. Install Python 3.9 or newer"}
         return reply
@@ -88,36 +100,10 @@ class Host:
         """As asyncssh takes them. What is left out comes from ssh's own configuration."""
         known = Path("~/.ssh/known_hosts").expanduser()
         return {
-            **self._place,
+            **self._address,
             "known_hosts": str(known) if known.is_file() else b"",
             "connect_timeout": CONNECT_S,
             "keepalive_interval": KEEPALIVE_S,
             "preferred_auth": "publickey",
             "agent_forwarding": False,
         }
-
-
-class SshExecutor(HostExecutor):
-    """One host as a platform.
-
-    host      [user@]address[:port]; BadInput for what isn't
-    grace_s   seconds that a job has to end by itself after it was told to, before it is killed
-    """
-
-    platform, where = "ssh", "a host over ssh"
-
-    def __init__(self, host: str, *, grace_s: float = shim.GRACE_S) -> None:
-        super().__init__(host, ROOT, grace_s)
-        self._host = Host(host)
-
-    def credentials(self) -> dict[str, str]:
-        raise BadInput(
-            f"jobs on ssh:{self._host.name} can't be watched from another machine, since ssh's keys stay here: launch "
-            "them without --supervise-on, on a machine that stays up"
-        )
-
-    def account(self) -> str:
-        return "the host's"  # there they are, whoever looks
-
-    def _call(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return self._host.call(request)
