@@ -195,7 +195,7 @@ class SkyPlatform:
 
     def _machine(self, job: ManagedJob) -> Container:
         place = f"{self.folder.name}-{id(self):x}-{job.number}-{len(job.machines)}"
-        image = job.task["resources"].get("image_id", "").removeprefix("docker:")
+        image = job.task.get("resources", {}).get("image_id", "").removeprefix("docker:")
         env = {**programs_of(image, self.folder / "images" / place), **job.task["envs"], **job.task["secrets"]}
         command = ["bash", "-c", job.task["run"]]
         return Container(place, command, env, self.folder / "jobs" / place, NO_TIME_OUT_S, threading.Event())
