@@ -140,7 +140,7 @@ class JobSpec:
 
     @property
     def installing_command(self) -> list[str]:
-        """Its command where the job itself installs its packages: after that."""
+        """Its command, after the installation of its packages where the job itself does that."""
         has_gpu = self.resources.gpu is not None
         return self.packages.before(self.command, has_gpu=has_gpu) if self.packages else list(self.command)
 

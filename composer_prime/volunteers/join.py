@@ -154,7 +154,7 @@ def disclosure(
     commands = f"; and what a model says to {', '.join(asked.harnesses)}" if asked.harnesses else ""
     environments = ", ".join(asked.environments) or "none"
     yield f"Code that runs here: {prime_rl}environments {environments}{commands}. The model is {recipe.model.name}."
-    yield "Ctrl-C leaves, and the same command comes back; from another terminal, with --pause or --resume, too."
+    yield "Ctrl-C leaves, and the same command brings you back. From another terminal --pause and --resume do the same."
 
 
 def _product(shape: tuple[int, ...]) -> int:
