@@ -112,7 +112,8 @@ def test_a_launcher_killed_while_it_submits_leaves_no_orphan_and_no_double(
     platform: LoopbackPlatform, executor: Executor, stage: Stage, seed: int
 ) -> None:
     arguments = (stage.run, str(stage.folder), PREAMBLE + STARTS)
-    with fresh_process(platform.launch_option(), platform.environment(), SUBMIT, *arguments) as launcher:
+    environment = {**platform.environment(), "TMPDIR": str(stage.folder)}  # for what one that is killed leaves
+    with fresh_process(platform.launch_option(), environment, SUBMIT, *arguments) as launcher:
         assert launcher.stdin is not None and launcher.stdout is not None
         assert launcher.stdout.readline() == "ready\n"
         timer = threading.Timer(random.Random(seed).uniform(0.0, 0.12), launcher.kill)
