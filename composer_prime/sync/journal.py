@@ -96,6 +96,7 @@ def _sha256(values: memoryview) -> str:
 def _header(payload: str, numel: int, sha256: str) -> bytes:
     """What stands before the values in a safetensors file of one fp32 vector; the library would copy them twice."""
     entry = {"dtype": "F32", "shape": [numel], "data_offsets": [0, 4 * numel]}
-    text = json.dumps({"__metadata__": {"payload": payload, "sha256": sha256}, "residual": entry}, separators=(",", ":")).encode()
+    header = {"__metadata__": {"payload": payload, "sha256": sha256}, "residual": entry}
+    text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

@@ -9,8 +9,8 @@ import torch
 
 from composer_prime.errors import CorruptObject
 from composer_prime.sites.embedded.checkpoints import newest_checkpoint
-from composer_prime.sites.embedded.sound_steps import saved_steps
 from composer_prime.sites.embedded.model import resolve_model
+from composer_prime.sites.embedded.sound_steps import saved_steps
 from composer_prime.sites.embedded.supervisor import SiteSupervisor
 from composer_prime.sync.journal import FileJournal
 from tests.sites.fake_site import fake_roles

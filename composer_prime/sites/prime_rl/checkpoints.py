@@ -100,4 +100,7 @@ def check_whole(trainer_checkpoint: Path) -> None:
     step = trainer_checkpoint.parent
     newest = newest_whole(step.parent)
     remedy = "no other is, so start over without resuming" if newest is None else f"resume from step {newest}, which is"
-    raise ConfigError(f"checkpoint {step} isn't whole: its trainer was ended before it had saved it, or its outer state is damaged; {remedy}")
+    raise ConfigError(
+        f"checkpoint {step} isn't whole: its trainer was ended before it had saved it, or its outer state is damaged; "
+        f"{remedy}"
+    )
