@@ -28,7 +28,7 @@ from composer_prime.cli import (
     volunteers,
 )
 from composer_prime.errors import ComposerPrimeError
-from composer_prime.visible import guard_process
+from composer_prime.visible import guard_process, shown
 
 app = typer.Typer(
     name="composer-prime",
@@ -76,7 +76,7 @@ def main() -> None:
     try:
         app()
     except ComposerPrimeError as error:
-        print(f"composer-prime: {error}", file=sys.stderr)
+        print(shown(f"composer-prime: {error}", lines=True), file=sys.stderr)
         sys.exit(error.exit_code)
 
 
