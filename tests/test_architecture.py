@@ -18,6 +18,7 @@ LAYERS = (
     {"sync", "replay", "hints"},
     {"losses", "outer", "store"},
     {"config", "metrics"},
+    {"bearer"},
     {"errors"},
     {"visible"},
     {"redaction", "private"},

@@ -22,6 +22,7 @@ from pathlib import Path
 import verifiers.v1 as vf
 from torch import Tensor
 
+from composer_prime.bearer import SITE_TOKEN, site_token
 from composer_prime.config.distill import DistillConfig
 from composer_prime.config.paths import models_cache, run_uri
 from composer_prime.config.recipe import Recipe
@@ -237,7 +238,8 @@ async def _score(settings: SiteSettings, sources: Sequence[Source], rollouts: in
     """Serve the policy in settings.model_dir and play every task `rollouts` times."""
     leave_proxies_out()
     log = settings.paths.log("inference")
-    server = Child("inference", role_command("inference", settings.paths.root), log, env=QUIET_ENV)
+    env = QUIET_ENV | {SITE_TOKEN: site_token()}
+    server = Child("inference", role_command("inference", settings.paths.root), log, env=env)
     try:
         async with InferenceClient(f"http://{HOST}:{settings.inference_port}") as inference:
             await _wait_ready(server, inference)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from composer_prime.bearer import SITE_TOKEN, site_token
 from composer_prime.config.load import load_recipe
 from composer_prime.config.recipe import Recipe
 from composer_prime.config.settings import SiteSettings, settle_site
@@ -73,7 +74,10 @@ def _measure_one(recipe: Recipe, model_dir: Path, max_turns: int, rollouts: int)
     settings = settle_site(recipe, "a", inference_port=claim_port(None, set()), model_dir=model_dir, resume=False)
     settings.save()
     server = Child(
-        "inference", role_command("inference", settings.paths.root), settings.paths.log("inference"), env=QUIET_ENV
+        "inference",
+        role_command("inference", settings.paths.root),
+        settings.paths.log("inference"),
+        env=QUIET_ENV | {SITE_TOKEN: site_token()},
     )
     try:
         return asyncio.run(_play(settings, max_turns, rollouts))

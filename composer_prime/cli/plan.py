@@ -47,8 +47,10 @@ def plan_lines(
     from composer_prime.config.toml import to_toml
     from composer_prime.outer.fragments import plan_fragments
     from composer_prime.sites.embedded.shapes import named_shapes
+    from composer_prime.sites.listening import listening_lines
 
     yield to_toml(recipe.to_data())
+    yield from listening_lines(recipe)
     shapes = named_shapes(recipe.model.name)
     if recipe.outer is None:
         (whole,) = plan_fragments(shapes, 1)

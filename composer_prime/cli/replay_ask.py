@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from composer_prime.config.text_teachers import TextTeacher
-    from composer_prime.private import keep_private
     from composer_prime.replay.ask.asking import Gate
     from composer_prime.replay.states import TraceState
 
@@ -40,6 +39,7 @@ def ask(
     """
     from composer_prime.config.text_teachers import load_text_teachers
     from composer_prime.errors import BadInput
+    from composer_prime.private import keep_private
     from composer_prime.replay.ask.asking import Gate
     from composer_prime.replay.ingest.store import TraceStore
 

@@ -7,10 +7,11 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
+from composer_prime import bearer
+from composer_prime.bearer import is_local
 from composer_prime.config.teachers import HintTeacher
 from composer_prime.errors import TeacherError
 from composer_prime.replay.wire import MOST_IDS, ROUTES, Route, Scores, num_candidates, read_scores, score_body
@@ -30,7 +31,6 @@ tokens may move by far more."""
 
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _ABSENT = frozenset({404, 405, 501})
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def held_name(model: str, teacher: HintTeacher) -> str:
@@ -42,7 +42,7 @@ class ServedModel:
     """A model at `base_url` (the server's root). `close` it in the end.
 
     model    the name it is served under; None: the first the server lists.
-    headers  sent with every request.
+    headers  sent with every request; None: the token of this user's own teachers where it is on this machine.
 
     Every method raises TeacherError with the cause when there is no usable answer. None has a time-out of its own.
     """
@@ -52,13 +52,14 @@ class ServedModel:
         self.model = model
         self.max_model_len: int | None = None
         self.route: Route | None = None
-        is_local = urlsplit(base_url).hostname in LOOPBACK
+        if headers is None and is_local(base_url):
+            headers = bearer.headers(bearer.user_token())
         self._http = httpx.AsyncClient(
             base_url=base_url,
             headers=dict(headers or {}),
             timeout=None,
             limits=httpx.Limits(max_connections=None),
-            trust_env=not is_local,  # a proxy has no way to this machine's own servers
+            trust_env=not is_local(base_url),  # a proxy has no way to this machine's own servers
         )
 
     async def close(self) -> None:

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from composer_prime.bearer import OnlyWithToken, user_token
 from composer_prime.errors import BadInput
 from composer_prime.replay.traces import Turn
 
@@ -119,8 +120,9 @@ class ReplayServer:
 
 
 def serve_library(library: Library, model: str, listener: socket.socket) -> None:
-    """Answer on `listener` with stored turns, under that model name, until SIGINT or SIGTERM."""
-    config = uvicorn.Config(ReplayServer(library, model).app(), log_level="warning", access_log=False, lifespan="off")
+    """Answer with stored turns, under that model name and with the user's token, until SIGINT or SIGTERM."""
+    app = OnlyWithToken(ReplayServer(library, model).app(), user_token())
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
     asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
 
 

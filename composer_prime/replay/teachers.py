@@ -144,9 +144,9 @@ class TeacherPool:
             await teacher.served.close()
 
 
-def _headers(config: TeacherConfig, table: TeacherTable) -> dict[str, str]:
+def _headers(config: TeacherConfig, table: TeacherTable) -> dict[str, str] | None:
     if config.api_key_var is None:
-        return {}
+        return None
     key = os.environ.get(config.api_key_var)
     if not key:
         raise TeacherRefused(

@@ -123,6 +123,7 @@ def look(processes: dict[tuple[str, str], psutil.Process], seen: dict[int, Touch
             touched.files.update(file.path for file in child.open_files())
             for connection in child.net_connections(kind="inet"):
                 if connection.status == psutil.CONN_LISTEN:
+                    assert connection.laddr.ip == "127.0.0.1", f"{role} listens on {connection.laddr}"
                     touched.listens.add(connection.laddr.port)
                 elif connection.raddr:
                     touched.calls.update({connection.laddr.port, connection.raddr.port})

@@ -24,6 +24,7 @@ from verifiers.v1.clients.train import TrainClient
 from verifiers.v1.configs.client import TrainClientConfig
 from verifiers.v1.dialects import ChatDialect
 
+from composer_prime.bearer import SITE_TOKEN, headers, new_token
 from composer_prime.config import SiteSettings
 from composer_prime.sites.embedded.model import load_policy
 from composer_prime.sites.embedded.ports import claim_port
@@ -32,6 +33,7 @@ from tests.patience import PATIENCE_S
 from tests.sites.letters_site import letters_site
 from tests.sites.tiny_folder import save_random_tiny, score
 
+TOKEN = new_token()
 MESSAGES: list[Any] = [{"role": "user", "content": "Reverse: abcd"}]
 
 
@@ -69,7 +71,7 @@ def start(output_dir: Path, model_dir: Path, port: int | None = None, **tables: 
     port = port or claim_port(None, set())
     settings = letters_site(output_dir, model_dir=model_dir, port=port, **tables)
     command = [sys.executable, "-m", "composer_prime.sites.embedded.inference", str(settings.paths.root)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", SITE_TOKEN: TOKEN}
     return Process(settings, subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
 
 
@@ -93,7 +95,7 @@ def test_renderers_own_client_gets_tokens_and_their_logprobs(server: Process, mo
     renderer = create_renderer(tiny_tokenizer(), Qwen3RendererConfig(enable_thinking=False))
 
     async def ask() -> dict[str, Any]:
-        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key=TOKEN) as client:
             return await generate(
                 client=client,
                 renderer=renderer,
@@ -112,6 +114,7 @@ def test_renderers_own_client_gets_tokens_and_their_logprobs(server: Process, mo
 def test_verifiers_train_client_gets_a_turn(server: Process, model_dir: Path, run_async) -> None:
     config = TrainClientConfig(
         base_url=f"{server.url}/v1",
+        headers=headers(TOKEN),
         renderer=Qwen3RendererConfig(enable_thinking=False),
         renderer_model_name=str(model_dir),
         multiplex=1,
@@ -133,7 +136,7 @@ def test_verifiers_train_client_gets_a_turn(server: Process, model_dir: Path, ru
 def test_many_connections_are_answered_and_carry_the_version(server: Process, run_async) -> None:
     async def ask() -> list[httpx.Response]:
         async with httpx.AsyncClient(
-            base_url=server.url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=64)
+            base_url=server.url, headers=headers(TOKEN), timeout=PATIENCE_S, limits=httpx.Limits(max_connections=64)
         ) as http:
             body = {"token_ids": list(range(38)), "sampling_params": {"max_tokens": 6}}
             return await asyncio.gather(*(http.post("/inference/v1/generate", json=body) for _ in range(64)))
@@ -158,7 +161,8 @@ def test_sigterm_ends_it_in_the_middle_of_requests(tmp_path: Path, model_dir: Pa
     process = start(tmp_path, model_dir, seq_len=2048)
     process.wait_healthy()
     body = json.dumps({"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 2000, "temperature": 1e-6}}).encode()
-    head = f"POST /inference/v1/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    lines = ("POST /inference/v1/generate HTTP/1.1", "Host: localhost", f"Authorization: Bearer {TOKEN}")
+    head = "".join(f"{line}\r\n" for line in (*lines, f"Content-Length: {len(body)}", "")).encode()
     with socket.create_connection(("127.0.0.1", process.settings.inference_port)) as connection:
         connection.sendall(head + body)
         httpx.get(f"{process.url}/health").raise_for_status()  # answered after the request was read
@@ -192,3 +196,21 @@ def test_a_model_folder_that_broke_since_exits_with_two_and_names_it(tmp_path: P
     assert process.popen.returncode == 2
     assert errors.strip().splitlines()[-1].startswith(f"error: model folder {folder} can't be loaded")
     assert "Traceback" not in errors
+
+
+def test_no_web_page_and_nobody_without_the_token_stops_a_site(server: Process) -> None:
+    """What a page in the user's browser can send, and a program of another user."""
+    own, as_page = (
+        headers(TOKEN),
+        {"Content-Type": "text/plain", "Origin": "http://evil.example", "Host": "evil.example"},
+    )
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as http:
+        assert http.post("/pause", content="{}", headers=as_page).status_code == 403
+        assert http.post("/pause", content="{}", headers=own | {"Origin": "http://evil.example"}).status_code == 403
+        assert http.get("/v1/models", headers=own | {"Host": "rebound.example"}).status_code == 403
+        for wrong in ({}, headers("guess"), {"Authorization": TOKEN}):
+            assert http.post("/pause", headers=wrong).status_code == 401
+        answer = http.get("/v1/models", headers=own)
+        assert answer.status_code == 200 and not [name for name in answer.headers if name.startswith("access-control")]
+        body = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 1}}
+        assert http.post("/inference/v1/generate", json=body, headers=own).status_code == 200, "it was not paused"

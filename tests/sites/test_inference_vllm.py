@@ -24,11 +24,15 @@ from tests.sites.tiny_folder import save_random_tiny
 
 FAKE_VLLM = f"""#!{sys.executable}
 import json, sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
+from socketserver import UnixStreamServer
 
 class Vllm(BaseHTTPRequestHandler):
     def log_message(self, *arguments):
         pass
+
+    def address_string(self):
+        return "socket"
 
     def do_GET(self):
         self.answer(b"")
@@ -44,7 +48,8 @@ class Vllm(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Vllm).serve_forever()
+assert "--port" not in sys.argv and "--host" not in sys.argv
+UnixStreamServer(sys.argv[sys.argv.index("--uds") + 1], Vllm).serve_forever()
 """
 START_SERVER = """
 import sys

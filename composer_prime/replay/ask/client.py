@@ -11,12 +11,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
+from composer_prime.bearer import is_local
 from composer_prime.errors import BadInput
-from composer_prime.replay.served import LOOPBACK
 
 PATH = "/v1/chat/completions"
 
@@ -64,7 +63,7 @@ class ChatClient:
             headers={"Authorization": f"Bearer {environment[key_var]}"} if key_var is not None else {},
             timeout=None,
             limits=httpx.Limits(max_connections=None),
-            trust_env=urlsplit(base_url).hostname not in LOOPBACK,
+            trust_env=not is_local(base_url),
         )
 
     async def close(self) -> None:

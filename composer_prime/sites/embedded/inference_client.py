@@ -11,6 +11,7 @@ from types import TracebackType
 
 import httpx
 
+from composer_prime.bearer import headers, site_token
 from composer_prime.errors import SiteError
 
 READY_TIMEOUT_S = 300.0
@@ -28,7 +29,9 @@ class InferenceClient:
 
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
-        self._http = httpx.AsyncClient(base_url=base_url, trust_env=False, timeout=_UPDATE_TIMEOUT_S)
+        self._http = httpx.AsyncClient(
+            base_url=base_url, headers=headers(site_token()), trust_env=False, timeout=_UPDATE_TIMEOUT_S
+        )
 
     async def __aenter__(self) -> "InferenceClient":
         return self

@@ -17,6 +17,7 @@ import numpy as np
 import verifiers.v1 as vf
 from renderers import config_from_name
 
+from composer_prime.bearer import SITE_TOKEN
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ConfigError
 from composer_prime.hints.collapse import PROBING, hinted_prompt
@@ -100,6 +101,7 @@ class RolloutPlayer:
         client = vf.TrainClientConfig.model_validate(
             {
                 "base_url": f"{base_url}/v1",
+                "api_key_var": SITE_TOKEN,
                 "renderer": renderer_settings(settings.recipe.orchestrator.renderer.name),
                 "renderer_model_name": str(settings.model_dir),
             }

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from composer_prime import metrics
+from composer_prime.bearer import headers, site_token
 from composer_prime.config.distill import weight_at
 from composer_prime.config.settings import SiteSettings
 from composer_prime.config.stored import PairsConfig, StoredTracesConfig
@@ -227,7 +228,7 @@ def load_stored(settings: SiteSettings, base_url: str, model: str) -> StoredSamp
         pairs = encode_pairs(encoder, replay.pairs) if replay.pairs else []
         turns = encode_turns(encoder, replay.traces) if replay.traces else []
     first = held_name(model, "frozen") if settings.recipe.holds_first_policy else model
-    served = [ServedModel(base_url, model=name) for name in (model, first)]
+    served = [ServedModel(base_url, model=name, headers=headers(site_token())) for name in (model, first)]
     return StoredSamples(settings, pairs, turns, *served)
 
 

@@ -17,6 +17,7 @@ from typing import IO
 
 import httpx
 
+from composer_prime.bearer import SITE_TOKEN, headers, new_token
 from composer_prime.config.paths import SitePaths
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import BadInput, ComposerPrimeError, ProcessCrashed, SiteRevoked
@@ -83,6 +84,7 @@ class SiteSupervisor:
         self.error: ComposerPrimeError | None = None
         self.children: dict[str, Child] = {}
         self.num_restarts = dict.fromkeys(ROLES, 0)
+        self._token = new_token()
         self._began = time.monotonic() if began is None else began
         self._command = command
         self._lock: IO[str] | None = None
@@ -124,7 +126,7 @@ class SiteSupervisor:
             self._restart(role, ended[role])
         self._start_others()
         if self._weights_due:
-            self._weights_due = not tell_newest_weights(self.paths, self.settings.inference_port)
+            self._weights_due = not tell_newest_weights(self.paths, self.settings.inference_port, self._token)
 
     def stop(self) -> None:
         """End what still runs: the trainer first, which writes a checkpoint, then the others."""
@@ -149,7 +151,8 @@ class SiteSupervisor:
 
     def _start(self, role: str) -> None:
         command = self._command(role, self.paths.root)
-        self.children[role] = Child(f"{self.site}/{role}", command, self.paths.log(role), env=_ENV[role])
+        env = _ENV[role] | {SITE_TOKEN: self._token}
+        self.children[role] = Child(f"{self.site}/{role}", command, self.paths.log(role), env=env)
         logger.info("site=%s role=%s pid=%d started", self.site, role, self.children[role].pid)
 
     def _restart(self, role: str, exit_code: int) -> None:
@@ -215,13 +218,14 @@ def crashed(child: Child, exit_code: int) -> ProcessCrashed:
     return ProcessCrashed(f"{child.role} ended with {describe_exit(exit_code)}; the end of {child.log}:\n{lines}")
 
 
-def tell_newest_weights(paths: SitePaths, port: int) -> bool:
+def tell_newest_weights(paths: SitePaths, port: int, token: str) -> bool:
     """Bring a restarted inference server to the newest weights; False when it doesn't answer yet.
 
     The orchestrator tells it about later ones. If one is published meanwhile, both tell it the same.
     """
     told = None
-    with httpx.Client(base_url=f"http://{HOST}:{port}", trust_env=False, timeout=_UPDATE_TIMEOUT_S) as client:
+    server = f"http://{HOST}:{port}"
+    with httpx.Client(base_url=server, headers=headers(token), trust_env=False, timeout=_UPDATE_TIMEOUT_S) as client:
         try:
             client.get("/health", timeout=_HEALTH_TIMEOUT_S).raise_for_status()
             while (newest := newest_broadcast(paths)) != told and newest is not None:

@@ -15,6 +15,7 @@ from composer_prime.config.prime_rl import BUNDLED_TASKSETS, PrimeRecipe, with_n
 from composer_prime.config.settings import sampling_seed
 from composer_prime.config.teachers import NO_AVERAGE_SERVER, NO_FROZEN_SERVER, REF_KL_IS_SAMPLED
 from composer_prime.errors import ConfigError
+from composer_prime.sites.embedded.ports import HOST
 from composer_prime.sites.prime_rl import settings
 from composer_prime.sites.prime_rl.placement import Ports
 
@@ -208,6 +209,8 @@ def render(recipe: PrimeRecipe, version: str, files: SiteFiles) -> Data:
     data.setdefault("orchestrator", {})
     if recipe.outer is not None and data.get("inference") is not None:
         _put_new(data, "inference.vllm.seed", sampling_seed(recipe, files.site) % 2**31)
+    if is_one_node(recipe):
+        _keep_local(data)
     if files.ports is not None:
         _assign_ports(data, files.ports, recipe.broadcast)
     for source, target in dialect.moves:
@@ -348,6 +351,21 @@ def _place(data: Data, recipe: PrimeRecipe, files: SiteFiles, dialect: Dialect) 
         _put(data, "ckpt.resume_step", files.resume)
     if files.clean:
         data["clean_output_dir"] = True
+
+
+def is_one_node(recipe: PrimeRecipe) -> bool:
+    """Whether all processes of a site run on one machine."""
+    several = ("multi_node", "disaggregated")
+    kinds = (recipe.upstream_value(f"{table}deployment.type") for table in ("", "inference."))
+    return not any(kind in several for kind in kinds)
+
+
+def _keep_local(data: Data) -> None:
+    """Upstream listens on all addresses by default, with routes that pause the engine and change its weights."""
+    if data.get("inference") is not None:
+        _put_new(data, "inference.server.host", HOST)
+    if _get(data, "trainer.metrics_server") is not None:
+        _put_new(data, "trainer.metrics_server.host", HOST)
 
 
 def _assign_ports(data: Data, ports: Ports, broadcast: str) -> None:

