@@ -84,7 +84,8 @@ def hinted_context(nodes: Sequence[Any], site: ErrorSite, hint_ids: Sequence[int
     turn = nodes[last]
     sampled = [place for place, is_sampled in enumerate(turn.mask) if is_sampled]
     places = [len(token_ids) + place for place in sampled]
-    return HintedContext([*token_ids, *turn.token_ids[: sampled[-1] + 1]], places, turn)
+    whole = [*token_ids, *turn.token_ids[: sampled[-1] + 1]]
+    return HintedContext(list(map(int, whole)), places, turn)  # the next verifiers has numpy's
 
 
 def _path(nodes: Sequence[Any], last: int) -> list[int]:

@@ -70,7 +70,7 @@ def scoring_paths(trace: Any) -> list[Path]:
                 covered.add(id(node))
             start += len(node.token_ids)
         if nodes:
-            paths.append(Path(list(branch.token_ids), tuple(nodes)))
+            paths.append(Path(np.asarray(branch.token_ids).tolist(), tuple(nodes)))
     return paths
 
 

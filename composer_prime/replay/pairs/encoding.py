@@ -51,7 +51,7 @@ class Encoder:
         ours = [place for place, is_ours in enumerate(sample.loss_mask) if is_ours and place >= start]
         if not ours or ours[-1] >= self._seq_len:
             return None
-        token_ids, places = list(sample.token_ids[: ours[-1] + 1]), frozenset(ours)
+        token_ids, places = list(map(int, sample.token_ids[: ours[-1] + 1])), frozenset(ours)
         return Action(token_ids, [place in places for place in range(len(token_ids))])
 
 

@@ -67,14 +67,15 @@ def _read(node: Any) -> Message:
     message = node.message
     content = message.content if isinstance(message.content, str) else _join(message.content)
     calls = [f"{call.name}({call.arguments})"[:MAX_TEXT] for call in getattr(message, "tool_calls", None) or []]
-    return Message(message.role, content[:MAX_TEXT], tuple(calls), sum(node.mask), _num_taught(node))
+    return Message(message.role, content[:MAX_TEXT], tuple(calls), int(sum(node.mask)), _num_taught(node))
 
 
 def _num_taught(node: Any) -> int:
     candidates = getattr(node, "routed_experts", None)
     if candidates is not None:
         return int(candidates[:, 0::2, 0].any(axis=1).sum())
-    return sum(ref != 0.0 for ref in getattr(node, "reference_logprobs", None) or [])
+    references = getattr(node, "reference_logprobs", None)
+    return 0 if references is None else int(sum(ref != 0.0 for ref in references))
 
 
 def _join(parts: Any) -> str:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import verifiers.v1 as vf
@@ -210,12 +211,17 @@ def _is_trainable(branch: vf.Branch) -> bool:
 def _read_branch(branch: vf.Branch) -> Branch:
     candidates = branch.routed_experts
     return Branch(
-        token_ids=branch.token_ids,
-        mask=branch.sampled_mask,
-        logprobs=branch.logprobs,
-        ref_logprobs=branch.reference_logprobs,
+        token_ids=_listed(branch.token_ids),
+        mask=_listed(branch.sampled_mask),
+        logprobs=_listed(branch.logprobs),
+        ref_logprobs=None if branch.reference_logprobs is None else _listed(branch.reference_logprobs),
         candidates=candidates if candidates is not None and candidates.any() else None,
     )
+
+
+def _listed(values: Any) -> list[Any]:
+    """Numbers as Python has them: the next verifiers keeps streams in numpy's."""
+    return np.asarray(values).tolist()
 
 
 def renderer_settings(name: str) -> dict[str, object] | None:
