@@ -9,12 +9,13 @@
      |    +-- FingerprintMismatch   this site's recipe or model differs from the run it wants to join
      |    +-- StoreUnusable         a store that can't be reached or written, or lets two writers win
      |    +-- TeacherRefused        a teacher that can't be used: not there, another tokenizer, no prompt logprobs
+     |    +-- PayloadLost           nobody has the payload that a commit takes: the site can't pass its round
      |    +-- SiteRevoked           the run's owner has taken this site's key out of the run
      |    +-- InvitationRefused     an invitation that is forged, expired, revoked, or of another run
      |    +-- MachineUnfit          this machine can't do what the recipe needs
      +-- StoreError               the store failed while in use; a retry may succeed
      |    +-- KeyMissing            no object at that key
-     |    +-- RoundWaits            what a commit takes is damaged in the bucket: who reads it now can't pass the round
+     |    +-- RoundWaits            what a commit takes is gone or damaged in the bucket: its round can't be passed now
      +-- TeacherError             a teacher gave no usable answer: it drops out of a mixture
      +-- ProtocolError            the bucket holds what no sound site writes
      |    +-- CorruptObject         an object whose bytes don't match its record
@@ -82,6 +83,10 @@ class TeacherRefused(BadInput):
     """A teacher can't be used: it isn't reachable, reads token ids otherwise, or gives no prompt logprobs."""
 
 
+class PayloadLost(BadInput):
+    """What a commit takes has been gone or damaged for so long that nobody seems to have it: restore it."""
+
+
 class SiteRevoked(BadInput):
     """The run's owner has taken this site's key out of the run."""
 
@@ -115,7 +120,7 @@ class KeyMissing(StoreError):
 
 
 class RoundWaits(StoreError):
-    """What a commit takes is damaged in the bucket; who hasn't passed the round waits until it is restored."""
+    """What a commit takes is gone or damaged in the bucket; who hasn't passed the round waits until it is restored."""
 
 
 class ProtocolError(ComposerPrimeError):

@@ -6,6 +6,8 @@ the only two acts on a POSIX file system that are whole or not at all, and of wh
 Durability: a crashed process leaves the old bytes or the new ones, and at worst a temporary file, which `list` ignores.
 What a write has answered also outlasts a power cut, as in an object store: the file is synced before it gets its name,
 and its folder after. A commit that outlived the payloads it takes would hold up every site for ever.
+
+A folder may vanish and come back, as mounted shares do. Nothing is written or read meanwhile, and nobody makes it anew.
 """
 
 import errno
@@ -17,6 +19,7 @@ from pathlib import Path
 
 from composer_prime.errors import ConfigError, KeyMissing, StoreError
 from composer_prime.private import share
+from composer_prime.store import keys
 from composer_prime.store.base import check_create, check_key, check_prefix, check_range, is_key
 
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
@@ -65,12 +68,17 @@ class FileStore:
     def __init__(self, root: Path | str) -> None:
         """Use the folder `root` (absolute), which the first write makes; opening touches nothing on disk.
 
+        Once this store has seen the folder it makes none, and takes no other for it, unless that holds a run's
+        manifest: a share that was mounted anew, or a backup.
+
         ConfigError when `root` is relative.
         """
         if not os.path.isabs(root):
             raise ConfigError(f"store folder ({root}) must be absolute: write file:///path/to/folder or a plain path")
         self._root = os.path.normpath(root)
         self.uri = f"file://{self._root}"
+        self._seen: tuple[int, int] | None = None
+        """Device and inode of the folder, once it was there."""
 
     def create(self, key: str, data: bytes) -> bool:
         check_create(key, data)
@@ -87,7 +95,7 @@ class FileStore:
                     f"create of {key} in {self.uri} failed: {error.strerror} (the file system can't make hard links): "
                     "choose a folder on another file system, or an s3:// store"
                 ) from error
-            sync_folder(os.path.dirname(path))
+            self._confirm(path)
             return True
 
     def put(self, key: str, data: bytes | memoryview) -> None:
@@ -95,7 +103,7 @@ class FileStore:
         path = self._path(key)
         with self._failures("put", key), self._temporary_file(path, data) as temporary:
             os.replace(temporary, path)
-            sync_folder(os.path.dirname(path))
+            self._confirm(path)
 
     def get(self, key: str) -> bytes:
         check_key(key)
@@ -131,6 +139,37 @@ class FileStore:
     def _path(self, key: str) -> str:
         return os.path.join(self._root, *key.split("/"))
 
+    def _confirm(self, path: str) -> None:
+        """Return once the new name of a file is on the disk, in the folder that is ours."""
+        sync_folder(os.path.dirname(path))
+        self._check_root()
+
+    def _check_root(self) -> None:
+        """Raise StoreError where the folder was seen before, and isn't there or is another one."""
+        seen, found = self._seen, None
+        with suppress(FileNotFoundError, NotADirectoryError):
+            status = os.stat(self._root)
+            found = status.st_dev, status.st_ino
+        if seen not in (None, found) and not os.path.exists(self._path(keys.manifest())):
+            raise StoreError(
+                f"{self._root} is not there any more, or is another folder than it was and holds no run: mount it, or "
+                "put it back; until then nothing is written or read"
+            )
+        if found is not None:
+            self._seen = found
+
+    def _make_folder(self, folder: str) -> None:
+        """Make a key's folder, and the root only where none was there yet."""
+        if self._seen is None:
+            make_folder(self._root, lambda path: share(path, 0o777))
+            self._check_root()
+        if folder != self._root and not os.path.isdir(folder):
+            self._make_folder(os.path.dirname(folder))
+            with suppress(FileExistsError):
+                os.mkdir(folder)
+                share(folder, 0o777)
+            sync_folder(os.path.dirname(folder))
+
     @contextmanager
     def _temporary_file(self, path: str, data: bytes | memoryview) -> Iterator[str]:
         """A new hidden file in `path`'s folder that holds `data`; gone afterwards, unless it was renamed."""
@@ -139,7 +178,7 @@ class FileStore:
         try:
             file = open(temporary, "xb")  # noqa: SIM115 (closed by the `with` below; opened here to make the folder once)
         except FileNotFoundError:
-            make_folder(folder, lambda path: share(path, 0o777))
+            self._make_folder(folder)
             file = open(temporary, "xb")  # noqa: SIM115
         try:
             with file:
@@ -178,10 +217,13 @@ class FileStore:
 
     @contextmanager
     def _failures(self, act: str, key: str) -> Iterator[None]:
-        """Turn the operating system's errors into ours."""
+        """Turn the operating system's errors into ours; where the folder has vanished, that is the error."""
+        if act != "get":
+            self._check_root()
         try:
             yield
         except OSError as error:
+            self._check_root()
             if act == "get" and error.errno in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR):
                 raise KeyMissing(f"no object at {key} in {self.uri}") from error
             remedy = _REMEDIES.get(error.errno or 0, "check the disk and the folder")

@@ -272,7 +272,7 @@ class GCSStore(RemoteStore):
 
     def _translated(self, what: str, key: str, error: Exception) -> Exception:
         if isinstance(error, _Refusal) and error.status == 404:
-            if key:
+            if key and not what.startswith(("put", "create")) and "bucket does not exist" not in str(error):
                 return KeyMissing(f"no object at {key} in {self.uri}")
             return StoreUnusable(f"{what} failed: there is no bucket {self._bucket}: make it or correct the URI")
         if isinstance(error, _Refusal):

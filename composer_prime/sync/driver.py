@@ -8,8 +8,9 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from composer_prime.errors import RunGone, SiteRevoked, StoreError, StoreUnusable
+from composer_prime.errors import PayloadLost, RoundWaits, RunGone, SiteRevoked, StoreError, StoreUnusable
 from composer_prime.sync.courier import Courier
+from composer_prime.sync.entering import BEATS_PER_LIVENESS
 from composer_prime.sync.members import Pulse
 from composer_prime.sync.records import SiteState
 from composer_prime.sync.runtime import Runtime, Task
@@ -31,7 +32,8 @@ RETRY_S = 1.0
 """Seconds after a failed pass before the next one."""
 DENIED_PASSES, DENIED_S = 5, 60.0
 """A store that says in so many passes in a row, over so many seconds, that it can't be used or that the run is gone
-ends the site. One such answer may be a proxy's, or a server's that has just started."""
+ends the site. One such answer may be a proxy's, or a server's that has just started. So does a payload that nobody has,
+once its site, were it there, would have put it again: after the liveness time, if that is longer."""
 HEAD_START_S = 10.0
 """How long the lower halves of masters leave the link to a site's first offer, if that isn't there sooner."""
 CLOSE_S = 30.0
@@ -139,7 +141,9 @@ class Driver:
                     flushed_at = self._runtime.now()
                 self._denied_at.clear()
             except (StoreError, StoreUnusable, RunGone) as error:
-                if not isinstance(error, StoreError):
+                if isinstance(error, StoreError) and not isinstance(error, RoundWaits):
+                    self._denied_at.clear()
+                else:
                     self._bear(error)
                 logger.warning("store_failed retry_in_s=%.1f error=%s", RETRY_S, error)
                 self._pause(RETRY_S)
@@ -149,13 +153,18 @@ class Driver:
             if self._pause(self._patience_s(self._runtime.now() - moved_at)):
                 moved_at = self._runtime.now()
 
-    def _bear(self, error: StoreUnusable | RunGone) -> None:
+    def _bear(self, error: StoreUnusable | RunGone | RoundWaits) -> None:
         """Raise an error that would end the site once it has lasted; the first of a row goes on the tape."""
-        now = self._runtime.now()
+        now, patience_s = self._runtime.now(), DENIED_S
         if not self._denied_at:
             self._tape.write("denied", error=type(error).__name__)
+        if isinstance(error, RoundWaits):
+            patience_s = max(DENIED_S, self._beat_every_s * BEATS_PER_LIVENESS)
         self._denied_at.append(now)
-        if len(self._denied_at) >= DENIED_PASSES and now - self._denied_at[0] >= DENIED_S:
+        lasted_s = now - self._denied_at[0]
+        if len(self._denied_at) >= DENIED_PASSES and lasted_s >= patience_s:
+            if isinstance(error, RoundWaits):
+                raise PayloadLost(f"{error} (missed for {lasted_s:.0f} s), then start this site with --resume")
             raise error
 
     def _refine(self) -> None:

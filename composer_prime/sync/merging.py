@@ -42,6 +42,7 @@ class Closing:
     asked_at  when it last asked whether the round was collected, of which missing parts are a sign
     parts     merged parts found so far
     gone      whether the round was found to be collected as garbage while parts of it were missing here
+    has_looked   whether this site has looked if the bucket still has its own payload, if the commit takes one
     unsound   why the commit is void after all: it takes what can never be merged
     """
 
@@ -51,6 +52,7 @@ class Closing:
     asked_at: float
     parts: dict[int, Part] = field(default_factory=dict)
     gone: bool = False
+    has_looked: bool = False
     unsound: str | None = None
 
     def missing_parts(self) -> list[int]:
@@ -88,15 +90,15 @@ class Merger:
         self._site = site
         self._decoded: dict[Stated, Vector] = {}
         self._merged: dict[str, Vector] = {}
-        self._kept: dict[str, tuple[Stated, Vector]] = {}
+        self._kept: dict[str, tuple[Stated, Vector, Callable[[], object]]] = {}
         self.witness: Witness | None = None
         """Who tells how the offers stood to what was made of them; None: nobody wants to know."""
 
     # --- payloads ---------------------------------------------------------------------------------------------------
 
-    def keep(self, stated: Stated, decoded: Vector) -> None:
-        """This site's own payload needn't be fetched: what it decodes to is known."""
-        self._kept[stated.payload] = stated, decoded
+    def keep(self, stated: Stated, decoded: Vector, put_again: Callable[[], object]) -> None:
+        """This site's own payload needn't be fetched: what it decodes to is known. `put_again` stores it anew."""
+        self._kept[stated.payload] = stated, decoded, put_again
 
     def release(self, payload: str | None) -> None:
         """The own payload is settled."""
@@ -134,13 +136,35 @@ class Merger:
         Raises StoreError when something the commit names can't be read: try again, a round is never skipped.
         Raises PayloadUnsound when the commit takes what can never be merged.
         """
-        if closing.commit.num_parts:
-            return self._from_parts(closing)
         commit = closing.commit
+        if not closing.has_looked:
+            self._put_own_again(closing)
+        if commit.num_parts:
+            return self._from_parts(closing)
         vectors = dict(zip((entry.site for entry in commit.taken), self._fetch_all(commit.taken), strict=True))
         if self.witness is not None:
             self.witness.gathered(commit, vectors)
         return self._aggregate(commit, {entry.site: entry.multiplier for entry in commit.taken}, vectors)
+
+    def _put_own_again(self, closing: Closing) -> None:
+        """Put this site's payload again, once, if the commit takes it and the bucket has lost it: the others need it.
+
+        Raises StoreError when the bucket doesn't take it; this site needs it no more, so the next try goes on.
+        """
+        lost: list[Callable[[], object]] = []
+        for entry in closing.commit.taken:
+            if entry.payload not in self._kept:
+                continue
+            try:
+                is_there = len(self._store.get_range(entry.payload, entry.offer.nbytes - 1, 2)) == 1
+            except KeyMissing:
+                is_there = False
+            if not is_there:
+                logger.warning("payload_put_again payload=%s", entry.payload)
+                lost.append(self._kept[entry.payload][2])
+        closing.has_looked = True
+        for put_again in lost:
+            put_again()
 
     def _aggregate(self, commit: Commit, factors: Mapping[str, float], vectors: Mapping[str, Vector]) -> Tensor:
         """What these movements, one or more, make by the run's rule."""
@@ -158,22 +182,23 @@ class Merger:
     def _fetch_all(self, entries: Sequence[Taken]) -> list[Vector]:
         """What a commit takes, decoded; of several faults one that is for ever is raised."""
 
-        def fetch(entry: Taken) -> Vector | CorruptObject | KeyMissing:
+        def fetch(entry: Taken) -> Vector | PayloadUnsound | RoundWaits:
             try:
                 return self.fetch(entry.offer)
             except PayloadUnsound as error:
                 return PayloadUnsound(f"takes an offer of {entry.site} it may not: {error}")
             except (CorruptObject, KeyMissing) as error:
-                return error
+                place = f"round {entry.offer.version} of fragment {entry.offer.fragment}"
+                return RoundWaits(
+                    f"{place} can't be skipped and lacks {entry.payload}, which its commit took from site {entry.site} "
+                    f"({error}): that site puts it again while it holds it, else restore it from a backup of the bucket"
+                )
 
         found = self._runtime.map(fetch, entries)
-        faults = [each for each in found if isinstance(each, CorruptObject | KeyMissing)]
+        faults = [each for each in found if isinstance(each, PayloadUnsound | RoundWaits)]
         if not faults:
-            return [each for each in found if not isinstance(each, CorruptObject | KeyMissing)]
-        error = next((each for each in faults if isinstance(each, PayloadUnsound)), faults[0])
-        if isinstance(error, PayloadUnsound | KeyMissing):
-            raise error
-        raise RoundWaits(f"{error}; a commit took it, so the round can't be skipped: reading it again") from error
+            return [each for each in found if not isinstance(each, PayloadUnsound | RoundWaits)]
+        raise next((each for each in faults if isinstance(each, PayloadUnsound)), faults[0])
 
     def _from_parts(self, closing: Closing) -> Tensor | None:
         missing = closing.missing_parts()
@@ -231,10 +256,14 @@ class Merger:
         if known is None:
             try:
                 data = self._store.get_range(part.payload, 0, part.nbytes + 1)
+                fault = None if sha256_hex(data) == part.sha256 else f"{part.payload} has another sha256 than stated"
             except KeyMissing as error:
-                return error
-            if sha256_hex(data) != part.sha256:
-                return RoundWaits(f"{part.payload} has another sha256 than its record states: reading it again")
+                fault = str(error)
+            if fault is not None:
+                return RoundWaits(
+                    f"{fault}; it is part {index} of round {part.version} of fragment {part.fragment}, and what the "
+                    "offers in it make is another: restore it, or their payloads, from a backup of the bucket"
+                )
             known = self._merged[part.payload] = self._decode_part(part.payload, data, stop - start)
         merged[start:stop] = dense(known)
         return None

@@ -76,7 +76,8 @@ class Uploads:
         slices = base64.b64encode(b"".join(coded.digests)).decode()
         with self._changed:
             if errand.outcome == "out":  # else nobody would let go of it
-                replica.merger.keep(Stated(payload, coded.nbytes, slices, coded.norms), coded.decoded)
+                stated = Stated(payload, coded.nbytes, slices, coded.norms)
+                replica.merger.keep(stated, coded.decoded, partial(self._put_again, errand))
             errand.data, errand.payload, errand.sha256, errand.nbytes = coded.data, payload, coded.sha256, coded.nbytes
             errand.slices = slices
             errand.norms, errand.residual = coded.norms, residual
@@ -86,6 +87,12 @@ class Uploads:
         if not errand.stored:  # the journal's disk may be full for hours
             self._store.put(errand.payload, errand.data)
             errand.stored = True
+
+    def _put_again(self, errand: Errand) -> None:
+        """Store a payload that the bucket has lost: coding the capture once more gives the same bytes."""
+        movement, coding = errand.capture.movement(), self._replicas[errand.capture.fragment].coding
+        assert movement is not None and errand.payload is not None
+        self._store.put(errand.payload, code(coding.codec, movement, coding.plan).data)
 
     def _write_ahead(self, errand: Errand) -> None:
         """Rule 12: what the payload leaves if it is taken must outlive a crash before the offer's record names it."""

@@ -5,12 +5,14 @@
 """
 
 import random
+import secrets
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,12 @@ KINDS = [
 ]
 ACROSS_PROCESSES = [
     "file",
+    pytest.param("seaweed", marks=pytest.mark.s3),
+    pytest.param("gcs", marks=pytest.mark.s3),
+]
+WITH_A_ROOT = [
+    "file",
+    pytest.param("moto", marks=pytest.mark.s3),
     pytest.param("seaweed", marks=pytest.mark.s3),
     pytest.param("gcs", marks=pytest.mark.s3),
 ]
@@ -304,6 +312,30 @@ def test_probe_passes_and_leaves_nothing(store: Store) -> None:
 def test_races_for_a_new_run_pass_and_leave_nothing(store: Store) -> None:
     race_store(store, writers=4, races=4)
     assert store.list("") == []
+
+
+@pytest.mark.parametrize("kind", WITH_A_ROOT)
+def test_a_store_whose_root_vanished_confirms_nothing(
+    kind: str, store_uri: Callable[[str], str], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """In memory a root is made of nothing but its objects. A prefix of a bucket is no root: the bucket is."""
+    scheme, name = store_uri(kind).partition("://")[0], f"vanishing-{secrets.token_hex(8)}"
+    vanish: Callable[[], object] = partial((tmp_path / name).rename, tmp_path / "away")
+    if kind != "file":
+        server = request.getfixturevalue(kind)
+        server.make_bucket(name)
+        vanish = partial(server.drop_bucket, name)
+    uri = f"{scheme}://{tmp_path / name if kind == 'file' else name}/run"
+    with closing(open_store(uri)) as store:
+        store.put("rounds/first", b"1")
+        store.delete("rounds/first")
+        vanish()
+        for act in (store.put, store.create):
+            with pytest.raises((StoreError, StoreUnusable)):
+                act("rounds/second", b"2")
+        with pytest.raises((StoreError, StoreUnusable)):
+            store.list("")
+    assert not (tmp_path / name).exists()
 
 
 class TwoWinners(MemoryStore):

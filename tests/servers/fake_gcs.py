@@ -35,6 +35,14 @@ class GCSServer:
             return False
         return answer.status_code in (200, 409)
 
+    def make_bucket(self, bucket: str) -> None:
+        """Make `bucket`."""
+        assert self.has_bucket(bucket)
+
+    def drop_bucket(self, bucket: str) -> None:
+        """Remove `bucket`, which is empty."""
+        httpx.delete(f"{self.endpoint}/storage/v1/b/{bucket}", timeout=30, trust_env=False).raise_for_status()
+
 
 def program() -> Path | None:
     """The server's program, from the package that brings it; None when it isn't there for this machine."""

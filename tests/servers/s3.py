@@ -39,6 +39,14 @@ class S3Server:
         finally:
             client.close()
 
+    def drop_bucket(self, bucket: str) -> None:
+        """Remove `bucket`, which is empty."""
+        client = self._client()
+        try:
+            client.delete_bucket(Bucket=bucket)
+        finally:
+            client.close()
+
     def takes_objects(self, bucket: str) -> bool:
         """True once the server makes the bucket and keeps an object in it: ready for tests."""
         try:

@@ -6,12 +6,13 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
-from composer_prime.store import open_store, probe_store
+from composer_prime.store import keys, open_store, probe_store
 from composer_prime.store.file import FileStore
 from tests.patience import PATIENCE_S
 from tests.store.power_cut import Disk
@@ -47,6 +48,60 @@ def test_opening_touches_nothing(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "new")
     assert store.list("") == []
     assert not (tmp_path / "new").exists()
+
+
+def test_only_the_folder_that_a_store_began_with_takes_writes_or_one_that_holds_a_runs_manifest(tmp_path: Path) -> None:
+    root, away = tmp_path / "share" / "run", tmp_path / "away"
+    root.mkdir(parents=True)
+    store = FileStore(root)
+    assert store.create(keys.manifest(), b"the run")
+    root.parent.rename(away)
+    acts: list[Callable[[], object]] = [
+        lambda: store.put("rounds/payload", b"lost"),
+        lambda: store.create("rounds/record", b"lost"),
+        lambda: store.get(keys.manifest()),
+        lambda: store.get_range(keys.manifest(), 0, 1),
+        lambda: store.list(""),
+    ]
+    for is_empty_mount_point in (False, True):
+        if is_empty_mount_point:
+            root.mkdir(parents=True)
+        for act in acts:
+            with pytest.raises(
+                StoreError, match=f"{root} is not there any more, or is another folder.*mount it"
+            ) as told:
+                act()
+            assert not isinstance(told.value, KeyMissing)
+        assert list(tmp_path.rglob("run")) == ([root, away / "run"] if is_empty_mount_point else [away / "run"])
+    assert files_in(root) == []
+    root.rmdir()
+    shutil.copytree(away / "run", root)  # a backup, or a share that has other numbers once it is mounted anew
+    store.put("rounds/payload", b"kept")
+    shutil.rmtree(root.parent)
+    away.rename(root.parent)
+    with pytest.raises(KeyMissing):
+        store.get("rounds/payload")
+    assert store.create("rounds/record", b"kept") and store.list("") == [keys.manifest(), "rounds/record"]
+
+
+@pytest.mark.parametrize("act", ["put", "create"])
+def test_a_write_during_which_the_folder_is_replaced_is_not_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    root, aside = tmp_path / "run", tmp_path / "aside"
+    store = FileStore(root)
+    store.put("rounds/first", b"1")
+    fsync = os.fsync
+
+    def replace_the_folder(descriptor: int) -> None:
+        fsync(descriptor)
+        if not aside.exists():
+            root.rename(aside)
+            shutil.copytree(aside, root)
+
+    monkeypatch.setattr(os, "fsync", replace_the_folder)
+    with pytest.raises(StoreError, match="is another folder"):
+        getattr(store, act)("rounds/second", b"2")
 
 
 def test_plain_paths_and_uris_name_the_same_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,12 +18,13 @@ from composer_prime.errors import (
 )
 from composer_prime.store import Store, keys
 from composer_prime.store.faulty import FaultPlan, FaultyStore, WriteLog
+from composer_prime.store.file import FileStore
 from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.canonical import MAX_RECORD_BYTES
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Beat, Offer
 from tests.patience import PATIENCE_S
-from tests.sync.harness import HandSite, ThreadSite, assert_fates_add_up, make_terms, run_sites, shas
+from tests.sync.harness import HandSite, ThreadSite, assert_fates_add_up, make_terms, run_sites, shas, start_together
 
 FAULTS = FaultPlan(
     error_before=0.1,
@@ -78,6 +79,29 @@ def test_a_store_that_fails_now_and_then_loses_nothing_and_stops_nobody(store, m
     assert shas(sites[0]) == shas(sites[1])
     for site in sites:
         assert_fates_add_up(site)
+
+
+def test_a_share_that_vanishes_and_returns_holds_sites_up_and_they_end_alike(tmp_path, monkeypatch):
+    monkeypatch.setattr("composer_prime.sync.driver.RETRY_S", 0.02)
+    share, away = tmp_path / "share", tmp_path / "away"
+    stores = [LaterFaulty(FileStore(share / "run"), 0, WriteLog()) for _ in range(2)]
+    terms = make_terms(sync_delay=1, rounds=8, quorum=2, grace_s=60.0, liveness_s=1.0)
+    a, b = (ThreadSite(cast(Store, stores[index]), terms, "ab"[index], data_seed=index) for index in range(2))
+    start_together(a, b)
+    while not FileStore(share / "run").list(keys.offers_prefix(0, 2)):
+        a.join(0.005)
+        assert a.is_alive() and b.is_alive()
+    share.rename(away)
+    while min(one.num_failed for one in stores) < 50:
+        a.join(0.005)
+        assert a.is_alive() and b.is_alive() and not share.exists()
+    away.rename(share)
+    for site in (a, b):
+        site.join(PATIENCE_S)
+        assert site.error is None and site.outer.finished
+        assert_fates_add_up(site)
+        assert [ledger["dropped"] for ledger in site.summary["tokens"]] == [0, 0]
+    assert shas(a) == shas(b)
 
 
 class Expiring:

@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from composer_prime.errors import KeyMissing, RunGone, StoreUnusable
+from composer_prime.errors import KeyMissing, PayloadLost, RunGone, StoreError, StoreUnusable
 from composer_prime.store import Store, keys
 from composer_prime.store.memory import MemoryStore
 from composer_prime.sync import driver
+from composer_prime.sync.reading import read_record
+from composer_prime.sync.records import Commit
 from composer_prime.sync.site_clock import OuterLoop
 from tests.simulation.runtime import Process, Scheduler, SimRuntime
-from tests.sync.harness import make_net, make_terms, train_step
+from tests.sync.harness import HandSite, make_net, make_terms, train_step
 
 STEP_S = 5.0
 ROUNDS = 40
@@ -167,6 +169,57 @@ def test_a_word_that_stays_ends_the_site(store, says, kind, words):
         site.run()
     assert driver.DENIED_S <= site.ended_at - began_at <= driver.DENIED_S + TERMS.liveness_s
     assert denying.num_denied > driver.DENIED_PASSES
+
+
+def commit_of_another(store: MemoryStore, clock: list[float]) -> tuple[str, bytes]:
+    """Site a makes the first round alone and is gone: the key and the bytes of the payload that its commit takes."""
+    a = HandSite(store, TERMS, "a", clock)
+    a.hand_over(0, 1.0)
+    a.tick(times=2)
+    payload = read_record(store, Commit, keys.commit(0, 0)).taken[0].payload
+    assert payload is not None and a.courier.versions() == (1, 0)
+    return payload, store.get(payload)
+
+
+@pytest.mark.parametrize("damage", ["missing", "other bytes"])
+def test_a_payload_that_nobody_has_ends_a_site_with_a_line_that_names_it(store, clock, damage):
+    payload, data = commit_of_another(store, clock)
+    store.delete(payload)
+    if damage == "other bytes":
+        store.put(payload, bytes(len(data)))
+    site = VirtualSite(Denying(store), name="b")
+    with pytest.raises(PayloadLost) as told:
+        site.run()
+    for words in (payload, "round 0 of fragment 0", "site a", "restore it from a backup", "--resume"):
+        assert words in str(told.value)
+    assert told.value.exit_code == 2 and "\n" not in str(told.value)
+    assert driver.DENIED_S <= site.ended_at <= driver.DENIED_S + TERMS.liveness_s
+
+
+def test_a_payload_that_comes_back_in_time_ends_no_site(store, clock):
+    payload, data = commit_of_another(store, clock)
+    store.delete(payload)
+    site = VirtualSite(Denying(store), name="b")
+    site.on_join = lambda: site.scheduler.call_at(driver.DENIED_S - 5.0, lambda: store.put(payload, data))
+    site.run()
+    assert site.outer.finished
+
+
+def test_an_outage_after_a_payload_was_missed_is_no_proof_that_nobody_has_it(store, clock):
+    """Its site may be cut off as well, and puts it again when the store is back."""
+    payload, data = commit_of_another(store, clock)
+    store.delete(payload)
+    denying = Denying(store)
+    site = VirtualSite(denying, name="b")
+    back_at = 5 * driver.DENIED_S
+
+    def outage(operation: str, key: str) -> Exception | None:
+        return StoreError("503") if 5.0 < site.scheduler.time < back_at else None
+
+    denying.says = outage
+    site.on_join = lambda: site.scheduler.call_at(back_at + 20.0, lambda: store.put(payload, data))
+    site.run()
+    assert site.outer.finished
 
 
 def test_words_ten_minutes_apart_are_no_proof_while_they_are_few(store):

@@ -3,12 +3,26 @@
 import pytest
 import torch
 
+from composer_prime.errors import StoreError
 from composer_prime.store import keys
+from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Commit
 from tests.sync.harness import HandSite, make_terms
 
 TERMS = make_terms(fragments=1, rounds=20, liveness_s=1000.0)
+
+
+class Refusing(MemoryStore):
+    """Takes the object `lost` no more."""
+
+    lost, num_refused = "", 0
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        if key == self.lost:
+            self.num_refused += 1
+            raise StoreError(f"put of {key} refused")
+        super().put(key, data)
 
 
 def older_process_moves(store, clock) -> tuple[HandSite, HandSite]:
@@ -58,3 +72,36 @@ def test_who_joins_while_a_round_lacks_a_payload_waits_for_it_as_the_others_do(s
     joiner.tick()
     assert joiner.courier.versions() == (1,)
     assert torch.equal(joiner.courier.master(0).weights, a.courier.master(0).weights)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "topk"])
+@pytest.mark.parametrize("damage", ["missing", "cut short"])
+def test_a_site_puts_its_own_payload_again_once_a_commit_took_it_and_the_bucket_has_lost_it(
+    store, clock, damage, codec
+):
+    a = HandSite(store, TERMS.model_copy(update={"codec": codec}), "a", clock)
+    a.hand_over(0, torch.linspace(-1, 1, a.run.fragments[0].numel))
+    a.runtime.run_tasks()
+    (payload,) = (key for key in store.list("rounds/") if keys.is_payload(key))
+    data = store.get(payload)
+    store.delete(payload)
+    if damage == "cut short":
+        store.put(payload, data[:-1])
+    a.tick(times=2)
+    assert store.list(keys.commit(0, 0)) and store.get(payload) == data
+    joiner = HandSite(store, a.run.terms, "b", clock)
+    assert joiner.courier.versions() == a.courier.versions() == (1,)
+    assert torch.equal(joiner.courier.master(0).weights, a.courier.master(0).weights)
+
+
+def test_a_bucket_that_does_not_take_the_payload_again_holds_its_site_up_no_more(clock):
+    store = Refusing("test_uploads_refusing")
+    a = HandSite(store, TERMS, "a", clock)
+    a.hand_over(0, 1.0)
+    a.runtime.run_tasks()
+    (store.lost,) = (key for key in store.list("rounds/") if keys.is_payload(key))
+    store.delete(store.lost)
+    with pytest.raises(StoreError, match="refused"):
+        a.tick(times=2)
+    a.tick()
+    assert a.courier.versions() == (1,) and store.num_refused == 1
