@@ -21,7 +21,7 @@ from pathlib import Path
 
 from composer_prime import metrics
 from composer_prime.config.settings import SiteSettings
-from composer_prime.errors import ComposerPrimeError, SiteError
+from composer_prime.errors import ComposerPrimeError, SiteError, last_words
 from composer_prime.metrics import TOOLS_CALL_S, TOOLS_CALLS, MetricsTape
 from composer_prime.sites.embedded import conversations
 from composer_prime.sites.embedded.batches import TrainingSample, drop_batches, write_batch
@@ -275,9 +275,8 @@ def main() -> None:
     code = 0
     try:
         asyncio.run(run_site(SiteSettings.load(sys.argv[1])))
-    except ComposerPrimeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = error.exit_code
+    except (ComposerPrimeError, OSError) as error:
+        code = last_words(error, folder=Path(sys.argv[1]))
     if num_abandoned():
         logging.shutdown()
         sys.stderr.flush()

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from composer_prime import metrics
 from composer_prime.config.settings import SiteSettings
-from composer_prime.errors import ComposerPrimeError, ModelError
+from composer_prime.errors import ComposerPrimeError, ModelError, last_words
 from composer_prime.metrics import MetricsTape
 from composer_prime.sites.embedded.batches import TrainingSample, read_batch
 from composer_prime.sites.embedded.broadcasts import load_weights, move_average, publish, start_average, weights
@@ -291,9 +291,8 @@ def main(site_dir: Path) -> int:
             trainer.train()
         finally:
             trainer.close()
-    except ComposerPrimeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    except (ComposerPrimeError, OSError) as error:
+        return last_words(error, folder=site_dir)
     return 0
 
 
