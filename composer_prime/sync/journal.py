@@ -4,6 +4,7 @@ After a crash the bucket tells whether the offer was taken; only this journal kn
 without a journal loses no more than that rest.
 """
 
+import hashlib
 import json
 import logging
 import os
@@ -49,8 +50,9 @@ class FileJournal:
             for left in self._folder.glob(f"{fragment:04d}-*.new"):  # of a process that was killed
                 left.unlink(missing_ok=True)
             with temporary.open("wb") as file:
-                file.write(_header(payload, residual.numel()))
-                file.write(residual.numpy().astype("<f4", copy=False).data)
+                values = residual.numpy().astype("<f4", copy=False).data
+                file.write(_header(payload, residual.numel(), _sha256(values)))
+                file.write(values)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, place)
@@ -71,8 +73,12 @@ class FileJournal:
         path = self._path(fragment, payload)
         try:
             with safe_open(path, framework="pt") as file:
-                if (file.metadata() or {}).get("payload") == payload:
-                    return file.get_tensor("residual").clone()
+                noted = file.metadata() or {}
+                if noted.get("payload") == payload:
+                    residual = file.get_tensor("residual").clone()
+                    if noted.get("sha256") == _sha256(residual.numpy().astype("<f4", copy=False).data):
+                        return residual
+                    logger.warning("journal_damaged path=%s error=%s", path, "its values differ from their sha256")
         except FileNotFoundError:
             pass
         except (OSError, SafetensorError) as error:
@@ -83,9 +89,14 @@ class FileJournal:
         return self._folder / f"{fragment:04d}-{payload.rpartition('-')[2]}.safetensors"
 
 
-def _header(payload: str, numel: int) -> bytes:
+def _sha256(values: memoryview) -> str:
+    return hashlib.sha256(values).hexdigest()
+
+
+def _header(payload: str, numel: int, sha256: str) -> bytes:
     """What stands before the values in a safetensors file of one fp32 vector; the library would copy them twice."""
     entry = {"dtype": "F32", "shape": [numel], "data_offsets": [0, 4 * numel]}
-    text = json.dumps({"__metadata__": {"payload": payload}, "residual": entry}, separators=(",", ":")).encode()
+    header = {"__metadata__": {"payload": payload, "sha256": sha256}, "residual": entry}
+    text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

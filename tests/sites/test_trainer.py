@@ -20,10 +20,12 @@ from composer_prime.errors import ConfigError, CorruptObject, SiteError
 from composer_prime.metrics import read_tape
 from composer_prime.sites.embedded.batches import write_batch
 from composer_prime.sites.embedded.broadcasts import KEEP, published, weights
-from composer_prime.sites.embedded.checkpoints import newest_checkpoint, saved_steps
+from composer_prime.sites.embedded.checkpoints import newest_checkpoint
 from composer_prime.sites.embedded.learner import Learner, import_loss, learning_rate
 from composer_prime.sites.embedded.result import SiteResult
+from composer_prime.sites.embedded.sound_steps import saved_steps
 from composer_prime.sites.embedded.trainer import Outer, Trainer
+from composer_prime.sites.intact import seal
 from composer_prime.sync.site_clock import OuterLoop
 from tests.losses.reference import reference_loss
 from tests.patience import PATIENCE_S
@@ -242,6 +244,7 @@ def test_a_checkpoint_of_a_version_without_distributions_is_resumed(tmp_path):
     assert state is not None
     del state["distill"]
     torch.save(state, settings.paths.checkpoint(2) / "state.pt")
+    seal(settings.paths.checkpoint(2))
     _, result = run_trainer(settle(tmp_path, steps=3, resume=True))
     assert result.steps == 3
 

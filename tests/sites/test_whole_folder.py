@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from composer_prime.sites.embedded.broadcasts import STABLE, published
-from composer_prime.sites.embedded.checkpoints import newest_checkpoint, saved_steps
+from composer_prime.sites.embedded.checkpoints import newest_checkpoint
+from composer_prime.sites.embedded.sound_steps import saved_steps
 from composer_prime.sites.embedded.whole_folder import whole_folder
 from tests.patience import PATIENCE_S
 

@@ -1,11 +1,10 @@
 """A trainer's own checkpoints: what it needs to go on as if it had never stopped.
 
-checkpoints/step_N/state.pt, after N training steps; made under another name and renamed into place. Read with
-`weights_only`, so a checkpoint can hold tensors and plain data but no code.
+checkpoints/step_N/state.pt, after N training steps, and its hash; made under another name and renamed into place. Read
+with `weights_only`, so a checkpoint can hold tensors and plain data but no code.
 """
 
 import pickle
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,9 @@ import torch
 from torch import Tensor
 
 from composer_prime.errors import CorruptObject
+from composer_prime.sites.embedded.sound_steps import saved_steps
 from composer_prime.sites.embedded.whole_folder import whole_folder
+from composer_prime.sites.intact import SUMS, damage, seal
 
 KEEP = 2
 """Checkpoints kept: the newest, and the one before for a newest that proves unreadable."""
@@ -31,6 +32,7 @@ def save_checkpoint(checkpoints: Path, step: int, state: dict[str, Any]) -> Path
     folder = checkpoints / f"step_{step}"
     with whole_folder(folder) as making:
         torch.save(_on_cpu(state), making / "state.pt")
+        seal(making)
     for old in saved_steps(checkpoints)[:-KEEP]:
         shutil.rmtree(checkpoints / f"step_{old}")
     return folder
@@ -39,19 +41,18 @@ def save_checkpoint(checkpoints: Path, step: int, state: dict[str, Any]) -> Path
 def newest_checkpoint(checkpoints: Path) -> dict[str, Any] | None:
     """The newest state, or None when there is none.
 
-    Raises CorruptObject when it can't be read: going back further must be a person's decision.
+    Raises CorruptObject when it isn't what was written; a supervisor sets such a one aside before its trainer starts.
     """
     steps = saved_steps(checkpoints)
     if not steps:
         return None
     path = checkpoints / f"step_{steps[-1]}" / "state.pt"
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        if (cause := damage(path.with_name(SUMS))) is None:
+            return torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         cause = str(error).splitlines()[0]
-        raise CorruptObject(
-            f"{path} can't be read ({cause}): delete {path.parent} to resume from the one before"
-        ) from error
+    raise CorruptObject(f"{path} can't be read ({cause}): delete {path.parent} to resume from the one before")
 
 
 def _on_cpu(state: Any) -> Any:
@@ -60,9 +61,3 @@ def _on_cpu(state: Any) -> Any:
     if isinstance(state, list):
         return [_on_cpu(value) for value in state]
     return state.cpu() if isinstance(state, Tensor) else state
-
-
-def saved_steps(checkpoints: Path) -> list[int]:
-    """The steps there are checkpoints of, oldest first."""
-    names = (re.fullmatch(r"step_(\d+)", one.name) for one in checkpoints.glob("step_*"))
-    return sorted(int(name[1]) for name in names if name)

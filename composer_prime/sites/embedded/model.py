@@ -29,6 +29,7 @@ from composer_prime.sites.embedded.tiny_tools import demonstrations
 from composer_prime.sites.embedded.tiny_tools.tokenizer import PIECES
 from composer_prime.sites.embedded.tiny_tools.warmup_config import SMALL_WARM_UP, TOOL_WARM_UP, ToolWarmUpConfig
 from composer_prime.sites.embedded.warmup_config import SMALL_SORT_WARM_UP, SORT_WARM_UP, WARM_UP, WarmUpConfig
+from composer_prime.sites.intact import SUMS, damage, seal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, Qwen3Config
@@ -123,7 +124,7 @@ def _tiny_folder(
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
     warmed = "" if device == "cpu" else f"-{device}"
     folder = cache_dir.absolute() / f"{name}-v{TINY_VERSION}-{digest}-seed{seed}{warmed}"
-    if folder.exists():
+    if folder.exists() and damage(folder / SUMS) is None:
         return folder
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
@@ -186,7 +187,14 @@ def _make_tiny(name: str, folder: Path, seed: int, progress: Progress | None, nu
 
 
 def _move_into_place(made: Path, folder: Path) -> None:
-    """Rename, unless another process was first: its model, made from the same seed, then serves as well."""
+    """Rename, unless another process was first: its model, made from the same seed, then serves as well.
+
+    A folder that isn't what was written is replaced.
+    """
+    seal(made)
+    if folder.is_dir() and (cause := damage(folder / SUMS)) is not None:
+        print(f"model folder {folder} is damaged ({cause}): made again", file=sys.stderr, flush=True)
+        os.rename(folder, made.with_name("damaged"))
     try:
         os.rename(made, folder)
     except OSError:

@@ -31,6 +31,7 @@ from composer_prime.sites.embedded.inference_client import InferenceClient
 from composer_prime.sites.embedded.ports import HOST
 from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer
 from composer_prime.sites.embedded.samples import make_samples
+from composer_prime.sites.embedded.sound_steps import saved_steps
 from composer_prime.sites.embedded.start import imported
 from composer_prime.sites.embedded.stored import StoredSamples, load_stored
 from composer_prime.sites.embedded.task_order import TaskOrder
@@ -148,8 +149,7 @@ def first_step(settings: SiteSettings) -> int:
     """The training step the trainer starts with: 0, or on resume the number of steps in its newest checkpoint."""
     if not settings.resume:
         return 0
-    names = (folder.name.removeprefix("step_") for folder in settings.paths.checkpoints.glob("step_*"))
-    return max((int(name) for name in names if name.isdecimal()), default=0)
+    return max(saved_steps(settings.paths.checkpoints), default=0)
 
 
 def publishes_first(settings: SiteSettings) -> bool:

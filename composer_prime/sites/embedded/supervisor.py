@@ -26,6 +26,7 @@ from composer_prime.sites.embedded import start
 from composer_prime.sites.embedded.ports import HOST
 from composer_prime.sites.embedded.processes import QUIET_ENV, Child, describe_exit, stop
 from composer_prime.sites.embedded.restarts import ROLES, Verdict, judge_exit
+from composer_prime.sites.embedded.sound_steps import set_damaged_aside
 from composer_prime.sites.embedded.weights import newest_broadcast
 
 TRAINER_GRACE_S = 30.0
@@ -96,9 +97,12 @@ class SiteSupervisor:
         All at once, but where the trainer must fetch all it starts from: then the others, who can't do anything before
         it has, leave it the cores until it has loaded, and load while it fetches.
 
-        Raises BadInput when another supervisor runs this site from the same folder.
+        Raises BadInput when another supervisor runs this site from the same folder, CorruptObject when it resumes and
+        none of its checkpoints is sound.
         """
         self._lock = lock_site(self.paths)
+        if self.settings.resume:
+            set_damaged_aside(self.paths.checkpoints)
         self.settings.save()
         for left in (self.paths.result, self.paths.loaded):
             left.unlink(missing_ok=True)

@@ -7,7 +7,6 @@ rank alone knows the bucket.
 import json
 import logging
 import os
-import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from composer_prime.errors import BadInput, ConfigError, CorruptObject, KeyMissing
 from composer_prime.outer.fragments import NamedShape, plan_fragments
 from composer_prime.sites.embedded.result import write_whole
+from composer_prime.sites.intact import damage, sums_line
 from composer_prime.sites.memory import check_memory
 from composer_prime.sites.prime_rl import checkpoints
 from composer_prime.sites.prime_rl.result import RESULT, STEPS_LEFT
@@ -124,6 +124,7 @@ class Membership:
             torch.save(self._leading.checkpoint(self._loop.state_dict()), file)
             file.flush()
             os.fsync(file.fileno())
+        write_whole(checkpoints.sums_file(path), sums_line(part, path.name))
         os.replace(part, path)
         sync_folder(path.parent)
 
@@ -239,15 +240,12 @@ class _Leading:
         Raises ConfigError where it is another's and lies in this trainer's own folder: it isn't what was meant.
         """
         path, site = loaded.file, self.settings.site
-        try:
-            state = torch.load(path, weights_only=True)
-        except FileNotFoundError:
+        if not path.exists():
             logger.warning("no_outer_state path=%s: this site joins anew, from the run's masters", path)
             return None
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise CorruptObject(
-                f"{path} can't be read ({str(error).splitlines()[0]}): delete it to join anew from the run's masters"
-            ) from error
+        if (cause := damage(checkpoints.sums_file(path))) is not None:
+            raise CorruptObject(f"{path} can't be taken ({cause}): delete it to join anew from the run's masters")
+        state = torch.load(path, weights_only=True)
         sha, manifest = self._run if self._run is not None else (None, None)
         # A state without a name is an earlier version's.
         other_run, theirs = state["manifest"] != sha, state.get("site", site if loaded.is_own else "unknown")

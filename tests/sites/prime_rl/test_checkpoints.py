@@ -103,3 +103,19 @@ def test_from_another_folders_checkpoint_a_site_joins_anew_and_leaves_it_as_it_i
     assert_same(beside.broadcast(6), first.broadcast(4))
     assert_same(forked.broadcast(6), first.broadcast(6))
     assert (checkpoints / "outer" / "step_6.pt").read_bytes() == state
+
+
+def test_a_flipped_bit_in_the_outer_state_is_named_and_the_step_before_is_resumed_from(tmp_path: Path) -> None:
+    trainer = site(tmp_path, "a", announced(tmp_path / "bucket"), ckpt_interval=2, keep_last=2)
+    checkpoints = trainer.folder / "checkpoints"
+    assert trainer.start(die_at_step=7).wait()[0] == -9
+    orchestrator_has_shipped(checkpoints, 4)
+    orchestrator_has_shipped(checkpoints, 6)
+    state = checkpoints / "outer" / "step_6.pt"
+    assert newest(checkpoints) == 6
+    data = bytearray(state.read_bytes())
+    data[len(data) // 2] ^= 1
+    state.write_bytes(data)
+    assert newest(checkpoints) == 4
+    check_refused(trainer.start(resume=6), 6, 4)
+    trainer.start(resume=4).finish()
