@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 WAIT_S = 30.0
-"""Shorter waits are nobody's concern."""
 KINDS = ("store", "engine", "rollouts", "round", "batch")
 """Of waits at the same time the first is told: it is the others' cause."""
 
@@ -26,12 +25,8 @@ class Waiting:
     until: float | None = None
 
     def __str__(self) -> str:
-        return f"since {utc(self.since)}{'' if self.until is None else f' until {utc(self.until)}'}: {self.cause}"
-
-
-def utc(at: float) -> str:
-    """A time in Unix seconds as people read it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+        dates = [time.strftime("%FT%TZ", time.gmtime(at)) for at in (self.since, self.until) if at is not None]
+        return f"since {' until '.join(dates)}: {self.cause}"
 
 
 class Waits:
@@ -62,9 +57,8 @@ class Waits:
                 self._tell(replace(self._told[1], until=self._wall()))
                 self._told = None
             elif current is not None and (self._told is None or self._told[0] != current):
-                waiting = Waiting(current[1], self._wall() - (now - current[0]))
-                self._told = current, waiting
-                self._tell(waiting)
+                self._told = current, Waiting(current[1], self._wall() - (now - current[0]))
+                self._tell(self._told[1])
 
     def _tell(self, waiting: Waiting) -> None:
         self.listener(waiting)
@@ -76,8 +70,7 @@ class Waits:
 
 def read_waiting(path: Path) -> Waiting | None:
     """The wait that a process tells of and that still lasts."""
-    try:
+    with contextlib.suppress(FileNotFoundError, ValueError):  # none yet, or it is being written
         waiting = Waiting(**json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError):  # none yet, or it is being written
-        return None
-    return waiting if waiting.until is None else None
+        return waiting if waiting.until is None else None
+    return None

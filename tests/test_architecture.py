@@ -17,7 +17,7 @@ LAYERS = (
     {"watch", "executors", "sites", "integrations", "gateway", "export"},
     {"sync", "replay", "hints"},
     {"losses", "outer", "store"},
-    {"config", "metrics"},
+    {"config", "metrics", "waiting"},
     {"errors", "redaction"},
     {"visible"},
 )
@@ -30,6 +30,7 @@ LIGHT_ROOMS = {
     "metrics",
     "redaction",
     "visible",
+    "waiting",
     "store",
     "executors",
     "launch",

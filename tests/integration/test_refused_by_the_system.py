@@ -1,8 +1,7 @@
-"""A full disk, a limit, a folder that isn't one: every process ends with one line that says the value and the remedy."""
+"""A full disk, a limit, a folder that isn't one: every process ends with a line of value and remedy."""
 
 import io
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence

@@ -104,7 +104,8 @@ class SiteSupervisor:
         if self.settings.resume:
             set_damaged_aside(self.paths.checkpoints)
         self.settings.save()
-        for left in (self.paths.result, self.paths.loaded):
+        waiting = [self.paths.waiting(role) for role in ROLES]
+        for left in (self.paths.result, self.paths.loaded, *waiting):
             left.unlink(missing_ok=True)
         self._start("trainer")
         self._alone_until = 0.0 if self.settings.has_weights else time.monotonic() + ALONE_S

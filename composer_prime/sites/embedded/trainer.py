@@ -29,6 +29,7 @@ from composer_prime.sites.embedded.learner import Learner, StepReport, import_lo
 from composer_prime.sites.embedded.result import MasterVersion, SiteResult
 from composer_prime.sites.embedded.start import imported
 from composer_prime.visible import log_handler
+from composer_prime.waiting import Waits, read_waiting
 
 POLL_S = 0.01
 """Seconds between two looks for the next batch."""
@@ -45,6 +46,8 @@ class Report(metrics.OuterNumbers, Protocol):
 
 class Outer(Protocol):
     """What the trainer needs of `composer_prime.sync.site_clock.OuterLoop`."""
+
+    waits: Waits
 
     @property
     def finished(self) -> bool: ...
@@ -77,6 +80,7 @@ class Trainer:
         self.paths = settings.paths
         self.model = model
         self.outer = outer
+        self.waits = Waits(self.paths.waiting("trainer")) if outer is None else outer.waits
         self.learner = Learner(
             model,
             recipe.trainer.optim,
@@ -188,7 +192,10 @@ class Trainer:
         while not self._interrupted:
             samples = read_batch(self.paths.rollouts, self.step)
             if samples is not None:
+                self.waits.say("batch", None)
                 return samples
+            theirs = read_waiting(self.paths.waiting("orchestrator"))
+            self.waits.say("batch", "a batch of the orchestrator, see its log" if theirs is None else theirs.cause)
             time.sleep(POLL_S)
         return None
 
