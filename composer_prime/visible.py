@@ -97,7 +97,7 @@ class CountingHandler(logging.StreamHandler):
     def emit(self, record: logging.LogRecord) -> None:
         key, now = (record.name, record.getMessage()), record.created
         for other, (written, period, came) in list(self._written.items()):
-            if other != key and (now - written.created >= period or len(self._written) > MAX_COUNTED):
+            if other != key and (now - written.created > 2 * period or len(self._written) > MAX_COUNTED):
                 self._say_count(written, came, now)
                 del self._written[other]
         written, period, count = self._written.get(key, (None, REPEAT_S, 0))
