@@ -39,7 +39,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
-from composer_prime.visible import MAX_MESSAGE, visible
+from composer_prime.visible import MAX_MESSAGE, shown, visible
 
 
 class ComposerPrimeError(Exception):
@@ -196,7 +196,7 @@ def last_words(error: ComposerPrimeError | OSError, name: str = "error", folder:
     if told is None:
         raise error
     with suppress(OSError):  # the log may be on the disk that is full
-        print(f"{name}: {told}", file=sys.stderr, flush=True)
+        print(shown(f"{name}: {told}", lines=True), file=sys.stderr, flush=True)
     return told.exit_code
 
 

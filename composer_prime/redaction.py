@@ -1,16 +1,19 @@
-"""Cuts secret values out of what a site writes: its jobs' output, its processes' log files, its tapes.
+"""Cuts secrets out of every text that is meant for people or third parties; protocol, samples and weights stay.
 
-One file, standard library only, Python 3.9 or later: it is copied to machines that have nothing of ours. Run as
-`python3 redaction.py`, it passes standard input on to standard output without the secrets of its environment.
+It knows the values of variables that are named like secrets, keys and passwords by their forms, and, where the library
+is installed, the forms of detect-secrets. One file, standard library only, Python 3.9 or later: it is copied to
+machines that have nothing of ours. Run as `python3 redaction.py`, it passes standard input on to standard output, line
+by line, without secrets and with control characters spelled.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 TYPE_CHECKING = False  # as typing has it, which takes as long to import as all of this
 if TYPE_CHECKING:
@@ -18,39 +21,108 @@ if TYPE_CHECKING:
 
 SECRET_NAMES_VARIABLE = "COMPOSER_PRIME_SECRETS"
 """Names, with commas, the variables whose values a site must keep out of what it writes."""
-KNOWN_SECRETS = (
-    "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY",
-    "MODAL_TOKEN_SECRET", "OPENAI_API_KEY", "ANTHROPIC_API_KEY",
-)  # fmt: skip
-"""Variables that are secret wherever they are set, named or not."""
+_SECRET_NAME = re.compile(r"(?i)(KEY|TOKEN|_PWD|_PAT)$|SECRET|CREDENTIAL|(?<![A-Z])PASS|PASSW|PASSPHRASE")
+"""How variables are named that are secret wherever they are set."""
+_CREDENTIALS = re.compile(r"://[^\s/:@]*:([^\s/@]+)@")
 SHOWN = ("AWS_ACCESS_KEY_ID",)
 """Variables that go the way of secrets and are none: a key's id is a name, and may well be an everyday word."""
 
 HIDDEN = "[redacted]"
 MIN_SECRET_LENGTH = 6
 """Shorter values are words like any other: cutting "1" out of a log would leave no log."""
+MIN_GUESSED_LENGTH = 8
+"""The same for variables that were not given as secrets, but are named like some."""
 MIN_SECRET_LINE_LENGTH = 16
 """Of a value of several lines, those so long are cut out alone too: logs put things between lines."""
 
 _CHUNK_BYTES = 1 << 16
+_MAX_LINE_BYTES = 1 << 16
+"""A longer line, or private key, is passed on in pieces."""
+_CONTROL = re.compile(  # beside what ends a line
+    "\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
+)
+
+_ASSIGNED = r"""[\\"'\]]{0,4}\s{0,3}(?:=>|:=|[=:])\s{0,3}"""
+_OPENED = r"""[\\"'(]{0,4}"""
+_VALUE = r"""[^\s\\"'`,;<>{}()\[\]$]{8,}"""
+FORMS: Mapping[str, str] = {
+    "Anthropic key": r"(?<![A-Za-z0-9])sk-ant-[A-Za-z0-9_-]{20,}",
+    "OpenAI key": r"(?<![A-Za-z0-9])sk-(?:proj-|svcacct-|admin-|or-v1-)?(?=[A-Za-z0-9_-]*\d)[A-Za-z0-9_-]{20,}",
+    "GitHub token": r"(?<![A-Za-z0-9])(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{40,})",
+    "AWS key": r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])",
+    "AWS secret key": r"(?i:aws_?secret_?access_?key)\W{1,6}(?P<aws>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])",
+    "Google key": r"(?<![A-Za-z0-9])(?:AIza[A-Za-z0-9_-]{35}|ya29\.[A-Za-z0-9_-]{20,})",
+    "Slack token": r"(?<![A-Za-z0-9])xox[abeoprs]-[A-Za-z0-9-]{10,}",
+    "Stripe key": r"(?<![A-Za-z0-9])(?:[prs]k_(?:live|test)|whsec)_[A-Za-z0-9]{16,}",
+    "SendGrid key": r"(?<![A-Za-z0-9])SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}",
+    "JSON web token": r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?",
+    "Azure key": r"(?i:AccountKey|SharedAccessKey|[?&]sig)=(?P<azure>[A-Za-z0-9+/%_-]{20,}={0,2})",
+    "token by its prefix": r"(?<![A-Za-z0-9])(?:hf_|npm_|xai-|gsk_|pplx-|fw_|r8_|dapi|dop_v1_|hvs\.|ntn_|lin_api_"
+    r"|dckr_pat_|pypi-|tvly-|nvapi-|phc_|sntrys_|shpat_|rk-|gl(?:pat|dt|rt|ptt|cbt)-)(?=[A-Za-z0-9_-]*\d|[A-Za-z]{30})"
+    r"[A-Za-z0-9_-]{20,}",
+    "bearer token": r"(?<![A-Za-z0-9])(?i:bearer|basic)\s+(?P<bearer>(?=[A-Za-z._~+/=-]*\d|[A-Za-z]{24})"
+    r"[A-Za-z0-9._~+/=-]{16,})",
+    "password in a URL": r"(?<=://)[^\s/:@\"']{0,100}:(?P<url>[^\s/@\"'\[]{1,200})@",
+    "value of a secret's name": r"(?:(?<![a-z])(?:KEY|TOKEN|PASS(?:WORD|WD|PHRASE)?|_PWD|_PAT|SECRET|CREDENTIALS?)"
+    + rf"(?:_[A-Z0-9]{{1,20}})?{_ASSIGNED}"
+    + rf"""(?:[\\"'(]{{1,4}}(?P<quoted>[^\s\\"'][^\\"'\n]{{7,}})[\\"']|{_OPENED}(?P<upper>{_VALUE}))"""
+    + rf"|(?i:passw(?:or)?d|passphrase){_ASSIGNED}{_OPENED}(?P<word>(?![\w.]*\()(?=\S*[a-z]){_VALUE})"
+    + rf"|(?i:secret|token|api[_-]?key|(?:access|private|auth|account)[_-]?key){_ASSIGNED}{_OPENED}"
+    + rf"""(?P<lower>(?=[^\s\\"'`,;]*[A-Za-z])(?=[^\s\\"'`,;]*\d){_VALUE}))""",
+}
+"""What is cut out of a line, by the name that it is counted under; a group is the part that goes where not all does."""
+_KINDS = tuple(FORMS)
+_FORMS = tuple(
+    re.compile("|".join(f"(?P<k{place}>{FORMS[_KINDS[place]]})" for place in places))
+    for places in (range(len(_KINDS) - 1), [len(_KINDS) - 1])  # the last one after the others: KEY=sk-... is a key
+)
+_PARTS = ("aws", "azure", "bearer", "url", "quoted", "upper", "word", "lower")
+PRIVATE_KEY = "private key"
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?s:.){0,10000}?-----END [A-Z ]*PRIVATE KEY-----"
+    r"|(?:\\+[nr]|[A-Za-z0-9+/=\s])*)"
+)
+_NAMED = re.compile(r"(?i:pass|pwd|secret|key|contrase)[^\n]*[\"'`]|[\"'`][^\n]*(?i:pass|pwd|secret|key|contrase)")
+_HINT = re.compile(r"[\w+/=.~-]{16}|://|(?i:pass|pwd|secret|token|key|credential|contrase|_pat)")
+"""Lines without it hold no secret that we know: most of a log's and of code's."""
+DETECTED = "by detect-secrets"
+_OTHER_PLUGINS = ("high_entropy_strings", "ip_public", "keyword", "private_key", "base")
+"""Entropy rules hit hashes, addresses are no secrets, and of a private key one plugin knows the first line alone."""
 
 
 class Redactor:
-    """Cuts secret values out of a stream of bytes, wherever its chunks end, and out of whole texts."""
+    """Cuts secrets out of a stream of bytes, wherever its chunks end, and out of whole texts.
+
+    They are the given values, and what has a secret's form. A stream's control characters are spelled, but for tabs and
+    the ends of lines.
+    """
 
     def __init__(self, values: Iterable[str]) -> None:
         self._texts = sorted({form for value in values for form in secret_forms(value)}, key=len, reverse=True)
         self._forms = sorted((_bytes(form) for form in self._texts), key=len, reverse=True)
         self._hidden = HIDDEN.encode()
-        self._held = b""
-
-    @property
-    def has_secrets(self) -> bool:
-        """Whether there is anything to cut out."""
-        return bool(self._forms)
+        self._held = self._line = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What may be shown after `data` came; an end that could still become a secret, or a longer one, is held."""
+        """What may be shown after `data` came: whole lines, and none that may still become part of a secret."""
+        self._line += self._past_values(data)
+        cut = self._line.rfind(b"\n") + 1
+        key = self._line.rfind(b"-----BEGIN ")
+        if key >= 0 and self._line[key:cut].count(b"PRIVATE KEY-----") == 1:  # its end is still to come
+            cut = key
+        if len(self._line) - cut > _MAX_LINE_BYTES:
+            cut = len(self._line)
+        shown, self._line = self._line[:cut], self._line[cut:]
+        return _shown(shown)
+
+    def flush(self) -> bytes:
+        """What was held back, at the stream's end."""
+        held, self._held = self._held, b""
+        line, self._line = self._line + self._without(held), b""
+        return _shown(line)
+
+    def _past_values(self, data: bytes) -> bytes:
+        """Without the values; an end that could still become one, or a longer one, is held."""
         text = self._held + data
         cut = len(text) - max((_overlap(text, form) for form in self._forms), default=0)
         while (start := self._spanning(text, cut)) is not None:
@@ -58,21 +130,18 @@ class Redactor:
         self._held = text[cut:]
         return self._without(text[:cut])
 
-    def flush(self) -> bytes:
-        """What was held back, at the stream's end."""
-        held, self._held = self._held, b""
-        return self._without(held)
-
     def text(self, text: str) -> str:
+        """A whole text without secrets."""
+        return cut_forms(self.values(text))
+
+    def values(self, text: str) -> str:
         """A whole text without the values."""
         for form in self._texts:
             text = text.replace(form, HIDDEN)
         return text
 
     def data(self, data: Any) -> Any:
-        """What JSON can say, with the values cut out of its texts. Numbers and the names of fields stay."""
-        if not self._texts:
-            return data
+        """What JSON can say, with secrets cut out of its texts. Numbers and the names of fields stay."""
         if isinstance(data, str):
             return self.text(data)
         if isinstance(data, dict):
@@ -94,9 +163,101 @@ class Redactor:
 
 
 def secret_values(environment: Mapping[str, str]) -> list[str]:
-    """The values in an environment that must not be shown: of variables that it names as secret, and of known ones."""
-    names = [*environment.get(SECRET_NAMES_VARIABLE, "").split(","), *KNOWN_SECRETS]
-    return hidden_values({name: environment[name] for name in names if environment.get(name)})
+    """The values in an environment that must not be shown.
+
+    They are those of variables that it names as secret or that are named like secrets, and URLs with credentials.
+    """
+    named = environment.get(SECRET_NAMES_VARIABLE, "").split(",")
+    values = hidden_values({name: environment[name] for name in named if environment.get(name)})
+    for name, value in environment.items():
+        if _SECRET_NAME.search(name) and name != SECRET_NAMES_VARIABLE and len(value) >= MIN_GUESSED_LENGTH:
+            values += hidden_values({name: value})
+        elif (found := _CREDENTIALS.search(value)) is not None:
+            values += [value, found[1]]
+    return values
+
+
+def cut_forms(text: str, note: Callable[[str], object] = lambda kind: None) -> str:
+    """A text without what has the form of a secret; `note` is told the kind of each."""
+    text, keys = _PRIVATE_KEY.subn(HIDDEN, text)
+    for _ in range(keys):
+        note(PRIVATE_KEY)
+    lines = text.split("\n")
+    for place, line in enumerate(lines):
+        if _HINT.search(line) is not None:
+            lines[place] = _cut_detected(_cut_known(line, note), note)
+    return "\n".join(lines)
+
+
+def _cut_known(line: str, note: Callable[[str], object]) -> str:
+    def hide(match: re.Match[str]) -> str:
+        found = {name for name, text in match.groupdict().items() if text is not None}
+        note(next(kind for place, kind in enumerate(_KINDS) if f"k{place}" in found))
+        return _cut(match, next((part for part in _PARTS if part in found), 0))
+
+    for form in _FORMS:
+        while (cut := form.sub(hide, line)) != line:
+            line = cut
+    return line
+
+
+def _cut(match: re.Match[str], part: str | int) -> str:
+    start, end = (edge - match.start() for edge in match.span(part))
+    return match.group()[:start] + HIDDEN + match.group()[end:]
+
+
+_detectors: tuple[list[re.Pattern[str]], list[re.Pattern[str]]] | None = None
+
+
+def _cut_detected(line: str, note: Callable[[str], object]) -> str:
+    """What the forms of detect-secrets find; nothing where the library isn't installed."""
+
+    def hide(match: re.Match[str]) -> str:
+        groups = [group for group in range(1, match.re.groups + 1) if match.group(group) is not None]
+        part = max(groups, key=lambda group: len(match.group(group)), default=0)
+        if len(match.group(part)) < MIN_GUESSED_LENGTH or HIDDEN in match.group(part):
+            return match.group()
+        note(DETECTED)
+        return _cut(match, part)
+
+    forms, named = _detected_forms()
+    for form in (*forms, *(named if _NAMED.search(line) is not None else ())):
+        line = form.sub(hide, line)
+    return line
+
+
+def _detected_forms() -> tuple[list[re.Pattern[str]], list[re.Pattern[str]]]:
+    global _detectors
+    if _detectors is None:
+        try:
+            _detectors = _read_plugins()
+        except ImportError:
+            _detectors = [], []
+    return _detectors
+
+
+def _read_plugins() -> tuple[list[re.Pattern[str]], list[re.Pattern[str]]]:
+    """The forms of the library's plugins; apart, since they are slow, of quoted values beside a word for secrets."""
+    import importlib
+    import pkgutil
+
+    from detect_secrets import plugins
+    from detect_secrets.plugins.base import RegexBasedDetector
+    from detect_secrets.plugins.keyword import QUOTES_REQUIRED_DENYLIST_REGEX_TO_GROUP
+
+    found = []
+    for module in pkgutil.iter_modules(plugins.__path__):
+        if module.name not in _OTHER_PLUGINS:
+            held = vars(importlib.import_module(f"{plugins.__name__}.{module.name}")).values()
+            for one in held:
+                if isinstance(one, type) and issubclass(one, RegexBasedDetector) and one is not RegexBasedDetector:
+                    found += list(one.denylist)  # pyright: ignore[reportArgumentType] (an abstract property there)
+    return found, list(QUOTES_REQUIRED_DENYLIST_REGEX_TO_GROUP)
+
+
+def _shown(data: bytes) -> bytes:
+    text = cut_forms(data.decode("utf-8", "surrogateescape"))
+    return _bytes(_CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text))
 
 
 def hidden_values(secrets: Mapping[str, str]) -> list[str]:

@@ -4,8 +4,10 @@ What members of a run put into its bucket reaches terminals and logs: a field ma
 write lines that look like ours. Standard library only.
 """
 
+import html
 import json
 import logging
+import os
 import sys
 import threading
 import time
@@ -13,6 +15,8 @@ import traceback
 import unicodedata
 from types import TracebackType
 from typing import IO, Any
+
+from composer_prime.redaction import Redactor, secret_values
 
 MAX_CHARACTERS = 400
 """Of a text that is shown as one among others."""
@@ -46,6 +50,18 @@ def _spelled(character: str, lines: bool) -> str:
     return character
 
 
+def shown(text: object, *, lines: bool = False) -> str:
+    """A message as it may be printed or logged: visible, and without this environment's secrets."""
+    return visible(Redactor(secret_values(os.environ)).text(str(text)), MAX_MESSAGE, lines=lines)
+
+
+def markdown(text: object) -> str:
+    """Text that somebody else wrote, in a report: no HTML, table, link or code of theirs."""
+    return html.escape(visible(text), quote=False).translate(
+        {ord("`"): "'"} | {ord(mark): f"\\{mark}" for mark in "|[]*"}
+    )
+
+
 def json_text(value: Any, indent: int | None = None) -> str:
     """JSON in printable ASCII: `json.dumps` leaves one control character as it is."""
     return json.dumps(value, indent=indent).replace("\x7f", "\\u007f")
@@ -55,16 +71,16 @@ class VisibleFormatter(logging.Formatter):
     """A record's message on one line; a traceback behind it keeps its lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = visible(record.message, MAX_MESSAGE)
+        record.message = shown(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: object) -> str:
-        return visible(super().formatException(ei), MAX_MESSAGE, lines=True)  # type: ignore[arg-type]
+        return shown(super().formatException(ei), lines=True)  # type: ignore[arg-type]
 
 
 def say(line: object, err: bool = False) -> None:
     """Print one line that may quote what others wrote, at once; on standard error if `err`."""
-    print(visible(line, MAX_MESSAGE), file=sys.stderr if err else sys.stdout, flush=True)
+    print(shown(line), file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def guard_process() -> None:
@@ -82,7 +98,7 @@ def _show_thread_traceback(of: threading.ExceptHookArgs) -> None:
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     text = "".join(traceback.format_exception(kind, error, trace))
-    print(visible(text, MAX_MESSAGE, lines=True), end="", file=sys.stderr)
+    print(shown(text, lines=True), end="", file=sys.stderr)
 
 
 class CountingHandler(logging.StreamHandler):

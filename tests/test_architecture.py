@@ -18,8 +18,9 @@ LAYERS = (
     {"sync", "replay", "hints"},
     {"losses", "outer", "store"},
     {"config", "metrics", "waiting"},
-    {"errors", "redaction"},
+    {"errors"},
     {"visible"},
+    {"redaction", "private"},
 )
 """From the top down: a module imports its own room, and rooms of lower layers."""
 
@@ -29,6 +30,7 @@ LIGHT_ROOMS = {
     "errors",
     "metrics",
     "redaction",
+    "private",
     "visible",
     "waiting",
     "store",

@@ -13,6 +13,7 @@ from composer_prime.ablate.plots import plot_curves, plot_held_out
 from composer_prime.ablate.rows import Row
 from composer_prime.ablate.statistics import Estimate, difference_interval, mean_interval, ratio_interval
 from composer_prime.sites.embedded.result import write_whole
+from composer_prime.visible import markdown
 
 POINT = 0.01
 """Held-out reward that is called a point."""
@@ -213,7 +214,7 @@ def _lines(
 
 def _remarks(rows: Mapping[Job, Row], reasons: Mapping[str, str]) -> list[str]:
     """A list of the runs that failed, and of those whose replay teachers fell silent; nothing when there are none."""
-    remarks = [f"- {label} failed: {reason}" for label, reason in reasons.items()]
+    remarks = [f"- {label} failed: {markdown(reason)}" for label, reason in reasons.items()]
     for job, row in rows.items():
         if row.unanswered_tokens:
             share = f"{row.unanswered_tokens:,} of {row.generated_tokens:,} generated tokens"

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from composer_prime.config.text_teachers import TextTeacher
+    from composer_prime.private import keep_private
     from composer_prime.replay.ask.asking import Gate
     from composer_prime.replay.states import TraceState
 
@@ -53,6 +54,7 @@ def ask(
         for line in forecast(states, pool, to).lines():
             say(line)
         return
+    keep_private()
     if not _ask(states, pool, to, ceiling_usd, gate):
         raise typer.Exit(1)
 

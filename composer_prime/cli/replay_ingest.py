@@ -29,11 +29,13 @@ def ingest(
     from rich.console import Console
     from rich.progress import track
 
+    from composer_prime.private import keep_private
     from composer_prime.replay.ingest.intake import find_files
     from composer_prime.replay.ingest.intake import ingest as read_in
     from composer_prime.replay.ingest.report import show
     from composer_prime.replay.ingest.store import TraceStore
 
+    keep_private()
     found = find_files(files)
     store = TraceStore(to, is_new=not dry_run) if not dry_run or to.exists() else None
     reports = read_in(found, store, named=set(files), format=format, dry_run=dry_run)
@@ -50,10 +52,12 @@ def normalize(
     """Copy a store without near-duplicate sessions, as data-juicer finds them."""
     from rich.console import Console
 
+    from composer_prime.private import keep_private
     from composer_prime.replay.ingest.normalize import normalize as copy_distinct
     from composer_prime.replay.ingest.store import TraceStore
     from composer_prime.visible import say
 
+    keep_private()
     source = TraceStore(store)
     with Console(stderr=True).status("comparing sessions"):
         found = copy_distinct(source, TraceStore(to, is_new=True), dj_process)

@@ -36,7 +36,9 @@ def replica(
     from composer_prime.config import PrimeRecipe, RunPaths
     from composer_prime.launch.records import read_order
     from composer_prime.launch.redacting import redact_output
+    from composer_prime.private import keep_private
 
+    keep_private()
     redact_output()
     order = read_order(store, launch, site, attempt, recipe)
     root = RunPaths.of(order).site(site).root

@@ -13,7 +13,9 @@ def run(
 ) -> None:
     """Train: start every site of the recipe on this machine and watch them until they are done."""
     from composer_prime.config import PrimeRecipe
+    from composer_prime.private import keep_private
 
+    keep_private()
     resolved = read_recipe(recipe, context.args)
     if isinstance(resolved, PrimeRecipe):
         from composer_prime.sites.prime_rl.launch import run_local as run_prime_rl

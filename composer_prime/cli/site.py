@@ -18,8 +18,10 @@ def site(
 ) -> None:
     """Train one site: join the recipe's run, or create it, contribute, and end with the others."""
     from composer_prime.config import PrimeRecipe
+    from composer_prime.private import keep_private
     from composer_prime.store.keys import check_site_name
 
+    keep_private()
     resolved = read_recipe(recipe, context.args)
     name = check_site_name(resolved.site.name if site is None else site)
     if isinstance(resolved, PrimeRecipe):

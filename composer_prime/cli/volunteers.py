@@ -161,11 +161,13 @@ def join(
     resume: Annotated[bool, typer.Option("--resume", help="Take the pause back.")] = False,
 ) -> None:
     """Take part in a run: check this machine, fit the recipe to it, and train, until Ctrl-C or the run's end."""
+    from composer_prime.private import keep_private
     from composer_prime.volunteers.invitation import PREFIX, read_invitation
     from composer_prime.volunteers.join import folder_of
     from composer_prime.volunteers.join import join as take_part
     from composer_prime.volunteers.wishes import Wishes
 
+    keep_private()
     found = read_invitation(invitation, sys.stdin.read() if invitation == "-" else None)
     if pause and resume:
         raise BadInput("--pause and --resume say opposite things: give one of them")

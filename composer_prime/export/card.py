@@ -7,7 +7,7 @@ from composer_prime import __version__
 from composer_prime.export.reading import Merged
 from composer_prime.sync.canonical import Record
 from composer_prime.sync.run import Run
-from composer_prime.visible import visible
+from composer_prime.visible import markdown
 
 RECORD_FILE = "composer-prime.json"
 CARD_FILE = "README.md"
@@ -43,7 +43,7 @@ def write_card(run: Run, record: SnapshotRecord, merged: Merged, base_name: str,
     base_name  the model that the run was created from, as it was named to us; of a folder, cards say the last part
     adapter    whether the folder holds LoRA adapters instead of a whole model
     """
-    manifest, terms, name = run.manifest, run.terms, visible(run.manifest.run)
+    manifest, terms, name = run.manifest, run.terms, markdown(run.manifest.run)
     num_parameters = sum(math.prod(parameter.shape) for parameter in manifest.parameters)
     settings = terms.model_dump()
     what = "LoRA adapters" if adapter else "weights"
@@ -80,7 +80,7 @@ def write_card(run: Run, record: SnapshotRecord, merged: Merged, base_name: str,
         "",
         "| outer setting | value |",
         "|---|---|",
-        *(f"| `{name}` | {settings[name]} |" for name in _SETTINGS),
+        *(f"| `{name}` | {markdown(settings[name])} |" for name in _SETTINGS),
         "",
     ]
     return "\n".join(lines)

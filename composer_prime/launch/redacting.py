@@ -18,9 +18,7 @@ DRAIN_S = 5.0
 def redact_output() -> None:
     """From here to this process's end, Python's last words too, both outputs go to what is standard output now, without
     the values of our environment's secrets."""
-    if not redaction.Redactor(redaction.secret_values(os.environ)).has_secrets:
-        return
-    command = [sys.executable, "-I", "-S", redaction.__file__]
+    command = [sys.executable, "-I", redaction.__file__]
     redactor = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     assert redactor.stdin is not None
     _direct_output(redactor.stdin.fileno())

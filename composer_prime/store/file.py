@@ -11,11 +11,12 @@ and its folder after. A commit that outlived the payloads it takes would hold up
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from composer_prime.errors import ConfigError, KeyMissing, StoreError
+from composer_prime.private import share
 from composer_prime.store.base import check_create, check_key, check_prefix, check_range, is_key
 
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
@@ -45,16 +46,17 @@ def sync_folder(folder: str | Path) -> None:
         os.close(descriptor)
 
 
-def make_folder(folder: str | Path) -> None:
-    """Make a folder, and those above it, whose names outlast a power cut."""
+def make_folder(folder: str | Path, made: Callable[[str], object] = lambda path: None) -> None:
+    """Make a folder, and those above it, whose names outlast a power cut; `made` is called for each."""
     missing = []
     at = os.path.abspath(folder)
     while not os.path.isdir(at):
         missing.append(at)
         at = os.path.dirname(at)
     os.makedirs(folder, exist_ok=True)
-    for made in missing:
-        sync_folder(os.path.dirname(made))
+    for each in reversed(missing):
+        made(each)
+        sync_folder(os.path.dirname(each))
 
 
 class FileStore:
@@ -137,10 +139,11 @@ class FileStore:
         try:
             file = open(temporary, "xb")  # noqa: SIM115 (closed by the `with` below; opened here to make the folder once)
         except FileNotFoundError:
-            make_folder(folder)
+            make_folder(folder, lambda path: share(path, 0o777))
             file = open(temporary, "xb")  # noqa: SIM115
         try:
             with file:
+                share(file.fileno(), 0o666)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -1,12 +1,14 @@
 """What a teacher is asked at a decision point, under which key, and what counts as an answer. No I/O."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from composer_prime.config.text_teachers import TextTeacher
+from composer_prime.redaction import Redactor, secret_values
 from composer_prime.replay.states import Message, Tool, TraceState, digest
 
 
@@ -33,10 +35,11 @@ class Situation:
         return digest([self.messages, list(self.state.tools)])
 
     def body(self, model: str, **settings: Any) -> bytes:
-        """A request of /v1/chat/completions."""
-        body: dict[str, Any] = {"model": model, "messages": self.messages, **settings}
+        """A request of /v1/chat/completions, without secrets: it goes to somebody else's machine."""
+        redactor = Redactor(secret_values(os.environ))
+        body: dict[str, Any] = {"model": model, "messages": redactor.data(self.messages), **settings}
         if self.state.tools:
-            body["tools"] = list(self.state.tools)
+            body["tools"] = redactor.data(list(self.state.tools))
         return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 

@@ -1,4 +1,4 @@
-"""Secrets in traces: keys and passwords by their well-known forms, and the values of this environment's secrets.
+"""Secrets in traces, counted by kind (redaction.py knows them).
 
 They are cut out of the texts inside JSON, before anything is written: a record stays the JSON that it was, and what has
 been cut once stays as it is.
@@ -9,28 +9,9 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from composer_prime.redaction import HIDDEN, MIN_SECRET_LENGTH, Redactor, secret_values
-
-PATTERNS: Mapping[str, str] = {
-    "Anthropic key": r"(?<![A-Za-z0-9])sk-ant-[A-Za-z0-9_-]{20,}",
-    "OpenAI key": r"(?<![A-Za-z0-9])sk-(?:proj-|svcacct-|admin-)?(?=[A-Za-z0-9_-]*\d)[A-Za-z0-9_-]{20,}",
-    "Hugging Face token": r"(?<![A-Za-z0-9])hf_[A-Za-z0-9]{30,}",
-    "GitHub token": r"(?<![A-Za-z0-9])(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{40,})",
-    "AWS key": r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])",
-    "AWS secret key": r"(?i:aws_?secret_?access_?key)\W{1,6}(?P<aws>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])",
-    "Google key": r"(?<![A-Za-z0-9])(?:AIza[A-Za-z0-9_-]{35}|ya29\.[A-Za-z0-9_-]{20,})",
-    "Slack token": r"(?<![A-Za-z0-9])xox[abeoprs]-[A-Za-z0-9-]{10,}",
-    "private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?s:.){0,10000}?-----END [A-Z ]*PRIVATE KEY-----"
-    r"|(?:\\+[nr]|[A-Za-z0-9+/=\s])*)",
-    "bearer token": r"(?<![A-Za-z0-9])(?i:bearer)\s+(?P<bearer>[A-Za-z0-9._~+/=-]{16,})",
-    "password in a URL": r"(?<=://)[^\s/:@\"']{0,100}:(?P<url>[^\s/@\"'\[]{1,200})@",
-}
-"""What is cut out, by the name that it is counted under; a group is the part that goes where not all does."""
+from composer_prime.redaction import HIDDEN, MIN_SECRET_LENGTH, Redactor, cut_forms, secret_values
 
 ENVIRONMENT = "value of the environment"
-_KINDS = tuple(PATTERNS)
-_FORM = re.compile("|".join(f"(?P<k{place}>{pattern})" for place, pattern in enumerate(PATTERNS.values())))
-_PARTS = ("aws", "bearer", "url")
 _LITERAL = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 
 
@@ -58,19 +39,7 @@ class SecretCutter:
 
     def text(self, text: str) -> str:
         """The text without secrets. What stood hidden beside a cut is cut in the next pass."""
-        left = self._values.text(text)
+        left = self._values.values(text)
         if left != text:
             self.counts[ENVIRONMENT] += left.count(HIDDEN) - text.count(HIDDEN)
-        while (cut := _FORM.sub(self._hide, left)) != left:
-            left = cut
-        return left
-
-    def _hide(self, match: re.Match[str]) -> str:
-        for place, kind in enumerate(_KINDS):
-            if match.group(f"k{place}") is not None:
-                self.counts[kind] += 1
-        for part in _PARTS:
-            if match.group(part) is not None:
-                start, end = (edge - match.start() for edge in match.span(part))
-                return match.group()[:start] + HIDDEN + match.group()[end:]
-        return HIDDEN
+        return cut_forms(left, lambda kind: self.counts.update({kind: 1}))

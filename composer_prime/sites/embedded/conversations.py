@@ -7,10 +7,13 @@ are for reading alone: nothing trains on them.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from composer_prime.redaction import Redactor, secret_values
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf
@@ -79,9 +82,10 @@ def _join(parts: Any) -> str:
 
 
 def append(path: Path, conversations: Iterable[Conversation]) -> None:
-    """Write conversations at the end of a file, one JSON line each."""
+    """Write conversations at the end of a file, one JSON line each, without secrets."""
+    redactor = Redactor(secret_values(os.environ))
     with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(each)) + "\n" for each in conversations)
+        file.writelines(json.dumps(redactor.data(asdict(each))) + "\n" for each in conversations)
 
 
 def drop(path: Path, first_step: int) -> None:

@@ -18,6 +18,7 @@ from composer_prime.config.paths import RunPaths, models_cache, run_uri
 from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.config.settings import WITHOUT_WEIGHTS, SiteSettings, settle_site
 from composer_prime.errors import ConfigError, SystemRefused
+from composer_prime.private import users_umask
 from composer_prime.replay.fingerprint import load_tokenizer
 from composer_prime.replay.teachers import TeacherPool
 from composer_prime.sites.embedded.device import check_device
@@ -110,7 +111,9 @@ class ModelResolution:
         descriptor, answer = tempfile.mkstemp(prefix="model-", suffix=".out", dir=logs)
         os.close(descriptor)
         self._answer = Path(answer)  # of its own: another site of this folder may start at this moment
-        self._child = Child("model", command, logs / "model.log", env=QUIET_ENV, stdout=self._answer)
+        self._child = Child(
+            "model", command, logs / "model.log", env=QUIET_ENV, stdout=self._answer, umask=users_umask()
+        )
 
     def wait(self, interrupted: Callable[[], bool]) -> Path | None:
         """The local folder, once it is there; None when `interrupted` says so first.

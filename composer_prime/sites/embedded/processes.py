@@ -45,13 +45,14 @@ os.execvp(sys.argv[3], sys.argv[3:])
 class Child:
     """One running process with stdout and stderr appended to `log`; it has started when the constructor returns.
 
-    Where its environment holds secrets, a process of its own cuts their values out between the output and the log: one
-    of its own, since a child may have to write after we are gone. It ends when nobody can write any more.
+    A process of its own cuts secrets out between the output and the log, and spells control characters: one of its own,
+    since a child may have to write after we are gone. It ends when nobody can write any more.
 
     role     what people call it in messages: "trainer".
     command  argv; looked up on PATH.
     env      added to (and winning over) our own environment.
     stdout   where stdout goes instead of the log, for a command whose output is an answer.
+    umask    of its own; -1: ours.
     orphan   the signal it gets when we are gone without having ended it; SIGTERM for one that ends its own children.
     """
 
@@ -63,6 +64,7 @@ class Child:
         *,
         env: Mapping[str, str],
         stdout: Path | None = None,
+        umask: int = -1,
         orphan: signal.Signals = signal.SIGKILL,
     ) -> None:
         self.role = role
@@ -75,10 +77,9 @@ class Child:
         with contextlib.ExitStack() as files:
             log_file = files.enter_context(log.open("ab"))
             self.log_start = log_file.tell()
-            if redaction.Redactor(redaction.secret_values(environment)).has_secrets:
-                self._redaction = _start_redaction(log_file, environment)
-                assert self._redaction.stdin is not None
-                log_file = files.enter_context(self._redaction.stdin)
+            self._redaction = _start_redaction(log_file, environment)
+            assert self._redaction.stdin is not None
+            log_file = files.enter_context(self._redaction.stdin)
             out_file = files.enter_context(stdout.open("wb")) if stdout else log_file
             self._process = subprocess.Popen(
                 launch,
@@ -86,6 +87,7 @@ class Child:
                 stdout=out_file,
                 stderr=log_file,
                 env=environment,
+                umask=umask,
                 start_new_session=True,
             )
 
@@ -145,7 +147,7 @@ class Child:
 def _start_redaction(log: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """What passes its standard input on to `log` without the secrets of `environment`, in a session of its own."""
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", redaction.__file__],
+        [sys.executable, "-I", redaction.__file__],
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=log,

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from composer_prime.sites.embedded.progress import SiteNumbers
-from composer_prime.visible import MAX_MESSAGE, visible
+from composer_prime.visible import shown
 
 REDRAW_S = 0.5
 """Seconds between two drawings on a terminal."""
@@ -68,7 +68,7 @@ class Screen:
 
     def say(self, message: str) -> None:
         """Print a line above the drawing; it stays."""
-        self._console.print(Text(visible(message, MAX_MESSAGE, lines=True)), soft_wrap=True)
+        self._console.print(Text(shown(message, lines=True)), soft_wrap=True)
 
     def _draw(self) -> None:
         sites = self._look()
@@ -110,7 +110,7 @@ def draw_table(sites: Mapping[str, tuple[str, SiteNumbers]], max_steps: int) -> 
             f"{show(100 * numbers.stall, '.1f')} %",
         )
     waits = [f"{site} waits {numbers.waiting}" for site, (state, numbers) in sites.items() if state == WAITING]
-    table.caption = Text(visible("\n".join(waits), MAX_MESSAGE, lines=True)) if waits else None
+    table.caption = Text(shown("\n".join(waits), lines=True)) if waits else None
     return table
 
 

@@ -17,6 +17,7 @@ from composer_prime.config.paths import RunPaths, SitePaths, run_uri
 from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import ConfigError, FingerprintMismatch
+from composer_prime.private import users_umask
 from composer_prime.sites.embedded.folder import claim_run_folder, claim_site_folder
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.sites.embedded.prepare import check_bucket
@@ -196,7 +197,9 @@ def _start(each: _Prepared, installation: Installation, dry_run: bool) -> Child:
     command = [*installation.command, "@", str(each.file), *(["--dry-run"] if dry_run else [])]
     logger.info("site=%s command=%s environment=%s", each.site, command, json.dumps(each.placement.environment))
     env = {"PYTHONUNBUFFERED": "1", **each.placement.environment}
-    return Child(f"{each.site}/{ROLE}", command, each.paths.log(ROLE), env=env, orphan=signal.SIGTERM)
+    return Child(
+        f"{each.site}/{ROLE}", command, each.paths.log(ROLE), env=env, umask=users_umask(), orphan=signal.SIGTERM
+    )
 
 
 class _Running:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from composer_prime.redaction import HIDDEN
+from composer_prime.redaction import FORMS, HIDDEN, PRIVATE_KEY
 from composer_prime.replay.ingest.intake import find_files, ingest
-from composer_prime.replay.ingest.secret_patterns import ENVIRONMENT, PATTERNS, SecretCutter
+from composer_prime.replay.ingest.secret_patterns import ENVIRONMENT, SecretCutter
 from composer_prime.replay.ingest.store import TraceStore
 from tests.replay.ingest.claude_session import SECRET, write
 
@@ -15,7 +15,12 @@ KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow{}==\n-----END RSA PRIVATE KEY----
 EXAMPLES = {
     "Anthropic key": ("sk-ant-api03-" + "aB3" * 10, HIDDEN),
     "OpenAI key": ("sk-proj-" + "aB3_" * 10, HIDDEN),
-    "Hugging Face token": ("hf_" + "aBc" * 11, HIDDEN),
+    "token by its prefix": ("hf_" + "aBc" * 11, HIDDEN),
+    "Stripe key": ("sk_" + "live_" + "aB3d" * 6, HIDDEN),
+    "SendGrid key": ("SG." + "aB3d" * 5 + "." + "aB3d" * 10, HIDDEN),
+    "JSON web token": ("eyJ" + "hbGciOi" * 3 + ".eyJ" + "zdWIi" * 4 + ".c2ln", HIDDEN),
+    "Azure key": ("AccountKey=" + "aB3/" * 21 + "==", f"AccountKey={HIDDEN}"),
+    "value of a secret's name": ("DB_PASSWORD=hunter22", f"DB_PASSWORD={HIDDEN}"),
     "GitHub token": ("ghp_" + "a1B2" * 9, HIDDEN),
     "AWS key": ("AKIA" + "ABCD1234" * 2, HIDDEN),
     "AWS secret key": ("aws_secret_access_key = " + "aB3/" * 10, "aws_secret_access_key = " + HIDDEN),
@@ -28,7 +33,7 @@ EXAMPLES = {
 
 
 def test_every_pattern_has_its_example() -> None:
-    assert set(EXAMPLES) == set(PATTERNS)
+    assert set(EXAMPLES) == {*FORMS, PRIVATE_KEY}
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)

@@ -1,0 +1,163 @@
+"""One door out: no text for people or third parties holds a secret, a control character, or somebody else's HTML."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from composer_prime import redaction
+from composer_prime.metrics import MetricsTape
+from composer_prime.redaction import HIDDEN, Redactor, secret_values
+from composer_prime.replay.ask.questions import Situation
+from composer_prime.replay.ingest.secret_patterns import SecretCutter
+from composer_prime.replay.states import TraceState
+from composer_prime.sites.embedded.conversations import Conversation, Message, append, read
+from composer_prime.sites.embedded.processes import Child
+from composer_prime.store import keys, open_store
+from composer_prime.sync.tape import Tape
+from composer_prime.visible import markdown, shown
+from tests.patience import PATIENCE_S
+from tests.planted_secrets import BY_FORM, ENVIRONMENT, assigned, found_in
+
+EVERYTHING = f"{assigned(ENVIRONMENT)}{json.dumps(ENVIRONMENT)}\n" + "".join(
+    f"see {one}.\n" for one in BY_FORM.values()
+)
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("around", ["{}", "see {} there", '{{"x": "{}"}}', "rejected ({}).", "https://h/p?x={}"])
+def test_a_secret_is_known_by_its_form_wherever_it_stands(around: str) -> None:
+    for kind, secret in BY_FORM.items():
+        assert secret not in Redactor([]).text(around.format(secret)), kind
+
+
+@pytest.mark.parametrize("write", [assigned, repr, json.dumps, lambda values: json.dumps(json.dumps(values))])
+def test_a_foreign_environment_is_known_by_its_variables_names(write) -> None:
+    values = {name: value for name, value in ENVIRONMENT.items() if " " not in value}
+    assert found_in(Redactor([]).text(write(values))) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step=12 tokens=123456789 num_tokens=4096 key=rounds/0/1/offers/a.json sha256=" + "ab12" * 16,
+        "max_completion_tokens: 20481024 token_ids=[1, 2, 3] sort_key=lambda pair: pair.value",
+        "password = getpass.getpass(prompt) if token is None else token.strip()",
+        "the secret of good rollouts, tokenizer.json, monkey: banana, compass=/usr/share/compass",
+        "PASS tests/test_key.py::test_a_token_passes  https://example.org/a:b/c@d",
+    ],
+)
+def test_everyday_lines_stay(text: str) -> None:
+    assert Redactor([]).text(text) == text and Redactor([]).feed(f"{text}\n".encode()) == f"{text}\n".encode()
+
+
+def test_values_of_eight_characters_are_cut_by_their_variables_names_and_shorter_ones_are_words() -> None:
+    environment = {
+        "MY_API_KEY": "eightchr",
+        "OTHER_TOKEN": "seven77",
+        "PWD": "/home/me/work",
+        "TOKENIZERS_PARALLELISM": "disabled",
+    }
+    assert secret_values(environment) == ["eightchr"]
+
+
+def test_a_process_s_log_holds_no_secret_and_no_control_character(tmp_path: Path, planted: None) -> None:
+    text = EVERYTHING + "\x1b[2J\x1b]0;title\x07 gone\r\nnext\tline\n"
+    child = Child("tool", [sys.executable, "-c", f"print({text!r}, flush=True)"], tmp_path / "log", env={})
+    assert child.wait(PATIENCE_S) == 0
+    log = (tmp_path / "log").read_text()
+    assert found_in(log) == [] and HIDDEN in log
+    assert "\\x1b[2J\\x1b]0;title\\x07 gone\nnext\tline\n" in log.replace("\r\n", "\n")
+    assert not set(log) & set(map(chr, {*range(32), 127} - {9, 10, 13}))
+
+
+def test_a_private_key_that_comes_in_pieces_is_cut_whole(tmp_path: Path) -> None:
+    key = "-----BEGIN RSA PRIVATE " + "KEY-----\n" + "MIIEow+/9\n" * 20 + "-----END RSA PRIVATE " + "KEY-----"
+    text = f"before\n{key}\nafter\n".encode()
+    for size in (1, 7, 40, 1000):
+        redactor = Redactor([])
+        pieces = [redactor.feed(text[start : start + size]) for start in range(0, len(text), size)]
+        assert b"".join([*pieces, redactor.flush()]) == f"before\n{HIDDEN}\nafter\n".encode(), size
+
+
+def test_without_the_library_a_bare_machine_still_knows_values_and_the_core_s_forms(tmp_path: Path) -> None:
+    bare = tmp_path / "redaction.py"
+    bare.write_bytes(Path(redaction.__file__).read_bytes())
+    left = subprocess.run(
+        [sys.executable, "-I", "-S", str(bare)],
+        input=EVERYTHING.encode(),
+        capture_output=True,
+        env=ENVIRONMENT,
+        check=True,
+    )
+    only_by_library = {BY_FORM["telegram"], BY_FORM["mailchimp"]}
+    assert set(found_in(left.stdout.decode())) <= only_by_library and left.stderr == b""
+
+
+def test_conversations_are_written_without_secrets(tmp_path: Path, planted: None) -> None:
+    said = Message("tool", EVERYTHING, calls=(f"env({json.dumps(ENVIRONMENT)})",))
+    append(tmp_path / "conversations.jsonl", [Conversation(0, "box", 1.0, (said,))])
+    assert found_in((tmp_path / "conversations.jsonl").read_text()) == []
+    (back,) = read(tmp_path / "conversations.jsonl")
+    assert back.messages[0].role == "tool" and HIDDEN in back.messages[0].text and EVERYTHING in said.text
+
+
+def test_event_logs_and_metrics_hold_no_secret(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path / 'bucket'}")
+    tape = Tape(store, "a", 0, ENVIRONMENT)
+    tape.write("failed", why=EVERYTHING, tokens=12)
+    tape.flush()
+    (key,) = store.list(keys.tape_prefix("a"))
+    assert found_in(store.get(key).decode()) == [] and b'"tokens": 12' in store.get(key)
+    with MetricsTape(tmp_path / "tape.jsonl", ENVIRONMENT) as metrics:
+        metrics.log(0, **{f"reward/{secret}": 1.0 for secret in BY_FORM.values()})
+    assert found_in((tmp_path / "tape.jsonl").read_text()) == []
+
+
+def test_traces_are_stored_and_teachers_asked_without_secrets(planted: None) -> None:
+    record = json.dumps({"type": "tool", "content": EVERYTHING, "input": ENVIRONMENT})
+    assert found_in(SecretCutter(dict(os.environ)).json(record)) == []
+    call = {"id": "1", "type": "function", "function": {"name": "env", "arguments": json.dumps(ENVIRONMENT)}}
+    messages = [{"role": "user", "content": EVERYTHING}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    state = TraceState("1", 0, None, messages=tuple(messages), tools=(), action={}, author=None, reward=None)
+    assert found_in(Situation(state).body("gpt").decode()) == []
+
+
+def test_what_the_command_line_prints_holds_no_secret(planted: None) -> None:
+    assert found_in(shown(EVERYTHING, lines=True)) == []
+
+
+def test_a_report_takes_no_markup_from_a_failed_runs_last_words() -> None:
+    said = "<img src=x onerror=alert(1)> | [click](http://x) `code` ![](http://y)"
+    left = markdown(said)
+    assert not any(mark in left for mark in ("<img", "`", "[click](", "![](")) and "onerror" in left and "\\|" in left
+
+
+def test_a_runs_files_are_the_users_own_and_the_buckets_are_not(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from composer_prime.private import keep_private\n"
+        "from composer_prime.metrics import MetricsTape\n"
+        "from composer_prime.store import open_store\n"
+        "keep_private(); keep_private()\n"
+        "MetricsTape(Path(sys.argv[1]) / 'run/tape.jsonl').close()\n"
+        "open_store('file://' + sys.argv[1] + '/shared/bucket').put('a/b', b'x')\n"
+    )
+    script = f'umask 022; exec {sys.executable} -c "$0" {tmp_path}'
+    subprocess.run(["sh", "-c", script, code], check=True)
+    modes = {str(path.relative_to(tmp_path)): stat.S_IMODE(path.stat().st_mode) for path in sorted(tmp_path.rglob("*"))}
+    assert {name: mode for name, mode in modes.items() if name.startswith("run")} == {
+        "run": 0o700,
+        "run/tape.jsonl": 0o600,
+    }
+    shared = {"shared": 0o755, "shared/bucket": 0o755, "shared/bucket/a": 0o755, "shared/bucket/a/b": 0o644}
+    assert {name: mode for name, mode in modes.items() if name.startswith("shared")} == shared
