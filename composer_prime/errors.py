@@ -195,8 +195,9 @@ def last_words(error: ComposerPrimeError | OSError, name: str = "error", folder:
     told = error if isinstance(error, ComposerPrimeError) else SystemRefused.of(error, folder)
     if told is None:
         raise error
+    text = f"{name}: {told}"  # the redactor may have to open a file that the system refuses
     with suppress(OSError):  # the log may be on the disk that is full
-        print(shown(f"{name}: {told}", lines=True), file=sys.stderr, flush=True)
+        print(text if isinstance(told, SystemRefused) else shown(text, lines=True), file=sys.stderr, flush=True)
     return told.exit_code
 
 

@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 import threading
-import time
 import traceback
 import unicodedata
 from types import TracebackType
@@ -103,7 +102,7 @@ def _show_traceback(kind: type[BaseException], error: BaseException, trace: Trac
 
 class CountingHandler(logging.StreamHandler):
     """Writes a message and counts those that are equal to it: it says how many after REPEAT_S, then after twice as long
-    each time, and at the end."""
+    each time, or with a later message. Not at the end: a process's last line is its last word."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         super().__init__(stream)
@@ -130,12 +129,6 @@ class CountingHandler(logging.StreamHandler):
         if count:
             text = f"{written.getMessage()} (repeated {count} times in {now - written.created:.0f} s)"
             super().emit(logging.makeLogRecord({**written.__dict__, "msg": text, "args": (), "created": now}))
-
-    def close(self) -> None:
-        for written, _, count in self._written.values():
-            self._say_count(written, count, time.time())
-        self._written.clear()
-        super().close()
 
 
 def log_handler(stream: IO[str] | None = None) -> logging.Handler:

@@ -60,7 +60,6 @@ def test_an_equal_message_is_counted_and_no_count_is_lost() -> None:
         log("store_failed", tick / 10)
         log("beat_failed", tick / 10)
     log("other", 500.0)
-    handler.close()
     lines = [line for line in written.getvalue().splitlines() if "store_failed" in line]
     repeats = [int(line.partition("repeated ")[2].split()[0]) for line in lines[1:]]
     assert len(lines) <= 6 and sum(repeats) == 999, lines
