@@ -25,15 +25,22 @@
      |    +-- RunGone               the bucket no longer holds the run we are in
      +-- SiteError                a process of a site failed
      |    +-- ProcessCrashed        carries the last lines of the process's log
+     |    +-- SystemRefused         the system takes no more of a process: its disk, a limit or a permission
      +-- ExecutorError            a platform that runs sites failed, after retries
           +-- JobUnknown            the platform has no such job
 
 A message states the value, the limit and the remedy.
 """
 
+import errno
+import resource
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import ClassVar
 
-from composer_prime.visible import MAX_MESSAGE, visible
+from composer_prime.visible import MAX_MESSAGE, shown, visible
 
 
 class ComposerPrimeError(Exception):
@@ -155,6 +162,48 @@ class SiteError(ComposerPrimeError):
 
 class ProcessCrashed(SiteError):
     """A process ended that should not have; the message carries the last lines of its log."""
+
+
+class SystemRefused(SiteError):
+    """The system takes no more of a process: its disk is full, a limit is reached, or a permission is missing."""
+
+    exit_code = 74
+    """As sysexits.h has it for I/O; a launch starts the site again, maybe on a machine that takes more."""
+
+    @classmethod
+    def of(cls, error: BaseException, folder: Path | None = None) -> "SystemRefused | None":
+        """What the system refused, in one line; None for any other error. `folder`: where the process writes."""
+        number = error.errno if isinstance(error, OSError) else None
+        if not isinstance(error, OSError) or number not in _REMEDIES:
+            return None
+        value = f"limit {resource.getrlimit(_LIMITS[number])[0]:,}" if number in _LIMITS else ""
+        if folder is not None and number in (errno.ENOSPC, errno.EDQUOT):
+            value = f"{shutil.disk_usage(folder).free / 1e6:.1f} MB free"
+        place = error.filename or folder or "a file"
+        return cls(f"{place}: {error.strerror}{value and f' ({value})'}: {_REMEDIES[number]}, then go on with --resume")
+
+
+_LIMITS = {errno.EFBIG: resource.RLIMIT_FSIZE, errno.EMFILE: resource.RLIMIT_NOFILE}
+_REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some of your quota",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "raise the system's limit on open files",
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "give this user write access or choose another folder"),
+    errno.ENOTDIR: "choose another folder",
+}
+
+
+def last_words(error: ComposerPrimeError | OSError, name: str = "error", folder: Path | None = None) -> int:
+    """Say on stderr, in one line, what ends this process; its exit code. An error that is a fault of ours is raised."""
+    told = error if isinstance(error, ComposerPrimeError) else SystemRefused.of(error, folder)
+    if told is None:
+        raise error
+    text = f"{name}: {told}"  # the redactor may have to open a file that the system refuses
+    with suppress(OSError):  # the log may be on the disk that is full
+        print(text if isinstance(told, SystemRefused) else shown(text, lines=True), file=sys.stderr, flush=True)
+    return told.exit_code
 
 
 class ExecutorError(ComposerPrimeError):

@@ -22,6 +22,9 @@ MAX_CHARACTERS = 400
 MAX_MESSAGE = 20_000
 """Of an error's message, or a line of a log."""
 
+REPEAT_S, MAX_COUNTED = 10.0, 64
+"""Seconds in which equal messages are first counted, and how many different ones are at a time."""
+
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 """Unicode's categories of controls, of marks that turn or join what is beside them, and of what ends a line."""
@@ -97,8 +100,39 @@ def _show_traceback(kind: type[BaseException], error: BaseException, trace: Trac
     print(shown(text, lines=True), end="", file=sys.stderr)
 
 
+class CountingHandler(logging.StreamHandler):
+    """Writes a message and counts those that are equal to it: it says how many after REPEAT_S, then after twice as long
+    each time, or with a later message. Not at the end: a process's last line is its last word."""
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        super().__init__(stream)
+        self._written: dict[tuple[str, str], tuple[logging.LogRecord, float, int]] = {}
+        """By logger and message: the last record written, for how many seconds it stands, and how many came since."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        key, now = (record.name, record.getMessage()), record.created
+        for other, (written, period, came) in list(self._written.items()):
+            if other != key and (now - written.created > 2 * period or len(self._written) > MAX_COUNTED):
+                self._say_count(written, came, now)
+                del self._written[other]
+        written, period, count = self._written.get(key, (None, REPEAT_S, 0))
+        if written is None or record.exc_info:
+            super().emit(record)
+            self._written[key] = record, REPEAT_S, 0
+        elif now - written.created < period:
+            self._written[key] = written, period, count + 1
+        else:
+            self._say_count(written, count + 1, now)
+            self._written[key] = record, 2 * period, 0
+
+    def _say_count(self, written: logging.LogRecord, count: int, now: float) -> None:
+        if count:
+            text = f"{written.getMessage()} (repeated {count} times in {now - written.created:.0f} s)"
+            super().emit(logging.makeLogRecord({**written.__dict__, "msg": text, "args": (), "created": now}))
+
+
 def log_handler(stream: IO[str] | None = None) -> logging.Handler:
     """Writes log lines to a stream, standard error by default."""
-    handler = logging.StreamHandler(stream)
+    handler = CountingHandler(stream)
     handler.setFormatter(VisibleFormatter(LOG_FORMAT))
     return handler

@@ -49,6 +49,23 @@ def test_a_log_line_is_one_line_and_a_traceback_keeps_its_own(message: str) -> N
     assert "\x1b" not in written.getvalue() and "\nTraceback" in written.getvalue()
 
 
+def test_an_equal_message_is_counted_and_no_count_is_lost() -> None:
+    written = io.StringIO()
+    handler = log_handler(written)
+
+    def log(message: str, at: float) -> None:
+        handler.handle(logging.makeLogRecord({"name": "test", "levelno": 30, "msg": message, "created": at}))
+
+    for tick in range(1000):
+        log("store_failed", tick / 10)
+        log("beat_failed", tick / 10)
+    log("other", 500.0)
+    lines = [line for line in written.getvalue().splitlines() if "store_failed" in line]
+    repeats = [int(line.partition("repeated ")[2].split()[0]) for line in lines[1:]]
+    assert len(lines) <= 6 and sum(repeats) == 999, lines
+    assert written.getvalue().count("beat_failed") == len(lines) and written.getvalue().count("other") == 1
+
+
 @pytest.mark.parametrize(
     "ends",
     [

@@ -27,8 +27,8 @@ from composer_prime.cli import (
     verify,
     volunteers,
 )
-from composer_prime.errors import ComposerPrimeError
-from composer_prime.visible import guard_process, shown
+from composer_prime.errors import ComposerPrimeError, last_words
+from composer_prime.visible import guard_process
 
 app = typer.Typer(
     name="composer-prime",
@@ -71,13 +71,12 @@ app.add_typer(replay.app, name="replay")
 
 
 def main() -> None:
-    """The console script. Exit codes: 0 done, 1 something failed, 2 the person can fix it."""
+    """The console script. Exit codes: 0 done, 1 something failed, 2 the person can fix it, 74 the system refused."""
     guard_process()
     try:
         app()
-    except ComposerPrimeError as error:
-        print(shown(f"composer-prime: {error}", lines=True), file=sys.stderr)
-        sys.exit(error.exit_code)
+    except (ComposerPrimeError, OSError) as error:
+        sys.exit(last_words(error, "composer-prime"))
 
 
 if __name__ == "__main__":

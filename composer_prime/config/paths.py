@@ -61,6 +61,10 @@ class SitePaths:
         """The role's metrics, one JSON line a record."""
         return self.root / "metrics" / f"{role}.jsonl"
 
+    def waiting(self, role: str) -> Path:
+        """What the role waits for, or last did, where it was long (waiting.py)."""
+        return self.root / "metrics" / f"{role}.waiting.json"
+
     @property
     def conversations(self) -> Path:
         """Some rollouts of each step for people to read, one JSON line each."""

@@ -6,6 +6,7 @@ wrong, it is tried again. That it is no store for us, or that our run is gone, i
 
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 
 from composer_prime.errors import PayloadLost, RoundWaits, RunGone, SiteRevoked, StoreError, StoreUnusable
@@ -15,6 +16,7 @@ from composer_prime.sync.members import Pulse
 from composer_prime.sync.records import SiteState
 from composer_prime.sync.runtime import Runtime, Task
 from composer_prime.sync.tape import Tape
+from composer_prime.waiting import Waiting, Waits
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class Driver:
         runtime: Runtime,
         beat_every_s: float,
         progress: Callable[[], tuple[int, int]],
+        waits: Waits | None = None,
     ) -> None:
         """progress: this site's (inner step, trained tokens), for its beat"""
         self._courier = courier
@@ -60,6 +63,8 @@ class Driver:
         self._runtime = runtime
         self._beat_every_s = beat_every_s
         self._progress = progress
+        self._waits = waits or Waits(clock=runtime.now, wall=runtime.now)
+        self._waits.listener = self._note_wait
         self._state: SiteState = "joining"
         self._beating = runtime.lock()
         """Held for one beat: the last one that is written says the last state."""
@@ -130,15 +135,24 @@ class Driver:
             woken, self._awake = self._awake, False
             return woken
 
+    def _rest(self) -> None:
+        """Wait RETRY_S after a failure, whoever wakes us: an upload that fails at once would have us try at once."""
+        until = self._runtime.now() + RETRY_S
+        with self._signal:
+            while not self._stop and (left := until - self._runtime.now()) > 0:
+                self._signal.wait(timeout=left)
+
+    def _note_wait(self, waiting: Waiting) -> None:
+        logger.warning("waits %s", waiting)
+        self._tape.write("waits", **asdict(waiting))
+
     def _passes(self) -> None:
-        flushed_at = moved_at = self._runtime.now()
+        moved_at = self._runtime.now()
         versions = self._courier.versions()
         while not self._stop:
+            began = self._runtime.now()
             try:
                 self._courier.tick()
-                if self._runtime.now() - flushed_at > self._beat_every_s:
-                    self._tape.flush()
-                    flushed_at = self._runtime.now()
                 self._denied_at.clear()
             except (StoreError, StoreUnusable, RunGone) as error:
                 if isinstance(error, StoreError) and not isinstance(error, RoundWaits):
@@ -146,8 +160,10 @@ class Driver:
                 else:
                     self._bear(error)
                 logger.warning("store_failed retry_in_s=%.1f error=%s", RETRY_S, error)
-                self._pause(RETRY_S)
+                self._waits.say("store", str(error), since=began)
+                self._rest()
                 continue
+            self._waits.say("store", None)
             if self._courier.versions() != versions:
                 versions, moved_at = self._courier.versions(), self._runtime.now()
             if self._pause(self._patience_s(self._runtime.now() - moved_at)):
@@ -178,8 +194,7 @@ class Driver:
                 self._courier.refine(lambda: not self._stop)
             except (StoreError, StoreUnusable) as error:
                 logger.warning("store_failed retry_in_s=%.1f error=%s", RETRY_S, error)
-                with self._signal:
-                    self._signal.wait(timeout=RETRY_S)
+                self._rest()
 
     def _patience_s(self, waited_s: float) -> float:
         """The pause until the next pass, when nothing has moved for `waited_s`."""
@@ -206,6 +221,7 @@ class Driver:
         try:
             with self._beating:
                 self._pulse.beat(self._state, courier.versions(), courier.pins(), inner_step, trained_tokens)
+            self._tape.flush()
         except (StoreError, StoreUnusable, SiteRevoked) as error:
             # That we aren't let in any more, the courier says, too.
             logger.warning("beat_failed error=%s", error)

@@ -32,6 +32,7 @@ from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.snapshots import Master
 from composer_prime.sync.start import Founding, check_same_run, create_or_join, refuse_to_create
 from composer_prime.sync.terms import Terms, terms_of
+from composer_prime.waiting import Waits
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class OuterLoop:
         journal: Journal | None = None,
         runtime: Runtime | None = None,
         exact_join_s: float | None = 20.0,
+        waits: Waits | None = None,
     ) -> None:
         """
         store     the run's root in the bucket
@@ -90,6 +92,7 @@ class OuterLoop:
         runtime   threads and time; None: this process's own
         exact_join_s   seconds that a join may take for whole masters; beyond them training begins from their upper
                        halves, and the rest comes beside it. None: any time
+        waits     where this site says what it waits for; None: the event log alone tells
         """
         self._store = MeteredStore(store)
         self._terms = terms
@@ -100,6 +103,7 @@ class OuterLoop:
         self._journal = journal
         self._runtime = runtime or ThreadRuntime()
         self._exact_join_s = exact_join_s
+        self.waits = waits or Waits(clock=self._runtime.now, wall=self._runtime.now)
         self._restored: dict[str, Any] | None = None
         self._interrupted = False
         self._step = 0
@@ -127,6 +131,7 @@ class OuterLoop:
             founding=Founding(outer.owner, outer.keys, check if settings.has_weights else refuse_to_create),
             journal=FileJournal(settings.paths.journal),
             exact_join_s=site.exact_join_s,
+            waits=Waits(settings.paths.waiting("trainer")),
         )
 
     # --- joining ----------------------------------------------------------------------------------------------------
@@ -170,6 +175,7 @@ class OuterLoop:
             runtime=runtime,
             beat_every_s=run.terms.liveness_s / BEATS_PER_LIVENESS,
             progress=lambda: (self._step, self._stands[0].ledger.trained),
+            waits=self.waits,
         )
         self._tape.write("join", versions=self._courier.versions(), step=self._step)
         self._driver.start("done" if self._finished else "live")
@@ -426,9 +432,12 @@ class OuterLoop:
                     if self._interrupted:
                         return False
                     self._driver.check()
+                    what = "its own upload" if self._courier.is_uploading else "the other sites"
+                    self.waits.say("round", f"{what}, before round {min(versions.values())} closes")
                     self._courier.changed.wait(timeout=0.5)
         finally:
             self._driver.awaited = False
+            self.waits.say("round", None)
         return True
 
     def interrupt(self) -> None:

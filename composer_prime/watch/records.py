@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from composer_prime.waiting import Waiting
+
 
 @dataclass(frozen=True)
 class SiteStatus:
@@ -13,6 +15,7 @@ class SiteStatus:
                         "revoked" from when the run's owner has taken its key out
     beating             whether its beat changed between two looks; None: one look, or too short a time between
     contributing        whether the newest closed round of some fragment took its offer
+    waits               the newest incarnation's last wait of 30 s or more, as it told on its tape
     versions            the open round of each fragment, as the site knows it
     trained_tokens      all it trained, as its newest beat or offer states
     merged_tokens       of those, as the mean over fragments, since a step trains all of them; `carried_tokens` wait for
@@ -45,6 +48,7 @@ class SiteStatus:
     least_clip: float | None
     rounds_against: int
     rounds_equivocated: int
+    waits: Waiting | None = None
 
 
 @dataclass(frozen=True)

@@ -238,6 +238,7 @@ class _Look:
             contributing=any(self._took_last(rounds, site) for rounds in self._rounds),
             beat_counter=0 if beat is None else beat.counter,
             inner_step=0 if beat is None else beat.inner_step,
+            waits=told[1] if (told := self._tapes[site].waits) and told[0] == claimed.incarnation else None,
             versions=() if beat is None else beat.versions,
             trained_tokens=trained,
             merged_tokens=merged,

@@ -18,6 +18,9 @@ def draw(status: RunStatus, console: Console) -> None:
     for line in run_lines(status):
         console.print(visible(line), markup=False, highlight=False)
     console.print(site_table(status))
+    for site in filter(lambda site: site.waits, _shown(status.sites)):
+        verb = "waits" if site.waits and site.waits.until is None else "waited"
+        console.print(f"site {site.site} {verb} {site.waits}", markup=False, highlight=False, soft_wrap=True)
     console.print(fragment_table(status))
     if any(site.rounds_clipped or site.rounds_against or site.rounds_equivocated for site in status.sites):
         console.print(standing_table(status))

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from composer_prime.sync.canonical import MAX_COUNT
+from composer_prime.visible import visible
+from composer_prime.waiting import Waiting
 
 MAX_PROBLEMS = 3
 """Bad lines of one site's tape that are told, before the rest is counted."""
@@ -23,6 +25,7 @@ class TapeFacts:
     agreement  how offers stood to the others of their round, -1 to 1: by (fragment, version, site), then by the part
                that this site merged; under WHOLE where it merged the whole round
     second     (fragment, version, site) of offers over which, as this site says, their sites put another
+    waits      the last wait that the site told of, and the incarnation that did
     problems   pieces and lines that aren't what a tape holds: the first few, and how many more
     """
 
@@ -31,6 +34,7 @@ class TapeFacts:
     faults: dict[tuple[int, int], str] = field(default_factory=dict)
     agreement: dict[tuple[int, int, str], dict[int, float]] = field(default_factory=dict)
     second: set[tuple[int, int, str]] = field(default_factory=set)
+    waits: tuple[int, Waiting] | None = None
     problems: list[str] = field(default_factory=list)
 
 
@@ -74,6 +78,11 @@ def _cosine(value: Any) -> float:
 
 def _take(facts: TapeFacts, event: dict[str, Any]) -> None:
     kind = event["event"]
+    if kind == "waits":
+        told = Waiting(visible(event["cause"]), count(event["since"]), event["until"] and count(event["until"]))
+        if max(told.since, told.until or 0) > 2**36:
+            raise ValueError("a date is before the year 4147")
+        facts.waits = count(event["incarnation"]), told
     if kind not in ("offer", "dropped", "round", "part", "equivocated"):
         return
     fragment, version = count(event["fragment"]), count(event["version"])

@@ -32,7 +32,7 @@ _SOLVE: dict[str, Callable[[str], str]] = {
 
 @dataclass
 class FakePolicy:
-    """What the server does, and what it saw. The first six may be set while it serves.
+    """What the server does, and what it saw. The first seven may be set while it serves.
 
     reply      says what is answered to a prompt's text; None: the letters tasks are solved by dice.
     accuracy   probability that the answer to a word is right. The dice depend on the word and how often it came, not
@@ -40,6 +40,7 @@ class FakePolicy:
     failing    probability that a generation is answered with HTTP 500, thrown alike.
     is_open    generation waits while this is false.
     refusing   new weights are answered with HTTP 503.
+    status     what /health says it is.
     """
 
     accuracy: Callable[[str], float] = lambda word: 0.5
@@ -48,6 +49,7 @@ class FakePolicy:
     seed: int = 0
     is_open: bool = True
     refusing: bool = False
+    status: str = "ready"
 
     version: int = 0
     updates: list[tuple[int, str]] = field(default_factory=list)
@@ -120,7 +122,7 @@ def _app(policy: FakePolicy) -> Starlette:
         return JSONResponse({"object": "list", "data": [{"id": "fake", "object": "model", "max_model_len": 512}]})
 
     async def health(request: Request) -> JSONResponse:
-        return JSONResponse({"policy_version": policy.version})
+        return JSONResponse({"status": policy.status, "policy_version": policy.version})
 
     return Starlette(
         routes=[

@@ -362,7 +362,7 @@ class Invariants:
                 )
             book.missed = 0
             book.moved_on |= self._lossy or why != "stale"
-        else:
+        elif event != "waits":  # it decides nothing
             coverage.branch(f"site: {event}")
             if event == "whole":
                 self._world.progress.in_order_from_now(process.site.name)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from composer_prime.errors import CorruptObject, SiteError
+from composer_prime.errors import CorruptObject, SiteError, SystemRefused
 from composer_prime.sites.embedded.batches import TrainingSample, batch_folder, read_batch, write_batch
 
 
@@ -80,7 +80,7 @@ def test_a_half_made_batch_is_never_seen(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr("composer_prime.sites.embedded.batches.save_file", die)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(SystemRefused, match="disk full"):
         write_batch(tmp_path, 0, [make_sample(random.Random(4))])
     assert read_batch(tmp_path, 0) is None
 

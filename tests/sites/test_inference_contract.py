@@ -141,6 +141,15 @@ def test_health_and_models_say_what_is_served(site) -> None:
     site(test)
 
 
+def test_health_says_that_the_engine_is_paused(site) -> None:
+    async def test(site: Site) -> None:
+        for path, status in (("/pause", "paused"), ("/resume", "ready")):
+            await site.http.post(path)
+            assert (await site.http.get("/health")).json()["status"] == status
+
+    site(test)
+
+
 def test_batched_logprobs_are_those_of_an_unbatched_forward(site) -> None:
     async def test(site: Site) -> None:
         prompts = [prompt_of(length) for length in (1, 2, 5, 38, 100, 38, 7, 64, 3, 90)]

@@ -27,6 +27,7 @@ from composer_prime.sites.embedded.sound_steps import saved_steps
 from composer_prime.sites.embedded.trainer import Outer, Trainer
 from composer_prime.sites.intact import seal
 from composer_prime.sync.site_clock import OuterLoop
+from composer_prime.waiting import Waits
 from tests.losses.reference import reference_loss
 from tests.patience import PATIENCE_S
 from tests.sites.tiny_policy import logprobs_alone, random_policy, random_samples
@@ -292,6 +293,7 @@ class FakeOuter:
 
     def __init__(self, rounds=2, on_step=lambda: None):
         self.rounds, self.on_step, self.calls, self.tokens = rounds, on_step, [], []
+        self.waits = Waits()
 
     @property
     def finished(self) -> bool:

@@ -5,7 +5,6 @@ another name and renamed into place, so that a reader sees a whole batch or none
 """
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from composer_prime.errors import CorruptObject, SiteError
+from composer_prime.sites.embedded.whole_folder import whole_folder
 
 _STREAMS = {
     "token_ids": np.int64,
@@ -79,16 +79,9 @@ def write_batch(rollouts_dir: Path, step: int, samples: Sequence[TrainingSample]
     Floats are kept as fp32. An empty batch is legal: that training step moves no weight.
     """
     folder = batch_folder(rollouts_dir, step)
-    making = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(making, ignore_errors=True)
-    making.mkdir(parents=True)
-    save_file(_join_streams(samples), making / "batch.safetensors")
-    (making / "meta.json").write_text(json.dumps({"step": step, "samples": [_describe(s) for s in samples]}))
-    if folder.exists():
-        old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-        folder.rename(old)
-        shutil.rmtree(old)
-    making.rename(folder)
+    with whole_folder(folder) as making:
+        save_file(_join_streams(samples), making / "batch.safetensors")
+        (making / "meta.json").write_text(json.dumps({"step": step, "samples": [_describe(s) for s in samples]}))
     return folder
 
 

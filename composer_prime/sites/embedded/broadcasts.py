@@ -26,8 +26,8 @@ def publish(model: nn.Module, broadcasts: Path, version: int, average: dict[str,
 
     average  as `weights` gives them, to go beside the model's
 
-    Newer versions are dropped first: they are from before a resume that went back to this one. Raises SiteError when
-    they can't be written.
+    Newer versions are dropped first: they are from before a resume that went back to this one. Raises SystemRefused
+    when they can't be written.
     """
     folder = broadcasts / f"step_{version}"
 

@@ -27,7 +27,7 @@ def save_checkpoint(checkpoints: Path, step: int, state: dict[str, Any]) -> Path
     state  nested dicts and lists of tensors, numbers and strings; tensors are written from the CPU, so that any device
            can go on from them
 
-    Raises SiteError when it can't be written; the checkpoints before stay.
+    Raises SystemRefused when it can't be written; the checkpoints before stay.
     """
     folder = checkpoints / f"step_{step}"
     with whole_folder(folder) as making:

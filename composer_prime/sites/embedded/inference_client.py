@@ -51,6 +51,14 @@ class InferenceClient:
                 )
             await asyncio.sleep(_POLL_S)
 
+    async def trouble(self) -> str | None:
+        """Why it answers no rollouts; None: it does."""
+        try:
+            status = (await self._http.get("/health", timeout=_HEALTH_TIMEOUT_S)).json()["status"]
+        except (httpx.TransportError, ValueError, KeyError) as error:
+            return f"the inference server, which doesn't answer ({type(error).__name__}): see its log"
+        return None if status == "ready" else f"the inference engine, which is {status}: see its log"
+
     async def policy_version(self) -> int:
         """The version of the weights it holds. Raises httpx.HTTPError when it doesn't say."""
         answer = await self._http.get("/health", timeout=_HEALTH_TIMEOUT_S)

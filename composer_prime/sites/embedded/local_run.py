@@ -30,7 +30,7 @@ from composer_prime.sites.embedded.prepare import (
     settle_sites,
 )
 from composer_prime.sites.embedded.progress import SiteFollower, SiteNumbers
-from composer_prime.sites.embedded.screen import Screen
+from composer_prime.sites.embedded.screen import WAITING, Screen
 from composer_prime.sites.embedded.summary import draw_summary, write_summary
 from composer_prime.sites.embedded.supervisor import SiteState, SiteSupervisor, role_command, stop_sites
 from composer_prime.store.keys import check_site_name
@@ -190,5 +190,7 @@ class _View:
         if isinstance(supervisor.error, SiteRevoked):
             return "revoked", numbers
         trains = follower.progress.num_trained > self._trained_before[supervisor.site]
+        if supervisor.state is SiteState.RUNNING and numbers.waiting is not None:
+            return WAITING, numbers
         starting = supervisor.state is SiteState.RUNNING and not trains
         return "starting" if starting else supervisor.state.value, numbers

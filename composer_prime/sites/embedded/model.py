@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_prime.config.recipe import LETTERS_MODELS, TINY, TINY_MODELS
 from composer_prime.config.settings import WITHOUT_WEIGHTS
-from composer_prime.errors import BadInput, ModelError
+from composer_prime.errors import BadInput, ModelError, last_words
 from composer_prime.sites.embedded.device import check_device
 from composer_prime.sites.embedded.tiny import ARCHITECTURE, SMALL_ARCHITECTURE
 from composer_prime.sites.embedded.tiny_tools import demonstrations
@@ -285,9 +285,8 @@ def main(arguments: list[str]) -> int:
         folder = resolve_model(
             name, int(seed), Path(cache_dir), show, spare_weights=asked == [WITHOUT_WEIGHTS], device=device
         )
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    except (BadInput, OSError) as error:
+        return last_words(error)
     print(folder)
     return 0
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from composer_prime import metrics
 from composer_prime.config.settings import SiteSettings
-from composer_prime.errors import ComposerPrimeError, SiteError
+from composer_prime.errors import ComposerPrimeError, SiteError, last_words
 from composer_prime.metrics import TOOLS_CALL_S, TOOLS_CALLS, MetricsTape
 from composer_prime.sites.embedded import conversations
 from composer_prime.sites.embedded.batches import TrainingSample, drop_batches, write_batch
@@ -41,6 +41,7 @@ from composer_prime.sites.embedded.tools.in_process import num_abandoned
 from composer_prime.sites.embedded.tools.rollout_tools import TOOLS_SECONDS
 from composer_prime.sites.embedded.weights import WeightsWatcher
 from composer_prime.visible import log_handler
+from composer_prime.waiting import Waits
 
 MAX_DRAWS = 4
 """Draws of batch_size rollouts a step may take until one has a group that teaches something. After them the batch
@@ -49,6 +50,7 @@ stays empty: a policy that solves everything must not end the run (upstream's, a
 MAX_FAILED_DRAWS = 3
 """Draws in a row in which every rollout fails before the site ends."""
 
+WAITS_POLL_S = 1.0
 _STOP_POLL_S = 0.1
 
 logger = logging.getLogger(__name__)
@@ -205,6 +207,15 @@ def shown(batch: Batch, step: int) -> list[Conversation]:
     ]
 
 
+async def say_waits(waits: Waits, inference: InferenceClient, player: RolloutPlayer | None = None) -> None:
+    """Say, for ever, that the engine lets nobody through, or that rollouts are under way, until one ends."""
+    while True:
+        waits.say("engine", await inference.trouble())
+        if player is not None and player.num_playing:
+            waits.say("rollouts", f"{player.num_playing} rollouts, none ends: see the environment and its tools")
+        await asyncio.sleep(WAITS_POLL_S)
+
+
 async def run_site(settings: SiteSettings) -> None:
     """Make batches until the site's result is there or a signal asks to stop. Raises what ended the work otherwise."""
     stopped = asyncio.Event()
@@ -227,7 +238,10 @@ async def serve(settings: SiteSettings) -> None:
     import_tokenizers()
     imported()
     async with InferenceClient(f"http://{HOST}:{settings.inference_port}") as inference:
+        waits = Waits(settings.paths.waiting("orchestrator"))
+        starting = asyncio.create_task(say_waits(waits, inference))
         await inference.wait_ready()
+        starting.cancel()
         weights = WeightsWatcher(settings.paths, inference, version=-1 if publishes_first(settings) else 0)
         model = await inference.model_name()
         stored = load_stored(settings, inference.base_url, model)
@@ -235,11 +249,13 @@ async def serve(settings: SiteSettings) -> None:
             contextlib.aclosing(stored),
             RolloutPlayer(sources, settings, base_url=inference.base_url, model=model) as player,
         ):
+            player.waits = waits
             watch = TeacherWatch(settings, player, model)
             orchestrator = Orchestrator(settings, player, weights, inference, watch, stored)
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(weights.follow())
+                    group.create_task(say_waits(waits, inference, player))
                     group.create_task(orchestrator.make_batches())
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None  # the one that ended the other
@@ -275,9 +291,8 @@ def main() -> None:
     code = 0
     try:
         asyncio.run(run_site(SiteSettings.load(sys.argv[1])))
-    except ComposerPrimeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = error.exit_code
+    except (ComposerPrimeError, OSError) as error:
+        code = last_words(error, folder=Path(sys.argv[1]))
     if num_abandoned():
         logging.shutdown()
         sys.stderr.flush()

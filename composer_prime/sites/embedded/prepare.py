@@ -17,7 +17,7 @@ from typing import Any
 from composer_prime.config.paths import RunPaths, models_cache, run_uri
 from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.config.settings import WITHOUT_WEIGHTS, SiteSettings, settle_site
-from composer_prime.errors import ConfigError
+from composer_prime.errors import ConfigError, SystemRefused
 from composer_prime.private import users_umask
 from composer_prime.replay.fingerprint import load_tokenizer
 from composer_prime.replay.teachers import TeacherPool
@@ -124,8 +124,8 @@ class ModelResolution:
             if interrupted():
                 return None
             time.sleep(_POLL_S)
-        if code == BAD_INPUT_EXIT:
-            raise bad_input(self._child)
+        if code in (BAD_INPUT_EXIT, SystemRefused.exit_code):
+            raise bad_input(self._child, code)
         if code != 0:
             raise crashed(self._child, code)
         return Path(self._answer.read_text(encoding="utf-8").strip().splitlines()[-1])

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from composer_prime import metrics
 from composer_prime.config.paths import SitePaths
+from composer_prime.waiting import Waiting, read_waiting
 
 RECENT = 3
 """Records that a rate or a shown reward is the mean of: a step's reward alone is too noisy to read."""
@@ -50,6 +51,7 @@ class SiteNumbers:
     """Tokens trained on a second, waiting included."""
     rounds: int = 0
     """Outer rounds merged, over all fragments."""
+    waiting: Waiting | None = None
     stall: float = math.nan
     """Share of the wall time of its training, waiting included, in which it was stalled on the outer loop."""
 
@@ -117,6 +119,7 @@ class SiteFollower:
 
     def __init__(self, paths: SitePaths) -> None:
         self.progress = SiteProgress()
+        self._waiting = [paths.waiting(role) for role in ("trainer", "orchestrator")]
         self._tapes = [TapeFollower(paths.tape(role)) for role in ("orchestrator", "trainer")]
 
     def update(self) -> SiteNumbers:
@@ -124,7 +127,8 @@ class SiteFollower:
         for tape in self._tapes:
             for record in tape.new_records():
                 self.progress.add(record)
-        return self.progress.numbers()
+        waiting = next(filter(None, map(read_waiting, self._waiting)), None)
+        return replace(self.progress.numbers(), waiting=waiting)
 
 
 def _nulls_to_nan(record: dict[str, float | None]) -> dict[str, float]:

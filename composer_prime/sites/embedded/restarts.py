@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import enum
 
+from composer_prime.errors import SystemRefused
+
 ROLES: tuple[str, ...] = ("inference", "orchestrator", "trainer")
 MAX_RESTARTS = 3
 BAD_INPUT_EXIT = 2
@@ -19,7 +21,7 @@ class Verdict(enum.Enum):
     EXPECTED = "expected"  # nothing to do
     RESTART = "restart"  # start it again
     FINISHED = "finished"  # the site has its result: wind down
-    BAD_INPUT = "bad input"  # its last log line tells the person what to change
+    BAD_INPUT = "bad input"  # its last log line tells the person what to change; or the system refuses it more
     CRASHED = "crashed"  # its last log lines are for whoever debugs it
 
 
@@ -35,7 +37,7 @@ def judge_exit(role: str, exit_code: int, num_restarts: int, has_result: bool) -
             return Verdict.FINISHED
     elif has_result:
         return Verdict.EXPECTED
-    if exit_code == BAD_INPUT_EXIT:
+    if exit_code in (BAD_INPUT_EXIT, SystemRefused.exit_code):
         return Verdict.BAD_INPUT
     if role == "inference" and num_restarts < MAX_RESTARTS:
         return Verdict.RESTART

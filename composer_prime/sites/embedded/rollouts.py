@@ -26,6 +26,7 @@ from composer_prime.sites.embedded import chat
 from composer_prime.sites.embedded.conversations import Message, read_messages
 from composer_prime.sites.embedded.environments import Source
 from composer_prime.sites.embedded.tools.stage import on_stage
+from composer_prime.waiting import Waits
 
 ROLLOUT_TIMEOUT_S = 600.0
 """A rollout that takes longer counts as failed: its server or its environment hangs."""
@@ -111,6 +112,7 @@ class RolloutPlayer:
         self._context = vf.ModelContext(model=model, client=client, sampling=limits)
         self._slots = asyncio.Semaphore(settings.recipe.inference.max_batch_size)
         self._stack = contextlib.AsyncExitStack()
+        self.num_playing, self.waits = 0, Waits()
 
     async def __aenter__(self) -> "RolloutPlayer":
         self._stack.push_async_callback(chat.close_connections)
@@ -159,12 +161,16 @@ class RolloutPlayer:
 
     async def _play(self, source: Source, task: vf.Task, context: vf.ModelContext) -> Rollout | str:
         async with self._slots:
+            self.num_playing += 1
             try:
                 stage = contextlib.nullcontext() if source.tools is None else on_stage(source.tools)
                 async with asyncio.timeout(ROLLOUT_TIMEOUT_S), stage:
                     return read_episode(await source.env.run_slot(source.env.slots(task)[0], context))
             except TimeoutError:
                 return f"TimeoutError: not done after {ROLLOUT_TIMEOUT_S:g} s"
+            finally:
+                self.num_playing -= 1
+                self.waits.say("rollouts", None)
 
 
 def _with_hint(source: Source, data: vf.TaskData, hint: str) -> vf.Task | None:

@@ -17,14 +17,15 @@ from rich.table import Table
 from rich.text import Text
 
 from composer_prime.sites.embedded.progress import SiteNumbers
-from composer_prime.visible import MAX_MESSAGE, visible
+from composer_prime.visible import shown
 
 REDRAW_S = 0.5
 """Seconds between two drawings on a terminal."""
 LINE_S = 5.0
 """Seconds between two lines a site where there is no terminal."""
 
-STYLES = {"running": "cyan", "done": "green", "stopped": "yellow", "failed": "bold red"}
+WAITING = "waiting"
+STYLES = {"running": "cyan", WAITING: "yellow", "done": "green", "stopped": "yellow", "failed": "bold red"}
 
 
 class Screen:
@@ -67,7 +68,7 @@ class Screen:
 
     def say(self, message: str) -> None:
         """Print a line above the drawing; it stays."""
-        self._console.print(Text(visible(message, MAX_MESSAGE, lines=True)), soft_wrap=True)
+        self._console.print(Text(shown(message, lines=True)), soft_wrap=True)
 
     def _draw(self) -> None:
         sites = self._look()
@@ -84,6 +85,7 @@ def draw_line(site: str, state: str, numbers: SiteNumbers, max_steps: int) -> st
         f"site={site} state={state} step={numbers.step}/{max_steps} reward={show(numbers.reward, '.3f')} "
         f"rollouts/s={show(numbers.rollouts_per_s, '.0f')} tokens/s={show(numbers.tokens_per_s, '.0f')} "
         f"rounds={numbers.rounds} stall={show(100 * numbers.stall, '.1f')}%"
+        + (f' waits="{numbers.waiting}"' if state == WAITING else "")
     )
 
 
@@ -107,6 +109,8 @@ def draw_table(sites: Mapping[str, tuple[str, SiteNumbers]], max_steps: int) -> 
             str(numbers.rounds),
             f"{show(100 * numbers.stall, '.1f')} %",
         )
+    waits = [f"{site} waits {numbers.waiting}" for site, (state, numbers) in sites.items() if state == WAITING]
+    table.caption = Text(shown("\n".join(waits), lines=True)) if waits else None
     return table
 
 

@@ -10,6 +10,7 @@ import enum
 import fcntl
 import logging
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ import httpx
 from composer_prime.bearer import SITE_TOKEN, headers, new_token
 from composer_prime.config.paths import SitePaths
 from composer_prime.config.settings import SiteSettings
-from composer_prime.errors import BadInput, ComposerPrimeError, ProcessCrashed, SiteRevoked
+from composer_prime.errors import BadInput, ComposerPrimeError, ProcessCrashed, SiteRevoked, SystemRefused
 from composer_prime.metrics import SITE_WALL_S, MetricsTape
 from composer_prime.sites.embedded import start
 from composer_prime.sites.embedded.ports import HOST
@@ -38,6 +39,7 @@ ALONE_S = 30.0
 """Longest that the others wait for a trainer that is started before them."""
 
 WALL_ROLE = "supervisor"
+PROBE_BYTES = 2**16
 
 _HEALTH_TIMEOUT_S = 1.0
 _UPDATE_TIMEOUT_S = 60.0
@@ -104,7 +106,8 @@ class SiteSupervisor:
         if self.settings.resume:
             set_damaged_aside(self.paths.checkpoints)
         self.settings.save()
-        for left in (self.paths.result, self.paths.loaded):
+        waiting = [self.paths.waiting(role) for role in ROLES]
+        for left in (self.paths.result, self.paths.loaded, *waiting):
             left.unlink(missing_ok=True)
         self._start("trainer")
         self._alone_until = 0.0 if self.settings.has_weights else time.monotonic() + ALONE_S
@@ -137,8 +140,13 @@ class SiteSupervisor:
         if self._lock is None:
             return
         self.state = state
-        with MetricsTape(self.paths.tape(WALL_ROLE)) as tape:
-            tape.log(0, **{SITE_WALL_S: time.monotonic() - self._began})
+        try:
+            with MetricsTape(self.paths.tape(WALL_ROLE)) as tape:
+                tape.log(0, **{SITE_WALL_S: time.monotonic() - self._began})
+        except OSError as error:
+            self.error = self.error or SystemRefused.of(error, self.paths.root)
+            if self.error is None:
+                raise
         self._lock.close()
         self._lock = None
 
@@ -164,10 +172,9 @@ class SiteSupervisor:
         self._weights_due = True
 
     def _end(self, role: str, exit_code: int, verdict: Verdict) -> None:
-        if verdict is Verdict.BAD_INPUT:
-            self.error = bad_input(self.children[role])
-        elif verdict is Verdict.CRASHED:
-            self.error = crashed(self.children[role], exit_code)
+        if verdict is not Verdict.FINISHED:
+            judge = bad_input if verdict is Verdict.BAD_INPUT else crashed
+            self.error = refused_in(self.paths.root) or judge(self.children[role], exit_code)
         stop_sites([self], SiteState.DONE if verdict is Verdict.FINISHED else SiteState.FAILED)
 
 
@@ -205,11 +212,23 @@ def lock_site(paths: SitePaths) -> IO[str]:
     return file
 
 
-def bad_input(child: Child) -> BadInput:
-    """The error of a process that ended with exit code 2: its own last line."""
+def refused_in(folder: Path) -> SystemRefused | None:
+    """What the system refuses in a folder now: a process that ended of it had no place for its last words there."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(PROBE_BYTES))
+    except OSError as error:
+        return SystemRefused.of(error, folder)
+    return None
+
+
+def bad_input(child: Child, exit_code: int) -> BadInput | SystemRefused:
+    """The error of a process that ended with exit code 2, or 74: its own last line."""
     last = child.tail(1) or ["it gave no reason"]
     said = last[0].removeprefix("error: ")
-    return SiteRevoked(said) if said.startswith(SiteRevoked.OPENING) else BadInput(f"{child.role}: {said}")
+    if said.startswith(SiteRevoked.OPENING):
+        return SiteRevoked(said)
+    return (SystemRefused if exit_code == SystemRefused.exit_code else BadInput)(f"{child.role}: {said}")
 
 
 def crashed(child: Child, exit_code: int) -> ProcessCrashed:

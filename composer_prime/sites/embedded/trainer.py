@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from composer_prime import metrics
 from composer_prime.config.settings import SiteSettings
-from composer_prime.errors import ComposerPrimeError, ModelError
+from composer_prime.errors import ComposerPrimeError, ModelError, last_words
 from composer_prime.metrics import MetricsTape
 from composer_prime.sites.embedded.batches import TrainingSample, read_batch
 from composer_prime.sites.embedded.broadcasts import load_weights, move_average, publish, start_average, weights
@@ -29,6 +29,7 @@ from composer_prime.sites.embedded.learner import Learner, StepReport, import_lo
 from composer_prime.sites.embedded.result import MasterVersion, SiteResult
 from composer_prime.sites.embedded.start import imported
 from composer_prime.visible import log_handler
+from composer_prime.waiting import Waits, read_waiting
 
 POLL_S = 0.01
 """Seconds between two looks for the next batch."""
@@ -45,6 +46,8 @@ class Report(metrics.OuterNumbers, Protocol):
 
 class Outer(Protocol):
     """What the trainer needs of `composer_prime.sync.site_clock.OuterLoop`."""
+
+    waits: Waits
 
     @property
     def finished(self) -> bool: ...
@@ -77,6 +80,7 @@ class Trainer:
         self.paths = settings.paths
         self.model = model
         self.outer = outer
+        self.waits = Waits(self.paths.waiting("trainer")) if outer is None else outer.waits
         self.learner = Learner(
             model,
             recipe.trainer.optim,
@@ -188,7 +192,10 @@ class Trainer:
         while not self._interrupted:
             samples = read_batch(self.paths.rollouts, self.step)
             if samples is not None:
+                self.waits.say("batch", None)
                 return samples
+            theirs = read_waiting(self.paths.waiting("orchestrator"))
+            self.waits.say("batch", "a batch of the orchestrator, see its log" if theirs is None else theirs.cause)
             time.sleep(POLL_S)
         return None
 
@@ -291,9 +298,8 @@ def main(site_dir: Path) -> int:
             trainer.train()
         finally:
             trainer.close()
-    except ComposerPrimeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    except (ComposerPrimeError, OSError) as error:
+        return last_words(error, folder=site_dir)
     return 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from composer_prime.errors import SiteError
+from composer_prime.errors import SystemRefused
 
 
 @contextlib.contextmanager
@@ -17,7 +17,7 @@ def whole_folder(place: Path, before: Callable[[], object] = lambda: None) -> It
 
     before   called when the folder is complete, right before it gets its name
 
-    What processes that died have left half written beside it goes first. Raises SiteError when it can't be written.
+    What processes that died have left half written beside it goes first. Raises SystemRefused when it can't be written.
     """
     making = place.parent / f".{place.name}.{os.getpid()}"
     try:
@@ -29,11 +29,11 @@ def whole_folder(place: Path, before: Callable[[], object] = lambda: None) -> It
         shutil.rmtree(place, ignore_errors=True)
         making.rename(place)
     except (OSError, RuntimeError, SafetensorError) as error:  # torch tells of a full disk by a RuntimeError of its own
-        free = shutil.disk_usage(place.parent).free
-        raise SiteError(
-            f"{place} can't be written, with {free / 1e6:.1f} MB free on its disk: free some space and start the site "
-            f"with --resume; it goes on from its last checkpoint and its offers in the bucket "
-            f"({str(error).splitlines()[0]})"
+        there = next(above for above in place.parents if above.exists())
+        raise SystemRefused(
+            f"{place} can't be written ({str(error).splitlines()[0]}), with {shutil.disk_usage(there).free / 1e6:.1f} "
+            "MB free on its disk: free some space, or raise the limit that is named, and start the site with --resume; "
+            "it goes on from its last checkpoint and its offers in the bucket"
         ) from error
     finally:
         shutil.rmtree(making, ignore_errors=True)

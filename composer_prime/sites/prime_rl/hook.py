@@ -16,11 +16,12 @@ from composer_prime.sites.prime_rl import checkpoints, versions
 from composer_prime.sites.prime_rl.clock import TrainerClock
 from composer_prime.sites.prime_rl.membership import Membership
 from composer_prime.sites.prime_rl.outer.steps import Step, Trainer
-from composer_prime.sites.prime_rl.result import FOLDER
+from composer_prime.sites.prime_rl.result import FOLDER, WAITING
 from composer_prime.sites.prime_rl.saying import ending_in_one_line, rank
 from composer_prime.sites.prime_rl.settings import SITE, HookSettings
 from composer_prime.store.keys import check_site_name
 from composer_prime.sync.ranks import TIMEOUT_S
+from composer_prime.waiting import Waits
 
 Function = Callable[..., Any]
 
@@ -100,7 +101,10 @@ class OuterHook:
                 )
             try:
                 folder = Path(trainer.config.output_dir) / FOLDER
-                self._membership = Membership.join(self._settings, folder, trainer.parameters, self._loaded, timeout_s)
+                trainer.waits = Waits(folder / WAITING if rank() == 0 else None)
+                self._membership = Membership.join(
+                    *(self._settings, folder, trainer.parameters, self._loaded, timeout_s, trainer.waits)
+                )
             except FingerprintMismatch as error:
                 raise FingerprintMismatch(
                     f"{error}. In PRIME-RL names and shapes follow from trainer.model.impl, its fused layouts "

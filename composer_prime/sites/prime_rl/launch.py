@@ -32,6 +32,7 @@ from composer_prime.store import keys, open_store
 from composer_prime.sync.founding import FoundingRecord, announce, changed_terms
 from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.terms import terms_of
+from composer_prime.waiting import Waiting, read_waiting
 
 INTERRUPTED_EXIT = 130
 CONTINUING = "The same command with --resume continues from the bucket and PRIME-RL's checkpoints."
@@ -214,6 +215,7 @@ class _Running:
         self._file.seek(child.log_start)
         self._prefix = prefix
         self._rest = b""
+        self._waiting: Waiting | None = None
 
     def pass_on(self, say: Say, *, at_end: bool = False) -> None:
         """Say the lines that are new; `at_end` the last one too, if it has no end of line."""
@@ -222,6 +224,13 @@ class _Running:
             lines, self._rest = [*lines, self._rest], b""
         for line in lines:
             say(self._prefix + line.decode("utf-8", errors="replace").rstrip("\r"))
+
+    def say_wait(self, say: Say) -> None:
+        """Say what the site's trainer waits for, once, and when that is over."""
+        told = read_waiting(self._end.waiting)
+        if told != self._waiting:
+            say(f"site {self.site}: " + ("goes on" if told is None else f"waits {told}"))
+            self._waiting = told
 
     def end_with_its_run(self, say: Say) -> None:
         """Once the run has ended, ask `rl` to end, and see to it after a grace."""
@@ -244,6 +253,7 @@ def _watch(running: Sequence[_Running], interrupt: Interrupt, say: Say) -> None:
         while any([one.child.poll() is None for one in running]) and not interrupt.is_set:
             for one in running:
                 one.pass_on(say)
+                one.say_wait(say)
                 one.end_with_its_run(say)
             time.sleep(POLL_S)
         if interrupt.is_set:

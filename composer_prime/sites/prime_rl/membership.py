@@ -40,6 +40,7 @@ from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.site_clock import OuterLoop, OuterReport
 from composer_prime.sync.start import Founding
 from composer_prime.sync.terms import Terms
+from composer_prime.waiting import Waits
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Membership:
         named: Sequence[tuple[str, nn.Parameter]],
         loaded: checkpoints.OuterState | None,
         timeout_s: float,
+        waits: Waits | None = None,
     ) -> "Membership":
         """Join the run that is named, or found it where it was announced; collective over the default process group.
 
@@ -68,10 +70,12 @@ class Membership:
         named       the trainable parameters, as the outer loop names them
         loaded      None: no checkpoint was
         timeout_s   how long a rank waits for another that is late
+        waits       where rank 0 says what it waits for
 
         Raises BadInput when there is no run, when it has ended, or when this site doesn't fit it.
         """
-        leading = _Leading(settings, folder, loaded, [(name, tuple(parameter.shape)) for name, parameter in named])
+        shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
+        leading = _Leading(settings, folder, loaded, shapes, waits)
         loop = RankedLoop(Ranks(timeout_s), leading.open)
         loop.join(named)
         if leading.leads:
@@ -161,12 +165,13 @@ class _Leading:
         folder: Path,
         loaded: checkpoints.OuterState | None,
         shapes: Sequence[NamedShape],
+        waits: Waits | None,
     ) -> None:
         self.leads = dist.get_rank() == 0
         self.settings = settings
         self._folder = folder
         self._loaded = loaded
-        self._shapes = shapes
+        self._shapes, self._waits = shapes, waits
         self._store: Store | None = None
         self._announced: FoundingRecord | None = None
         self._run: tuple[str, Manifest] | None = None
@@ -193,6 +198,7 @@ class _Leading:
             site=SiteIdentity(told.site, key, told.replace),
             founding=founding,
             journal=FileJournal(self._folder / "journal"),
+            waits=self._waits,
         )
         state = None if self._loaded is None else self._restored(self._loaded)
         if state is not None:

@@ -10,6 +10,8 @@ FOLDER = "outer"
 """What the outer loop keeps in a trainer's folder."""
 RESULT = "result.json"
 """In `FOLDER`: written whole, and last of all that a trainer does for its run."""
+WAITING = "waiting.json"
+"""In `FOLDER`: what the trainer waits for, or last did, where it was long (waiting.py)."""
 STEPS_LEFT = "steps_left"
 """In the record: whether the trainer makes further steps, which change nothing."""
 
@@ -20,6 +22,8 @@ class RunEnd:
     def __init__(self, trainer_folder: Path) -> None:
         self._file = trainer_folder / FOLDER / RESULT
         self._earlier = self._stamp()
+        self.waiting = trainer_folder / FOLDER / WAITING
+        self.waiting.unlink(missing_ok=True)
 
     def _stamp(self) -> tuple[int, int] | None:
         try:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from composer_prime.errors import ComposerPrimeError, ConfigError, SiteError
+from composer_prime.errors import ComposerPrimeError, ConfigError, SiteError, SystemRefused
 from composer_prime.visible import log_handler
 
 
@@ -31,7 +31,10 @@ def ending_in_one_line(*, every_rank: bool = False) -> Iterator[None]:
     """
     try:
         yield
-    except ComposerPrimeError as error:
+    except (ComposerPrimeError, OSError) as raised:
+        error = raised if isinstance(raised, ComposerPrimeError) else SystemRefused.of(raised)
+        if error is None:
+            raise
         if every_rank or rank() == 0 or isinstance(error, SiteError):
             print(f"composer-prime: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)

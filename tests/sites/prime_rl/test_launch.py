@@ -28,6 +28,7 @@ from composer_prime.sync.canonical import PROTOCOL
 from composer_prime.sync.founding import FoundingRecord
 from composer_prime.sync.records import Manifest, ParameterShape
 from composer_prime.sync.terms import terms_of
+from composer_prime.waiting import WAIT_S, Waits
 from tests.architecture import REPOSITORY
 from tests.patience import PATIENCE_S, wait_until
 from tests.sites.prime_rl.recipes import prime_recipe
@@ -112,6 +113,29 @@ def test_rl_makes_its_last_step_and_ends_by_itself_when_the_outer_run_ends_with_
     orders(result={"steps_left": False}, lines=["last checkpoint"], wait=True, exit=3)
     assert launch.run_local(recipe, False, say=say) == 3
     assert not (site / "terminated").exists()
+
+
+def test_a_trainers_long_wait_and_its_end_are_said_once_each(tmp_path: Path, rl: Path, orders) -> None:
+    recipe, said, clock = small(tmp_path, rl), [], [0.0]
+    site = RunPaths.of(recipe).site("a").root
+    waits: list[Waits] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line == "step 7":
+            waits.append(Waits(site / "prime-rl" / "outer" / "waiting.json", lambda: clock[0], lambda: clock[0]))
+            waits[0].say("batch", "a batch")
+            clock[0] = WAIT_S
+            waits[0].say("batch", "a batch")
+        elif "waits" in line:
+            waits[0].say("batch", None)
+        elif "goes on" in line:
+            (site / "go").touch()
+
+    orders(lines=["step 7"], wait=True)
+    assert launch.run_local(recipe, False, say=say) == 0
+    of_waits = [line for line in said if "site a: waits" in line or "goes on" in line]
+    assert of_waits == ["site a: waits since 1970-01-01T00:00:00Z: a batch", "site a: goes on"]
 
 
 def test_what_an_earlier_trainer_left_stops_nothing(tmp_path: Path) -> None:

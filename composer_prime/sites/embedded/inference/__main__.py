@@ -10,11 +10,12 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from composer_prime.config.settings import SiteSettings
-from composer_prime.errors import ComposerPrimeError
+from composer_prime.errors import ComposerPrimeError, SystemRefused, last_words
 from composer_prime.sites.embedded.ports import listen
 from composer_prime.sites.embedded.start import imported
 from composer_prime.visible import log_handler
@@ -37,9 +38,10 @@ def main(arguments: list[str]) -> int:
             imported()
             serve(settings, listener)
     except ComposerPrimeError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
-    except Exception:
+        return last_words(error)
+    except Exception as error:
+        if (refused := SystemRefused.of(error, Path(site_dir))) is not None:
+            return last_words(refused)
         logger.exception("the inference engine failed")
         return 1
     return 0

@@ -48,7 +48,7 @@ class Server:
         held: Mapping[str, Engine] | None = None,
     ) -> None:
         self.is_ready = False
-        self.has_failed = False
+        self.has_failed = self._is_paused = False
         self._engine = engine
         self._model_name = model_name
         self._engines = {model_name: engine, **(held or {})}
@@ -95,7 +95,8 @@ class Server:
         return answer
 
     async def _health(self, request: Request) -> Response:
-        state = {"status": "ready" if self.is_ready else "starting", "policy_version": self._engine.policy_version}
+        status = ("paused" if self._is_paused else "ready") if self.is_ready else "starting"
+        state = {"status": status, "policy_version": self._engine.policy_version}
         return JSONResponse(state, status_code=200 if self.is_ready else 503)
 
     async def _models(self, request: Request) -> Response:
@@ -146,10 +147,12 @@ class Server:
         return JSONResponse({"status": "ok", "policy_version": version})
 
     async def _pause(self, request: Request) -> Response:
+        self._is_paused = True
         await self._engine.pause()
         return JSONResponse({"status": "paused"})
 
     async def _resume(self, request: Request) -> Response:
+        self._is_paused = False
         await self._engine.resume()
         return JSONResponse({"status": "ok"})
 

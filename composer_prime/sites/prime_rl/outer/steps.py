@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from composer_prime.errors import ConfigError
 from composer_prime.sites.prime_rl import versions
 from composer_prime.sites.prime_rl.saying import ending_in_one_line, rank, show_our_log
+from composer_prime.waiting import Waits
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class Trainer:
         self.on_step: list[Callable[[Step], object]] = []
         self.progress: Any = None
         self.joined = False
+        self.waits = Waits()
         self._frame: FrameType | None = frame
         self._called = 0
         self._tokens = self._samples = 0
@@ -183,7 +185,9 @@ class Trainer:
                 super().__init__(*args, **kwargs)
 
             def get_batch(self) -> list[Any]:
+                trainer.waits.say("batch", "a batch of PRIME-RL's orchestrator, see its log")
                 batches = super().get_batch()
+                trainer.waits.say("batch", None)
                 trainer._note("DataLoader.get_batch")
                 trainer._count(batches)
                 return batches
