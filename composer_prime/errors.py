@@ -23,6 +23,7 @@
      |    +-- MasterMismatch        our masters differ from the log even after a rebuild
      |    +-- Superseded            another process of our name has a higher incarnation
      |    +-- RunGone               the bucket no longer holds the run we are in
+     |    |    +-- RunReplaced        it holds another one
      +-- SiteError                a process of a site failed
      |    +-- ProcessCrashed        carries the last lines of the process's log
      |    +-- SystemRefused         the system takes no more of a process: its disk, a limit or a permission
@@ -152,6 +153,10 @@ class Superseded(ProtocolError):
 
 class RunGone(ProtocolError):
     """The bucket no longer holds the run that this site takes part in."""
+
+
+class RunReplaced(RunGone):
+    """The bucket holds another run in its place: that doesn't pass."""
 
 
 class SiteError(ComposerPrimeError):

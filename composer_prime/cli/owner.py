@@ -46,6 +46,31 @@ def reopen(
     say(f"reopened for the {_ordinal(record.number)} time: the run goes on to {rounds} rounds, start its sites")
 
 
+def delete(
+    store: StoreArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+) -> None:
+    """Delete a run that is over, or of which no site is left: all its objects, once you have said yes."""
+    from contextlib import closing
+
+    from composer_prime.store import keys, open_store
+    from composer_prime.sync.deleting import delete_run, refuse_live
+    from composer_prime.watch.status import look
+    from composer_prime.watch.tables import run_lines
+
+    with closing(open_store(store)) as opened:
+        objects = opened.list("")
+        is_cut_short = keys.manifest() not in objects and any(map(keys.is_claim, objects))
+        for line in [] if is_cut_short else run_lines(look(opened)):
+            say(line)
+        say(f"{len(objects):,} objects in {opened.uri}")
+        beats = refuse_live(opened)
+        if not yes:
+            typer.confirm("Delete them all, for ever?", abort=True)
+        delete_run(opened, beats)
+    say("deleted")
+
+
 def admit(
     store: StoreArgument,
     site: SiteOption,

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from composer_prime.errors import KeyMissing, RoundWaits, RunGone, StoreError, StoreUnusable
+from composer_prime.errors import KeyMissing, RoundWaits, RunGone, RunReplaced, StoreError, StoreUnusable
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.archive import Archive
@@ -98,6 +98,9 @@ class Courier:
             replica.merger.witness = self._witness
         self._admitted_by = roster.newest
         self._observed_at = float("-inf")
+        nonce, manifest = f'"nonce":"{run.manifest.nonce}"'.encode(), run.manifest.to_bytes()
+        self._named = manifest.index(nonce), nonce
+        """Where in the manifest stands what makes it this run's."""
         self._run_missed = False
         """Whether the last look didn't find the run's manifest."""
         self._looked_at = [float("-inf")] * len(replicas)
@@ -398,6 +401,7 @@ class Courier:
         offer = self._offer_of(errand, replica.master)
         # The record names the round first and the claims are read then: docs/protocol.md, "Two processes of one name".
         self._pulse.check()
+        self._check_run()
         data = self._roster.sign(offer).to_bytes()
         won = self._store.create(keys.offer(fragment, offer.version, self._site), data)
         errand.offered_at = offer.version
@@ -470,16 +474,16 @@ class Courier:
         self._members.observe()
 
     def _check_run(self) -> None:
-        """Raise RunGone where the run's manifest isn't. A look reads a byte; after a miss all: it may be another's."""
+        """Raise RunReplaced where another run's manifest stands, RunGone where none does. A look reads the nonce."""
+        (start, nonce), self._run_missed, missed = self._named, False, self._run_missed
         try:
-            if self._run_missed:
-                self._run_missed = sha256_hex(read_bytes(self._store, keys.manifest())) != self._run.sha256
-            else:
-                self._store.get_range(keys.manifest(), 0, 1)
+            if not missed and self._store.get_range(keys.manifest(), start, len(nonce)) == nonce:
+                return
+            if sha256_hex(read_bytes(self._store, keys.manifest())) != self._run.sha256:
+                raise RunReplaced(f"{self._store.uri} holds another run now: this site's is gone, and it stops")
         except KeyMissing:
             self._run_missed = True
-        if self._run_missed:
             raise RunGone(
                 f"{self._store.uri} no longer holds the run's manifest: its objects were deleted. This site's "
                 "checkpoint is intact: restore the bucket, then start it again with --resume"
-            )
+            ) from None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 
-from composer_prime.errors import PayloadLost, RoundWaits, RunGone, SiteRevoked, StoreError, StoreUnusable
+from composer_prime.errors import PayloadLost, RoundWaits, RunGone, RunReplaced, SiteRevoked, StoreError, StoreUnusable
 from composer_prime.sync.courier import Courier
 from composer_prime.sync.entering import BEATS_PER_LIVENESS
 from composer_prime.sync.members import Pulse
@@ -114,6 +114,8 @@ class Driver:
         for task in self._tasks:
             if task.is_alive():
                 task.join(timeout=CLOSE_S)
+        if isinstance(self._failure, RunReplaced):
+            return  # the other run's tapes are its own
         try:
             self._tape.flush()
         except (StoreError, StoreUnusable, SiteRevoked) as error:
@@ -171,6 +173,8 @@ class Driver:
 
     def _bear(self, error: StoreUnusable | RunGone | RoundWaits) -> None:
         """Raise an error that would end the site once it has lasted; the first of a row goes on the tape."""
+        if isinstance(error, RunReplaced):
+            raise error
         now, patience_s = self._runtime.now(), DENIED_S
         if not self._denied_at:
             self._tape.write("denied", error=type(error).__name__)
@@ -216,6 +220,8 @@ class Driver:
             due = self._runtime.now() + self._beat_every_s
 
     def _try_beat(self) -> None:
+        if isinstance(self._failure, RunReplaced):
+            return
         inner_step, trained_tokens = self._progress()
         courier = self._courier
         try:

@@ -10,6 +10,7 @@ from composer_prime.errors import BadInput, CorruptObject, KeyMissing, ProtocolE
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import PROTOCOL, Record
+from composer_prime.sync.deleting import check_whole
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Manifest
 from composer_prime.sync.terms import Terms
@@ -30,13 +31,14 @@ def announce(store: Store, record: FoundingRecord) -> None:
 
     Raises BadInput when another is written down there already, CorruptObject when what is there can't be read.
     """
+    check_whole(store)
     if store.create(keys.founding(), record.to_bytes()):
         return
     present = find_founding(store)
     changed = "something else" if present is None else changed_terms(present.terms, record.terms)
     if changed or present is None or record.model_copy(update={"terms": present.terms}) != present:
         said = changed or "other keys"
-        raise BadInput(f"{store.uri} is already to hold another run ({said}): give this run another run.name")
+        raise BadInput(f"{store.uri} is already to hold another run ({said}): {another_run(record.run, store.uri)}")
 
 
 def find_founding(store: Store) -> FoundingRecord | None:
@@ -66,6 +68,12 @@ def check_founded(manifest: Manifest, record: FoundingRecord | None) -> None:
             f"{keys.manifest()} differs from {keys.founding()} in {', '.join(different)}: it was not written by a site "
             "of this run; create the run anew in an empty place that only its sites can write to"
         )
+
+
+def another_run(run: str, uri: str) -> str:
+    """What to do where a run differs from the recipe."""
+    away = f"if it made no round or is over, `composer-prime delete {uri}` first"
+    return f"Use the run's values, or another run.name than {run!r}; {away}"
 
 
 def changed_terms(theirs: Terms, ours: Terms) -> str:

@@ -11,6 +11,7 @@ from pydantic import Field
 from composer_prime.sync.canonical import Count, Positive, Record, Signed
 from composer_prime.sync.terms import Terms
 
+Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 SiteState = Literal["joining", "live", "done", "leaving"]
@@ -43,6 +44,8 @@ class Manifest(Record):
     keys: dict[str, str] = Field(default_factory=dict)
     """Public key by site name, admitted from the start; empty and no owner: whoever can write may take part."""
     created_by: str
+    nonce: Nonce
+    """Drawn by its creator, so that two runs of equal recipes are two."""
 
 
 class Offer(Signed):

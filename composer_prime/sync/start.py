@@ -4,6 +4,7 @@ A create-once manifest decides who created the run; everyone else throws its own
 """
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from composer_prime.outer.fragments import Fragment, model_fingerprint, plan_fra
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import PROTOCOL, sha256_hex
+from composer_prime.sync.deleting import check_whole
+from composer_prime.sync.founding import another_run
 from composer_prime.sync.lifetime import read_manifest
 from composer_prime.sync.parameters import Parameters
 from composer_prime.sync.reading import read_bytes
@@ -35,11 +38,13 @@ class Founding:
     """What a site brings along in case it is the one that creates the run.
 
     check   called with the store before anything is created; raises StoreUnusable when the store won't do
+    draw    gives the run's nonce, 32 hex digits
     """
 
     owner: str | None = None
     keys: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[Store], None] = lambda store: None
+    draw: Callable[[], str] = lambda: os.urandom(16).hex()
 
 
 def create_or_join(
@@ -55,7 +60,7 @@ def create_or_join(
     except KeyMissing:
         _create(store, terms, run, site, params, runtime, founding)
         found = load_run(store)
-    check_fit(found, terms, params.shapes(), run)
+    check_fit(found, terms, params.shapes(), store.uri)
     check_arithmetic(found.manifest)
     return found
 
@@ -83,8 +88,10 @@ def found_run(
 ) -> bool:
     """Write a run with these parameters as its first masters; whether it is ours, and not another creator's.
 
-    Raises ConfigError when the model can't be cut into `terms.fragments`, StoreUnusable when the store won't do.
+    Raises ConfigError when the model can't be cut into `terms.fragments`, StoreUnusable when the store won't do,
+    BadInput where another run was deleted in part.
     """
+    check_whole(store)
     founding.check(store)
     fragments = plan_fragments(params.shapes(), terms.fragments)
     masters = [_first_master(params, fragment, terms) for fragment in fragments]
@@ -100,6 +107,7 @@ def found_run(
         owner=founding.owner,
         keys=dict(founding.keys),
         created_by=created_by,
+        nonce=founding.draw(),
     )
     return store.create(keys.manifest(), manifest.to_bytes())
 
@@ -146,7 +154,7 @@ def check_same_run(store: Store, run_sha: str) -> None:
     )
 
 
-def check_fit(found: Run, terms: Terms, named_shapes: Sequence[tuple[str, tuple[int, ...]]], run: str) -> None:
+def check_fit(found: Run, terms: Terms, named_shapes: Sequence[tuple[str, tuple[int, ...]]], uri: str) -> None:
     """Raise FingerprintMismatch, showing every difference, unless model and terms are the run's."""
     manifest = found.manifest
     differences = [
@@ -159,7 +167,7 @@ def check_fit(found: Run, terms: Terms, named_shapes: Sequence[tuple[str, tuple[
         shown = "; ".join(differences[:5]) + (f"; and {len(differences) - 5} more" if len(differences) > 5 else "")
         raise FingerprintMismatch(
             f"this recipe differs from the run {manifest.run!r} in the bucket: {shown}. "
-            f"Use the run's values, or start a new run with another run.name than {run!r}"
+            f"{another_run(manifest.run, uri)}"
         )
 
 

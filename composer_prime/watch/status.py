@@ -8,11 +8,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from composer_prime.errors import CorruptObject, KeyMissing
+from composer_prime.errors import BadInput, CorruptObject, KeyMissing
 from composer_prime.outer.fragments import plan_fragments
 from composer_prime.store import keys
 from composer_prime.store.base import Store
+from composer_prime.sync.founding import FoundingRecord, find_founding
 from composer_prime.sync.lifetime import close_fault, find_manifest, prolonged
 from composer_prime.sync.members import newest_incarnation
 from composer_prime.sync.reading import read_bytes
@@ -61,7 +63,12 @@ def look(store: Store, watch_s: float = 0.0, wait: Callable[[float], object] = t
     Raises BadInput when no run is there, ProtocolError when its manifest can't be read. Whatever else is damaged is
     named in `problems`.
     """
-    manifest, sha = find_manifest(store)
+    try:
+        manifest, sha = find_manifest(store)
+    except BadInput:
+        if (record := find_founding(store)) is None:
+            raise
+        return _announced(store.uri, record)
     roster = Roster(store, manifest, sha)
     roster.refresh()
     runtime = ThreadRuntime()
@@ -282,6 +289,15 @@ class _Look:
     def _bytes(self) -> Bytes:
         masters = sum(rounds.snapshot_bytes for rounds in self._rounds)
         return Bytes(sum(self._offered.values()), sum(rounds.merged_bytes for rounds in self._rounds), masters)
+
+
+def _announced(uri: str, record: FoundingRecord) -> RunStatus:
+    """A run that its first site has yet to make."""
+    fields: dict[str, Any] = dict.fromkeys(RunStatus.__dataclass_fields__, 0) | record.terms.model_dump()
+    fields |= {"uri": uri, "run": record.run, "created_by": "nobody yet (announced)", "owner": record.owner}
+    fields |= {"closed": False, "signed": bool(record.owner or record.keys), "bytes": Bytes(0, 0, 0), "refused": {}}
+    fields |= {"sites": (), "by_fragment": (), "problems": ()}
+    return RunStatus(**{name: fields[name] for name in RunStatus.__dataclass_fields__})
 
 
 def few(source: str, problems: Sequence[str], most: int = MAX_OF_ONE) -> list[str]:

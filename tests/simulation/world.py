@@ -76,7 +76,12 @@ class World:
         self.keys = {site.name: SigningKey.from_bytes(bytes([7, site.index]) * 16) for site in signing}
         self.guests = tuple(f"s{index:02d}" for index in plan.guests)
         owner = OWNER.public if self.guests else None
-        self.founding = Founding(owner, {name: key.public for name, key in self.keys.items()})
+        nonces = random.Random(plan.seed + 2)
+        self.founding = Founding(
+            owner,
+            {name: key.public for name, key in self.keys.items()},
+            draw=lambda: f"{nonces.getrandbits(128):032x}",
+        )
         self.invariants = Invariants(self)
         self.bucket.on_write = self._wrote
         self.bucket.on_delete = self.invariants.deleted

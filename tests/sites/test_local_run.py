@@ -167,7 +167,7 @@ def test_sites_that_start_at_once_share_a_new_run_folder(tmp_path: Path, monkeyp
 
         def claim(site: str, recipe=recipe, start=start) -> None:
             start.wait()
-            paths = claim_site_folder(recipe, site, False)
+            paths = claim_site_folder(recipe, site, False).paths
             paths.site(site).root.mkdir(parents=True)
 
         with ThreadPoolExecutor(8) as pool:
@@ -193,11 +193,11 @@ def test_resuming_another_recipe_is_refused_with_the_difference(tmp_path: Path) 
 
 def test_a_resume_on_another_device_is_refused_where_it_would_make_another_first_policy(tmp_path: Path) -> None:
     hinted = small_recipe(tmp_path, hints={})
-    paths = claim_run_folder(hinted, False)
+    paths = claim_run_folder(hinted, False).paths
     with pytest.raises(ConfigError, match=r"site\.device \(cuda, there: cpu\)"):
         check_same_recipe(small_recipe(tmp_path, hints={}, site={"device": "cuda"}), paths)
     check_same_recipe(small_recipe(tmp_path, hints={}, site={"threads": 2}), paths)
-    other = claim_run_folder(small_recipe(tmp_path / "without"), False)
+    other = claim_run_folder(small_recipe(tmp_path / "without"), False).paths
     check_same_recipe(small_recipe(tmp_path / "without", site={"device": "cuda"}), other)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 MAX_RECORD_BYTES = 4 * 2**20
 MAX_COUNT = 2**53
-PROTOCOL = 11
+PROTOCOL = 12
 
 Check = Callable[[Any], bool]
 
@@ -67,6 +67,10 @@ def text(value: Any) -> bool:
 
 def truth(value: Any) -> bool:
     return type(value) is bool
+
+
+def nonce(value: Any) -> bool:
+    return type(value) is str and re.fullmatch(r"[0-9a-f]{32}", value) is not None
 
 
 def sha256_hex(value: Any) -> bool:
@@ -167,6 +171,7 @@ MANIFEST = fields(
     owner=maybe(text),
     keys=by_site(text),
     created_by=text,
+    nonce=nonce,
 )
 FOUNDING = fields(protocol=one_of(PROTOCOL), run=text, terms=terms, owner=maybe(text), keys=by_site(text))
 CLOSE = fields(

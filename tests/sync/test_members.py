@@ -39,7 +39,15 @@ def runtime():
 def open_manifest(terms: Terms) -> Manifest:
     """The manifest of a run without keys."""
     return Manifest(
-        protocol=2, run="run", fingerprint="", parameters=(), masters=(), terms=terms, test_vector="", created_by="a"
+        protocol=2,
+        run="run",
+        fingerprint="",
+        parameters=(),
+        masters=(),
+        terms=terms,
+        test_vector="",
+        created_by="a",
+        nonce="0" * 32,
     )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from composer_prime.config.recipe import TINY_MODELS, Recipe, RecipeBase
 from composer_prime.errors import BadInput, ConfigError
 from composer_prime.sites.embedded.result import write_whole
 from composer_prime.sites.embedded.supervisor import lock_site
-from composer_prime.store import Store, keys
+from composer_prime.store import Store, keys, open_store
+from composer_prime.sync.deleting import Beats, check_whole, delete_run, is_roundless, refuse_live
 
 MAY_DIFFER = (
     "output_dir", "clean", "site", "sites", "launch", "ckpt", "inference.server",
@@ -38,29 +41,67 @@ PRIME_RL_MAY_DIFFER = (
 """The same of a run whose sites are PRIME-RLs: where it runs and how it is watched."""
 
 
-def claim_run_folder(recipe: RecipeBase, resume: bool) -> RunPaths:
-    """Make the folder of a whole local run ready, and write the recipe into it; give its paths.
+@dataclass(frozen=True)
+class Claim:
+    """A run's folder, and what --clean deletes when `take` is called, after the last check.
 
-    A new run wants an empty place; `recipe.clean` empties it (the bucket too, when that is a folder); `resume` wants
-    the same recipe where there is one, and wins over `clean`: then nothing is deleted.
+    old     the folder that goes; None: none does
+    beats   of the run in the bucket, where that goes too (`deleting.refuse_live`)
+    """
+
+    recipe: RecipeBase
+    paths: RunPaths
+    old: Path | None = None
+    beats: Beats | None = None
+
+    def take(self) -> None:
+        """Delete what goes, and write the recipe. Raises BadInput, and deletes nothing, where a site runs by now."""
+        if self.old is not None:
+            self.check()
+            uri = run_uri(self.recipe)
+            if self.beats is not None and uri is not None:
+                with closing(open_store(uri, self.recipe.site.key_file)) as store:
+                    delete_run(store, self.beats)
+                if _is_folder(uri):
+                    shutil.rmtree(uri.removeprefix("file://"), ignore_errors=True)
+            if self.old.exists():
+                shutil.rmtree(self.old)
+        self.paths.root.mkdir(parents=True, exist_ok=True)
+        if not self.paths.recipe.exists():
+            write_whole(self.paths.recipe, json.dumps(self.recipe.to_data(), indent=2) + "\n")
+
+    def check(self) -> None:
+        """Raise BadInput where a site runs in the folder that goes."""
+        for site in self.paths.sites.glob("*/"):
+            if self.old in (self.paths.root, site):
+                lock_site(self.paths.site(site.name)).close()
+
+
+def claim_run_folder(recipe: RecipeBase, resume: bool) -> Claim:
+    """See that a whole local run may have its folder; where nothing is to be deleted, take it at once.
+
+    A new run wants an empty place; `recipe.clean` empties it (the bucket too, when that is a folder or its run made
+    no round); `resume` wants the same recipe where there is one, and wins over `clean`: then nothing is deleted.
 
     Raises BadInput when the folder holds something else.
     """
     paths = RunPaths.of(recipe)
+    claim = Claim(recipe, paths)
     if resume:
         check_same_recipe(recipe, paths)
     elif recipe.clean:
-        _delete_run(recipe, paths)
+        claim = _cleaning(recipe, paths)
     elif _occupied(paths.root):
         raise BadInput(
             f"output folder {paths.root} already holds another run: continue it with --resume, delete it with --clean, "
             "or give this run another --run.name"
         )
-    _write_recipe(recipe, paths)
-    return paths
+    if claim.old is None:
+        claim.take()
+    return claim
 
 
-def claim_site_folder(recipe: RecipeBase, site: str, resume: bool) -> RunPaths:
+def claim_site_folder(recipe: RecipeBase, site: str, resume: bool) -> Claim:
     """As `claim_run_folder`, for one site that joins a run, whose other sites may lie beside it.
 
     `recipe.clean` deletes this site's folder only.
@@ -74,10 +115,12 @@ def claim_site_folder(recipe: RecipeBase, site: str, resume: bool) -> RunPaths:
                 f"folder {root} already holds a site {site}: continue it with --resume, delete it with --clean, or "
                 "start a site of another name with --site"
             )
-        _refuse_running(paths, site)
-        shutil.rmtree(root)
-    _write_recipe(recipe, paths)
-    return paths
+        claim = Claim(recipe, paths, root)
+        claim.check()
+        return claim
+    claim = Claim(recipe, paths)
+    claim.take()
+    return claim
 
 
 def check_same_recipe(recipe: RecipeBase, paths: RunPaths) -> None:
@@ -111,10 +154,11 @@ def _first_policy_differs(recipe: RecipeBase, held: Mapping[str, Any]) -> bool:
 
 def check_new_run(recipe: RecipeBase, store: Store) -> None:
     """Raise BadInput when the bucket holds a run of this name, which a new one would join instead of starting."""
+    check_whole(store)
     if store.list(keys.manifest()):
         raise BadInput(
             f"bucket {store.uri} already holds the run {recipe.run.name}: continue it with --resume, join it with "
-            "`composer-prime site`, or give this run another --run.name"
+            "`composer-prime site`, replace it with --clean if it made no round, or give this run another --run.name"
         )
 
 
@@ -138,28 +182,26 @@ def _holds_others(paths: RunPaths) -> bool:
     return paths.root.exists() and any(paths.recipe.name not in entry.name for entry in paths.root.iterdir())
 
 
-def _refuse_running(paths: RunPaths, site: str) -> None:
-    lock_site(paths.site(site)).close()
-
-
-def _delete_run(recipe: RecipeBase, paths: RunPaths) -> None:
-    if _occupied(paths.root):
-        if not paths.recipe.exists():
+def _cleaning(recipe: RecipeBase, paths: RunPaths) -> Claim:
+    if _occupied(paths.root) and not paths.recipe.exists():
+        raise BadInput(
+            f"output folder {paths.root} holds files but no run, so --clean won't delete it: delete it yourself, "
+            "or choose another --run.name"
+        )
+    claim = Claim(recipe, paths, paths.root)
+    claim.check()
+    if (uri := run_uri(recipe)) is None:
+        return claim
+    with closing(open_store(uri, recipe.site.key_file)) as store:
+        if not any(map(store.list, (keys.manifest(), keys.founding(), keys.sites_prefix()))):
+            return claim
+        if not _is_folder(uri) and not is_roundless(store):
             raise BadInput(
-                f"output folder {paths.root} holds files but no run, so --clean won't delete it: delete it yourself, "
-                "or choose another --run.name"
+                f"bucket {uri} holds a run that made rounds, so --clean won't delete it: continue it with --resume, "
+                f"delete it with `composer-prime delete {uri}`, or choose another --run.name"
             )
-        for folder in paths.sites.glob("*/"):
-            _refuse_running(paths, folder.name)
-        shutil.rmtree(paths.root)
-    bucket = run_uri(recipe)
-    if bucket is not None:
-        bucket = bucket.removeprefix("file://")
-        if "://" not in bucket and Path(bucket).exists():
-            shutil.rmtree(bucket)
+        return Claim(recipe, paths, paths.root, refuse_live(store))
 
 
-def _write_recipe(recipe: RecipeBase, paths: RunPaths) -> None:
-    paths.root.mkdir(parents=True, exist_ok=True)
-    if not paths.recipe.exists():
-        write_whole(paths.recipe, json.dumps(recipe.to_data(), indent=2) + "\n")
+def _is_folder(uri: str) -> bool:
+    return "://" not in uri.removeprefix("file://")

@@ -7,6 +7,7 @@ reported and the others go on.
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from composer_prime.config.recipe import Recipe
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import BadInput, SiteRevoked
 from composer_prime.sites.embedded.conversation_view import before_and_after
-from composer_prime.sites.embedded.folder import claim_run_folder, claim_site_folder
+from composer_prime.sites.embedded.folder import Claim, claim_run_folder, claim_site_folder
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.sites.embedded.prepare import (
     ModelResolution,
@@ -62,8 +63,7 @@ def run_local(recipe: Recipe, resume: bool, surroundings: Surroundings | None = 
     """
     began = time.monotonic()
     check_backend(recipe)
-    paths = claim_run_folder(recipe, resume)
-    launch = _Launch(recipe, paths, recipe.site_names, resume, not resume, began)
+    launch = _Launch(recipe, claim_run_folder(recipe, resume), recipe.site_names, resume, not resume, began)
     return _run(launch, surroundings or Surroundings())
 
 
@@ -71,18 +71,22 @@ def run_site(recipe: Recipe, site: str, resume: bool, surroundings: Surroundings
     """Run one site of a recipe, which joins the run in the bucket or is its first; the exit code as for `run_local`."""
     began = time.monotonic()
     check_backend(recipe)
-    paths = claim_site_folder(recipe, check_site_name(site), resume)
-    return _run(_Launch(recipe, paths, (site,), resume, False, began), surroundings or Surroundings())
+    claim = claim_site_folder(recipe, check_site_name(site), resume)
+    return _run(_Launch(recipe, claim, (site,), resume, False, began), surroundings or Surroundings())
 
 
 @dataclass(frozen=True)
 class _Launch:
     recipe: Recipe
-    paths: RunPaths
+    claim: Claim
     sites: Sequence[str]
     resume: bool
     new_run: bool  # the bucket must not hold one of this name
     began: float
+
+    @property
+    def paths(self) -> RunPaths:
+        return self.claim.paths
 
     def has_ended(self, site: str) -> bool:
         """Whether a site in this folder has made all the steps that the recipe asks for now."""
@@ -98,6 +102,7 @@ def _run(launch: _Launch, surroundings: Surroundings) -> int:
         model_dir = _prepare(launch, surroundings, interrupt) if sites else None
         if model_dir is not None:
             settled = settle_sites(launch.recipe, sites, model_dir, launch.resume)
+            launch.claim.take()
             supervisors = [
                 SiteSupervisor(each, began=launch.began, command=surroundings.role_command) for each in settled
             ]
@@ -122,12 +127,16 @@ def _prepare(launch: _Launch, surroundings: Surroundings, interrupt: Interrupt) 
     """The model's folder, resolved while the bucket is probed; None when interrupted."""
     recipe = launch.recipe
     surroundings.console.print(f"preparing model {recipe.model.name}, seed {recipe.run.seed}", highlight=False)
-    model = ModelResolution(surroundings.model_command(recipe), launch.paths)
-    try:
-        check_bucket(recipe, launch.sites[0], new_run=launch.new_run)
-        folder = model.wait(lambda: interrupt.is_set)
-    finally:
-        model.stop()
+    with tempfile.TemporaryDirectory() as beside:  # a run that --clean may yet leave as it is
+        claim = launch.claim
+        model = ModelResolution(
+            surroundings.model_command(recipe), RunPaths(Path(beside)) if claim.old == claim.paths.root else claim.paths
+        )
+        try:
+            check_bucket(recipe, launch.sites[0], new_run=launch.new_run, replaced=claim.beats is not None)
+            folder = model.wait(lambda: interrupt.is_set)
+        finally:
+            model.stop()
     if folder is not None:
         check_streams(recipe, folder)
     return folder

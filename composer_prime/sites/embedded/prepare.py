@@ -17,7 +17,7 @@ from typing import Any
 from composer_prime.config.paths import RunPaths, models_cache, run_uri
 from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.config.settings import WITHOUT_WEIGHTS, SiteSettings, settle_site
-from composer_prime.errors import ConfigError, SystemRefused
+from composer_prime.errors import ConfigError, FingerprintMismatch, SystemRefused
 from composer_prime.private import users_umask
 from composer_prime.replay.fingerprint import load_tokenizer
 from composer_prime.replay.teachers import TeacherPool
@@ -28,7 +28,10 @@ from composer_prime.sites.embedded.processes import QUIET_ENV, Child
 from composer_prime.sites.embedded.restarts import BAD_INPUT_EXIT
 from composer_prime.sites.embedded.supervisor import bad_input, crashed
 from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
-from composer_prime.store import open_store, probe_store
+from composer_prime.store import keys, open_store, probe_store
+from composer_prime.sync.founding import another_run, changed_terms
+from composer_prime.sync.lifetime import find_manifest
+from composer_prime.sync.terms import terms_of
 
 _POLL_S = 0.05
 
@@ -65,10 +68,11 @@ def check_backend(recipe: Recipe) -> None:
     check_device(recipe.site.device)
 
 
-def check_bucket(recipe: RecipeBase, site: str, *, new_run: bool) -> None:
+def check_bucket(recipe: RecipeBase, site: str, *, new_run: bool, replaced: bool = False) -> None:
     """Probe the bucket as this site, where there is an outer loop.
 
-    Raises StoreUnusable, or BadInput when a new run would find another of its name there.
+    Raises StoreUnusable, or BadInput when a new run would find another of its name there; FingerprintMismatch when the
+    run that is there has other settings.
     """
     uri = run_uri(recipe)
     if uri is None:
@@ -77,8 +81,19 @@ def check_bucket(recipe: RecipeBase, site: str, *, new_run: bool) -> None:
     try:
         may_overwrite = recipe.outer is not None and recipe.outer.committer is not None
         probe_store(store, site=site, may_overwrite=may_overwrite)
+        if replaced:
+            return  # what is there goes
         if new_run:
             check_new_run(recipe, store)
+        elif store.list(keys.manifest()):
+            manifest, terms = find_manifest(store)[0], terms_of(recipe)
+            # What its owner said of rounds later counts, and the trainer reads it.
+            later = {"rounds": terms.rounds} if store.list(keys.reopenings_prefix()) else {}
+            if change := changed_terms(manifest.terms.model_copy(update=later), terms):
+                raise FingerprintMismatch(
+                    f"this recipe differs from the run {manifest.run!r} in the bucket: {change}. "
+                    f"{another_run(manifest.run, uri)}"
+                )
     finally:
         store.close()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from composer_prime.config.paths import RunPaths, SitePaths, run_uri
 from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.toml import to_toml
-from composer_prime.errors import ConfigError, FingerprintMismatch
+from composer_prime.errors import ConfigError
 from composer_prime.private import users_umask
 from composer_prime.sites.embedded.folder import claim_run_folder, claim_site_folder
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
@@ -29,8 +29,7 @@ from composer_prime.sites.prime_rl.placement import Placement, place_sites
 from composer_prime.sites.prime_rl.result import RunEnd
 from composer_prime.sites.prime_rl.toml import DIALECTS, RUN_FOLDER, Data, SiteFiles, render
 from composer_prime.store import keys, open_store
-from composer_prime.sync.founding import FoundingRecord, announce, changed_terms
-from composer_prime.sync.lifetime import find_manifest
+from composer_prime.sync.founding import FoundingRecord, announce
 from composer_prime.sync.terms import terms_of
 from composer_prime.waiting import Waiting, read_waiting
 
@@ -75,7 +74,9 @@ def run_local(recipe: PrimeRecipe, resume: bool, *, dry_run: bool = False, say: 
     installation = find_installation(recipe.prime_rl)
     prepared = _prepare(recipe, place_sites(recipe), installation, resume, dry_run)
     if not dry_run:
-        claim_run_folder(recipe, resume)
+        claim = claim_run_folder(recipe, resume)
+        check_bucket(recipe, recipe.site_names[0], new_run=False, replaced=claim.beats is not None)
+        claim.take()
         found_run(recipe, recipe.site_names[0])
     return _run(prepared, installation, dry_run, say)
 
@@ -96,8 +97,9 @@ def run_site(
     installation = find_installation(recipe.prime_rl)
     prepared = _prepare(recipe, {keys.check_site_name(site): Placement()}, installation, resume, dry_run)
     if not dry_run:
-        claim_site_folder(recipe, site, resume)
+        claim = claim_site_folder(recipe, site, resume)
         found_run(recipe, site)
+        claim.take()
     return _run(prepared, installation, dry_run, say, continuing)
 
 
@@ -110,22 +112,10 @@ def found_run(recipe: PrimeRecipe, site: str) -> None:
     if recipe.outer is None or uri is None:
         return
     check_bucket(recipe, site, new_run=False)
-    outer, terms = recipe.outer, terms_of(recipe)
     with closing(open_store(uri, recipe.site.key_file)) as store:
         if not store.list(keys.manifest()):
-            record = FoundingRecord(run=recipe.run.name, terms=terms, owner=outer.owner, keys=dict(outer.keys))
-            announce(store, record)
-            return
-        manifest, _ = find_manifest(store)
-        theirs = manifest.terms
-        if store.list(keys.reopenings_prefix()):  # what its owner said later counts, and the trainer reads it
-            theirs = theirs.model_copy(update={"rounds": terms.rounds})
-        change = changed_terms(theirs, terms)
-        if change:
-            raise FingerprintMismatch(
-                f"this recipe differs from the run {manifest.run!r} in the bucket: {change}. Use the run's values, or "
-                f"start a new run with another run.name than {recipe.run.name!r}"
-            )
+            owner, admitted = recipe.outer.owner, dict(recipe.outer.keys)
+            announce(store, FoundingRecord(run=recipe.run.name, terms=terms_of(recipe), owner=owner, keys=admitted))
 
 
 def _prepare(

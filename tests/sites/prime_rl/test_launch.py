@@ -357,6 +357,7 @@ def test_a_run_that_has_begun_with_other_terms_is_refused(tmp_path: Path, rl: Pa
         terms=terms_of(recipe),
         test_vector="",
         created_by="a",
+        nonce="0" * 32,
     )
     open_store(str(tmp_path / "bucket" / "test")).create(keys.manifest(), manifest.to_bytes())
     assert launch.run_site(recipe, "a", False, say=lambda line: None) == 0
