@@ -9,13 +9,13 @@ from pathlib import Path
 from composer_prime.errors import BadInput
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
+from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Beat
 from composer_prime.volunteers.entrance import check_origin, lent_key, own_key
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
 from composer_prime.volunteers.places import check_place
 from composer_prime.volunteers.shared_recipe import read_shared
-from composer_prime.watch.records import RunStatus, SiteStatus
 from composer_prime.watch.status import BEATS_PER_LIVENESS, look
 from composer_prime.watch.tables import size
 from composer_prime.watch.tapes import count
@@ -27,14 +27,12 @@ class Contribution:
 
     share          of all tokens that the run has merged
     bytes_up, bytes_down   that the site moved, up to its last merged offer
-    hours          it was there, by its beats; a guest no longer than any member
-    guest          whether its tokens are claims, counted up to the members' median
+    hours          it was there, by its beats
     starts         processes of its name
     """
 
     run: str
     site: str
-    guest: bool
     state: str
     trained_tokens: int
     merged_tokens: int
@@ -63,7 +61,6 @@ def contribution(store: Store, site: str) -> Contribution:
     return Contribution(
         run=status.run,
         site=site,
-        guest=found.guest,
         state=found.state,
         trained_tokens=found.trained_tokens,
         merged_tokens=found.merged_tokens,
@@ -74,7 +71,7 @@ def contribution(store: Store, site: str) -> Contribution:
         rounds_missed=found.rounds_missed,
         bytes_up=up,
         bytes_down=down,
-        hours=_hours(store, found, status),
+        hours=_hours(store, site),
         starts=found.incarnations,
     )
 
@@ -104,9 +101,8 @@ def lines(found: Contribution) -> Iterator[str]:
     """The contribution as a person reads it."""
     starts = "1 start" if found.starts == 1 else f"{found.starts} starts"
     yield f"site {found.site} in run {found.run}: {found.state}, {found.hours:.1f} h in {starts}"
-    word = "trained, as it claims and up to what members did" if found.guest else "trained"
     yield (
-        f"{found.trained_tokens:,} tokens {word}: {found.merged_tokens:,} merged ({found.share:.1%} of the run's), "
+        f"{found.trained_tokens:,} tokens trained: {found.merged_tokens:,} merged ({found.share:.1%} of the run's), "
         f"{found.carried_tokens:,} carried, {found.dropped_tokens:,} dropped"
     )
     yield f"rounds: {found.rounds_taken} taken, {found.rounds_missed} missed"
@@ -130,14 +126,9 @@ def _traffic(store: Store, site: str, starts: int) -> tuple[int, int]:
     return sum(up for up, _ in by_process.values()), sum(down for _, down in by_process.values())
 
 
-def _hours(store: Store, found: SiteStatus, status: RunStatus) -> float:
+def _hours(store: Store, site: str) -> float:
     """Its beats come at a fixed pace, each process counts its own."""
-    beats = _beats(store, found.site)
-    if found.guest:
-        beats = min(beats, max((_beats(store, each.site) for each in status.sites if not each.guest), default=0))
-    return beats * status.liveness_s / BEATS_PER_LIVENESS / 3600
-
-
-def _beats(store: Store, site: str) -> int:
+    manifest, _ = find_manifest(store)
     beats = [find_record(store, Beat, key) for key in store.list(keys.site_prefix(site)) if keys.is_beat(key)]
-    return sum(beat.counter for beat in beats if beat is not None)
+    counted = sum(beat.counter for beat in beats if beat is not None)
+    return counted * manifest.terms.liveness_s / BEATS_PER_LIVENESS / 3600

@@ -9,8 +9,6 @@ from composer_prime.waiting import Waiting
 class SiteStatus:
     """One site's part in the run.
 
-    guest               whether it was last admitted as one: its tokens are claims, counted up to what members'
-                        offers in the same rounds have as their median
     state               as its newest beat says: joining, live, done or leaving; "silent" before the first beat, and
                         "revoked" from when the run's owner has taken its key out
     beating             whether its beat changed between two looks; None: one look, or too short a time between
@@ -29,7 +27,6 @@ class SiteStatus:
     """
 
     site: str
-    guest: bool
     incarnation: int
     incarnations: int
     state: str

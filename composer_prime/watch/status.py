@@ -23,7 +23,6 @@ from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import Runtime, ThreadRuntime
 from composer_prime.sync.validity import most_tokens
 from composer_prime.visible import visible
-from composer_prime.watch.claims import MembersWork, guests_of
 from composer_prime.watch.records import Bytes, FragmentStatus, RunStatus, SiteStatus
 from composer_prime.watch.rounds import FragmentRounds, is_size, offered_bytes, read_or_say, read_rounds
 from composer_prime.watch.standing import Standing
@@ -108,9 +107,8 @@ class _Look:
         self._beats = {claimed.site: claimed.beat for claimed in claims}
         self._claimed = [self._believed(claimed) for claimed in claims]
         self._tapes = {claimed.site: _tape(store, claimed.site, runtime) for claimed in self._claimed}
-        self._guests = guests = guests_of(self._roster, [each.site for each in self._claimed])
-        self._members_work = MembersWork(self._rounds, guests, self._terms.max_stale_rounds)
-        believed = {each.site for each in self._claimed if not each.revoked} - guests
+        guests = self._roster.authority().guests
+        believed = {each.site for each in self._claimed if not each.revoked} - set(guests)
         words = {site: tape for site, tape in self._tapes.items() if site in believed}
         self._standing = Standing(self._rounds, words, self._terms, guests)
         self._offered, unread = self._read_offers(runtime)
@@ -229,15 +227,10 @@ class _Look:
         trained = max([0 if beat is None else beat.trained_tokens, *(entry.trained_tokens for _, _, entry in taken)])
         merged = self._mean(entry.tokens for _, _, entry in taken)
         dropped = self._mean(self._tapes[site].dropped.values())
-        if site in self._guests:
-            merged = round(self._members_work.credited(taken))
-            trained = max(merged, min(trained, round(self._members_work.most)))
-            dropped = min(dropped, trained - merged)
         if claimed.revoked or self._closed:  # nothing of it will be taken any more
             dropped = max(0, trained - merged)
         return SiteStatus(
             site=site,
-            guest=site in self._guests,
             incarnation=claimed.incarnation,
             incarnations=claimed.incarnations,
             state="revoked" if claimed.revoked else "silent" if beat is None else beat.state,

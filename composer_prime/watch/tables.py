@@ -54,8 +54,6 @@ def site_table(status: RunStatus) -> Table:
         title += " (one look: --watch-s tells who is alive)"
     if len(status.sites) > MAX_SITES:
         title += f", {MAX_SITES} of {len(status.sites):,}"
-    if any(site.guest for site in status.sites):
-        title += "; tokens of guests are claims, counted up to the members' median"
     table = Table(title=title, title_justify="left")
     for column in ("site", "state", "alive", "in last round", "step", "rounds"):
         table.add_column(column)
@@ -63,7 +61,7 @@ def site_table(status: RunStatus) -> Table:
         table.add_column(column, justify="right")
     for site in _shown(status.sites):
         table.add_row(
-            f"{site.site} (guest)" if site.guest else site.site,
+            site.site,
             site.state,
             alive(site),
             "yes" if site.contributing else "no",

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import statistics
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -250,29 +249,3 @@ def test_traffic_of_processes_that_never_started_is_none_of_a_site_s(copy: Path)
     write_tape(copy, "c", [json.dumps(event | {"incarnation": number}) for number in (0, 1, 10**6)])
     found = contribution(open_store(f"file://{copy}"), "c")
     assert (found.bytes_up, found.bytes_down, found.starts) == (7, 5, 1)
-
-
-def test_what_a_guest_claims_counts_up_to_what_members_did_in_the_same_rounds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    play = Play(tmp_path / "run", "ab", signed=True, sizes=(10, 40, 7), quorum=2)
-    Owner(play.store, OWNER).admit("c", KEYS["c"].public, guest=True)
-    guest = play.join("c")
-    offer = guest.hand_over
-    monkeypatch.setattr(guest, "hand_over", lambda fragment, values, tokens: offer(fragment, values, 17_500_000))
-    play.rounds(2)
-    honest = contribution(play.store, "a")
-    key = keys.beat("c", 0)
-    beat = Beat.from_bytes(play.store.get(key), key).model_copy(update={"counter": 2**53, "trained_tokens": 2**53})
-    play.store.put(key, signed(play.store, beat, "c").to_bytes())
-    write_tape(tmp_path / "run", "c", ['{"event": "dropped", "fragment": 0, "version": 0, "tokens": 9000000}'])
-
-    found = contribution(play.store, "c")
-    median = statistics.median([3, 10])
-    assert found.merged_tokens == 2 * median, "two rounds of what the members had in the middle"
-    assert found.share < 0.5 and found.hours <= max(honest.hours, contribution(play.store, "b").hours)
-    assert found.trained_tokens == round(3 * median) and found.dropped_tokens < found.trained_tokens
-    Owner(play.store, OWNER).revoke("c")
-    assert contribution(play.store, "c").merged_tokens == found.merged_tokens, "revoked, it is no member"
-    lines = shown(capsys, monkeypatch, tmp_path / "run")
-    assert any("c (guest)" in line for line in lines) and any("as it claims" in line for line in lines)

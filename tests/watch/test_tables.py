@@ -8,7 +8,6 @@ from composer_prime.watch.records import Bytes, FragmentStatus, RunStatus, SiteS
 from composer_prime.watch.tables import draw
 
 SITE = SiteStatus(
-    guest=False,
     site="a",
     incarnation=6,
     incarnations=7,
