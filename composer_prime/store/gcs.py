@@ -30,6 +30,7 @@ from composer_prime.store.remote import (
     RemoteStore,
     Verdict,
     check_prefix_in_uri,
+    is_anonymous,
 )
 
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
@@ -247,7 +248,7 @@ class GCSStore(RemoteStore):
         )
 
     def _connect(self) -> Client:
-        token = "anon" if os.environ.get(EMULATOR_VARIABLE) else "google_default"
+        token = "anon" if is_anonymous() or os.environ.get(EMULATOR_VARIABLE) else "google_default"
         return _OneTry(project="", token=token, use_listings_cache=False, skip_instance_cache=True)
 
     def _disconnect(self, client: Client) -> None:

@@ -76,18 +76,21 @@ def contribution(store: Store, site: str) -> Contribution:
     )
 
 
-def contribution_of(invitation: Invitation, key_file: Path | None = None, *, allow_local: bool = False) -> Contribution:
+def contribution_of(
+    invitation: Invitation, key_file: Path | None = None, *, allow_local: bool = False, use_my_aws: bool = False
+) -> Contribution:
     """What the invited site has given, from where the invitation leads. It may have expired, or be revoked.
 
     key_file      of a volunteer who made the key; only a gateway asks for it
     allow_local   whether it may lead to a folder or an address of this machine or its network
+    use_my_aws    whether requests are signed by what this machine's user has
 
     Raises InvitationRefused when the invitation is forged or of another run, or holds what none may; else as
     `contribution`.
     """
     check_place(invitation, allow_local=allow_local)
     needs_key = invitation.seed is not None or key_file is not None or invitation.uri.startswith("gateway+")
-    adopt_environment(invitation)
+    adopt_environment(invitation, use_my_aws=use_my_aws)
     with (
         lent_key(own_key(invitation, key_file)) if needs_key else nullcontext(),
         closing(open_store(invitation.uri)) as store,

@@ -11,13 +11,18 @@ from pathlib import Path
 from composer_prime.errors import BadInput, StoreError, StoreUnusable
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
+from composer_prime.store.remote import ANONYMOUS_VARIABLE
 from composer_prime.volunteers.environ import restored
-from composer_prime.volunteers.invitation import IDENTITY, Invitation, adopt_environment, check_environment
+from composer_prime.volunteers.invitation import (
+    IDENTITY,
+    KEYED,
+    Invitation,
+    adopt_environment,
+    check_environment,
+)
 
 PLACES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_REGION")
 """Not secret, and the same for everybody."""
-KEYED = ("s3://", "hf://")
-"""Stores that know who asks by the variables of an invitation."""
 POLICIES = "infra/bucket"
 
 
@@ -106,7 +111,7 @@ def _may_write(store: Store, key: str) -> bool:
 @contextmanager
 def _as_invited(invitation: Invitation) -> Iterator[None]:
     """Reach stores that are opened meanwhile as the volunteer will."""
-    with restored({*IDENTITY, *invitation.environment}):
+    with restored({*IDENTITY, ANONYMOUS_VARIABLE, *invitation.environment}):
         adopt_environment(invitation)
         yield
 
