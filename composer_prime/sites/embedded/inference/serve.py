@@ -12,6 +12,7 @@ import uvicorn
 from starlette.applications import Starlette
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from composer_prime.config.model_folder import loading
 from composer_prime.config.settings import SiteSettings
 from composer_prime.config.teachers import HintTeacher
 from composer_prime.errors import ModelError
@@ -195,7 +196,5 @@ def make_teacher(settings: SiteSettings, on_failure: Callable[[BaseException], N
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a model folder. Raises ModelError when its files can't be read as one."""
-    try:
+    with loading(f"tokenizer in {folder}", "save it there again"):
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"tokenizer in {folder} can't be loaded: {error}; save it there again") from error
