@@ -79,6 +79,7 @@ class _OneTry(GCSFileSystem):
             json=json,
             headers=self._get_headers(headers),
             data=data,
+            auto_decompress=parameters.get("alt") != "media",  # an object's range is of the bytes that are stored
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S),
             **_proxy(url),
         ) as answer:
@@ -141,10 +142,12 @@ class GCSStore(RemoteStore):
                 if error.status not in (409, 412):
                     raise
             try:
-                return self._read(client, key, left_s) == data
+                return self._read(client, key, left_s, headers={"Range": f"bytes=0-{len(data)}"}) == data
             except _Refusal as error:
                 if error.status == 404:
                     raise _Vanished from error
+                if error.status == 416:  # nothing stands there, in no bytes
+                    return not data
                 raise
 
         return self._run("create", key, attempt, num_bytes=2 * len(data))

@@ -113,8 +113,10 @@ class S3Store(RemoteStore):
                 if not _has_lost(error):
                     raise
             try:
-                return client.get(name, left_s) == data
+                return client.get(name, left_s, (0, len(data))) == data
             except botocore.ClientError as error:
+                if _answer(error)[0] == 416:  # nothing stands there, in no bytes
+                    return not data
                 if _answer(error)[0] == 404:
                     raise _Vanished from error
                 raise

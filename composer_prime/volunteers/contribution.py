@@ -1,6 +1,5 @@
 """What one site has given to a run, from the run's bucket alone."""
 
-import json
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from composer_prime.volunteers.places import check_place
 from composer_prime.volunteers.shared_recipe import read_shared
 from composer_prime.watch.status import BEATS_PER_LIVENESS, look
 from composer_prime.watch.tables import size
-from composer_prime.watch.tapes import count
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,6 @@ def contribution(store: Store, site: str) -> Contribution:
         remedy = "wait until it has started, or correct the name"
         raise BadInput(f"site {site} never came to run {status.run}; {came} did: {remedy}")
     merged = sum(each.merged_tokens for each in status.sites)
-    up, down = _traffic(store, site, found.incarnations)
     return Contribution(
         run=status.run,
         site=site,
@@ -69,8 +66,8 @@ def contribution(store: Store, site: str) -> Contribution:
         share=found.merged_tokens / merged if merged else 0.0,
         rounds_taken=found.rounds_taken,
         rounds_missed=found.rounds_missed,
-        bytes_up=up,
-        bytes_down=down,
+        bytes_up=found.bytes_up,
+        bytes_down=found.bytes_down,
         hours=_hours(store, site),
         starts=found.incarnations,
     )
@@ -110,23 +107,6 @@ def lines(found: Contribution) -> Iterator[str]:
     )
     yield f"rounds: {found.rounds_taken} taken, {found.rounds_missed} missed"
     yield f"{size(found.bytes_up)} sent, {size(found.bytes_down)} fetched, as its own tape says"
-
-
-def _traffic(store: Store, site: str, starts: int) -> tuple[int, int]:
-    """(up, down) bytes, as the site's tape says of the processes that it started: each counts from its start."""
-    by_process: dict[int, tuple[int, int]] = {}
-    for key in store.list(keys.tape_prefix(site)):
-        for line in store.get(key).splitlines():
-            try:
-                event = json.loads(line)
-                process, up, down = (count(event[name]) for name in ("incarnation", "bytes_up", "bytes_down"))
-            except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
-                continue  # another event, or a line that `status` calls a problem
-            if process >= starts:
-                continue
-            before = by_process.get(process, (0, 0))
-            by_process[process] = (max(before[0], up), max(before[1], down))
-    return sum(up for up, _ in by_process.values()), sum(down for _, down in by_process.values())
 
 
 def _hours(store: Store, site: str) -> float:

@@ -24,7 +24,7 @@ from composer_prime.visible import visible
 from composer_prime.watch.records import Bytes, FragmentStatus, RunStatus, SiteStatus
 from composer_prime.watch.rounds import FragmentRounds, is_size, offered_bytes, read_or_say, read_rounds
 from composer_prime.watch.standing import Standing
-from composer_prime.watch.tapes import TapeFacts, read_tape
+from composer_prime.watch.tapes import TapeFacts, pieces_of, read_tape
 
 MAX_OF_ONE = 3
 """Problems told of one fragment or site, before the rest is counted."""
@@ -222,6 +222,7 @@ class _Look:
         dropped = self._mean(self._tapes[site].dropped.values())
         if claimed.revoked or self._closed:  # nothing of it will be taken any more
             dropped = max(0, trained - merged)
+        traffic = [moved for process, moved in self._tapes[site].traffic.items() if process < claimed.incarnations]
         return SiteStatus(
             site=site,
             incarnation=claimed.incarnation,
@@ -238,6 +239,8 @@ class _Look:
             dropped_tokens=dropped,
             rounds_taken=len(taken),
             rounds_missed=num_missed,
+            bytes_up=sum(up for up, _ in traffic),
+            bytes_down=sum(down for _, down in traffic),
             **self._standing.of(site),
         )
 
@@ -328,5 +331,4 @@ def _claims(store: Store, roster: Roster, runtime: Runtime) -> tuple[list[_Claim
 
 
 def _tape(store: Store, site: str, runtime: Runtime) -> TapeFacts:
-    pieces: Sequence[str] = store.list(keys.tape_prefix(site))
-    return read_tape(zip(pieces, runtime.map(store.get, pieces), strict=True))
+    return read_tape(pieces_of(store, site, runtime))
