@@ -27,6 +27,7 @@ from composer_prime.errors import BadInput, SiteError
 from composer_prime.replay.served import held_name
 from composer_prime.sites.embedded.inference import wire
 from composer_prime.sites.embedded.inference.engine import Completion, Engine
+from composer_prime.sites.embedded.inference.rendering import render_chat
 
 VERSION_HEADER = "x-policy-version"
 
@@ -165,12 +166,16 @@ class Server:
         if self._tokenizer.chat_template is None:
             raise BadInput("this model's tokenizer has no chat template: use /inference/v1/generate")
         try:
-            text = self._tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=True, tokenize=False, **options
-            )
-        except (TemplateError, TypeError, ValueError) as error:  # what a template does to messages it isn't made for
+            text = render_chat(self._tokenizer, messages, tools=tools, **options)
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            TimeoutError,
+            RecursionError,
+        ) as error:  # what a template does to messages it isn't made for
             raise BadInput(f"messages don't fit the model's chat template: {error}") from error
-        return self._tokenizer.encode(str(text), add_special_tokens=False)
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _decode(self, token_ids: list[int]) -> str:
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True)

@@ -19,6 +19,7 @@ from composer_prime.errors import ModelError
 from composer_prime.replay.served import held_name
 from composer_prime.sites.embedded.inference.app import Server
 from composer_prime.sites.embedded.inference.engine import Engine
+from composer_prime.sites.embedded.inference.rendering import render_chat
 
 _Fail = Callable[[BaseException], None]
 
@@ -197,4 +198,11 @@ def make_teacher(settings: SiteSettings, on_failure: Callable[[BaseException], N
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a model folder. Raises ModelError when its files can't be read as one."""
     with loading(f"tokenizer in {folder}", "save it there again"):
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    try:
+        render_chat(tokenizer, [{"role": "user", "content": "?"}])
+    except TimeoutError as error:
+        raise ModelError(f"the chat template in {folder} doesn't end: {error}; save another one there") from None
+    except Exception:  # it may want other messages: whoever sends them is told
+        pass
+    return tokenizer
