@@ -1,6 +1,6 @@
 """What one site has given to a run, from the run's bucket alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from composer_prime.volunteers.entrance import check_origin, lent_key, own_key
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
 from composer_prime.volunteers.places import check_place
 from composer_prime.volunteers.shared_recipe import read_shared
+from composer_prime.watch.records import SiteStatus
 from composer_prime.watch.status import BEATS_PER_LIVENESS, look
 from composer_prime.watch.tables import size
 
@@ -23,6 +24,7 @@ from composer_prime.watch.tables import size
 class Contribution:
     """One site's part.
 
+    guest          whether tokens and hours are claims, which count up to what members did
     share          of all tokens that the run has merged
     bytes_up, bytes_down   that the site moved, up to its last merged offer
     hours          it was there, by its beats
@@ -31,6 +33,7 @@ class Contribution:
 
     run: str
     site: str
+    guest: bool
     state: str
     trained_tokens: int
     merged_tokens: int
@@ -58,6 +61,7 @@ def contribution(store: Store, site: str) -> Contribution:
     return Contribution(
         run=status.run,
         site=site,
+        guest=found.guest,
         state=found.state,
         trained_tokens=found.trained_tokens,
         merged_tokens=found.merged_tokens,
@@ -68,7 +72,7 @@ def contribution(store: Store, site: str) -> Contribution:
         rounds_missed=found.rounds_missed,
         bytes_up=found.bytes_up,
         bytes_down=found.bytes_down,
-        hours=_hours(store, site),
+        hours=_hours(store, status.sites, found),
         starts=found.incarnations,
     )
 
@@ -101,17 +105,24 @@ def lines(found: Contribution) -> Iterator[str]:
     """The contribution as a person reads it."""
     starts = "1 start" if found.starts == 1 else f"{found.starts} starts"
     yield f"site {found.site} in run {found.run}: {found.state}, {found.hours:.1f} h in {starts}"
+    said = "claimed, of which count no more than its members trained meanwhile" if found.guest else "trained"
     yield (
-        f"{found.trained_tokens:,} tokens trained: {found.merged_tokens:,} merged ({found.share:.1%} of the run's), "
+        f"{found.trained_tokens:,} tokens {said}: {found.merged_tokens:,} merged ({found.share:.1%} of the run's), "
         f"{found.carried_tokens:,} carried, {found.dropped_tokens:,} dropped"
     )
     yield f"rounds: {found.rounds_taken} taken, {found.rounds_missed} missed"
     yield f"{size(found.bytes_up)} sent, {size(found.bytes_down)} fetched, as its own tape says"
 
 
-def _hours(store: Store, site: str) -> float:
-    """Its beats come at a fixed pace, each process counts its own."""
+def _hours(store: Store, sites: Sequence[SiteStatus], found: SiteStatus) -> float:
+    """Beats come at a fixed pace, each process counts its own. A guest's count up to those of the members' longest."""
     manifest, _ = find_manifest(store)
-    beats = [find_record(store, Beat, key) for key in store.list(keys.site_prefix(site)) if keys.is_beat(key)]
-    counted = sum(beat.counter for beat in beats if beat is not None)
-    return counted * manifest.terms.liveness_s / BEATS_PER_LIVENESS / 3600
+
+    def counted(site: str) -> int:
+        beats = [find_record(store, Beat, key) for key in store.list(keys.site_prefix(site)) if keys.is_beat(key)]
+        return sum(beat.counter for beat in beats if beat is not None)
+
+    beats = counted(found.site)
+    if found.guest:
+        beats = min(beats, max((counted(each.site) for each in sites if not each.guest), default=0))
+    return beats * manifest.terms.liveness_s / BEATS_PER_LIVENESS / 3600

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 class SiteStatus:
     """One site's part in the run.
 
+    guest               whether its tokens are claims, which count up to the median of the members' in the same rounds
     state               as its newest beat says: joining, live, done or leaving; "silent" before the first beat, and
                         "revoked" from when the run's owner has taken its key out
     beating             whether its beat changed between two looks; None: one look, or too short a time between
@@ -25,6 +26,7 @@ class SiteStatus:
     """
 
     site: str
+    guest: bool
     incarnation: int
     incarnations: int
     state: str

@@ -22,7 +22,7 @@ from composer_prime.sync.runtime import Runtime, ThreadRuntime
 from composer_prime.sync.validity import most_tokens
 from composer_prime.visible import visible
 from composer_prime.watch.records import Bytes, FragmentStatus, RunStatus, SiteStatus
-from composer_prime.watch.rounds import FragmentRounds, is_size, offered_bytes, read_or_say, read_rounds
+from composer_prime.watch.rounds import FragmentRounds, believed, is_size, offered_bytes, read_or_say, read_rounds
 from composer_prime.watch.standing import Standing
 from composer_prime.watch.tapes import TapeFacts, pieces_of, read_tape
 
@@ -220,11 +220,17 @@ class _Look:
         trained = max([0 if beat is None else beat.trained_tokens, *(entry.trained_tokens for _, _, entry in taken)])
         merged = self._mean(entry.tokens for _, _, entry in taken)
         dropped = self._mean(self._tapes[site].dropped.values())
+        if is_guest := site in self._roster.authority(self._roster.last_admission_of(site)).guests:
+            bounds = [believed(rounds, site, self._roster) for rounds in self._rounds]
+            merged, most = (self._mean(each) for each in zip(*bounds, strict=True))
+            trained = max(merged, min(trained, most))
+            dropped = min(dropped, trained - merged)
         if claimed.revoked or self._closed:  # nothing of it will be taken any more
             dropped = max(0, trained - merged)
         traffic = [moved for process, moved in self._tapes[site].traffic.items() if process < claimed.incarnations]
         return SiteStatus(
             site=site,
+            guest=is_guest,
             incarnation=claimed.incarnation,
             incarnations=claimed.incarnations,
             state="revoked" if claimed.revoked else "silent" if beat is None else beat.state,

@@ -39,7 +39,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("text", LOOPS.values(), ids=LOOPS)
 def test_a_template_that_loops_is_refused_as_its_model_is_loaded(folder: Path, text: str) -> None:
-    with pytest.raises(ModelError, match="chat template .* more than 1 s") as said:
+    with pytest.raises(ModelError, match=r"chat template .* more than 1 s") as said:
         load_tokenizer(with_template(folder, text))
     assert "\n" not in str(said.value)
 

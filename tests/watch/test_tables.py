@@ -9,6 +9,7 @@ from composer_prime.watch.tables import draw
 
 SITE = SiteStatus(
     site="a",
+    guest=False,
     incarnation=6,
     incarnations=7,
     state="live",
