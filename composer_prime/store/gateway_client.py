@@ -6,7 +6,6 @@ the deadline.
 
 import json
 import logging
-import math
 import re
 import secrets
 import time
@@ -92,7 +91,7 @@ class GatewayClient:
             nonce=secrets.token_hex(NONCE_BYTES),
         )
         url = f"{self._place.root}/{self._place.run}/{target}"
-        data, kind = self._send(method, url, headers, body, within_s, by_bucket=False, most=MAX_ANSWER_BYTES)
+        data, kind = self._send(method, url, headers, body, within_s, by_bucket=False)
         return data, kind.startswith("application/json")
 
     def fetch(self, ticket: Ticket, within_s: float, span: tuple[int, int] | None = None) -> bytes:
@@ -100,7 +99,7 @@ class GatewayClient:
         assert ticket.url is not None
         url, deadline = ticket.url, time.monotonic() + within_s
         span_header = {} if span is None else {"range": f"bytes={span[0]}-{span[1]}"}
-        most = math.inf if span is None else span[1] - span[0] + 1
+        most = 2**62 if span is None else span[1] - span[0] + 1
         for hop in count():
             headers = span_header if hop else {**ticket.headers, **span_header}
             try:
@@ -131,7 +130,7 @@ class GatewayClient:
         within_s: float,
         *,
         by_bucket: bool,
-        most: float = MAX_ANSWER_BYTES,
+        most: int = MAX_ANSWER_BYTES,
     ) -> tuple[bytes, str]:
         """(body, content type) of a good answer."""
         deadline = time.monotonic() + within_s

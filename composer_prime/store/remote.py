@@ -27,8 +27,7 @@ FIRST_ANSWER_S = 20
 
 
 ANONYMOUS_VARIABLE = "COMPOSER_PRIME_ANONYMOUS"
-"""Environment variable; "1": requests to a bucket carry nothing by which it could know this machine's user. Set for
-whoever follows an invitation, and inherited by the processes of their site."""
+"""Environment variable; "1": requests to a bucket carry nothing of this machine's user. Set by invitations."""
 
 
 def is_anonymous() -> bool:

@@ -24,7 +24,7 @@ from composer_prime.visible import visible
 from composer_prime.watch.records import Bytes, FragmentStatus, RunStatus, SiteStatus
 from composer_prime.watch.rounds import FragmentRounds, believed, is_size, offered_bytes, read_or_say, read_rounds
 from composer_prime.watch.standing import Standing
-from composer_prime.watch.tapes import TapeFacts, pieces_of, read_tape
+from composer_prime.watch.tapes import pieces_of, read_tape
 
 MAX_OF_ONE = 3
 """Problems told of one fragment or site, before the rest is counted."""
@@ -99,7 +99,7 @@ class _Look:
         claims, strangers = _claims(store, roster, runtime)
         self._beats = {claimed.site: claimed.beat for claimed in claims}
         self._claimed = [self._believed(claimed) for claimed in claims]
-        self._tapes = {claimed.site: _tape(store, claimed.site, runtime) for claimed in self._claimed}
+        self._tapes = {each.site: read_tape(pieces_of(store, each.site, runtime)) for each in self._claimed}
         guests = self._roster.authority().guests
         believed = {each.site for each in self._claimed if not each.revoked} - set(guests)
         words = {site: tape for site, tape in self._tapes.items() if site in believed}
@@ -334,7 +334,3 @@ def _claims(store: Store, roster: Roster, runtime: Runtime) -> tuple[list[_Claim
         return _Claimed(*place, beat, None, revoked)
 
     return runtime.map(read, sorted(claims)), problems
-
-
-def _tape(store: Store, site: str, runtime: Runtime) -> TapeFacts:
-    return read_tape(pieces_of(store, site, runtime))

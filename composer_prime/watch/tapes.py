@@ -14,9 +14,8 @@ from composer_prime.sync.runtime import Runtime
 
 MAX_PROBLEMS = 3
 """Bad lines of one site's tape that are told, before the rest is counted."""
-MAX_TAPE_BYTES = 2**28
-"""Read of one site's tape, all its pieces together; a piece has at most MAX_RECORD_BYTES."""
-PIECES_AT_ONCE = 8
+MAX_TAPE_BYTES, PIECES_AT_ONCE = 2**28, 8
+"""Read of one site's tape, and held of it."""
 WHOLE = -1
 """Stands for a part where a round has none."""
 
@@ -57,14 +56,10 @@ def read_tape(pieces: Iterable[tuple[str, bytes]]) -> TapeFacts:
     facts, bad, left = TapeFacts(), 0, MAX_TAPE_BYTES
     for key, data in pieces:
         left -= len(data)
-        if left < 0:
-            facts.problems.append(f"{key} and later ones are not read: a tape has at most {MAX_TAPE_BYTES} bytes")
+        if left < 0 or len(data) > MAX_RECORD_BYTES:
+            limits = f"at most {MAX_RECORD_BYTES} bytes a piece and {MAX_TAPE_BYTES} bytes in all"
+            facts.problems.append(f"{key} and later pieces of that tape are not read: {limits}")
             break
-        if len(data) > MAX_RECORD_BYTES:
-            bad += 1
-            if bad <= MAX_PROBLEMS:
-                facts.problems.append(f"{key} is not read: a piece of tape has at most {MAX_RECORD_BYTES} bytes")
-            continue
         for number, line in enumerate(data.splitlines(), start=1):
             try:
                 _take(facts, json.loads(line))
@@ -103,8 +98,8 @@ def _take(facts: TapeFacts, event: dict[str, Any]) -> None:
     kind = event["event"]
     if "bytes_up" in event:
         process, up, down = (count(event[name]) for name in ("incarnation", "bytes_up", "bytes_down"))
-        before = facts.traffic.get(process, (0, 0))
-        facts.traffic[process] = (max(before[0], up), max(before[1], down))
+        most_up, most_down = facts.traffic.get(process, (0, 0))
+        facts.traffic[process] = max(most_up, up), max(most_down, down)
     if kind not in ("offer", "dropped", "round", "part", "equivocated"):
         return
     fragment, version = count(event["fragment"]), count(event["version"])

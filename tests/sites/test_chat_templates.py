@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from composer_prime.errors import ModelError
-from composer_prime.sites.embedded.inference import rendering
+from composer_prime.sites.embedded.inference import app
 from composer_prime.sites.embedded.inference.app import Server
 from composer_prime.sites.embedded.inference.serve import load_tokenizer
 from tests.sites.tiny_folder import save_random_tiny
@@ -34,7 +34,7 @@ def with_template(folder: Path, text: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendering, "LIMIT_S", 1.0)
+    monkeypatch.setattr(app, "TEMPLATE_S", 1.0)
 
 
 @pytest.mark.parametrize("text", LOOPS.values(), ids=LOOPS)
@@ -65,8 +65,8 @@ def test_a_request_that_makes_it_loop_is_answered(folder: Path, text: str) -> No
     server.is_ready = True
 
     async def ask() -> httpx.Response:
-        app = server.app(lambda app: None)  # pyright: ignore[reportArgumentType] (never entered)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+        routes = server.app(lambda app: None)  # pyright: ignore[reportArgumentType] (never entered)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(routes), base_url="http://127.0.0.1") as client:
             body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}] * 2}
             return await client.post("/v1/chat/completions", json=body)
 

@@ -6,6 +6,7 @@ import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -30,7 +31,7 @@ OWNER = SigningKey.from_bytes(bytes(range(32)))
 
 
 def make(**changes) -> Invitation:
-    values = {
+    values: dict[str, Any] = {
         "run": "run",
         "manifest_sha256": "0" * 64,
         "uri": "s3://bucket/run",

@@ -1,6 +1,7 @@
 """Whatever one's object of 8 GiB lies at: no command reads more of it than it has room for, and says where it stops."""
 
 import os
+import re
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ from composer_prime.sync.members import claim_incarnation
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.roster import Roster
 from composer_prime.watch.status import look
+from tests.architecture import REPOSITORY, source_files
 from tests.cli.command_line import call
 from tests.spec.runs import KEYS, OWNER, Play
 
@@ -108,7 +110,7 @@ def test_many_pieces_of_a_tape_are_read_up_to_a_limit(copy: Path) -> None:
     problems = [each for each in look(store).problems if "tape" in each]
     assert len(problems) == 1, problems
     (problem,) = problems
-    assert "268435456 bytes" in problem
+    assert "268435456 bytes in all" in problem
 
 
 def test_an_endless_claim_of_ones_own_name_stops_no_start(copy: Path) -> None:
@@ -120,3 +122,15 @@ def test_an_endless_claim_of_ones_own_name_stops_no_start(copy: Path) -> None:
         place.touch()
         os.truncate(place, HUGE)
         assert claim_incarnation(store, "c", roster).incarnation == 2
+
+
+def test_no_module_reads_an_object_whole_that_somebody_else_may_have_written() -> None:
+    whole = re.compile(r"\b_?(?:store|opened|bucket)\.get\b")
+    found = [
+        f"{path.relative_to(REPOSITORY)}: {line.strip()}"
+        for path in source_files("composer_prime")
+        if not {"store", "bench"} & set(path.relative_to(REPOSITORY).parts)
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if whole.search(line)
+    ]
+    assert found == ["composer_prime/sync/verifying.py: return self._store.get(key)"], "a store that passes calls on"

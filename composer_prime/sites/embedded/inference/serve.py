@@ -17,9 +17,8 @@ from composer_prime.config.settings import SiteSettings
 from composer_prime.config.teachers import HintTeacher
 from composer_prime.errors import ModelError
 from composer_prime.replay.served import held_name
-from composer_prime.sites.embedded.inference.app import Server
+from composer_prime.sites.embedded.inference.app import Server, render_chat
 from composer_prime.sites.embedded.inference.engine import Engine
-from composer_prime.sites.embedded.inference.rendering import render_chat
 
 _Fail = Callable[[BaseException], None]
 
