@@ -197,6 +197,18 @@ def test_without_keys_in_the_invitation_no_request_says_who_asks(
     assert trains(), "join came as far as training"
 
 
+def test_a_gateway_learns_the_sites_key_alone(
+    cli, remote: OwnedRun, recorder: Recorder, volunteer: Path, trains
+) -> None:
+    settle("variables", volunteer, recorder)
+    invitation = foreign(remote, recorder)
+    rewrite(remote, signed(remote, invitation, uri=f"gateway+{recorder.url}/run", environment={}))
+    for command in ways(remote):
+        cli(*command)
+        assert recorder.came and not [text for text in recorder.came if PLANTED in text or "uthorization" in text]
+        recorder.came.clear()
+
+
 def test_half_a_key_in_the_invitation_brings_no_other_half_of_ones_own(
     cli, remote: OwnedRun, recorder: Recorder, volunteer: Path, trains
 ) -> None:

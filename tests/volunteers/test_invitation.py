@@ -33,6 +33,7 @@ OWNER = SigningKey.from_bytes(bytes(range(32)))
 def make(**changes) -> Invitation:
     values: dict[str, Any] = {
         "run": "run",
+        "owner": OWNER.public,
         "manifest_sha256": "0" * 64,
         "uri": "s3://bucket/run",
         "site": "alice",
@@ -43,7 +44,7 @@ def make(**changes) -> Invitation:
         "recipe": "max_steps = 1\n",
         "environment": {"AWS_SECRET_ACCESS_KEY": "topsecretvalue"},
     }
-    made = Invitation(**({"owner": OWNER.public} | values | changes))
+    made = Invitation(**(values | changes))
     return made.model_copy(update={"signature": OWNER.sign(made.message(made.manifest_sha256))})
 
 
