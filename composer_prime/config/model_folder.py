@@ -11,18 +11,18 @@ from pathlib import Path
 from composer_prime.errors import BadInput, ModelError
 
 INDEX_FILE = "model.safetensors.index.json"
-MOST_BYTES = 2**28
-"""Of a file that isn't weights; the largest tokenizers have 40 MB."""
+READ_WHOLE, MOST_BYTES = (".json", ".jinja", ".model", ".txt"), 2**28
+"""Files of these kinds have so many bytes at most; the largest tokenizers have 40 MB."""
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The weights in a model folder: those that its index names where there is one, else all `*.safetensors`.
 
     Raises ModelError unless they are safetensors files of the folder itself, or blobs of the same model in the hub's
-    cache, to which its snapshots link; and where any other file is too large to be read.
+    cache, to which its snapshots link; and where what describes the model is too large to be read.
     """
     for file in folder.iterdir():
-        if file.suffix != ".safetensors" and file.is_file() and file.stat().st_size > MOST_BYTES:
+        if file.suffix in READ_WHOLE and file.is_file() and file.stat().st_size > MOST_BYTES:
             raise ModelError(f"{file} has {file.stat().st_size} bytes, of {MOST_BYTES} at most: it is not read")
     with loading(f"model folder {folder}", "save the model again"):
         config, index = folder / "config.json", folder / INDEX_FILE

@@ -157,6 +157,14 @@ def test_a_snapshot_of_the_hubs_cache_links_to_its_own_blobs(folder: Path, tmp_p
             way(snapshot)
 
 
+def test_other_weights_beside_them_are_not_looked_at(folder: Path) -> None:
+    (folder / "pytorch_model.bin").touch()
+    os.truncate(folder / "pytorch_model.bin", 2**30)
+    (folder / "model.gguf").symlink_to("/dev/null")
+    for way in (*WEIGHTS.values(), *CONFIGS.values()):
+        way(folder)
+
+
 STRANGE: dict[str, Any] = {
     "a text for a size": {"hidden_size": "x"},
     "a list for a size": {"hidden_size": [1]},

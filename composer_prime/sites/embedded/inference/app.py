@@ -171,13 +171,8 @@ class Server:
             raise BadInput("this model's tokenizer has no chat template: use /inference/v1/generate")
         try:
             text = render_chat(self._tokenizer, messages, tools=tools, **options)
-        except (
-            TemplateError,
-            TypeError,
-            ValueError,
-            TimeoutError,
-            RecursionError,
-        ) as error:  # what a template does to messages it isn't made for
+        # What a template does to messages it isn't made for.
+        except (TemplateError, TypeError, ValueError, TimeoutError, RecursionError) as error:
             raise BadInput(f"messages don't fit the model's chat template: {error}") from error
         return self._tokenizer.encode(text, add_special_tokens=False)
 
