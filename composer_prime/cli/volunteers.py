@@ -54,6 +54,10 @@ LocalOption = Annotated[
     bool, typer.Option("--allow-local", help="The bucket or gateway may be on this machine or its network.")
 ]
 
+OwnAwsOption = Annotated[
+    bool, typer.Option("--use-my-aws", help="Sign requests to the bucket with your own AWS (or Google) credentials.")
+]
+
 
 def invite(
     store: StoreArgument,
@@ -157,6 +161,7 @@ def join(
     allow_harness: HarnessesOption = None,
     allow_teacher: TeachersOption = None,
     allow_local: LocalOption = False,
+    use_my_aws: OwnAwsOption = False,
     pause: Annotated[bool, typer.Option("--pause", help="Ask the site that runs here to step out for now.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Take the pause back.")] = False,
 ) -> None:
@@ -201,6 +206,7 @@ def join(
         allow_harnesses=tuple(allow_harness or ()),
         allow_teachers=tuple(allow_teacher or ()),
         allow_local=allow_local,
+        use_my_aws=use_my_aws,
     )
     is_answered = invitation != "-" and sys.stdin.isatty() and sys.stdout.isatty()
     raise typer.Exit(take_part(found, wishes, say, ask=_ask if is_answered else None))
@@ -229,6 +235,7 @@ def doctor(
     allow_harness: HarnessesOption = None,
     allow_teacher: TeachersOption = None,
     allow_local: LocalOption = False,
+    use_my_aws: OwnAwsOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
     """Check this machine: torch, memory, disk, link and clock, and what a run needs of them. Exit code 1: it can't."""
@@ -245,6 +252,7 @@ def doctor(
         allow_harnesses=tuple(allow_harness or ()),
         allow_teachers=tuple(allow_teacher or ()),
         allow_local=allow_local,
+        use_my_aws=use_my_aws,
     )
     diagnosis = _diagnose(source, wishes, context.args)
     _print(to_json(diagnosis) if as_json else None, lines(diagnosis))
@@ -275,6 +283,7 @@ def contribution(
     ] = None,
     key: OwnKeyOption = None,
     allow_local: LocalOption = False,
+    use_my_aws: OwnAwsOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
     """What a site has given to a run, from the bucket alone: the site of an invitation, or any site of a run."""
@@ -290,7 +299,7 @@ def contribution(
     if is_invitation(source):
         if site is not None:
             raise BadInput("an invitation says whose part it is: leave --site out")
-        found = contribution_of(read_invitation(source), key, allow_local=allow_local)
+        found = contribution_of(read_invitation(source), key, allow_local=allow_local, use_my_aws=use_my_aws)
     elif site is None:
         raise BadInput(f"{source} is no invitation: correct its path, or name a run's STORE and the site with --site")
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from composer_prime.errors import ModelError
+from composer_prime.config.model_folder import loading, weight_files
 from composer_prime.export.bits import Bits, as_bits, as_values
 from composer_prime.export.names import trained_tensors
 from composer_prime.outer.fragments import Fragment
@@ -98,16 +98,14 @@ def copy_small_files(base: Path, folder: Path, without: Collection[str] = ()) ->
 
 
 def _load(base: Path, dtype: torch.dtype) -> "PreTrainedModel":
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    try:
-        return AutoModelForCausalLM.from_pretrained(base, dtype=dtype, local_files_only=True).eval()
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        cause = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
-        raise ModelError(f"model folder {base} can't be loaded: {cause}; give a causal language model's") from error
+    safely = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
+    with loading(f"model folder {base}", "give a causal language model's"):
+        weight_files(base)
+        return AutoModelForCausalLM.from_pretrained(base, dtype=dtype, **safely).eval()
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ from composer_prime.integrations.torchft_rounds import (
 )
 from composer_prime.store import Store, keys, open_store, probe_store, torchft_keys
 from composer_prime.sync.canonical import sha256_hex
+from composer_prime.sync.reading import read_record
 
 logger = logging.getLogger(__name__)
 
@@ -342,7 +343,7 @@ class BucketManager:
     def _read_decision(self, number: int) -> Decision | None:
         key = torchft_keys.decision(number)
         try:
-            return Decision.from_bytes(self._store.get(key), key)
+            return read_record(self._store, Decision, key)
         except KeyMissing:
             return None
 
@@ -351,7 +352,7 @@ class BucketManager:
         for key in self._store.list(torchft_keys.contributions_prefix(number)):
             replica = torchft_keys.replica(key)
             if replica not in known:
-                known[replica] = Contribution.from_bytes(self._store.get(key), key)
+                known[replica] = read_record(self._store, Contribution, key)
 
     def _signs_of_life(self, number: int) -> frozenset[str]:
         """Replicas that contributed to a round, in time or too late."""
@@ -369,7 +370,8 @@ class BucketManager:
     def _fetch(self, part: Contribution, current: _Round) -> list[Tensor]:
         assert part.payload is not None and part.sha256 is not None
         try:
-            data = self._patiently(self._store.get, part.payload)
+            most = sum(copy.nbytes for copy in current.copies)
+            data = self._patiently(self._store.get_range, part.payload, 0, most + 1)
         except KeyMissing as error:
             raise SiteError(
                 f"round {current.number} is decided and its payloads are gone, {KEPT_ROUNDS} rounds are kept: replica "
@@ -410,7 +412,7 @@ def _open_run(uri: str, terms: RunTerms) -> Store:
     store = open_store(uri)
     probe_store(store)
     store.create(torchft_keys.run(), terms.to_bytes())
-    agreed = RunTerms.from_bytes(store.get(torchft_keys.run()), torchft_keys.run())
+    agreed = read_record(store, RunTerms, torchft_keys.run())
     if agreed != terms:
         store.close()
         raise ConfigError(

@@ -16,7 +16,6 @@ no job is believed to be an attempt's unless its platform says so, and every fie
 import os
 import re
 import socket
-import tomllib
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from typing import Annotated, Literal, TypeVar, cast
 from pydantic import Field
 
 from composer_prime.config import PrimeRecipe, Recipe, any_from_data, run_uri
+from composer_prime.config.toml import read_toml
 from composer_prime.errors import BadInput, ComposerPrimeError, CorruptObject, JobUnknown, KeyMissing
 from composer_prime.executors.base import Job, JobStatus
 from composer_prime.executors.packages import Packages
@@ -321,7 +321,7 @@ def read_order(uri: str, launch: int, site: str, attempt: int, recipe_sha: str) 
     with closing(open_store(uri)) as store:
         book = open_launch(store, launch)
         book.refuse_ended(site, attempt)
-        recipe = any_from_data(tomllib.loads(book.kept(launch_keys.recipe, recipe_sha).decode()))
+        recipe = any_from_data(read_toml(book.kept(launch_keys.recipe, recipe_sha).decode()))
     if run_uri(recipe) != uri:
         raise BadInput(
             f"the recipe launched at {uri} is of the run at {run_uri(recipe)}: give the folder that was launched"

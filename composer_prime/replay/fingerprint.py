@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from composer_prime.errors import BadInput
+from composer_prime.config.model_folder import loading
 
 BLOCK_IDS = 4096
 """Token ids that are decoded by one request."""
@@ -67,14 +67,11 @@ class Questions:
 
 
 def load_tokenizer(name: str | Path) -> Any:
-    """The tokenizer in a folder or of a Hugging Face id. Raises BadInput when it can't be loaded."""
+    """The tokenizer in a folder or of a Hugging Face id. Raises ModelError when it can't be loaded."""
     from transformers import AutoTokenizer
 
-    try:
+    with loading(f"tokenizer ({name})", "give a folder or a Hugging Face id"):
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        cause = " ".join(str(error).split())[:300]
-        raise BadInput(f"tokenizer ({name}) can't be loaded: {cause}; give a folder or a Hugging Face id") from error
 
 
 def own_fingerprint(tokenizer: Any, questions: Questions) -> Fingerprint:

@@ -9,10 +9,14 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from composer_prime.errors import BadInput
+
+MAX_LINE_BYTES = 2**27
+"""Of one conversation; a packed file may hold endless ones."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         with path.open("rb") as file:
             is_packed = path.suffix == ".zst"
             lines = io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file)) if is_packed else file
-            for number, line in enumerate(lines, start=1):
+            for number, line in enumerate(iter(partial(lines.readline, MAX_LINE_BYTES), b""), start=1):
+                if len(line) == MAX_LINE_BYTES:
+                    raise BadInput(f"{path}, line {number}, has more than {MAX_LINE_BYTES} bytes: it is not read")
                 if line.strip():
                     yield number, line.decode()
     except (OSError, UnicodeDecodeError, zstandard.ZstdError) as error:

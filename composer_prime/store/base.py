@@ -52,7 +52,10 @@ class Store(Protocol):
         ...
 
     def get(self, key: str) -> bytes:
-        """All bytes at `key`; KeyMissing when there is no object (a folder is none)."""
+        """All bytes at `key`; KeyMissing when there is no object (a folder is none).
+
+        However many they are: of what somebody else may have written read a range, up to a limit.
+        """
         ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:

@@ -247,7 +247,7 @@ def _send(client: GatewayClient, key: str, ticket: Ticket, data: bytes | memoryv
         if error.status not in (409, 412):
             raise
     try:
-        return _read(client, key, left_s) == data
+        return _read(client, key, left_s, (0, len(data) + 1)) == data
     except Answered as error:
         if error.status == 404:
             raise _Vanished from error

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from composer_prime.store.gateway_wire import NONCE_BYTES, Signer, Ticket, body_sha256, signed_headers
+from composer_prime.store.gateway_wire import NONCE_BYTES, SPAN_BYTES, Signer, Ticket, body_sha256, signed_headers
 from composer_prime.store.redirects import FOUND, Astray, host_of, next_url
 from composer_prime.store.remote import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 
@@ -22,6 +22,8 @@ CONNECTIONS = 32
 """Kept open at once, at most."""
 SENT_BYTES = 2**18
 """Sent between two looks at the clock."""
+MAX_ANSWER_BYTES = 4 * SPAN_BYTES
+"""Of a gateway: what it lists, or an object's bytes."""
 MAX_TEXT_BYTES = 4096
 """Of an error's text that is read."""
 _SPOKEN = re.compile(r"<(?:Code|Message)>([^<]*)<")
@@ -97,10 +99,12 @@ class GatewayClient:
         assert ticket.url is not None
         url, deadline = ticket.url, time.monotonic() + within_s
         span_header = {} if span is None else {"range": f"bytes={span[0]}-{span[1]}"}
+        most = 2**62 if span is None else span[1] - span[0] + 1
         for hop in count():
             headers = span_header if hop else {**ticket.headers, **span_header}
             try:
-                return self._send("GET", url, headers, b"", max(0.0, deadline - time.monotonic()), by_bucket=True)[0]
+                left_s = max(0.0, deadline - time.monotonic())
+                return self._send("GET", url, headers, b"", left_s, by_bucket=True, most=most)[0]
             except Answered as error:
                 if error.status != FOUND:
                     if hop and error.status != 416:  # what isn't the bucket's own word is no word on the object
@@ -126,6 +130,7 @@ class GatewayClient:
         within_s: float,
         *,
         by_bucket: bool,
+        most: int = MAX_ANSWER_BYTES,
     ) -> tuple[bytes, str]:
         """(body, content type) of a good answer."""
         deadline = time.monotonic() + within_s
@@ -135,10 +140,12 @@ class GatewayClient:
             with self._http.stream(method, url, headers=framed, content=content) as answer:
                 if not answer.is_success:
                     raise _refused(answer, by_bucket)
-                pieces = []
+                pieces, read = [], 0
                 for piece in answer.iter_raw():
                     _check(deadline)
                     pieces.append(piece)
+                    if (read := read + len(piece)) > most:
+                        raise Unanswered(f"more than the {most} bytes that were asked for")
                 return b"".join(pieces), answer.headers.get("content-type", "")
         except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
             raise Unanswered(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from None

@@ -30,6 +30,7 @@ from composer_prime.store.remote import (
     RemoteStore,
     Verdict,
     check_prefix_in_uri,
+    is_anonymous,
 )
 
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
@@ -78,6 +79,7 @@ class _OneTry(GCSFileSystem):
             json=json,
             headers=self._get_headers(headers),
             data=data,
+            auto_decompress=parameters.get("alt") != "media",  # an object's range is of the bytes that are stored
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S),
             **_proxy(url),
         ) as answer:
@@ -140,10 +142,12 @@ class GCSStore(RemoteStore):
                 if error.status not in (409, 412):
                     raise
             try:
-                return self._read(client, key, left_s) == data
+                return self._read(client, key, left_s, headers={"Range": f"bytes=0-{len(data)}"}) == data
             except _Refusal as error:
                 if error.status == 404:
                     raise _Vanished from error
+                if error.status == 416:  # nothing stands there, in no bytes
+                    return not data
                 raise
 
         return self._run("create", key, attempt, num_bytes=2 * len(data))
@@ -247,7 +251,7 @@ class GCSStore(RemoteStore):
         )
 
     def _connect(self) -> Client:
-        token = "anon" if os.environ.get(EMULATOR_VARIABLE) else "google_default"
+        token = "anon" if is_anonymous() or os.environ.get(EMULATOR_VARIABLE) else "google_default"
         return _OneTry(project="", token=token, use_listings_cache=False, skip_instance_cache=True)
 
     def _disconnect(self, client: Client) -> None:

@@ -40,7 +40,7 @@ def probe_store(store: Store, *, site: str | None = None, may_overwrite: bool = 
     first, second = secrets.token_bytes(32), secrets.token_bytes(32)
     try:
         won = (store.create(key, first), store.create(key, second))
-        held = store.get(key)
+        held = store.get_range(key, 0, len(first) + 1)
         listed = store.list(key)
         store.delete(key)
     except StoreError as error:
@@ -105,7 +105,7 @@ def _race(store: Store, key: str, writers: int) -> _Race:
         writing = [pool.submit(write, data) for data in offered]
     won = [data for data, written in zip(offered, writing, strict=True) if written.result()]
     try:
-        held = store.get(key)
+        held = store.get_range(key, 0, len(offered[0]) + 32)
     except KeyMissing:
         held = None
     store.delete(key)

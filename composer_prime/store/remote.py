@@ -26,6 +26,15 @@ FIRST_ANSWER_S = 20
 """How long first contact may take in all, name look-up and credentials included."""
 
 
+ANONYMOUS_VARIABLE = "COMPOSER_PRIME_ANONYMOUS"
+"""Environment variable; "1": requests to a bucket carry nothing of this machine's user. Set by invitations."""
+
+
+def is_anonymous() -> bool:
+    """Whether no credentials may be looked for, nor sent."""
+    return os.environ.get(ANONYMOUS_VARIABLE) == "1"
+
+
 class Verdict(Enum):
     """What a failure means for another try."""
 
@@ -129,6 +138,11 @@ class RemoteStore(ABC):
         what = f"{act} of {key} in {self.uri}" if key else f"{act} in {self.uri}"
         if self._verdict(error) is not Verdict.REFUSED:
             return self._translated(what, key, error)
+        if is_anonymous():
+            return (StoreError if self._reached else StoreUnusable)(
+                f"{what} failed: {self._cause(error)}: the requests carry no credentials, since the invitation holds "
+                "none for this bucket: ask the run's owner for some, or add --use-my-aws to sign with your own"
+            )
         if not self._reached:
             return StoreUnusable(f"{what} failed: {self._cause(error)}: {self._credentials_remedy}")
         return StoreError(

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from botocore import UNSIGNED
 from botocore import exceptions as botocore
 
 from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
 from composer_prime.store.base import check_create, check_key, check_prefix, check_range, is_key
-from composer_prime.store.remote import READ_TIMEOUT_S, Client, RemoteStore, Verdict, check_prefix_in_uri
+from composer_prime.store.remote import READ_TIMEOUT_S, Client, RemoteStore, Verdict, check_prefix_in_uri, is_anonymous
 from composer_prime.store.s3_client import S3Client
 
 log = logging.getLogger(__name__)
@@ -112,8 +113,10 @@ class S3Store(RemoteStore):
                 if not _has_lost(error):
                     raise
             try:
-                return client.get(name, left_s) == data
+                return client.get(name, left_s, (0, len(data))) == data
             except botocore.ClientError as error:
+                if _answer(error)[0] == 416:  # nothing stands there, in no bytes
+                    return not data
                 if _answer(error)[0] == 404:
                     raise _Vanished from error
                 raise
@@ -210,7 +213,7 @@ class S3Store(RemoteStore):
             endpoint=settings.endpoint,
             part_bytes=settings.part_bytes,
             read_timeout_s=settings.read_timeout_s,
-            config=settings.config,
+            config={**settings.config, **({"signature_version": UNSIGNED} if is_anonymous() else {})},
         )
 
     def _disconnect(self, client: Client) -> None:

@@ -135,10 +135,11 @@ class S3Client:
             body = self._elsewhere(error.response["ResponseMetadata"]["HTTPHeaders"].get("location", ""), wanted)
         with body:
             pieces = [body.read(READ_BYTES)]
-            while len(pieces[-1]) == READ_BYTES:
+            while len(pieces[-1]) == READ_BYTES and (span is None or READ_BYTES * len(pieces) <= span[1] - span[0]):
                 _check(deadline)
                 pieces.append(body.read(READ_BYTES))
-            body.read()  # checks that all bytes that were announced have come
+            if body.read(1):  # at the end it checks that all bytes that were announced have come
+                raise ConnectionError("the server sends more than it was asked for")
         return b"".join(pieces)
 
     def _elsewhere(self, location: str, wanted: Mapping[str, str]) -> StreamingBody:

@@ -13,7 +13,7 @@ from composer_prime.errors import ConfigError, CorruptObject, KeyMissing, Supers
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
-from composer_prime.sync.reading import find_record
+from composer_prime.sync.reading import find_record, read_bytes
 from composer_prime.sync.records import Beat, Claim, SiteState
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import Runtime
@@ -46,9 +46,9 @@ def claim_incarnation(store: Store, site: str, roster: Roster, judged: int | Non
     while True:
         record = Claim(site=site, incarnation=number, nonce=nonce, host=socket.gethostname(), pid=os.getpid())
         key, data = keys.claim(site, number), roster.sign(record).to_bytes()
-        if store.create(key, data) and store.get(key) == data:  # read back: a store may let two win
+        if store.create(key, data) and read_bytes(store, key) == data:  # read back: a store may let two win
             return OwnClaim(number, data)
-        if judged is not None and store.get(key) != data:
+        if judged is not None and read_bytes(store, key) != data:
             newest = newest_incarnation(store, site, roster, above=judged)  # a forged claim is none
             if newest > judged:
                 raise _name_is_taken(site, newest)
@@ -124,7 +124,7 @@ class Pulse:
 
     def check(self) -> None:
         """Raise Superseded when another process has claimed this site's name, at this incarnation or a higher one."""
-        if not self._atomic and self._store.get(keys.claim(self._site, self._incarnation)) != self._claim.data:
+        if not self._atomic and read_bytes(self._store, keys.claim(self._site, self._incarnation)) != self._claim.data:
             raise Superseded(
                 f"site {self._site} was started twice at once, and the other process's claim of incarnation "
                 f"{self._incarnation} stands: this one stops; give each running process a site name of its own"

@@ -1,7 +1,6 @@
 """What one site has given to a run, from the run's bucket alone."""
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +15,16 @@ from composer_prime.volunteers.entrance import check_origin, lent_key, own_key
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
 from composer_prime.volunteers.places import check_place
 from composer_prime.volunteers.shared_recipe import read_shared
+from composer_prime.watch.records import SiteStatus
 from composer_prime.watch.status import BEATS_PER_LIVENESS, look
 from composer_prime.watch.tables import size
-from composer_prime.watch.tapes import count
 
 
 @dataclass(frozen=True)
 class Contribution:
     """One site's part.
 
+    guest          whether tokens and hours are claims, which count up to what members did
     share          of all tokens that the run has merged
     bytes_up, bytes_down   that the site moved, up to its last merged offer
     hours          it was there, by its beats
@@ -33,6 +33,7 @@ class Contribution:
 
     run: str
     site: str
+    guest: bool
     state: str
     trained_tokens: int
     merged_tokens: int
@@ -57,10 +58,10 @@ def contribution(store: Store, site: str) -> Contribution:
         remedy = "wait until it has started, or correct the name"
         raise BadInput(f"site {site} never came to run {status.run}; {came} did: {remedy}")
     merged = sum(each.merged_tokens for each in status.sites)
-    up, down = _traffic(store, site, found.incarnations)
     return Contribution(
         run=status.run,
         site=site,
+        guest=found.guest,
         state=found.state,
         trained_tokens=found.trained_tokens,
         merged_tokens=found.merged_tokens,
@@ -69,25 +70,28 @@ def contribution(store: Store, site: str) -> Contribution:
         share=found.merged_tokens / merged if merged else 0.0,
         rounds_taken=found.rounds_taken,
         rounds_missed=found.rounds_missed,
-        bytes_up=up,
-        bytes_down=down,
-        hours=_hours(store, site),
+        bytes_up=found.bytes_up,
+        bytes_down=found.bytes_down,
+        hours=_hours(store, status.sites, found),
         starts=found.incarnations,
     )
 
 
-def contribution_of(invitation: Invitation, key_file: Path | None = None, *, allow_local: bool = False) -> Contribution:
+def contribution_of(
+    invitation: Invitation, key_file: Path | None = None, *, allow_local: bool = False, use_my_aws: bool = False
+) -> Contribution:
     """What the invited site has given, from where the invitation leads. It may have expired, or be revoked.
 
     key_file      of a volunteer who made the key; only a gateway asks for it
     allow_local   whether it may lead to a folder or an address of this machine or its network
+    use_my_aws    whether requests are signed by what this machine's user has
 
     Raises InvitationRefused when the invitation is forged or of another run, or holds what none may; else as
     `contribution`.
     """
     check_place(invitation, allow_local=allow_local)
     needs_key = invitation.seed is not None or key_file is not None or invitation.uri.startswith("gateway+")
-    adopt_environment(invitation)
+    adopt_environment(invitation, use_my_aws=use_my_aws)
     with (
         lent_key(own_key(invitation, key_file)) if needs_key else nullcontext(),
         closing(open_store(invitation.uri)) as store,
@@ -101,34 +105,24 @@ def lines(found: Contribution) -> Iterator[str]:
     """The contribution as a person reads it."""
     starts = "1 start" if found.starts == 1 else f"{found.starts} starts"
     yield f"site {found.site} in run {found.run}: {found.state}, {found.hours:.1f} h in {starts}"
+    said = "claimed, of which count no more than its members trained meanwhile" if found.guest else "trained"
     yield (
-        f"{found.trained_tokens:,} tokens trained: {found.merged_tokens:,} merged ({found.share:.1%} of the run's), "
+        f"{found.trained_tokens:,} tokens {said}: {found.merged_tokens:,} merged ({found.share:.1%} of the run's), "
         f"{found.carried_tokens:,} carried, {found.dropped_tokens:,} dropped"
     )
     yield f"rounds: {found.rounds_taken} taken, {found.rounds_missed} missed"
     yield f"{size(found.bytes_up)} sent, {size(found.bytes_down)} fetched, as its own tape says"
 
 
-def _traffic(store: Store, site: str, starts: int) -> tuple[int, int]:
-    """(up, down) bytes, as the site's tape says of the processes that it started: each counts from its start."""
-    by_process: dict[int, tuple[int, int]] = {}
-    for key in store.list(keys.tape_prefix(site)):
-        for line in store.get(key).splitlines():
-            try:
-                event = json.loads(line)
-                process, up, down = (count(event[name]) for name in ("incarnation", "bytes_up", "bytes_down"))
-            except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
-                continue  # another event, or a line that `status` calls a problem
-            if process >= starts:
-                continue
-            before = by_process.get(process, (0, 0))
-            by_process[process] = (max(before[0], up), max(before[1], down))
-    return sum(up for up, _ in by_process.values()), sum(down for _, down in by_process.values())
-
-
-def _hours(store: Store, site: str) -> float:
-    """Its beats come at a fixed pace, each process counts its own."""
+def _hours(store: Store, sites: Sequence[SiteStatus], found: SiteStatus) -> float:
+    """Beats come at a fixed pace, each process counts its own. A guest's count up to those of the members' longest."""
     manifest, _ = find_manifest(store)
-    beats = [find_record(store, Beat, key) for key in store.list(keys.site_prefix(site)) if keys.is_beat(key)]
-    counted = sum(beat.counter for beat in beats if beat is not None)
-    return counted * manifest.terms.liveness_s / BEATS_PER_LIVENESS / 3600
+
+    def counted(site: str) -> int:
+        beats = [find_record(store, Beat, key) for key in store.list(keys.site_prefix(site)) if keys.is_beat(key)]
+        return sum(beat.counter for beat in beats if beat is not None)
+
+    beats = counted(found.site)
+    if found.guest:
+        beats = min(beats, max((counted(each.site) for each in sites if not each.guest), default=0))
+    return beats * manifest.terms.liveness_s / BEATS_PER_LIVENESS / 3600

@@ -11,13 +11,13 @@ from pathlib import Path
 from composer_prime.errors import BadInput, StoreError, StoreUnusable
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
+from composer_prime.store.remote import ANONYMOUS_VARIABLE
+from composer_prime.sync.reading import read_bytes
 from composer_prime.volunteers.environ import restored
-from composer_prime.volunteers.invitation import IDENTITY, Invitation, adopt_environment, check_environment
+from composer_prime.volunteers.invitation import IDENTITY, KEYED, Invitation, adopt_environment, check_environment
 
 PLACES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_REGION")
 """Not secret, and the same for everybody."""
-KEYED = ("s3://", "hf://")
-"""Stores that know who asks by the variables of an invitation."""
 POLICIES = "infra/bucket"
 
 
@@ -95,7 +95,7 @@ def rights_fault(store: Store, *, guest: bool) -> str | None:
 
 
 def _may_write(store: Store, key: str) -> bool:
-    data = store.get(key)
+    data = read_bytes(store, key)
     try:
         store.create(key, data)
     except StoreError:  # refused: they have just read it, so it isn't the network
@@ -106,7 +106,7 @@ def _may_write(store: Store, key: str) -> bool:
 @contextmanager
 def _as_invited(invitation: Invitation) -> Iterator[None]:
     """Reach stores that are opened meanwhile as the volunteer will."""
-    with restored({*IDENTITY, *invitation.environment}):
+    with restored({*IDENTITY, ANONYMOUS_VARIABLE, *invitation.environment}):
         adopt_environment(invitation)
         yield
 

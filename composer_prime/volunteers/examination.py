@@ -68,10 +68,10 @@ def examine_machine(wishes: Wishes) -> Diagnosis:
 
 def examine_for_invitation(invitation: Invitation, wishes: Wishes) -> Diagnosis:
     """What this machine can do for the run of an invitation, which is checked, too. Nothing is left behind."""
-    check_date(invitation, time.time())
     check_place(invitation, allow_local=wishes.allow_local)
+    check_date(invitation, time.time())
     key = own_key(invitation, wishes.key_file)
-    adopt_environment(invitation)
+    adopt_environment(invitation, use_my_aws=wishes.use_my_aws)
     folder = VolunteerFolder.default(invitation.run) if wishes.folder is None else wishes.folder
     with looking(folder.expanduser()) as machine, lent_key(key), closing(open_store(invitation.uri)) as store:
         entrance = enter(invitation, store, key, starting=False)

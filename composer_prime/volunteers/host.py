@@ -131,6 +131,7 @@ def invite(
     invitation = Invitation(
         run=manifest.run,
         manifest_sha256=sha,
+        owner=key.public,
         uri=uri.rstrip("/"),
         site=invitee.site,
         number=number,

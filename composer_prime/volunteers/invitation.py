@@ -19,8 +19,9 @@ from pydantic import Field, ValidationError
 from composer_prime.config.table import RunName, SiteName
 from composer_prime.errors import InvitationRefused
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
+from composer_prime.store.remote import ANONYMOUS_VARIABLE
 from composer_prime.sync.canonical import Signed
-from composer_prime.sync.signatures import SigningKey
+from composer_prime.sync.signatures import SigningKey, verify
 
 PREFIX = "cpinv1."
 MAX_JSON_BYTES = 2**20
@@ -39,15 +40,19 @@ WORD, REGION = re.compile(r"[!-~]{1,4096}"), re.compile(r"[A-Za-z0-9-]{1,63}")
 
 IDENTITY = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_PROFILE")
 """Variables that say who asks: an invitation that sets one replaces them all."""
+KEYED = ("s3://", "hf://")
+"""Stores that know who asks by the variables of an invitation."""
 
 
 class Invitation(Signed):
     """One site's way into one run. Its names become paths on the volunteer's machine, so they hold no path."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     run: RunName
     manifest_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     """Of the run's manifest: another run of that name is another run."""
+    owner: str
+    """Public key of the run's owner, who signed this: looked at before anybody is asked for the run."""
     uri: str
     """The run's root in its bucket, or its gateway."""
     site: SiteName
@@ -92,7 +97,9 @@ def decode(text: str) -> Invitation:
         raise InvitationRefused(
             f"this is no invitation: one is a line that starts with {PREFIX}; copy it whole, or give its file"
         )
-    damaged = InvitationRefused("the invitation is damaged: copy it again, all of it")
+    damaged = InvitationRefused(
+        "the invitation is damaged, or of another version: copy it again, or ask for another one"
+    )
     try:
         packed = base64.b64decode(text.removeprefix(PREFIX).encode(), altchars=b"-_", validate=True)
         if not 0 <= zstandard.frame_content_size(packed) <= MAX_JSON_BYTES:
@@ -125,13 +132,30 @@ def _shown(name: str) -> str:
     return name if re.fullmatch(r"\w{1,60}", name, re.ASCII) else ascii(name[:60])
 
 
-def adopt_environment(invitation: Invitation) -> None:
-    """Let this process, and those it starts, reach the store as the invitation says, and not write its keys down."""
-    if any(name in IDENTITY for name in invitation.environment):
+def check_signature(invitation: Invitation) -> None:
+    """Raise InvitationRefused unless the owner that it names signed it. Whether the run is theirs its manifest says."""
+    message = invitation.message(invitation.manifest_sha256)
+    if not verify(invitation.owner, message, invitation.signature or ""):
+        raise InvitationRefused(
+            f"the invitation is forged or was changed: {ascii(invitation.owner)[:80]}, whom it names as the run's "
+            "owner, hasn't signed it. Use it for nothing, and ask the run's owner"
+        )
+
+
+def adopt_environment(invitation: Invitation, *, use_my_aws: bool = False) -> None:
+    """Let this process, and those it starts, reach the store as the invitation says, and not write its keys down.
+
+    use_my_aws   sign with what this machine's user has. Without, the invitation's keys sign, or requests are anonymous
+    """
+    given = {name: value for name, value in invitation.environment.items() if not use_my_aws or name not in IDENTITY}
+    secret = [name for name in given if name in IDENTITY]
+    if secret:
         for name in IDENTITY:
             os.environ.pop(name, None)
-    os.environ.update(invitation.environment)
-    secret = [name for name in invitation.environment if name in IDENTITY]
+    os.environ.update(given)
+    if invitation.uri.startswith((*KEYED, "gs://")):
+        has_keys = invitation.uri.startswith(KEYED) and {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= given.keys()
+        os.environ[ANONYMOUS_VARIABLE] = "0" if use_my_aws or has_keys else "1"
     named = [name for name in os.environ.get(SECRET_NAMES_VARIABLE, "").split(",") if name]
     if secret:
         os.environ[SECRET_NAMES_VARIABLE] = ",".join(dict.fromkeys([*named, *secret]))

@@ -73,10 +73,10 @@ def prepare(
     invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, say: Say, ask: Ask | None = None
 ) -> RecipeBase | None:
     """All that comes before the start; the recipe as this machine runs it, None when the run has ended."""
-    check_date(invitation, time.time())
     check_place(invitation, allow_local=wishes.allow_local)
+    check_date(invitation, time.time())
     key = own_key(invitation, wishes.key_file)
-    adopt_environment(invitation)
+    adopt_environment(invitation, use_my_aws=wishes.use_my_aws)
     with looking(folder.root) as machine, lent_key(key), closing(open_store(invitation.uri)) as store:
         entrance = enter(invitation, store, key)
         if entrance.is_finished:

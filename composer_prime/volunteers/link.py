@@ -82,7 +82,7 @@ def _send_and_fetch(store: Store, key: str, delay_s: float, clock: Callable[[], 
             if _tells(up_s, delay_s) or size >= MOST_BYTES:
                 break
             size *= GROWTH
-        down_s = _seconds(lambda: store.get(key), clock)
+        down_s = _seconds(lambda: store.get_range(key, 0, size), clock)
     finally:
         store.delete(key)
     return Link(_mbit(size, up_s, delay_s), _mbit(size, down_s, delay_s), delay_s)

@@ -9,7 +9,7 @@ import re
 from urllib.parse import urlsplit
 
 from composer_prime.errors import InvitationRefused
-from composer_prime.volunteers.invitation import Invitation
+from composer_prime.volunteers.invitation import Invitation, check_signature
 
 BUCKETS = ("s3", "gs", "hf")
 GATEWAYS = {"gateway+https": "https", "gateway+http": "http"}
@@ -53,10 +53,11 @@ def is_public(host: str) -> bool:
 
 
 def check_place(invitation: Invitation, *, allow_local: bool) -> None:
-    """Raise InvitationRefused unless the invitation leads where it may, before anything there is opened.
+    """Raise InvitationRefused unless it is signed and leads where it may, before anything there is opened.
 
     allow_local   the volunteer's word that folders and addresses of their own are meant
     """
+    check_signature(invitation)
     _check_uri(invitation.uri, invitation.run, allow_local)
     for name in ENDPOINTS:
         if (url := invitation.environment.get(name)) is not None:

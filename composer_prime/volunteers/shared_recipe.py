@@ -4,14 +4,13 @@
 isn't listed is refused, when one is written and when one is read.
 """
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from composer_prime.config.load import any_from_data
 from composer_prime.config.prime_rl import PORTS, PrimeRecipe
 from composer_prime.config.recipe import RecipeBase
-from composer_prime.config.toml import to_toml
+from composer_prime.config.toml import read_toml, to_toml
 from composer_prime.errors import ConfigError, InvitationRefused
 from composer_prime.volunteers.allowed import EMBEDDED, PRIME_RL, Rule, is_table, refusals, shown
 from composer_prime.volunteers.upstream import machines_own
@@ -56,8 +55,8 @@ def read_shared(text: str) -> RecipeBase:
             f"the invitation's recipe has {len(text)} characters, of {MOST_CHARACTERS} at most: ask for another one"
         )
     try:
-        data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+        data = read_toml(text)
+    except ValueError as error:
         raise ConfigError(f"the invitation's recipe isn't TOML ({shown(str(error))}): ask for another one") from None
     for refused in refusals(data):
         raise InvitationRefused(

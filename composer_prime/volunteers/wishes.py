@@ -19,6 +19,7 @@ class Wishes:
     niceness               from 0 to 19: how far it steps back for other programs
     allow_envs, allow_harnesses, allow_teachers   packages and servers, by name, that an invitation may choose
     allow_local            whether it may lead to a folder or an address of this machine or its network
+    use_my_aws             whether requests to the bucket are signed by what this machine's user has
     """
 
     folder: Path | None = None
@@ -32,6 +33,7 @@ class Wishes:
     allow_harnesses: tuple[str, ...] = ()
     allow_teachers: tuple[str, ...] = ()
     allow_local: bool = False
+    use_my_aws: bool = False
 
     @property
     def max_disk_bytes(self) -> int | None:

@@ -9,6 +9,7 @@ from composer_prime.waiting import Waiting
 class SiteStatus:
     """One site's part in the run.
 
+    guest               whether its tokens are claims, which count up to the median of the members' in the same rounds
     state               as its newest beat says: joining, live, done or leaving; "silent" before the first beat, and
                         "revoked" from when the run's owner has taken its key out
     beating             whether its beat changed between two looks; None: one look, or too short a time between
@@ -19,6 +20,7 @@ class SiteStatus:
     merged_tokens       of those, as the mean over fragments, since a step trains all of them; `carried_tokens` wait for
                         a commit, `dropped_tokens` are lost; what a revoked site carried is
     rounds_taken        rounds that merged an offer of it; `rounds_missed` closed without the one it had made
+    bytes_up, bytes_down  that its processes moved up to their last merged offers, as its tape says
     rounds_clipped      of the taken, those in which the norm clip shortened its offer; `least_clip` is the smallest
                         factor, None where there was no such round
     rounds_against      of the taken, those in which its offer pointed away from where the others went, as tapes tell
@@ -27,6 +29,7 @@ class SiteStatus:
     """
 
     site: str
+    guest: bool
     incarnation: int
     incarnations: int
     state: str
@@ -41,6 +44,8 @@ class SiteStatus:
     dropped_tokens: int
     rounds_taken: int
     rounds_missed: int
+    bytes_up: int
+    bytes_down: int
     rounds_clipped: int
     least_clip: float | None
     rounds_against: int

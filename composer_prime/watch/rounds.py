@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import TypeVar
 
 from composer_prime.errors import CorruptObject, KeyMissing
@@ -61,6 +62,21 @@ class FragmentRounds:
             if version not in self.faulty
             for entry in commit.refused
         )
+
+
+def believed(rounds: FragmentRounds, site: str, roster: Roster) -> tuple[int, int]:
+    """(merged, trained) tokens that are believed of a guest at most: what the middle one of the members trained in the
+    rounds since it was taken before, and in all since the first that took it, with the open one."""
+    usual, first, since, merged = [], rounds.version, 0, 0
+    for version in range(rounds.version):
+        tokens = {entry.site: entry.tokens for entry in rounds.taken(version)}
+        guests = roster.authority(rounds.commits[version].admissions).guests if tokens else ()
+        usual.append(median_low([count for each, count in tokens.items() if each not in guests] or [0]))
+        if site in tokens:
+            first = min(first, version)
+            merged += min(tokens[site], sum(usual[max(first, since) :]))
+            since = version + 1
+    return merged, sum(usual[first:]) + sum(usual[-1:])
 
 
 def reason(why: str) -> str:

@@ -24,9 +24,9 @@ from composer_prime.sync.runtime import Runtime, ThreadRuntime
 from composer_prime.sync.validity import most_tokens
 from composer_prime.visible import visible
 from composer_prime.watch.records import Bytes, FragmentStatus, RunStatus, SiteStatus
-from composer_prime.watch.rounds import FragmentRounds, is_size, offered_bytes, read_or_say, read_rounds
+from composer_prime.watch.rounds import FragmentRounds, believed, is_size, offered_bytes, read_or_say, read_rounds
 from composer_prime.watch.standing import Standing
-from composer_prime.watch.tapes import TapeFacts, read_tape
+from composer_prime.watch.tapes import pieces_of, read_tape
 
 MAX_OF_ONE = 3
 """Problems told of one fragment or site, before the rest is counted."""
@@ -106,7 +106,7 @@ class _Look:
         claims, strangers = _claims(store, roster, runtime)
         self._beats = {claimed.site: claimed.beat for claimed in claims}
         self._claimed = [self._believed(claimed) for claimed in claims]
-        self._tapes = {claimed.site: _tape(store, claimed.site, runtime) for claimed in self._claimed}
+        self._tapes = {each.site: read_tape(pieces_of(store, each.site, runtime)) for each in self._claimed}
         guests = self._roster.authority().guests
         believed = {each.site for each in self._claimed if not each.revoked} - set(guests)
         words = {site: tape for site, tape in self._tapes.items() if site in believed}
@@ -227,10 +227,17 @@ class _Look:
         trained = max([0 if beat is None else beat.trained_tokens, *(entry.trained_tokens for _, _, entry in taken)])
         merged = self._mean(entry.tokens for _, _, entry in taken)
         dropped = self._mean(self._tapes[site].dropped.values())
+        if is_guest := site in self._roster.authority(self._roster.last_admission_of(site)).guests:
+            bounds = [believed(rounds, site, self._roster) for rounds in self._rounds]
+            merged, most = (self._mean(each) for each in zip(*bounds, strict=True))
+            trained = max(merged, min(trained, most))
+            dropped = min(dropped, trained - merged)
         if claimed.revoked or self._closed:  # nothing of it will be taken any more
             dropped = max(0, trained - merged)
+        traffic = [moved for process, moved in self._tapes[site].traffic.items() if process < claimed.incarnations]
         return SiteStatus(
             site=site,
+            guest=is_guest,
             incarnation=claimed.incarnation,
             incarnations=claimed.incarnations,
             state="revoked" if claimed.revoked else "silent" if beat is None else beat.state,
@@ -246,6 +253,8 @@ class _Look:
             dropped_tokens=dropped,
             rounds_taken=len(taken),
             rounds_missed=num_missed,
+            bytes_up=sum(up for up, _ in traffic),
+            bytes_down=sum(down for _, down in traffic),
             **self._standing.of(site),
         )
 
@@ -342,8 +351,3 @@ def _claims(store: Store, roster: Roster, runtime: Runtime) -> tuple[list[_Claim
         return _Claimed(*place, beat, None, revoked)
 
     return runtime.map(read, sorted(claims)), problems
-
-
-def _tape(store: Store, site: str, runtime: Runtime) -> TapeFacts:
-    pieces: Sequence[str] = store.list(keys.tape_prefix(site))
-    return read_tape(zip(pieces, runtime.map(store.get, pieces), strict=True))

@@ -1,16 +1,23 @@
 """The sites' tapes, read back: what was offered, merged, carried and dropped, in the sites' own words."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from composer_prime.sync.canonical import MAX_COUNT
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.sync.canonical import MAX_COUNT, MAX_RECORD_BYTES
+from composer_prime.sync.reading import read_bytes
+from composer_prime.sync.runtime import Runtime
 from composer_prime.visible import visible
 from composer_prime.waiting import Waiting
 
 MAX_PROBLEMS = 3
 """Bad lines of one site's tape that are told, before the rest is counted."""
+MAX_TAPE_BYTES, PIECES_AT_ONCE = 2**28, 8
+"""Read of one site's tape, and held of it."""
 WHOLE = -1
 """Stands for a part where a round has none."""
 
@@ -26,6 +33,7 @@ class TapeFacts:
                that this site merged; under WHOLE where it merged the whole round
     second     (fragment, version, site) of offers over which, as this site says, their sites put another
     waits      the last wait that the site told of, and the incarnation that did
+    traffic    (up, down) bytes by process: the most that it says, since each counts from its start
     problems   pieces and lines that aren't what a tape holds: the first few, and how many more
     """
 
@@ -35,13 +43,27 @@ class TapeFacts:
     agreement: dict[tuple[int, int, str], dict[int, float]] = field(default_factory=dict)
     second: set[tuple[int, int, str]] = field(default_factory=set)
     waits: tuple[int, Waiting] | None = None
+    traffic: dict[int, tuple[int, int]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
+def pieces_of(store: Store, site: str, runtime: Runtime) -> Iterator[tuple[str, bytes]]:
+    """The pieces of one site's tape, (key, bytes) each; of one that is too long, a byte more than it may have."""
+    listed = store.list(keys.tape_prefix(site))
+    for start in range(0, len(listed), PIECES_AT_ONCE):
+        some = listed[start : start + PIECES_AT_ONCE]
+        yield from zip(some, runtime.map(partial(read_bytes, store), some), strict=True)
+
+
 def read_tape(pieces: Iterable[tuple[str, bytes]]) -> TapeFacts:
-    """The facts of one site's pieces of tape, (key, bytes) each. A bad line is a problem, and the others count."""
-    facts, bad = TapeFacts(), 0
+    """The facts of one site's pieces of tape. A bad line is a problem, and the others count."""
+    facts, bad, left = TapeFacts(), 0, MAX_TAPE_BYTES
     for key, data in pieces:
+        left -= len(data)
+        if left < 0 or len(data) > MAX_RECORD_BYTES:
+            limits = f"at most {MAX_RECORD_BYTES} bytes a piece and {MAX_TAPE_BYTES} bytes in all"
+            facts.problems.append(f"{key} and later pieces of that tape are not read: {limits}")
+            break
         for number, line in enumerate(data.splitlines(), start=1):
             try:
                 _take(facts, json.loads(line))
@@ -83,6 +105,10 @@ def _take(facts: TapeFacts, event: dict[str, Any]) -> None:
         if max(told.since, told.until or 0) > 2**36:
             raise ValueError("a date is before the year 4147")
         facts.waits = count(event["incarnation"]), told
+    if "bytes_up" in event:
+        process, up, down = (count(event[name]) for name in ("incarnation", "bytes_up", "bytes_down"))
+        most_up, most_down = facts.traffic.get(process, (0, 0))
+        facts.traffic[process] = max(most_up, up), max(most_down, down)
     if kind not in ("offer", "dropped", "round", "part", "equivocated"):
         return
     fragment, version = count(event["fragment"]), count(event["version"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
+from composer_prime.store.remote import ANONYMOUS_VARIABLE
 from composer_prime.volunteers.invitation import CREDENTIALS, IDENTITY
 from composer_prime.volunteers.wishes import KEY_VARIABLE
 
@@ -24,7 +25,7 @@ CHANGES = (
     "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.chmod", "os.chown", "os.truncate", "os.link", "os.symlink",
     "os.utime", "os.setxattr", "tempfile.",
 )  # fmt: skip
-VARIABLES = {*CREDENTIALS, *IDENTITY, KEY_VARIABLE, SECRET_NAMES_VARIABLE}
+VARIABLES = {*CREDENTIALS, *IDENTITY, KEY_VARIABLE, SECRET_NAMES_VARIABLE, ANONYMOUS_VARIABLE}
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 

@@ -105,8 +105,8 @@ SETTINGS = [key for key in KEYS if key not in TABLES]
 ROTATION = [*KEYS, *7 * TABLES]
 """Each in turn; tables oftener, since they don't stand beside settings in them."""
 FIELDS = (
-    "run", "site", "uri", "number", "public", "seed", "guest", "expires_at", "manifest_sha256", "recipe", "version",
-    "signature", "new", *(f"environment.{name}" for name in CREDENTIALS), "environment.new",
+    "run", "site", "owner", "uri", "number", "public", "seed", "guest", "expires_at", "manifest_sha256", "recipe",
+    "version", "signature", "new", *(f"environment.{name}" for name in CREDENTIALS), "environment.new",
 )  # fmt: skip
 URIS = (
     "s3://bucket/run", "s3://bucket/x/run", "gs://bucket/run", "hf://buckets/org/bucket/run", "s3://bucket/../run",

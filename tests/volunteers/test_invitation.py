@@ -6,12 +6,14 @@ import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
 
 from composer_prime.errors import InvitationRefused
 from composer_prime.redaction import SECRET_NAMES_VARIABLE, secret_values
+from composer_prime.store.remote import ANONYMOUS_VARIABLE
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers.invitation import (
     PREFIX,
@@ -25,11 +27,13 @@ from composer_prime.volunteers.invitation import (
 )
 
 SEED = bytes(range(100, 132))
+OWNER = SigningKey.from_bytes(bytes(range(32)))
 
 
 def make(**changes) -> Invitation:
-    values = {
+    values: dict[str, Any] = {
         "run": "run",
+        "owner": OWNER.public,
         "manifest_sha256": "0" * 64,
         "uri": "s3://bucket/run",
         "site": "alice",
@@ -40,7 +44,8 @@ def make(**changes) -> Invitation:
         "recipe": "max_steps = 1\n",
         "environment": {"AWS_SECRET_ACCESS_KEY": "topsecretvalue"},
     }
-    return Invitation(**(values | changes))
+    made = Invitation(**(values | changes))
+    return made.model_copy(update={"signature": OWNER.sign(made.message(made.manifest_sha256))})
 
 
 def packed(data: object) -> str:
@@ -101,7 +106,7 @@ def test_a_name_that_could_be_a_path_is_refused(field: str, name: str) -> None:
 def test_credentials_replace_who_one_was_before_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"AWS_SESSION_TOKEN": "old", "AWS_PROFILE": "work", "HOME": "/home/alice"})
     adopt_environment(make(environment={"AWS_ACCESS_KEY_ID": "new", "AWS_SECRET_ACCESS_KEY": "new"}))
-    named = {SECRET_NAMES_VARIABLE: "AWS_ACCESS_KEY_ID,AWS_SECRET_ACCESS_KEY"}
+    named = {SECRET_NAMES_VARIABLE: "AWS_ACCESS_KEY_ID,AWS_SECRET_ACCESS_KEY", ANONYMOUS_VARIABLE: "0"}
     assert os.environ == {"AWS_ACCESS_KEY_ID": "new", "AWS_SECRET_ACCESS_KEY": "new", "HOME": "/home/alice", **named}
 
 
@@ -111,10 +116,10 @@ def test_its_credentials_are_kept_out_of_what_the_site_writes_besides_ones_own(m
     assert secret_values(os.environ) == ["my-own-secret", "theirs"]
 
 
-def test_an_invitation_without_credentials_leaves_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invitation_without_credentials_leaves_ones_own_for_other_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"AWS_PROFILE": "work"})
     adopt_environment(make(environment={"AWS_ENDPOINT_URL": "https://s3.example"}))
-    assert os.environ == {"AWS_PROFILE": "work", "AWS_ENDPOINT_URL": "https://s3.example"}
+    assert os.environ == {"AWS_PROFILE": "work", "AWS_ENDPOINT_URL": "https://s3.example", ANONYMOUS_VARIABLE: "1"}
 
 
 def test_its_file_is_the_owners_alone_and_nothing_is_overwritten(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from composer_prime.config import load_any, recipe_from_data
 from composer_prime.config.load import any_from_data
 from composer_prime.config.prime_rl import PrimeRecipe
-from composer_prime.config.toml import to_toml
+from composer_prime.config.toml import read_toml, to_toml
 from composer_prime.errors import BadInput, ConfigError, InvitationRefused
 from composer_prime.volunteers.consent import asked_of
 from composer_prime.volunteers.entrance import enter, own_key
@@ -193,3 +193,27 @@ def test_the_live_teacher_is_refused_when_an_invitation_is_written_and_when_it_i
         shared_toml(recipe_from_data(data))
     with pytest.raises(InvitationRefused, match=r"hints\.allow_live to True, which must be false"):
         read_shared(to_toml(minimal(hints={"allow_live": True})))
+
+
+DEEP = {
+    "one dotted key": ".".join(["a"] * 32_000) + " = 1",
+    "many": "\n".join(".".join(["a"] * 300) + f".b{number} = 1" for number in range(100)),
+    "quoted and spaced": " . ".join(["'a.b'"] * 8_000) + " = 1",
+    "a table's name": "[" + ".".join(["a"] * 32_000) + "]",
+    "in a list": 'x = [ """\n\' """, {' + ".".join(["a"] * 20_000) + " = '1'} ]",
+    "inline tables": "x = " + "{a = " * 10_000,
+    "inline tables that end": "x = " + "{a = " * 180 + "1" + "}" * 180,
+    "lists": "x = " + "[" * 30_000,
+}
+
+
+@pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
+def test_deep_toml_is_refused_before_it_is_read(text: str) -> None:
+    with pytest.raises(BadInput, match=r"more than 200 dots|nested too deep|sets x\b") as said:
+        read_shared(text)
+    assert "\n" not in str(said.value)
+
+
+def test_a_recipe_in_a_bucket_is_read_by_the_same_limit() -> None:
+    with pytest.raises(ValueError, match="more than 200 dots"):
+        read_toml(DEEP["one dotted key"])

@@ -9,6 +9,7 @@ from composer_prime.watch.tables import draw
 
 SITE = SiteStatus(
     site="a",
+    guest=False,
     incarnation=6,
     incarnations=7,
     state="live",
@@ -23,6 +24,8 @@ SITE = SiteStatus(
     dropped_tokens=3000,
     rounds_taken=41,
     rounds_missed=42,
+    bytes_up=43,
+    bytes_down=44,
     rounds_clipped=51,
     least_clip=0.125,
     rounds_against=52,

@@ -11,12 +11,15 @@ from typing import Any
 
 import zstandard
 
-from composer_prime.errors import BadInput, CorruptObject
+from composer_prime.errors import BadInput, CorruptObject, StoreError
 from composer_prime.replay.ingest.session import Session
 from composer_prime.replay.states import TraceState
 from composer_prime.store.file import FileStore
 
 VERSION = 1
+MAX_BYTES = 2**27
+"""Of a session as JSON: what others share may state any length, in a few bytes of zstd."""
+MAX_INDEX_BYTES = 2**29
 _INDEX = "index.json"
 _SESSIONS = "sessions/"
 _SUFFIX = ".json.zst"
@@ -45,10 +48,12 @@ class TraceStore:
 
     def session(self, id: str) -> Session:
         """One session. Raises KeyMissing if there is none, CorruptObject if its bytes aren't what was written."""
-        data = self._store.get(_key(id))
+        data = self._store.get_range(_key(id), 0, MAX_BYTES)
         try:
-            return Session.of(json.loads(zstandard.ZstdDecompressor().decompress(data)))
-        except (ValueError, KeyError, TypeError, zstandard.ZstdError) as error:
+            if not 0 <= (size := zstandard.frame_content_size(data)) <= MAX_BYTES:
+                raise ValueError(f"it states {size} bytes, of {MAX_BYTES} at most")
+            return Session.of(json.loads(zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_BYTES)))
+        except (ValueError, KeyError, TypeError, RecursionError, zstandard.ZstdError) as error:
             path = self.folder / _key(id)
             raise CorruptObject(f"{path} isn't a session ({error}): delete it and ingest its file again") from error
 
@@ -74,7 +79,12 @@ class TraceStore:
         self.index["sessions"][session.id] = {"format": session.format, "name": session.name, "calls": keys}
         if (self.folder / _key(session.id)).exists():
             return False
-        self._store.create(_key(session.id), zstandard.ZstdCompressor().compress(_json(session.to_json())))
+        data = _json(session.to_json())
+        if len(data) > MAX_BYTES:
+            raise BadInput(
+                f"session {session.name} has {len(data)} bytes as JSON, of {MAX_BYTES} at most: cut its file"
+            )
+        self._store.create(_key(session.id), zstandard.ZstdCompressor().compress(data))
         return True
 
     def known_calls(self) -> set[str]:
@@ -101,9 +111,11 @@ class TraceStore:
     def _read_index(self) -> dict[str, Any]:
         path = self.folder / _INDEX
         try:
-            index = json.loads(path.read_bytes())
+            if len(data := self._store.get_range(_INDEX, 0, MAX_INDEX_BYTES + 1)) > MAX_INDEX_BYTES:
+                raise ValueError(f"its index has more than {MAX_INDEX_BYTES} bytes")
+            index = json.loads(data)
             version = index["version"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (StoreError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise BadInput(f"{self.folder} is no store of traces ({error}): make one with `replay ingest`") from error
         if version != VERSION:
             raise BadInput(f"{path} has version {version}; this program reads {VERSION}: ingest the files once more")

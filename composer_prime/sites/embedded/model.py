@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_prime.config.model_folder import loading, weight_files
 from composer_prime.config.recipe import LETTERS_MODELS, TINY, TINY_MODELS
 from composer_prime.config.settings import WITHOUT_WEIGHTS
 from composer_prime.errors import BadInput, ModelError, last_words
@@ -93,15 +94,15 @@ def load_policy(folder: Path, device: str = "cpu") -> PreTrainedModel:
     May be called in several threads. Raises ModelError when its files can't be read as one.
     """
     import torch
-    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # our processes write to logs
     as_we_train = {"dtype": torch.float32, "attn_implementation": "sdpa", "trust_remote_code": False}
     here = {"local_files_only": True, "trust_remote_code": False}
-    try:
+    with loading(f"model folder {folder}", "give a causal LM's"):
         with _loading:
+            weight_files(folder)
             if (folder / WITHOUT_WEIGHTS).exists():
                 config = AutoConfig.from_pretrained(folder, **here)
                 model = AutoModelForCausalLM.from_config(config, **as_we_train)
@@ -110,9 +111,7 @@ def load_policy(folder: Path, device: str = "cpu") -> PreTrainedModel:
             else:
                 whole = {"local_files_only": True, "use_safetensors": True}
                 model = AutoModelForCausalLM.from_pretrained(folder, **whole, **as_we_train)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"model folder {folder} can't be loaded: {_first_line(error)}; give a causal LM's") from error
-    return model.eval().to(device)  # pyright: ignore[reportArgumentType] (transformers wraps it)
+        return model.eval().to(device)  # pyright: ignore[reportArgumentType] (transformers wraps it)
 
 
 def _tiny_folder(
@@ -224,6 +223,7 @@ def _check_folder(name: str, folder: Path) -> None:
             f"model folder {folder} is not one, it lacks {' and '.join(missing)}: give a folder that "
             "save_pretrained wrote for model and tokenizer"
         )
+    weight_files(folder)
 
 
 def _spared(name: str, cache_dir: Path) -> Path:

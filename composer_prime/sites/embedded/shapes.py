@@ -6,6 +6,7 @@ The model is built on the meta device, so that a plan of a large model takes sec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from composer_prime.config.model_folder import loading, weight_files
 from composer_prime.config.recipe import TINY_MODELS
 from composer_prime.errors import ModelError
 from composer_prime.outer.fragments import NamedShape, trainable
@@ -28,12 +29,8 @@ def named_shapes(name: str) -> list[NamedShape]:
         raise ModelError(f"the size of {name} isn't known without {error.name}: pip install {error.name}") from None
 
     config = _config(name)
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except ValueError as error:
-        cause = str(error).strip().splitlines()[0].rstrip(".")
-        raise ModelError(f"model.name ({name}) is no causal language model: {cause}; name another") from None
+    with loading(f"model.name ({name})", "name a causal language model"), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     return [(parameter, tuple(values.shape)) for parameter, values in trainable(model.named_parameters())]
 
 
@@ -48,8 +45,7 @@ def _config(name: str) -> "PreTrainedConfig":
     is_folder = folder.exists() or name.startswith(("/", ".", "~"))
     if is_folder and not (folder / "config.json").is_file():
         raise ModelError(f"model.name ({name}) is no model folder, it has no config.json: give a folder that has one")
-    try:
+    if is_folder:
+        weight_files(folder)
+    with loading(f"model.name ({name})", "give a model folder or a hub id"):
         return AutoConfig.from_pretrained(folder if is_folder else name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        cause = str(error).strip().splitlines()[0].rstrip(".")
-        raise ModelError(f"model.name ({name}) can't be loaded: {cause}; give a model folder or a hub id") from None

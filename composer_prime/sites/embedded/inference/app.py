@@ -11,8 +11,11 @@ import contextlib
 import json
 import logging
 import secrets
+import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from jinja2 import TemplateError
@@ -29,6 +32,8 @@ from composer_prime.sites.embedded.inference import wire
 from composer_prime.sites.embedded.inference.engine import Completion, Engine
 
 VERSION_HEADER = "x-policy-version"
+TEMPLATE_S = 10.0
+"""Of this thread's own time, for one chat by the model's template, which somebody else wrote."""
 
 logger = logging.getLogger(__name__)
 
@@ -168,16 +173,34 @@ class Server:
         if self._tokenizer.chat_template is None:
             raise BadInput("this model's tokenizer has no chat template: use /inference/v1/generate")
         try:
-            text = self._tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=True, tokenize=False, **options
-            )
-        except (TemplateError, TypeError, ValueError) as error:  # what a template does to messages it isn't made for
+            text = render_chat(self._tokenizer, messages, tools=tools, **options)
+        # What a template does to messages it isn't made for.
+        except (TemplateError, TypeError, ValueError, TimeoutError, RecursionError) as error:
             raise BadInput(f"messages don't fit the model's chat template: {error}") from error
-        return self._tokenizer.encode(str(text), add_special_tokens=False)
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _decode(self, token_ids: list[int]) -> str:
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return text if isinstance(text, str) else "".join(text)
+
+
+def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[Any], **options: Any) -> str:
+    """The chat with its generation prompt. Raises TimeoutError after TEMPLATE_S, else what the template raises.
+
+    The clock is looked at on each of its lines and at each call: a single operation without an end isn't ended.
+    """
+    until, before = time.thread_time() + TEMPLATE_S, sys.gettrace()
+
+    def watch(frame: FrameType, event: str, argument: Any) -> Any:
+        if time.thread_time() > until:
+            raise TimeoutError(f"it takes more than {TEMPLATE_S:g} s")
+        return watch if frame.f_code.co_filename == "<template>" else None
+
+    sys.settrace(watch)
+    try:
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **options))
+    finally:
+        sys.settrace(before)
 
 
 async def _body(request: Request) -> Any:

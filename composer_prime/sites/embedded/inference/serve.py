@@ -13,11 +13,12 @@ from starlette.applications import Starlette
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from composer_prime.bearer import OnlyWithToken, site_token, user_token
+from composer_prime.config.model_folder import loading
 from composer_prime.config.settings import SiteSettings
 from composer_prime.config.teachers import HintTeacher
 from composer_prime.errors import ModelError
 from composer_prime.replay.served import held_name
-from composer_prime.sites.embedded.inference.app import Server
+from composer_prime.sites.embedded.inference.app import Server, render_chat
 from composer_prime.sites.embedded.inference.engine import Engine
 
 _Fail = Callable[[BaseException], None]
@@ -199,7 +200,12 @@ def make_teacher(settings: SiteSettings, on_failure: Callable[[BaseException], N
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a model folder. Raises ModelError when its files can't be read as one."""
+    with loading(f"tokenizer in {folder}", "save it there again"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"tokenizer in {folder} can't be loaded: {error}; save it there again") from error
+        render_chat(tokenizer, [{"role": "user", "content": "?"}])
+    except TimeoutError as error:
+        raise ModelError(f"the chat template in {folder} doesn't end: {error}; save another one there") from None
+    except Exception:  # it may want other messages: whoever sends them is told
+        pass
+    return tokenizer

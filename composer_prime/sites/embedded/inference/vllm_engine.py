@@ -19,7 +19,8 @@ import aiohttp
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from composer_prime.errors import BadInput, ModelError, SiteError
+from composer_prime.config.model_folder import loading
+from composer_prime.errors import BadInput, SiteError
 from composer_prime.sites.embedded.inference.engine import Completion, FinishReason, Gate, GenerateRequest
 from composer_prime.sites.embedded.inference.reload import read_weights
 from composer_prime.sites.embedded.inference.vllm_folder import make_whole_folder, tied_names
@@ -140,12 +141,9 @@ class VllmEngine:
 
 def _skeleton(folder: Path) -> PreTrainedModel:
     """The model without weights, to check new ones against."""
-    try:
+    with loading(f"model folder {folder}", "give a causal LM's"), torch.device("meta"):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"model folder {folder} can't be loaded: {error}; give a causal LM's") from error
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def _body(request: GenerateRequest, room: int, model_name: str) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from composer_prime.config.model_folder import INDEX_FILE, loading, weight_files
 from composer_prime.errors import ModelError
 
 CONFIG_FILE = "config.json"
-INDEX_FILE = "model.safetensors.index.json"
 TIED_FILE = "tied.safetensors"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
@@ -38,12 +38,14 @@ def make_whole_folder(target: Path, *, model_dir: Path, weight_dir: Path, tied: 
 
     Raises ModelError when there are no such weights.
     """
-    files = _weight_files(weight_dir)
+    weight_files(model_dir)
+    files = weight_files(weight_dir)  # of those an index names, where there is one: a folder may hold the same twice
     if not files:
         raise ModelError(
             f"model folder {weight_dir} has no *.safetensors, which inference.engine vllm needs: convert it"
         )
-    places = {name: file for file in files for name in _names(file)}
+    with loading(f"model folder {weight_dir}", "save the model again"):
+        places = {name: file for file in files for name in _names(file)}
     spelled_out = {
         name: _read(places[source], source) for name, source in tied.items() if name not in places and source in places
     }
@@ -61,14 +63,6 @@ def make_whole_folder(target: Path, *, model_dir: Path, weight_dir: Path, tied: 
     (target / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": index}))
     config = json.loads((model_dir / CONFIG_FILE).read_text())
     (target / CONFIG_FILE).write_text(json.dumps(_untied(config) if tied else config))
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The files the index names, where there is one: a folder may hold the same weights twice."""
-    index = folder / INDEX_FILE
-    if index.is_file():
-        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-    return sorted(folder.glob("*.safetensors"))
 
 
 def _names(file: Path) -> list[str]:
