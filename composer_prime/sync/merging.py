@@ -42,7 +42,7 @@ class Closing:
     asked_at  when it last asked whether the round was collected, of which missing parts are a sign
     parts     merged parts found so far
     gone      whether the round was found to be collected as garbage while parts of it were missing here
-    has_looked   whether this site has looked if the bucket still has its own payload, if the commit takes one
+    has_looked   whether this site has looked if the bucket still has its own payload, in a gathered round
     unsound   why the commit is void after all: it takes what can never be merged
     """
 
@@ -136,11 +136,11 @@ class Merger:
         Raises StoreError when something the commit names can't be read: try again, a round is never skipped.
         Raises PayloadUnsound when the commit takes what can never be merged.
         """
-        commit = closing.commit
+        if closing.commit.num_parts:
+            return self._from_parts(closing)
         if not closing.has_looked:
             self._put_own_again(closing)
-        if commit.num_parts:
-            return self._from_parts(closing)
+        commit = closing.commit
         vectors = dict(zip((entry.site for entry in commit.taken), self._fetch_all(commit.taken), strict=True))
         if self.witness is not None:
             self.witness.gathered(commit, vectors)
