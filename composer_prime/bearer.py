@@ -17,6 +17,7 @@ SITE_TOKEN = "COMPOSER_PRIME_SITE_TOKEN"
 """The variable that holds a site's token in its processes."""
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 OPEN_PATH = "/health"
+_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
 def new_token() -> str:
@@ -87,8 +88,8 @@ class OnlyWithToken:
 
     def _fault(self, scope: Any) -> tuple[int, str] | None:
         sent: dict[bytes, bytes] = dict(scope["headers"])
-        host = urlsplit(f"//{sent.get(b'host', b'').decode('latin-1')}").hostname
-        if host not in LOOPBACK or b"origin" in sent:
+        port, host = scope["server"][1], sent.get(b"host", b"").decode("latin-1").lower()
+        if host.removesuffix(f":{port}") not in _HOSTS or (host in _HOSTS and port != 80) or b"origin" in sent:
             return 403, "this server answers programs on this machine, by its loopback address"
         if (scope["method"], scope["path"]) == ("GET", OPEN_PATH):
             return None

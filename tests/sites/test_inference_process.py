@@ -161,7 +161,7 @@ def test_sigterm_ends_it_in_the_middle_of_requests(tmp_path: Path, model_dir: Pa
     process = start(tmp_path, model_dir, seq_len=2048)
     process.wait_healthy()
     body = json.dumps({"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 2000, "temperature": 1e-6}}).encode()
-    lines = ("POST /inference/v1/generate HTTP/1.1", "Host: localhost", f"Authorization: Bearer {TOKEN}")
+    lines = ("POST /inference/v1/generate HTTP/1.1", f"Host: localhost:{process.settings.inference_port}", f"Authorization: Bearer {TOKEN}")
     head = "".join(f"{line}\r\n" for line in (*lines, f"Content-Length: {len(body)}", "")).encode()
     with socket.create_connection(("127.0.0.1", process.settings.inference_port)) as connection:
         connection.sendall(head + body)
@@ -207,7 +207,11 @@ def test_no_web_page_and_nobody_without_the_token_stops_a_site(server: Process) 
     with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as http:
         assert http.post("/pause", content="{}", headers=as_page).status_code == 403
         assert http.post("/pause", content="{}", headers=own | {"Origin": "http://evil.example"}).status_code == 403
-        assert http.get("/v1/models", headers=own | {"Host": "rebound.example"}).status_code == 403
+        port = server.settings.inference_port
+        for host in ("rebound.example", f"rebound.example:{port}", "127.0.0.1", "localhost:1", "[::1", "localhost:x", ""):
+            assert http.get("/v1/models", headers=own | {"Host": host}).status_code == 403, host
+        for host in (f"localhost:{port}", f"[::1]:{port}"):
+            assert http.get("/v1/models", headers=own | {"Host": host}).status_code == 200, host
         for wrong in ({}, headers("guess"), {"Authorization": TOKEN}):
             assert http.post("/pause", headers=wrong).status_code == 401
         answer = http.get("/v1/models", headers=own)

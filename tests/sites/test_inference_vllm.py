@@ -23,8 +23,9 @@ from tests.patience import PATIENCE_S
 from tests.sites.tiny_folder import save_random_tiny
 
 FAKE_VLLM = f"""#!{sys.executable}
-import json, sys
+import json, os, stat, sys
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from socketserver import UnixStreamServer
 
 class Vllm(BaseHTTPRequestHandler):
@@ -39,6 +40,9 @@ class Vllm(BaseHTTPRequestHandler):
 
     def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))
+        if os.environ.get("VLLM_API_KEY"):
+            self.send_error(401)
+            return
         choice = {{"token_ids": [7], "logprobs": {{"content": [{{"logprob": -0.5}}]}}, "finish_reason": "length"}}
         self.answer(json.dumps({{"choices": [choice], "prompt_logprobs": SCORES}}).encode())
 
@@ -49,7 +53,10 @@ class Vllm(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 assert "--port" not in sys.argv and "--host" not in sys.argv
-UnixStreamServer(sys.argv[sys.argv.index("--uds") + 1], Vllm).serve_forever()
+place = Path(sys.argv[sys.argv.index("--uds") + 1])
+assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+assert os.environ["GLOO_SOCKET_IFNAME"] in ("lo", "lo0")
+UnixStreamServer(str(place), Vllm).serve_forever()
 """
 START_SERVER = """
 import sys
@@ -167,6 +174,11 @@ def scores_of(answered: object, tmp_path: Path) -> object:
 
 def test_a_prompt_token_that_vllm_has_no_entry_for_has_no_scores_and_the_others_keep_theirs(tmp_path: Path) -> None:
     assert scores_of([None, None, {"7": {"logprob": -0.5}}], tmp_path) == [{}, {7: -0.5}]
+
+
+def test_a_key_exported_for_the_users_own_vllm_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "of-another-server")  # vLLM's own variable: it would refuse us
+    assert scores_of([None, None, None], tmp_path) == [{}, {}]
 
 
 def test_scores_of_another_shape_than_vllms_are_one_clear_error(tmp_path: Path) -> None:

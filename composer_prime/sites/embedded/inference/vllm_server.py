@@ -34,6 +34,8 @@ _ENV = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # OMP_NUM_THREADS counts then; its own choice is every core, pinned
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
+    "VLLM_API_KEY": "",  # one that the user exported is another server's, and would shut us out
+    "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",  # or it listens at the host name's address
 }
 
 
