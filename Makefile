@@ -3,6 +3,7 @@
 # make test    the test suite                                      make lint, fmt   check, or rewrite, the style
 # make test-prime-rl PRIME_RL_SRC=<checkout>    the tests that run upstream's own trainer, and the codecs' under its
 #              torch, in .venv-prime-rl; PRIME_RL_NAME=v0.8.0 writes that column of docs/prime-rl.md's table
+# make test-next    environments' and tools' tests on the newest pre-releases of verifiers and renderers, in .venv-next
 # make test-task-files    SkyPilot's and dstack's own parsers read our task files, from .venv-task-files
 #
 # Each makes .venv and installs what it needs by itself, and again only when a pyproject.toml changes.
@@ -21,6 +22,7 @@ PRIME_RL_VERIFIERS ?= 0.3.1.dev62
 PRIME_RL_STAMP := $(PRIME_RL_VENV)/.installed-$(PRIME_RL_VERIFIERS)
 PRIME_RL_REQUIREMENTS := tests/sites/prime_rl/requirements.txt
 PYTHON312 ?= python3.12
+NEXT_VENV := .venv-next
 TASK_FILES_VENV := .venv-task-files
 SKYPILOT_VERSION := 0.14.1
 DSTACK_VERSION := 0.22.5
@@ -38,7 +40,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& echo $$python && break; done)
 
-.PHONY: demo demo-vllm test test-prime-rl prime-rl-source test-task-files lint fmt clean
+.PHONY: demo demo-vllm test test-next test-prime-rl prime-rl-source test-task-files lint fmt clean
 
 demo: $(STAMP)
 	$(BIN)/composer-prime run $(RECIPE) --clean
@@ -55,6 +57,16 @@ test-prime-rl: prime-rl-source $(PRIME_RL_STAMP)
 		$(PRIME_RL_VENV)/bin/python -m pytest -p tests.sites.prime_rl.what_ran -m prime_rl \
 		tests/infra tests/losses tests/recipes tests/sites/prime_rl $(TEST_ARGS)
 	OMP_NUM_THREADS=1 $(PRIME_RL_VENV)/bin/python -m pytest tests/contracts/test_codec_contract.py tests/outer
+
+# Newest each time: what comes out while nobody looks is what this is for.
+test-next:
+	$(if $(PYTHON),,$(error Python 3.11, 3.12 or 3.13 is needed, and none is on the PATH: install one, or run make PYTHON=/path/to/python3))
+	test -x $(NEXT_VENV)/bin/python || $(PYTHON) -m venv $(NEXT_VENV)
+	$(NEXT_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) --editable '.[dev]' $(addprefix --editable ,$(ENVS))
+	$(NEXT_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) --upgrade --pre 'verifiers<0.5' 'renderers<0.2'
+	OMP_NUM_THREADS=1 $(NEXT_VENV)/bin/python -m pytest tests/envs tests/sites/tools tests/sites/test_rollouts.py \
+		tests/sites/test_environments.py tests/sites/test_orchestrator.py tests/sites/test_stored.py tests/hints \
+		tests/sites/prime_rl/test_stamping_env.py tests/sites/prime_rl/test_pairs_env.py $(TEST_ARGS)
 
 prime-rl-source:
 	$(if $(wildcard $(PRIME_RL_SRC)/src/prime_rl),,$(error PRIME_RL_SRC ($(PRIME_RL_SRC)) must be a checkout of PrimeIntellect-ai/prime-rl: make test-prime-rl PRIME_RL_SRC=<folder>))

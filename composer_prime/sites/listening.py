@@ -18,7 +18,7 @@ def listening_lines(recipe: RecipeBase) -> Iterator[str]:
         yield f"listens: inference on {HOST}, {place}: programs that have the site's token"
         if recipe.inference.engine == "vllm":
             yield "listens: vLLM on a Unix socket in a folder of its own: this user"
-        yield f"listens: verifiers' proxy in the orchestrator on {HOST}, a free port: whoever has a rollout's own secret"
+        yield f"listens: verifiers' proxy in the orchestrator on {HOST}, a free port: who has a rollout's own secret"
 
 
 def _prime_rl(recipe: PrimeRecipe) -> Iterator[str]:

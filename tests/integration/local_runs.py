@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import psutil
 
 from composer_prime.config.paths import RunPaths, SitePaths
@@ -38,6 +39,13 @@ REPEATABLE: dict[str, object] = {
 }
 """Each step on what the step before it left, one rollout at a time, and rounds that take both sites' offers."""
 
+PATHS = (
+    *("/health", "/docs", "/metrics", "/v1/models", "/v1/chat/completions", "/v1/messages", "/v1/responses"),
+    *("/inference/v1/generate", "/tokenize", "/detokenize", "/update_weights", "/pause", "/resume"),
+    *("/state", "/tool", "/task", "/mcp"),
+)
+"""Of a site's own server, and of verifiers' proxy for rollouts."""
+
 
 @dataclass
 class Touched:
@@ -48,6 +56,8 @@ class Touched:
     arguments: list[str]
     files: set[str] = field(default_factory=set)
     listens: set[int] = field(default_factory=set)
+    answers: set[str] = field(default_factory=set)
+    """"METHOD /path" of what one of its ports answered to a stranger with more than a refusal."""
     calls: set[int] = field(default_factory=set)
 
 
@@ -124,8 +134,25 @@ def look(processes: dict[tuple[str, str], psutil.Process], seen: dict[int, Touch
             for connection in child.net_connections(kind="inet"):
                 if connection.status == psutil.CONN_LISTEN:
                     assert connection.laddr.ip == "127.0.0.1", f"{role} listens on {connection.laddr}"
+                    if connection.laddr.port not in touched.listens:
+                        touched.answers |= answers_to_strangers(connection.laddr.port)
                     touched.listens.add(connection.laddr.port)
                 elif connection.raddr:
                     touched.calls.update({connection.laddr.port, connection.raddr.port})
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
+
+
+def answers_to_strangers(port: int) -> set[str]:
+    """As `Touched.answers`. A port that closes meanwhile answers nothing."""
+    answered = set()
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=PATIENCE_S) as http:
+        for method in ("GET", "POST", "PUT", "DELETE"):
+            for path in PATHS:
+                try:
+                    status = http.request(method, path, content=b"{}").status_code
+                except httpx.TransportError:
+                    return answered
+                if status not in (401, 404, 405):
+                    answered.add(f"{method} {path}")
+    return answered

@@ -108,6 +108,13 @@ def test_sites_share_no_path_but_the_bucket_and_no_socket(run: WatchedRun) -> No
     assert any("/sites/a/" in path for path in written) and any("/sites/b/" in path for path in written)
 
 
+def test_no_port_of_a_site_answers_a_stranger_more_than_that_it_is_healthy(run: WatchedRun) -> None:
+    for touched in run.seen.values():
+        assert bool(touched.listens) == (touched.role != "trainer")
+        assert touched.answers <= {"GET /health"}
+    assert {"GET /health"} in [touched.answers for touched in run.seen.values()], "they were asked"
+
+
 def test_generation_of_a_step_begins_before_training_of_the_one_before_ends(run: WatchedRun) -> None:
     for site in "ab":
         began = {record["step"]: record["rollout/began"] for record in run.tape(site, "orchestrator")}

@@ -22,7 +22,16 @@ from composer_prime.config.toml import to_toml
 from composer_prime.store import Store, keys, open_store
 from composer_prime.sync.records import Beat
 from composer_prime.sync.signatures import SigningKey
-from tests.integration.local_runs import QUICK, REPOSITORY, started, trained, wait_until
+from tests.integration.local_runs import (
+    QUICK,
+    REPOSITORY,
+    Touched,
+    look,
+    role_processes,
+    started,
+    trained,
+    wait_until,
+)
 from tests.patience import PATIENCE_S
 from tests.volunteers.owned_run import CONSENT
 
@@ -85,6 +94,7 @@ def test_a_volunteer_that_sleeps_is_killed_and_pauses_ends_with_the_owners_maste
         stopped = suspended(host)
         with started(join, logs[1]) as volunteer:
             wait_until(lambda: trained(theirs.site("alice")) >= 2, volunteer, logs[1])
+            check_that_nothing_is_open(volunteer)
             asleep = suspended(volunteer)
             before = trained(theirs.site("alice"))
             resume(stopped)
@@ -111,6 +121,17 @@ def test_a_volunteer_that_sleeps_is_killed_and_pauses_ends_with_the_owners_maste
     check_end(ours, theirs)
     assert "AWS_SECRET" not in "".join(log.read_text() for log in logs)
     store.close()
+
+
+def check_that_nothing_is_open(volunteer: subprocess.Popen[bytes]) -> None:
+    """What `join` started listens on loopback, and tells a stranger that it is healthy and no more."""
+    seen: dict[int, Touched] = {}
+    look(role_processes(volunteer), seen)
+    others = [member for member in family(volunteer) if member.pid not in seen]
+    assert not [each for member in others for each in member.net_connections() if each.status == psutil.CONN_LISTEN]
+    found = {touched.role: touched for touched in seen.values()}
+    assert found["inference"].listens and found["orchestrator"].listens and not found["trainer"].listens
+    assert set().union(*(touched.answers for touched in seen.values())) == {"GET /health"}
 
 
 def suspended(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
