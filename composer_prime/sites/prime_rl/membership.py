@@ -165,7 +165,7 @@ class _Leading:
         folder: Path,
         loaded: checkpoints.OuterState | None,
         shapes: Sequence[NamedShape],
-        waits: Waits | None,
+        waits: Waits | None = None,
     ) -> None:
         self.leads = dist.get_rank() == 0
         self.settings = settings
