@@ -9,7 +9,15 @@ from importlib.metadata import packages_distributions
 from tests.architecture import REPOSITORY
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-BROUGHT_BY_THE_USER = {"prime_rl", "vllm", "torchtitan", "gradientmail", "pip", "composer_prime", "composer_prime_pairs"}
+BROUGHT_BY_THE_USER = {
+    "prime_rl",
+    "vllm",
+    "torchtitan",
+    "gradientmail",
+    "pip",
+    "composer_prime",
+    "composer_prime_pairs",
+}
 """PRIME-RL and what comes with it; our own."""
 PART_OF = {
     "pydantic_core": "pydantic", "httpx2": "huggingface-hub", "grpclib": "modal", "anyio": "starlette",

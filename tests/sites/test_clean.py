@@ -69,6 +69,15 @@ def test_a_port_in_use_is_told_before_a_run_is_deleted(tmp_path: Path) -> None:
     assert [each.name for each in (tmp_path / "out").iterdir()] == ["fake"]
 
 
+def test_an_interrupt_before_the_start_leaves_the_run_that_clean_would_delete(tmp_path: Path) -> None:
+    assert run_local(small_recipe(tmp_path / "out"), False, surroundings(tmp_path, trainer=DONE)) == 0
+    local = tree(tmp_path / "out")
+    interrupts = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
+    around = replace(surroundings(tmp_path), model_command=lambda recipe: [sys.executable, "-c", interrupts])
+    assert run_local(small_recipe(tmp_path / "out", clean=True), False, around) == 130
+    assert tree(tmp_path / "out") == local
+
+
 def test_a_run_that_others_train_in_survives_anothers_clean(tmp_path: Path) -> None:
     """Elsewhere, from the same recipe, so that names and settings are the same; only the folder of the bucket is."""
     bucket = tmp_path / "bucket" / "fake"

@@ -188,7 +188,7 @@ def _cleaning(recipe: RecipeBase, paths: RunPaths) -> Claim:
             f"output folder {paths.root} holds files but no run, so --clean won't delete it: delete it yourself, "
             "or choose another --run.name"
         )
-    claim = Claim(recipe, paths, paths.root)
+    claim = Claim(recipe, paths, paths.root if _occupied(paths.root) else None)
     claim.check()
     if (uri := run_uri(recipe)) is None:
         return claim

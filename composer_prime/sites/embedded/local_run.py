@@ -100,6 +100,8 @@ def _run(launch: _Launch, surroundings: Surroundings) -> int:
     with catch_interrupt() as interrupt:
         sites = [site for site in launch.sites if not (launch.resume and launch.has_ended(site))]
         model_dir = _prepare(launch, surroundings, interrupt) if sites else None
+        if sites and model_dir is None and launch.claim.old is not None:
+            return INTERRUPTED_EXIT  # what was there is as it was
         if model_dir is not None:
             settled = settle_sites(launch.recipe, sites, model_dir, launch.resume)
             launch.claim.take()

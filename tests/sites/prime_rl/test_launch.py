@@ -24,7 +24,7 @@ from composer_prime.sites.prime_rl.installation import find_installation
 from composer_prime.sites.prime_rl.placement import Ports, place_sites
 from composer_prime.sites.prime_rl.result import RunEnd
 from composer_prime.store import keys, open_store
-from composer_prime.sync.canonical import PROTOCOL
+from composer_prime.sync.canonical import PROTOCOL, sha256_hex
 from composer_prime.sync.founding import FoundingRecord
 from composer_prime.sync.records import Manifest, ParameterShape
 from composer_prime.sync.terms import terms_of
@@ -226,7 +226,9 @@ def test_resume_takes_the_newest_step_of_which_all_is_there(
         for file in ("step_{}/trainer/data", "step_{}/trainer/.metadata", "outer/step_{}.pt"):
             lay(site / "prime-rl" / "checkpoints" / file.format(step), lacks)
         lay(site / "prime-rl" / orchestrators / f"step_{step}" / "orchestrator" / "progress.pt", lacks)
-        (site / "prime-rl" / "checkpoints" / "outer" / f"step_{step}.files").write_text(".metadata\ndata")
+        outer = site / "prime-rl" / "checkpoints" / "outer"
+        (outer / f"step_{step}.files").write_text(".metadata\ndata")
+        (outer / f"step_{step}.sha256").write_text(f"{sha256_hex(b'')}  step_{step}.pt\n")
     (site / "prime-rl" / orchestrators / "step_6" / "orchestrator").mkdir(parents=True)
     assert launch.run_local(recipe, True, say=said.append) == 0
     table, last = key.split(".")

@@ -89,7 +89,8 @@ def test_errors_of_its_tools_are_read_by_the_policy(play: Play) -> None:
         group = play(environment(own(Elsewhere, url=server.url)), says(*turns, "done"))
     assert group.failures == ()
     raised, refused = answers(group.rollouts[0])
-    assert raised == "Error executing tool raise_error: gone"
+    # mcp 2.2 keeps the text of what a tool raised from clients; a server's own toolset wraps it (verifiers 0.4.1).
+    assert raised.removesuffix(": gone") == "Error executing tool raise_error"
     assert refused.startswith("Error executing tool shout: 1 validation error for shoutArguments")
     assert group.rollouts[0].streams["tools/errors"] == 2.0
 

@@ -156,8 +156,11 @@ async def _answer(server: MCPServer, tool: str, arguments: dict[str, Any], trace
     except (SystemExit, KeyboardInterrupt) as error:  # must not end the loop
         raise ToolDied(f"tool {tool} ended with {error!r}") from error
     except Exception as error:  # mcp's servers answer so, whatever a tool raised
-        if isinstance(error.__cause__, ToolDied):
-            raise error.__cause__ from None
+        cause = error.__cause__
+        while cause is not None:  # wrapped once, and twice from verifiers 0.4.1 on
+            if isinstance(cause, ToolDied):
+                raise cause from None
+            cause = cause.__cause__
         return read_text(str(error), tool)
     blocks: Any = result[0] if isinstance(result, tuple) else getattr(result, "content", result)
     return read_blocks(blocks, tool)
