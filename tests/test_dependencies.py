@@ -58,7 +58,7 @@ def test_every_import_is_declared() -> None:
     missing = {
         name: path
         for name, path in imported().items()
-        if name not in BROUGHT_BY_THE_USER | OURS and not {*owners.get(name, ()), PART_OF.get(name, "")} & declared
+        if name not in BROUGHT_BY_THE_USER and not {*owners.get(name, ()), PART_OF.get(name, "")} & declared
     }
     assert missing == {}
 
