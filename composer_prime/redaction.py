@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 SECRET_NAMES_VARIABLE = "COMPOSER_PRIME_SECRETS"
 """Names, with commas, the variables whose values a site must keep out of what it writes."""
-_SECRET_NAME = re.compile(r"(?i)(KEY|TOKEN|_PWD|_PAT)$|SECRET|CREDENTIAL|(?<![A-Z])PASS|PASSW|PASSPHRASE")
+_SECRET_NAME = re.compile(r"(?i)(KEY|TOKEN|COOKIE|_PWD|_PAT|_DSN)$|SECRET|CREDENTIAL|(?<![A-Z])PASS|PASSW|PASSPHRASE")
 """How variables are named that are secret wherever they are set."""
-_CREDENTIALS = re.compile(r"://[^\s/:@]*:([^\s/@]+)@")
+_CREDENTIALS = re.compile(r"(?:://[^\s/:@]*:|AccountKey=|SharedAccessKey=)([^\s/@;]{6,}[^\s@;]*)")
 SHOWN = ("AWS_ACCESS_KEY_ID",)
 """Variables that go the way of secrets and are none: a key's id is a name, and may well be an everyday word."""
 
@@ -52,18 +52,20 @@ FORMS: Mapping[str, str] = {
     "AWS key": r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])",
     "AWS secret key": r"(?i:aws_?secret_?access_?key)\W{1,6}(?P<aws>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])",
     "Google key": r"(?<![A-Za-z0-9])(?:AIza[A-Za-z0-9_-]{35}|ya29\.[A-Za-z0-9_-]{20,})",
-    "Slack token": r"(?<![A-Za-z0-9])xox[abeoprs]-[A-Za-z0-9-]{10,}",
+    "Slack token": r"(?<![A-Za-z0-9])(?:xox[abeoprs]|xapp)-[A-Za-z0-9-]{10,}",
     "Stripe key": r"(?<![A-Za-z0-9])(?:[prs]k_(?:live|test)|whsec)_[A-Za-z0-9]{16,}",
     "SendGrid key": r"(?<![A-Za-z0-9])SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}",
     "JSON web token": r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?",
-    "Azure key": r"(?i:AccountKey|SharedAccessKey|[?&]sig)=(?P<azure>[A-Za-z0-9+/%_-]{20,}={0,2})",
+    "Azure key": r"(?i:AccountKey|SharedAccessKey|[?&]sig|X-Amz-(?:Signature|Security-Token))="
+    r"(?P<azure>[A-Za-z0-9+/%_-]{20,}={0,2})",
     "token by its prefix": r"(?<![A-Za-z0-9])(?:hf_|npm_|xai-|gsk_|pplx-|fw_|r8_|dapi|dop_v1_|hvs\.|ntn_|lin_api_"
-    r"|dckr_pat_|pypi-|tvly-|nvapi-|phc_|sntrys_|shpat_|rk-|gl(?:pat|dt|rt|ptt|cbt)-)(?=[A-Za-z0-9_-]*\d|[A-Za-z]{30})"
+    r"|dckr_pat_|pypi-|tvly-|nvapi-|phc_|sntrys_|shpat_|rk-|AKC|gl(?:pat|dt|rt|ptt|cbt)-)(?=[A-Za-z0-9_-]*\d|[A-Za-z]{30})"
     r"[A-Za-z0-9_-]{20,}",
     "bearer token": r"(?<![A-Za-z0-9])(?i:bearer|basic)\s+(?P<bearer>(?=[A-Za-z._~+/=-]*\d|[A-Za-z]{24})"
     r"[A-Za-z0-9._~+/=-]{16,})",
     "password in a URL": r"(?<=://)[^\s/:@\"']{0,100}:(?P<url>[^\s/@\"'\[]{1,200})@",
-    "value of a secret's name": r"(?:(?<![a-z])(?:KEY|TOKEN|PASS(?:WORD|WD|PHRASE)?|_PWD|_PAT|SECRET|CREDENTIALS?)"
+    "value of a secret's name": r"(?:(?<![a-z])"
+    + r"(?:KEY|TOKEN|PASS(?:WORD|WD|PHRASE)?|COOKIE|_PWD|_PAT|SECRET|CREDENTIALS?)"
     + rf"(?:_[A-Z0-9]{{1,20}})?{_ASSIGNED}"
     + rf"""(?:[\\"'(]{{1,4}}(?P<quoted>[^\s\\"'][^\\"'\n]{{7,}})[\\"']|{_OPENED}(?P<upper>{_VALUE}))"""
     + rf"|(?i:passw(?:or)?d|passphrase){_ASSIGNED}{_OPENED}(?P<word>(?![\w.]*\()(?=\S*[a-z]){_VALUE})"
@@ -165,7 +167,8 @@ class Redactor:
 def secret_values(environment: Mapping[str, str]) -> list[str]:
     """The values in an environment that must not be shown.
 
-    They are those of variables that it names as secret or that are named like secrets, and URLs with credentials.
+    They are those of variables that it names as secret or that are named like secrets, URLs with credentials, and keys
+    in connection strings.
     """
     named = environment.get(SECRET_NAMES_VARIABLE, "").split(",")
     values = hidden_values({name: environment[name] for name in named if environment.get(name)})

@@ -1,4 +1,4 @@
-"""Secrets of 46 kinds, made up here from parts, so that no scanner takes this file for a leak."""
+"""Secrets of 53 kinds, made up here from parts, so that no scanner takes this file for a leak."""
 
 import random
 import string
@@ -35,6 +35,11 @@ BY_FORM = {
     "aws id": "AK" + "IA" + _some(16, _UPPER),
     "aws session id": "AS" + "IA" + _some(16, _UPPER),
     "slack bot": "xo" + "xb-1234567890-" + _some(24),
+    "slack app": "xa" + "pp-1-A0123456789-" + _some(40),
+    "discord": "M" + _some(24) + "." + _some(6) + "." + _some(27),
+    "square": "sq0" + "csp-" + _some(43),
+    "artifactory": "AK" + "C" + _some(70),
+    "nvidia": "nv" + "api-" + _some(64),
     "slack user": "xo" + "xp-1234567890-" + _some(24),
     "stripe": "sk" + "_live_" + _some(24),
     "stripe restricted": "rk" + "_live_" + _some(24),
@@ -68,20 +73,23 @@ BY_NAME = {
     "TWILIO_AUTH_TOKEN": _some(32, _HEX),
     "DJANGO_SECRET": "plain words with spaces",
     "SMTP_PASS": "letters-only-here",
+    "SESSION_COOKIE": _some(30),
 }
 """Known by the names of their variables."""
 
 DATABASE_PASSWORD = _some(14)
+AZURE_ACCOUNT_KEY = _some(86) + "=="
 ENVIRONMENT = BY_NAME | {
     "GITHUB_TOKEN": BY_FORM["github"],
     "OPENROUTER_API_KEY": BY_FORM["openrouter"],
     "GEMINI_API_KEY": BY_FORM["gemini"],
     "STRIPE_API_KEY": BY_FORM["stripe"],
+    "AZURE_STORAGE_CONNECTION_STRING": f"AccountName=x;AccountKey={AZURE_ACCOUNT_KEY};Suffix=y",
     "DATABASE_URL": f"postgres://app:{DATABASE_PASSWORD}@db.internal:5432/app",
 }
 """Variables of a process that has them all."""
 
-ALL = {*BY_FORM.values(), *BY_NAME.values(), DATABASE_PASSWORD}
+ALL = {*BY_FORM.values(), *BY_NAME.values(), DATABASE_PASSWORD, AZURE_ACCOUNT_KEY}
 assert len(ALL) >= 40
 
 

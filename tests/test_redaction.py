@@ -40,6 +40,16 @@ def test_a_secret_is_known_by_its_form_wherever_it_stands(around: str) -> None:
         assert secret not in Redactor([]).text(around.format(secret)), kind
 
 
+@pytest.mark.parametrize(
+    "around",
+    ["Authorization: Bearer {}", "Authorization: Basic {}", "https://b.s3.aws.com/x?X-Amz-Expires=60&X-Amz-Signature={}",
+     "  password: {}", '{{"client_secret": "{}"}}', "api_key = '{}'", "https://h/?sig={}"],
+)  # fmt: skip
+def test_a_secret_is_known_by_what_stands_before_it(around: str) -> None:
+    secret = "a7" + "Bc9d" * 8
+    assert secret not in Redactor([]).text(around.format(secret))
+
+
 @pytest.mark.parametrize("write", [assigned, repr, json.dumps, lambda values: json.dumps(json.dumps(values))])
 def test_a_foreign_environment_is_known_by_its_variables_names(write) -> None:
     values = {name: value for name, value in ENVIRONMENT.items() if " " not in value}
@@ -99,7 +109,7 @@ def test_without_the_library_a_bare_machine_still_knows_values_and_the_core_s_fo
         env=ENVIRONMENT,
         check=True,
     )
-    only_by_library = {BY_FORM["telegram"], BY_FORM["mailchimp"]}
+    only_by_library = {BY_FORM[kind] for kind in ("telegram", "mailchimp", "discord", "square")}
     assert set(found_in(left.stdout.decode())) <= only_by_library and left.stderr == b""
 
 
