@@ -33,8 +33,8 @@ def test_the_hint_ends_the_body_before_the_call_and_the_calls_sampled_tokens_are
 
 def test_tokens_after_the_turns_last_sampled_one_and_other_branches_stay_out() -> None:
     nodes = conversation()
-    nodes[3].token_ids += [99]
-    nodes[3].mask += [False]
+    nodes[3].token_ids = [*nodes[3].token_ids, 99]
+    nodes[3].mask = [*nodes[3].mask, False]
     nodes.append(node(1, "tool", [70, 71], content="fine", body=[0]))
     (site,) = error_sites(nodes)
     context = hinted_context(nodes, site, HINT)
