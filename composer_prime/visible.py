@@ -15,7 +15,7 @@ import unicodedata
 from types import TracebackType
 from typing import IO, Any
 
-from composer_prime.redaction import Redactor, secret_values
+from composer_prime.redaction import Redactor, leave_library_out, secret_values
 
 MAX_CHARACTERS = 400
 """Of a text that is shown as one among others."""
@@ -97,6 +97,8 @@ def _show_thread_traceback(of: threading.ExceptHookArgs) -> None:
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     text = "".join(traceback.format_exception(kind, error, trace))
+    if issubclass(kind, KeyboardInterrupt):
+        leave_library_out()
     print(shown(text, lines=True), end="", file=sys.stderr)
 
 

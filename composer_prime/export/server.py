@@ -7,11 +7,13 @@ Source: PRIME-RL's inference/vllm/server.py at v0.7.0 and 559b447; vLLM 0.32's s
 """
 
 import logging
+import os
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx
 
+from composer_prime.bearer import SITE_TOKEN, headers, is_local
 from composer_prime.errors import BadInput, SiteError
 
 Api = Literal["prime-rl", "vllm"]
@@ -47,7 +49,9 @@ class WeightServer:
             raise BadInput(f"--server ({url}) must be an http:// or https:// URL such as http://localhost:8000")
         self.url = url.rstrip("/").removesuffix("/v1")
         self._api = api
-        self._http = httpx.Client(base_url=self.url, trust_env=False, timeout=HEALTH_TIMEOUT_S)
+        token = os.environ.get(SITE_TOKEN) if is_local(self.url) else None  # of a site's own server
+        sent = {} if token is None else headers(token)
+        self._http = httpx.Client(base_url=self.url, headers=sent, trust_env=False, timeout=HEALTH_TIMEOUT_S)
         self._warned = False
 
     def close(self) -> None:

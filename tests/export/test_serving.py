@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from composer_prime.bearer import SITE_TOKEN, headers
 from composer_prime.errors import SiteError
 from composer_prime.export.following import ATTEMPTS, Follower
 from composer_prime.export.reading import MasterReader
@@ -20,11 +21,17 @@ from tests.export.runs import make_run
 from tests.export.test_export import expected
 from tests.export.test_following import Growing
 from tests.patience import PATIENCE_S
-from tests.sites.test_inference_process import Process, start
+from tests.sites.test_inference_process import TOKEN, Process, start
 from tests.sites.tiny_folder import score
 
 pytestmark = pytest.mark.slow
 PROMPT = [10, 20, 30, 40]
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The servers' here: whoever brings a site weights by hand has it in this variable."""
+    monkeypatch.setenv(SITE_TOKEN, TOKEN)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +65,9 @@ def kill(process: Process) -> None:
 def assert_answers_as(process: Process, run: Store, base: Path, version: int) -> None:
     """The server's log-probabilities are those of the masters of that version, rounded to bf16."""
     body = {"token_ids": PROMPT, "sampling_params": {"temperature": 1.0, "max_tokens": 8, "seed": 0, "logprobs": 1}}
-    answer = httpx.post(f"{process.url}/inference/v1/generate", json=body, timeout=PATIENCE_S).json()
+    answer = httpx.post(
+        f"{process.url}/inference/v1/generate", json=body, headers=headers(TOKEN), timeout=PATIENCE_S
+    ).json()
     assert answer["policy_version"] == version
     policy = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
     values = expected(run, version, torch.bfloat16 if version else torch.float32)
@@ -111,7 +120,8 @@ def test_a_restart_between_two_looks_is_noticed_by_the_version_that_the_server_n
         MasterReader(growing.store), base, "bfloat16", tmp_path / "followed", told, patience_s=0, say=lambda line: None
     )
     assert follower.look()
-    httpx.post(f"{served.url}/update_weights", json={"weight_dir": str(base), "version": 0}).raise_for_status()
+    body = {"weight_dir": str(base), "version": 0}
+    httpx.post(f"{served.url}/update_weights", json=body, headers=headers(TOKEN)).raise_for_status()
     assert follower.look()
     assert_answers_as(served, run, base, 1)
     told.close()

@@ -9,6 +9,7 @@ import yaml
 
 from composer_prime.config import PrimeRecipe, load_any
 from composer_prime.sites.prime_rl.toml import SiteFiles, render
+from composer_prime.sync.canonical import sha256_hex
 from tests.architecture import REPOSITORY
 from tests.infra.scripts import Stage, complaints, linter
 
@@ -123,6 +124,7 @@ def test_the_trainers_pod_gets_the_outer_run_and_goes_on_from_a_checkpoint(pod, 
         for file in (*(file.format("step_10") for file in files), "step_11/orchestrator/progress.pt"):
             (run / "checkpoints" / file).parent.mkdir(parents=True, exist_ok=True)
             (run / "checkpoints" / file).touch()
+        (run / "checkpoints/outer/step_10.sha256").write_text(f"{sha256_hex(b'')}  step_10.pt\n")
         call = stage.calls()[-1]
         assert call["program"] == "torchrun" and call["arguments"] == [
             "--nproc-per-node", "2", "-m", "prime_rl.trainer.rl.train", "@",
