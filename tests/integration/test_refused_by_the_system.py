@@ -113,12 +113,15 @@ def test_a_supervisor_whose_disk_is_full_says_so_and_hides_no_other_end(
 
 
 FILL = """
-import os, sys
+import os, sys, time
+from pathlib import Path
+while len([*Path(sys.argv[1]).parent.glob("*/logs/[io]*.log")]) < 4:
+    time.sleep(0.01)
 with open(os.path.join(sys.argv[1], "filler"), "wb", buffering=0) as file:
     while True:
         file.write(bytes(4096))
 """
-"""Fills the disk, and ends with a traceback for which its log has no place."""
+"""Fills the disk once all processes of both sites have begun, and ends with a traceback for which its log has no place."""
 
 
 def test_of_a_process_that_had_no_place_for_its_last_words_the_supervisor_says_why(tmp_path: Path) -> None:
