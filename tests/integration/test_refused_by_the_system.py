@@ -121,7 +121,7 @@ with open(os.path.join(sys.argv[1], "filler"), "wb", buffering=0) as file:
     while True:
         file.write(bytes(4096))
 """
-"""Fills the disk once all processes of both sites have begun, and ends with a traceback for which its log has no place."""
+"""Fills the disk once all processes of both sites have begun. Its traceback then has no place in its log."""
 
 
 def test_of_a_process_that_had_no_place_for_its_last_words_the_supervisor_says_why(tmp_path: Path) -> None:

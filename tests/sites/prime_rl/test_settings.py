@@ -81,7 +81,7 @@ def test_without_a_run_nothing_that_a_bucket_needs_is_imported() -> None:
     )
     env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
-    rooms = [f"composer_prime.{room}" for room in ("errors", "losses", "redaction", "sites", "visible")]
+    rooms = [f"composer_prime.{room}" for room in ("errors", "losses", "redaction", "sites", "visible", "waiting")]
     assert done.stdout == f"{rooms} False\n"
 
 
