@@ -37,7 +37,8 @@ import errno
 import resource
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -65,6 +66,38 @@ class BadInputs(BadInput):
     """Several things to fix, a line each."""
 
     has_lines = True
+
+
+class Problems:
+    """Faults that a person must mend: found one by one, said all at once."""
+
+    def __init__(self) -> None:
+        self.found: list[BadInput] = []
+
+    def note(self, problem: BadInput | str) -> None:
+        if str(problem) not in map(str, self.found):
+            self.found.append(problem if isinstance(problem, BadInput) else BadInput(problem))
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Keep a BadInput that is raised within, and go on."""
+        try:
+            yield
+        except BadInput as error:
+            self.note(error)
+
+    def gather(self, *checks: Callable[[], object]) -> None:
+        """Make all these checks, and keep what they raise."""
+        for check in checks:
+            with self.noted():
+                check()
+
+    def check(self) -> None:
+        """Raise what was found: itself where it is one, else BadInputs, a line for each."""
+        if len(self.found) > 1:
+            raise BadInputs("\n".join(map(str, self.found)))
+        if self.found:
+            raise self.found[0]
 
 
 class ConfigError(BadInput):
@@ -176,7 +209,9 @@ class SystemRefused(SiteError):
     """As sysexits.h has it for I/O; a launch starts the site again, maybe on a machine that takes more."""
 
     @classmethod
-    def of(cls, error: BaseException, folder: Path | None = None) -> "SystemRefused | None":
+    def of(
+        cls, error: BaseException, folder: Path | None = None, then: str = ", then go on with --resume"
+    ) -> "SystemRefused | None":
         """What the system refused, in one line; None for any other error. `folder`: where the process writes."""
         number = error.errno if isinstance(error, OSError) else None
         if not isinstance(error, OSError) or number not in _REMEDIES:
@@ -185,7 +220,7 @@ class SystemRefused(SiteError):
         if folder is not None and number in (errno.ENOSPC, errno.EDQUOT):
             value = f"{shutil.disk_usage(folder).free / 1e6:.1f} MB free"
         place = error.filename or folder or "a file"
-        return cls(f"{place}: {error.strerror}{value and f' ({value})'}: {_REMEDIES[number]}, then go on with --resume")
+        return cls(f"{place}: {error.strerror}{value and f' ({value})'}: {_REMEDIES[number]}{then}")
 
 
 _LIMITS = {errno.EFBIG: resource.RLIMIT_FSIZE, errno.EMFILE: resource.RLIMIT_NOFILE}

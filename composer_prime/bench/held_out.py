@@ -105,7 +105,7 @@ def _in_a_process(settings: SiteSettings, arguments: Sequence[str]) -> float:
     finally:
         child.kill()
     if code == BadInput.exit_code:
-        raise bad_input(child)
+        raise bad_input(child, code)
     if code != 0:
         raise crashed(child, code)
     return float(answer.read_text())

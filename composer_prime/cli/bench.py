@@ -44,17 +44,6 @@ def codecs(
     main(params, repeats)
 
 
-@app.command("score-coding")
-def score_coding(
-    num_tokens: Annotated[int, typer.Option(min=1, help="Tokens that the made-up teacher scores.")] = 10_000,
-    seed: Annotated[int, typer.Option(help="What the teacher is drawn from.")] = 0,
-) -> None:
-    """Bytes a token of teachers' candidates on the wire and in the cache, and what coding them loses."""
-    from composer_prime.bench.score_coding import main
-
-    main(num_tokens, seed)
-
-
 @app.command("round")
 def round_(
     params: Annotated[int, typer.Option(min=1, help="fp32 parameters.")] = 25_000_000,

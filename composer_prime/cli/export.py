@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from composer_prime.cli.store_arg import StoreArgument
+from composer_prime.cli.store_arg import StoreArgument, check_run
 from composer_prime.visible import say
 
 ModelOption = Annotated[
@@ -39,6 +39,7 @@ def export(
     """Write a run's weights as transformers and vLLM load them, each checked by its hash. The bucket is only read."""
     import tempfile
 
+    check_run(store)
     from composer_prime.export.hub import SCHEME, check_installed, parse_repository, upload
     from composer_prime.export.snapshot import check_new_folder
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from composer_prime.cli.export import AlphaOption, DtypeOption, ModelOption
-from composer_prime.cli.store_arg import StoreArgument
+from composer_prime.cli.store_arg import StoreArgument, check_run
 from composer_prime.visible import say
 
 PollOption = Annotated[float, typer.Option("--poll-s", min=0.05, help="Seconds between two looks at the bucket.")]
@@ -33,6 +33,7 @@ def follow(
     once: Annotated[bool, typer.Option("--once", help="End when folder and server are at the newest version.")] = False,
 ) -> None:
     """Keep a folder, and an inference server, at a run's newest weights, until Ctrl-C. The bucket is only read."""
+    check_run(store)
     from composer_prime.config.paths import models_cache
     from composer_prime.export.bits import dtype_of
     from composer_prime.export.following import Follower
@@ -67,6 +68,7 @@ def publish(
     once: Annotated[bool, typer.Option("--once", help="Publish what is due and end.")] = False,
 ) -> None:
     """Leave deltas between a run's snapshots in its bucket, and whole folders if asked to; ends with the run."""
+    check_run(store)
     from composer_prime.config.paths import models_cache
     from composer_prime.errors import StoreError
     from composer_prime.export.publishing import Publisher

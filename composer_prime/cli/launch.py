@@ -11,9 +11,10 @@ from composer_prime.cli.store_arg import StoreArgument
 from composer_prime.visible import say
 
 if TYPE_CHECKING:
+    from composer_prime.errors import Problems
     from composer_prime.launch.budget import Limits
     from composer_prime.launch.fleet import Fleet
-    from composer_prime.launch.plan import LaunchPlan, Problems
+    from composer_prime.launch.plan import LaunchPlan
     from composer_prime.launch.records import LaunchBook
     from composer_prime.launch.supervisor import Supervisor
 
@@ -68,8 +69,9 @@ def launch(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started and its price.")] = False,
 ) -> None:
     """Start a recipe's sites on a platform and watch them. The same command again finds them, and starts none twice."""
+    from composer_prime.errors import Problems
     from composer_prime.launch.budget import Limits
-    from composer_prime.launch.plan import Problems, plan_launch
+    from composer_prime.launch.plan import plan_launch
 
     table = {"gpu": gpu, "gpu_count": gpu_count, "image": image, "timeout_hours": timeout_hours}
     said = [f"--launch.{key}={value}" for key, value in table.items() if value is not None]
@@ -101,13 +103,20 @@ def launch(
 
 def _checked(plan: "LaunchPlan", limits: "Limits", problems: "Problems", *, dry_run: bool) -> list[str]:
     """What would be started, after all checks that can be made beforehand. Raises BadInput for all that is wrong."""
+    from composer_prime.config import Recipe
     from composer_prime.launch.preflight import access_lines, described, memory_lines
+    from composer_prime.sites.embedded.installed import environment_checks
+    from composer_prime.sites.embedded.prepare import check_bucket
     from composer_prime.volunteers.needs import gpu_bytes_beforehand
 
     for lines in (access_lines(plan), memory_lines(plan, gpu_bytes_beforehand)):
         with problems.noted():
             for line in lines:
                 say(line)
+    if not dry_run:
+        problems.gather(lambda: check_bucket(plan.recipe, None, new_run=False))
+        if "local" in plan.platforms and isinstance(plan.recipe, Recipe):
+            problems.gather(*environment_checks(plan.recipe))
     planned = list(described(plan, limits, problems, logged_in=not dry_run))
     problems.check()
     return planned
@@ -122,11 +131,10 @@ def _launch(plan: "LaunchPlan", limits: "Limits", poll_s: float, detach: bool, s
     from composer_prime.launch.supervisor import Supervisor
     from composer_prime.sites.embedded.interrupt import catch_interrupt
     from composer_prime.sites.embedded.shapes import named_shapes
-    from composer_prime.store import open_store, probe_store
+    from composer_prime.store import open_store
 
     store = open_store(plan.run_uri)
     try:
-        probe_store(store)
         fleet = begin_fleet(store, plan.recipe.run.name)
         supervisor = Supervisor(fleet, plan, limits, say=say)
         for line in bucket_lines(plan, named_shapes):

@@ -31,9 +31,14 @@ def plan(
             min=0.001, help="Cores that a site has, where sites share a machine: 0.5 for four on two. None: enough."
         ),
     ] = None,
+    check: Annotated[bool, typer.Option("--check", help="First look, as `run` does, for all that is wrong.")] = False,
 ) -> None:
     """Print the resolved recipe, the fragments, and the bytes a round moves; with a link, how long that takes."""
     resolved = read_recipe(recipe, context.args)
+    if check:
+        from composer_prime.sites.preflight import check as preflight
+
+        print(preflight(resolved, resolved.site_names)[1])
     print("\n".join(plan_lines(resolved, link_mbit, step_s, site_cores)))
 
 

@@ -13,6 +13,18 @@ StoreArgument = Annotated[
     ),
 ]
 
+
+def check_run(uri: str) -> None:
+    """Raise BadInput when the store holds no run, before a command imports what takes seconds."""
+    from contextlib import closing
+
+    from composer_prime.store import open_store
+    from composer_prime.sync.lifetime import find_manifest
+
+    with closing(open_store(uri)) as store:
+        find_manifest(store)
+
+
 AllowOption = Annotated[
     list[str] | None,
     typer.Option(

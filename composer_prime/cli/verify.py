@@ -2,12 +2,13 @@
 
 from contextlib import closing
 
-from composer_prime.cli.store_arg import StoreArgument
+from composer_prime.cli.store_arg import StoreArgument, check_run
 from composer_prime.visible import say
 
 
 def verify(store: StoreArgument) -> None:
     """Rebuild every master from the log, bit for bit, and compare; the first thing that differs ends it with code 1."""
+    check_run(store)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -5,8 +5,7 @@ Everything that a person can mend is refused here, before anything is started or
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +16,7 @@ from composer_prime.config import PrimeRecipe, Recipe, RecipeBase, any_from_data
 from composer_prime.config.prime_rl import BUNDLED_TASKSETS
 from composer_prime.config.recipe import module_of
 from composer_prime.config.toml import to_toml
-from composer_prime.errors import BadInput, BadInputs
+from composer_prime.errors import BadInput, Problems
 from composer_prime.executors.base import JobSpec, Resources
 from composer_prime.executors.open import parse_on
 from composer_prime.executors.packages import PRIME_RL_IMAGE, PRIME_RL_VERSION, Packages, packages_of
@@ -37,30 +36,6 @@ LINKED = ("hf-jobs", "sky")
 """Those whose jobs fetch their wheels from the bucket, by links."""
 LINKING = ("s3://", "hf://")
 """Buckets that give links to their objects."""
-
-
-class Problems:
-    """A launch's faults that a person must mend: found one by one, said all at once."""
-
-    def __init__(self) -> None:
-        self._found: list[str] = []
-
-    def note(self, problem: str) -> None:
-        if problem not in self._found:
-            self._found.append(problem)
-
-    @contextmanager
-    def noted(self) -> Iterator[None]:
-        """Keep a BadInput that is raised within, and go on."""
-        try:
-            yield
-        except BadInput as error:
-            self.note(str(error))
-
-    def check(self) -> None:
-        """Raise BadInput where there are any: BadInputs, a line for each, for several."""
-        if self._found:
-            raise (BadInput if len(self._found) == 1 else BadInputs)("\n".join(self._found))
 
 
 _NAMES = PlainSerializer(list), PlainValidator(lambda names: Secrets({name: os.environ[name] for name in names}))

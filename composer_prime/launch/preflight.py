@@ -11,12 +11,12 @@ import httpx
 
 from composer_prime.config import RecipeBase
 from composer_prime.config.recipe import TINY_MODELS
-from composer_prime.errors import BadInput, ComposerPrimeError
+from composer_prime.errors import BadInput, ComposerPrimeError, Problems
 from composer_prime.executors.base import Resources, gpu_kinds
 from composer_prime.executors.prices import egress_usd_per_gb, shipped
 from composer_prime.launch.budget import HOUR_S, Limits, allowed_s, check_bounded
 from composer_prime.launch.fleet import Fleet
-from composer_prime.launch.plan import LaunchPlan, Problems
+from composer_prime.launch.plan import LaunchPlan
 from composer_prime.launch.records import Launch, LaunchBook
 from composer_prime.store.memory import MemoryStore
 

@@ -76,6 +76,7 @@ class FileStore:
         if not os.path.isabs(root):
             raise ConfigError(f"store folder ({root}) must be absolute: write file:///path/to/folder or a plain path")
         self._root = os.path.normpath(root)
+        self.root = Path(self._root)
         self.uri = f"file://{self._root}"
         self._seen: tuple[int, int] | None = None
         """Device and inode of the folder, once it was there."""

@@ -4,7 +4,6 @@ What was found is `machine`'s and `link`'s, what is needed `needs`'; here both a
 warning says what will be slow or odd.
 """
 
-import importlib.util
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,8 +13,9 @@ from typing import Literal
 
 from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import Recipe, RecipeBase
-from composer_prime.errors import ConfigError, MachineUnfit
+from composer_prime.errors import ConfigError, EnvError, MachineUnfit
 from composer_prime.outer.fragments import NamedShape
+from composer_prime.sites.embedded.installed import check_installed
 from composer_prime.sync.protocol import GRACE_FLOOR_S
 from composer_prime.sync.terms import Terms
 from composer_prime.volunteers.fit import Fit, fit
@@ -150,12 +150,11 @@ def package_checks(recipe: RecipeBase) -> Iterator[Check]:
     if not isinstance(recipe, Recipe):
         return
     for source in recipe.orchestrator.train.source:
-        package = source.env.taskset.id.rpartition("/")[2].replace("-", "_")
-        if importlib.util.find_spec(package.partition(".")[0]) is None:  # what stands before a dot would be imported
-            found = f"environment {source.env.taskset.id} isn't installed ({package} can't be imported)"
-            yield Check("environment", "fail", found, "pip install it; the run's owner knows from where")
-        else:
+        try:
+            check_installed(source.env.taskset.id)
             yield Check("environment", "ok", f"{source.env.taskset.id} is installed")
+        except EnvError as error:
+            yield Check("environment", "fail", str(error), "the run's owner knows from where")
 
 
 def prime_rl_check(recipe: PrimeRecipe) -> Check:

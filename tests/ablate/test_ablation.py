@@ -92,7 +92,7 @@ def test_rows_of_another_recipe_are_refused_and_stay(tmp_path: Path):
 
 def test_a_cut_run_of_another_recipe_is_refused_too(tmp_path: Path):
     (job, *_) = jobs_in(tmp_path)
-    claim_run_folder(job.recipe, resume=False)
+    claim_run_folder(job.recipe, resume=False).take()
     assert RunPaths.of(job.recipe).recipe.exists() and jobs_in(tmp_path)[0].finished() is None
     with pytest.raises(BadInput, match="holds base seed 0 of another recipe"):
         jobs_in(tmp_path, max_steps=9)

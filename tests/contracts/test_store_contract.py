@@ -20,11 +20,11 @@ import pytest
 from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
 from composer_prime.store import Store, open_store, probe_store, race_store
 from composer_prime.store.base import MAX_CREATE_BYTES
-from composer_prime.store.faulty import FaultPlan, FaultyStore
 from composer_prime.store.memory import MemoryStore
 from composer_prime.store.throttled import throttle
 from tests.patience import PATIENCE_S
 from tests.servers import fixtures
+from tests.store.faulty_store import FaultPlan, FaultyStore
 
 gcs, rclone, store_uri = fixtures.gcs, fixtures.rclone, fixtures.store_uri
 

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from composer_prime.config.settings import data_shard
-from composer_prime.errors import BadInput, ConfigError
+from composer_prime.errors import BadInput, ConfigError, Problems
 from composer_prime.executors import prices
 from composer_prime.executors.base import Resources
 from composer_prime.executors.modal.limits import price as modal_price
 from composer_prime.executors.open import open_executor
 from composer_prime.executors.packages import UV_IMAGE
 from composer_prime.launch.budget import Limits
-from composer_prime.launch.plan import Problems, plan_launch
+from composer_prime.launch.plan import plan_launch
 from composer_prime.launch.preflight import bucket_lines, described
 from composer_prime.launch.records import Launch
 from tests.executors.launches import ENVIRONMENT, SECRET, small_plan, small_recipe

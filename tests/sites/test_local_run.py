@@ -16,7 +16,7 @@ from rich.console import Console
 
 from composer_prime import metrics
 from composer_prime.config import Recipe, RunPaths, SiteSettings
-from composer_prime.errors import BadInput, ConfigError, SiteRevoked, StoreUnusable
+from composer_prime.errors import BadInput, ConfigError, Problems, SiteRevoked, StoreUnusable
 from composer_prime.metrics import MetricsTape
 from composer_prime.sites.embedded.folder import check_same_recipe, claim_run_folder, claim_site_folder
 from composer_prime.sites.embedded.interrupt import catch_interrupt
@@ -36,6 +36,7 @@ def surroundings(tmp_path: Path, console: Console | None = None, model: str = ""
         console=console or Console(file=io.StringIO()),
         role_command=fake_roles(**roles),  # type: ignore[arg-type]
         model_command=lambda recipe: [sys.executable, "-c", answer],
+        rehearse=lambda recipe, site: (Problems(), []),
     )
 
 
@@ -167,7 +168,9 @@ def test_sites_that_start_at_once_share_a_new_run_folder(tmp_path: Path, monkeyp
 
         def claim(site: str, recipe=recipe, start=start) -> None:
             start.wait()
-            paths = claim_site_folder(recipe, site, False).paths
+            claimed = claim_site_folder(recipe, site, False)
+            claimed.take()
+            paths = claimed.paths
             paths.site(site).root.mkdir(parents=True)
 
         with ThreadPoolExecutor(8) as pool:
@@ -191,13 +194,19 @@ def test_resuming_another_recipe_is_refused_with_the_difference(tmp_path: Path) 
     assert run_local(small_recipe(tmp_path, clean=True, ckpt={"interval": 3}), True, surroundings(tmp_path)) == 0
 
 
+def taken(recipe: Recipe) -> RunPaths:
+    claim = claim_run_folder(recipe, False)
+    claim.take()
+    return claim.paths
+
+
 def test_a_resume_on_another_device_is_refused_where_it_would_make_another_first_policy(tmp_path: Path) -> None:
     hinted = small_recipe(tmp_path, hints={})
-    paths = claim_run_folder(hinted, False).paths
+    paths = taken(hinted)
     with pytest.raises(ConfigError, match=r"site\.device \(cuda, there: cpu\)"):
         check_same_recipe(small_recipe(tmp_path, hints={}, site={"device": "cuda"}), paths)
     check_same_recipe(small_recipe(tmp_path, hints={}, site={"threads": 2}), paths)
-    other = claim_run_folder(small_recipe(tmp_path / "without"), False).paths
+    other = taken(small_recipe(tmp_path / "without"))
     check_same_recipe(small_recipe(tmp_path / "without", site={"device": "cuda"}), other)
 
 

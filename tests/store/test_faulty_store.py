@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from composer_prime.errors import ConfigError, KeyMissing, StoreError
-from composer_prime.store.faulty import FaultPlan, FaultyStore, WriteLog
 from composer_prime.store.memory import MemoryStore
+from tests.store.faulty_store import FaultPlan, FaultyStore, WriteLog
 
 
 @pytest.fixture

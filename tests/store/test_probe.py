@@ -8,8 +8,8 @@ import pytest
 
 from composer_prime.errors import StoreError, StoreUnusable
 from composer_prime.store import open_store, probe_store, race_store
-from composer_prime.store.faulty import FaultPlan, FaultyStore
 from composer_prime.store.memory import MemoryStore
+from tests.store.faulty_store import FaultPlan, FaultyStore
 from tests.store.meeting import Meeting
 
 REMEDY = r"use a store that honours If-None-Match, or name one fixed committer: outer\.committer"

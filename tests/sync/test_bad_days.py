@@ -17,13 +17,13 @@ from composer_prime.errors import (
     StoreUnusable,
 )
 from composer_prime.store import Store, keys
-from composer_prime.store.faulty import FaultPlan, FaultyStore, WriteLog
 from composer_prime.store.file import FileStore
 from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.canonical import MAX_RECORD_BYTES
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Beat, Offer
 from tests.patience import PATIENCE_S
+from tests.store.faulty_store import FaultPlan, FaultyStore, WriteLog
 from tests.sync.harness import HandSite, ThreadSite, assert_fates_add_up, make_terms, run_sites, shas, start_together
 
 FAULTS = FaultPlan(

@@ -20,6 +20,7 @@ from composer_prime.config.settings import SiteSettings
 from composer_prime.config.teachers import HintKind
 from composer_prime.errors import EnvError
 from composer_prime.sites.embedded import chat
+from composer_prime.sites.embedded.installed import check_installed
 from composer_prime.sites.embedded.tools.stage import SourceTools, keep_toolsets
 
 MAX_ENDLESS_TASKS = 10_000
@@ -111,19 +112,12 @@ def import_taskset(taskset_id: str) -> None:
     verifiers takes every ModuleNotFoundError, also one from inside the package, for "not installed".
     Raises EnvError.
     """
+    check_installed(taskset_id)
     module = module_of(taskset_id)
-    if not module.isidentifier():
-        raise EnvError(f"env.taskset.id ({taskset_id}) must be a package's name: such as reverse-letters")
     bundled = f"verifiers.v1.tasksets.{module}"
-    target = bundled if importlib.util.find_spec(bundled) else module
     try:
-        importlib.import_module(target)
+        importlib.import_module(bundled if importlib.util.find_spec(bundled) else module)
     except Exception as error:  # an import runs whatever the package's author wrote
-        if isinstance(error, ModuleNotFoundError) and error.name == target:
-            raise EnvError(
-                f"environment {taskset_id!r} isn't installed (there is no module {module!r}): "
-                f"install its package, such as `pip install ./envs/{module}`"
-            ) from error
         raise EnvError(
             f"environment {taskset_id!r} can't be imported: {_describe(error)}: repair it, or install what it needs"
         ) from error

@@ -78,7 +78,7 @@ class Claim:
 
 
 def claim_run_folder(recipe: RecipeBase, resume: bool) -> Claim:
-    """See that a whole local run may have its folder; where nothing is to be deleted, take it at once.
+    """See that a whole local run may have its folder, which is taken by `Claim.take`.
 
     A new run wants an empty place; `recipe.clean` empties it (the bucket too, when that is a folder or its run made
     no round); `resume` wants the same recipe where there is one, and wins over `clean`: then nothing is deleted.
@@ -96,8 +96,6 @@ def claim_run_folder(recipe: RecipeBase, resume: bool) -> Claim:
             f"output folder {paths.root} already holds another run: continue it with --resume, delete it with --clean, "
             "or give this run another --run.name"
         )
-    if claim.old is None:
-        claim.take()
     return claim
 
 
@@ -118,9 +116,7 @@ def claim_site_folder(recipe: RecipeBase, site: str, resume: bool) -> Claim:
         claim = Claim(recipe, paths, root)
         claim.check()
         return claim
-    claim = Claim(recipe, paths)
-    claim.take()
-    return claim
+    return Claim(recipe, paths)
 
 
 def check_same_recipe(recipe: RecipeBase, paths: RunPaths) -> None:
@@ -174,12 +170,12 @@ def flat(data: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _occupied(folder: Path) -> bool:
-    return folder.exists() and any(folder.iterdir())
+    return folder.is_dir() and any(folder.iterdir())
 
 
 def _holds_others(paths: RunPaths) -> bool:
     """Whether anything but the recipe is there; one that is being written has a longer name around the same."""
-    return paths.root.exists() and any(paths.recipe.name not in entry.name for entry in paths.root.iterdir())
+    return paths.root.is_dir() and any(paths.recipe.name not in entry.name for entry in paths.root.iterdir())
 
 
 def _cleaning(recipe: RecipeBase, paths: RunPaths) -> Claim:

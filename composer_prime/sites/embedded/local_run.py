@@ -20,12 +20,10 @@ from composer_prime.config.recipe import Recipe
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import BadInput, SiteRevoked
 from composer_prime.sites.embedded.conversation_view import before_and_after
-from composer_prime.sites.embedded.folder import Claim, claim_run_folder, claim_site_folder
+from composer_prime.sites.embedded.folder import Claim
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.sites.embedded.prepare import (
     ModelResolution,
-    check_backend,
-    check_bucket,
     check_streams,
     model_command,
     settle_sites,
@@ -34,6 +32,7 @@ from composer_prime.sites.embedded.progress import SiteFollower, SiteNumbers
 from composer_prime.sites.embedded.screen import WAITING, Screen
 from composer_prime.sites.embedded.summary import draw_summary, write_summary
 from composer_prime.sites.embedded.supervisor import SiteState, SiteSupervisor, role_command, stop_sites
+from composer_prime.sites.preflight import Found, check, rehearsed
 from composer_prime.store.keys import check_site_name
 
 INTERRUPTED_EXIT = 130
@@ -51,6 +50,10 @@ class Surroundings:
     """Said of a run that was interrupted; None: whoever called says more."""
     role_command: Callable[[str, Path], Sequence[str]] = role_command
     model_command: Callable[[Recipe], Sequence[str]] = model_command
+    rehearse: Callable[[Recipe, str], Found] = rehearsed
+
+    def say(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def run_local(recipe: Recipe, resume: bool, surroundings: Surroundings | None = None) -> int:
@@ -61,18 +64,12 @@ def run_local(recipe: Recipe, resume: bool, surroundings: Surroundings | None = 
 
     Raises BadInput for what a person can fix, before or right after the start.
     """
-    began = time.monotonic()
-    check_backend(recipe)
-    launch = _Launch(recipe, claim_run_folder(recipe, resume), recipe.site_names, resume, not resume, began)
-    return _run(launch, surroundings or Surroundings())
+    return _checked_run(recipe, recipe.site_names, resume, surroundings or Surroundings(), joins=False)
 
 
 def run_site(recipe: Recipe, site: str, resume: bool, surroundings: Surroundings | None = None) -> int:
     """Run one site of a recipe, which joins the run in the bucket or is its first; the exit code as for `run_local`."""
-    began = time.monotonic()
-    check_backend(recipe)
-    claim = claim_site_folder(recipe, check_site_name(site), resume)
-    return _run(_Launch(recipe, claim, (site,), resume, False, began), surroundings or Surroundings())
+    return _checked_run(recipe, (check_site_name(site),), resume, surroundings or Surroundings(), joins=True)
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,6 @@ class _Launch:
     claim: Claim
     sites: Sequence[str]
     resume: bool
-    new_run: bool  # the bucket must not hold one of this name
     began: float
 
     @property
@@ -92,6 +88,15 @@ class _Launch:
         """Whether a site in this folder has made all the steps that the recipe asks for now."""
         paths = self.paths.site(site)
         return paths.result.exists() and SiteSettings.load(paths.root).recipe.max_steps >= self.recipe.max_steps
+
+
+def _checked_run(recipe: Recipe, sites: Sequence[str], resume: bool, surroundings: Surroundings, *, joins: bool) -> int:
+    began = time.monotonic()
+    claim, took = check(recipe, sites, resume, joins=joins, rehearse=surroundings.rehearse)
+    surroundings.say(took)
+    if claim.old is None:
+        claim.take()
+    return _run(_Launch(recipe, claim, sites, resume, began), surroundings)
 
 
 def _run(launch: _Launch, surroundings: Surroundings) -> int:
@@ -126,16 +131,15 @@ def _run(launch: _Launch, surroundings: Surroundings) -> int:
 
 
 def _prepare(launch: _Launch, surroundings: Surroundings, interrupt: Interrupt) -> Path | None:
-    """The model's folder, resolved while the bucket is probed; None when interrupted."""
+    """The model's folder; None when interrupted."""
     recipe = launch.recipe
-    surroundings.console.print(f"preparing model {recipe.model.name}, seed {recipe.run.seed}", highlight=False)
+    surroundings.say(f"preparing model {recipe.model.name}, seed {recipe.run.seed}")
     with tempfile.TemporaryDirectory() as beside:  # a run that --clean may yet leave as it is
         claim = launch.claim
         model = ModelResolution(
             surroundings.model_command(recipe), RunPaths(Path(beside)) if claim.old == claim.paths.root else claim.paths
         )
         try:
-            check_bucket(recipe, launch.sites[0], new_run=launch.new_run, replaced=claim.beats is not None)
             folder = model.wait(lambda: interrupt.is_set)
         finally:
             model.stop()

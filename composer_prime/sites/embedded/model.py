@@ -33,7 +33,7 @@ from composer_prime.sites.embedded.warmup_config import SMALL_SORT_WARM_UP, SORT
 from composer_prime.sites.intact import SUMS, damage, seal
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, Qwen3Config
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 
     from composer_prime.sites.embedded.warmup import Progress
 
@@ -84,6 +84,27 @@ def resolve_model(
         folder = _spared(name, cache_dir) if spare_weights else _download(name)
     _check_folder(name, folder)
     return folder.resolve()
+
+
+def describe_model(name: str, folder: Path) -> Path:
+    """A folder that holds the model's configuration and tokenizer: `folder` for one of TINY_MODELS, which is filled.
+
+    Raises ModelError as `resolve_model`.
+    """
+    if name in TINY_MODELS:
+        made_config(name).save_pretrained(folder)
+        _made_tokenizer(name).save_pretrained(folder)
+        return folder
+    check_name(name)
+    local = Path(name).expanduser()
+    return local.resolve() if local.exists() else _download(name, _DESCRIBING)
+
+
+def check_name(name: str) -> None:
+    """Raise ModelError for a name that can be no model's on this machine or the Hugging Face hub. Asks nobody."""
+    local = Path(name).expanduser()
+    if name not in TINY_MODELS and (local.exists() or _looks_like_path(name)):
+        _check_folder(name, local)
 
 
 def load_policy(folder: Path, device: str = "cpu") -> PreTrainedModel:
@@ -146,6 +167,13 @@ def made_config(name: str) -> Qwen3Config:
     return (tiny_config if name in LETTERS_MODELS else tool_config)(_architecture(name))
 
 
+def _made_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    from composer_prime.sites.embedded.tiny import tiny_tokenizer
+    from composer_prime.sites.embedded.tiny_tools.tokenizer import tool_tokenizer
+
+    return tiny_tokenizer() if name in LETTERS_MODELS else tool_tokenizer()
+
+
 def _architecture(name: str) -> dict[str, Any]:
     return SMALL_ARCHITECTURE if name.startswith("small-") else ARCHITECTURE
 
@@ -165,16 +193,13 @@ def _make_tiny(name: str, folder: Path, seed: int, progress: Progress | None, nu
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    from composer_prime.sites.embedded.tiny import tiny_tokenizer
-    from composer_prime.sites.embedded.tiny_tools.tokenizer import tool_tokenizer
     from composer_prime.sites.embedded.tiny_tools.warmup import warm_up_tools
     from composer_prime.sites.embedded.warmup import warm_up
 
     disable_progress_bar()
     torch.set_num_threads(num_threads)
     torch.manual_seed(seed)
-    config, plan = made_config(name), _warm_up(name)
-    tokenizer = tiny_tokenizer() if name in LETTERS_MODELS else tool_tokenizer()
+    config, plan, tokenizer = made_config(name), _warm_up(name), _made_tokenizer(name)
     config.initializer_range = _INIT_STD
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").to(device)
     if isinstance(plan, WarmUpConfig):

@@ -24,7 +24,7 @@ def is_free(port: int) -> bool:
         try:
             probe.bind((HOST, port))
             probe.listen(1)
-        except OSError:
+        except (OSError, OverflowError):  # the next port after 65535 is none
             return False
     return True
 

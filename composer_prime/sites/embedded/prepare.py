@@ -11,17 +11,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from composer_prime.config.paths import RunPaths, models_cache, run_uri
 from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.config.settings import WITHOUT_WEIGHTS, SiteSettings, settle_site
-from composer_prime.errors import ConfigError, FingerprintMismatch, SystemRefused
+from composer_prime.errors import ConfigError, FingerprintMismatch, StoreUnusable, SystemRefused
 from composer_prime.private import users_umask
 from composer_prime.replay.fingerprint import load_tokenizer
 from composer_prime.replay.teachers import TeacherPool
-from composer_prime.sites.embedded.device import check_device
 from composer_prime.sites.embedded.folder import check_new_run
 from composer_prime.sites.embedded.ports import claim_port
 from composer_prime.sites.embedded.processes import QUIET_ENV, Child
@@ -29,11 +29,14 @@ from composer_prime.sites.embedded.restarts import BAD_INPUT_EXIT
 from composer_prime.sites.embedded.supervisor import bad_input, crashed
 from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
 from composer_prime.store import keys, open_store, probe_store
+from composer_prime.store.file import FileStore
 from composer_prime.sync.founding import another_run, changed_terms
 from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.terms import terms_of
 
 _POLL_S = 0.05
+ROOM_BYTES = 16 * 2**20
+"""What must fit into a folder that a run writes to."""
 
 
 def model_command(recipe: Recipe) -> list[str]:
@@ -65,22 +68,40 @@ def check_backend(recipe: Recipe) -> None:
             f"outer.store ({uri}) lives in one process, and a site's trainer is a process of its own: name a folder or "
             "an s3:// bucket, or leave the key out"
         )
-    check_device(recipe.site.device)
 
 
-def check_bucket(recipe: RecipeBase, site: str, *, new_run: bool, replaced: bool = False) -> None:
-    """Probe the bucket as this site, where there is an outer loop.
+def check_room(what: str, folder: Path) -> None:
+    """Raise StoreUnusable, with the cause, unless files of a run fit into a folder, which need not be there yet."""
+    at = next(each for each in (folder, *folder.parents) if each.exists())
+    try:
+        with tempfile.TemporaryFile(dir=at) as file:
+            file.write(bytes(ROOM_BYTES))
+    except OSError as error:
+        error.filename = None  # a name of no interest
+        why = SystemRefused.of(error, at, then="") or error
+        raise StoreUnusable(f"{what} ({folder}) can't hold files of {ROOM_BYTES >> 20} MiB: {why}") from error
+
+
+def check_bucket(recipe: RecipeBase, site: str | None, *, new_run: bool, replaced: bool = False) -> None:
+    """Probe the bucket as this site, where there is an outer loop; a folder in one beside it, which is gone after.
 
     Raises StoreUnusable, or BadInput when a new run would find another of its name there; FingerprintMismatch when the
     run that is there has other settings.
     """
     uri = run_uri(recipe)
-    if uri is None:
+    if uri is None or uri.startswith("memory://"):
         return
+    may_overwrite = recipe.outer is not None and recipe.outer.committer is not None
+    probe = partial(probe_store, site=site, may_overwrite=may_overwrite)
     store = open_store(uri, recipe.site.key_file)
     try:
-        may_overwrite = recipe.outer is not None and recipe.outer.committer is not None
-        probe_store(store, site=site, may_overwrite=may_overwrite)
+        if isinstance(store, FileStore):
+            check_room("outer.store", store.root)
+            standing = next(each for each in (store.root, *store.root.parents) if each.exists())
+            with tempfile.TemporaryDirectory(prefix=".composer-prime-", dir=standing) as beside:
+                probe(FileStore(beside))
+        else:
+            probe(store)
         if replaced:
             return  # what is there goes
         if new_run:
@@ -151,17 +172,20 @@ class ModelResolution:
         self._answer.unlink(missing_ok=True)
 
 
-def settle_sites(recipe: Recipe, sites: Sequence[str], model_dir: Path, resume: bool) -> list[SiteSettings]:
-    """The settings of each site, on a port of its own.
+def claim_ports(recipe: Recipe, sites: Sequence[str]) -> list[int]:
+    """A port for each site's server. Raises BadInput when a fixed one is in use.
 
     A fixed inference.server.port is the first listed site's; the others, and then a joiner, take those after it.
-    Raises BadInput when that port is in use.
     """
     taken: set[int] = set()
-    settled = []
-    for site in sites:
-        first = recipe.inference.server.port
-        position = recipe.site_names.index(site) if site in recipe.site_names else len(recipe.site_names)
-        port = claim_port(None if first is None else first + position, taken)
-        settled.append(settle_site(recipe, site, inference_port=port, model_dir=model_dir, resume=resume))
-    return settled
+    first, names = recipe.inference.server.port, recipe.site_names
+    places = [names.index(site) if site in names else len(names) for site in sites]
+    return [claim_port(None if first is None else first + place, taken) for place in places]
+
+
+def settle_sites(recipe: Recipe, sites: Sequence[str], model_dir: Path, resume: bool) -> list[SiteSettings]:
+    """The settings of each site, on a port of its own. Raises BadInput when a fixed one is in use."""
+    return [
+        settle_site(recipe, site, inference_port=port, model_dir=model_dir, resume=resume)
+        for site, port in zip(sites, claim_ports(recipe, sites), strict=True)
+    ]

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import copy
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,8 @@ ROLLOUT_TIMEOUT_S = 600.0
 """A rollout that takes longer counts as failed: its server or its environment hangs."""
 
 _STREAMS = ("replay/", "hints/", "tools/")
+_CAUSED = re.compile(r"^(?:The above exception was|During handling of).*$", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in (\S+)$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,9 @@ def read_episode(episode: vf.Episode) -> Rollout | str:
     """
     if not episode.ok:
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-        return f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode ended early and gave no reason"
+        if not errors:
+            return "the episode ended early and gave no reason"
+        return f"{errors[-1].type}: {errors[-1].message}{_place(errors[-1])}"
     traces = [trace for trace in episode.traces if trace.agent is None or trace.agent.trainable]
     reward = float(sum(trace.reward for trace in traces))
     if not math.isfinite(reward):
@@ -208,6 +213,14 @@ def read_episode(episode: vf.Episode) -> Rollout | str:
         turns=sum(trace.num_turns for trace in traces),
         messages=read_messages(traces[0]) if traces else (),
     )
+
+
+def _place(error: vf.Error) -> str:
+    """Where a function of the environment raised, its name, file and line: the first frame below verifiers' own."""
+    raised = _CAUSED.split(error.traceback or "")[-2:-1] if error.type == "TaskError" else []
+    frames = _FRAME.findall(raised[0]) if raised else []
+    outer = max((place for place, (file, *_) in enumerate(frames) if "/verifiers/v1/" in file), default=-1)
+    return "".join(f" ({name}, {file}:{line})" for file, line, name in frames[outer + 1 : outer + 2])
 
 
 def _is_trainable(branch: vf.Branch) -> bool:

@@ -18,11 +18,10 @@ from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import ConfigError
 from composer_prime.private import users_umask
-from composer_prime.sites.embedded.folder import claim_run_folder, claim_site_folder
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
-from composer_prime.sites.embedded.prepare import check_bucket
 from composer_prime.sites.embedded.processes import Child, describe_exit, stop
 from composer_prime.sites.embedded.supervisor import lock_site
+from composer_prime.sites.preflight import check
 from composer_prime.sites.prime_rl.checkpoints import newest_whole
 from composer_prime.sites.prime_rl.installation import Installation, find_installation
 from composer_prime.sites.prime_rl.placement import Placement, place_sites
@@ -74,10 +73,9 @@ def run_local(recipe: PrimeRecipe, resume: bool, *, dry_run: bool = False, say: 
     installation = find_installation(recipe.prime_rl)
     prepared = _prepare(recipe, place_sites(recipe), installation, resume, dry_run)
     if not dry_run:
-        claim = claim_run_folder(recipe, resume)
-        check_bucket(recipe, recipe.site_names[0], new_run=False, replaced=claim.beats is not None)
+        claim, _ = check(recipe, recipe.site_names, resume)
         claim.take()
-        found_run(recipe, recipe.site_names[0])
+        found_run(recipe)
     return _run(prepared, installation, dry_run, say)
 
 
@@ -97,21 +95,20 @@ def run_site(
     installation = find_installation(recipe.prime_rl)
     prepared = _prepare(recipe, {keys.check_site_name(site): Placement()}, installation, resume, dry_run)
     if not dry_run:
-        claim = claim_site_folder(recipe, site, resume)
-        found_run(recipe, site)
+        claim, _ = check(recipe, (site,), resume, joins=True)
+        found_run(recipe)
         claim.take()
     return _run(prepared, installation, dry_run, say, continuing)
 
 
-def found_run(recipe: PrimeRecipe, site: str) -> None:
-    """As this site, see to it that the bucket holds the recipe's run, or the word of what it shall be.
+def found_run(recipe: PrimeRecipe) -> None:
+    """See to it that the bucket holds the recipe's run, or the word of what it shall be.
 
     Raises FingerprintMismatch or BadInput when it holds another run, StoreUnusable when it can't be used.
     """
     uri = run_uri(recipe)
     if recipe.outer is None or uri is None:
         return
-    check_bucket(recipe, site, new_run=False)
     with closing(open_store(uri, recipe.site.key_file)) as store:
         if not store.list(keys.manifest()):
             owner, admitted = recipe.outer.owner, dict(recipe.outer.keys)

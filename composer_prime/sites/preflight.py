@@ -1,0 +1,225 @@
+"""Everything that can be known to be wrong with a recipe before anything starts or is made, said at once.
+
+First what needs no import, here. Then a process of its own sets up the environments and plays one rollout of each, with
+an answer that is made up: it makes no model and listens nowhere. Nothing is left behind.
+"""
+
+import asyncio
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from composer_prime.config.paths import RunPaths
+from composer_prime.config.recipe import Recipe, RecipeBase
+from composer_prime.config.settings import SiteSettings, settle_site
+from composer_prime.config.teachers import ReplayConfig
+from composer_prime.errors import ConfigError, EnvError, ModelError, Problems
+from composer_prime.sites.embedded.device import check_device
+from composer_prime.sites.embedded.folder import Claim, claim_run_folder, claim_site_folder
+from composer_prime.sites.embedded.installed import environment_checks
+from composer_prime.sites.embedded.model import check_name, describe_model
+from composer_prime.sites.embedded.prepare import check_backend, check_bucket, check_room, claim_ports
+from composer_prime.sites.embedded.processes import QUIET_ENV
+from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
+from composer_prime.sync.signatures import SigningKey
+
+PATIENCE_S = 60.0
+"""For a rollout whose answer takes no time, and for the engine's Python."""
+REPLY = "no"
+NOWHERE = "http://127.0.0.1:1"
+_FIND_VLLM = "import importlib.util as u; u.find_spec('vllm') or exit('No module named vllm')"
+
+Found = tuple[Problems, list[str]]
+
+
+def check(
+    recipe: RecipeBase,
+    sites: Sequence[str],
+    resume: bool = False,
+    *,
+    joins: bool = False,
+    rehearse: Callable[[Recipe, str], Found] | None = None,
+) -> tuple[Claim, str]:
+    """The run's folder, which nothing was done to yet, and a line on what the checks took.
+
+    sites      those that start here
+    joins      it is one site of a run that may be there already, not a whole new one
+    rehearse   what is done after the checks that need no import; None: `rehearsed`
+
+    Raises BadInput, or BadInputs with a line each, for all that is wrong.
+    """
+    mark, problems, claims = time.monotonic(), Problems(), list[Claim]()
+    with problems.noted():
+        claims.append((partial(claim_site_folder, site=sites[0]) if joins else claim_run_folder)(recipe, resume=resume))
+    is_new = isinstance(recipe, Recipe) and not (joins or resume)
+    replaced = any(claim.beats is not None for claim in claims)
+    room = partial(check_room, "output_dir", RunPaths.of(recipe).root)
+    bucket = partial(check_bucket, recipe, sites[0], new_run=is_new, replaced=replaced)
+    lies_below = recipe.outer is not None and recipe.outer.store is None
+    problems.gather(
+        partial(check_name, recipe.model.name),
+        partial(check_key, recipe, sites[0]),
+        *([lambda: (room(), bucket())] if lies_below else [room, bucket]),
+    )
+    if isinstance(recipe, Recipe):
+        problems.gather(
+            partial(check_backend, recipe),
+            *environment_checks(recipe),
+            partial(check_device, recipe.site.device),
+            partial(claim_ports, recipe, sites),
+        )
+    took = [f"checked: what needs no import in {time.monotonic() - mark:.1f} s"]
+    if isinstance(recipe, Recipe):
+        problems.gather(partial(check_engine, recipe))
+        found, parts = (rehearse or rehearsed)(recipe, sites[-1])
+        for problem in found.found:
+            problems.note(problem)
+        took += parts
+    problems.check()
+    return claims[0], ", ".join(took)
+
+
+def check_key(recipe: RecipeBase, site: str) -> None:
+    """Raise BadInput when a site has no key file that can be read, and needs one."""
+    if recipe.site.key_file is not None:
+        SigningKey.load(recipe.site.key_file)
+    elif recipe.outer is not None and (recipe.outer.owner or recipe.outer.keys):
+        raise ConfigError(f"this run admits keys, and site {site} has none: set site.key_file to its key file")
+
+
+def check_engine(recipe: Recipe) -> None:
+    """Raise ConfigError when the Python of a vLLM engine doesn't run, or finds no vLLM."""
+    if recipe.inference.engine != "vllm":
+        return
+    python = str(recipe.inference.python or sys.executable)
+    try:
+        done = subprocess.run([python, "-c", _FIND_VLLM], capture_output=True, text=True, timeout=PATIENCE_S)
+        said = done.stderr.strip().rpartition("\n")[2] or f"it ends with {done.returncode}" if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = str(error)
+    if said:
+        raise ConfigError(f"inference.python ({python}) can't import vLLM: {said}: name one of an environment with it")
+
+
+def rehearsed(recipe: Recipe, site: str) -> Found:
+    """What a process of its own finds wrong with a site's environments and tokenizer, and what that took."""
+    untaught = recipe.model_copy(update={"replay": ReplayConfig(), "hints": None})
+    with tempfile.TemporaryDirectory() as scratch:
+        settings = settle_site(untaught, site, inference_port=1, model_dir=Path(scratch), resume=False)
+        command, asked = [sys.executable, "-m", "composer_prime.sites.preflight"], settings.model_dump_json()
+        done = subprocess.run(command, input=asked, capture_output=True, text=True, env={**os.environ, **QUIET_ENV})
+    problems = Problems()
+    if done.returncode != 0:
+        said = done.stderr.strip().rpartition("\n")[2]
+        problems.note(
+            f"the process that tries the environments ended with {done.returncode} ({said}): try their imports"
+        )
+        return problems, []
+    found, took = json.loads(done.stdout)
+    for problem in found:
+        problems.note(problem)
+    return problems, took
+
+
+def main() -> None:
+    """Rehearse the site whose settings are on standard input; what imports and environments print is no answer."""
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    gc.disable()  # a fifth of the imports' time
+    problems, took = Problems(), list[str]()
+    asyncio.run(_play(SiteSettings.model_validate_json(sys.stdin.read()), problems, took))
+    os.write(answer, json.dumps([list(map(str, problems.found)), took]).encode())
+
+
+async def _play(settings: SiteSettings, problems: Problems, took: list[str]) -> None:
+    """Set up all environments that are installed, then play one rollout of each, where all is well so far."""
+    mark, model_dir = time.monotonic(), settings.model_dir
+
+    def note(part: str) -> None:
+        nonlocal mark
+        took.append(f"{part} in {time.monotonic() - mark:.1f} s")
+        mark = time.monotonic()
+
+    import verifiers.v1  # noqa: F401
+
+    note("verifiers imported")
+    from composer_prime.sites.embedded import chat, rollouts
+    from composer_prime.sites.embedded.environments import load_source
+
+    chat.register()
+    sources = list[Any]()
+    for source in settings.recipe.orchestrator.train.source:
+        with problems.noted():
+            sources.append(load_source(source, settings))
+    note("environments set up")
+    import_tokenizers()
+    with problems.noted():
+        model_dir = describe_model(settings.recipe.model.name, model_dir)
+        check_vocabulary(model_dir)
+        settings = settings.model_copy(update={"model_dir": model_dir})
+        rollouts.ROLLOUT_TIMEOUT_S = PATIENCE_S
+        async with AsyncExitStack() as stack:
+            for source in sources:
+                with problems.noted():
+                    player = rollouts.RolloutPlayer([source], settings, base_url=NOWHERE, model="none")
+                    await check_rollout(source.name, await stack.enter_async_context(player), settings.recipe.seq_len)
+    note("first prompts and rewards")
+
+
+async def check_rollout(source: str, player: Any, seq_len: int) -> None:
+    """Play an environment's first task. Raises EnvError when its prompt has no room, or its own code fails."""
+    prompts = _answer_in_place(seq_len)
+    group = await player.play_group(0, 0, 1, 0)
+    if prompts and prompts[0] >= seq_len:
+        raise EnvError(
+            f"environment {source!r}: its first prompt has {prompts[0]} tokens, and seq_len ({seq_len}) must be "
+            "larger, so that an answer fits: raise seq_len, or shorten the prompt"
+        )
+    failed = [failure for failure in group.failures if not failure.startswith("TimeoutError")]  # it may be slow
+    if failed and (not prompts or prompts[-1] < seq_len):
+        raise EnvError(f"environment {source!r}: a rollout with the answer {REPLY!r} fails: {failed[0]}")
+
+
+def _answer_in_place(seq_len: int) -> list[int]:
+    """From now on answer what renderers would ask a server; the list takes each prompt's length."""
+    from renderers import OverlongPromptError, client
+
+    prompts: list[int] = []
+
+    async def generate(*, renderer: Any, prompt_ids: list[int], prompt_attribution: Any, **asked: Any) -> Any:
+        prompts.append(len(prompt_ids))
+        if len(prompt_ids) >= seq_len:
+            raise OverlongPromptError(prompt_len=len(prompt_ids), max_prompt_len=seq_len)
+        said = {"content": REPLY, "finish_reason": "stop", "prompt_attribution": prompt_attribution}
+        end = renderer.get_stop_token_ids()[:1]
+        return {"prompt_ids": prompt_ids, "completion_ids": end, "completion_logprobs": [0.0], **said}
+
+    client.generate = generate
+    return prompts
+
+
+def check_vocabulary(folder: Path) -> None:
+    """Raise ModelError when the tokenizer in a model's folder has token ids that its embeddings lack."""
+    from composer_prime.replay.fingerprint import load_tokenizer
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    rows = config.get("text_config", config).get("vocab_size")
+    largest = max(load_tokenizer(folder).get_vocab().values())
+    if rows is not None and largest >= rows:
+        raise ModelError(
+            f"model folder {folder}: its tokenizer has token ids up to {largest}, and its embeddings have {rows} rows "
+            "(vocab_size): take the model's own tokenizer, or resize the embeddings"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""All that is wrong is said before anything starts or is made, a line each, by every command that would start it."""
+
+import errno
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from composer_prime.config.toml import to_toml
+from composer_prime.errors import BadInput, Problems
+from composer_prime.sites.preflight import check, rehearsed
+from tests.cli.command_line import Answer, call
+from tests.sites.fake_site import small_recipe
+from tests.sites.tiny_folder import save_random_tiny
+
+PACKAGE = """
+import verifiers.v1 as vf
+__all__ = ["Numbers"]
+class Number(vf.Task[vf.TaskData]):
+    @vf.reward
+    async def nearness(self, trace) -> float:
+        return {reward}
+class Numbers(vf.Taskset[Number, vf.TasksetConfig]):
+    def load(self): return [Number(vf.TaskData(idx=i, prompt={prompt})) for i in range(10)]
+"""
+
+Cli = Callable[..., Answer]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    return lambda *arguments: call(capsys, monkeypatch, *arguments)
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of environments: one whose reward raises, one whose prompt is long."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    (folder / "raising_reward.py").write_text(PACKAGE.format(reward="int('seven')", prompt="str(i)"))
+    (folder / "long_prompt.py").write_text(PACKAGE.format(reward="1.0", prompt="'abc' * 1000"))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def written(folder: Path, *environments: dict[str, Any], **tables: Any) -> str:
+    """A recipe's file. Each environment is its taskset's table."""
+    sources = [{"name": each["id"], "env": {"taskset": each}} for each in environments or [{"id": "reverse-letters"}]]
+    out = Path(tables.pop("output_dir", folder / "out"))
+    recipe = small_recipe(out, orchestrator={"train": {"source": sources}}, **tables)
+    (folder / "recipe.toml").write_text(to_toml(recipe.to_data()))
+    return str(folder / "recipe.toml")
+
+
+def outer(**keys: Any) -> dict[str, Any]:
+    return {"inner_steps": 4, "fragments": 2, **keys}
+
+
+def lines_of(answer: Answer) -> list[str]:
+    assert answer.code == 2 and answer.out == "", answer
+    return answer.err.removeprefix("composer-prime: ").splitlines()
+
+
+def test_five_faults_at_once_are_five_lines_and_nothing_was_made(tmp_path: Path, cli: Cli, taken_port: int) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "store").mkdir()
+    environments = [{"id": "not-there"}, {"id": "reverse-letters", "lenght": 5}]
+    recipe = written(
+        tmp_path,
+        *environments,
+        output_dir=str(tmp_path / "file" / "out"),
+        inference={"server": {"port": taken_port}},
+        site={"key_file": "no.pem"},
+        outer=outer(store=str(tmp_path / "store")),
+    )
+    before = sorted(tmp_path.rglob("*"))
+    said = lines_of(cli("run", recipe))
+    assert sorted(line.split(" ")[0] for line in said) == sorted(
+        ["output_dir", "signing", "inference.server.port", "environment", "environment"]
+    )
+    assert "environment 'not-there' isn't installed" in "\n".join(said)
+    assert "refuses its settings: env.taskset.lenght" in "\n".join(said)
+    assert sorted(tmp_path.rglob("*")) == before and psutil.Process().children(recursive=True) == []
+    for command in (["plan", recipe, "--check"], ["site", recipe, "--site", "a"]):
+        assert lines_of(cli(*command)) == said
+
+
+def test_prompt_reward_and_engine_are_tried_before_anything_starts(tmp_path: Path, cli: Cli, packages: Path) -> None:
+    engine = {"engine": "vllm", "python": sys.executable}
+    recipe = written(tmp_path, {"id": "long-prompt"}, {"id": "raising-reward"}, inference=engine)
+    said = lines_of(cli("plan", recipe, "--check"))
+    python, prompt, reward = said
+    assert f"inference.python ({sys.executable}) can't import vLLM: No module named vllm" in python
+    assert prompt.startswith("environment 'long-prompt': its first prompt has 30")
+    assert "seq_len (512) must be larger" in prompt and "raise seq_len" in prompt
+    assert "ValueError: invalid literal for int() with base 10: 'seven'" in reward
+    assert f"(nearness, {packages / 'raising_reward.py'}:7)" in reward
+    assert lines_of(cli("run", recipe)) == said and not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_has_embeddings_is_refused(tmp_path: Path, cli: Cli) -> None:
+    model = save_random_tiny(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
+    said = lines_of(cli("plan", written(tmp_path, model={"name": str(model)}), "--check"))
+    assert "token ids up to 264, and its embeddings have 200 rows" in said[-1]
+
+
+def test_setting_up_environments_takes_at_most_half_of_what_importing_verifiers_takes(tmp_path: Path) -> None:
+    def used(act: Callable[[], object]) -> float:
+        """Seconds of CPU, of a process that `act` starts and awaits."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        act()
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    source = {"name": "letters", "env": {"taskset": {"id": "reverse-letters", "lenght": 5}}}  # no rollout follows
+    recipe = small_recipe(tmp_path, orchestrator={"train": {"source": [source]}})
+    importing = used(lambda: subprocess.run([sys.executable, "-c", "import verifiers.v1"], check=True))
+    took: list[str] = []
+    looking = used(lambda: took.extend(rehearsed(recipe, "a")[1]))
+    print(f"importing verifiers {importing:.2f} s of CPU, all of stage 2 {looking:.2f} s; {took}")
+    assert looking <= 1.5 * importing
+    assert [part.rpartition(" in ")[0] for part in took] == [
+        "verifiers imported",
+        "environments set up",
+        "first prompts and rewards",
+    ]
+
+
+UNADMITTED = outer(owner="ed25519:" + "A" * 42 + "E=")
+CHECKING = """
+import sys
+from pathlib import Path
+from composer_prime.config import load_recipe
+from composer_prime.errors import BadInput, Problems
+from composer_prime.sites.preflight import check
+recipe = load_recipe(Path(sys.argv[1]))
+try:
+    check(recipe, recipe.site_names, rehearse=lambda recipe, site: (Problems(), []))
+except BadInput as error:
+    print(error)
+assert not {"torch", "transformers", "verifiers"} & {*sys.modules}
+"""
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"model": {"name": "./nowhere"}}, "model.name (./nowhere) doesn't exist"),
+        ({"outer": UNADMITTED}, "this run admits keys, and site a has none: set site.key_file"),
+        ({"outer": outer(store="HERE/file")}, "Not a directory: choose another folder"),
+        ({"output_dir": "HERE/file"}, "Not a directory: choose another folder"),
+        ({"inference": {"server": {"port": 65535}}}, "inference.server.port (65536) is in use"),
+    ],
+)
+def test_what_needs_no_import_is_one_line_without_one(tmp_path: Path, tables: dict[str, Any], said: str) -> None:
+    (tmp_path / "file").touch()
+    path = Path(written(tmp_path, **tables))
+    path.write_text(path.read_text().replace("HERE", str(tmp_path)))
+    done = subprocess.run([sys.executable, "-c", CHECKING, str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout and done.stdout.count("\n") == 1, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free some space"),
+        (errno.EDQUOT, "your quota"),
+        (errno.EFBIG, "ulimit -f"),
+        (errno.EROFS, "write access"),
+    ],
+)
+def test_a_quota_and_a_limit_are_told_from_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    def refused(**where: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    with pytest.raises(BadInput, match=f"^output_dir .*: {os.strerror(number)}: .*{remedy}"):
+        check(small_recipe(tmp_path), "ab", rehearse=lambda recipe, site: (Problems(), []))
+
+
+def test_a_launch_says_all_at_once_before_it_writes(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "file").touch()
+    recipe = written(tmp_path, {"id": "not-there"}, outer=outer(store=str(tmp_path / "file")))
+    said = lines_of(cli("launch", recipe, "--on", "local"))
+    assert [line.split(" ")[0] for line in said] == ["outer.store", "environment"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "export RUN --to new --model tiny",
+        "follow RUN --model tiny --dir new",
+        "publish RUN",
+        "verify RUN",
+        "status RUN",
+    ],
+)
+def test_a_store_without_a_run_is_told_before_torch_is_loaded(tmp_path: Path, command: str) -> None:
+    program = (
+        "import sys; from composer_prime.cli.main import main; code = 0\n"
+        "try: main()\n"
+        "except SystemExit as ended: code = ended.code\n"
+        "assert 'torch' not in sys.modules; sys.exit(code)\n"
+    )
+    arguments = command.replace("RUN", str(tmp_path / "none")).split()
+    done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "holds no run" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_what_is_right_is_checked_and_leaves_nothing(tmp_path: Path) -> None:
+    _, said = check(small_recipe(tmp_path, outer=outer(store=str(tmp_path / "store"))), "ab")
+    assert "verifiers imported in" in said and "first prompts and rewards in" in said
+    assert list(tmp_path.iterdir()) == []
