@@ -195,7 +195,7 @@ def test_a_quota_and_a_limit_are_told_from_a_full_disk(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refused)
-    with pytest.raises(BadInput, match=f"^output_dir .*: {os.strerror(number)}: .*{remedy}"):
+    with pytest.raises(BadInput, match=f"^output_dir .*: {os.strerror(number)}.*: .*{remedy}"):
         check(small_recipe(tmp_path), "ab", rehearse=lambda recipe, site: (Problems(), []))
 
 
