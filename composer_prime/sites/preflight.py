@@ -186,7 +186,10 @@ async def check_rollout(source: str, player: Any, seq_len: int) -> None:
         )
     failed = [failure for failure in group.failures if not failure.startswith("TimeoutError")]  # it may be slow
     if failed and (not prompts or prompts[-1] < seq_len):
-        raise EnvError(f"environment {source!r}: a rollout with the answer {REPLY!r} fails: {failed[0]}")
+        raise EnvError(
+            f"environment {source!r}: a rollout with the answer {REPLY!r} fails: {failed[0]}: let its reward give a "
+            "number for a wrong answer, too"
+        )
 
 
 def _answer_in_place(seq_len: int) -> list[int]:
