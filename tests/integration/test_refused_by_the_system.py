@@ -127,7 +127,7 @@ with open(os.path.join(sys.argv[1], "filler"), "wb", buffering=0) as file:
 def test_of_a_process_that_had_no_place_for_its_last_words_the_supervisor_says_why(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)]
     if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("only root may mount a small disk here")
     try:

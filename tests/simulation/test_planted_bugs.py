@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -56,7 +57,7 @@ def check(
     failing = next((result for result in map(run_plan, plans) if result.violations), None)
     monkeypatch.undo()
     assert failing is not None, f"{len(plans)} seeds from {plans[0].seed} on don't notice the bug"
-    assert telling in failing.violations[0]
+    assert re.search(telling, failing.violations[0])
     assert run_plan(failing.plan).violations == ()
 
 
@@ -108,7 +109,7 @@ def test_fragment_clock_by_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(site_clock, "due_fragment", site_clock.due_fragment)
         monkeypatch.setattr(OuterLoop, "_take_turn", own)
 
-    check(monkeypatch, "deadlock", plant, lambda plan: plan.terms.fragments > 1 and plan.terms.quorum > 1)
+    check(monkeypatch, "deadlock|stall", plant, lambda plan: plan.terms.fragments > 1 and plan.terms.quorum > 1)
 
 
 def test_a_round_that_waits_for_a_site_that_is_away_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:

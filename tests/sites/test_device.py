@@ -1,6 +1,7 @@
 """`site.device`: a site on another device than the CPU, here a simulated one, and a device that isn't there."""
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -66,7 +67,8 @@ LACKING = "cuda" if not torch.cuda.is_available() else "mps"
 def test_a_device_that_torch_lacks_is_one_line_before_anything_starts(command: tuple[str, ...], tmp_path: Path) -> None:
     earlier = tmp_path / "two-sites" / "recipe.json"
     earlier.parent.mkdir()
-    earlier.write_text("{}")
+    recipe = load_any(Path(command[1]), ["--output_dir", str(tmp_path)])
+    earlier.write_text(json.dumps(recipe.to_data()) if command[0] == "site" else "{}")
     with pytest.raises(ConfigError) as refused:
         call([*command, "--output_dir", str(tmp_path), "--site.device", LACKING])
     text = str(refused.value)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from importlib.machinery import PathFinder
@@ -22,7 +23,8 @@ def check_installed(taskset_id: str) -> None:
         raise EnvError(f"env.taskset.id ({taskset_id}) must be a package's name: such as reverse-letters")
     verifiers = importlib.util.find_spec("verifiers")
     bundled = [f"{place}/v1/tasksets" for place in (verifiers and verifiers.submodule_search_locations) or ()]
-    if importlib.util.find_spec(module) is None and PathFinder.find_spec(module, [os.getcwd(), *bundled]) is None:
+    there = module in sys.modules or importlib.util.find_spec(module)
+    if not there and PathFinder.find_spec(module, [os.getcwd(), *bundled]) is None:
         raise EnvError(
             f"environment {taskset_id!r} isn't installed (there is no module {module!r}): "
             f"install its package, such as `pip install ./envs/{module}`"
