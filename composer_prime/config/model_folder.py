@@ -5,14 +5,18 @@ Its weights are safetensors of its own: a library that follows its index or a li
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from composer_prime.errors import BadInput, ModelError
 
 INDEX_FILE = "model.safetensors.index.json"
 READ_WHOLE, MOST_BYTES = (".json", ".jinja", ".model", ".txt"), 2**28
 """Files of these kinds have so many bytes at most; the largest tokenizers have 40 MB."""
+FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+BUFFERS = {"BOOL", "U8", "I8", "I16", "I32", "I64"}
+"""dtypes of safetensors that are no weights, unless a quantizer made them."""
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -40,6 +44,59 @@ def weight_files(folder: Path) -> list[Path]:
                     "the folder itself, no links out of it: save the model again"
                 )
     return [folder / name for name in names]
+
+
+def check_dtypes(folder: Path, files: Iterable[Path]) -> None:
+    """Raise ModelError for weights that aren't plain floats, or of which none has the dtype that config.json says."""
+    from safetensors import safe_open
+
+    found = set[str]()
+    with loading(f"model folder {folder}", "save the model again"):
+        config = json.loads((folder / "config.json").read_bytes())
+        for file in files:
+            with safe_open(file, "np") as opened:
+                found |= {opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118 (no mapping)
+        said = config.get("dtype") or config.get("torch_dtype") or config.get("text_config", {}).get("dtype")
+    floats = {FLOATS[each] for each in found & set(FLOATS)}
+    if said is not None and floats and said not in floats:
+        raise ModelError(
+            f"{folder / 'config.json'} says dtype {said}, and the weights are {', '.join(sorted(floats))}: set it "
+            "to what they are"
+        )
+    if quantized := found - set(FLOATS) - BUFFERS:
+        raise ModelError(
+            f"model folder {folder} has weights of dtype {', '.join(sorted(quantized))}, which can't be trained: take "
+            "the model as it was before it was quantized"
+        )
+
+
+def check_loaded(folder: Path, info: Mapping[str, Any]) -> None:
+    """Raise ModelError where transformers made parameters of a model up, dropped some or gave some another shape.
+
+    info  what its from_pretrained says with output_loading_info
+    """
+    faults = list[str]()
+    if missing := sorted(info["missing_keys"]):
+        tie = "set tie_word_embeddings to true in config.json, where that is so, or "
+        head = any("head" in name or "embed_out" in name for name in missing)
+        faults.append(f"lacks {_some(missing)}, which would be random: {tie if head else ''}add what is missing")
+    if unexpected := sorted(info["unexpected_keys"]):
+        faults.append(
+            f"holds {_some(unexpected)}, for which the model that config.json describes has no place: correct its "
+            "model_type and sizes, or save the model without them"
+        )
+    if mismatched := sorted(info["mismatched_keys"]):
+        name, there, wanted = mismatched[0]
+        faults.append(
+            f"holds {name} of shape {tuple(there)}, where config.json asks for {tuple(wanted)}: correct its sizes, "
+            "such as vocab_size"
+        )
+    if faults:
+        raise ModelError(f"model folder {folder} {'; it '.join(faults)}")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ class Numbers(vf.Taskset[Number, vf.TasksetConfig]):
     {body}
 """
 TEN = "def load(self): return [Number(vf.TaskData(idx=i, prompt=str(i))) for i in range(10)]"
+DICE = "def load(self): return [Number(vf.TaskData(prompt=str(random.random()))) for i in range(10)]"
 ENDLESS = "INFINITE = True\n    def load(self): return (Number(vf.TaskData(prompt=str(i))) for i in itertools.count())"
 
 counter = itertools.count()
@@ -78,6 +79,13 @@ def test_a_taskset_that_knows_no_shards_is_dealt_out_in_turn(tmp_path: Path, ins
 
 def test_an_endless_taskset_is_taken_up_to_a_limit(tmp_path: Path, install: Install) -> None:
     assert len(prompts(tmp_path, install(PLAIN_TASKSET.format(body=ENDLESS)))) == MAX_ENDLESS_TASKS
+
+
+def test_tasks_made_by_dice_are_the_same_at_every_site_and_start(tmp_path: Path, install: Install) -> None:
+    name = install(PLAIN_TASKSET.format(body=DICE).replace("import itertools", "import random"))
+    whole = prompts(tmp_path, name)
+    shards = [prompts(tmp_path, name, shard=shard, num_shards=2) for shard in (0, 1)]
+    assert len({*whole}) == 10 and shards == [whole[::2], whole[1::2]]
 
 
 def test_a_shard_without_tasks_is_refused(tmp_path: Path, install: Install) -> None:

@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ import pytest
 from composer_prime.config import SitePaths, SiteSettings
 from composer_prime.errors import SiteError
 from composer_prime.metrics import read_tape
-from composer_prime.sites.embedded.batches import TrainingSample, read_batch
+from composer_prime.sites.embedded.batches import TrainingSample, read_batch, read_num_drawn
+from composer_prime.sites.embedded.checkpoints import save_checkpoint
 from composer_prime.sites.embedded.orchestrator import MAX_DRAWS, serve
 from tests.patience import PATIENCE_S, wait_until
 from tests.servers.fake_inference import FakePolicy, serving
@@ -228,6 +231,38 @@ def test_on_resume_it_goes_on_at_the_checkpoint_with_fresh_batches_and_weights(r
     settings = run(policy, trainer, resume=True)
     assert policy.updates[0] == (4, str(settings.paths.broadcast(4)))
     assert tape(settings)[0]["step"] == 4
+
+
+def test_after_a_resume_tasks_come_in_the_order_there_would_have_been(run: Run) -> None:
+    """Draws that teach nothing count, too; what was played beyond the checkpoint comes again."""
+
+    def drops_batches_until(count: int, saved: int) -> Trainer:
+        async def trainer(settings: SiteSettings) -> None:
+            paths = settings.paths
+            if settings.resume:
+                shutil.rmtree(paths.broadcast(saved))
+                publish(paths, saved)
+            for step in range(saved, count):
+                await batch_of(paths, step)
+                publish(paths, step + 1)
+            save_checkpoint(paths.checkpoints, count, {}, read_num_drawn(paths.rollouts, count - 1))
+            await batch_of(paths, count)
+
+        return trainer
+
+    easy = FakePolicy(accuracy=lambda word: 0.5 * (word[0] < "d"))  # many groups are all wrong: draws are repeated
+    whole, again = replace(easy), replace(easy, words=[])
+    settings = run(whole, drops_batches_until(6, 0))
+    drawn = read_num_drawn(settings.paths.rollouts, 5)
+    assert drawn > 6 * 4, "some step took more than one draw"
+    shutil.rmtree(settings.paths.root)
+    settings = run(again, drops_batches_until(3, 0))
+    cut = 4 * read_num_drawn(settings.paths.rollouts, 2)
+    assert sorted(again.words[:cut]) == sorted(whole.words[:cut])
+    again.words.clear()
+    settings = run(again, drops_batches_until(6, 3), resume=True)
+    assert read_num_drawn(settings.paths.rollouts, 5) == drawn
+    assert sorted(again.words[: 4 * drawn - cut]) == sorted(whole.words[cut : 4 * drawn])
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from composer_prime.sites.embedded.broadcasts import KEEP, published, weights
 from composer_prime.sites.embedded.checkpoints import newest_checkpoint
 from composer_prime.sites.embedded.learner import Learner, import_loss, learning_rate
 from composer_prime.sites.embedded.result import SiteResult
-from composer_prime.sites.embedded.sound_steps import saved_steps
+from composer_prime.sites.embedded.sound_steps import saved_steps, tasks_drawn
 from composer_prime.sites.embedded.trainer import Outer, Trainer
 from composer_prime.sites.intact import seal
 from composer_prime.sync.site_clock import OuterLoop
@@ -235,6 +236,21 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
     resumed, result = run_trainer(second, seed=1)  # another seed: every weight must come from the checkpoint
     assert (result.steps, result.tokens) == (wanted.steps, wanted.tokens)
     assert all(torch.equal(a, b) for a, b in zip(state_of(resumed), state_of(uninterrupted), strict=True))
+
+
+def test_checkpoints_say_how_many_tasks_were_drawn_for_their_steps(tmp_path):
+    settings = settle(tmp_path, steps=2)
+    for step in range(4):
+        write_batch(settings.paths.rollouts, step, random_samples(step, 2), num_drawn=10 * (step + 1))
+    run_trainer(settings)
+    assert tasks_drawn(settings.paths.checkpoints, 0) == 0
+    assert tasks_drawn(settings.paths.checkpoints, 2) == 20
+    shutil.rmtree(settings.paths.rollout(1))
+    stays = settle(tmp_path, steps=2, resume=True)  # it trains nothing, and saves what it was
+    run_trainer(stays)
+    assert tasks_drawn(settings.paths.checkpoints, 2) == 20
+    run_trainer(settle(tmp_path, steps=4, resume=True))
+    assert tasks_drawn(settings.paths.checkpoints, 4) == 40
 
 
 def test_a_checkpoint_of_a_version_without_distributions_is_resumed(tmp_path):

@@ -73,15 +73,18 @@ def batch_folder(rollouts_dir: Path, step: int) -> Path:
     return Path(rollouts_dir) / f"step_{step}"
 
 
-def write_batch(rollouts_dir: Path, step: int, samples: Sequence[TrainingSample]) -> Path:
+def write_batch(rollouts_dir: Path, step: int, samples: Sequence[TrainingSample], num_drawn: int = 0) -> Path:
     """Put the batch of one training step in place, atomically; a batch already there is replaced. Returns its folder.
+
+    num_drawn  tasks that the site had drawn when it stood, since its first start
 
     Floats are kept as fp32. An empty batch is legal: that training step moves no weight.
     """
     folder = batch_folder(rollouts_dir, step)
     with whole_folder(folder) as making:
         save_file(_join_streams(samples), making / "batch.safetensors")
-        (making / "meta.json").write_text(json.dumps({"step": step, "samples": [_describe(s) for s in samples]}))
+        meta = {"step": step, "num_drawn": num_drawn, "samples": [_describe(s) for s in samples]}
+        (making / "meta.json").write_text(json.dumps(meta))
     return folder
 
 
@@ -107,6 +110,11 @@ def read_batch(rollouts_dir: Path, step: int) -> list[TrainingSample] | None:
             f"{len(streams['token_ids'])}: delete it, the orchestrator makes it anew"
         )
     return _cut_streams(streams, meta["samples"])
+
+
+def read_num_drawn(rollouts_dir: Path, step: int) -> int:
+    """What `write_batch` was given with a step's batch, which stands."""
+    return json.loads((batch_folder(rollouts_dir, step) / "meta.json").read_text())["num_drawn"]
 
 
 def drop_batches(rollouts_dir: Path, from_step: int) -> None:

@@ -1,7 +1,7 @@
 """A trainer's own checkpoints: what it needs to go on as if it had never stopped.
 
-checkpoints/step_N/state.pt, after N training steps, and its hash; made under another name and renamed into place. Read
-with `weights_only`, so a checkpoint can hold tensors and plain data but no code.
+checkpoints/step_N/state.pt, after N training steps, what the orchestrator needs of it, and their hashes; made under
+another name and renamed into place. Read with `weights_only`, so it can hold tensors and plain data but no code.
 """
 
 import pickle
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from composer_prime.errors import CorruptObject
-from composer_prime.sites.embedded.sound_steps import saved_steps
+from composer_prime.sites.embedded.sound_steps import NUM_DRAWN, saved_steps
 from composer_prime.sites.embedded.whole_folder import whole_folder
 from composer_prime.sites.intact import SUMS, damage, seal
 
@@ -21,17 +21,19 @@ KEEP = 2
 """Checkpoints kept: the newest, and the one before for a newest that proves unreadable."""
 
 
-def save_checkpoint(checkpoints: Path, step: int, state: dict[str, Any]) -> Path:
+def save_checkpoint(checkpoints: Path, step: int, state: dict[str, Any], num_drawn: int = 0) -> Path:
     """Write the state after `step` training steps, drop all but the newest KEEP, and return the folder.
 
     state  nested dicts and lists of tensors, numbers and strings; tensors are written from the CPU, so that any device
            can go on from them
+    num_drawn  tasks that the orchestrator had drawn for these steps, which it asks for by `tasks_drawn`
 
     Raises SystemRefused when it can't be written; the checkpoints before stay.
     """
     folder = checkpoints / f"step_{step}"
     with whole_folder(folder) as making:
         torch.save(_on_cpu(state), making / "state.pt")
+        (making / NUM_DRAWN).write_text(str(num_drawn))
         seal(making)
     for old in saved_steps(checkpoints)[:-KEEP]:
         shutil.rmtree(checkpoints / f"step_{old}")

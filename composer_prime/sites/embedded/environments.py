@@ -3,11 +3,14 @@
 Environments are other people's code: whatever goes wrong in them at this point becomes one EnvError with its cause.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import itertools
 import logging
+import random
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -57,15 +60,17 @@ def load_source(source: SourceConfig, settings: SiteSettings) -> Source:
     """One environment, and the tasks of this site's shard.
 
     A taskset with the settings `num_shards` and `shard` cuts its own shard; of any other, this site takes every
-    num_shards-th task. `seed`, where a taskset has it, is the run's unless the recipe says otherwise.
+    num_shards-th task. `seed`, where a taskset has it, is the run's unless the recipe says otherwise; what it draws
+    from `random` while it makes its tasks is the run's too, so that all sites, at every start, have the same tasks.
     Raises EnvError when it can't be imported, refuses its settings, or has no task for us.
     """
     taskset_id = source.env.taskset.id
     import_taskset(taskset_id)
     try:
-        env, cuts_itself = _resolve(source, settings)
-        endless = getattr(env.taskset, "INFINITE", False)
-        tasks = list(itertools.islice(env.taskset, MAX_ENDLESS_TASKS if endless else None))
+        with _seeded(f"{settings.recipe.run.seed}/{source.name}"):
+            env, cuts_itself = _resolve(source, settings)
+            endless = getattr(env.taskset, "INFINITE", False)
+            tasks = list(itertools.islice(env.taskset, MAX_ENDLESS_TASKS if endless else None))
     except ValidationError as error:
         raise EnvError(f"environment {taskset_id!r} refuses its settings: {_first_mistake(error)}") from error
     except Exception as error:  # the environment's own code: no kind of error is out of the question
@@ -81,6 +86,16 @@ def load_source(source: SourceConfig, settings: SiteSettings) -> Source:
     logger.info("source=%s taskset=%s tasks=%d shard=%d", source.name, taskset_id, len(ours), settings.data_shard)
     tools = keep_toolsets(env, ours) if source.env.agent.harness.id == chat.HARNESS_ID else None
     return Source(source.name, env, ours, tools)
+
+
+@contextlib.contextmanager
+def _seeded(seed: str) -> Iterator[None]:
+    before = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before)
 
 
 def _check_harness(source: SourceConfig, taskset_id: str) -> None:

@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_prime.config.model_folder import loading, weight_files
+from composer_prime.config.model_folder import check_dtypes, check_loaded, loading, weight_files
 from composer_prime.config.recipe import LETTERS_MODELS, TINY, TINY_MODELS
 from composer_prime.config.settings import WITHOUT_WEIGHTS
 from composer_prime.errors import BadInput, ModelError, last_words
@@ -130,8 +130,11 @@ def load_policy(folder: Path, device: str = "cpu") -> PreTrainedModel:
                 if (folder / GENERATION_FILE).exists():
                     model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
             else:
-                whole = {"local_files_only": True, "use_safetensors": True}
-                model = AutoModelForCausalLM.from_pretrained(folder, **whole, **as_we_train)
+                whole = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
+                model, info = AutoModelForCausalLM.from_pretrained(
+                    folder, **whole, **as_we_train, ignore_mismatched_sizes=True
+                )
+                check_loaded(folder, info)
         return model.eval().to(device)  # pyright: ignore[reportArgumentType] (transformers wraps it)
 
 
@@ -248,7 +251,7 @@ def _check_folder(name: str, folder: Path) -> None:
             f"model folder {folder} is not one, it lacks {' and '.join(missing)}: give a folder that "
             "save_pretrained wrote for model and tokenizer"
         )
-    weight_files(folder)
+    check_dtypes(folder, weight_files(folder))
 
 
 def _spared(name: str, cache_dir: Path) -> Path:
@@ -310,6 +313,8 @@ def main(arguments: list[str]) -> int:
         folder = resolve_model(
             name, int(seed), Path(cache_dir), show, spare_weights=asked == [WITHOUT_WEIGHTS], device=device
         )
+        if name not in TINY_MODELS and not (folder / WITHOUT_WEIGHTS).exists():
+            load_policy(folder)  # once, before all who would say the same
     except (BadInput, OSError) as error:
         return last_words(error)
     print(folder)

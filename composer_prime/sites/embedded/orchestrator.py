@@ -31,7 +31,7 @@ from composer_prime.sites.embedded.inference_client import InferenceClient
 from composer_prime.sites.embedded.ports import HOST
 from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer
 from composer_prime.sites.embedded.samples import make_samples
-from composer_prime.sites.embedded.sound_steps import saved_steps
+from composer_prime.sites.embedded.sound_steps import saved_steps, tasks_drawn
 from composer_prime.sites.embedded.start import imported
 from composer_prime.sites.embedded.stored import StoredSamples, load_stored
 from composer_prime.sites.embedded.task_order import TaskOrder
@@ -87,7 +87,8 @@ class Orchestrator:
         self.stored = stored
         self.start_step = first_step(settings)
         sizes = [len(source.tasks) for source in player.sources]
-        self.order = TaskOrder(sizes, seed=f"{settings.sampling_seed}/{self.start_step}")
+        begin = tasks_drawn(settings.paths.checkpoints, self.start_step)
+        self.order = TaskOrder(sizes, seed=f"{settings.sampling_seed}/0", begin=begin)
 
     async def make_batches(self) -> None:
         """Write one batch after another. Without an outer loop the run has max_steps of them; with one, the outer
@@ -102,7 +103,7 @@ class Orchestrator:
         """Play a step's batch and write it for the trainer, with what stored samples it takes and their metrics."""
         batch = await self.play_batch(step)
         stored, found = await self.stored.draw(step, self.weights.version)
-        write_batch(self.settings.paths.rollouts, step, [*batch.samples, *stored])
+        write_batch(self.settings.paths.rollouts, step, [*batch.samples, *stored], self.order.num_drawn)
         conversations.append(self.settings.paths.conversations, shown(batch, step))
         return batch, found
 

@@ -9,6 +9,7 @@ from composer_prime.sites.intact import SUMS, damage
 
 DAMAGED = "damaged_"
 """How the name of a checkpoint begins that was set aside."""
+NUM_DRAWN = "num_drawn"
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +18,17 @@ def saved_steps(checkpoints: Path) -> list[int]:
     """The steps there are checkpoints of, oldest first."""
     names = (re.fullmatch(r"step_(\d+)", one.name) for one in checkpoints.glob("step_*"))
     return sorted(int(name[1]) for name in names if name)
+
+
+def tasks_drawn(checkpoints: Path, step: int) -> int:
+    """How many tasks the site had drawn for the steps behind a checkpoint; 0 before the first."""
+    if step == 0:
+        return 0
+    try:
+        return int((checkpoints / f"step_{step}" / NUM_DRAWN).read_text())
+    except FileNotFoundError:
+        logger.warning("the checkpoint after step %d doesn't say which tasks were met: their order begins anew", step)
+        return 0
 
 
 def set_damaged_aside(checkpoints: Path) -> None:

@@ -21,12 +21,13 @@ from composer_prime import metrics
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ComposerPrimeError, ModelError, last_words
 from composer_prime.metrics import MetricsTape
-from composer_prime.sites.embedded.batches import TrainingSample, read_batch
+from composer_prime.sites.embedded.batches import TrainingSample, read_batch, read_num_drawn
 from composer_prime.sites.embedded.broadcasts import load_weights, move_average, publish, start_average, weights
 from composer_prime.sites.embedded.checkpoints import newest_checkpoint, save_checkpoint
 from composer_prime.sites.embedded.distilling import DPPO_LOW
 from composer_prime.sites.embedded.learner import Learner, StepReport, import_loss
 from composer_prime.sites.embedded.result import MasterVersion, SiteResult
+from composer_prime.sites.embedded.sound_steps import tasks_drawn
 from composer_prime.sites.embedded.start import imported
 from composer_prime.visible import log_handler
 from composer_prime.waiting import Waits, read_waiting
@@ -93,6 +94,7 @@ class Trainer:
             recipe.trainer.scheduler,
         )
         self.step = 0
+        self._num_drawn = 0
         self._ema_decay = recipe.hints.ema_decay if recipe.hints is not None and recipe.hints.teacher == "ema" else None
         self._average: dict[str, Tensor] | None = None
         self._totals = Totals()
@@ -125,6 +127,7 @@ class Trainer:
             samples = self._wait_for_batch()
             if samples is None:
                 break
+            self._num_drawn = read_num_drawn(self.paths.rollouts, self.step)
             learned = self.learner.step(samples, self.step)
             report = self._sync(learned)
             self.step += 1
@@ -171,11 +174,12 @@ class Trainer:
             "totals": asdict(self._totals_now()),
             "outer": None if self.outer is None else self.outer.state_dict(),
         }
-        save_checkpoint(self.paths.checkpoints, self.step, state)
+        save_checkpoint(self.paths.checkpoints, self.step, state, self._num_drawn)
         self._saved_step = self.step
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
+        self._num_drawn = tasks_drawn(self.paths.checkpoints, self.step)
         load_weights(self.model, state["model"])
         if self._ema_decay is not None:
             average = state.get("average")  # none: made before there were averages, or under another teacher
