@@ -66,6 +66,7 @@ def launch(
             "--supervise-on", metavar="PLATFORM", help="Start, and watch as a job there: modal, hf-jobs, ssh:HOST."
         ),
     ] = None,
+    unchecked: Annotated[bool, typer.Option("--unchecked", help="Go on where something can't be checked.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started and its price.")] = False,
 ) -> None:
     """Start a recipe's sites on a platform and watch them. The same command again finds them, and starts none twice."""
@@ -94,17 +95,20 @@ def launch(
         hang_after_s=hang_after or None,
         stall_after_s=plan.recipe.launch.stall_after_s or None,
     )
-    planned = _checked(plan, limits, problems, dry_run=dry_run)
+    planned = _checked(plan, limits, problems, dry_run=dry_run, unchecked=unchecked)
     if dry_run:
         print("\n".join([*planned, "nothing was started"]))
         return
     raise typer.Exit(_launch(plan, limits, poll_s, detach, supervise_on))
 
 
-def _checked(plan: "LaunchPlan", limits: "Limits", problems: "Problems", *, dry_run: bool) -> list[str]:
+def _checked(
+    plan: "LaunchPlan", limits: "Limits", problems: "Problems", *, dry_run: bool, unchecked: bool
+) -> list[str]:
     """What would be started, after all checks that can be made beforehand. Raises BadInput for all that is wrong."""
     from composer_prime.config import Recipe
-    from composer_prime.launch.preflight import access_lines, described, memory_lines
+    from composer_prime.launch.plan import INSTALLS
+    from composer_prime.launch.preflight import Unchecked, access_lines, described, memory_lines
     from composer_prime.sites.embedded.installed import environment_checks
     from composer_prime.sites.embedded.prepare import check_bucket
     from composer_prime.volunteers.needs import gpu_bytes_beforehand
@@ -112,7 +116,10 @@ def _checked(plan: "LaunchPlan", limits: "Limits", problems: "Problems", *, dry_
     for lines in (access_lines(plan), memory_lines(plan, gpu_bytes_beforehand)):
         with problems.noted():
             for line in lines:
-                say(line)
+                if isinstance(line, Unchecked) and not unchecked and not set(INSTALLS).isdisjoint(plan.platforms):
+                    problems.note(f"{line}: mend that, or go on with --unchecked")
+                else:
+                    say(line)
     if not dry_run:
         problems.gather(lambda: check_bucket(plan.recipe, None, new_run=False))
         if "local" in plan.platforms and isinstance(plan.recipe, Recipe):

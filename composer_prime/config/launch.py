@@ -27,8 +27,8 @@ class LaunchConfig(Table):
     """A GPU as the platform names it: "H100" on Modal, where "H100,A100-80GB" takes either, "h200" on HF Jobs. None:
     no GPU."""
 
-    gpu_count: int = Field(default=1, ge=1, le=16)
-    """GPUs of a site, when `gpu` is set."""
+    gpu_count: int | None = Field(default=None, ge=1, le=16)
+    """GPUs of a site, when `gpu` is set; None: as many as `[deployment]` asks for, else 1."""
 
     cpus: float | None = Field(default=None, gt=0)
     """CPU cores; None: the platform's default."""

@@ -153,6 +153,11 @@ class PrimeRecipe(RecipeBase):
         return Layout(self.upstream_value("deployment.num_train_gpus", 1), infer)
 
     @property
+    def needed_gpus(self) -> int:
+        """As in `RecipeBase`."""
+        return self.layout.total
+
+    @property
     def broadcast(self) -> str:
         """How weights go to inference; PRIME-RL decides where the recipe doesn't say."""
         on_disk = self.upstream.get("inference") is None or self.upstream_value("trainer.model.lora") is not None

@@ -317,6 +317,16 @@ class RecipeBase(Table):
         count = self.sites.count
         return (self.site.name,) if count == 1 else tuple(chr(ord("a") + i) for i in range(count))
 
+    @property
+    def declared_sites(self) -> tuple[str, ...]:
+        """All sites that the recipe names: of those of a local run, and those of `[sites.overrides]`, the more."""
+        return max(self.site_names, tuple(self.sites.overrides), key=len)
+
+    @property
+    def needed_gpus(self) -> int:
+        """GPUs without which a site can't start."""
+        return 0
+
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
         if self.outer and self.max_steps < self.outer.inner_steps:
@@ -355,6 +365,11 @@ class Recipe(RecipeBase):
     ckpt: CheckpointConfig = CheckpointConfig()
     replay: ReplayConfig = ReplayConfig()
     hints: HintsConfig | None = None
+
+    @property
+    def needed_gpus(self) -> int:
+        """As in `RecipeBase`."""
+        return int(self.site.device == "cuda")
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:

@@ -67,7 +67,8 @@ class LaunchPlan:
         """Of each job."""
         table = self.recipe.launch
         sizes = (table.cpus, table.memory_gib, table.disk_gib, table.region, table.cloud, table.nonpreemptible)
-        return Resources(table.gpu, table.gpu_count if table.gpu else 0, *sizes)
+        count = table.gpu_count or max(1, self.recipe.needed_gpus)
+        return Resources(table.gpu, count if table.gpu else 0, *sizes)
 
     @property
     def timeout_s(self) -> int:
@@ -131,7 +132,7 @@ def plan_launch(
     """
     found = Problems() if problems is None else problems
     parts = parse_on(on)
-    named, packages, given = recipe.site_names, None, Secrets()
+    named, packages, given = recipe.declared_sites, None, Secrets()
     with found.noted():
         named = name_sites(recipe, sites, replicas, parts)
     platforms = [name for name, count in parts for _ in range(len(named) if count is None else count)]
@@ -141,6 +142,8 @@ def plan_launch(
     if image is None and not set(INSTALLS).isdisjoint(platforms):
         with found.noted():
             packages = installed(recipe, store, on_prime_rl=isinstance(recipe, PrimeRecipe))
+    with found.noted():
+        _check_machine(recipe, platforms)
     linked = [name for name in LINKED if name in platforms]
     if packages is not None and linked and not store.startswith(LINKING):
         found.note(
@@ -199,7 +202,7 @@ def name_sites(
     if len(set(said.values())) > 1:
         listed = ", and ".join(f"{option} says {count}" for option, count in said.items())
         raise BadInput(f"how many sites? {listed}: let them agree, or drop one")
-    wanted, names = max(said.values(), default=0), tuple(sites) or recipe.site_names
+    wanted, names = max(said.values(), default=0), tuple(sites) or recipe.declared_sites
     if not sites and (replicas or wanted not in (0, len(names))):
         names = tuple(f"r{number}" for number in range(wanted))
     for name in names:
@@ -209,6 +212,26 @@ def name_sites(
     if len(set(names)) != len(names):
         raise BadInput(f"--sites ({', '.join(names)}) must differ: a site that runs twice would stop itself")
     return names
+
+
+def _check_machine(recipe: RecipeBase, platforms: Sequence[str]) -> None:
+    """Raise BadInput for a recipe whose site isn't one machine, or that asks for fewer GPUs than its site uses."""
+    rented = next((name for name in INSTALLS if name in platforms), None)
+    if rented is None:
+        return
+    if isinstance(recipe, PrimeRecipe):
+        spread = recipe.upstream.get("slurm") is not None or recipe.upstream_value("deployment.type") == "multi_node"
+        if spread:
+            raise BadInput(
+                f"[slurm] and [deployment] of {recipe.run.name} spread a site over several machines, and a job on "
+                f"{rented} is one: take a recipe for a single node, or start its sites with `composer-prime site`"
+            )
+    count = recipe.launch.gpu_count
+    if count is not None and count < recipe.needed_gpus:
+        raise BadInput(
+            f"launch.gpu_count ({count}) must be at least {recipe.needed_gpus}, the GPUs that [deployment] asks for: "
+            "raise it, or drop it"
+        )
 
 
 def gather_secrets(asked: Sequence[str], environment: Mapping[str, str]) -> Secrets:

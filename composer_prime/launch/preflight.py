@@ -16,7 +16,7 @@ from composer_prime.executors.base import Resources, gpu_kinds
 from composer_prime.executors.prices import egress_usd_per_gb, shipped
 from composer_prime.launch.budget import HOUR_S, Limits, allowed_s, check_bounded
 from composer_prime.launch.fleet import Fleet
-from composer_prime.launch.plan import LaunchPlan
+from composer_prime.launch.plan import INSTALLS, LaunchPlan
 from composer_prime.launch.records import Launch, LaunchBook
 from composer_prime.store.memory import MemoryStore
 
@@ -28,6 +28,10 @@ Estimate = Callable[[RecipeBase], int]
 """Bytes that a site needs on all its GPUs together, 0 where it needs none; raises ModelError where that isn't known."""
 Shapes = Callable[[str], Sequence[Any]]
 """A model's name to the names and shapes of its parameters; raises ModelError."""
+
+
+class Unchecked(str):
+    """A line on what can't be known beforehand: on a platform that bills, a reason not to begin."""
 
 
 def access_lines(plan: LaunchPlan) -> Iterator[str]:
@@ -46,7 +50,7 @@ def access_lines(plan: LaunchPlan) -> Iterator[str]:
         address = f"{hub}/api/models/{name}/auth-check"
         answer = httpx.get(address, headers=headers, timeout=10.0, follow_redirects=True)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        yield f"access to {name}: not checked ({hub} doesn't answer: {type(error).__name__})"
+        yield Unchecked(f"access to {name}: not checked ({hub} doesn't answer: {type(error).__name__})")
         return
     if answer.status_code in (401, 403, 404):
         refusal = (
@@ -58,7 +62,7 @@ def access_lines(plan: LaunchPlan) -> Iterator[str]:
             raise BadInput(refusal)
         yield f"access to {name}: not certain, since the machines may have the model or a login of their own: {refusal}"
     elif not answer.is_success:
-        yield f"access to {name}: not checked ({hub} answers {answer.status_code})"
+        yield Unchecked(f"access to {name}: not checked ({hub} answers {answer.status_code})")
 
 
 def memory_lines(plan: LaunchPlan, estimate: Estimate) -> Iterator[str]:
@@ -70,26 +74,36 @@ def memory_lines(plan: LaunchPlan, estimate: Estimate) -> Iterator[str]:
     own = " and ".join(name for name in plan.platforms if name in ("local", "ssh"))
     if own and plan.resources.gpu is not None:
         yield f"GPUs: launch.gpu is neither looked for nor given out on {own}: a site sees all GPUs of its machine"
+    needed, unknown = 0, ""
     try:
         needed = estimate(plan.recipe)
     except (ComposerPrimeError, OSError) as error:
-        yield f"GPU memory: not checked ({error})"
-        return
+        unknown = str(error)
+    if (
+        not needed
+        and plan.resources.gpu is None
+        and plan.recipe.needed_gpus
+        and not set(INSTALLS).isdisjoint(plan.platforms)
+    ):
+        raise BadInput(f"a site needs {plan.recipe.needed_gpus} GPUs, and launch.gpu is not set: name one by --gpu")
+    if unknown:
+        yield Unchecked(f"GPU memory: not checked ({unknown})")
     if needed:
-        yield from (f"GPU memory: {_compared(plan, platform, needed)}" for platform in plan.platforms)
+        yield from (_compared(plan, platform, needed) for platform in plan.platforms)
 
 
 def _compared(plan: LaunchPlan, platform: str, needed: int) -> str:
     gpu, needs = plan.resources.gpu, f"about {needed / GIB:.0f} GiB"
     found, offers = gpu_gib(platform, plan.resources), _offers(platform)
     if not found and (gpu is not None or not offers):
-        return f"{needs} a site; not checked, since how much launch.gpu ({gpu}) has isn't known"
+        said = f"GPU memory: {needs} a site; not checked, since how much launch.gpu ({gpu}) has isn't known"
+        return said if platform in ("local", "ssh") else Unchecked(said)
     has = f"{max(1, plan.resources.gpu_count)} x {gpu} (launch.gpu) has {found}" if gpu else "launch.gpu is not set"
     if needed > found * GIB:
         fitting = [name for name in sorted(offers, key=offers.__getitem__) if offers[name] * GIB >= needed][:4]
         remedy = f"{', '.join(fitting)} would do" if fitting else "take more GPUs, or a smaller model"
         raise BadInput(f"{plan.recipe.model.name} needs {needs} of GPU memory a site, and {has}: {remedy}")
-    return f"{needs} a site, and {has}"
+    return f"GPU memory: {needs} a site, and {has}"
 
 
 def gpu_gib(platform: str, resources: Resources) -> int:
@@ -170,6 +184,9 @@ def described(plan: LaunchPlan, limits: Limits, problems: Problems, *, logged_in
                 yield from (f"  {line}" for line in shown.splitlines())
                 usd = _usd(price.usd_per_hour)
                 yield f"  price {usd} an hour ({price.source}); ends by itself after {seconds / HOUR_S:.2f} h"
+    quorum, started = plan.recipe.outer.quorum if plan.recipe.outer else 1, len(plan.sites)
+    if quorum > started:
+        yield f"outer.quorum ({quorum}) is more than the {started} sites that start: no round closes until others join"
     total = None if None in costs else sum(each or 0.0 for each in costs)
     yield f"all {len(plan.sites)} sites: {_usd(total)} an hour"
     yield f"run {plan.run_uri}; secrets from this environment: {', '.join(plan.secrets) or 'none'}"
