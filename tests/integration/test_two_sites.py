@@ -68,7 +68,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedRun]:
     site_a = run_paths(folder / "out").site("a")
     with started(command("run", folder / "out", max_steps=16), log) as process:
         wait_until(lambda: trained(site_a) >= 3, process, log)
-        watch(process, seen, 1.0)
         trainer = role_processes(process)["a", "trainer"]
         trainer.send_signal(signal.SIGSTOP)
         watch(process, seen, STOPPED_S)
