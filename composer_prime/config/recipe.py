@@ -127,11 +127,19 @@ class AlgoConfig(Table):
     """Advantage of a rollout: its reward minus the mean of its group."""
 
 
-class RendererConfig(Table):
-    """`[orchestrator.renderer]`"""
+class RendererConfig(OpenTable):
+    """`[orchestrator.renderer]`: further keys go to the renderer or the chat template, such as enable_thinking."""
 
-    name: str = Field(default="qwen3", min_length=1)
-    """How messages become tokens, by the name the renderers package gives it."""
+    name: str = Field(default="auto", min_length=1)
+    """How messages become tokens: a name of the renderers package; "default": by the model's own chat template; "auto":
+    the package's renderer for this model where there is one, else its template."""
+
+    tool_parser: str | None = Field(default=None, min_length=1)
+    """What reads calls in answers, with the name "default": "qwen3", "qwen3.5", "glm", "deepseek-v3"; None: what the
+    template shows."""
+
+    accept_template_difference: bool = False
+    """Train though the renderer writes otherwise than the model's own chat template."""
 
 
 class OrchestratorConfig(Table):

@@ -29,6 +29,7 @@ from composer_prime.sites.embedded.installed import environment_checks
 from composer_prime.sites.embedded.model import check_name, describe_model
 from composer_prime.sites.embedded.prepare import check_backend, check_bucket, check_room, claim_ports
 from composer_prime.sites.embedded.processes import QUIET_ENV
+from composer_prime.sites.embedded.renderer_choice import check_renderer
 from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
 from composer_prime.sync.signatures import SigningKey
 
@@ -165,6 +166,7 @@ async def _play(settings: SiteSettings, problems: Problems, took: list[str]) -> 
     with problems.noted():
         model_dir = describe_model(settings.recipe.model.name, model_dir)
         check_vocabulary(model_dir)
+        check_renderer(settings.recipe.orchestrator.renderer, settings.recipe.model.name, model_dir)
         settings = settings.model_copy(update={"model_dir": model_dir})
         rollouts.ROLLOUT_TIMEOUT_S = PATIENCE_S
         async with AsyncExitStack() as stack:
@@ -177,12 +179,17 @@ async def _play(settings: SiteSettings, problems: Problems, took: list[str]) -> 
 
 async def check_rollout(source: str, player: Any, seq_len: int) -> None:
     """Play an environment's first task. Raises EnvError when its prompt has no room, or its own code fails."""
-    prompts = _answer_in_place(seq_len)
+    prompts, unreadable = _answer_in_place(seq_len)
     group = await player.play_group(0, 0, 1, 0)
     if prompts and prompts[0] >= seq_len:
         raise EnvError(
             f"environment {source!r}: its first prompt has {prompts[0]} tokens, and seq_len ({seq_len}) must be "
             "larger, so that an answer fits: raise seq_len, or shorten the prompt"
+        )
+    if unreadable:
+        raise ConfigError(
+            f"environment {source!r} has tools, and this model's chat template writes no calls that could be read: set "
+            'orchestrator.renderer.tool_parser with the name "default", or take a model that calls tools'
         )
     failed = [failure for failure in group.failures if not failure.startswith("TimeoutError")]  # it may be slow
     if failed and (not prompts or prompts[-1] < seq_len):
@@ -192,14 +199,17 @@ async def check_rollout(source: str, player: Any, seq_len: int) -> None:
         )
 
 
-def _answer_in_place(seq_len: int) -> list[int]:
-    """From now on answer what renderers would ask a server; the list takes each prompt's length."""
+def _answer_in_place(seq_len: int) -> tuple[list[int], list[str]]:
+    """From now on answer what renderers would ask a server. The lists take each prompt's length, and each renderer that
+    is given tools and can't read calls."""
     from renderers import OverlongPromptError, client
 
-    prompts: list[int] = []
+    prompts, unreadable = list[int](), list[str]()
 
     async def generate(*, renderer: Any, prompt_ids: list[int], prompt_attribution: Any, **asked: Any) -> Any:
         prompts.append(len(prompt_ids))
+        if asked.get("tools") and not getattr(renderer, "supports_tools", True):
+            unreadable.append(type(renderer).__name__)
         if len(prompt_ids) >= seq_len:
             raise OverlongPromptError(prompt_len=len(prompt_ids), max_prompt_len=seq_len)
         said = {"content": REPLY, "finish_reason": "stop", "prompt_attribution": prompt_attribution}
@@ -207,7 +217,7 @@ def _answer_in_place(seq_len: int) -> list[int]:
         return {"prompt_ids": prompt_ids, "completion_ids": end, "completion_logprobs": [0.0], **said}
 
     client.generate = generate
-    return prompts
+    return prompts, unreadable
 
 
 def check_vocabulary(folder: Path) -> None:

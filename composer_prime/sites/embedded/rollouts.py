@@ -17,15 +17,14 @@ from typing import Any
 
 import numpy as np
 import verifiers.v1 as vf
-from renderers import config_from_name
 
 from composer_prime.bearer import SITE_TOKEN
 from composer_prime.config.settings import SiteSettings
-from composer_prime.errors import ConfigError
 from composer_prime.hints.collapse import PROBING, hinted_prompt
 from composer_prime.sites.embedded import chat
 from composer_prime.sites.embedded.conversations import Message, read_messages
 from composer_prime.sites.embedded.environments import Source
+from composer_prime.sites.embedded.renderer_choice import renderer_settings
 from composer_prime.sites.embedded.tools.stage import on_stage
 from composer_prime.waiting import Waits
 
@@ -107,7 +106,9 @@ class RolloutPlayer:
             {
                 "base_url": f"{base_url}/v1",
                 "api_key_var": SITE_TOKEN,
-                "renderer": renderer_settings(settings.recipe.orchestrator.renderer.name),
+                "renderer": renderer_settings(
+                    settings.recipe.orchestrator.renderer, settings.recipe.model.name, settings.model_dir
+                ),
                 "renderer_model_name": str(settings.model_dir),
             }
         )
@@ -241,18 +242,3 @@ def _read_branch(branch: vf.Branch) -> Branch:
 def _listed(values: Any) -> list[Any]:
     """Numbers as Python has them: the next verifiers keeps streams in numpy's."""
     return np.asarray(values).tolist()
-
-
-def renderer_settings(name: str) -> dict[str, object] | None:
-    """The renderer's settings by its name, thinking switched off where it can be; None for "auto".
-
-    Raises ConfigError naming those there are.
-    """
-    try:
-        config = config_from_name(name)
-    except ValueError as error:
-        raise ConfigError(f"orchestrator.renderer.name ({name}) isn't a renderer: {error}") from error
-    if config is None:
-        return None
-    quiet = {"enable_thinking": False} if "enable_thinking" in type(config).model_fields else {}
-    return {"name": name, **quiet}

@@ -23,6 +23,7 @@ from composer_prime.replay.pairs.advantages import Scored, lead, margin, pair_ad
 from composer_prime.replay.pairs.encoding import Action, Encoder, scores
 from composer_prime.replay.served import ServedModel, held_name
 from composer_prime.sites.embedded.batches import TrainingSample
+from composer_prime.sites.embedded.renderer_choice import made_renderer, renderer_settings
 
 logger = logging.getLogger(__name__)
 
@@ -234,15 +235,8 @@ def load_stored(settings: SiteSettings, base_url: str, model: str) -> StoredSamp
 
 def _renderer(settings: SiteSettings) -> Any:
     """The one that the site's rollouts are written with."""
-    from renderers import config_from_name, create_renderer
-    from renderers.base import load_tokenizer
-
-    from composer_prime.sites.embedded.rollouts import renderer_settings
-
-    name = settings.recipe.orchestrator.renderer.name
-    chosen, plain = renderer_settings(name), config_from_name(name)
-    config = None if plain is None else type(plain).model_validate(chosen)
-    return create_renderer(load_tokenizer(str(settings.model_dir)), config)  # pyright: ignore[reportArgumentType]
+    recipe, folder = settings.recipe, settings.model_dir
+    return made_renderer(renderer_settings(recipe.orchestrator.renderer, recipe.model.name, folder), folder)
 
 
 def encode_pairs(encoder: Encoder, config: PairsConfig) -> list[EncodedPair]:
