@@ -4,6 +4,7 @@ Nothing heavy is imported until a command runs, so that `--help` answers at once
 """
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -32,12 +33,30 @@ from composer_prime.visible import guard_process
 
 app = typer.Typer(
     name="composer-prime",
-    help="Post-train a language model with RL, at several sites that share only a bucket.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"composer-prime {version('composer-prime')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and exit.")
+    ] = False,
+) -> None:
+    """Post-train a language model with RL, at several sites that share only a bucket."""
+
+
 RECIPE_ARGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command("run", context_settings=RECIPE_ARGS)(run.run)
 app.command("site", context_settings=RECIPE_ARGS)(site.site)

@@ -28,7 +28,8 @@ RENDERERS = (
     "auto", "default", "qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "llama-3", "gpt-oss", "glm-4.5",
     "glm-5", "glm-5.1", "glm-5.3", "minimax-m2", "deepseek-v3", "deepseek-r1", "deepseek-v4", "hy3",
 )  # fmt: skip
-"""Those of the renderers package that are text alone. "custom" imports a path; others trust a model's own code."""
+"""Those of the renderers package that are text alone. "custom" imports a path; others trust a model's own code;
+"default" runs the model's chat template, in the sandbox of transformers."""
 ENV_TASKSET = "orchestrator.train.source[].env.taskset"
 AGENT = "orchestrator.train.source[].env.agent"
 MOST_ENTRIES, MOST_EXTRAS = 32, 32
@@ -174,6 +175,8 @@ _SHARED: Mapping[str, Rule] = {
     "orchestrator.group_size": whole(2, 2**16),
     "orchestrator.max_off_policy_steps": whole(0, 10**4),
     "orchestrator.renderer.name": one_of(*RENDERERS),
+    "orchestrator.renderer.tool_parser": one_of("qwen3", "qwen3.5", "glm", "deepseek-v3"),
+    "orchestrator.renderer.accept_template_difference": FLAG,
     "orchestrator.train.filter_zero_advantages": FLAG,
     "orchestrator.train.sampling.temperature": real(0, 2),
     "orchestrator.train.sampling.max_completion_tokens": whole(1, 2**22),

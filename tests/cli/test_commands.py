@@ -1,5 +1,6 @@
 """What each command makes of its arguments, and how a mistake is answered: one line, exit code 2, no traceback."""
 
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,10 @@ def test_the_console_script_answers_bad_input_without_a_traceback() -> None:
     command = [sys.executable, "-m", "composer_prime.cli.main", "run", RECIPE, "--max_step", "3"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert_refused(Answer(done.returncode, done.stdout, done.stderr), "max_step", "did you mean max_steps?")
+
+
+def test_the_version_is_that_of_the_package(cli) -> None:
+    assert cli("--version").out == f"composer-prime {importlib.metadata.version('composer-prime')}\n"
 
 
 @pytest.mark.parametrize("name", ["run", "site", "plan", "bench"])

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from composer_prime.errors import ConfigError
 from composer_prime.sites.embedded import rollouts
 from composer_prime.sites.embedded.environments import load_sources
-from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer, renderer_settings
+from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer
 from tests.servers.fake_inference import END_OF_TURN, LOGPROB, FakePolicy, serving
 from tests.sites.letters_site import letters_site
 
@@ -81,14 +80,6 @@ def test_two_environments_play_side_by_side(play: Play) -> None:
     first, second = play(FakePolicy(accuracy=lambda word: 1.0), train={"source": both})
     assert (first.source, second.source) == ("reverse-letters", "sort-letters")
     assert [rollout.reward for rollout in first.rollouts + second.rollouts] == [1.0] * 8
-
-
-def test_thinking_is_switched_off_where_a_renderer_has_it_and_an_unknown_renderer_is_refused() -> None:
-    assert renderer_settings("qwen3") == {"name": "qwen3", "enable_thinking": False}
-    assert renderer_settings("prime-qwen3") == {"name": "prime-qwen3"}
-    assert renderer_settings("auto") is None
-    with pytest.raises(ConfigError, match=r"orchestrator.renderer.name \(qwen33\) isn't a renderer: .*'qwen3'"):
-        renderer_settings("qwen33")
 
 
 def test_the_cost_of_a_rollout_is_shown(play: Play, capsys: pytest.CaptureFixture[str]) -> None:

@@ -214,6 +214,7 @@ def test_a_hub_model_has_the_packages_renderer_while_that_writes_as_its_template
     quiet, thinking = RendererConfig(), RendererConfig(enable_thinking=True)  # type: ignore[call-arg]
     assert renderer_settings(thinking, "Qwen/Qwen3-0.6B", tmp_path) == {"name": "qwen3", "enable_thinking": True}
     assert renderer_settings(quiet, "Qwen/Qwen3-0.6B", tmp_path)["name"] == "custom"
+    assert renderer_settings(RendererConfig(name="prime-qwen3"), "mine", tmp_path) == {"name": "prime-qwen3"}
     assert renderer_settings(quiet, "tiny", tmp_path) == {"name": "qwen3", "enable_thinking": False}
 
 

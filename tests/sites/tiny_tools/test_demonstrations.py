@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from renderers import create_renderer
 from verifiers.v1.mcp import ToolsetConfig
 
-from composer_prime.sites.embedded.rollouts import renderer_settings
+from composer_prime.config.recipe import RendererConfig
+from composer_prime.sites.embedded.renderer_choice import renderer_settings
 from composer_prime.sites.embedded.tiny_tools import demonstrations
 from composer_prime.sites.embedded.tiny_tools.demonstrations import Conversation, Segment, opening, shares, tools_json
 from composer_prime.sites.embedded.tiny_tools.tokenizer import PIECES, VOCABULARY_SIZE, tool_tokenizer
@@ -52,7 +54,7 @@ def messages_of(name: str, segments: list[Segment]) -> list[dict[str, Any]]:
 
 
 def test_a_conversation_has_the_tokens_that_the_renderer_gives_it() -> None:
-    settings = renderer_settings("qwen3")
+    settings = renderer_settings(RendererConfig(), "tiny-tools", Path())
     assert settings is not None
     from renderers.configs import Qwen3RendererConfig
 
