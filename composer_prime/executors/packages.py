@@ -30,6 +30,9 @@ UV_IMAGE = "ghcr.io/astral-sh/uv:0.9.7-python3.12-bookworm-slim"
 PRIME_RL_VERSION = "0.8.0"
 PRIME_RL_IMAGE = f"ghcr.io/primeintellect-ai/prime-rl:v{PRIME_RL_VERSION}"
 """PRIME-RL's own, with uv; its environment is the one of its lock."""
+PRIME_RL_VENV = "/app/.venv"
+CONSTRAINTS = "/tmp/composer-prime-constraints.txt"
+"""What the image has, which nothing that is installed may exchange."""
 PRIME_RL_LACKS = ("botocore", "cryptography", "matplotlib", "typer", "zstandard")
 """The packages that we need beside PRIME-RL's lock."""
 LINK_VARIABLE = "COMPOSER_PRIME_WHEEL_"
@@ -102,13 +105,20 @@ class Packages:
         wheels    their files, as words of the shell
         backend   uv's name of the torch that they need; None: what the index has, which is for GPUs on Linux
         """
+        install = "uv pip install --no-config --quiet"  # no rules of the folder it runs in
         files = " ".join(wheels)
         if self.on_prime_rl:
-            pip = "uv pip install --quiet --python /app/.venv"
-            lacking = f"{pip} {shlex.join(self.pins)}"
-            return [f"{pip} --no-deps {files}", lacking, "python3 -m composer_prime.sites.prime_rl"]
+            ours = [wheel for wheel in wheels if "composer_prime-" in wheel]
+            others = " ".join(wheel for wheel in wheels if wheel not in ours)
+            image = f"--python {PRIME_RL_VENV}"
+            return [
+                f"{install} {image} --no-deps {' '.join(ours)}",
+                f"uv pip freeze --no-config --quiet {image} | grep == > {CONSTRAINTS}",
+                f"{install} {image} --constraints {CONSTRAINTS} {shlex.join(self.pins)} {others}".rstrip(),
+                "python3 -m composer_prime.sites.prime_rl",
+            ]
         torch = "" if backend is None else f" --torch-backend {backend}"
-        return [f"uv pip install --quiet --system{torch} {shlex.join(self.pins)} {files}"]
+        return [f"{install} --system{torch} {shlex.join(self.pins)} {files}"]
 
 
 def packages_of(modules: Iterable[str], *, needs: Iterable[str] = (), on_prime_rl: bool = False) -> Packages:

@@ -29,7 +29,7 @@ kept = []
 for word in words:
     if word == "--torch-backend":
         assert next(words) in ("cpu", "auto")
-    elif word != "--system":
+    elif word not in ("--system", "--no-config"):
         kept.append(word)
 pip = [{python!r}, "-m", "pip", "--python", {inside!r}, "install", "--no-index", "--no-cache-dir"]
 sys.exit(subprocess.run([*pip, "--disable-pip-version-check", *kept]).returncode)

@@ -18,7 +18,15 @@ from composer_prime.config import any_from_data
 from composer_prime.config.recipe import module_of
 from composer_prime.errors import BadInput, CorruptObject
 from composer_prime.executors.base import JobSpec
-from composer_prime.executors.packages import LINK_VARIABLE, PRIME_RL_IMAGE, UV_IMAGE, Packages, Wheel, packages_of
+from composer_prime.executors.packages import (
+    CONSTRAINTS,
+    LINK_VARIABLE,
+    PRIME_RL_IMAGE,
+    UV_IMAGE,
+    Packages,
+    Wheel,
+    packages_of,
+)
 from composer_prime.executors.secrets import Secrets
 from composer_prime.launch.plan import plan_launch
 from composer_prime.launch.records import begin_launch
@@ -339,9 +347,74 @@ def test_torch_is_for_what_the_job_has() -> None:
 def test_beside_prime_rl_nothing_of_its_environment_is_exchanged() -> None:
     beside, alone = (packages_of([], on_prime_rl=each) for each in (True, False))
     assert (beside.image, alone.image) == (PRIME_RL_IMAGE, UV_IMAGE)
-    ours, lacking, check = beside.commands(["w.whl"], "auto")
-    assert ours.endswith("--python /app/.venv --no-deps w.whl") and "torch" not in lacking
-    assert check == "python3 -m composer_prime.sites.prime_rl"
+    ours, _, lacking, check = beside.commands(["w/composer_prime-1.whl", "w/env-1.whl"], "auto")
+    assert ours.endswith("--python /app/.venv --no-deps w/composer_prime-1.whl") and "torch" not in lacking
+    assert lacking.endswith(" w/env-1.whl") and check == "python3 -m composer_prime.sites.prime_rl"
+
+
+@pytest.fixture(scope="module")
+def uv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a real uv."""
+    folder = tmp_path_factory.mktemp("uv")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), "uv==0.9.7"]
+    subprocess.run(pip, check=True)
+    return folder / "bin"
+
+
+@pytest.mark.parametrize("needs", ["iniconfig", "packaging<24"])
+def test_on_prime_rls_image_an_environments_needs_are_installed_or_conflict_by_name(
+    needs: str, uv: Path, tmp_path: Path
+) -> None:
+    """In a replica of its folder, whose rules leave out what PyPI has of late."""
+    app, wheels = tmp_path / "app", tmp_path / "wheels"
+    app.mkdir()
+    wheels.mkdir()
+    (app / "pyproject.toml").write_text('[tool.uv]\nexclude-newer = "2015-01-01T00:00:00Z"\n')
+    subprocess.run([sys.executable, "-m", "venv", str(app / ".venv")], check=True)
+    env = os.environ | {"PATH": f"{uv}:{app}/.venv/bin:/usr/bin:/bin", "HOME": str(tmp_path), "UV_LINK_MODE": "copy"}
+
+    def run(command: str) -> subprocess.CompletedProcess[str]:
+        there = command.replace("/app", str(app)).replace(CONSTRAINTS, str(tmp_path / "constraints"))
+        return subprocess.run(["sh", "-c", there], cwd=app, env=env, capture_output=True, text=True)
+
+    assert run("uv pip install --no-config --quiet --python /app/.venv packaging==24.2").returncode == 0
+    assert run("uv pip install --quiet --python /app/.venv iniconfig").returncode != 0, "the folder's own rules"
+    for name, wanted in (("composer_prime", ["torch"]), ("an_env", [needs])):
+        (wheels / f"{name}-1.0-py3-none-any.whl").write_bytes(made_wheel(name, wanted))
+    files = [str(file) for file in sorted(wheels.iterdir())]
+    *steps, last, _ = Packages(("composer-prime",), ("pluggy==1.6.0",), True).commands(files, "auto")
+    for step in steps:
+        assert (done := run(step)).returncode == 0, done.stderr
+    done, found = run(last), run("uv pip freeze --no-config --python /app/.venv").stdout
+    assert "packaging==24.2" in found and "torch" not in found
+    if needs == "iniconfig":
+        names = {each.partition("==")[0] for each in found.split()}
+        assert done.returncode == 0 and {"iniconfig", "pluggy", "an-env"} <= names
+    else:
+        assert done.returncode == 1 and "an-env==1.0 depends on packaging<24" in " ".join(done.stderr.split())
+
+
+def made_wheel(name: str, needs: list[str]) -> bytes:
+    """A wheel with one module and those needs."""
+    info = f"{name}-1.0.dist-info"
+    lines = [
+        "Metadata-Version: 2.1",
+        f"Name: {name}",
+        "Version: 1.0",
+        *(f"Requires-Dist: {each}" for each in needs),
+        "",
+    ]
+    texts = {
+        f"{name}.py": "",
+        f"{info}/METADATA": "\n".join(lines),
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = f"{info}/RECORD"
+    texts[record] = "".join(f"{file},,\n" for file in (*texts, record))
+    with zipfile.ZipFile(data := io.BytesIO(), "w") as archive:
+        for file, text in texts.items():
+            archive.writestr(file, text)
+    return data.getvalue()
 
 
 PRIME: dict[str, Any] = {
