@@ -117,8 +117,8 @@ def ends(book: LaunchBook) -> dict[str, list[str]]:
 def test_a_launch_goes_on_when_the_laptop_that_began_it_is_switched_off(
     name: str, tmp_path: Path, wheels: Path, store_uri: Callable[[str], str]
 ) -> None:
-    """The launcher is killed as soon as the supervisor's job is there. A replica whose machine is taken then is started
-    again, and the same command finds the supervisor at work."""
+    """The launcher is killed as soon as the supervisor's job is there. The same command finds that at work, and a
+    replica whose machine is taken then is started again."""
     uri = store_uri("seaweed")
     recipe = write_recipe(tmp_path, "launched", **{"outer.store": uri, "max_steps": 64})
     with platform_of(name, tmp_path / "platform", wheels) as (platform, on, environment):
@@ -131,11 +131,11 @@ def test_a_launch_goes_on_when_the_laptop_that_began_it_is_switched_off(
             assert supervised(store, executor), laptop.said
             book = open_launch(store)
             wait_until(lambda: bool(store.list("rounds/")), "a round")
+            with laptop.running(line) as again:
+                assert again.wait(PATIENCE_S) == 0 and "The launch is watched already" in laptop.said, laptop.said
             job = book.attempts("r0")[0].job
             assert job is not None
             platform.preempt(job)
-            with laptop.running(line) as again:
-                assert again.wait(PATIENCE_S) == 0 and "The launch is watched already" in laptop.said, laptop.said
             wait_until(lambda: {**ends(book), SITE: []} == AFTER, "both sites' ends")
     first, second = masters(tmp_path / "launched")
     assert first == second

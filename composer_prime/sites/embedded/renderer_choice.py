@@ -123,7 +123,7 @@ def difference(renderer: Any, tokenizer: Any, config: RendererConfig) -> str:
             found = renderer.render_ids(list(messages), tools=tools, add_generation_prompt=True)
         except Exception as error:  # a renderer of another family
             return f"at {part} ({type(error).__name__}: {' '.join(str(error).split())[:100]})"
-        if found != wanted:
+        if tokenizer.decode(found) != tokenizer.decode(wanted):  # pieces that a tokenizer joins may be cut otherwise
             return f"at {part} ({template.compared(found, wanted)})"
     return ""
 
