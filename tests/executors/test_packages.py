@@ -371,7 +371,16 @@ def test_on_prime_rls_image_an_environments_needs_are_installed_or_conflict_by_n
     wheels.mkdir()
     (app / "pyproject.toml").write_text('[tool.uv]\nexclude-newer = "2015-01-01T00:00:00Z"\n')
     subprocess.run([sys.executable, "-m", "venv", str(app / ".venv")], check=True)
-    env = os.environ | {"PATH": f"{uv}:{app}/.venv/bin:/usr/bin:/bin", "HOME": str(tmp_path), "UV_LINK_MODE": "copy"}
+    pip = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    index = os.environ.get("PIP_INDEX_URL") or subprocess.run(pip, capture_output=True, text=True).stdout.strip()
+    found = {"UV_DEFAULT_INDEX": index} if index else {}  # uv is to ask where pip asks
+    if "PIP_CERT" in os.environ:
+        found["SSL_CERT_FILE"] = os.environ["PIP_CERT"]
+    env = (
+        os.environ
+        | found
+        | {"PATH": f"{uv}:{app}/.venv/bin:/usr/bin:/bin", "HOME": str(tmp_path), "UV_LINK_MODE": "copy"}
+    )
 
     def run(command: str) -> subprocess.CompletedProcess[str]:
         there = command.replace("/app", str(app)).replace(CONSTRAINTS, str(tmp_path / "constraints"))
