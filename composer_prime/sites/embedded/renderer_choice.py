@@ -53,7 +53,9 @@ def renderer_settings(config: RendererConfig, model: str, folder: Path) -> dict[
         parser = {} if config.tool_parser is None else {"tool_parser": config.tool_parser}
         return {"name": "custom", "import_path": TEMPLATE, "enable_thinking": False, **parser, **more}
     try:
-        typed = type(config_from_name(name))
+        plain = config_from_name(name)
+        assert plain is not None  # that is "auto"
+        typed = type(plain)
         quiet = {"enable_thinking": False} if "enable_thinking" in typed.model_fields else {}
         settings = {"name": name, **quiet, **more}
         typed.model_validate(settings)
