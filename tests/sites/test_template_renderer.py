@@ -126,7 +126,7 @@ def test_each_messages_own_tokens_are_known(name: str, renderer: TemplateRendere
 @family
 @pytest.mark.parametrize("follows", ["user", "tool"])
 def test_sampled_tokens_stay_across_turns_or_the_whole_is_rendered_anew(
-    name: str, follows: str, renderer: TemplateRenderer
+    name: str, follows: str, renderer: TemplateRenderer, tokenizers
 ) -> None:
     tools = [LOOK] if follows == "tool" else None
     if tools and name not in READS_CALLS:
@@ -145,7 +145,7 @@ def test_sampled_tokens_stay_across_turns_or_the_whole_is_rendered_anew(
     kept = renderer.bridge_to_next_turn(prompt, other, [new], tools=tools)
     assert kept is not None and kept.token_ids == [*prompt, *other, *whole.token_ids[len(prompt) + len(completion) :]]
     body = [token for token, owner in zip(kept.token_ids, kept.message_indices, strict=True) if owner == 0]
-    assert renderer._tokenizer.decode(body) == new["content"]
+    assert tokenizers(name).decode(body) == new["content"]
     assert renderer.bridge_to_next_turn(prompt, completion[:-1], [new], tools=tools) is None, "it was cut off"
 
 
@@ -164,13 +164,13 @@ def test_calls_are_read_as_the_template_writes_them(name: str, renderer: Templat
 def test_a_call_that_is_no_json_or_has_no_name_is_a_failed_call(
     name: str, renderer: TemplateRenderer, tokenizers
 ) -> None:
-    form = renderer._call_form
-    assert form is not None
+    opener = {"qwen3": "<tool_call>", "llama-3.1": "", "mistral": "[TOOL_CALLS] "}[name]
     for body, status in (
         ('{"name": "look", "arg', ToolCallParseStatus.INVALID_JSON),
-        (f'{{"{form.arguments_key}": {{}}}}', ToolCallParseStatus.MISSING_NAME),
+        ('{"a": ' + "[" * 100_000, ToolCallParseStatus.INVALID_JSON),
+        ('{"arguments": {}}', ToolCallParseStatus.MISSING_NAME),
     ):
-        text = f"{form.opener}{body}{form.closer}"
+        text = f"{opener}{body}"
         (call,) = renderer.parse_response(tokenizers(name).encode(text, add_special_tokens=False)).tool_calls
         assert call.status == status
 
@@ -216,6 +216,18 @@ def test_a_hub_model_has_the_packages_renderer_while_that_writes_as_its_template
     assert renderer_settings(quiet, "Qwen/Qwen3-0.6B", tmp_path)["name"] == "custom"
     assert renderer_settings(RendererConfig(name="prime-qwen3"), "mine", tmp_path) == {"name": "prime-qwen3"}
     assert renderer_settings(quiet, "tiny", tmp_path) == {"name": "qwen3", "enable_thinking": False}
+
+
+def test_a_key_of_the_recipe_names_no_code(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path, "plain")
+    plain, foreign = (
+        RendererConfig(name="default"),
+        RendererConfig(name="default", import_path="os.system", tokenize=True),
+    )  # type: ignore[call-arg]
+    told, settings = (renderer_settings(each, "mine", tmp_path) for each in (plain, foreign))
+    assert settings["import_path"] == told["import_path"]
+    one, other = (made_renderer(each, tmp_path).render_ids([USER]) for each in (told, settings))
+    assert one == other
 
 
 def test_what_can_not_be_told_or_made_is_refused_in_a_line(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class Encoder:
             ensure_final_stop=True,
         )
         prompt = self._renderer.render_ids(whole[:-1], tools=list(tools) or None, add_generation_prompt=True)
-        start = _num_equal(prompt, sample.token_ids)  # a template may begin the answer itself
+        start = num_equal(prompt, sample.token_ids)  # a template may begin the answer itself
         ours = [place for place, is_ours in enumerate(sample.loss_mask) if is_ours and place >= start]
         if not ours or ours[-1] >= self._seq_len:
             return None
@@ -64,7 +64,7 @@ async def scores(server: ServedModel, action: Action) -> list[float]:
     return found
 
 
-def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
+def num_equal(one: Sequence[Any], other: Sequence[Any]) -> int:
     """Length of the beginning that both have."""
     shorter = min(len(one), len(other))
     return next((place for place in range(shorter) if one[place] != other[place]), shorter)

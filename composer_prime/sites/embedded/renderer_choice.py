@@ -51,7 +51,7 @@ def renderer_settings(config: RendererConfig, model: str, folder: Path) -> dict[
     more = dict(config.model_extra or {})
     if name == "default":
         parser = {} if config.tool_parser is None else {"tool_parser": config.tool_parser}
-        return {"name": "custom", "import_path": TEMPLATE, "enable_thinking": False, **parser, **more}
+        return {"enable_thinking": False, **more, **parser, "name": "custom", "import_path": TEMPLATE}
     try:
         plain = config_from_name(name)
         assert plain is not None  # that is "auto"

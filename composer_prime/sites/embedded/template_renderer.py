@@ -19,6 +19,8 @@ from renderers.base import ParsedToolCall, ToolCallParseStatus, extract_message_
 from renderers.configs import BaseRendererConfig
 from renderers.parsers import TOOL_PARSERS, ThinkTextReasoningParser, get_tool_parser
 
+from composer_prime.replay.pairs.encoding import num_equal
+
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]] | None
 
@@ -28,7 +30,8 @@ _CALL_IDS = ("zqcall001", "zqcall002")
 _NAME, _ARGUMENTS = "zq0name0qz", {"zq0key0qz": "zq0value0qz"}
 _USER: dict[str, Any] = {"role": "user", "content": "zq0user0qz"}
 _SYSTEM = {"role": "system", "content": "zq0system0qz"}
-_TOOL = {"name": _NAME, "description": "zq", "parameters": {"type": "object", "properties": {}}}
+_FUNCTION = {"name": _NAME, "description": "zq", "parameters": {"type": "object", "properties": {}}}
+_TOOL = {"type": "function", "function": _FUNCTION}
 
 
 class TemplateRendererConfig(BaseRendererConfig):
@@ -81,7 +84,7 @@ class TemplateRenderer:
 
     def compared(self, one: list[int], other: list[int]) -> str:
         """How two texts differ, in a few words."""
-        start = _num_equal(one, other)
+        start = num_equal(one, other)
         shown = [repr(self._tokenizer.decode(each[start : start + 12])) for each in (one, other)]
         return f"{shown[0]}, not {shown[1]}, after {self._tokenizer.decode(one[:start])[-20:]!r}"
 
@@ -104,7 +107,11 @@ class TemplateRenderer:
         anew: then the whole is rendered, and is a branch of its own."""
         roles = {message.get("role") for message in new_messages}
         stop = previous_completion_ids[-1] if previous_completion_ids else None
-        if not roles <= {"user", "tool"} or stop not in self.get_stop_token_ids() or self._rewrites(roles):
+        if (
+            not roles <= {"user", "tool"}
+            or stop not in self.get_stop_token_ids()
+            or any(self._rewriting[str(role)] for role in roles)
+        ):
             return None
         calls = [message.get("tool_call_id") or _CALL_IDS[0] for message in new_messages if message["role"] == "tool"]
         try:
@@ -167,11 +174,11 @@ class TemplateRenderer:
     def _call_turn(self) -> str:
         """A made-up call as the template writes it; "" for one that writes none."""
         try:
-            begun = self.render_ids([_USER], tools=[_wired(_TOOL)], add_generation_prompt=True)
-            whole = self.render_ids([_USER, self._said(_CALL_IDS[0])], tools=[_wired(_TOOL)])
+            begun = self.render_ids([_USER], tools=[_TOOL], add_generation_prompt=True)
+            whole = self.render_ids([_USER, self._said(_CALL_IDS[0])], tools=[_TOOL])
         except Exception:  # whatever a template raises
             return ""
-        turn = self._tokenizer.decode(whole[_num_equal(begun, whole) :])
+        turn = self._tokenizer.decode(whole[num_equal(begun, whole) :])
         return turn if _NAME in turn else ""
 
     @cached_property
@@ -204,7 +211,7 @@ class TemplateRenderer:
         plain = said | {"content": f"<think>\nzq0why0qz\n</think>\n\n{said['content']}"}
         after = {"role": role, "content": "zq", **({"tool_call_id": _CALL_IDS[0]} if role == "tool" else {})}
         found = []
-        for head, tools, turn in product(([_USER], [_SYSTEM, _USER]), (None, [_wired(_TOOL)]), (said, plain)):
+        for head, tools, turn in product(([_USER], [_SYSTEM, _USER]), (None, [_TOOL]), (said, plain)):
             try:
                 whole = self._text([*head, turn, after], tools)
                 before = self._text(head, tools, add_generation_prompt=True), self._ended([*head, turn], tools)
@@ -220,12 +227,9 @@ class TemplateRenderer:
         closed = text.removesuffix(self._tokenizer.eos_token or "").rstrip()
         return closed if closed.endswith(stops) else text
 
-    def _rewrites(self, roles: set[Any]) -> bool:
-        return any(self._rewriting[role] for role in roles)
-
     def _text(self, messages: Messages, tools: Tools = None, add_generation_prompt: bool = False) -> str:
-        more = {} if tools is None else {"tools": list(tools)}
-        more |= {"tokenize": False, "add_generation_prompt": add_generation_prompt, **(self.config.model_extra or {})}
+        more = dict(self.config.model_extra or {}) | ({} if tools is None else {"tools": list(tools)})
+        more |= {"tokenize": False, "add_generation_prompt": add_generation_prompt}
         try:
             return self._tokenizer.apply_chat_template([_with_objects(message) for message in messages], **more)
         except TypeError:  # a template that puts the arguments' text in as it is
@@ -251,7 +255,7 @@ class TemplateRenderer:
                 ended = self._ended(messages[: place + 1], tools)
             except Exception:  # whatever a template raises
                 continue
-            if text.startswith(ended) and (start := _num_equal(begun, ended)) < len(ended):
+            if text.startswith(ended) and (start := num_equal(begun, ended)) < len(ended):
                 spans = [span for span in spans if span[2] != place] + [(start, len(ended), place)]
         return spans
 
@@ -307,7 +311,7 @@ def read_calls(text: str, form: CallForm) -> tuple[str, list[ParsedToolCall]]:
         name, middle, said = rest.partition(form.middle) if form.middle else ("", "", rest)
         try:
             held, length = decoder.raw_decode(said := said.lstrip())
-        except ValueError:
+        except (ValueError, RecursionError):  # a policy may open a thousand brackets
             if not calls or rest.startswith(("{", "[")) or middle:
                 calls.append(ParsedToolCall(raw=rest, status=ToolCallParseStatus.INVALID_JSON))
             break
@@ -320,7 +324,7 @@ def read_calls(text: str, form: CallForm) -> tuple[str, list[ParsedToolCall]]:
 def _after(rest: str, closer: str) -> str:
     """Without the beginning of the closing text, of which a stop token may have been cut off."""
     rest = rest.lstrip()
-    return rest[_num_equal(rest, closer) :]
+    return rest[num_equal(rest, closer) :]
 
 
 def _call(held: Any, name: Any, raw: str, form: CallForm) -> ParsedToolCall:
@@ -359,13 +363,3 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
         return {**function, "arguments": json.loads(function["arguments"])}
     except (TypeError, ValueError):
         return dict(function)
-
-
-def _wired(tool: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": dict(tool)}
-
-
-def _num_equal(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Length of the beginning that both have."""
-    shorter = min(len(one), len(other))
-    return next((place for place in range(shorter) if one[place] != other[place]), shorter)
