@@ -1,5 +1,7 @@
 """`composer-prime launch | ps | logs | cancel`: sites on platforms, found again from anywhere by the run's bucket."""
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -66,13 +68,15 @@ def launch(
             "--supervise-on", metavar="PLATFORM", help="Start, and watch as a job there: modal, hf-jobs, ssh:HOST."
         ),
     ] = None,
+    no_limit: Annotated[bool, typer.Option("--no-limit", help="Start billed jobs without --max-cost.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Start billed jobs without asking.")] = False,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="Go on where something can't be checked.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started and its price.")] = False,
 ) -> None:
     """Start a recipe's sites on a platform and watch them. The same command again finds them, and starts none twice."""
     from composer_prime.errors import Problems
     from composer_prime.launch.budget import Limits
-    from composer_prime.launch.plan import plan_launch
+    from composer_prime.launch.plan import plan_launch, with_stored_logins
 
     table = {"gpu": gpu, "gpu_count": gpu_count, "image": image, "timeout_hours": timeout_hours}
     said = [f"--launch.{key}={value}" for key, value in table.items() if value is not None]
@@ -84,6 +88,7 @@ def launch(
         replicas=replicas,
         secrets=tuple(secret or ()),
         usd_per_hour=usd_per_hour,
+        environment=with_stored_logins(os.environ, secret or ()),
         problems=problems,
     )
     limits = Limits(
@@ -95,11 +100,32 @@ def launch(
         hang_after_s=hang_after or None,
         stall_after_s=plan.recipe.launch.stall_after_s or None,
     )
+    if plan.rented and not (dry_run or max_cost or no_limit):
+        problems.note(
+            f"jobs on {', '.join(plan.rented)} are billed: say by --max-cost how many dollars all of them may cost, or "
+            "--no-limit"
+        )
     planned = _checked(plan, limits, problems, dry_run=dry_run, unchecked=unchecked)
     if dry_run:
         print("\n".join([*planned, "nothing was started"]))
         return
+    if plan.rented:
+        for line in planned:
+            say(line)
+        if not yes:
+            _ask()
     raise typer.Exit(_launch(plan, limits, poll_s, detach, supervise_on))
+
+
+def _ask() -> None:
+    """Ask whether to start what was shown, and end the command unless the answer is yes."""
+    from composer_prime.errors import BadInput
+
+    if not sys.stdin.isatty():
+        raise BadInput("nobody is there to say whether these jobs shall start: say --yes")
+    if not typer.confirm("Start these jobs?"):
+        say("nothing was started")
+        raise typer.Exit(1)
 
 
 def _checked(
@@ -107,16 +133,20 @@ def _checked(
 ) -> list[str]:
     """What would be started, after all checks that can be made beforehand. Raises BadInput for all that is wrong."""
     from composer_prime.config import Recipe
-    from composer_prime.launch.plan import INSTALLS
-    from composer_prime.launch.preflight import Unchecked, access_lines, described, memory_lines
+    from composer_prime.launch.preflight import Unchecked, access_lines, described, login_lines, memory_lines
     from composer_prime.sites.embedded.installed import environment_checks
     from composer_prime.sites.embedded.prepare import check_bucket
     from composer_prime.volunteers.needs import gpu_bytes_beforehand
 
-    for lines in (access_lines(plan), memory_lines(plan, gpu_bytes_beforehand)):
+    checks = (
+        (access_lines(plan), True),
+        (login_lines(plan), not dry_run),
+        (memory_lines(plan, gpu_bytes_beforehand), True),
+    )
+    for lines, counts in checks:
         with problems.noted():
             for line in lines:
-                if isinstance(line, Unchecked) and not unchecked and not set(INSTALLS).isdisjoint(plan.platforms):
+                if isinstance(line, Unchecked) and counts and not unchecked and plan.rented:
                     problems.note(f"{line}: mend that, or go on with --unchecked")
                 else:
                     say(line)

@@ -26,7 +26,8 @@ from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.store.keys import check_site_name
 from composer_prime.sync.canonical import sha256_hex
 
-DEFAULT_SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+AWS_SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+DEFAULT_SECRETS = ("HF_TOKEN", "WANDB_API_KEY", *AWS_SECRETS)
 """Taken from the launcher's environment where they are set: gated models, metrics, the bucket."""
 DEFAULT_ENV = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_REGION", "HF_ENDPOINT")
 """The same, of what is no secret."""
@@ -106,6 +107,11 @@ class LaunchPlan:
     def platforms(self) -> tuple[str, ...]:
         """Each once, without hosts."""
         return tuple(dict.fromkeys(on.partition(":")[0] for on in self.places.values()))
+
+    @property
+    def rented(self) -> tuple[str, ...]:
+        """Those of the platforms that bill."""
+        return tuple(name for name in self.platforms if name in INSTALLS)
 
     @property
     def recipe_text(self) -> str:
@@ -232,6 +238,28 @@ def _check_machine(recipe: RecipeBase, platforms: Sequence[str]) -> None:
             f"launch.gpu_count ({count}) must be at least {recipe.needed_gpus}, the GPUs that [deployment] asks for: "
             "raise it, or drop it"
         )
+
+
+def with_stored_logins(environment: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:
+    """The environment, and of the secrets that are asked for by name those that a login has stored on this machine."""
+    lacking = [name for name in asked if not environment.get(name)]
+    return {**environment, **{name: value for name, value in stored_logins(lacking).items() if name in lacking}}
+
+
+def stored_logins(names: Sequence[str]) -> dict[str, str]:
+    """Of these variables the values that `hf auth login` and the AWS configuration have stored on this machine."""
+    found: dict[str, str | None] = {}
+    if "HF_TOKEN" in names:
+        from huggingface_hub import get_token
+
+        found["HF_TOKEN"] = get_token()
+    if any(name in AWS_SECRETS for name in names):
+        import botocore.session
+
+        held = botocore.session.get_session().get_credentials()
+        values = (held.access_key, held.secret_key, held.token) if held is not None else ()
+        found |= zip(AWS_SECRETS, values, strict=False)
+    return {name: value for name, value in found.items() if value}
 
 
 def gather_secrets(asked: Sequence[str], environment: Mapping[str, str]) -> Secrets:

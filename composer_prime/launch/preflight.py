@@ -16,7 +16,7 @@ from composer_prime.executors.base import Resources, gpu_kinds
 from composer_prime.executors.prices import egress_usd_per_gb, shipped
 from composer_prime.launch.budget import HOUR_S, Limits, allowed_s, check_bounded
 from composer_prime.launch.fleet import Fleet
-from composer_prime.launch.plan import INSTALLS, LaunchPlan
+from composer_prime.launch.plan import AWS_SECRETS, LaunchPlan, stored_logins
 from composer_prime.launch.records import Launch, LaunchBook
 from composer_prime.store.memory import MemoryStore
 
@@ -65,6 +65,21 @@ def access_lines(plan: LaunchPlan) -> Iterator[str]:
         yield Unchecked(f"access to {name}: not checked ({hub} answers {answer.status_code})")
 
 
+def login_lines(plan: LaunchPlan) -> Iterator[str]:
+    """What jobs on a platform that bills would lack: logins stored on this machine, the credentials of the bucket."""
+    if not plan.rented:
+        return
+    if "HF_TOKEN" not in plan.secrets and "HF_TOKEN" in stored_logins(["HF_TOKEN"]):
+        yield "HF_TOKEN: what `hf auth login` stored stays here; --secret HF_TOKEN hands it over"
+    if not plan.run_uri.startswith(("s3://", "hf://")) or AWS_SECRETS[0] in plan.secrets:
+        return
+    if held := stored_logins(AWS_SECRETS):
+        asked = " ".join(f"--secret {name}" for name in held)
+        yield Unchecked(f"jobs get no credentials for {plan.run_uri}: those stored on this machine go along by {asked}")
+    else:
+        yield Unchecked(f"jobs get no credentials for {plan.run_uri}: no {AWS_SECRETS[0]} is set, or stored here")
+
+
 def memory_lines(plan: LaunchPlan, estimate: Estimate) -> Iterator[str]:
     """A site's need of GPU memory, and what it has on each platform by gpus.toml; one line before where nobody gives
     out the GPUs that are asked for.
@@ -79,12 +94,7 @@ def memory_lines(plan: LaunchPlan, estimate: Estimate) -> Iterator[str]:
         needed = estimate(plan.recipe)
     except (ComposerPrimeError, OSError) as error:
         unknown = str(error)
-    if (
-        not needed
-        and plan.resources.gpu is None
-        and plan.recipe.needed_gpus
-        and not set(INSTALLS).isdisjoint(plan.platforms)
-    ):
+    if not needed and plan.resources.gpu is None and plan.recipe.needed_gpus and plan.rented:
         raise BadInput(f"a site needs {plan.recipe.needed_gpus} GPUs, and launch.gpu is not set: name one by --gpu")
     if unknown:
         yield Unchecked(f"GPU memory: not checked ({unknown})")

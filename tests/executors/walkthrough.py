@@ -105,7 +105,7 @@ class Walkthrough:
     def _launch(self, line: str, open_terminal: Callable[[str], Path] | None) -> None:
         """Start it, in a terminal of its own where it is to be cut short: then it returns once all sites train."""
         name = self._recipe(NUM_STEPS if open_terminal is None else ENDLESS)
-        told = f"{self._told(line)} --poll-s 0.5"
+        told = f"{self._told(line)} --poll-s 0.5 --yes"  # nobody is at this terminal
         if "--replicas" in told:
             told += f" --replicas {len(self.sites)}"
         if "RECIPE" not in line:

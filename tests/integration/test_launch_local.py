@@ -62,7 +62,7 @@ def test_a_launched_run_survives_a_preemption_and_ends_with_equal_masters(
     options = ("--on", platform.launch_option(), "--replicas", "2", "--poll-s", "0.5")
     # With a quorum of both no site ends the run alone, however late the other starts.
     changes: dict[str, object] = {"outer.store": uri, "outer.quorum": 2, "max_steps": 24}
-    arguments = command("launch", tmp_path / "out", *options, "--image", "any", **changes)
+    arguments = command("launch", tmp_path / "out", *options, "--image", "any", "--yes", "--no-limit", **changes)
     with started(arguments, log) as launcher:
         wait_until(lambda: all(trained(paths.site(site)) >= 2 for site in SITES), launcher, log)
         own = paths.site("r1")

@@ -98,7 +98,7 @@ def test_two_replicas_from_our_wheel_end_with_the_masters_of_a_local_run(
     recipe = write_recipe(tmp_path, "launched", **REPEATABLE, **{"outer.store": uri})
     with platform_of(name, tmp_path / "platform", wheels) as (_, on, environment):
         laptop = Laptop(tmp_path / "laptop", wheels, EXTRAS[name], environment)
-        with laptop.running(f"composer-prime launch {recipe} --on {on} --replicas 2") as launcher:
+        with laptop.running(f"composer-prime launch {recipe} --on {on} --replicas 2 --yes --no-limit") as launcher:
             assert launcher.wait(PATIENCE_S) == 0, laptop.said
     assert masters(tmp_path / "launched") == [local_masters, local_masters]
     assert LINK_VARIABLE not in laptop.said and "X-Amz" not in laptop.said
@@ -123,7 +123,9 @@ def test_a_launch_goes_on_when_the_laptop_that_began_it_is_switched_off(
     recipe = write_recipe(tmp_path, "launched", **{"outer.store": uri, "max_steps": 64})
     with platform_of(name, tmp_path / "platform", wheels) as (platform, on, environment):
         laptop = Laptop(tmp_path / "laptop", wheels, EXTRAS[name], environment)
-        line = f"composer-prime launch {recipe} --on {on} --replicas 2 --supervise-on {on} --poll-s 0.5"
+        line = (
+            f"composer-prime launch {recipe} --on {on} --replicas 2 --supervise-on {on} --poll-s 0.5 --yes --no-limit"
+        )
         with closing(open_store(f"{uri}/two-sites")) as store, closing(platform.executor()) as executor:
             with laptop.running(line) as launcher:
                 wait_until(lambda: launcher.poll() is not None or supervised(store, executor), "the supervisor's job")
