@@ -55,6 +55,8 @@ def site_table(status: RunStatus) -> Table:
     if len(status.sites) > MAX_SITES:
         title += f", {MAX_SITES} of {len(status.sites):,}"
     table = Table(title=title, title_justify="left")
+    if any(site.dropped_tokens for site in status.sites):
+        table.caption = "dropped: the run was over, or max_stale_rounds further, before a round took them"
     for column in ("site", "state", "alive", "in last round", "step", "rounds"):
         table.add_column(column)
     for column in ("tokens", "merged", "carried", "dropped", "taken", "missed", "processes"):

@@ -14,7 +14,7 @@ from composer_prime.sites.embedded.plot import round_steps, smooth
 from composer_prime.sites.embedded.progress import SiteFollower, SiteNumbers
 from composer_prime.sites.embedded.result import MasterVersion, SiteResult
 from composer_prime.sites.embedded.screen import Screen, draw_line
-from composer_prime.sites.embedded.summary import covered_s, draw_summary, show_bytes, write_summary
+from composer_prime.sites.embedded.summary import covered_s, draw_summary, dropped_lines, show_bytes, write_summary
 
 REWARDS = [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 0.7]
 
@@ -103,6 +103,7 @@ def test_a_summary_holds_what_each_site_came_to(tmp_path: Path) -> None:
         "reward_last": 0.8,
         "steps": 8,
         "tokens": 812,
+        "dropped_tokens": 0,
         "outer_rounds": 3,
         "master_sha256": {
             "0": {"version": 2, "sha256": "ab" * 32},
@@ -125,6 +126,16 @@ def test_rollouts_that_were_never_trained_on_or_all_failed_have_no_say(tmp_path:
     with MetricsTape(run.site("a").tape("orchestrator")) as rollouts:
         rollouts.log(4, **{"rollout/reward": 1.0})
     assert write_summary(run)["sites"]["a"]["reward_last"] == 0.5
+
+
+def test_what_no_round_took_is_said_with_its_reasons() -> None:
+    sites = {
+        "a": {"dropped_tokens": 1234, "tokens": 9876},
+        "b": {"dropped_tokens": 0, "tokens": 1},
+        "c": {"dropped_tokens": None},
+    }
+    (line,) = dropped_lines({"sites": sites})
+    assert line.startswith("site a: 1,234 of its 9,876 tokens are in no round, since the run was over")
 
 
 def test_different_masters_are_told(tmp_path: Path) -> None:

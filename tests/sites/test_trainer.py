@@ -338,7 +338,9 @@ class FakeOuter:
     def summary(self):
         rounds = len(self.tokens) // 2
         masters = [{"fragment": 0, "version": rounds, "sha256": "ab"}]
-        return {"outer_rounds": rounds, "masters": masters, "bytes_up": 10, "bytes_down": 20, "finish_s": 0.5}
+        tokens = [{"dropped": 30}, {"dropped": 50}]
+        moved = {"bytes_up": 10, "bytes_down": 20}
+        return {"outer_rounds": rounds, "masters": masters, **moved, "finish_s": 0.5, "tokens": tokens}
 
     def interrupt(self):
         self.calls.append("interrupt")

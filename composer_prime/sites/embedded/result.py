@@ -30,6 +30,10 @@ class SiteResult(Table):
     tokens: int = Field(ge=0)
     """Tokens trained on."""
 
+    dropped_tokens: int = Field(0, ge=0)
+    """Of these, in the mean over the fragments, those that no round took: the run was over by then, or had gone on for
+    more than outer.max_stale_rounds."""
+
     outer_rounds: int = Field(ge=0)
     """Rounds merged, over all fragments; 0 without an outer loop."""
 

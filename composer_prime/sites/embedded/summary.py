@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.table import Table
@@ -63,6 +63,7 @@ def summarise_site(paths: SitePaths, progress: SiteProgress) -> dict[str, Any]:
         counts = {
             "steps": numbers.step,
             "tokens": int(sum(progress.tokens.values())),
+            "dropped_tokens": None,
             "outer_rounds": numbers.rounds,
             "master_sha256": {},
             "bytes_up": None,
@@ -149,6 +150,16 @@ def draw_summary(summary: Mapping[str, Any]) -> Table:
             " ".join(f"{key}:{_named(master)}" for key, master in site["master_sha256"].items()) or "-",
         )
     return table
+
+
+def dropped_lines(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What no round took, a line for each site of which that is so."""
+    for name, site in summary["sites"].items():
+        if dropped := site["dropped_tokens"]:
+            yield (
+                f"site {name}: {dropped:,} of its {site['tokens']:,} tokens are in no round, since the run was over, "
+                "or outer.max_stale_rounds further, before one took them"
+            )
 
 
 def show_bytes(count: int | None) -> str:

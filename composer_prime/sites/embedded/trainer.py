@@ -243,9 +243,11 @@ class Trainer:
         """Leave the run and write result.json, on which the other processes of the site end."""
         summary = {"outer_rounds": 0, "finish_s": 0.0, "masters": []} if self.outer is None else self.outer.summary()
         totals = self._totals_now()
+        dropped = [counts["dropped"] for counts in summary.get("tokens", ())]
         self.close()
         result = SiteResult(
             steps=self.step,
+            dropped_tokens=sum(dropped) // max(1, len(dropped)),
             outer_rounds=summary["outer_rounds"],
             finish_s=summary["finish_s"],
             master_sha256={
