@@ -151,7 +151,7 @@ class OrchestratorConfig(Table):
     group_size: int = Field(default=8, ge=2)
     """Rollouts of the same prompt, whose mean reward is the baseline."""
 
-    max_off_policy_steps: int = Field(default=8, ge=0)
+    max_off_policy_steps: int = Field(default=2, ge=0)
     """Training steps by which a rollout's policy may lag behind the one it trains; generation waits for newer ones.
     With 0 nothing is generated while a step trains: each learns from the very policy it moves."""
 

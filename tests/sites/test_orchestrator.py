@@ -214,6 +214,21 @@ def test_without_an_outer_loop_there_are_max_steps_batches(run: Run) -> None:
     run(policy, trainer, max_steps=2)
 
 
+def test_with_an_outer_loop_nothing_beyond_max_steps_is_played_until_it_is_needed(run: Run) -> None:
+    async def trainer(settings: SiteSettings) -> None:
+        publish(settings.paths, 0)
+        await batch_of(settings.paths, 2)  # as far ahead as it may run
+        publish(settings.paths, 2)
+        await asyncio.sleep(0.5)  # time to make one more batch, for an orchestrator that would
+        assert read_batch(settings.paths.rollouts, 3) is None
+        publish(settings.paths, 3)
+        await batch_of(settings.paths, 3)
+        await asyncio.sleep(0.5)
+        assert read_batch(settings.paths.rollouts, 4) is None
+
+    run(FakePolicy(), trainer, max_steps=3, outer={"inner_steps": 1}, orchestrator={"max_off_policy_steps": 4})
+
+
 def test_on_resume_it_goes_on_at_the_checkpoint_with_fresh_batches_and_weights(run: Run, tmp_path: Path) -> None:
     async def trainer(settings: SiteSettings) -> None:
         await asyncio.sleep(1.0)  # time to take what was left over, for an orchestrator that would

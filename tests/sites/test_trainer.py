@@ -238,6 +238,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(state_of(resumed), state_of(uninterrupted), strict=True))
 
 
+def test_batches_go_once_they_are_trained_but_for_the_newest(tmp_path):
+    settings = settle(tmp_path, steps=5)
+    write_batches(settings, 7)
+    run_trainer(settings)
+    assert sorted(folder.name for folder in settings.paths.rollouts.iterdir()) == [f"step_{n}" for n in (3, 4, 5, 6)]
+
+
 def test_checkpoints_say_how_many_tasks_were_drawn_for_their_steps(tmp_path):
     settings = settle(tmp_path, steps=2)
     for step in range(4):
@@ -359,7 +366,7 @@ def test_the_outer_loop_decides_the_end_and_moves_the_weights_before_they_are_pu
     assert outer.tokens == [record[metrics.TRAIN_TOKENS] for record in tape]
     assert [record[metrics.OUTER_ROUND] for record in tape] == [0, 1, 1, 2]
     assert all(record[metrics.OUTER_UPLOAD_S] == 0.5 and record[metrics.OUTER_BYTES_UP] == 10 for record in tape)
-    assert (result.steps, result.outer_rounds, result.stall_s) == (4, 2, 1.0)
+    assert (result.steps, result.outer_rounds, result.stall_s, result.dropped_tokens) == (4, 2, 1.0, 40)
     assert (result.bytes_up, result.bytes_down) == (10, 20)
     assert result.master_sha256["0"].model_dump() == {"version": 2, "sha256": "ab"}
     sent = load_file(settings.paths.broadcast(4) / "model.safetensors")

@@ -117,6 +117,15 @@ def read_num_drawn(rollouts_dir: Path, step: int) -> int:
     return json.loads((batch_folder(rollouts_dir, step) / "meta.json").read_text())["num_drawn"]
 
 
+KEEP = 2
+"""Batches that stay once they are trained, for people: no start reads them again."""
+
+
+def drop_trained(rollouts_dir: Path, step: int) -> None:
+    """Delete the batches that were trained before `step`, less the newest KEEP; called after every step."""
+    shutil.rmtree(batch_folder(rollouts_dir, step - KEEP - 1), ignore_errors=True)
+
+
 def drop_batches(rollouts_dir: Path, from_step: int) -> None:
     """Delete what an earlier start of the site left for steps that are still to be trained: an older policy made it."""
     for folder in Path(rollouts_dir).glob("step_*"):

@@ -3,7 +3,8 @@
     python -m composer_prime.sites.embedded.orchestrator <site_dir>
 
 Batch n is what training step n takes. Batch n + 1 is begun as soon as batch n stands, while n trains; how far it may
-run ahead is `orchestrator.max_off_policy_steps`. Ends when the trainer's result is there, or on SIGTERM. No torch.
+run ahead is `orchestrator.max_off_policy_steps`, and not at all from max_steps on, which few sites come to train. Ends
+when the trainer's result is there, or on SIGTERM. No torch.
 """
 
 import asyncio
@@ -95,7 +96,9 @@ class Orchestrator:
         loop decides how many the trainer needs."""
         with MetricsTape(self.settings.paths.tape("orchestrator")) as tape:
             for step in self.steps():
-                await self.weights.at_least(max(self.start_step, step - self.config.max_off_policy_steps))
+                # Beyond max_steps the trainer goes on only while a round is missing.
+                ahead = self.config.max_off_policy_steps if step < self.settings.recipe.max_steps else 0
+                await self.weights.at_least(max(self.start_step, step - ahead))
                 (batch, found), probed = await asyncio.gather(self.make_batch(step), self.watch.probe())
                 tape.log(step, **measure(batch, step), **found, **probed)
 

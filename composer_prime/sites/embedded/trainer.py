@@ -21,7 +21,7 @@ from composer_prime import metrics
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ComposerPrimeError, ModelError, last_words
 from composer_prime.metrics import MetricsTape
-from composer_prime.sites.embedded.batches import TrainingSample, read_batch, read_num_drawn
+from composer_prime.sites.embedded.batches import TrainingSample, drop_trained, read_batch, read_num_drawn
 from composer_prime.sites.embedded.broadcasts import load_weights, move_average, publish, start_average, weights
 from composer_prime.sites.embedded.checkpoints import newest_checkpoint, save_checkpoint
 from composer_prime.sites.embedded.distilling import DPPO_LOW
@@ -131,6 +131,7 @@ class Trainer:
             learned = self.learner.step(samples, self.step)
             report = self._sync(learned)
             self.step += 1
+            drop_trained(self.paths.rollouts, self.step)
             if self._ema_decay is not None and self._average is not None:
                 move_average(self._average, self.model, self._ema_decay)
             publish(self.model, self.paths.broadcasts, self.step, self._average)
