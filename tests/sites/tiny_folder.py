@@ -28,7 +28,7 @@ def save_random_tiny(folder: Path, seed: int = 0, **overrides: object) -> Path:
 def score(model: PreTrainedModel, prompt: list[int], completion: list[int], temperature: float = 1.0) -> list[float]:
     """Log-probabilities of the completion's tokens from one unbatched forward without a cache, in fp64."""
     with torch.no_grad():
-        logits = model(input_ids=torch.tensor([prompt + completion]), use_cache=False).logits[0].double()
+        logits = model(input_ids=torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0].double()
     logprobs = (logits / temperature).log_softmax(dim=-1)
     return [float(logprobs[len(prompt) + i - 1, token]) for i, token in enumerate(completion)]
 

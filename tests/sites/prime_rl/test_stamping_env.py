@@ -93,7 +93,7 @@ def sampled_node(episode: vf.Episode) -> Any:
 def scored(model: PreTrainedModel, episode: vf.Episode) -> list[float]:
     """The sampled tokens' logprobs from one plain forward over the conversation."""
     branch = episode.traces[0].branches[0]
-    first = branch.sampled_mask.index(True)
+    first = list(branch.sampled_mask).index(True)
     return score(model, branch.token_ids[:first], branch.token_ids[first:])
 
 
@@ -107,7 +107,7 @@ def test_the_policy_as_its_own_teacher_gives_its_own_logprobs(play: Play, models
         assert node.loss_weights is None
         (branch,) = read_episode(episode).branches  # pyright: ignore[reportAttributeAccessIssue]
         assert branch.ref_logprobs is not None
-        assert branch.ref_logprobs[-len(node.logprobs) :] == node.reference_logprobs
+        assert list(branch.ref_logprobs[-len(node.logprobs) :]) == list(node.reference_logprobs)
 
 
 def test_two_teachers_are_the_log_of_their_weighted_mixture(play: Play, models: Models) -> None:
@@ -169,7 +169,7 @@ def assert_said(found: Candidates, model: PreTrainedModel, prompt: list[int], sa
 def hinted(failed: vf.Episode, hint: str) -> tuple[list[int], list[int]]:
     """The tokens before the failed call with that hint in them, and the call's."""
     tokenizer, branch, node = tiny_tokenizer(), failed.traces[0].branches[0], sampled_node(failed)
-    before = str(tokenizer.decode(branch.token_ids[: branch.sampled_mask.index(True)]))
+    before = str(tokenizer.decode(branch.token_ids[: list(branch.sampled_mask).index(True)]))
     asked = "What is the name?"
     assert before.count(asked) == 1
     prompt = tokenizer.encode(before.replace(asked, f"{asked}\n\n{hint}"), add_special_tokens=False)
@@ -242,7 +242,7 @@ def test_the_teacher_itself_is_played_with_a_hint_in_its_prompt_and_nothing_is_s
     (branch,) = rollout.branches
     assert not branch.is_taught and rollout.streams["hints/teacher_first_call"] == first_call
     assert f"What is the name?\n\n{HINT}" in rollout.messages[0].text
-    start = branch.mask.index(True)
+    start = list(branch.mask).index(True)
     model = models.teacher if teacher == "ema" else models.policy
     own = score(model, branch.token_ids[:start], branch.token_ids[start:])
     assert branch.logprobs[start:] == pytest.approx(own, abs=CLOSE)
@@ -283,7 +283,7 @@ def test_teachers_and_hints_are_streams_of_their_own(play: Play, models: Models)
     failed, fine = play({"id": "failing-tool"}, replay=teachers, hints={})
     for episode in (failed, fine):
         branch = episode.traces[0].branches[0]
-        start = branch.sampled_mask.index(True)
+        start = list(branch.sampled_mask).index(True)
         prompt, sampled = branch.token_ids[:start], sum(branch.sampled_mask)
         assert_said(told(sampled_node(episode))[0], models.teacher, prompt, branch.token_ids[start : start + sampled])
     assert_said(told(sampled_node(failed))[1], models.first, *hinted(failed, HINT))
@@ -294,7 +294,7 @@ def test_two_teachers_distributions_are_mixed(play: Play, models: Models) -> Non
     tables = [models.table("a", models.policy_port, weight=3.0), models.table("b", models.teacher_port, weight=1.0)]
     for episode in play({"id": "reverse-letters"}, replay={"teachers": tables}, top_k=64):
         branch = episode.traces[0].branches[0]
-        start = branch.sampled_mask.index(True)
+        start = list(branch.sampled_mask).index(True)
         with torch.no_grad():
             logits = [
                 model(torch.tensor([branch.token_ids])).logits[0, start - 1 : -1].float()
