@@ -297,7 +297,7 @@ def test_two_teachers_distributions_are_mixed(play: Play, models: Models) -> Non
         start = list(branch.sampled_mask).index(True)
         with torch.no_grad():
             logits = [
-                model(torch.tensor([branch.token_ids])).logits[0, start - 1 : -1].float()
+                model(torch.tensor([list(branch.token_ids)])).logits[0, start - 1 : -1].float()
                 for model in (models.policy, models.teacher)
             ]
         mixture = (0.75 * logits[0].softmax(-1) + 0.25 * logits[1].softmax(-1)).log()
