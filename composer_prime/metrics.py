@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 from composer_prime.redaction import Redactor, secret_values
@@ -155,10 +154,28 @@ class MetricsTape:
     def __enter__(self) -> "MetricsTape":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
+
+
+class TapeFollower:
+    """Reads the records that were added to one tape since the last look."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = Path(path)
+        self._offset = 0
+
+    def new_records(self) -> list[dict[str, float]]:
+        """The complete new records, in order; none while the tape isn't there."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        complete = text[: text.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [_record(line) for line in complete.splitlines()]
 
 
 def read_tape(path: Path | str) -> list[dict[str, float]]:
@@ -166,13 +183,8 @@ def read_tape(path: Path | str) -> list[dict[str, float]]:
 
     An absent file is an empty tape: the process hasn't logged yet.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    complete = text[: text.rfind("\n") + 1]
-    return [_record(line) for line in complete.splitlines()]
+    return TapeFollower(path).new_records()
 
 
-def _record(line: str) -> dict[str, float]:
+def _record(line: bytes) -> dict[str, float]:
     return {name: math.nan if value is None else value for name, value in json.loads(line).items()}

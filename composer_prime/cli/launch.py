@@ -134,7 +134,7 @@ def _checked(
     """What would be started, after all checks that can be made beforehand. Raises BadInput for all that is wrong."""
     from composer_prime.config import Recipe
     from composer_prime.launch.preflight import Unchecked, access_lines, described, login_lines, memory_lines
-    from composer_prime.sites.embedded.installed import environment_checks
+    from composer_prime.sites.embedded.installed import package_checks
     from composer_prime.sites.embedded.prepare import check_bucket
     from composer_prime.volunteers.needs import gpu_bytes_beforehand
 
@@ -153,7 +153,7 @@ def _checked(
     if not dry_run:
         problems.gather(lambda: check_bucket(plan.recipe, None, new_run=False))
         if "local" in plan.platforms and isinstance(plan.recipe, Recipe):
-            problems.gather(*environment_checks(plan.recipe))
+            problems.gather(*package_checks(plan.recipe))
     planned = list(described(plan, limits, problems, logged_in=not dry_run))
     problems.check()
     return planned

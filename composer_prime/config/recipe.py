@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from composer_prime.config.distill import DistillConfig, is_off
 from composer_prime.config.launch import LaunchConfig
+from composer_prime.config.monitors import MonitorsConfig
 from composer_prime.config.outer import TOPK_ROUNDS, OuterConfig, SiteConfig, SitesConfig
 from composer_prime.config.table import OpenTable, RunName, Table
 from composer_prime.config.teachers import HintsConfig, ReplayConfig
@@ -17,8 +18,7 @@ from composer_prime.config.teachers import HintsConfig, ReplayConfig
 TINY = "tiny"
 LETTERS_MODELS = (TINY, "tiny-sort", "small-sort")
 TINY_MODELS = (*LETTERS_MODELS, "tiny-tools", "small-tools")
-"""Models that are built and warmed up on the spot: some answer with letters, others call tools. Those called small are
-for a GPU."""
+"""Built and warmed up on the spot: some answer with letters, others call tools. Those called small are for a GPU."""
 
 
 class RunConfig(Table):
@@ -35,8 +35,7 @@ class ModelConfig(Table):
     """`[model]`"""
 
     name: str = Field(default="tiny", min_length=1)
-    """"tiny", "tiny-sort", "tiny-tools", "small-sort" or "small-tools" (built and warmed up on the spot), a local
-    folder, or a Hugging Face id."""
+    """One of TINY_MODELS, a local folder, or a Hugging Face id."""
 
 
 class TasksetConfig(OpenTable):
@@ -371,6 +370,7 @@ class Recipe(RecipeBase):
     trainer: TrainerConfig = TrainerConfig()
     inference: InferenceConfig = InferenceConfig()
     ckpt: CheckpointConfig = CheckpointConfig()
+    monitors: MonitorsConfig = MonitorsConfig()
     replay: ReplayConfig = ReplayConfig()
     hints: HintsConfig | None = None
 

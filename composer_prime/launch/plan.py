@@ -179,7 +179,8 @@ def installed(recipe: RecipeBase, store: str, needs: Iterable[str] = (), *, on_p
     needs   further packages from PyPI
     """
     gateways = ["gcsfs"] if store.startswith("gs://") else []
-    return packages_of(_modules(recipe), needs=[*needs, *gateways], on_prime_rl=on_prime_rl)
+    monitors = recipe.monitors.model_dump(exclude_none=True) if isinstance(recipe, Recipe) else ()
+    return packages_of(_modules(recipe), needs=[*needs, *gateways, *monitors], on_prime_rl=on_prime_rl)
 
 
 def _modules(recipe: RecipeBase) -> list[str]:

@@ -25,7 +25,7 @@ from composer_prime.config.teachers import ReplayConfig
 from composer_prime.errors import ConfigError, EnvError, ModelError, Problems
 from composer_prime.sites.embedded.device import check_device
 from composer_prime.sites.embedded.folder import Claim, claim_run_folder, claim_site_folder
-from composer_prime.sites.embedded.installed import environment_checks
+from composer_prime.sites.embedded.installed import package_checks
 from composer_prime.sites.embedded.model import check_name, describe_model
 from composer_prime.sites.embedded.prepare import check_backend, check_bucket, check_room, claim_ports
 from composer_prime.sites.embedded.processes import QUIET_ENV
@@ -74,7 +74,7 @@ def check(
     if isinstance(recipe, Recipe):
         problems.gather(
             partial(check_backend, recipe),
-            *environment_checks(recipe),
+            *package_checks(recipe),
             partial(check_device, recipe.site.device),
             partial(claim_ports, recipe, sites),
         )

@@ -23,6 +23,7 @@ from composer_prime.store.redirects import FOUND, Astray, host_of, next_url
 from composer_prime.store.remote import CONNECT_TIMEOUT_S
 
 log = logging.getLogger(__name__)
+logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns of each connection beyond CONNECTIONS
 
 CONNECTIONS = 32
 """Kept open at once, at most."""

@@ -117,6 +117,9 @@ def test_a_value_is_toml_where_it_parses_and_text_elsewhere(text: str, value: ob
         ("--kl_tau 0", "kl_tau isn't a known key: remove it, or use one that the recipe knows: run, max_steps, "),
         ("--sync_delay 1", "sync_delay isn't a known key: did you mean outer.sync_delay?"),
         ("--outer.temperature 1", "outer.temperature isn't a known key: did you mean orchestrator.train.sampling.temp"),
+        ("--monitors.file.path x", "monitors.file isn't a known key: "),
+        ("--monitors.wandb.id x", "monitors.wandb.id isn't a known key: "),
+        ("--monitors.trackio.entity a", "monitors.trackio.entity isn't a known key: did you mean monitors.wandb.en"),
         ("--sites.overrides.a.seed 1", "sites.overrides.a.seed isn't a known key: did you mean run.seed?"),
         (
             "--orchestrator.train.source.0.env.agent.harnes.id x",

@@ -293,6 +293,12 @@ def test_a_bucket_without_links_is_refused_where_jobs_would_need_them(on: str, h
     assert on_modal is not None and any(pin.startswith("gcsfs==") for pin in on_modal.pins)
 
 
+def test_what_a_monitor_needs_is_installed_too() -> None:
+    recipe = small_recipe(monitors={"wandb": {}, "trackio": {}})
+    packages = plan_launch(recipe, "modal", environment={}).packages
+    assert packages is not None and [pin.partition("==")[0] for pin in packages.pins[-2:]] == ["wandb", "trackio"]
+
+
 # their installation
 
 

@@ -148,6 +148,12 @@ def test_nothing_of_the_run_is_left_running(run: WatchedRun) -> None:
     assert not [pid for pid in run.seen if psutil.pid_exists(pid)]
 
 
+def test_no_log_has_a_line_for_each_request(run: WatchedRun) -> None:
+    logs = [log.read_text() for log in run_paths(run.output_dir).sites.glob("*/logs/*.log")]
+    assert len(logs) == 2 * len(ROLES)
+    assert not [line for log in logs for line in log.splitlines() if "HTTP/1.1" in line]
+
+
 def test_the_summary_has_every_number_a_reader_expects(run: WatchedRun) -> None:
     expected = {"reward_first", "reward_last", "steps", "tokens", "outer_rounds", "master_sha256", "bytes_up"}
     expected |= {"bytes_down", "stall_s", "finish_s", "train_s", "wall_s"}

@@ -1,6 +1,7 @@
 """All that is wrong is said before anything starts or is made, a line each, by every command that would start it."""
 
 import errno
+import importlib.metadata
 import json
 import os
 import resource
@@ -197,6 +198,23 @@ def test_a_quota_and_a_limit_are_told_from_a_full_disk(
     monkeypatch.setattr(tempfile, "TemporaryFile", refused)
     with pytest.raises(BadInput, match=f"^output_dir .*: {os.strerror(number)}.*: .*{remedy}"):
         check(small_recipe(tmp_path), "ab", rehearse=lambda recipe, site: (Problems(), []))
+
+
+@pytest.mark.parametrize("monitor", ["wandb", "trackio"])
+def test_a_monitor_without_its_package_is_refused_before_anything_starts(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, monitor: str
+) -> None:
+    found, absent = importlib.metadata.distributions, {"name": monitor}
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda **by: [] if by == absent else found(**by))
+    said = f"monitors.{monitor} needs {monitor}, which isn't installed: pip install 'composer-prime[{monitor}]'"
+    with pytest.raises(BadInput) as refused:
+        check(
+            small_recipe(tmp_path / "out", monitors={monitor: {}}), "ab", rehearse=lambda recipe, site: (Problems(), [])
+        )
+    assert str(refused.value) == said
+    recipe = written(tmp_path, monitors={monitor: {}}, outer=outer(store=str(tmp_path / "store")))
+    assert lines_of(cli("launch", recipe, "--on", "local")) == [said]
+    assert not (tmp_path / "out").exists() and not (tmp_path / "store").exists()
 
 
 def test_a_launch_says_all_at_once_before_it_writes(tmp_path: Path, cli: Cli) -> None:

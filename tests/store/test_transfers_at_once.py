@@ -3,6 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+import pytest
+
 from composer_prime.store import Store
 from composer_prime.store.s3 import S3Settings, S3Store
 from tests.crowd import Crowd
@@ -19,12 +21,24 @@ def test_four_parts_of_an_object_are_under_way_at_once_and_no_more(faulty: Fault
     assert crowd.most == 4
 
 
-def test_no_more_than_32_connections_stay_open_after_a_rush(faulty: FaultyServer, faulty_store: Store) -> None:
+def rush(faulty: FaultyServer, store: Store) -> None:
+    """Read with 40 connections at once."""
     faulty.objects["/bucket/k"] = b"bytes"
     crowd = Crowd(40)
     faulty.visit = crowd.visit
     with ThreadPoolExecutor(40) as pool:
-        assert list(pool.map(lambda _: faulty_store.get("k"), range(40))) == [b"bytes"] * 40
+        assert list(pool.map(lambda _: store.get("k"), range(40))) == [b"bytes"] * 40
     assert crowd.most == 40
+
+
+def test_no_more_than_32_connections_stay_open_after_a_rush(faulty: FaultyServer, faulty_store: Store) -> None:
+    rush(faulty, faulty_store)
     with faulty.changed:
         assert faulty.changed.wait_for(lambda: faulty.num_connections == 32, timeout=PATIENCE_S), faulty.num_connections
+
+
+def test_the_log_has_no_line_for_a_connection_beyond_those(
+    faulty: FaultyServer, faulty_store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    rush(faulty, faulty_store)
+    assert not [record for record in caplog.records if record.name.startswith("urllib3")]

@@ -25,7 +25,7 @@ from composer_prime.sync.deleting import Beats, check_whole, delete_run, is_roun
 
 MAY_DIFFER = (
     "output_dir", "clean", "site", "sites", "launch", "ckpt", "inference.server",
-    "inference.max_batch_size", "max_steps",
+    "inference.max_batch_size", "max_steps", "monitors",
 )  # fmt: skip
 """Settings that a resumed run or a joining site may change: they move files, ports, batching, not what is learned. How
 long an outer run goes on its bucket says (`composer-prime reopen`), and refuses a site that has it otherwise."""

@@ -1,5 +1,6 @@
-"""Whether the package of an environment is installed, without importing anything."""
+"""Whether the packages of environments and monitors are installed, without importing anything."""
 
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -8,12 +9,19 @@ from functools import partial
 from importlib.machinery import PathFinder
 
 from composer_prime.config.recipe import Recipe, module_of
-from composer_prime.errors import EnvError
+from composer_prime.errors import ConfigError, EnvError
 
 
-def environment_checks(recipe: Recipe) -> list[Callable[[], None]]:
-    """`check_installed` of each of a recipe's environments."""
-    return [partial(check_installed, source.env.taskset.id) for source in recipe.orchestrator.train.source]
+def package_checks(recipe: Recipe) -> list[Callable[[], None]]:
+    """`check_installed` of each of a recipe's environments, and `check_monitor` of each of its monitors."""
+    environments = [partial(check_installed, source.env.taskset.id) for source in recipe.orchestrator.train.source]
+    return [*environments, *(partial(check_monitor, name) for name in recipe.monitors.model_dump(exclude_none=True))]
+
+
+def check_monitor(name: str) -> None:
+    """Raise ConfigError unless the package is installed; a folder of its name, which wandb makes, is none."""
+    if not any(importlib.metadata.distributions(name=name)):
+        raise ConfigError(f"monitors.{name} needs {name}, which isn't installed: pip install 'composer-prime[{name}]'")
 
 
 def check_installed(taskset_id: str) -> None:

@@ -276,7 +276,7 @@ def configure_process() -> None:
     """Log to stderr, one line an event; call our own machine directly; and take what was imported out of garbage
     collection, whose last pass costs the exit 0.6 s."""
     logging.basicConfig(level=logging.INFO, handlers=[log_handler()])
-    for name in ("httpx", "verifiers"):
+    for name in ("httpx", "verifiers", "aiohttp.access"):
         logging.getLogger(name).setLevel(logging.WARNING)
     leave_proxies_out()
     gc.freeze()

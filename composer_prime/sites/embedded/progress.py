@@ -5,10 +5,8 @@ Reads files only, and only what is new: it can run beside the site or after it, 
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from composer_prime import metrics
 from composer_prime.config.paths import SitePaths
@@ -16,26 +14,6 @@ from composer_prime.waiting import Waiting, read_waiting
 
 RECENT = 3
 """Records that a rate or a shown reward is the mean of: a step's reward alone is too noisy to read."""
-
-
-class TapeFollower:
-    """Reads the records that were added to one tape since the last look."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def new_records(self) -> list[dict[str, float]]:
-        """The complete new records, in order; none while the tape isn't there."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                text = file.read()
-        except FileNotFoundError:
-            return []
-        complete = text[: text.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        return [_nulls_to_nan(json.loads(line)) for line in complete.splitlines()]
 
 
 @dataclass(frozen=True)
@@ -120,7 +98,7 @@ class SiteFollower:
     def __init__(self, paths: SitePaths) -> None:
         self.progress = SiteProgress()
         self._waiting = [paths.waiting(role) for role in ("trainer", "orchestrator")]
-        self._tapes = [TapeFollower(paths.tape(role)) for role in ("orchestrator", "trainer")]
+        self._tapes = [metrics.TapeFollower(paths.tape(role)) for role in ("orchestrator", "trainer")]
 
     def update(self) -> SiteNumbers:
         """Read what is new and give the line as of now."""
@@ -129,10 +107,6 @@ class SiteFollower:
                 self.progress.add(record)
         waiting = next(filter(None, map(read_waiting, self._waiting)), None)
         return replace(self.progress.numbers(), waiting=waiting)
-
-
-def _nulls_to_nan(record: dict[str, float | None]) -> dict[str, float]:
-    return {name: math.nan if value is None else value for name, value in record.items()}
 
 
 def recent(series: dict[int, float]) -> list[float]:

@@ -31,7 +31,7 @@ from composer_prime.sites.embedded.sound_steps import set_damaged_aside
 from composer_prime.sites.embedded.weights import newest_broadcast
 
 TRAINER_GRACE_S = 30.0
-"""Seconds a trainer has to finish its step and write a checkpoint before it is killed."""
+"""Seconds a trainer has to finish its step and write a checkpoint, and a monitor what it holds, before it is killed."""
 GRACE_S = 10.0
 """Seconds the other roles have to end."""
 
@@ -86,6 +86,7 @@ class SiteSupervisor:
         self.error: ComposerPrimeError | None = None
         self.children: dict[str, Child] = {}
         self.num_restarts = dict.fromkeys(ROLES, 0)
+        self.monitors: dict[str, Child] = {}
         self._token = new_token()
         self._began = time.monotonic() if began is None else began
         self._command = command
@@ -109,6 +110,9 @@ class SiteSupervisor:
         waiting = [self.paths.waiting(role) for role in ROLES]
         for left in (self.paths.result, self.paths.loaded, *waiting):
             left.unlink(missing_ok=True)
+        for name in self.settings.recipe.monitors.model_dump(exclude_none=True):
+            command = [sys.executable, "-m", f"{start.__package__}.monitors", str(self.paths.root), name]
+            self.monitors[name] = Child(f"{self.site}/{name}", command, self.paths.log(name), env=QUIET_ENV)
         self._start("trainer")
         self._alone_until = 0.0 if self.settings.has_weights else time.monotonic() + ALONE_S
         self.state = SiteState.RUNNING
@@ -118,6 +122,7 @@ class SiteSupervisor:
         """Look at the processes once and act on those that ended; returns at once unless the site ends here."""
         if self.state is not SiteState.RUNNING:
             return
+        self._tell_of_monitors()
         ended = {role: code for role, child in self.children.items() if (code := child.poll()) is not None}
         has_result = self.paths.result.exists()  # looked up after the exits, so that an exit it caused finds it
         verdicts = {role: judge_exit(role, code, self.num_restarts[role], has_result) for role, code in ended.items()}
@@ -140,6 +145,7 @@ class SiteSupervisor:
         if self._lock is None:
             return
         self.state = state
+        self._tell_of_monitors()
         try:
             with MetricsTape(self.paths.tape(WALL_ROLE)) as tape:
                 tape.log(0, **{SITE_WALL_S: time.monotonic() - self._began})
@@ -171,6 +177,13 @@ class SiteSupervisor:
         self._start(role)
         self._weights_due = True
 
+    def _tell_of_monitors(self) -> None:
+        """Say once which monitors failed. The site trains on."""
+        for name, child in list(self.monitors.items()):
+            if child.poll() and (said := child.tail(1)):
+                del self.monitors[name]
+                logger.warning("site %s isn't logged in %s: %s", self.site, name, said[0].removeprefix("error: "))
+
     def _end(self, role: str, exit_code: int, verdict: Verdict) -> None:
         if verdict is not Verdict.FINISHED:
             judge = bad_input if verdict is Verdict.BAD_INPUT else crashed
@@ -179,7 +192,7 @@ class SiteSupervisor:
 
 
 def stop_sites(supervisors: Iterable[SiteSupervisor], state: SiteState = SiteState.STOPPED) -> None:
-    """End the processes of several sites together: all trainers first, then everything else; none is left.
+    """End the processes of several sites together: all trainers first, monitors last; none is left.
 
     state  what sites that still ran are in afterwards.
     """
@@ -187,9 +200,10 @@ def stop_sites(supervisors: Iterable[SiteSupervisor], state: SiteState = SiteSta
     try:
         for roles, grace_s in ((("trainer",), TRAINER_GRACE_S), (("orchestrator", "inference"), GRACE_S)):
             stop([child for each in supervisors for role, child in each.children.items() if role in roles], grace_s)
+        stop([child for each in supervisors for child in each.monitors.values()], TRAINER_GRACE_S)
     finally:
         for each in supervisors:
-            for child in each.children.values():
+            for child in (*each.children.values(), *each.monitors.values()):
                 child.kill()
             each.close(state)
 

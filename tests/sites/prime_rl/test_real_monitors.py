@@ -1,9 +1,6 @@
 """Our metrics in upstream's own monitors, the metrics file and wandb offline, beside `mismatch_kl`."""
 
-import json
 import os
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from tests.patience import wait_until
 from tests.sites.prime_rl.launched import OWN, WRAPPED, announced
 from tests.sites.prime_rl.real_runs import feed, real_site, save_model, upstream
 from tests.sites.prime_rl.turns import assert_turns_left_out
+from tests.wandb_files import history
 
 pytestmark = [
     pytest.mark.prime_rl,
@@ -22,8 +20,6 @@ pytestmark = [
     pytest.mark.skipif(not os.environ.get("PRIME_RL_SRC"), reason="PRIME_RL_SRC names no PRIME-RL checkout"),
 ]
 
-BLOCK, WHOLE, LAST = 32768, 1, 4
-"""LevelDB's log format: bytes of a block, and the kinds of a chunk that end a record."""
 WANDB = {"offline": True, "project": "test"}
 MONITORS: dict[str, dict[str, Any]] = {
     "v0.7.0": {"wandb": WANDB},
@@ -41,34 +37,6 @@ OUTER = {
 }
 THEIRS = "mismatch_kl/all/mean"
 OURS = {"policy_loss/mean", "kl_loss/mean", "replay_loss/mean", "is_masked/mean", "mismatch_kl/mean"}
-
-
-def kept(file: Path) -> Iterator[bytes]:
-    """The records in a file of wandb's: LevelDB's log format behind a header of seven bytes."""
-    data, at, record = file.read_bytes(), 7, b""
-    while at + 7 <= len(data):
-        if BLOCK - at % BLOCK < 7:  # too little is left of the block for a header: padding
-            at += BLOCK - at % BLOCK
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, at)
-        record += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (WHOLE, LAST):
-            yield record
-            record = b""
-
-
-def history(folder: Path) -> list[dict[str, Any]]:
-    """The metrics that wandb has kept for a later upload."""
-    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportMissingImports]
-
-    (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
-    records = [Record.FromString(data) for data in kept(file)]
-    return [
-        {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
-        for record in records
-        if record.WhichOneof("record_type") == "history"
-    ]
 
 
 def assert_beside_mismatch_kl(records: list[dict[str, Any]]) -> None:
