@@ -99,7 +99,7 @@ class PrimeRlConfig(Table):
     """`[prime_rl]`: the PRIME-RL that runs the sites."""
 
     version: Literal["auto", "0.7.0", "0.8.0", "559b447"] = "auto"
-    """The version whose keys are written; "auto" asks the installed one."""
+    """The version whose keys are written; "auto" asks the installed one. A launch without an image takes this one."""
 
     command: tuple[str, ...] = Field(default=("rl",), min_length=1)
     """PRIME-RL's entrypoint, as a list of words: a name on the PATH, a path, or `uv run --no-sync rl`."""

@@ -15,26 +15,52 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from composer_prime.errors import BadInput
 from composer_prime.store.base import MAX_CREATE_BYTES
 
 UV_IMAGE = "ghcr.io/astral-sh/uv:0.9.7-python3.12-bookworm-slim"
 """A Python and uv, nothing else."""
-PRIME_RL_VERSION = "0.8.0"
-PRIME_RL_IMAGE = f"ghcr.io/primeintellect-ai/prime-rl:v{PRIME_RL_VERSION}"
-"""PRIME-RL's own, with uv; its environment is the one of its lock."""
+PRIME_RL_IMAGES = {version: f"ghcr.io/primeintellect-ai/prime-rl:v{version}" for version in ("0.7.0", "0.8.0")}
+"""PRIME-RL's own by version, with uv; the environment in each is that of its lock."""
+PRIME_RL_COMMITS = {"559b447": "559b44772e471d1538537b8805cc77f3824a5e64"}
+"""The versions without an image, which a job installs from their locks."""
+CUDA_IMAGE = "nvidia/cuda:12.8.1-cudnn-devel-ubuntu24.04"
+"""What PRIME-RL's own images are built on: its torch's CUDA, the compiler of kernels that are made in a run, and the
+Python 3.12 that it needs."""
+CUDA_VARIABLES = {
+    "CUDA_HOME": "/usr/local/cuda",
+    "PATH": "/app/.venv/bin:/opt/uv/bin:/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:"
+    "/usr/sbin:/usr/bin:/sbin:/bin",
+}
+"""What PRIME-RL's own images set beside it."""
+PRIME_RL_UV = "uv==0.13.8"
+"""A uv that reads its rules, which ask for 0.11.1 or newer."""
 PRIME_RL_VENV = "/app/.venv"
 CONSTRAINTS = "/tmp/composer-prime-constraints.txt"
 """What the image has, which nothing that is installed may exchange."""
-PRIME_RL_LACKS = ("botocore", "cryptography", "matplotlib", "typer", "zstandard")
-"""The packages that we need beside PRIME-RL's lock."""
+PRIME_RL_LACKS = ("detect-secrets", "zstandard")
+"""The packages that we need beside PRIME-RL's lock, its environments' packages included."""
+_LOCKED = {
+    "aiohttp": "3.13.5", "datasets": "4.6.1", "httpx": "0.28.1", "huggingface-hub": "1.16.1", "numpy": "2.3.5",
+    "openai": "2.38.0", "pandas": "3.0.3", "pydantic": "2.13.4", "torch": "2.11.0", "transformers": "5.6.2",
+}  # fmt: skip
+PRIME_RL_HAS = {
+    "0.7.0": {**_LOCKED, "verifiers": "0.2.0", "vllm": "0.24.0"},
+    "0.8.0": {**_LOCKED, "verifiers": "0.2.2.dev76", "vllm": "0.26.0"},
+    "559b447": {**_LOCKED, "verifiers": "0.3.1.dev62", "vllm": "0.26.0"},
+}
+"""By version what environments most often need of what it has: its uv.lock's, and its verifiers' own."""
+_THERE = {"extra": "", "python_version": "3.12", "sys_platform": "linux", "platform_system": "Linux"}
 LINK_VARIABLE = "COMPOSER_PRIME_WHEEL_"
 """With a number from 0: where a job finds a wheel. A secret, since who has a link can read the wheel."""
 _FETCH = """\
@@ -61,25 +87,50 @@ class Packages:
     """The packages that a job installs.
 
     names         of the distributions that it is handed as wheels
-    pins          requirements on an index that keep what this package needs at this machine's versions
-    on_prime_rl   whether they go beside PRIME-RL, whose own packages stay as they are
+    pins          requirements on an index: what this package needs, where they are alone at this machine's versions
+    prime_rl      the version of PRIME-RL beside which they go, and whose own packages stay as they are; None: alone
     """
 
     names: tuple[str, ...]
     pins: tuple[str, ...] = ()
-    on_prime_rl: bool = False
+    prime_rl: str | None = None
 
     def wheels(self) -> tuple[Wheel, ...]:
         """Made at the first call. Raises BadInput for one that can't be, that isn't pure Python or is too large."""
         return _wheels_of(self.names)
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {importlib.metadata.version(name)} of this machine" for name in self.names)
+        lock = [f"PRIME-RL {self.prime_rl} from its lock"] if self.preparation else []
+        return ", ".join(
+            [*lock, *(f"{name} {importlib.metadata.version(name)} of this machine" for name in self.names)]
+        )
 
     @property
     def image(self) -> str:
         """The public image on which they are installed."""
-        return PRIME_RL_IMAGE if self.on_prime_rl else UV_IMAGE
+        return UV_IMAGE if self.prime_rl is None else PRIME_RL_IMAGES.get(self.prime_rl, CUDA_IMAGE)
+
+    @property
+    def preparation(self) -> list[str]:
+        """The shell's commands that come first on that image, by which it gets PRIME-RL, as in infra/docker/Dockerfile;
+        none where it has it. CUDA_VARIABLES hold after them."""
+        if (commit := PRIME_RL_COMMITS.get(self.prime_rl or "")) is None:
+            return []
+        github, extras = "https://github.com/", "--extra flash-attn --extra flash-attn-3 --extra disagg"
+        submodules = " ".join(f"deps/{each}" for each in ("pydantic-config", "verifiers", "renderers", "prime-envs"))
+        return [
+            "apt-get update --quiet",
+            "DEBIAN_FRONTEND=noninteractive apt-get install --quiet --yes --no-install-recommends build-essential "
+            "ca-certificates git libibverbs-dev libnuma-dev ninja-build python3 python3-dev python3-venv",
+            f"python3 -m venv /opt/uv && /opt/uv/bin/pip install --quiet {PRIME_RL_UV}",
+            "git init --quiet /app",
+            f"git -C /app fetch --quiet --depth 1 {github}PrimeIntellect-ai/prime-rl.git {commit}",
+            "git -C /app checkout --quiet FETCH_HEAD",
+            # By ssh addresses, and with their history, which holds their versions.
+            f"git -C /app -c url.{github}.insteadOf=git@github.com: submodule --quiet update --init {submodules}",
+            "/opt/uv/bin/uv sync --quiet --project /app --python-preference only-system --frozen --no-dev "
+            f"--all-packages {extras}",
+        ]
 
     @property
     def links(self) -> list[str]:
@@ -91,7 +142,10 @@ class Packages:
         says no link."""
         wheels, backend = self.wheels(), "auto" if has_gpu else "cpu"  # the first is what the machine's driver can run
         named = shlex.join(each for wheel in wheels for each in (wheel.file, wheel.sha256))
+        variables = [f"export {name}={value}" for name, value in CUDA_VARIABLES.items()] if self.preparation else []
         steps = (
+            *self.preparation,
+            *variables,
             "wheels=$(mktemp -d)",
             f'python3 -c {shlex.quote(_FETCH)} "$wheels" {named}',
             f"unset {' '.join(self.links)}",
@@ -100,20 +154,20 @@ class Packages:
         return ["sh", "-c", "\n".join([*(f"{step} || exit 1" for step in steps), 'exec "$@"']), "sh", *command]
 
     def commands(self, wheels: Sequence[str], backend: str | None) -> list[str]:
-        """The shell's commands that install wheels on the stock image.
+        """The shell's commands that install wheels on the stock image, after its `preparation`.
 
         wheels    their files, as words of the shell
         backend   uv's name of the torch that they need; None: what the index has, which is for GPUs on Linux
         """
         install = "uv pip install --no-config --quiet"  # no rules of the folder it runs in
         files = " ".join(wheels)
-        if self.on_prime_rl:
+        if self.prime_rl is not None:
             ours = [wheel for wheel in wheels if "composer_prime-" in wheel]
             others = " ".join(wheel for wheel in wheels if wheel not in ours)
             image = f"--python {PRIME_RL_VENV}"
             return [
                 f"{install} {image} --no-deps {' '.join(ours)}",
-                f"uv pip freeze --no-config --quiet {image} | grep == > {CONSTRAINTS}",
+                f"uv pip list --no-config --quiet {image} --format freeze > {CONSTRAINTS}",
                 f"{install} {image} --constraints {CONSTRAINTS} {shlex.join(self.pins)} {others}".rstrip(),
                 "python3 -m composer_prime.sites.prime_rl",
             ]
@@ -121,22 +175,40 @@ class Packages:
         return [f"{install} --system{torch} {shlex.join(self.pins)} {files}"]
 
 
-def packages_of(modules: Iterable[str], *, needs: Iterable[str] = (), on_prime_rl: bool = False) -> Packages:
+def packages_of(modules: Iterable[str], *, needs: Iterable[str] = (), prime_rl: str | None = None) -> Packages:
     """This package and the distributions that hold these environments, less those that verifiers brings.
 
-    needs   further packages from PyPI
+    needs     further packages from PyPI
+    prime_rl  the version of PRIME-RL beside which they go; None: alone
 
-    Raises BadInput for a module that isn't installed here.
+    Raises BadInput for a module that isn't installed here, and for one that needs another version of what is there.
     """
     ours = _name_of("composer_prime")
     names = [_name_of(module) for module in modules if not _is_bundled(module)]
     for name in names:  # which grows by what each needs that is from no index
         local = [each for each in _needs(name) if _direct(importlib.metadata.distribution(each))]
         names += [each for each in local if each not in names]
-    wanted = [*(PRIME_RL_LACKS if on_prime_rl else _needs(ours)), *needs]
+    wanted = [*(_needs(ours) if prime_rl is None else PRIME_RL_LACKS), *needs]
     # Without the local part of a version ("+cpu"), which PyPI doesn't have.
-    pins = [f"{name}=={version.partition('+')[0]}" if (version := _version(name)) else name for name in wanted]
-    return Packages(tuple(dict.fromkeys([ours, *names])), tuple(pins), on_prime_rl)
+    here = {name: version.partition("+")[0] for name in wanted if (version := _version(name))}
+    # Beside PRIME-RL's own packages, these decide.
+    pins = [f"{name}=={here[name]}" if prime_rl is None and name in here else name for name in wanted]
+    place = "this machine" if prime_rl is None else f"PRIME-RL {prime_rl} (prime_rl.version)"
+    _check([name for name in names if name != ours], here if prime_rl is None else PRIME_RL_HAS[prime_rl], place)
+    return Packages(tuple(dict.fromkeys([ours, *names])), tuple(pins), prime_rl)
+
+
+def _check(names: Iterable[str], held: Mapping[str, str], place: str) -> None:
+    """Raise BadInput for a distribution that needs another version of what a place has, by name."""
+    for name in names:
+        for needed in map(Requirement, importlib.metadata.requires(name) or ()):
+            version = held.get(canonicalize_name(needed.name))
+            applies = needed.marker is None or needed.marker.evaluate(_THERE)
+            if version is not None and applies and not needed.specifier.contains(version, prereleases=True):
+                raise BadInput(
+                    f"{name} needs {needed.name}{needed.specifier}, and {place} has {version}: loosen that, take "
+                    "another version, or name an image that has both"
+                )
 
 
 def _is_bundled(module: str) -> bool:

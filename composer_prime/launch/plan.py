@@ -16,13 +16,14 @@ from composer_prime.config import PrimeRecipe, Recipe, RecipeBase, any_from_data
 from composer_prime.config.prime_rl import BUNDLED_TASKSETS
 from composer_prime.config.recipe import module_of
 from composer_prime.config.toml import to_toml
-from composer_prime.errors import BadInput, Problems
+from composer_prime.errors import BadInput, ConfigError, Problems
 from composer_prime.executors.base import JobSpec, Resources
 from composer_prime.executors.open import parse_on
-from composer_prime.executors.packages import PRIME_RL_IMAGE, PRIME_RL_VERSION, Packages, packages_of
+from composer_prime.executors.packages import PRIME_RL_IMAGES, Packages, packages_of
 from composer_prime.executors.secrets import Secrets
 from composer_prime.launch.records import Launch
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
+from composer_prime.sites.prime_rl.toml import DIALECTS, SiteFiles, render
 from composer_prime.store.keys import check_site_name
 from composer_prime.sync.canonical import sha256_hex
 
@@ -145,9 +146,10 @@ def plan_launch(
     recipe = _settled(recipe, named, is_local=parts[0][0] == "local")
     store = _store(recipe, platforms, found)
     image, private = recipe.launch.image, recipe.launch.registry_secret
-    if image is None and not set(INSTALLS).isdisjoint(platforms):
-        with found.noted():
-            packages = installed(recipe, store, on_prime_rl=isinstance(recipe, PrimeRecipe))
+    with found.noted():
+        prime_rl = _prime_rl_of(recipe)
+        if image is None and not set(INSTALLS).isdisjoint(platforms):
+            packages = installed(recipe, store, prime_rl=prime_rl)
     with found.noted():
         _check_machine(recipe, platforms)
     linked = [name for name in LINKED if name in platforms]
@@ -173,26 +175,42 @@ def plan_launch(
     )
 
 
-def installed(recipe: RecipeBase, store: str, needs: Iterable[str] = (), *, on_prime_rl: bool = False) -> Packages:
+def installed(recipe: RecipeBase, store: str, needs: Iterable[str] = (), *, prime_rl: str | None = None) -> Packages:
     """The packages of a site's job, or of one that may start sites. Raises as `packages_of`.
 
-    needs   further packages from PyPI
+    needs     further packages from PyPI
+    prime_rl  the version beside which they go; None: alone
     """
     gateways = ["gcsfs"] if store.startswith("gs://") else []
     monitors = recipe.monitors.model_dump(exclude_none=True) if isinstance(recipe, Recipe) else ()
-    return packages_of(_modules(recipe), needs=[*needs, *gateways, *monitors], on_prime_rl=on_prime_rl)
+    return packages_of(_modules(recipe), needs=[*needs, *gateways, *monitors], prime_rl=prime_rl)
+
+
+def _prime_rl_of(recipe: RecipeBase) -> str | None:
+    """The PRIME-RL that jobs without an image take: the recipe's; where that is "auto", the newest that has an image of
+    its own, or the newest of all where only this one can carry the recipe. None: another backend.
+
+    Raises BadInput for a recipe that its version, or the newest, can't carry.
+    """
+    if not isinstance(recipe, PrimeRecipe):
+        return None
+    named, newest, files = recipe.prime_rl.version, list(DIALECTS)[-1], SiteFiles("any", Path("any"))
+    version = list(PRIME_RL_IMAGES)[-1] if named == "auto" else named
+    try:
+        render(recipe, version, files)
+    except ConfigError as lack:
+        render(recipe, newest, files)  # what is wrong for all is said as it is
+        if named != "auto":
+            raise BadInput(f'{lack}: set prime_rl.version to "{newest}"') from None
+        return newest
+    return version
 
 
 def _modules(recipe: RecipeBase) -> list[str]:
-    """Of the environments that a recipe's jobs install, on PRIME-RL's image beside what that brings."""
+    """Of the environments that a recipe's jobs install, beside what PRIME-RL brings."""
     if isinstance(recipe, Recipe):
         return [module_of(source.env.taskset.id) for source in recipe.orchestrator.train.source]
     assert isinstance(recipe, PrimeRecipe)
-    if recipe.prime_rl.version not in ("auto", PRIME_RL_VERSION):
-        raise BadInput(
-            f"prime_rl.version ({recipe.prime_rl.version}) isn't that of the image that is taken where none is named, "
-            f'{PRIME_RL_IMAGE}: set it to "{PRIME_RL_VERSION}", or name an image'
-        )
     bundled = {*BUNDLED_TASKSETS, *(f"{name}-v1" for name in BUNDLED_TASKSETS)}
     return [module_of(each) for each in recipe.taskset_ids if each not in bundled]
 

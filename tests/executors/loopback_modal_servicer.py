@@ -58,8 +58,8 @@ class Servicer(Teardown):
         self.secret_names: dict[str, str] = {}
         self.registries: dict[str, str] = {}
         """Image that was pulled -> the secret that its registry was given, by name."""
-        self.runs: list[str] = []
-        """Lines of Dockerfiles that were run, in their order."""
+        self.built: list[str] = []
+        """Lines of Dockerfiles that images were made of, in their order."""
         self.mounted: set[str] = set()
         """Names of all files that an app or its image brought."""
         self.functions: dict[str, Function] = {}
@@ -213,7 +213,7 @@ class Servicer(Teardown):
         folder = self._folder / "images" / image_id
         if image.image_registry_config.secret_id:
             self.registries[image.dockerfile_commands[0]] = self.secret_names[image.image_registry_config.secret_id]
-        self.runs += [line for line in image.dockerfile_commands if line.startswith("RUN")]
+        self.built += image.dockerfile_commands
         said = await asyncio.to_thread(build, image.dockerfile_commands, folder, programs, files)
         self._programs[image_id] = said if isinstance(said, Path) else None
         failure = said if isinstance(said, str) else ""

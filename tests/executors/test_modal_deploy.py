@@ -8,7 +8,7 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import Job, JobSpec, JobState, Resources
-from composer_prime.executors.packages import UV_IMAGE, Packages
+from composer_prime.executors.packages import CUDA_IMAGE, CUDA_VARIABLES, UV_IMAGE, Packages
 from composer_prime.executors.secrets import Secrets
 
 pytest.importorskip("modal")
@@ -59,8 +59,21 @@ def test_without_an_image_a_stock_one_is_built_once_with_what_this_machine_has(
     assert platform.calls(executor.submit(replace(spec, site="c")))[0].function_id != first
     on_gpu = executor.submit(replace(installs, site="d", resources=Resources("T4", 1)))
     assert wait_for(executor, on_gpu).state is JobState.SUCCEEDED
-    without, with_gpu = (line for line in platform.servicer.runs if "uv pip install" in line)
+    without, with_gpu = (line for line in platform.servicer.built if "uv pip install" in line)
     assert "--torch-backend cpu" in without and "torch-backend" not in with_gpu, "built where no GPU is, for one"
+
+
+def test_prime_rl_is_installed_before_our_packages_come_so_that_an_image_of_others_begins_alike(
+    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, handmade: str
+) -> None:
+    packages, known = Packages((handmade,), prime_rl="559b447"), len(platform.servicer.built)
+    executor.submit(replace(spec, image=packages.image, packages=packages))
+    first, *rest = (line for line in platform.servicer.built[known:] if line.strip() and line != "FROM base")
+    prepared = [f"RUN {command}" for command in packages.preparation]
+    prepared += [f"ENV {name}={value}" for name, value in CUDA_VARIABLES.items()]
+    assert first == f"FROM {CUDA_IMAGE}" and rest[: len(prepared)] == prepared
+    copied, ours, *_ = rest[len(prepared) :]
+    assert copied.startswith("COPY ") and "uv pip install" in ours
 
 
 def test_the_container_gets_our_one_file_and_not_our_package(

@@ -10,19 +10,14 @@ import zipfile
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from composer_prime.config import any_from_data
 from composer_prime.config.recipe import module_of
 from composer_prime.errors import BadInput, CorruptObject
 from composer_prime.executors.base import JobSpec
 from composer_prime.executors.packages import (
-    CONSTRAINTS,
     LINK_VARIABLE,
-    PRIME_RL_IMAGE,
-    UV_IMAGE,
     Packages,
     Wheel,
     packages_of,
@@ -103,6 +98,20 @@ def test_an_environment_that_is_importable_and_in_no_package_is_refused(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(BadInput, match="loose_module isn't installed here by a package: pip install one"):
         packages_of(["loose_module"])
+
+
+def test_an_environment_that_needs_another_version_than_this_machine_has_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that this package needs comes to the job at this machine's versions."""
+    elsewhere = "verifiers>=99; sys_platform == 'win32'"
+    install(tmp_path, "an-env", "an_env", needs=["verifiers", "Pydantic>=2", elsewhere, "httpx<0.1; extra == 'old'"])
+    install(tmp_path, "other-env", "other_env", needs=["verifiers<0.1"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert packages_of(["an_env"]).names[1:] == ("an-env",)
+    said = rf"other-env needs verifiers<0.1, and this machine has {version('verifiers')}: loosen that"
+    with pytest.raises(BadInput, match=said):
+        packages_of(["other_env"])
 
 
 @pytest.mark.parametrize(("on", "image"), [("hf-jobs", "my/own"), ("modal", None)])
@@ -348,118 +357,3 @@ def test_torch_is_for_what_the_job_has() -> None:
     assert "--torch-backend cpu" in one.before(("true",), has_gpu=False)[2]
     assert "--torch-backend auto" in one.before(("true",), has_gpu=True)[2]
     assert "torch" not in one.commands(["w.whl"], None)[0]
-
-
-def test_beside_prime_rl_nothing_of_its_environment_is_exchanged() -> None:
-    beside, alone = (packages_of([], on_prime_rl=each) for each in (True, False))
-    assert (beside.image, alone.image) == (PRIME_RL_IMAGE, UV_IMAGE)
-    ours, _, lacking, check = beside.commands(["w/composer_prime-1.whl", "w/env-1.whl"], "auto")
-    assert ours.endswith("--python /app/.venv --no-deps w/composer_prime-1.whl") and "torch" not in lacking
-    assert lacking.endswith(" w/env-1.whl") and check == "python3 -m composer_prime.sites.prime_rl"
-
-
-@pytest.fixture(scope="module")
-def uv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a real uv."""
-    folder = tmp_path_factory.mktemp("uv")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), "uv==0.9.7"]
-    subprocess.run(pip, check=True)
-    return folder / "bin"
-
-
-@pytest.mark.parametrize("needs", ["iniconfig", "packaging<24"])
-def test_on_prime_rls_image_an_environments_needs_are_installed_or_conflict_by_name(
-    needs: str, uv: Path, tmp_path: Path
-) -> None:
-    """In a replica of its folder, whose rules leave out what PyPI has of late."""
-    app, wheels = tmp_path / "app", tmp_path / "wheels"
-    app.mkdir()
-    wheels.mkdir()
-    (app / "pyproject.toml").write_text('[tool.uv]\nexclude-newer = "2015-01-01T00:00:00Z"\n')
-    subprocess.run([sys.executable, "-m", "venv", str(app / ".venv")], check=True)
-    pip = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
-    index = os.environ.get("PIP_INDEX_URL") or subprocess.run(pip, capture_output=True, text=True).stdout.strip()
-    found = {"UV_DEFAULT_INDEX": index} if index else {}  # uv is to ask where pip asks
-    if "PIP_CERT" in os.environ:
-        found["SSL_CERT_FILE"] = os.environ["PIP_CERT"]
-    env = (
-        os.environ
-        | found
-        | {"PATH": f"{uv}:{app}/.venv/bin:/usr/bin:/bin", "HOME": str(tmp_path), "UV_LINK_MODE": "copy"}
-    )
-
-    def run(command: str) -> subprocess.CompletedProcess[str]:
-        there = command.replace("/app", str(app)).replace(CONSTRAINTS, str(tmp_path / "constraints"))
-        return subprocess.run(["sh", "-c", there], cwd=app, env=env, capture_output=True, text=True)
-
-    assert run("uv pip install --no-config --quiet --python /app/.venv packaging==24.2").returncode == 0
-    assert run("uv pip install --quiet --python /app/.venv iniconfig").returncode != 0, "the folder's own rules"
-    for name, wanted in (("composer_prime", ["torch"]), ("an_env", [needs])):
-        (wheels / f"{name}-1.0-py3-none-any.whl").write_bytes(made_wheel(name, wanted))
-    files = [str(file) for file in sorted(wheels.iterdir())]
-    *steps, last, _ = Packages(("composer-prime",), ("pluggy==1.6.0",), True).commands(files, "auto")
-    for step in steps:
-        assert (done := run(step)).returncode == 0, done.stderr
-    done, found = run(last), run("uv pip freeze --no-config --python /app/.venv").stdout
-    assert "packaging==24.2" in found and "torch" not in found
-    if needs == "iniconfig":
-        names = {each.partition("==")[0] for each in found.split()}
-        assert done.returncode == 0 and {"iniconfig", "pluggy", "an-env"} <= names
-    else:
-        assert done.returncode == 1 and "an-env==1.0 depends on packaging<24" in " ".join(done.stderr.split())
-
-
-def made_wheel(name: str, needs: list[str]) -> bytes:
-    """A wheel with one module and those needs."""
-    info = f"{name}-1.0.dist-info"
-    lines = [
-        "Metadata-Version: 2.1",
-        f"Name: {name}",
-        "Version: 1.0",
-        *(f"Requires-Dist: {each}" for each in needs),
-        "",
-    ]
-    texts = {
-        f"{name}.py": "",
-        f"{info}/METADATA": "\n".join(lines),
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = f"{info}/RECORD"
-    texts[record] = "".join(f"{file},,\n" for file in (*texts, record))
-    with zipfile.ZipFile(data := io.BytesIO(), "w") as archive:
-        for file, text in texts.items():
-            archive.writestr(file, text)
-    return data.getvalue()
-
-
-PRIME: dict[str, Any] = {
-    "run": {"name": "small"}, "max_steps": 16, "model": {"name": "Qwen/Qwen3-0.6B"}, "site": {"backend": "prime-rl"},
-    "outer": {"store": "s3://bucket/runs"},
-}  # fmt: skip
-
-
-def prime_packages(**tables: Any) -> Packages:
-    plan = plan_launch(any_from_data({**PRIME, **tables}), "modal", environment={})
-    assert plan.packages is not None
-    return plan.packages
-
-
-def test_environments_of_a_prime_rl_recipe_are_found_wherever_it_names_them(handmade: str) -> None:
-    of_ours = {"env": {"taskset": {"id": handmade}}}
-    orchestrator = {"train": {"source": [{"env": {"taskset": {"id": "gsm8k"}}}]}, "eval": {"source": [of_ours]}}
-    packages = prime_packages(orchestrator=orchestrator)
-    assert packages.on_prime_rl and packages.names == ("composer-prime", handmade)
-    with pytest.raises(BadInput, match="revers_letters isn't installed here"):
-        prime_packages(orchestrator={"train": {"env": [{"taskset": {"id": "revers-letters"}}]}})
-
-
-@pytest.mark.parametrize(
-    "source", ["a table", [{"env": "a word"}], [{"taskset": "a word"}], [{"taskset": {"id": 3}}], {}]
-)
-def test_what_prime_rl_would_refuse_is_left_to_it(source: object) -> None:
-    assert prime_packages(orchestrator={"train": {"source": source}}).names == ("composer-prime",)
-
-
-def test_another_prime_rl_than_the_images_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"prime_rl.version \(559b447\) isn't that of the image.*or name an image"):
-        prime_packages(prime_rl={"version": "559b447"})

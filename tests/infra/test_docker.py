@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 
+from composer_prime.executors.packages import CUDA_IMAGE, PRIME_RL_COMMITS, PRIME_RL_LACKS, PRIME_RL_UV, Packages
 from composer_prime.sites.prime_rl.toml import DIALECTS
 from tests.architecture import REPOSITORY
 from tests.infra.scripts import complaints, linter
@@ -31,6 +32,17 @@ def test_every_image_is_pinned_and_prime_rl_is_pinned_by_its_commit() -> None:
     ]
     assert re.fullmatch(r"[0-9a-f]{40}", commit) and commit[:7] in DIALECTS
     assert any('git fetch --quiet --depth 1 origin "${PRIME_RL_COMMIT}"' in run for run in arguments("RUN"))
+
+
+def test_a_job_without_an_image_installs_what_this_one_has() -> None:
+    version = "559b447"
+    assert CUDA_IMAGE in arguments("FROM") and f"PRIME_RL_COMMIT={PRIME_RL_COMMITS[version]}" in arguments("ARG")
+    assert f"ghcr.io/astral-sh/uv:{PRIME_RL_UV.partition('==')[2]} AS uv" in arguments("FROM")
+    *_, submodules, sync = Packages((), prime_rl=version).preparation
+    runs = " ".join(" ".join(arguments("RUN")).split())
+    assert f"submodule update --quiet --init {submodules.partition('--init ')[2]}" in runs
+    assert f"uv sync {sync[sync.index('--frozen') :]}" in runs
+    assert f"uv pip install {' '.join(PRIME_RL_LACKS)}" in runs
 
 
 def test_what_is_copied_is_there_and_in_the_context() -> None:

@@ -20,7 +20,7 @@ from composer_prime.executors.base import JobSpec, Resources
 from composer_prime.executors.modal.client import Connection, token
 from composer_prime.executors.modal.job_body import run_job
 from composer_prime.executors.modal.limits import FREE_DISK_GIB, MAX_TIMEOUT_S, gpu_option
-from composer_prime.executors.packages import UV_IMAGE
+from composer_prime.executors.packages import CUDA_VARIABLES, UV_IMAGE
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +122,8 @@ def _image(spec: JobSpec, folder: Path) -> modal.Image:
     image, paths = modal.Image.from_registry(spec.image or UV_IMAGE, secret=login), []
     if spec.packages is None:
         return image
+    if spec.packages.preparation:  # before the wheels, so that Modal keeps it for the next ones
+        image = image.run_commands(*spec.packages.preparation).env(CUDA_VARIABLES)
     for wheel in spec.packages.wheels():
         (folder / wheel.file).write_bytes(wheel.data)
         paths.append(f"/opt/{wheel.sha256[:12]}/{wheel.file}")  # a supervisor there hands it on

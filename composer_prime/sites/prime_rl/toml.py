@@ -39,6 +39,7 @@ class Dialect:
     lacking  keys it has no word for, and the remedy, after the moves
     finish   what no move can say, done to the data in place at the end
     has_runs whether a run has a name of its own beside its folder, and `resume` is a table
+    has_streams  whether samples have a place for what teachers say of their tokens, and for loss weights
     """
 
     name: str
@@ -46,6 +47,7 @@ class Dialect:
     lacking: Mapping[str, str] = field(default_factory=dict)
     finish: Callable[[Data], None] = lambda data: None
     has_runs: bool = False
+    has_streams: bool = False
 
     @property
     def orchestrator_folder(self) -> str:
@@ -142,9 +144,9 @@ def _finish_0_8(data: Data) -> None:
         )
     _take(data, "orchestrator.train.filter_zero_advantages")
     for sources in ("train.source", "eval.source", "train.env", "eval.env"):
-        for source in _get(data, f"orchestrator.{sources}") or ():
-            taskset = source.get("taskset") or source.get("env", {}).get("taskset", {})
-            if taskset.get("id") in BUNDLED_TASKSETS:
+        for source in _sources(data, sources):
+            taskset = _get(source, "taskset") or _get(source, "env.taskset")
+            if _get(taskset, "id") in BUNDLED_TASKSETS:
                 source.setdefault("name", taskset["id"])
                 taskset["id"] += "-v1"
 
@@ -167,7 +169,7 @@ DIALECTS = {
     for dialect in (
         Dialect("0.7.0", (*_MOVES_0_8, *_MOVES_0_7), _LACKING_0_7, _finish_0_7),
         Dialect("0.8.0", _MOVES_0_8, _LACKING_0_8, _finish_0_8),
-        Dialect("559b447", has_runs=True),
+        Dialect("559b447", has_runs=True, has_streams=True),
     )
 }
 """By version, in their order: every one whose keys we know."""
@@ -204,8 +206,9 @@ def render(recipe: PrimeRecipe, version: str, files: SiteFiles) -> Data:
     _put(data, "trainer.loss.import_path", LOSS_PATH)
     for name, value in site_environment(recipe, files.site).items():
         _put(data, f"trainer.env_vars.{name}", value)
+    _check_streams(data, dialect)
     _distil(data)
-    _bound_pairs(data, dialect)
+    _bound_pairs(data)
     data.setdefault("orchestrator", {})
     if recipe.outer is not None and data.get("inference") is not None:
         _put_new(data, "inference.vllm.seed", sampling_seed(recipe, files.site) % 2**31)
@@ -236,6 +239,14 @@ def site_environment(recipe: PrimeRecipe, site: str) -> dict[str, str]:
     return {settings.OUTER: uri, settings.SITE: site, **key, **same, **caps}
 
 
+def _check_streams(data: Data, dialect: Dialect) -> None:
+    """Raise ConfigError for a source of ours that the version has no place for."""
+    for source in () if dialect.has_streams else _sources(data, "train.source"):
+        for name, id, stream in (("env.id", STAMPING_ID, "teachers and hints"), ("env.taskset.id", PAIRS_ID, "pairs")):
+            if _get(source, name) == id:
+                raise ConfigError(_lacks(dialect.name, f"place for {stream} ({name} = {id})", "drop the source"))
+
+
 def _distil(data: Data) -> None:
     """Say `[trainer.distill]`, which PRIME-RL hasn't got, to the trainer and to the sources that teachers stamp.
 
@@ -245,7 +256,7 @@ def _distil(data: Data) -> None:
     table = _take(data, "trainer.distill")
     config = None if table is None else settings.check_distill(table)
     top_k = 0 if config is None else config.top_k
-    sources = [one for one in _get(data, "orchestrator.train.source") or () if _get(one, "env.id") == STAMPING_ID]
+    sources = [one for one in _sources(data, "train.source") if _get(one, "env.id") == STAMPING_ID]
     for source in sources:
         _stamp(source, top_k)
     if config is None or not top_k:
@@ -300,16 +311,13 @@ def _stamp(source: Data, top_k: int) -> None:
         env["top_k"] = top_k
 
 
-def _bound_pairs(data: Data, dialect: Dialect) -> None:
+def _bound_pairs(data: Data) -> None:
     """Tell the sources of stored pairs how long a sample may be. Raises ConfigError where it is more than PRIME-RL's,
-    for an algorithm whose advantages aren't the rewards, for router replay, and for a version whose samples have no
-    loss weights."""
+    for an algorithm whose advantages aren't the rewards, and for router replay."""
     row, shared = data.get("seq_len", _get(data, "trainer.model.seq_len")), _get(data, "orchestrator.algo.type")
-    for source in _get(data, "orchestrator.train.source") or ():
+    for source in _sources(data, "train.source"):
         if _get(source, "env.taskset.id") != PAIRS_ID:
             continue
-        if dialect.name in ("0.7.0", "0.8.0"):
-            raise ConfigError(_lacks(dialect.name, f"env.taskset.id = {PAIRS_ID}", "drop the source"))
         if _get(data, "trainer.enable_router_replay"):
             raise ConfigError(
                 f"trainer.enable_router_replay must be off with env.taskset.id = {PAIRS_ID}, since no router chose "
@@ -399,10 +407,18 @@ def _get(data: Data, name: str) -> Any:
     return node
 
 
+def _sources(data: Data, name: str) -> list[Data]:
+    """The orchestrator's sources there; what is none is PRIME-RL's to refuse."""
+    found = _get(data, f"orchestrator.{name}")
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
 def _put(data: Data, name: str, value: Any) -> None:
     *tables, last = name.split(".")
     for part in tables:
         data = data.setdefault(part, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"{part} ({data}) must be a table, since {name} is set: correct it")
     data[last] = value
 
 
