@@ -44,6 +44,9 @@ from typing import ClassVar
 
 from composer_prime.visible import MAX_MESSAGE, shown, visible
 
+INSTALL = "in the clone of composer-prime, pip install -e '.[{}]'"
+"""The remedy for a missing package, by the extra of ours that brings it."""
+
 
 class ComposerPrimeError(Exception):
     """Base of every error raised on purpose. Its text shows no control that it may quote (visible.py)."""

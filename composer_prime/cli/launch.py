@@ -1,7 +1,9 @@
 """`composer-prime launch | ps | logs | cancel`: sites on platforms, found again from anywhere by the run's bucket."""
 
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from composer_prime.launch.supervisor import Supervisor
 
 POLL_S = 5.0
+SMOKE_QUEUE_S = 900.0  # so long a smoke waits for machines, besides its jobs' time-out
 SiteOption = Annotated[str | None, typer.Option("--site", help="One site; default: all.")]
 
 
@@ -68,6 +71,7 @@ def launch(
             "--supervise-on", metavar="PLATFORM", help="Start, and watch as a job there: modal, hf-jobs, ssh:HOST."
         ),
     ] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="One small job a platform, to see if all works.")] = False,
     no_limit: Annotated[bool, typer.Option("--no-limit", help="Start billed jobs without --max-cost.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Start billed jobs without asking.")] = False,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="Go on where something can't be checked.")] = False,
@@ -76,7 +80,7 @@ def launch(
     """Start a recipe's sites on a platform and watch them. The same command again finds them, and starts none twice."""
     from composer_prime.errors import Problems
     from composer_prime.launch.budget import Limits
-    from composer_prime.launch.plan import plan_launch, with_stored_logins
+    from composer_prime.launch.plan import plan_launch, smoke_plan, with_stored_logins
 
     table = {"gpu": gpu, "gpu_count": gpu_count, "image": image, "timeout_hours": timeout_hours}
     said = [f"--launch.{key}={value}" for key, value in table.items() if value is not None]
@@ -91,6 +95,7 @@ def launch(
         environment=with_stored_logins(os.environ, secret or ()),
         problems=problems,
     )
+    plan = smoke_plan(plan) if smoke else plan
     limits = Limits(
         max_restarts,
         max_preemptions,
@@ -100,7 +105,7 @@ def launch(
         hang_after_s=hang_after or None,
         stall_after_s=plan.recipe.launch.stall_after_s or None,
     )
-    if plan.rented and not (dry_run or max_cost or no_limit):
+    if plan.rented and not (dry_run or smoke or max_cost or no_limit):
         problems.note(
             f"jobs on {', '.join(plan.rented)} are billed: say by --max-cost how many dollars all of them may cost, or "
             "--no-limit"
@@ -114,7 +119,7 @@ def launch(
             say(line)
         if not yes:
             _ask()
-    raise typer.Exit(_launch(plan, limits, poll_s, detach, supervise_on))
+    raise typer.Exit(_smoke(plan, limits, poll_s) if smoke else _launch(plan, limits, poll_s, detach, supervise_on))
 
 
 def _ask() -> None:
@@ -141,7 +146,7 @@ def _checked(
     checks = (
         (access_lines(plan), True),
         (login_lines(plan), not dry_run),
-        (memory_lines(plan, gpu_bytes_beforehand), True),
+        (() if plan.is_smoke else memory_lines(plan, gpu_bytes_beforehand), True),
     )
     for lines, counts in checks:
         with problems.noted():
@@ -163,6 +168,7 @@ def _launch(plan: "LaunchPlan", limits: "Limits", poll_s: float, detach: bool, s
     """Start what isn't there, and watch it to its end; the exit code: 0 when all sites ended rightly."""
     import threading
 
+    from composer_prime.errors import ExecutorError
     from composer_prime.launch.fleet import begin_fleet
     from composer_prime.launch.preflight import bucket_lines
     from composer_prime.launch.supervisor import Supervisor
@@ -187,17 +193,43 @@ def _launch(plan: "LaunchPlan", limits: "Limits", poll_s: float, detach: bool, s
                 _refuse_half_a_launch(supervisor)
                 say(_detached(plan))
                 return 0
-            pause = threading.Event()
+            pause, now = threading.Event(), time.monotonic
+            due = now() + plan.timeout_s + SMOKE_QUEUE_S if plan.is_smoke else math.inf
             with catch_interrupt() as interrupt:
-                ok = supervisor.run(lambda: pause.wait(poll_s), until=lambda: interrupt.is_set)
+                ok = supervisor.run(lambda: pause.wait(poll_s), until=lambda: interrupt.is_set or now() > due)
+            if ok is None and not interrupt.is_set:
+                raise ExecutorError("no machine in time: see your quota and credit there, or ask for another place")
             if ok is None:
-                say(_detached(plan))
+                say("the jobs end now" if plan.is_smoke else _detached(plan))
                 return 130
             return 0 if ok else 1
         finally:
             fleet.close()
     finally:
         store.close()
+
+
+def _smoke(plan: "LaunchPlan", limits: "Limits", poll_s: float) -> int:
+    """Start a smoke's jobs, wait for them, and show their logs; an exit code. What it wrote is deleted again, unless a
+    job's end isn't confirmed."""
+    from dataclasses import replace
+
+    from composer_prime.errors import ComposerPrimeError
+
+    once = replace(limits, max_restarts=0, max_preemptions=0, max_timeouts=0, hang_after_s=None)
+    try:
+        code = _launch(plan, once, poll_s, False, None)
+    finally:
+        cancel(plan.run_uri)
+        try:
+            logs(plan.run_uri)
+        except ComposerPrimeError as error:
+            say(f"no more of the logs: {error}")
+        with _fleet(plan.run_uri) as (_, book):
+            book.clear()
+    what, remedy = "account, packages, secrets and bucket", "see above; what isn't found there, the image lacks"
+    say(f"{', '.join(plan.places.values())}: {what} {f'are not known to be right: {remedy}' if code else 'are right'}")
+    return code
 
 
 def _supervisor_job(

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from composer_prime.cli.store_arg import StoreArgument
+from composer_prime.visible import say
 
 
 def supervise(
@@ -17,7 +18,6 @@ def supervise(
     """Watch a launch as a job of its own: what `launch --supervise-on` starts."""
     from composer_prime.launch.redacting import redact_output
     from composer_prime.launch.supervisor_job import supervise as watch
-    from composer_prime.visible import say
 
     redact_output()
     raise typer.Exit(watch(store, launch, attempt, order, say))
@@ -31,6 +31,7 @@ def replica(
     recipe: Annotated[
         str, typer.Option("--recipe", metavar="SHA256", help="Of the one recipe that it may run.", show_default=False)
     ],
+    smoke: Annotated[bool, typer.Option("--smoke", help="Only look whether it would find what it needs.")] = False,
 ) -> None:
     """Run one site: its recipe is the one in the bucket with that hash, and local checkpoints are continued."""
     from composer_prime.config import PrimeRecipe, RunPaths
@@ -41,6 +42,14 @@ def replica(
     keep_private()
     redact_output()
     order = read_order(store, launch, site, attempt, recipe)
+    if smoke:
+        from composer_prime.volunteers.doctor import lines
+        from composer_prime.volunteers.examination import examine_job
+
+        diagnosis = examine_job(order, store)
+        for line in lines(diagnosis):
+            say(line)
+        raise typer.Exit(0 if diagnosis.is_able else 2)
     root = RunPaths.of(order).site(site).root
     resume = root.exists() and any(root.iterdir())
     if isinstance(order, PrimeRecipe):

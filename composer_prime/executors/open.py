@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from composer_prime.errors import BadInput
+from composer_prime.errors import INSTALL, BadInput
 from composer_prime.executors.base import Executor
 
 Opener = Callable[[str], Executor]
@@ -54,8 +54,7 @@ def open_executor(on: str) -> Executor:
         if (error.name or "").startswith("composer_prime"):
             raise
         raise BadInput(
-            f"--on {name} needs a package that isn't installed ({error.name}): "
-            f"pip install 'composer-prime[{platform.extra}]'"
+            f"--on {name} needs a package that isn't installed ({error.name}): {INSTALL.format(platform.extra)}"
         ) from error
     return make(host) if host else make()
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from composer_prime.errors import BadInput, ConfigError, StoreError
+from composer_prime.errors import INSTALL, BadInput, ConfigError, StoreError
 
 SCHEME = "hf://"
 
@@ -21,7 +21,7 @@ def check_installed() -> None:
         import huggingface_hub  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"--to hf:// needs a package that isn't installed ({error.name}): pip install 'composer-prime[hf]'"
+            f"--to hf:// needs a package that isn't installed ({error.name}): {INSTALL.format('hf')}"
         ) from error
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from composer_prime.config.table import RUN_NAME
-from composer_prime.errors import ConfigError, CorruptObject, KeyMissing, ProtocolError, SiteError, StoreError
+from composer_prime.errors import INSTALL, ConfigError, CorruptObject, KeyMissing, ProtocolError, SiteError, StoreError
 from composer_prime.integrations.torchft_rounds import (
     Contribution,
     Decision,
@@ -125,7 +125,7 @@ class BucketManager:
         timeout_s: float = 60.0,
     ) -> None:
         if importlib.util.find_spec("torchft") is None:
-            raise ConfigError("torchft is not installed: pip install 'composer-prime[torchft]'")
+            raise ConfigError(f"torchft is not installed: {INSTALL.format('torchft')}")
         if not 1 <= min_replicas <= num_replicas:
             raise ConfigError(
                 f"min_replicas ({min_replicas}) must be from 1 to num_replicas ({num_replicas}): choose one of these"

@@ -101,5 +101,5 @@ def _after(attempts: Sequence[Attempt], ended: Ended, limits: Limits) -> Action:
     if limit := LIMITED_BY.get(state):
         used = sum(LIMITED_BY.get(each.ended.state) == limit for each in attempts if each.ended is not None)
         if used > (most := getattr(limits, limit)):
-            return Action("give up", f"{why}, and --{limit.replace('_', '-')} ({most}) is used up")
+            return Action("give up", f"{why}, and --{limit.replace('_', '-')} ({most}) is used up" if most else why)
     return Action("start", why, last.number + 1)

@@ -4,9 +4,10 @@ Everything that a person can mend is refused here, before anything is started or
 """
 
 import os
+import secrets as random
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ from composer_prime.executors.secrets import Secrets
 from composer_prime.launch.records import Launch
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.sites.prime_rl.toml import DIALECTS, SiteFiles, render
+from composer_prime.store import keys
 from composer_prime.store.keys import check_site_name
 from composer_prime.sync.canonical import sha256_hex
 
@@ -38,6 +40,8 @@ LINKED = ("hf-jobs", "sky")
 """Those whose jobs fetch their wheels from the bucket, by links."""
 LINKING = ("s3://", "hf://")
 """Buckets that give links to their objects."""
+SMOKE_S, SMOKE_MACHINE = 600, {"cpus": 1.0, "memory_gib": 4.0}
+"""The most time that a smoke's job has, and its machine."""
 
 
 _NAMES = PlainSerializer(list), PlainValidator(lambda names: Secrets({name: os.environ[name] for name in names}))
@@ -54,6 +58,7 @@ class LaunchPlan:
     run_uri   of the run in the bucket
     packages  what a job installs where no image is named and its platform can; None: nothing
     usd_per_hour   said by the person, where the platform doesn't know
+    is_smoke  whether a job only looks whether a site would find what it needs
     """
 
     places: Mapping[str, str]
@@ -63,6 +68,7 @@ class LaunchPlan:
     secrets: NamedSecrets
     packages: Packages | None = None
     usd_per_hour: float | None = None
+    is_smoke: bool = False
 
     @property
     def resources(self) -> Resources:
@@ -83,13 +89,13 @@ class LaunchPlan:
         here = (sys.executable, "-m", "composer_prime.cli.main")
         program = here if self.platforms == ("local",) else ("composer-prime",)
         named = ("--launch", str(launch.number), "--site", site, "--attempt", str(attempt))
-        recipe_sha = sha256_hex(self.recipe_text.encode())
+        named += ("--recipe", sha256_hex(self.recipe_text.encode()), *["--smoke"] * self.is_smoke)
         packages = self.packages if self.places[site] in INSTALLS else None
         return JobSpec(
             run=launch.name,
             site=site,
             attempt=attempt,
-            command=(*program, "replica", self.run_uri, *named, "--recipe", recipe_sha),
+            command=(*program, "replica", self.run_uri, *named),
             timeout_s=self.timeout_s,
             env={**self.env, SECRET_NAMES_VARIABLE: ",".join(self.secrets)},
             secrets=self.secrets,
@@ -173,6 +179,17 @@ def plan_launch(
         packages=packages,
         usd_per_hour=usd_per_hour,
     )
+
+
+def smoke_plan(plan: LaunchPlan) -> LaunchPlan:
+    """A launch of one small job on each platform and host of `plan`, in a folder of its own below the run's."""
+    place, _, name = keys.probe(f"smoke-{random.token_hex(4)}").rpartition("/")
+    data, store = plan.recipe.to_data(), f"{plan.run_uri}/{place}"
+    kept = plan.recipe.launch.model_dump(include={"image", "registry_secret", "region", "cloud"}, exclude_none=True)
+    data["launch"] = {**kept, **SMOKE_MACHINE, "timeout_hours": min(plan.timeout_s, SMOKE_S) / 3600}
+    data["run"]["name"], data["outer"]["store"] = name, store
+    places = {f"r{number}": on for number, on in enumerate(dict.fromkeys(plan.places.values()))}
+    return replace(plan, places=places, recipe=any_from_data(data), run_uri=f"{store}/{name}", is_smoke=True)
 
 
 def installed(recipe: RecipeBase, store: str, needs: Iterable[str] = (), *, prime_rl: str | None = None) -> Packages:

@@ -137,11 +137,11 @@ def _gib(platform: str, kind: str) -> int:
 
 
 def bucket_lines(plan: LaunchPlan, shapes: Shapes) -> Iterator[str]:
-    """The cost of all that is fetched from the bucket; nothing for a folder."""
+    """The cost of all that is fetched from the bucket; nothing for a folder, and of a smoke."""
     from composer_prime.outer.fragments import plan_fragments
 
     uri, outer = plan.run_uri, plan.recipe.outer
-    if outer is None or egress_usd_per_gb(uri)[0] == 0:  # a folder
+    if outer is None or plan.is_smoke or egress_usd_per_gb(uri)[0] == 0:  # a folder
         return
     try:
         fragments = plan_fragments(shapes(plan.recipe.model.name), outer.fragments)
@@ -195,7 +195,7 @@ def described(plan: LaunchPlan, limits: Limits, problems: Problems, *, logged_in
                 usd = _usd(price.usd_per_hour)
                 yield f"  price {usd} an hour ({price.source}); ends by itself after {seconds / HOUR_S:.2f} h"
     quorum, started = plan.recipe.outer.quorum if plan.recipe.outer else 1, len(plan.sites)
-    if quorum > started:
+    if quorum > started and not plan.is_smoke:
         yield f"outer.quorum ({quorum}) is more than the {started} sites that start: no round closes until others join"
     total = None if None in costs else sum(each or 0.0 for each in costs)
     yield f"all {len(plan.sites)} sites: {_usd(total)} an hour"

@@ -6,7 +6,7 @@ S3 client.
 
 from pathlib import Path
 
-from composer_prime.errors import ConfigError
+from composer_prime.errors import INSTALL, ConfigError
 from composer_prime.store.base import Store
 
 SCHEMES = (
@@ -67,7 +67,6 @@ def _open_bucket(scheme: str, bucket: str, prefix: str) -> Store:
         if (error.name or "").startswith("composer_prime"):
             raise
         raise ConfigError(
-            f"store gs://{bucket} needs a package that isn't installed ({error.name}): "
-            "pip install 'composer-prime[gcs]'"
+            f"store gs://{bucket} needs a package that isn't installed ({error.name}): {INSTALL.format('gcs')}"
         ) from error
     return GCSStore(bucket, prefix)

@@ -3,6 +3,7 @@
 The looking is done here, the judging in `doctor`.
 """
 
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,11 +13,12 @@ from pathlib import Path
 
 from composer_prime.config.paths import run_uri
 from composer_prime.config.recipe import RecipeBase
-from composer_prime.store import open_store
+from composer_prime.redaction import SECRET_NAMES_VARIABLE
+from composer_prime.store import open_store, probe_store
 from composer_prime.store.base import Store
 from composer_prime.sync.terms import terms_of
 from composer_prime.volunteers.consent import invited_recipe
-from composer_prime.volunteers.doctor import Diagnosis, Task, diagnose
+from composer_prime.volunteers.doctor import Check, Diagnosis, Task, diagnose, package_checks
 from composer_prime.volunteers.entrance import Entrance, check_date, enter, lent_key, own_key
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
@@ -93,3 +95,19 @@ def examine_for_recipe(recipe: RecipeBase, wishes: Wishes) -> Diagnosis:
         up, down = wishes.mbit_up or recipe.site.max_mbit_up, wishes.mbit_down or recipe.site.max_mbit_down
         link = replace(measure(store, recipe.site.name), up_cap=up, down_cap=down)
     return diagnose(machine, task, link, None if endpoint is None else clock_ahead_s(endpoint))
+
+
+def examine_job(recipe: RecipeBase, uri: str) -> Diagnosis:
+    """What a launch's job finds on its machine, which may be smaller than a site's: packages, secrets, the bucket.
+
+    Raises StoreUnusable.
+    """
+    endpoint = endpoint_of(uri)
+    with closing(open_store(uri)) as store:
+        probe_store(store, may_overwrite=recipe.outer is not None and recipe.outer.committer is not None)
+        link = measure(store)
+    found = diagnose(look(Path.cwd()), None, link, None if endpoint is None else clock_ahead_s(endpoint))
+    names = list(filter(None, os.environ.get(SECRET_NAMES_VARIABLE, "").split(",")))
+    lost = [f"{name} isn't set" for name in names if not os.environ.get(name)]
+    secrets = Check("secrets", "fail" if lost else "ok", ", ".join(lost or names) or "none")
+    return replace(found, checks=(*found.checks, *package_checks(recipe), secrets))

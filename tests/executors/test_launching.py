@@ -168,7 +168,7 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
         raise ModuleNotFoundError("No module named 'modal'", name="modal")
 
     monkeypatch.setattr("composer_prime.executors.open.pkgutil.resolve_name", missing)
-    with pytest.raises(BadInput, match=r"composer-prime\[modal\]"):
+    with pytest.raises(BadInput, match=r"in the clone of composer-prime, pip install -e '\.\[modal\]'"):
         open_executor("modal")
 
 

@@ -69,7 +69,7 @@ def test_a_modal_that_stays_busy_is_given_up_with_one_line(waits: list[float]) -
         (known.AuthError("Token missing"), BadInput, "modal token set.*MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"),
         (known.PermissionDeniedError("no"), BadInput, "refuses it .*token of a member"),
         (known.InvalidError("gpu"), BadInput, "the thing: Modal refuses it"),
-        (known.VersionError("old"), BadInput, "pip install --upgrade 'composer-prime"),
+        (known.VersionError("old"), BadInput, "pip install --upgrade modal"),
         (known.ImageBuildError("no such image", "im-1"), BadInput, "refuses it .*check the image's name"),
         (known.NotFoundError("fc-1"), JobUnknown, "the thing: Modal has no such thing"),
     ],

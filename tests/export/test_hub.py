@@ -59,5 +59,5 @@ def test_an_upload_that_is_refused_is_one_line(hub, run, base):
 
 def test_without_the_package_the_extra_is_named_before_anything_is_made(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ConfigError, match=r"pip install 'composer-prime\[hf\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[hf\]'"):
         hub_module.check_installed()

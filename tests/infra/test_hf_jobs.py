@@ -49,7 +49,7 @@ def test_what_a_gated_model_and_temporary_credentials_need_goes_along_as_a_secre
 def test_hf_itself_takes_the_command_line(tmp_path: Path) -> None:
     hf = linter("hf")
     if hf is None:
-        pytest.skip("hf isn't installed: pip install 'composer-prime[hf]'")
+        pytest.skip("hf isn't installed: pip install -e '.[hf]'")
     tokens = {"HF_TOKEN": "hf_none", "AWS_SESSION_TOKEN": "the-session"}
     endpoint = {"AWS_ENDPOINT_URL": "https://s3.example.com"}
     call = words(tmp_path, "--outer.store", "s3://my-bucket/runs", **tokens, **endpoint)

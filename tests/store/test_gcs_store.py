@@ -21,7 +21,7 @@ from composer_prime.store import Store, open_store, probe_store, remote, retry
 from tests.patience import PATIENCE_S
 from tests.servers.forward_proxy import ForwardProxy, forward_proxy
 
-pytest.importorskip("gcsfs", reason="needs the extra: pip install 'composer-prime[gcs]'")
+pytest.importorskip("gcsfs", reason="needs the extra: pip install -e '.[gcs]'")
 
 REPOSITORY = Path(__file__).parents[2]
 DELIMITERS = b"\r\n--==0==--\r\n--\n--==0==\n"
@@ -263,4 +263,4 @@ def test_missing_package_names_the_extra_to_install() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, cwd=REPOSITORY, timeout=PATIENCE_S, capture_output=True, text=True
     )
-    assert "pip install 'composer-prime[gcs]'" in done.stdout
+    assert "pip install -e '.[gcs]'" in done.stdout

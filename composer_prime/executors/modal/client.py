@@ -20,7 +20,7 @@ FAILURES = (exception.Error, StreamTerminatedError, OSError)
 MENDABLE = {
     exception.AuthError: TOKEN_REMEDY,
     exception.PermissionDeniedError: "use a token of a member of the workspace",
-    exception.VersionError: "pip install --upgrade 'composer-prime[modal]'",
+    exception.VersionError: "pip install --upgrade modal",
     exception.ImageBuildError: "check the image's name, and that it has a Python",
     exception.InvalidError: "correct what it names",
 }

@@ -72,4 +72,4 @@ def test_beside_what_the_docs_command_adds_an_outer_run_works_on_s3(
 
 @pytest.mark.parametrize("page", ["README.md", "docs/prime-rl.md"])
 def test_the_docs_name_the_command_that_the_tests_try(page: str) -> None:
-    assert f"uv pip install --no-deps {' '.join(ADDED)} composer-prime" in (REPOSITORY / page).read_text()
+    assert f"uv pip install --no-deps {' '.join(ADDED)} /path/to/composer-prime" in (REPOSITORY / page).read_text()
