@@ -99,7 +99,9 @@ def test_card_and_record_say_which_masters_these_are_and_what_was_merged(cli, ru
     for site in "ab":
         tokens = sum(taken.tokens for commit in commits for taken in commit.taken if taken.site == site)
         assert tokens > 0 and f"| {site} | {tokens / 2:,.0f} |" in card
-    assert "after 4 of 4 rounds" in card and base.name in card and str(base.parent) not in card  # of no one's business
+    assert (
+        "after 3 of 3 rounds of each fragment, closed," in card and base.name in card and str(base.parent) not in card
+    )  # of no one's business
     assert all(master.sha256 in card for master in found) and "| `codec` | int8 |" in card
 
 
