@@ -57,8 +57,8 @@ def write_card(run: Run, record: SnapshotRecord, merged: Merged, base_name: str,
         "",
         f"# {name}, version {record.version}",
         "",
-        f"The {what} of a composer-prime run after {min(record.version, terms.rounds)} of {terms.rounds} rounds of each "
-        f"fragment{', closed' if record.version > terms.rounds else ''}, rounded to {record.dtype}: "
+        f"The {what} of a composer-prime run after {min(record.version, terms.rounds)} of {terms.rounds} rounds of "
+        f"each fragment{', closed' if record.version > terms.rounds else ''}, rounded to {record.dtype}: "
         f"{num_parameters:,} trained parameters. Everything else is that of `{base}`.",
         "",
         f"Run `{name}`, manifest `{run.sha256}`, written by composer-prime {__version__}.",

@@ -14,9 +14,10 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from composer_prime.config.paths import RunPaths
 from composer_prime.config.recipe import Recipe, RecipeBase
@@ -43,12 +44,13 @@ _FIND_VLLM = "import importlib.util as u; u.find_spec('vllm') or exit('No module
 _SHORTEST = {"string": "a", "integer": 0, "number": 0, "boolean": True, "array": [], "object": {}}
 
 
-class Found(NamedTuple):
+@dataclass(frozen=True)
+class Found:
     """What a rehearsal finds: what is wrong, what it took, and what can't work well."""
 
     problems: Problems
     took: list[str]
-    warnings: list[str] = []
+    warnings: list[str] = field(default_factory=list)
 
 
 def check(
