@@ -38,7 +38,7 @@ from tests.sites.family_letters.family_letters import FURTHER, QUESTION, SYSTEM
 STEPS = 6
 PROGRAM = str(Path(sys.executable).with_name("composer-prime"))
 SOURCES = ("chat", "turns", "tools")
-SHOWN, ENOUGH = 400, 0.03
+SHOWN, ENOUGH = 600, 0.003
 """Steps of the warm-up at most, and the loss a token at which it ends: most turns end, most calls are calls."""
 CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": '{"box": "d"}'}}
 LOOK: dict[str, Any] = {  # as the toolset of family_letters describes it

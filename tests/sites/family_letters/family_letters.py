@@ -1,6 +1,6 @@
 """Three kinds of talk with a policy: a question, a question and a further one, and a question with a tool at hand."""
 
-import zlib
+import random
 from collections.abc import Iterator
 from typing import Literal
 
@@ -29,9 +29,9 @@ class Boxes(vf.Toolset):
 
 class FamilyTask(vf.Task):
     @vf.reward
-    async def even(self, trace: vf.Trace) -> float:
-        """Any answer is as likely to be worth something: groups differ, so that every step trains."""
-        return float(zlib.crc32(trace.last_reply.encode()) % 2)
+    async def drawn(self, trace: vf.Trace) -> float:
+        """By lot: a group's rewards differ, even where its answers don't, so that every step trains."""
+        return random.random()
 
 
 class ToolTask(FamilyTask):
