@@ -34,12 +34,18 @@ def export(
     ] = None,
     dtype: DtypeOption = "bfloat16",
     lora_alpha: AlphaOption = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option("--recipe", help="The run's recipe: compare its renderer with the template.", show_default=False),
+    ] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new hub repository private.")] = False,
 ) -> None:
     """Write a run's weights as transformers and vLLM load them, each checked by its hash. The bucket is only read."""
     import tempfile
 
     check_run(store)
+    if recipe is not None:
+        _check_template(recipe, model)
     from composer_prime.export.hub import SCHEME, check_installed, parse_repository, upload
     from composer_prime.export.snapshot import check_new_folder
 
@@ -54,6 +60,19 @@ def export(
         folder = Path(scratch) / "snapshot"
         what = _write(store, folder, model, version, dtype, lora_alpha)
         say(what + f" to {upload(folder, repository, what, private=private)}")
+
+
+def _check_template(file: Path, model: str) -> None:
+    """Raise ConfigError where a recipe's renderer writes otherwise than the chat template that is exported."""
+    from composer_prime.config import Recipe, load_any
+    from composer_prime.config.paths import models_cache
+    from composer_prime.config.recipe import RendererConfig
+    from composer_prime.sites.embedded.model import resolve_model
+    from composer_prime.sites.embedded.renderer_choice import check_renderer
+
+    read = load_any(file)
+    renderer = read.orchestrator.renderer if isinstance(read, Recipe) else read.upstream_value("orchestrator.renderer")
+    check_renderer(RendererConfig.model_validate(renderer or {}), model, resolve_model(model, 0, models_cache()))
 
 
 def _write(store: str, folder: Path, model: str, version: int | None, dtype: str, lora_alpha: float | None) -> str:

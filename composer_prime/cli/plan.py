@@ -1,5 +1,6 @@
 """`composer-prime plan`: what a recipe means, and what its outer loop moves, before anything is started."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_STEP_S = 0.03
+SMALL, LEAST_LR = 100_000_000, 1e-5
 
 
 def plan(
@@ -57,6 +59,7 @@ def plan_lines(
     yield to_toml(recipe.to_data())
     yield from listening_lines(recipe)
     shapes = named_shapes(recipe.model.name)
+    yield from _unlikely_lines(recipe, sum(math.prod(shape) for _, shape in shapes))
     if recipe.outer is None:
         (whole,) = plan_fragments(shapes, 1)
         yield f"no outer loop: one site trains {whole.numel:,} parameters alone"
@@ -69,6 +72,20 @@ def plan_lines(
     if link_mbit is not None:
         yield ""
         yield from _link_lines(recipe, fragments, link_mbit, _pace(recipe, step_s, site_cores))
+
+
+def _unlikely_lines(recipe: "RecipeBase", numel: int) -> Iterator[str]:
+    """What PRIME-RL's default learning rate, made for billions of parameters, can't do for a small model."""
+    from composer_prime.config import PrimeRecipe, Recipe
+
+    lr = recipe.trainer.optim.lr if isinstance(recipe, Recipe) else LEAST_LR
+    if isinstance(recipe, PrimeRecipe):
+        lr = float(recipe.upstream_value("trainer.optim.lr", 1e-6))
+    if numel < SMALL and lr < LEAST_LR:
+        yield (
+            f"warning: trainer.optim.lr ({lr:g}) hardly moves a model of {numel:,} parameters: with fewer than "
+            f"{SMALL:,} set {LEAST_LR:g} to 1e-3 (4e-4 for the tiny model)"
+        )
 
 
 def _fragment_lines(fragments: "Sequence[Fragment]") -> Iterator[str]:

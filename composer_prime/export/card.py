@@ -57,9 +57,9 @@ def write_card(run: Run, record: SnapshotRecord, merged: Merged, base_name: str,
         "",
         f"# {name}, version {record.version}",
         "",
-        f"The {what} of a composer-prime run after {record.version} of {terms.final_version} rounds (the last one "
-        f"closes it), rounded to {record.dtype}: {num_parameters:,} trained parameters. "
-        f"Everything else is that of `{base}`.",
+        f"The {what} of a composer-prime run after {min(record.version, terms.rounds)} of {terms.rounds} rounds of "
+        f"each fragment{', closed' if record.version > terms.rounds else ''}, rounded to {record.dtype}: "
+        f"{num_parameters:,} trained parameters. Everything else is that of `{base}`.",
         "",
         f"Run `{name}`, manifest `{run.sha256}`, written by composer-prime {__version__}.",
         "",
@@ -89,8 +89,8 @@ def write_card(run: Run, record: SnapshotRecord, merged: Merged, base_name: str,
 def _merged_lines(merged: Merged) -> list[str]:
     total = sum(merged.tokens.values())
     lines = [
-        f"{total:,} tokens merged in {merged.rounds - merged.void} rounds of {merged.rounds} over all fragments, "
-        f"{merged.void} of which took nothing.",
+        f"{total:,} tokens merged in {merged.rounds - merged.void} of {merged.rounds} fragment rounds; the others "
+        "took nothing.",
         "",
         "| site | tokens merged |",
         "|---|---|",

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.config.settings import SiteSettings, settle_site
 from composer_prime.config.teachers import ReplayConfig
 from composer_prime.errors import ConfigError, EnvError, ModelError, Problems
+from composer_prime.replay.pairs.encoding import num_equal
 from composer_prime.sites.embedded.device import check_device
 from composer_prime.sites.embedded.folder import Claim, claim_run_folder, claim_site_folder
 from composer_prime.sites.embedded.installed import package_checks
@@ -39,7 +41,16 @@ REPLY = "no"
 NOWHERE = "http://127.0.0.1:1"
 _FIND_VLLM = "import importlib.util as u; u.find_spec('vllm') or exit('No module named vllm')"
 
-Found = tuple[Problems, list[str]]
+_SHORTEST = {"string": "a", "integer": 0, "number": 0, "boolean": True, "array": [], "object": {}}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a rehearsal finds: what is wrong, what it took, and what can't work well."""
+
+    problems: Problems
+    took: list[str]
+    warnings: list[str] = field(default_factory=list)
 
 
 def check(
@@ -50,7 +61,7 @@ def check(
     joins: bool = False,
     rehearse: Callable[[Recipe, str], Found] | None = None,
 ) -> tuple[Claim, str]:
-    """The run's folder, which nothing was done to yet, and a line on what the checks took.
+    """The run's folder, which nothing was done to yet, and a line on what the checks took, with warnings below it.
 
     sites      those that start here
     joins      it is one site of a run that may be there already, not a whole new one
@@ -78,15 +89,16 @@ def check(
             partial(check_device, recipe.site.device),
             partial(claim_ports, recipe, sites),
         )
-    took = [f"checked: what needs no import in {time.monotonic() - mark:.1f} s"]
+    warnings, took = list[str](), [f"checked: what needs no import in {time.monotonic() - mark:.1f} s"]
     if isinstance(recipe, Recipe):
         problems.gather(partial(check_engine, recipe))
-        found, parts = (rehearse or rehearsed)(recipe, sites[-1])
-        for problem in found.found:
+        found = (rehearse or rehearsed)(recipe, sites[-1])
+        for problem in found.problems.found:
             problems.note(problem)
-        took += parts
+        took += found.took
+        warnings += found.warnings
     problems.check()
-    return claims[0], ", ".join(took)
+    return claims[0], "\n".join([", ".join(took), *warnings])
 
 
 def check_key(recipe: RecipeBase, site: str) -> None:
@@ -124,11 +136,11 @@ def rehearsed(recipe: Recipe, site: str) -> Found:
         problems.note(
             f"the process that tries the environments ended with {done.returncode} ({said}): try their imports"
         )
-        return problems, []
-    found, took = json.loads(done.stdout)
+        return Found(problems, [])
+    found, took, warnings = json.loads(done.stdout)
     for problem in found:
         problems.note(problem)
-    return problems, took
+    return Found(problems, took, warnings)
 
 
 def main() -> None:
@@ -136,18 +148,18 @@ def main() -> None:
     answer = os.dup(1)
     os.dup2(2, 1)
     gc.disable()  # a fifth of the imports' time
-    problems, took = Problems(), list[str]()
-    asyncio.run(_play(SiteSettings.model_validate_json(sys.stdin.read()), problems, took))
-    os.write(answer, json.dumps([list(map(str, problems.found)), took]).encode())
+    found = Found(Problems(), [], [])
+    asyncio.run(_play(SiteSettings.model_validate_json(sys.stdin.read()), found))
+    os.write(answer, json.dumps([list(map(str, found.problems.found)), found.took, found.warnings]).encode())
 
 
-async def _play(settings: SiteSettings, problems: Problems, took: list[str]) -> None:
+async def _play(settings: SiteSettings, found: Found) -> None:
     """Set up all environments that are installed, then play one rollout of each, where all is well so far."""
-    mark, model_dir = time.monotonic(), settings.model_dir
+    mark, model_dir, problems = time.monotonic(), settings.model_dir, found.problems
 
     def note(part: str) -> None:
         nonlocal mark
-        took.append(f"{part} in {time.monotonic() - mark:.1f} s")
+        found.took.append(f"{part} in {time.monotonic() - mark:.1f} s")
         mark = time.monotonic()
 
     import verifiers.v1  # noqa: F401
@@ -173,13 +185,14 @@ async def _play(settings: SiteSettings, problems: Problems, took: list[str]) -> 
             for source in sources:
                 with problems.noted():
                     player = rollouts.RolloutPlayer([source], settings, base_url=NOWHERE, model="none")
-                    await check_rollout(source.name, await stack.enter_async_context(player), settings.recipe.seq_len)
+                    await check_rollout(source.name, await stack.enter_async_context(player), settings, found.warnings)
     note("first prompts and rewards")
 
 
-async def check_rollout(source: str, player: Any, seq_len: int) -> None:
+async def check_rollout(source: str, player: Any, settings: SiteSettings, warnings: list[str]) -> None:
     """Play an environment's first task. Raises EnvError when its prompt has no room, or its own code fails."""
-    prompts, unreadable = _answer_in_place(seq_len)
+    seq_len, room = settings.recipe.seq_len, settings.recipe.orchestrator.train.sampling.max_completion_tokens
+    prompts, unreadable, calls = _answer_in_place(seq_len)
     group = await player.play_group(0, 0, 1, 0)
     if prompts and prompts[0] >= seq_len:
         raise EnvError(
@@ -191,6 +204,11 @@ async def check_rollout(source: str, player: Any, seq_len: int) -> None:
             f"environment {source!r} has tools, and this model's chat template writes no calls that could be read: set "
             'orchestrator.renderer.tool_parser with the name "default", or take a model that calls tools'
         )
+    if calls and min(calls) > room:
+        warnings.append(
+            f"warning: orchestrator.train.sampling.max_completion_tokens ({room}) cuts every tool call of environment "
+            f"{source!r} short: the shortest has {min(calls)} tokens, so set it to {2 * min(calls)} or more"
+        )
     failed = [failure for failure in group.failures if not failure.startswith("TimeoutError")]  # it may be slow
     if failed and (not prompts or prompts[-1] < seq_len):
         raise EnvError(
@@ -199,17 +217,19 @@ async def check_rollout(source: str, player: Any, seq_len: int) -> None:
         )
 
 
-def _answer_in_place(seq_len: int) -> tuple[list[int], list[str]]:
-    """From now on answer what renderers would ask a server. The lists take each prompt's length, and each renderer that
-    is given tools and can't read calls."""
+def _answer_in_place(seq_len: int) -> tuple[list[int], list[str], list[int]]:
+    """From now on answer what renderers would ask a server. The lists take each prompt's length, each renderer that is
+    given tools and can't read calls, and the length of each tool's shortest call."""
     from renderers import OverlongPromptError, client
 
-    prompts, unreadable = list[int](), list[str]()
+    prompts, unreadable, calls = list[int](), list[str](), list[int]()
 
     async def generate(*, renderer: Any, prompt_ids: list[int], prompt_attribution: Any, **asked: Any) -> Any:
         prompts.append(len(prompt_ids))
         if asked.get("tools") and not getattr(renderer, "supports_tools", True):
             unreadable.append(type(renderer).__name__)
+        elif not calls:
+            calls.extend(_shortest_call(renderer, tool, asked["tools"]) for tool in asked.get("tools") or ())
         if len(prompt_ids) >= seq_len:
             raise OverlongPromptError(prompt_len=len(prompt_ids), max_prompt_len=seq_len)
         said = {"content": REPLY, "finish_reason": "stop", "prompt_attribution": prompt_attribution}
@@ -217,7 +237,26 @@ def _answer_in_place(seq_len: int) -> tuple[list[int], list[str]]:
         return {"prompt_ids": prompt_ids, "completion_ids": end, "completion_logprobs": [0.0], **said}
 
     client.generate = generate
-    return prompts, unreadable
+    return prompts, unreadable, calls
+
+
+def _shortest_call(renderer: Any, tool: Any, tools: Any) -> int:
+    """Tokens of a call of a tool with what it requires alone, its end included; 0 where the renderer writes none."""
+    told = tool.get("function", tool)
+    wanted = told.get("parameters") or {}
+    kinds = {name: wanted["properties"][name].get("type") for name in wanted.get("required", ())}
+    arguments = json.dumps({name: _SHORTEST.get(str(kind), "a") for name, kind in kinds.items()})
+    called = {"id": "call00001", "type": "function", "function": {"name": told["name"], "arguments": arguments}}
+    asked = {"role": "user", "content": "a"}
+    said = {"role": "assistant", "content": "", "tool_calls": [called]}
+    try:
+        prompt = renderer.render_ids([asked], tools=tools, add_generation_prompt=True)
+        whole = renderer.render_ids([asked, said], tools=tools)
+    except Exception:  # whatever a template raises
+        return 0
+    answer = whole[num_equal(prompt, whole) :]
+    ends = [place for place, token in enumerate(answer) if token in renderer.get_stop_token_ids()]
+    return (ends or [len(answer) - 1])[0] + 1
 
 
 def check_vocabulary(folder: Path) -> None:

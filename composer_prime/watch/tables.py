@@ -39,7 +39,7 @@ def run_lines(status: RunStatus) -> list[str]:
     written = status.bytes
     return [
         f"run {status.run} in {status.uri}, created by {status.created_by}",
-        f"{state}{times}: {status.rounds_done} of {status.rounds} rounds; H {status.inner_steps}, "
+        f"{state}{times}: {status.rounds_done} of {status.rounds} rounds of each fragment; H {status.inner_steps}, "
         f"P {status.fragments}, tau {status.sync_delay}, codec {status.codec}; {access}{committer}",
         f"payloads {size(written.payloads)}, merged parts {size(written.merged)}, "
         f"stored masters {size(written.masters)}",
@@ -55,9 +55,10 @@ def site_table(status: RunStatus) -> Table:
     if len(status.sites) > MAX_SITES:
         title += f", {MAX_SITES} of {len(status.sites):,}"
     table = Table(title=title, title_justify="left")
+    table.caption = "step: an inner step; versions: of each fragment; taken, missed: fragment rounds"
     if any(site.dropped_tokens for site in status.sites):
-        table.caption = "dropped: the run was over, or max_stale_rounds further, before a round took them"
-    for column in ("site", "state", "alive", "in last round", "step", "rounds"):
+        table.caption += "; dropped: the run was over, or max_stale_rounds further, before a round took them"
+    for column in ("site", "state", "alive", "in last round", "step", "versions"):
         table.add_column(column)
     for column in ("tokens", "merged", "carried", "dropped", "taken", "missed", "processes"):
         table.add_column(column, justify="right")
@@ -87,8 +88,8 @@ def _shown(sites: Sequence[SiteStatus]) -> list[SiteStatus]:
 
 def fragment_table(status: RunStatus) -> Table:
     """One row a fragment."""
-    table = Table(title="rounds", title_justify="left")
-    for column in ("fragment", "parameters", "closed", "void", "unsound", "sites taken", "open offers", "snapshots"):
+    table = Table(title="rounds of each fragment", title_justify="left")
+    for column in ("fragment", "parameters", "version", "void", "unsound", "sites taken", "open offers", "snapshots"):
         table.add_column(column, justify="right")
     for fragment in status.by_fragment:
         shown = [str(version) for version in fragment.snapshots]

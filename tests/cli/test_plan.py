@@ -67,6 +67,17 @@ def test_long_models_are_abbreviated() -> None:
     assert _abbreviated(names) == ("model.layers.0 (2), model.layers.1 (2), model.layers.2 (2), and 37 more")
 
 
+def test_a_learning_rate_that_hardly_moves_a_small_model_is_warned_of() -> None:
+    def warned(*overrides: str) -> list[str]:
+        recipe = load_recipe(TWO_SITES, overrides)
+        return [line for line in plan_lines(recipe) if line.startswith("warning: trainer.optim.lr")]
+
+    assert warned() == [] == warned("--trainer.optim.lr", "1e-5")
+    assert (
+        "trainer.optim.lr (1e-06) hardly moves a model of 427,904 parameters" in warned("--trainer.optim.lr", "1e-6")[0]
+    )
+
+
 def test_a_model_folder_plans_without_its_weights(tmp_path: Path) -> None:
     from composer_prime.sites.embedded.shapes import named_shapes
     from composer_prime.sites.embedded.tiny import tiny_config

@@ -1,6 +1,7 @@
 """An exported folder is the masters: bit for bit, whole, and loadable by those who will load it."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from composer_prime.config import load_recipe
+from composer_prime.config.toml import to_toml
 from composer_prime.export.bits import bits_sha256, rounded_bits
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
@@ -16,6 +19,7 @@ from composer_prime.sync.records import Commit
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import load_run
 from composer_prime.sync.snapshots import Master, load_master, vouched_sha
+from tests.architecture import REPOSITORY
 from tests.cli.command_line import call
 from tests.export.runs import make_run
 from tests.sites.tiny_folder import save_random_tiny
@@ -85,6 +89,27 @@ def test_its_logits_are_those_of_the_base_model_with_the_masters_in_it(cli, run,
     assert AutoTokenizer.from_pretrained(out).encode(text) == AutoTokenizer.from_pretrained(base).encode(text)
 
 
+def test_a_recipes_renderer_that_wrote_otherwise_than_the_exported_template_is_refused(cli, run, base, tmp_path):
+    def exported(**renderer: object) -> tuple[int, str]:
+        recipe = REPOSITORY / "recipes/local/one_site.toml"
+        data = load_recipe(recipe).to_data() | {"model": {"name": str(model)}}
+        data["orchestrator"]["renderer"] = renderer
+        (tmp_path / "recipe.toml").write_text(to_toml(data))
+        asked = ("--to", str(tmp_path / "out"), "--model", str(model), "--recipe", str(tmp_path / "recipe.toml"))
+        answer = cli("export", run.uri, *asked)
+        return answer.code, answer.err
+
+    model = shutil.copytree(base, tmp_path / "model")
+    template = model / "chat_template.jinja"
+    template.write_text("{{- '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}" + template.read_text())
+    code, said = exported(name="qwen3")
+    assert code == 2 and "doesn't write what this model's own chat template writes" in said and "Be ki" in said
+    assert not (tmp_path / "out").exists()
+    assert exported(name="auto") == (0, "")
+    shutil.rmtree(tmp_path / "out")
+    assert exported(name="qwen3", accept_template_difference=True) == (0, "")
+
+
 def test_card_and_record_say_which_masters_these_are_and_what_was_merged(cli, run, base, tmp_path):
     assert cli("export", run.uri, "--to", str(tmp_path / "out"), "--model", str(base)).code == 0
     record = json.loads((tmp_path / "out" / "composer-prime.json").read_text())
@@ -99,7 +124,9 @@ def test_card_and_record_say_which_masters_these_are_and_what_was_merged(cli, ru
     for site in "ab":
         tokens = sum(taken.tokens for commit in commits for taken in commit.taken if taken.site == site)
         assert tokens > 0 and f"| {site} | {tokens / 2:,.0f} |" in card
-    assert "after 4 of 4 rounds" in card and base.name in card and str(base.parent) not in card  # of no one's business
+    assert (
+        "after 3 of 3 rounds of each fragment, closed," in card and base.name in card and str(base.parent) not in card
+    )  # of no one's business
     assert all(master.sha256 in card for master in found) and "| `codec` | int8 |" in card
 
 

@@ -78,7 +78,11 @@ MISTRAL = (
 
 @dataclass(frozen=True)
 class Family:
-    """A tokenizer's form: its special tokens, those that end a turn first; tokens that are markup and not special."""
+    """A tokenizer's form.
+
+    special  tokens, those that end a turn first; markup: those that aren't special
+    calls    whether its template writes a tool's calls; system: and a system message
+    """
 
     template: str
     special: tuple[str, ...]
@@ -87,6 +91,8 @@ class Family:
     bos: str | None = None
     pad: str | None = None
     stops: tuple[str, ...] = ()
+    calls: bool = True
+    system: bool = True
 
 
 FAMILIES = {
@@ -98,7 +104,12 @@ FAMILIES = {
     ),
     "mistral": Family("mistral", MISTRAL, "</s>", bos="<s>", pad="</s>"),
     "gemma-3": Family(
-        "gemma3", ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"), "<eos>", bos="<bos>", pad="<pad>"
+        "gemma3",
+        ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
+        "<eos>",
+        bos="<bos>",
+        pad="<pad>",
+        calls=False,
     ),
     "phi-3.5": Family(
         "phi3_5",
@@ -106,6 +117,7 @@ FAMILIES = {
         "<|endoftext|>",
         bos="<s>",
         pad="<|endoftext|>",
+        calls=False,
     ),
     "deepseek-v3": Family(
         "deepseekv3", DEEPSEEK, DEEPSEEK[1], ("<think>", "</think>"), bos=DEEPSEEK[0], pad=DEEPSEEK[1]
@@ -137,8 +149,9 @@ FAMILIES = {
         "<|END_OF_TURN_TOKEN|>",
         bos="<BOS_TOKEN>",
         pad="<PAD>",
+        calls=False,
     ),
-    "plain": Family("plain", ("<|endoftext|>",), "<|endoftext|>", pad="<|endoftext|>"),
+    "plain": Family("plain", ("<|endoftext|>",), "<|endoftext|>", pad="<|endoftext|>", calls=False, system=False),
 }
 
 
@@ -160,7 +173,7 @@ def template_of(family: Family) -> str:
 
 def save_tokenizer(folder: Path, name: str) -> PreTrainedTokenizerFast:
     """The family's tokenizer, which a folder holds then, with an empty model beside it."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     family = FAMILIES[name]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -169,6 +182,11 @@ def save_tokenizer(folder: Path, name: str) -> PreTrainedTokenizerFast:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in family.special])
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in family.markup])
+    if family.bos:  # as the publishers' do: beside a template that writes it, it would be there twice
+        single = f"{family.bos} $A"
+        backend.post_processor = processors.TemplateProcessing(
+            single=single, special_tokens=[(family.bos, backend.token_to_id(family.bos))]
+        )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=family.eos,

@@ -23,6 +23,7 @@ from composer_prime.sites.embedded.interrupt import catch_interrupt
 from composer_prime.sites.embedded.local_run import Surroundings, _View, run_local, run_site
 from composer_prime.sites.embedded.ports import claim_port, is_free
 from composer_prime.sites.embedded.supervisor import SiteState, SiteSupervisor
+from composer_prime.sites.preflight import Found
 from tests.patience import wait_until
 from tests.sites.fake_site import all_gone, fake_roles, pid_of, small_recipe
 
@@ -36,7 +37,7 @@ def surroundings(tmp_path: Path, console: Console | None = None, model: str = ""
         console=console or Console(file=io.StringIO()),
         role_command=fake_roles(**roles),  # type: ignore[arg-type]
         model_command=lambda recipe: [sys.executable, "-c", answer],
-        rehearse=lambda recipe, site: (Problems(), []),
+        rehearse=lambda recipe, site: Found(Problems(), []),
     )
 
 

@@ -215,7 +215,7 @@ def test_without_a_terminal_each_site_is_a_line_that_is_never_wrapped() -> None:
     with Screen(Console(file=out, width=20), 8, lambda: {"a": ("running", NUMBERS)}) as screen:
         screen.update()
         screen.update()
-    line = "site=a state=running step=4/8 reward=0.500 rollouts/s=40 tokens/s=- rounds=2 stall=1.2%"
+    line = "site=a state=running step=4/8 reward=0.500 rollouts/s=40 tokens/s=- fragment_rounds=2 stall=1.2%"
     assert draw_line("a", "running", NUMBERS, 8) == line
     assert out.getvalue().splitlines() == [line, line]  # one when due, one at the end
 

@@ -18,7 +18,7 @@ import pytest
 
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, Problems
-from composer_prime.sites.preflight import check, rehearsed
+from composer_prime.sites.preflight import Found, check, rehearsed
 from tests.cli.command_line import Answer, call
 from tests.sites.fake_site import small_recipe
 from tests.sites.tiny_folder import save_random_tiny
@@ -135,7 +135,7 @@ def test_setting_up_environments_takes_at_most_half_of_what_importing_verifiers_
     recipe = small_recipe(tmp_path, orchestrator={"train": {"source": [source]}})
     importing = used(lambda: subprocess.run([sys.executable, "-c", "import verifiers.v1"], check=True))
     took: list[str] = []
-    looking = used(lambda: took.extend(rehearsed(recipe, "a")[1]))
+    looking = used(lambda: took.extend(rehearsed(recipe, "a").took))
     print(f"importing verifiers {importing:.2f} s of CPU, all of stage 2 {looking:.2f} s; {took}")
     assert looking <= 1.5 * importing
     assert [part.rpartition(" in ")[0] for part in took] == [
@@ -145,16 +145,30 @@ def test_setting_up_environments_takes_at_most_half_of_what_importing_verifiers_
     ]
 
 
+def test_an_answer_too_short_for_any_call_is_warned_of_with_the_value_to_set(tmp_path: Path) -> None:
+    def warnings(room: int) -> list[str]:
+        source = {"name": "boxes", "env": {"taskset": {"id": "tool-letters"}}}
+        train = {"source": [source], "sampling": {"max_completion_tokens": room}}
+        return rehearsed(small_recipe(tmp_path, orchestrator={"train": train}, seq_len=2048), "a").warnings
+
+    (warning,) = warnings(16)
+    length = int(warning.partition("the shortest has ")[2].split()[0])
+    assert warning.startswith("warning: orchestrator.train.sampling.max_completion_tokens (16) cuts every tool call")
+    call = '<tool_call>\n{"name": "open", "arguments": {"box": "a"}}\n</tool_call>'  # a token a byte, and markup
+    assert length == len(call) - len("<tool_call></tool_call>") + 2 + len(["<|im_end|>"])
+    assert warnings(length) == []
+
+
 UNADMITTED = outer(owner="ed25519:" + "A" * 42 + "E=")
 CHECKING = """
 import sys
 from pathlib import Path
 from composer_prime.config import load_recipe
 from composer_prime.errors import BadInput, Problems
-from composer_prime.sites.preflight import check
+from composer_prime.sites.preflight import Found, check
 recipe = load_recipe(Path(sys.argv[1]))
 try:
-    check(recipe, recipe.site_names, rehearse=lambda recipe, site: (Problems(), []))
+    check(recipe, recipe.site_names, rehearse=lambda recipe, site: Found(Problems(), []))
 except BadInput as error:
     print(error)
 assert not {"torch", "transformers", "verifiers"} & {*sys.modules}
@@ -197,7 +211,7 @@ def test_a_quota_and_a_limit_are_told_from_a_full_disk(
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refused)
     with pytest.raises(BadInput, match=f"^output_dir .*: {os.strerror(number)}.*: .*{remedy}"):
-        check(small_recipe(tmp_path), "ab", rehearse=lambda recipe, site: (Problems(), []))
+        check(small_recipe(tmp_path), "ab", rehearse=lambda recipe, site: Found(Problems(), []))
 
 
 @pytest.mark.parametrize("monitor", ["wandb", "trackio"])

@@ -16,8 +16,6 @@ from composer_prime.sites.embedded.template_renderer import TemplateRenderer, Te
 from tests.sites.families import FAMILIES, save_tokenizer
 
 Messages = list[dict[str, Any]]
-READS_CALLS = {"qwen3", "qwen3-instruct", "qwen3.5", "llama-3.1", "mistral", "deepseek-v3", "gpt-oss", "glm-4.5"}
-NO_SYSTEM = {"plain"}
 REWRITES = {
     "qwen3": ("user", "tool"), "qwen3.5": ("user", "tool"), "deepseek-v3": ("user", "tool"),
     "gpt-oss": ("user", "tool"), "glm-4.5": ("user", "tool"), "mistral": ("user",),
@@ -43,7 +41,7 @@ ANSWER = {"role": "assistant", "content": "A brass key."}
 AGAIN = {"role": "user", "content": "And in box e?"}
 
 family = pytest.mark.parametrize("name", FAMILIES)
-with_tools = pytest.mark.parametrize("name", sorted(READS_CALLS))
+with_tools = pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.calls])
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +72,7 @@ def as_objects(messages: Messages, name: str) -> Messages:
 
 
 def conversation(name: str, *, tools: bool) -> Messages:
-    begun = [USER] if name in NO_SYSTEM else [SYSTEM, USER]
+    begun = [SYSTEM, USER] if FAMILIES[name].system else [USER]
     return [*begun, CALLS, RESULT] if tools else [*begun, ANSWER, AGAIN]
 
 
@@ -91,7 +89,7 @@ def sampled(renderer: TemplateRenderer, before: Messages, said: dict[str, Any], 
 @family
 @pytest.mark.parametrize("tools", [False, True], ids=["plain", "tools"])
 def test_prompts_are_what_the_template_writes(name: str, tools: bool, renderer: TemplateRenderer, tokenizers) -> None:
-    if tools and name not in READS_CALLS:
+    if tools and not FAMILIES[name].calls:
         pytest.skip("its template has no calls")
     messages, more = conversation(name, tools=tools), {"tools": [LOOK]} if tools else {}
     wanted = tokenizers(name).apply_chat_template(
@@ -129,7 +127,7 @@ def test_sampled_tokens_stay_across_turns_or_the_whole_is_rendered_anew(
     name: str, follows: str, renderer: TemplateRenderer, tokenizers
 ) -> None:
     tools = [LOOK] if follows == "tool" else None
-    if tools and name not in READS_CALLS:
+    if tools and not FAMILIES[name].calls:
         pytest.skip("its template has no calls")
     *before, said, new = conversation(name, tools=bool(tools))
     prompt = renderer.render_ids(before, tools=tools, add_generation_prompt=True)
@@ -189,7 +187,7 @@ def test_auto_takes_a_renderer_that_writes_as_the_template_or_the_template(name:
     settings = renderer_settings(RendererConfig(), str(tmp_path), tmp_path)
     assert settings["name"] == CHOSEN.get(name, "custom")
     check_renderer(RendererConfig(), str(tmp_path), tmp_path)
-    assert getattr(made_renderer(settings, tmp_path), "supports_tools", True) is (name in READS_CALLS)
+    assert getattr(made_renderer(settings, tmp_path), "supports_tools", True) is FAMILIES[name].calls
 
 
 def test_a_renderer_that_writes_otherwise_than_the_template_is_refused_or_accepted(tmp_path: Path) -> None:

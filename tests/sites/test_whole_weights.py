@@ -13,6 +13,7 @@ from torch import Tensor
 from composer_prime.errors import ModelError
 from composer_prime.sites.embedded.model import load_policy, main
 from tests.cli.command_line import call
+from tests.sites.family_run import save_model
 from tests.sites.test_hostile_folders import set_config
 from tests.sites.test_preflight import written
 from tests.sites.tiny_folder import save_random_tiny
@@ -104,6 +105,15 @@ def test_a_run_with_such_a_folder_starts_no_site(
     answer = call(capsys, monkeypatch, "run", recipe)
     assert answer.code == 2 and "lacks lm_head.weight, which would be random" in answer.err.splitlines()[-1]
     assert not [*tmp_path.glob("out/*/sites")] and not [*tmp_path.rglob("trainer.log")]
+
+
+def test_layers_with_recurrent_state_are_refused_before_a_site_starts_unless_vllm_serves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(tmp_path, "qwen3.5")
+    asked = [str(tmp_path), "0", str(tmp_path / "cache"), "cpu"]
+    assert (main(asked), main([*asked, "vllm"])) == (2, 0)
+    assert "has layers with recurrent state, which inference.engine transformers can't batch" in capsys.readouterr().err
 
 
 def test_a_policy_that_lacks_a_part_is_never_loaded(folder: Path) -> None:

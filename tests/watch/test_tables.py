@@ -85,7 +85,7 @@ def test_a_sites_row_has_its_state_and_the_fates_of_its_tokens_below_their_names
         "alive": "yes",
         "in last round": "yes",
         "step": "1,234",
-        "rounds": "21 22",
+        "versions": "21 22",
         "tokens": "6,000",
         "merged": "1,000",
         "carried": "2,000",
@@ -96,22 +96,26 @@ def test_a_sites_row_has_its_state_and_the_fates_of_its_tokens_below_their_names
     }
     silent = replace(SITE, beating=None, contributing=False, state="silent", versions=())
     found = row(drawn(replace(STATUS, sites=(silent,))), "sites", "a")
-    assert [found[name] for name in ("state", "alive", "in last round", "rounds")] == ["silent", "beat 11", "no", "-"]
+    assert [found[name] for name in ("state", "alive", "in last round", "versions")] == ["silent", "beat 11", "no", "-"]
+
+
+def test_steps_and_rounds_have_their_unit_below_the_table():
+    assert "step: an inner step; versions: of each fragment; taken, missed: fragment rounds" in drawn(STATUS)
 
 
 def test_a_fragments_row_has_its_rounds_below_their_names():
     text = drawn(STATUS)
-    assert row(text, "rounds", "0") == {
+    assert row(text, "rounds of each fragment", "0") == {
         "fragment": "0",
         "parameters": "70,001",
-        "closed": "71",
+        "version": "71",
         "void": "72",
         "unsound": "73",
         "sites taken": "74%",
         "open offers": "75",
         "snapshots": "76",
     }
-    other = row(text, "rounds", "1")
+    other = row(text, "rounds of each fragment", "1")
     assert (other["sites taken"], other["snapshots"]) == ("-", "0 .. 7 8")
 
 
@@ -128,10 +132,15 @@ def test_what_was_bounded_stands_below_its_name():
 def test_the_lines_above_have_the_run_its_bytes_and_three_counts_of_sites():
     assert drawn(STATUS).splitlines()[:4] == [
         "run r in s3://bucket/runs/r, created by founder",
-        "going on, reopened 86 times: 84 of 85 rounds; H 81, P 82, tau 83, codec int4; keys, owner ed25519:owner; "
+        "going on, reopened 86 times: 84 of 85 rounds of each fragment; H 81, P 82, tau 83, codec int4; "
+        "keys, owner ed25519:owner; "
         "c alone commits",
         "payloads 1.10 MB, merged parts 2.20 kB, stored masters 3.30 GB",
         "live 89, contributing 88, quorum 87",
     ]
-    assert drawn(replace(STATUS, reopened=1)).splitlines()[1].startswith("going on, reopened once: 84 of 85 rounds; ")
+    assert (
+        drawn(replace(STATUS, reopened=1))
+        .splitlines()[1]
+        .startswith("going on, reopened once: 84 of 85 rounds of each fragment; ")
+    )
     assert drawn(STATUS).splitlines()[-2:] == ["refused 91: stands on another master", "problem: tape/a is no JSON"]

@@ -138,6 +138,15 @@ def load_policy(folder: Path, device: str = "cpu") -> PreTrainedModel:
         return model.eval().to(device)  # pyright: ignore[reportArgumentType] (transformers wraps it)
 
 
+def check_attends(model: PreTrainedModel, folder: Path) -> None:
+    """Raise ModelError for a model that inference.engine transformers can't serve."""
+    if getattr(model, "_is_stateful", False):  # transformers' mark of models that don't keep keys and values alone
+        raise ModelError(
+            f"model folder {folder} has layers with recurrent state, which inference.engine transformers can't batch: "
+            "use inference.engine vllm"
+        )
+
+
 def _tiny_folder(
     name: str, seed: int, cache_dir: Path, progress: Progress | None, num_threads: int, device: str
 ) -> Path:
@@ -311,10 +320,12 @@ def main(arguments: list[str]) -> int:
 
     try:
         folder = resolve_model(
-            name, int(seed), Path(cache_dir), show, spare_weights=asked == [WITHOUT_WEIGHTS], device=device
+            name, int(seed), Path(cache_dir), show, spare_weights=WITHOUT_WEIGHTS in asked, device=device
         )
         if name not in TINY_MODELS and not (folder / WITHOUT_WEIGHTS).exists():
-            load_policy(folder)  # once, before all who would say the same
+            policy = load_policy(folder)  # once, before all who would say the same
+            if "vllm" not in asked:
+                check_attends(policy, folder)
     except (BadInput, OSError) as error:
         return last_words(error)
     print(folder)

@@ -43,7 +43,8 @@ def model_command(recipe: Recipe) -> list[str]:
     """The command that makes the run's model a local folder and prints that folder's name last."""
     module = "composer_prime.sites.embedded.model"
     where = [str(models_cache()), recipe.site.device]
-    return [sys.executable, "-m", module, recipe.model.name, str(recipe.run.seed), *where]
+    served = ["vllm"] if recipe.inference.engine == "vllm" else []
+    return [sys.executable, "-m", module, recipe.model.name, str(recipe.run.seed), *where, *served]
 
 
 def joining_model_command(recipe: Recipe) -> list[str]:

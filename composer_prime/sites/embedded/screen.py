@@ -84,7 +84,7 @@ def draw_line(site: str, state: str, numbers: SiteNumbers, max_steps: int) -> st
     return (
         f"site={site} state={state} step={numbers.step}/{max_steps} reward={show(numbers.reward, '.3f')} "
         f"rollouts/s={show(numbers.rollouts_per_s, '.0f')} tokens/s={show(numbers.tokens_per_s, '.0f')} "
-        f"rounds={numbers.rounds} stall={show(100 * numbers.stall, '.1f')}%"
+        f"fragment_rounds={numbers.rounds} stall={show(100 * numbers.stall, '.1f')}%"
         + (f' waits="{numbers.waiting}"' if state == WAITING else "")
     )
 
@@ -95,7 +95,7 @@ def draw_table(sites: Mapping[str, tuple[str, SiteNumbers]], max_steps: int) -> 
     for title in ("site", "state", "step"):
         table.add_column(title)
     table.add_column("", width=16)
-    for title in ("reward", "rollouts/s", "tokens/s", "rounds", "stall"):
+    for title in ("reward", "rollouts/s", "tokens/s", "fragment rounds", "stall"):
         table.add_column(title, justify="right", min_width=6)
     for site, (state, numbers) in sites.items():
         table.add_row(

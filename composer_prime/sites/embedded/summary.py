@@ -130,7 +130,7 @@ def draw_summary(summary: Mapping[str, Any]) -> Table:
     table.add_column("site")
     has_tools = any("tool_errors_first" in site for site in summary["sites"].values())
     tools = ("errors first", "last") if has_tools else ()
-    for column in ("steps", "reward first", "last", *tools, "tokens", "rounds", "up", "down", "stall", "wall"):
+    for column in ("steps", "reward first", "last", *tools, "tokens", "fragment rounds", "up", "down", "stall", "wall"):
         table.add_column(column, justify="right")
     table.add_column("masters")
     for name, site in summary["sites"].items():

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from composer_prime.errors import BadInput, ModelError, SiteError
+from composer_prime.errors import BadInput, SiteError
 from composer_prime.sites.embedded.inference.decoder import Sequence
 from composer_prime.sites.embedded.inference.engine import Completion, Gate, GenerateRequest
 from composer_prime.sites.embedded.inference.reload import copy_weights, read_weights
 from composer_prime.sites.embedded.inference.worker import Worker
-from composer_prime.sites.embedded.model import load_policy
+from composer_prime.sites.embedded.model import check_attends, load_policy
 
 
 class TransformersEngine:
@@ -123,11 +123,7 @@ class TransformersEngine:
 
 def _load(folder: Path, device: str) -> PreTrainedModel:
     model = load_policy(folder, device)
-    if getattr(model, "_is_stateful", False):  # transformers' mark of models that don't keep keys and values alone
-        raise ModelError(
-            f"model folder {folder} has layers with recurrent state, which inference.engine transformers can't batch: "
-            "use inference.engine vllm"
-        )
+    check_attends(model, folder)
     return model
 
 
