@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 SECRET_NAMES_VARIABLE = "COMPOSER_PRIME_SECRETS"
 """Names, with commas, the variables whose values a site must keep out of what it writes."""
-_SECRET_NAME = re.compile(r"(?i)(KEY|TOKEN|COOKIE|_PWD|_PAT|_DSN)$|SECRET|CREDENTIAL|(?<![A-Z])PASS|PASSW|PASSPHRASE")
+_SECRET_NAME = re.compile(
+    r"(?i)(KEY|TOKEN|COOKIE|_PWD|_PAT|_DSN)$|SECRET|CREDENTIAL|(?<![A-Z])PASS|PASS$|PASSW|PASSPHRASE"
+)
 """How variables are named that are secret wherever they are set."""
 _CREDENTIALS = re.compile(r"(?:://[^\s/:@]*:|AccountKey=|SharedAccessKey=)([^\s/@;]{6,}[^\s@;]*)")
 SHOWN = ("AWS_ACCESS_KEY_ID",)
@@ -36,6 +38,7 @@ MIN_SECRET_LINE_LENGTH = 16
 """Of a value of several lines, those so long are cut out alone too: logs put things between lines."""
 
 _CHUNK_BYTES = 1 << 16
+_LAST_WORD = re.compile(rb"[\w+/=.~-]*\Z")
 _MAX_LINE_BYTES = 1 << 16
 """A longer line, or private key, is passed on in pieces."""
 _CONTROL = re.compile(  # beside what ends a line
@@ -43,6 +46,7 @@ _CONTROL = re.compile(  # beside what ends a line
 )
 
 _ASSIGNED = r"""[\\"'\]]{0,4}\s{0,3}(?:=>|:=|[=:])\s{0,3}"""
+_NO_PLAIN_VALUE = re.compile(r"""[\\"'`,;<>{}()\[\]$]""")
 _OPENED = r"""[\\"'(]{0,4}"""
 _VALUE = r"""[^\s\\"'`,;<>{}()\[\]$]{8,}"""
 FORMS: Mapping[str, str] = {
@@ -59,11 +63,14 @@ FORMS: Mapping[str, str] = {
     "Azure key": r"(?i:AccountKey|SharedAccessKey|[?&]sig|X-Amz-(?:Signature|Security-Token))="
     r"(?P<azure>[A-Za-z0-9+/%_-]{20,}={0,2})",
     "token by its prefix": r"(?<![A-Za-z0-9])(?:hf_|npm_|xai-|gsk_|pplx-|fw_|r8_|dapi|dop_v1_|hvs\.|ntn_|lin_api_"
-    r"|dckr_pat_|pypi-|tvly-|nvapi-|phc_|sntrys_|shpat_|rk-|AKC|gl(?:pat|dt|rt|ptt|cbt)-)(?=[A-Za-z0-9_-]*\d|[A-Za-z]{30})"
+    r"|dckr_pat_|pypi-|tvly-|nvapi-|phc_|sntrys_|shpat_|rk-|AKC|gl(?:pat|dt|rt|ptt|cbt|ft)-|GOCSPX-|do[or]_v1_|glsa_"
+    r"|pcsk_|rpa_|wandb_v1_|AT[AC]TT3|NRAK-)(?=[A-Za-z0-9_-]*\d|[A-Za-z]{30})"
     r"[A-Za-z0-9_-]{20,}",
     "bearer token": r"(?<![A-Za-z0-9])(?i:bearer|basic)\s+(?P<bearer>(?=[A-Za-z._~+/=-]*\d|[A-Za-z]{24})"
     r"[A-Za-z0-9._~+/=-]{16,})",
-    "password in a URL": r"(?<=://)[^\s/:@\"']{0,100}:(?P<url>[^\s/@\"'\[]{1,200})@",
+    "password in a URL": r"(?<=://)(?:[^\s/:@\"']{0,100}:(?P<url>[^\s/@\"'\[]{1,200})|(?P<dsn>[0-9a-f]{32}))@",
+    "webhook": r"(?i:discord(?:app)?\.com/api/webhooks|hooks\.slack\.com/services|webhook\.office\.com)/"
+    r"(?P<hook>[\w/@.-]{20,})",
     "value of a secret's name": r"(?:(?<![a-z])"
     + r"(?:KEY|TOKEN|PASS(?:WORD|WD|PHRASE)?|COOKIE|_PWD|_PAT|SECRET|CREDENTIALS?)"
     + rf"(?:_[A-Z0-9]{{1,20}})?{_ASSIGNED}"
@@ -78,14 +85,14 @@ _FORMS = tuple(
     re.compile("|".join(f"(?P<k{place}>{FORMS[_KINDS[place]]})" for place in places))
     for places in (range(len(_KINDS) - 1), [len(_KINDS) - 1])  # the last one after the others: KEY=sk-... is a key
 )
-_PARTS = ("aws", "azure", "bearer", "url", "quoted", "upper", "word", "lower")
+_PARTS = ("aws", "azure", "bearer", "url", "dsn", "hook", "quoted", "upper", "word", "lower")
 PRIVATE_KEY = "private key"
 _PRIVATE_KEY = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?s:.){0,10000}?-----END [A-Z ]*PRIVATE KEY-----"
-    r"|(?:\\+[nr]|[A-Za-z0-9+/=\s])*)"
+    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(?:(?s:.){0,10000}?-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
+    r"|(?:\\+[nr]|[A-Za-z0-9+/=\s])*)|Private-Lines: \d+(?:\s+[A-Za-z0-9+/=]{8,}){1,100}"
 )
 _NAMED = re.compile(r"(?i:pass|pwd|secret|key|contrase)[^\n]*[\"'`]|[\"'`][^\n]*(?i:pass|pwd|secret|key|contrase)")
-_HINT = re.compile(r"[\w+/=.~-]{16}|://|(?i:pass|pwd|secret|token|key|credential|contrase|_pat)")
+_HINT = re.compile(r"[\w+/=.~-]{16}|://|(?i:pass|pwd|secret|token|key|credential|contrase|cookie|_pat)")
 """Lines without it hold no secret that we know: most of a log's and of code's."""
 DETECTED = "by detect-secrets"
 _OTHER_PLUGINS = ("high_entropy_strings", "ip_public", "keyword", "private_key", "base")
@@ -110,10 +117,10 @@ class Redactor:
         self._line += self._past_values(data)
         cut = self._line.rfind(b"\n") + 1
         key = self._line.rfind(b"-----BEGIN ")
-        if key >= 0 and self._line[key:cut].count(b"PRIVATE KEY-----") == 1:  # its end is still to come
+        if key >= 0 and self._line[key:cut].count(b"PRIVATE KEY") == 1:  # its end is still to come
             cut = key
-        if len(self._line) - cut > _MAX_LINE_BYTES:
-            cut = len(self._line)
+        if len(self._line) - cut > _MAX_LINE_BYTES:  # not within a word, which may be a secret
+            cut = len(self._line) - len(_LAST_WORD.search(self._line[-4096:])[0])  # pyright: ignore
         shown, self._line = self._line[:cut], self._line[cut:]
         return _shown(shown)
 
@@ -147,7 +154,10 @@ class Redactor:
         if isinstance(data, str):
             return self.text(data)
         if isinstance(data, dict):
-            return {name: self.data(value) for name, value in data.items()}
+            return {
+                name: HIDDEN if isinstance(value, str) and names_secret(name, value) else self.data(value)
+                for name, value in data.items()
+            }
         return [self.data(value) for value in data] if isinstance(data, (list, tuple)) else data
 
     def _without(self, text: bytes) -> bytes:
@@ -178,6 +188,14 @@ def secret_values(environment: Mapping[str, str]) -> list[str]:
         elif (found := _CREDENTIALS.search(value)) is not None:
             values += [value, found[1]]
     return values
+
+
+def names_secret(name: str, value: str) -> bool:
+    """Whether a field's name says that its value is a secret, as it would in `NAME="value"` on a line."""
+    if len(value) < MIN_GUESSED_LENGTH or _HINT.search(name) is None or HIDDEN in value:
+        return False
+    line = f'{name}="{_NO_PLAIN_VALUE.sub("0", value.strip().partition(chr(10))[0])}"'
+    return _FORMS[-1].search(line) is not None
 
 
 def cut_forms(text: str, note: Callable[[str], object] = lambda kind: None) -> str:

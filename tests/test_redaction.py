@@ -1,5 +1,6 @@
 """One door out: no text for people or third parties holds a secret, a control character, or somebody else's HTML."""
 
+import asyncio
 import json
 import os
 import stat
@@ -8,20 +9,29 @@ import sys
 from pathlib import Path
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from composer_prime import redaction
+from composer_prime.config.teachers import HintWriterConfig
 from composer_prime.metrics import MetricsTape
 from composer_prime.redaction import HIDDEN, Redactor, secret_values
 from composer_prime.replay.ask.questions import Situation
+from composer_prime.replay.hint_writer import HintWriter
 from composer_prime.replay.ingest.secret_patterns import SecretCutter
 from composer_prime.replay.states import TraceState
-from composer_prime.sites.embedded.conversations import Conversation, Message, append, read
+from composer_prime.sites.embedded.conversations import MAX_TEXT, Conversation, Message, append, read
 from composer_prime.sites.embedded.processes import Child
 from composer_prime.store import keys, open_store
 from composer_prime.sync.tape import Tape
 from composer_prime.visible import markdown, shown
+from tests.architecture import REPOSITORY
+from tests.cli.command_line import call
 from tests.patience import PATIENCE_S
 from tests.planted_secrets import BY_FORM, ENVIRONMENT, assigned, found_in
+from tests.servers.in_thread import serving_app
 
 EVERYTHING = f"{assigned(ENVIRONMENT)}{json.dumps(ENVIRONMENT)}\n" + "".join(
     f"see {one}.\n" for one in BY_FORM.values()
@@ -140,6 +150,71 @@ def test_traces_are_stored_and_teachers_asked_without_secrets(planted: None) -> 
     messages = [{"role": "user", "content": EVERYTHING}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     state = TraceState("1", 0, None, messages=tuple(messages), tools=(), action={}, author=None, reward=None)
     assert found_in(Situation(state).body("gpt").decode()) == []
+
+
+def test_a_secret_beside_its_name_in_json_is_none_of_a_trace(tmp_path: Path) -> None:
+    """Nothing of it is in this machine's environment, and few of its values have a form."""
+    spoken = {name: f"{value} it's {{$!}}" for name, value in ENVIRONMENT.items()}
+    for values in (ENVIRONMENT, spoken):
+        record = {"tool_use": {"input": {"env": values}}, "token": " hello", "key": "rounds/0/1/offers/a.json"}
+        cut = SecretCutter({}).json(json.dumps(record))
+        assert found_in(cut) == [] and json.loads(cut).keys() == record.keys()
+        assert found_in(json.dumps(Redactor([]).data(record))) == []
+        assert json.loads(cut)["token"] == " hello" and json.loads(cut)["key"] == "rounds/0/1/offers/a.json"
+
+
+def test_a_secret_that_a_cut_would_tear_is_gone_first(tmp_path: Path, planted: None) -> None:
+    secret = ENVIRONMENT["AWS_SECRET_ACCESS_KEY"]
+    said = Message("tool", "x" * (MAX_TEXT - 20) + secret, calls=("y" * (MAX_TEXT - 20) + secret,))
+    append(tmp_path / "conversations.jsonl", [Conversation(0, "box", 1.0, (said,))])
+    text = (tmp_path / "conversations.jsonl").read_text()
+    assert secret[:8] not in text and len(text) < 2.2 * MAX_TEXT
+    line = b'"a": "' + b",".join([b"p" * 50] * 1300) + b"," + BY_FORM["github"].encode() + b"," + b"q" * 1300
+    redactor = Redactor([])
+    shown_line = b"".join(redactor.feed(line[place : place + 97]) for place in range(0, len(line), 97))
+    assert BY_FORM["github"].encode() not in shown_line + redactor.flush()
+
+
+def test_the_writer_of_hints_reads_no_secret(planted: None) -> None:
+    asked = []
+
+    async def answer(request: Request) -> JSONResponse:
+        asked.append((await request.body()).decode())
+        return JSONResponse({"choices": [{"message": {"content": "look again"}}]})
+
+    async def write(url: str) -> str:
+        writer = HintWriter(HintWriterConfig(base_url=url, model="m"), dict(os.environ))
+        hint = await writer.write(EVERYTHING, json.dumps(ENVIRONMENT), "z" * 1990 + EVERYTHING)
+        await writer.close()
+        return hint
+
+    with serving_app(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as port:
+        assert asyncio.run(write(f"http://127.0.0.1:{port}")) == "look again"
+    (said,) = asked
+    assert "zzz" in said and found_in(said) == []
+
+
+def test_a_plan_shows_no_key_of_its_recipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = (REPOSITORY / "recipes/local/one_site.toml").read_text()
+    keyed = text.replace('id = "reverse-letters"', f'id = "reverse-letters"\napi_key = "{BY_FORM["anthropic"]}"')
+    (tmp_path / "recipe.toml").write_text(keyed)
+    answer = call(capsys, monkeypatch, "plan", str(tmp_path / "recipe.toml"))
+    assert answer.code == 0 and "reverse-letters" in answer.out and BY_FORM["anthropic"] not in answer.out
+
+
+def test_a_trace_store_is_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "old").touch(mode=0o644)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from composer_prime.private import keep_private\n"
+        "from composer_prime.replay.ingest.store import TraceStore\n"
+        "keep_private(); TraceStore(Path(sys.argv[1]) / 'store', is_new=True)\n"
+    )
+    subprocess.run([sys.executable, "-c", f"import os; os.umask(0o022)\n{code}", str(tmp_path)], check=True)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in [tmp_path / "store", *(tmp_path / "store").rglob("*")]}
+    assert modes <= {0o600, 0o700}
 
 
 def test_what_the_command_line_prints_holds_no_secret(planted: None) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from composer_prime.cli.recipe_args import RecipeArgument, read_recipe
+from composer_prime.visible import shown
 
 if TYPE_CHECKING:
     from composer_prime.config import RecipeBase
@@ -41,7 +42,8 @@ def plan(
         from composer_prime.sites.preflight import check as preflight
 
         print(preflight(resolved, resolved.site_names)[1])
-    print("\n".join(plan_lines(resolved, link_mbit, step_s, site_cores)))
+    for line in plan_lines(resolved, link_mbit, step_s, site_cores):
+        print(shown(line, lines=True))
 
 
 def plan_lines(

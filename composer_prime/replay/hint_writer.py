@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 
 from composer_prime.config.teachers import HintWriterConfig
+from composer_prime.redaction import Redactor, secret_values
 from composer_prime.replay.served import ServedModel
 
 MAX_TOKENS = 80
@@ -27,11 +28,13 @@ class HintWriter:
     def __init__(self, config: HintWriterConfig, environment: Mapping[str, str] = os.environ) -> None:
         key = environment.get(config.api_key_var) if config.api_key_var is not None else None
         headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._redactor = Redactor(secret_values(environment))
         self._server = ServedModel(config.base_url, model=config.model, headers=headers)
 
     async def write(self, task: str, call: str, answer: str) -> str:
         """One hint, on one line. Raises TeacherError when there is none."""
-        told = f"Task:\n{task[:_MAX_TEXT]}\n\nCall:\n{call[:_MAX_TEXT]}\n\nAnswer:\n{answer[:_MAX_TEXT]}"
+        task, call, answer = (self._redactor.text(text)[:_MAX_TEXT] for text in (task, call, answer))
+        told = f"Task:\n{task}\n\nCall:\n{call}\n\nAnswer:\n{answer}"
         messages = [{"role": "system", "content": _TASK}, {"role": "user", "content": told}]
         return " ".join((await self._server.reply(messages, MAX_TOKENS)).split())
 

@@ -65,8 +65,10 @@ def make_folder(folder: str | Path, made: Callable[[str], object] = lambda path:
 class FileStore:
     """Store over a folder; see `composer_prime.store.base.Store` for what the methods promise."""
 
-    def __init__(self, root: Path | str) -> None:
+    def __init__(self, root: Path | str, *, shared: bool = True) -> None:
         """Use the folder `root` (absolute), which the first write makes; opening touches nothing on disk.
+
+        shared   whether files and folders are for others, by the user's umask, though this process keeps its own
 
         Once this store has seen the folder it makes none, and takes no other for it, unless that holds a run's
         manifest: a share that was mounted anew, or a backup.
@@ -78,6 +80,7 @@ class FileStore:
         self._root = os.path.normpath(root)
         self.root = Path(self._root)
         self.uri = f"file://{self._root}"
+        self._share = share if shared else lambda path, mode: None
         self._seen: tuple[int, int] | None = None
         """Device and inode of the folder, once it was there."""
 
@@ -162,13 +165,13 @@ class FileStore:
     def _make_folder(self, folder: str) -> None:
         """Make a key's folder, and the root only where none was there yet."""
         if self._seen is None:
-            make_folder(self._root, lambda path: share(path, 0o777))
+            make_folder(self._root, lambda path: self._share(path, 0o777))
             self._check_root()
         if folder != self._root and not os.path.isdir(folder):
             self._make_folder(os.path.dirname(folder))
             with suppress(FileExistsError):
                 os.mkdir(folder)
-                share(folder, 0o777)
+                self._share(folder, 0o777)
             sync_folder(os.path.dirname(folder))
 
     @contextmanager
@@ -183,7 +186,7 @@ class FileStore:
             file = open(temporary, "xb")  # noqa: SIM115
         try:
             with file:
-                share(file.fileno(), 0o666)
+                self._share(file.fileno(), 0o666)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

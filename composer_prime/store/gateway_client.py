@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from composer_prime.errors import StoreError
 from composer_prime.store.gateway_wire import NONCE_BYTES, SPAN_BYTES, Signer, Ticket, body_sha256, signed_headers
-from composer_prime.store.redirects import FOUND, Astray, host_of, next_url
+from composer_prime.store.redirects import FOUND, Astray, host_of, may_lead, next_url
 from composer_prime.store.remote import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 
 CONNECTIONS = 32
@@ -96,8 +97,7 @@ class GatewayClient:
 
     def fetch(self, ticket: Ticket, within_s: float, span: tuple[int, int] | None = None) -> bytes:
         """An object's bytes from the bucket, or those from the first to the last of `span`."""
-        assert ticket.url is not None
-        url, deadline = ticket.url, time.monotonic() + within_s
+        url, deadline = self._place_of(ticket), time.monotonic() + within_s
         span_header = {} if span is None else {"range": f"bytes={span[0]}-{span[1]}"}
         most = 2**62 if span is None else span[1] - span[0] + 1
         for hop in count():
@@ -118,8 +118,15 @@ class GatewayClient:
 
     def send(self, ticket: Ticket, data: bytes | memoryview, within_s: float) -> None:
         """An object's bytes to the bucket."""
+        self._send("PUT", self._place_of(ticket), dict(ticket.headers), data, within_s, by_bucket=True)
+
+    def _place_of(self, ticket: Ticket) -> str:
         assert ticket.url is not None
-        self._send("PUT", ticket.url, dict(ticket.headers), data, within_s, by_bucket=True)
+        if not may_lead(self._place.root, ticket.url):
+            raise StoreError(
+                f"the gateway's ticket leads to {host_of(ticket.url)}, an address of one's own network: refused"
+            )
+        return ticket.url
 
     def _send(
         self,

@@ -4,10 +4,17 @@ It leaves those alone who call themselves botocore; who reads by a presigned URL
 nothing that was signed goes along: the new address is good by itself.
 """
 
+import ipaddress
+import re
 from urllib.parse import urljoin, urlsplit
 
 FOUND = 302
 MAX_HOPS = 3
+_NAME = re.compile(r"([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+([a-z]{2,63}|xn--[a-z0-9-]{1,59})")
+_PRIVATE_ENDINGS = (
+    ".local", ".localhost", ".localdomain", ".internal", ".intranet", ".private", ".corp", ".home", ".lan",
+    ".home.arpa", ".test", ".invalid",
+)  # fmt: skip
 
 
 class Astray(Exception):
@@ -23,7 +30,23 @@ def next_url(url: str, location: str, hop: int) -> str:
     target = urljoin(url, location)
     if urlsplit(target).scheme not in ("https", urlsplit(url).scheme):
         raise Astray("a redirect from https to something else")
+    if not may_lead(url, target):
+        raise Astray("a redirect from the internet to an address of one's own network")
     return target
+
+
+def may_lead(url: str, target: str) -> bool:
+    """Whether who asks at `url` may be sent to `target`: from the internet to no machine or network of one's own."""
+    return is_public(urlsplit(target).hostname or "") or not is_public(urlsplit(url).hostname or "")
+
+
+def is_public(host: str) -> bool:
+    """Whether a host is a name of the internet, or an IPv4 address of it in four plain numbers."""
+    host = host.lower()
+    try:
+        return ipaddress.IPv4Address(host).is_global and not ipaddress.IPv4Address(host).is_multicast
+    except ValueError:
+        return bool(_NAME.fullmatch(host)) and not host.endswith(_PRIVATE_ENDINGS)
 
 
 def host_of(url: str) -> str:

@@ -36,6 +36,7 @@ MOST_ENTRIES, MOST_EXTRAS = 32, 32
 """Of a list of tables, and of a taskset's own keys."""
 OWN_ENDINGS = (
     "_dir", "_path", "_file", "_folder", "_command", "_url", "_host", "_port", "_var", "_vars", "_env", "_code",
+    "_key", "_token", "_secret", "_password", "_passwd", "_credential", "_credentials",
 )  # fmt: skip
 """A taskset's keys that end so (or are called so) would name what is the volunteer's: a file, an address, a secret."""
 OWN_NAMES = ("task", "system_prompt")

@@ -38,7 +38,10 @@ CREDENTIALS = (
 
 WORD, REGION = re.compile(r"[!-~]{1,4096}"), re.compile(r"[A-Za-z0-9-]{1,63}")
 
-IDENTITY = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_PROFILE")
+IDENTITY = (
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN",
+    "AWS_PROFILE", "AWS_DEFAULT_PROFILE",
+)  # fmt: skip
 """Variables that say who asks: an invitation that sets one replaces them all."""
 KEYED = ("s3://", "hf://")
 """Stores that know who asks by the variables of an invitation."""

@@ -4,11 +4,11 @@ By spelling alone, since looking a name up would already ask somebody: a public 
 isn't noticed here.
 """
 
-import ipaddress
 import re
 from urllib.parse import urlsplit
 
 from composer_prime.errors import InvitationRefused
+from composer_prime.store.redirects import is_public
 from composer_prime.volunteers.invitation import Invitation, check_signature
 
 BUCKETS = ("s3", "gs", "hf")
@@ -18,11 +18,6 @@ FOLDERS = ("", "file", "memory")
 ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 MOST_CHARACTERS = 1000
 
-_NAME = re.compile(r"([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+([a-z]{2,63}|xn--[a-z0-9-]{1,59})")
-_PRIVATE_ENDINGS = (
-    ".local", ".localhost", ".localdomain", ".internal", ".intranet", ".private", ".corp", ".home", ".lan",
-    ".home.arpa", ".test", ".invalid",
-)  # fmt: skip
 _URL = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+(/[A-Za-z0-9._~%=+-]*)*")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9=+_-][A-Za-z0-9=+._-]*)+")
 
@@ -41,15 +36,6 @@ def is_url(url: str) -> bool:
 def is_public_url(url: str) -> bool:
     """Whether it is a URL whose host is nobody's own machine or network, as it is spelled."""
     return is_url(url) and is_public(urlsplit(url).hostname or "")
-
-
-def is_public(host: str) -> bool:
-    """Whether a host is a name of the internet, or an IPv4 address of it in four plain numbers."""
-    host = host.lower()
-    try:
-        return ipaddress.IPv4Address(host).is_global and not ipaddress.IPv4Address(host).is_multicast
-    except ValueError:
-        return bool(_NAME.fullmatch(host)) and not host.endswith(_PRIVATE_ENDINGS)
 
 
 def check_place(invitation: Invitation, *, allow_local: bool) -> None:

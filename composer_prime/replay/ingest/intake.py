@@ -148,8 +148,14 @@ def _account(report: FileReport, reading: Reading) -> dict[str, Any]:
     }
 
 
+MAX_FILE_BYTES = 2**30
+"""Of one file of traces, which is read whole."""
+
+
 def _bytes(path: Path) -> bytes:
     try:
+        if (size := path.stat().st_size) > MAX_FILE_BYTES:
+            raise BadInput(f"{path} has {size} bytes, of {MAX_FILE_BYTES} at most: cut it into several")
         return path.read_bytes()
     except OSError as error:
         raise BadInput(f"{path} can't be read: {error.strerror}: give a file of traces") from error

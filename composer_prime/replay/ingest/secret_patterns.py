@@ -9,9 +9,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from composer_prime.redaction import HIDDEN, MIN_SECRET_LENGTH, Redactor, cut_forms, secret_values
+from composer_prime.redaction import HIDDEN, MIN_SECRET_LENGTH, Redactor, cut_forms, names_secret, secret_values
 
 ENVIRONMENT = "value of the environment"
+_FIELD = re.compile(r'"([^"\\]{3,64})"(\s*:\s*)("[^"\\]*+(?:\\.[^"\\]*+)*+")')
 _LITERAL = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 
 
@@ -24,7 +25,14 @@ class SecretCutter:
 
     def json(self, text: str) -> str:
         """A JSON text, or a piece of one, whose strings hold no secret. A string without one stays as it is spelled."""
-        return _LITERAL.sub(self._literal, text)
+        return _LITERAL.sub(self._literal, _FIELD.sub(self._field, text))
+
+    def _field(self, match: re.Match[str]) -> str:
+        name, between, spelled = match.groups()
+        if not names_secret(name, spelled[1:-1]):
+            return match.group()
+        self.counts["value of a secret's name"] += 1
+        return f'"{name}"{between}{json.dumps(HIDDEN)}'
 
     def _literal(self, match: re.Match[str]) -> str:
         spelled = match.group()

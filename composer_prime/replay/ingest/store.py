@@ -34,7 +34,7 @@ class TraceStore:
         Raises BadInput if it holds something else, or a store of another version.
         """
         self.folder = folder.expanduser().absolute()
-        self._store = FileStore(self.folder)
+        self._store = FileStore(self.folder, shared=False)
         if is_new and not (self.folder.is_dir() and any(path.name[0] != "." for path in self.folder.iterdir())):
             self._store.put(_INDEX, _json({"version": VERSION, "sessions": {}, "files": {}}))
         self.index = self._read_index()

@@ -66,8 +66,8 @@ def read_messages(trace: vf.Trace) -> tuple[Message, ...]:
 def _read(node: Any) -> Message:
     message = node.message
     content = message.content if isinstance(message.content, str) else _join(message.content)
-    calls = [f"{call.name}({call.arguments})"[:MAX_TEXT] for call in getattr(message, "tool_calls", None) or []]
-    return Message(message.role, content[:MAX_TEXT], tuple(calls), int(sum(node.mask)), _num_taught(node))
+    calls = [f"{call.name}({call.arguments})" for call in getattr(message, "tool_calls", None) or []]
+    return Message(message.role, content, tuple(calls), int(sum(node.mask)), _num_taught(node))
 
 
 def _num_taught(node: Any) -> int:
@@ -83,10 +83,17 @@ def _join(parts: Any) -> str:
 
 
 def append(path: Path, conversations: Iterable[Conversation]) -> None:
-    """Write conversations at the end of a file, one JSON line each, without secrets."""
+    """Write conversations at the end of a file, one JSON line each, without secrets, and then cut."""
     redactor = Redactor(secret_values(os.environ))
     with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(redactor.data(asdict(each))) + "\n" for each in conversations)
+        file.writelines(json.dumps(_short(redactor.data(asdict(each)))) + "\n" for each in conversations)
+
+
+def _short(data: Any) -> Any:
+    for message in data["messages"]:
+        message["text"] = message["text"][:MAX_TEXT]
+        message["calls"] = [call[:MAX_TEXT] for call in message["calls"]]
+    return data
 
 
 def drop(path: Path, first_step: int) -> None:
