@@ -226,13 +226,8 @@ def test_with_an_outer_loop_nothing_beyond_max_steps_is_played_until_it_is_neede
         await asyncio.sleep(0.5)
         assert read_batch(settings.paths.rollouts, 4) is None
 
-    run(
-        FakePolicy(),
-        trainer,
-        max_steps=3,
-        outer={"inner_steps": 1, "fragments": 1, "sync_delay": 0},
-        orchestrator={"max_off_policy_steps": 4},
-    )
+    outer = {"inner_steps": 1, "fragments": 1, "sync_delay": 0}
+    run(FakePolicy(), trainer, max_steps=3, outer=outer, orchestrator={"max_off_policy_steps": 4})
 
 
 def test_on_resume_it_goes_on_at_the_checkpoint_with_fresh_batches_and_weights(run: Run, tmp_path: Path) -> None:
