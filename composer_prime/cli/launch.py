@@ -96,36 +96,35 @@ def launch(
         problems=problems,
     )
     plan = smoke_plan(plan) if smoke else plan
-    limits = Limits(
-        max_restarts,
-        max_preemptions,
-        max_timeouts,
-        max_usd=max_cost,
-        max_hours=max_hours,
-        hang_after_s=hang_after or None,
-        stall_after_s=plan.recipe.launch.stall_after_s or None,
-    )
-    if plan.rented and not (dry_run or smoke or max_cost or no_limit):
-        problems.note(
-            f"jobs on {', '.join(plan.rented)} are billed: say by --max-cost how many dollars all of them may cost, or "
-            "--no-limit"
-        )
+    wait = {"hang_after_s": hang_after or None, "stall_after_s": plan.recipe.launch.stall_after_s or None}
+    limits = Limits(max_restarts, max_preemptions, max_timeouts, max_usd=max_cost, max_hours=max_hours, **wait)
+    if not (dry_run or smoke or no_limit):
+        _want_limit(plan, limits, problems)
     planned = _checked(plan, limits, problems, dry_run=dry_run, unchecked=unchecked)
     if dry_run:
         print("\n".join([*planned, "nothing was started"]))
         return
     if plan.rented:
-        for line in planned:
-            say(line)
-        if not yes:
-            _ask()
+        _ask(planned, yes=yes)
     raise typer.Exit(_smoke(plan, limits, poll_s) if smoke else _launch(plan, limits, poll_s, detach, supervise_on))
 
 
-def _ask() -> None:
-    """Ask whether to start what was shown, and end the command unless the answer is yes."""
+def _want_limit(plan: "LaunchPlan", limits: "Limits", problems: "Problems") -> None:
+    if plan.rented and not limits.max_usd:
+        problems.note(
+            f"jobs on {', '.join(plan.rented)} are billed: say by --max-cost how many dollars all of them may cost, or "
+            "--no-limit"
+        )
+
+
+def _ask(planned: list[str], *, yes: bool) -> None:
+    """Show what would be started, and end the command unless the answer is yes."""
     from composer_prime.errors import BadInput
 
+    for line in planned:
+        say(line)
+    if yes:
+        return
     if not sys.stdin.isatty():
         raise BadInput("nobody is there to say whether these jobs shall start: say --yes")
     if not typer.confirm("Start these jobs?"):

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -92,7 +93,7 @@ def test_its_logits_are_those_of_the_base_model_with_the_masters_in_it(cli, run,
 def test_a_recipes_renderer_that_wrote_otherwise_than_the_exported_template_is_refused(cli, run, base, tmp_path):
     def exported(**renderer: object) -> tuple[int, str]:
         recipe = REPOSITORY / "recipes/local/one_site.toml"
-        data = load_recipe(recipe).to_data() | {"model": {"name": str(model)}}
+        data: dict[str, Any] = load_recipe(recipe).to_data() | {"model": {"name": str(model)}}
         data["orchestrator"]["renderer"] = renderer
         (tmp_path / "recipe.toml").write_text(to_toml(data))
         asked = ("--to", str(tmp_path / "out"), "--model", str(model), "--recipe", str(tmp_path / "recipe.toml"))

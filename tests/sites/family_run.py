@@ -33,7 +33,7 @@ from composer_prime.config.toml import to_toml
 from composer_prime.metrics import read_tape
 from composer_prime.sites.embedded.renderer_choice import made_renderer, renderer_settings
 from tests.sites.families import FAMILIES, save_tokenizer
-from tests.sites.family_letters.family_letters import FURTHER, QUESTION, SYSTEM
+from tests.sites.family_letters.family_letters import ASKED, FURTHER, QUESTION, SYSTEM
 
 STEPS = 6
 PROGRAM = str(Path(sys.executable).with_name("composer-prime"))
@@ -141,7 +141,8 @@ def talks(name: str) -> list[tuple[list[dict[str, Any]], dict[str, Any], bool]]:
     if FAMILIES[name].calls:
         call = {"role": "assistant", "content": "", "tool_calls": [CALL]}
         result = {"role": "tool", "content": "a key of box d", "tool_call_id": CALL["id"], "name": "look"}
-        found += [(begun, call, True), ([*begun, call, result], key, True)]
+        asked = [*begun[:-1], {"role": "user", "content": ASKED}]
+        found += [(asked, call, True), ([*asked, call, result], key, True)]
     return found
 
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from composer_prime.config.toml import to_toml
-from composer_prime.errors import BadInput, Problems
+from composer_prime.errors import INSTALL, BadInput, Problems
 from composer_prime.sites.preflight import Found, check, rehearsed
 from tests.cli.command_line import Answer, call
 from tests.sites.fake_site import small_recipe
@@ -220,11 +220,10 @@ def test_a_monitor_without_its_package_is_refused_before_anything_starts(
 ) -> None:
     found, absent = importlib.metadata.distributions, {"name": monitor}
     monkeypatch.setattr(importlib.metadata, "distributions", lambda **by: [] if by == absent else found(**by))
-    said = f"monitors.{monitor} needs {monitor}, which isn't installed: pip install 'composer-prime[{monitor}]'"
+    said = f"monitors.{monitor} needs {monitor}, which isn't installed: {INSTALL.format(monitor)}"
     with pytest.raises(BadInput) as refused:
-        check(
-            small_recipe(tmp_path / "out", monitors={monitor: {}}), "ab", rehearse=lambda recipe, site: (Problems(), [])
-        )
+        recipe = small_recipe(tmp_path / "out", monitors={monitor: {}})
+        check(recipe, "ab", rehearse=lambda recipe, site: Found(Problems(), []))
     assert str(refused.value) == said
     recipe = written(tmp_path, monitors={monitor: {}}, outer=outer(store=str(tmp_path / "store")))
     assert lines_of(cli("launch", recipe, "--on", "local")) == [said]

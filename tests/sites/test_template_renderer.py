@@ -1,6 +1,7 @@
 """Twelve families' tokenizers and chat templates: prompts are the template's, sampled tokens stay, calls are read."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,19 @@ def test_a_call_that_is_no_json_or_has_no_name_is_a_failed_call(
         text = f"{opener}{body}"
         (call,) = renderer.parse_response(tokenizers(name).encode(text, add_special_tokens=False)).tool_calls
         assert call.status == status
+
+
+@with_tools
+def test_a_call_of_any_id_is_written_and_answered(name: str, renderer: TemplateRenderer) -> None:
+    """verifiers draws ids; some templates take none but of nine letters and digits."""
+    before, call, result = conversation(name, tools=True)[:-2], CALLS, RESULT
+    odd = {**call, "tool_calls": [CALL | {"id": "call_0f3a-17"}]}, {**result, "tool_call_id": "call_0f3a-17"}
+    text = renderer.render_ids([*before, *odd], tools=[LOOK], add_generation_prompt=True)
+    assert len(text) > len(renderer.render_ids(before, tools=[LOOK]))
+    if name == "mistral":
+        said = renderer._tokenizer.decode(text)
+        (one,), (other,) = re.findall('"id": "([^"]*)"', said), re.findall('"call_id": "([^"]*)"', said)
+        assert one == other and re.fullmatch("[0-9a-f]{9}", one)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral"])

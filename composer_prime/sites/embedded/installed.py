@@ -9,7 +9,7 @@ from functools import partial
 from importlib.machinery import PathFinder
 
 from composer_prime.config.recipe import Recipe, module_of
-from composer_prime.errors import ConfigError, EnvError
+from composer_prime.errors import INSTALL, ConfigError, EnvError
 
 
 def package_checks(recipe: Recipe) -> list[Callable[[], None]]:
@@ -21,7 +21,7 @@ def package_checks(recipe: Recipe) -> list[Callable[[], None]]:
 def check_monitor(name: str) -> None:
     """Raise ConfigError unless the package is installed; a folder of its name, which wandb makes, is none."""
     if not any(importlib.metadata.distributions(name=name)):
-        raise ConfigError(f"monitors.{name} needs {name}, which isn't installed: pip install 'composer-prime[{name}]'")
+        raise ConfigError(f"monitors.{name} needs {name}, which isn't installed: {INSTALL.format(name)}")
 
 
 def check_installed(taskset_id: str) -> None:

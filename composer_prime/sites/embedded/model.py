@@ -108,7 +108,7 @@ def check_name(name: str) -> None:
 
 
 def load_policy(folder: Path, device: str = "cpu") -> PreTrainedModel:
-    """The causal LM in that folder: fp32 on the device, sdpa attention, in eval mode, its parameters trainable.
+    """The causal LM in that folder: fp32 on the device, in eval mode, its parameters trainable.
 
     In a folder WITHOUT_WEIGHTS every value is arbitrary until masters, or what a trainer publishes, are put in.
 
@@ -119,13 +119,14 @@ def load_policy(folder: Path, device: str = "cpu") -> PreTrainedModel:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # our processes write to logs
-    as_we_train = {"dtype": torch.float32, "attn_implementation": "sdpa", "trust_remote_code": False}
+    as_we_train: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False}
     here = {"local_files_only": True, "trust_remote_code": False}
     with loading(f"model folder {folder}", "give a causal LM's"):
         with _loading:
             weight_files(folder)
+            config = AutoConfig.from_pretrained(folder, **here)
+            as_we_train["attn_implementation"] = _attention(config)
             if (folder / WITHOUT_WEIGHTS).exists():
-                config = AutoConfig.from_pretrained(folder, **here)
                 model = AutoModelForCausalLM.from_config(config, **as_we_train)
                 if (folder / GENERATION_FILE).exists():
                     model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
@@ -136,6 +137,14 @@ def load_policy(folder: Path, device: str = "cpu") -> PreTrainedModel:
                 )
                 check_loaded(folder, info)
         return model.eval().to(device)  # pyright: ignore[reportArgumentType] (transformers wraps it)
+
+
+def _attention(config: Any) -> str:
+    """transformers' attention for a model: torch's own where its class has it, which a few haven't."""
+    from transformers import AutoModelForCausalLM
+
+    known: Any = AutoModelForCausalLM._model_mapping
+    return "sdpa" if type(config) not in known or getattr(known[type(config)], "_supports_sdpa", True) else "eager"
 
 
 def check_attends(model: PreTrainedModel, folder: Path) -> None:

@@ -5,6 +5,7 @@ writes calls as JSON, whatever stands around them, and each message's own tokens
 template is learned by rendering conversations that are made up.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -230,10 +231,25 @@ class TemplateRenderer:
     def _text(self, messages: Messages, tools: Tools = None, add_generation_prompt: bool = False) -> str:
         more = dict(self.config.model_extra or {}) | ({} if tools is None else {"tools": list(tools)})
         more |= {"tokenize": False, "add_generation_prompt": add_generation_prompt}
+        if self._ids_have_nine:
+            messages = [_with_nine(message) for message in messages]
         try:
             return self._tokenizer.apply_chat_template([_with_objects(message) for message in messages], **more)
         except TypeError:  # a template that puts the arguments' text in as it is
             return self._tokenizer.apply_chat_template([dict(message) for message in messages], **more)
+
+    @cached_property
+    def _ids_have_nine(self) -> bool:
+        """Whether the template takes no call's id but one of nine letters and digits; verifiers draws longer ones."""
+
+        def writes(call_id: str) -> bool:
+            try:
+                self._tokenizer.apply_chat_template([_USER, self._said(call_id)], tools=[_TOOL], tokenize=False)
+            except Exception:  # whatever a template raises
+                return False
+            return True
+
+        return writes(_CALL_IDS[0]) and not writes("call_zq0")
 
     def _encoded(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -348,6 +364,16 @@ def _found(messages: Messages, text: str) -> list[tuple[int, int, int]]:
             after = start + len(said)
             spans.append((start, after, place))
     return spans
+
+
+def _with_nine(message: Mapping[str, Any]) -> dict[str, Any]:
+    def nine(call_id: str) -> str:
+        return call_id if re.fullmatch("[A-Za-z0-9]{9}", call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+    told = dict(message)
+    if told.get("tool_calls"):
+        told["tool_calls"] = [{**call, "id": nine(str(call.get("id")))} for call in told["tool_calls"]]
+    return told | ({"tool_call_id": nine(str(told["tool_call_id"]))} if told.get("tool_call_id") else {})
 
 
 def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ import verifiers.v1 as vf
 
 __all__ = ["FamilyEnv", "FamilyTaskset"]
 
-QUESTION, FURTHER = "What is in box d?", "And in box e?"
+QUESTION, FURTHER, ASKED = "What is in box d?", "And in box e?", "Look into box d."
+"""ASKED: with a tool at hand, which not every template shows."""
 SYSTEM = "Be brief."
 
 
@@ -44,7 +45,11 @@ class FamilyTaskset(vf.Taskset[FamilyTask, FamilyConfig]):
     def load(self) -> Iterator[FamilyTask]:
         kind = ToolTask if self.config.kind == "tools" else FamilyTask
         for idx in range(8):
-            data = {"idx": idx, "prompt": QUESTION, "system_prompt": SYSTEM if self.config.system else None}
+            data = {
+                "idx": idx,
+                "prompt": ASKED if kind is ToolTask else QUESTION,
+                "system_prompt": SYSTEM if self.config.system else None,
+            }
             yield kind(vf.TaskData.model_validate(data), self.config.task)
 
 
