@@ -166,7 +166,7 @@ class TapeFollower:
         self._offset = 0
 
     def new_records(self) -> list[dict[str, float]]:
-        """The complete new records, in order; none while the tape isn't there."""
+        """The complete new records, in order; none while there is no tape. A line without its end is left."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -179,10 +179,7 @@ class TapeFollower:
 
 
 def read_tape(path: Path | str) -> list[dict[str, float]]:
-    """The records of a tape in order, also one that is still written: a last line without its end is left out.
-
-    An absent file is an empty tape: the process hasn't logged yet.
-    """
+    """The records of a tape in order. An absent file is an empty tape: the process hasn't logged yet."""
     return TapeFollower(path).new_records()
 
 
