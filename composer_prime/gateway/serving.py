@@ -102,6 +102,7 @@ def server_of(app: Starlette, at: Listening, limits: ConnectionLimits) -> Gatewa
         access_log=False,  # the audit log is ours, and holds no URLs
         server_header=False,
         lifespan="off",
+        loop="asyncio",  # also where a library has brought uvloop
         ws="none",
         timeout_keep_alive=int(KEEP_ALIVE_S),
         timeout_graceful_shutdown=GRACE_S,
