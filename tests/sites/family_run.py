@@ -224,13 +224,14 @@ def composer_prime(*arguments: str, log: Path) -> str:
 
 def until_a_step(site: SitePaths, recipe: Path, log: Path) -> None:
     """Run a recipe, and interrupt it once a step is trained."""
-    process = subprocess.Popen(
-        [PROGRAM, "run", str(recipe)],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=log.open("wb"),
-        stderr=subprocess.STDOUT,
-    )
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [PROGRAM, "run", str(recipe)],
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
     while process.poll() is None and not (site.tape("trainer").exists() and read_tape(site.tape("trainer"))):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)

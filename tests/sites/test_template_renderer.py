@@ -176,10 +176,12 @@ def test_a_call_that_is_no_json_or_has_no_name_is_a_failed_call(
 
 @with_tools
 def test_a_call_as_verifiers_tells_it_is_written_and_answered(name: str, renderer: TemplateRenderer) -> None:
-    """It draws ids, of which some templates take none but of nine letters and digits, and leaves empty content out."""
+    """Ids are drawn, of which some templates take none but of nine letters and digits; no content is None."""
     before, call, result = conversation(name, tools=True)[:-2], CALLS, RESULT
-    call = {key: value for key, value in call.items() if key != "content"}
-    odd = {**call, "tool_calls": [CALL | {"id": "call_0f3a-17"}]}, {**result, "tool_call_id": "call_0f3a-17"}
+    odd = (
+        {**call, "content": None, "tool_calls": [CALL | {"id": "call_0f3a-17"}]},
+        {**result, "tool_call_id": "call_0f3a-17"},
+    )
     text = renderer.render_ids([*before, *odd], tools=[LOOK], add_generation_prompt=True)
     assert len(text) > len(renderer.render_ids(before, tools=[LOOK]))
     if name == "mistral":

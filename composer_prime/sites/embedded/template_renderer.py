@@ -231,7 +231,7 @@ class TemplateRenderer:
     def _text(self, messages: Messages, tools: Tools = None, add_generation_prompt: bool = False) -> str:
         more = dict(self.config.model_extra or {}) | ({} if tools is None else {"tools": list(tools)})
         more |= {"tokenize": False, "add_generation_prompt": add_generation_prompt}
-        messages = [{"content": "", **message} for message in messages]  # verifiers leaves an empty one out
+        messages = [{**message, "content": message.get("content") or ""} for message in messages]  # verifiers says None
         if self._ids_have_nine:
             messages = [_with_nine(message) for message in messages]
         try:
