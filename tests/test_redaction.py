@@ -16,10 +16,12 @@ from starlette.routing import Route
 
 from composer_prime import redaction
 from composer_prime.config.teachers import HintWriterConfig
+from composer_prime.errors import BadInput
 from composer_prime.metrics import MetricsTape
 from composer_prime.redaction import HIDDEN, Redactor, secret_values
 from composer_prime.replay.ask.questions import Situation
 from composer_prime.replay.hint_writer import HintWriter
+from composer_prime.replay.ingest.intake import read_file
 from composer_prime.replay.ingest.secret_patterns import SecretCutter
 from composer_prime.replay.states import TraceState
 from composer_prime.sites.embedded.conversations import MAX_TEXT, Conversation, Message, append, read
@@ -215,6 +217,24 @@ def test_a_trace_store_is_the_users_own(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", f"import os; os.umask(0o022)\n{code}", str(tmp_path)], check=True)
     modes = {stat.S_IMODE(path.stat().st_mode) for path in [tmp_path / "store", *(tmp_path / "store").rglob("*")]}
     assert modes <= {0o600, 0o700}
+
+
+def test_keys_of_other_makes_and_addresses_that_are_keys_are_cut() -> None:
+    body = "\n".join(["mQENBF" + "aZ09+/" * 10] * 8)
+    pgp = f"-----BEGIN PGP PRIVATE KEY BLOCK-----\n\n{body}\n-----END PGP PRIVATE KEY BLOCK-----"
+    hook, dsn = (
+        "https://discord.com/api/webhooks/1234567890/" + "aB3_" * 12,
+        "https://" + "0af1" * 8 + "@o1.ingest.sentry.io/2",
+    )
+    text = Redactor(secret_values({"SMTPPASS": "hunter2hunter2"})).text(f"{pgp}\n{hook}\n{dsn}\nhunter2hunter2")
+    assert not any(part in text for part in ("mQENBF", "aB3_", "0af1", "hunter2")) and "o1.ingest.sentry.io" in text
+
+
+def test_a_file_of_traces_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
+    with (tmp_path / "session.jsonl").open("wb") as file:
+        file.truncate(5 * 2**30)
+    with pytest.raises(BadInput, match="5368709120 bytes, of 1073741824 at most"):
+        read_file(tmp_path / "session.jsonl")
 
 
 def test_what_the_command_line_prints_holds_no_secret(planted: None) -> None:

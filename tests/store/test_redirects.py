@@ -146,3 +146,15 @@ def test_hugging_face_has_one_region_whatever_the_environment_says(
     with closing(client):
         assert client._client.meta.region_name == "us-east-1"
         assert "%2Fus-east-1%2Fs3%2F" in client.presign("get_object", "k", 60)
+
+
+@pytest.mark.parametrize("own", ["http://169.254.169.254/latest", "https://192.168.1.1/x", "https://nas.local/x"])
+def test_nobody_is_sent_from_the_internet_to_an_address_of_their_own_network(own: str) -> None:
+    with pytest.raises(Astray, match="own network"):
+        next_url("http://bucket.example.com/key", own, 0)
+    assert next_url("http://127.0.0.1:9000/key", own, 0) == own, "who is there already may be"
+    signer = Signer("ed25519:x", lambda data: "")
+    with closing(GatewayClient(Place("http://gateway.example.com", "run"), signer)) as client:
+        for act in (lambda: client.fetch(Ticket(own), 1.0), lambda: client.send(Ticket(own), b"", 1.0)):
+            with pytest.raises(StoreError, match="an address of one's own network: refused"):
+                act()
