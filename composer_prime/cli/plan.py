@@ -1,13 +1,14 @@
 """`composer-prime plan`: what a recipe means, and what its outer loop moves, before anything is started."""
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from composer_prime.cli.recipe_args import RecipeArgument, read_recipe
-from composer_prime.visible import shown
+from composer_prime.redaction import Redactor, secret_values
 
 if TYPE_CHECKING:
     from composer_prime.config import RecipeBase
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_STEP_S = 0.03
 SMALL, LEAST_LR = 100_000_000, 1e-5
+"""Below so many parameters a learning rate below this is warned of."""
 
 
 def plan(
@@ -42,8 +44,8 @@ def plan(
         from composer_prime.sites.preflight import check as preflight
 
         print(preflight(resolved, resolved.site_names)[1])
-    for line in plan_lines(resolved, link_mbit, step_s, site_cores):
-        print(shown(line, lines=True))
+    redactor = Redactor(secret_values(os.environ))
+    print(redactor.text("\n".join(plan_lines(resolved, link_mbit, step_s, site_cores))))
 
 
 def plan_lines(

@@ -15,6 +15,8 @@ from composer_prime.replay.ingest.store import TraceStore
 
 SUFFIXES = (".json", ".jsonl", ".traj")
 SUBAGENTS = "subagents"
+MAX_FILE_BYTES = 2**30
+"""Of one file of traces, which is read whole."""
 
 
 @dataclass
@@ -146,10 +148,6 @@ def _account(report: FileReport, reading: Reading) -> dict[str, Any]:
         "secrets": dict(report.secrets),
         "sessions": [session.id for session in reading.sessions],
     }
-
-
-MAX_FILE_BYTES = 2**30
-"""Of one file of traces, which is read whole."""
 
 
 def _bytes(path: Path) -> bytes:
