@@ -1,7 +1,10 @@
 """The loopback platforms that every executor's tests run over: one line each, imported when a test wants it."""
 
 import importlib
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,3 +28,13 @@ def loopback(name: str, folder: Path) -> LoopbackPlatform:
     place, make = LOOPBACKS[name]
     module, _, kind = place.rpartition(".")
     return make(getattr(importlib.import_module(module), kind), folder)
+
+
+@contextmanager
+def reachable(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackPlatform]:
+    """A loopback that every process started from here reaches, with our command on its path."""
+    with closing(loopback(name, folder)) as opened:
+        for variable, value in opened.environment().items():
+            monkeypatch.setenv(variable, value)
+        monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        yield opened

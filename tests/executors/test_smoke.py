@@ -21,7 +21,7 @@ from composer_prime.volunteers.examination import examine_job
 from tests.architecture import REPOSITORY
 from tests.cli.command_line import call
 from tests.executors.platforms import LoopbackPlatform
-from tests.executors.registry import PLATFORM_PARAMS, loopback
+from tests.executors.registry import PLATFORM_PARAMS, reachable
 from tests.patience import PATIENCE_S, wait_until
 
 RECIPE = REPOSITORY / "recipes/local/two_sites.toml"
@@ -32,11 +32,7 @@ HANGS = "#!/bin/sh\necho it hangs\nexec sleep 1000\n"
 def platform(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[LoopbackPlatform]:
-    """A loopback that every process started from here reaches, with our command on its path."""
-    with closing(loopback(request.param, tmp_path / "platform")) as opened:
-        for name, value in opened.environment().items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    with reachable(request.param, tmp_path / "platform", monkeypatch) as opened:
         yield opened
 
 
@@ -137,6 +133,7 @@ def test_a_job_that_hangs_is_ended(
     process = smoke(platform, uri, *(["--timeout-hours", "0.001"] if how == "time-out" else []))
     if how == "Ctrl-C":
         wait_until(lambda: list(tmp_path.glob("platform/left/.composer-prime/jobs/*/r0/1/log")), "its job")
+        wait_until(lambda: any(key.endswith("/job.json") for key in objects(uri)), "its record")
         process.send_signal(signal.SIGINT)
     code, said = ended(process)
     assert "it hangs" in said, said

@@ -1,7 +1,6 @@
 """A real launch of the demo recipe on each platform's loopback: one replica loses its machine, the run ends right."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from composer_prime.launch.records import LaunchBook, open_launch
 from composer_prime.store import keys, open_store
 from composer_prime.sync.records import Close, Commit, Manifest, Offer
 from tests.executors.platforms import LoopbackPlatform
-from tests.executors.registry import LOOPBACKS, loopback
+from tests.executors.registry import LOOPBACKS, reachable
 from tests.integration.local_runs import REPEATABLE, command, run_paths, started, trained, wait_until
 from tests.patience import PATIENCE_S
 
@@ -34,11 +33,7 @@ with its machine, as a container's disk does, so that the next attempt has nothi
 def platform(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[LoopbackPlatform]:
-    """A loopback that every process started from here reaches, with our command on its path."""
-    with closing(loopback(request.param, tmp_path / "platform")) as opened:
-        for name, value in opened.environment().items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    with reachable(request.param, tmp_path / "platform", monkeypatch) as opened:
         yield opened
 
 
