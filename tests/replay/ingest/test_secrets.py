@@ -25,6 +25,10 @@ EXAMPLES = {
     "AWS key": ("AKIA" + "ABCD1234" * 2, HIDDEN),
     "AWS secret key": ("aws_secret_access_key = " + "aB3/" * 10, "aws_secret_access_key = " + HIDDEN),
     "Google key": ("AIza" + "aB3_-" * 7, HIDDEN),
+    "webhook": (
+        "https://discord.com/api/webhooks/" + "aB3_" * 9,
+        f"https://discord.com/api/webhooks/{HIDDEN}",
+    ),
     "Slack token": ("xoxb-123456789012-abcdef", HIDDEN),
     "private key": (KEY, HIDDEN),
     "bearer token": ("Authorization: Bearer abc.def-ghi_jkl123", "Authorization: Bearer " + HIDDEN),
