@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from composer_prime.config.messages import describe
 from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import Recipe, RecipeBase
+from composer_prime.config.toml import read_toml
 from composer_prime.errors import ConfigError
 
 AnyRecipe = TypeVar("AnyRecipe", bound=RecipeBase)
@@ -83,12 +84,12 @@ def parse_value(text: str) -> Any:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"recipe ({path}) doesn't exist: check the path, or take one from recipes/") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"recipe ({path}) can't be read: {error}: give a TOML file") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise ConfigError(f"recipe ({path}) isn't TOML: {error}: correct that line") from None
 
 

@@ -252,3 +252,6 @@ def test_a_file_that_is_absent_or_no_toml_is_named(tmp_path: Path) -> None:
     assert "can't be read" in complaint(tmp_path)
     (tmp_path / "bad.toml").write_text("max_steps = \n")
     assert "isn't TOML" in complaint(tmp_path / "bad.toml") and "line 1" in complaint(tmp_path / "bad.toml")
+    for nested in ("a = " + "[" * 5000 + "]" * 5000, f"[a{'.a' * 5000}]"):
+        (tmp_path / "deep.toml").write_text(nested)
+        assert "isn't TOML" in complaint(tmp_path / "deep.toml")

@@ -16,6 +16,7 @@ from composer_prime.redaction import SECRET_NAMES_VARIABLE, secret_values
 from composer_prime.store.remote import ANONYMOUS_VARIABLE
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers.invitation import (
+    IDENTITY,
     PREFIX,
     Invitation,
     adopt_environment,
@@ -104,9 +105,10 @@ def test_a_name_that_could_be_a_path_is_refused(field: str, name: str) -> None:
 
 
 def test_credentials_replace_who_one_was_before_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {"AWS_SESSION_TOKEN": "old", "AWS_PROFILE": "work", "HOME": "/home/alice"})
+    monkeypatch.setattr(os, "environ", {**dict.fromkeys(IDENTITY, "mine"), "HOME": "/home/alice"})
     adopt_environment(make(environment={"AWS_ACCESS_KEY_ID": "new", "AWS_SECRET_ACCESS_KEY": "new"}))
     named = {SECRET_NAMES_VARIABLE: "AWS_ACCESS_KEY_ID,AWS_SECRET_ACCESS_KEY", ANONYMOUS_VARIABLE: "0"}
+    assert {"AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_PROFILE"} < {*IDENTITY}
     assert os.environ == {"AWS_ACCESS_KEY_ID": "new", "AWS_SECRET_ACCESS_KEY": "new", "HOME": "/home/alice", **named}
 
 
