@@ -14,10 +14,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from composer_prime.config.paths import RunPaths
 from composer_prime.config.recipe import Recipe, RecipeBase
@@ -40,17 +39,15 @@ PATIENCE_S = 60.0
 REPLY = "no"
 NOWHERE = "http://127.0.0.1:1"
 _FIND_VLLM = "import importlib.util as u; u.find_spec('vllm') or exit('No module named vllm')"
+_ASKED = {"role": "user", "content": "a"}
 
-_SHORTEST = {"string": "a", "integer": 0, "number": 0, "boolean": True, "array": [], "object": {}}
 
-
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """What a rehearsal finds: what is wrong, what it took, and what can't work well."""
 
-    problems: Problems
+    problems: list[str]
     took: list[str]
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str]
 
 
 def check(
@@ -89,16 +86,14 @@ def check(
             partial(check_device, recipe.site.device),
             partial(claim_ports, recipe, sites),
         )
-    warnings, took = list[str](), [f"checked: what needs no import in {time.monotonic() - mark:.1f} s"]
+    found, here = Found([], [], []), f"checked: what needs no import in {time.monotonic() - mark:.1f} s"
     if isinstance(recipe, Recipe):
         problems.gather(partial(check_engine, recipe))
         found = (rehearse or rehearsed)(recipe, sites[-1])
-        for problem in found.problems.found:
+        for problem in found.problems:
             problems.note(problem)
-        took += found.took
-        warnings += found.warnings
     problems.check()
-    return claims[0], "\n".join([", ".join(took), *warnings])
+    return claims[0], "\n".join([", ".join([here, *found.took]), *found.warnings])
 
 
 def check_key(recipe: RecipeBase, site: str) -> None:
@@ -130,17 +125,11 @@ def rehearsed(recipe: Recipe, site: str) -> Found:
         settings = settle_site(untaught, site, inference_port=1, model_dir=Path(scratch), resume=False)
         command, asked = [sys.executable, "-m", "composer_prime.sites.preflight"], settings.model_dump_json()
         done = subprocess.run(command, input=asked, capture_output=True, text=True, env={**os.environ, **QUIET_ENV})
-    problems = Problems()
-    if done.returncode != 0:
-        said = done.stderr.strip().rpartition("\n")[2]
-        problems.note(
-            f"the process that tries the environments ended with {done.returncode} ({said}): try their imports"
-        )
-        return Found(problems, [])
-    found, took, warnings = json.loads(done.stdout)
-    for problem in found:
-        problems.note(problem)
-    return Found(problems, took, warnings)
+    if done.returncode == 0:
+        return Found(*json.loads(done.stdout))
+    said = done.stderr.strip().rpartition("\n")[2]
+    what = "the process that tries the environments ended with"
+    return Found([f"{what} {done.returncode} ({said}): try their imports"], [], [])
 
 
 def main() -> None:
@@ -148,18 +137,17 @@ def main() -> None:
     answer = os.dup(1)
     os.dup2(2, 1)
     gc.disable()  # a fifth of the imports' time
-    found = Found(Problems(), [], [])
-    asyncio.run(_play(SiteSettings.model_validate_json(sys.stdin.read()), found))
-    os.write(answer, json.dumps([list(map(str, found.problems.found)), found.took, found.warnings]).encode())
+    found = asyncio.run(_play(SiteSettings.model_validate_json(sys.stdin.read())))
+    os.write(answer, json.dumps(found).encode())
 
 
-async def _play(settings: SiteSettings, found: Found) -> None:
+async def _play(settings: SiteSettings) -> Found:
     """Set up all environments that are installed, then play one rollout of each, where all is well so far."""
-    mark, model_dir, problems = time.monotonic(), settings.model_dir, found.problems
+    mark, problems, took, warnings = time.monotonic(), Problems(), list[str](), list[str]()
 
     def note(part: str) -> None:
         nonlocal mark
-        found.took.append(f"{part} in {time.monotonic() - mark:.1f} s")
+        took.append(f"{part} in {time.monotonic() - mark:.1f} s")
         mark = time.monotonic()
 
     import verifiers.v1  # noqa: F401
@@ -176,7 +164,7 @@ async def _play(settings: SiteSettings, found: Found) -> None:
     note("environments set up")
     import_tokenizers()
     with problems.noted():
-        model_dir = describe_model(settings.recipe.model.name, model_dir)
+        model_dir = describe_model(settings.recipe.model.name, settings.model_dir)
         check_vocabulary(model_dir)
         check_renderer(settings.recipe.orchestrator.renderer, settings.recipe.model.name, model_dir)
         settings = settings.model_copy(update={"model_dir": model_dir})
@@ -185,14 +173,15 @@ async def _play(settings: SiteSettings, found: Found) -> None:
             for source in sources:
                 with problems.noted():
                     player = rollouts.RolloutPlayer([source], settings, base_url=NOWHERE, model="none")
-                    await check_rollout(source.name, await stack.enter_async_context(player), settings, found.warnings)
+                    await check_rollout(source.name, await stack.enter_async_context(player), settings, warnings)
     note("first prompts and rewards")
+    return Found(list(map(str, problems.found)), took, warnings)
 
 
 async def check_rollout(source: str, player: Any, settings: SiteSettings, warnings: list[str]) -> None:
     """Play an environment's first task. Raises EnvError when its prompt has no room, or its own code fails."""
     seq_len, room = settings.recipe.seq_len, settings.recipe.orchestrator.train.sampling.max_completion_tokens
-    prompts, unreadable, calls = _answer_in_place(seq_len)
+    prompts, unreadable, hidden, calls = _answer_in_place(seq_len)
     group = await player.play_group(0, 0, 1, 0)
     if prompts and prompts[0] >= seq_len:
         raise EnvError(
@@ -203,6 +192,11 @@ async def check_rollout(source: str, player: Any, settings: SiteSettings, warnin
         raise ConfigError(
             f"environment {source!r} has tools, and this model's chat template writes no calls that could be read: set "
             'orchestrator.renderer.tool_parser with the name "default", or take a model that calls tools'
+        )
+    if hidden:
+        warnings.append(
+            f"warning: this model's chat template doesn't write what tools there are, and environment {source!r} has "
+            "some: its policy isn't told of them, unless the prompts do, or a template that shows them is saved"
         )
     if calls and min(calls) > room:
         warnings.append(
@@ -217,19 +211,21 @@ async def check_rollout(source: str, player: Any, settings: SiteSettings, warnin
         )
 
 
-def _answer_in_place(seq_len: int) -> tuple[list[int], list[str], list[int]]:
+def _answer_in_place(seq_len: int) -> tuple[list[int], list[str], list[str], list[int]]:
     """From now on answer what renderers would ask a server. The lists take each prompt's length, each renderer that is
-    given tools and can't read calls, and the length of each tool's shortest call."""
+    given tools and can't read calls, each that writes no tools, and the length of each tool's shortest call."""
     from renderers import OverlongPromptError, client
 
-    prompts, unreadable, calls = list[int](), list[str](), list[int]()
+    prompts, unreadable, hidden, calls = list[int](), list[str](), list[str](), list[int]()
 
     async def generate(*, renderer: Any, prompt_ids: list[int], prompt_attribution: Any, **asked: Any) -> Any:
+        tools, name = asked.get("tools") or (), type(renderer).__name__
         prompts.append(len(prompt_ids))
-        if asked.get("tools") and not getattr(renderer, "supports_tools", True):
-            unreadable.append(type(renderer).__name__)
-        elif not calls:
-            calls.extend(_shortest_call(renderer, tool, asked["tools"]) for tool in asked.get("tools") or ())
+        if tools and not getattr(renderer, "supports_tools", True):
+            unreadable.append(name)
+        elif tools and not calls:
+            calls.extend(_shortest_call(renderer, tool, tools) for tool in tools)
+            hidden.extend([name] * (renderer.render_ids([_ASKED], tools=tools) == renderer.render_ids([_ASKED])))
         if len(prompt_ids) >= seq_len:
             raise OverlongPromptError(prompt_len=len(prompt_ids), max_prompt_len=seq_len)
         said = {"content": REPLY, "finish_reason": "stop", "prompt_attribution": prompt_attribution}
@@ -237,21 +233,18 @@ def _answer_in_place(seq_len: int) -> tuple[list[int], list[str], list[int]]:
         return {"prompt_ids": prompt_ids, "completion_ids": end, "completion_logprobs": [0.0], **said}
 
     client.generate = generate
-    return prompts, unreadable, calls
+    return prompts, unreadable, hidden, calls
 
 
 def _shortest_call(renderer: Any, tool: Any, tools: Any) -> int:
     """Tokens of a call of a tool with what it requires alone, its end included; 0 where the renderer writes none."""
     told = tool.get("function", tool)
-    wanted = told.get("parameters") or {}
-    kinds = {name: wanted["properties"][name].get("type") for name in wanted.get("required", ())}
-    arguments = json.dumps({name: _SHORTEST.get(str(kind), "a") for name, kind in kinds.items()})
+    arguments = json.dumps(dict.fromkeys((told.get("parameters") or {}).get("required", ()), 0))
     called = {"id": "call00001", "type": "function", "function": {"name": told["name"], "arguments": arguments}}
-    asked = {"role": "user", "content": "a"}
     said = {"role": "assistant", "content": "", "tool_calls": [called]}
     try:
-        prompt = renderer.render_ids([asked], tools=tools, add_generation_prompt=True)
-        whole = renderer.render_ids([asked, said], tools=tools)
+        prompt = renderer.render_ids([_ASKED], tools=tools, add_generation_prompt=True)
+        whole = renderer.render_ids([_ASKED, said], tools=tools)
     except Exception:  # whatever a template raises
         return 0
     answer = whole[num_equal(prompt, whole) :]

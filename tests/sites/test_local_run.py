@@ -16,7 +16,7 @@ from rich.console import Console
 
 from composer_prime import metrics
 from composer_prime.config import Recipe, RunPaths, SiteSettings
-from composer_prime.errors import BadInput, ConfigError, Problems, SiteRevoked, StoreUnusable
+from composer_prime.errors import BadInput, ConfigError, SiteRevoked, StoreUnusable
 from composer_prime.metrics import MetricsTape
 from composer_prime.sites.embedded.folder import check_same_recipe, claim_run_folder, claim_site_folder
 from composer_prime.sites.embedded.interrupt import catch_interrupt
@@ -37,7 +37,7 @@ def surroundings(tmp_path: Path, console: Console | None = None, model: str = ""
         console=console or Console(file=io.StringIO()),
         role_command=fake_roles(**roles),  # type: ignore[arg-type]
         model_command=lambda recipe: [sys.executable, "-c", answer],
-        rehearse=lambda recipe, site: Found(Problems(), []),
+        rehearse=lambda recipe, site: Found([], [], []),
     )
 
 

@@ -17,10 +17,11 @@ import psutil
 import pytest
 
 from composer_prime.config.toml import to_toml
-from composer_prime.errors import INSTALL, BadInput, Problems
+from composer_prime.errors import INSTALL, BadInput
 from composer_prime.sites.preflight import Found, check, rehearsed
 from tests.cli.command_line import Answer, call
 from tests.sites.fake_site import small_recipe
+from tests.sites.family_run import save_model
 from tests.sites.tiny_folder import save_random_tiny
 
 PACKAGE = """
@@ -154,9 +155,20 @@ def test_an_answer_too_short_for_any_call_is_warned_of_with_the_value_to_set(tmp
     (warning,) = warnings(16)
     length = int(warning.partition("the shortest has ")[2].split()[0])
     assert warning.startswith("warning: orchestrator.train.sampling.max_completion_tokens (16) cuts every tool call")
-    call = '<tool_call>\n{"name": "open", "arguments": {"box": "a"}}\n</tool_call>'  # a token a byte, and markup
+    call = '<tool_call>\n{"name": "open", "arguments": {"box": 0}}\n</tool_call>'  # a token a byte, and markup
     assert length == len(call) - len("<tool_call></tool_call>") + 2 + len(["<|im_end|>"])
     assert warnings(length) == []
+
+
+@pytest.mark.parametrize(("family", "shows"), [("deepseek-v3", False), ("qwen3", True)])
+def test_a_template_that_shows_no_tools_is_warned_of(tmp_path: Path, family: str, shows: bool) -> None:
+    save_model(tmp_path, family)
+    source = {"name": "boxes", "env": {"taskset": {"id": "tool-letters"}}}
+    recipe = small_recipe(
+        tmp_path, orchestrator={"train": {"source": [source]}}, seq_len=2048, model={"name": str(tmp_path)}
+    )
+    found = rehearsed(recipe, "a")
+    assert not found.problems and shows is not any("doesn't write what tools" in each for each in found.warnings)
 
 
 UNADMITTED = outer(owner="ed25519:" + "A" * 42 + "E=")
@@ -168,7 +180,7 @@ from composer_prime.errors import BadInput, Problems
 from composer_prime.sites.preflight import Found, check
 recipe = load_recipe(Path(sys.argv[1]))
 try:
-    check(recipe, recipe.site_names, rehearse=lambda recipe, site: Found(Problems(), []))
+    check(recipe, recipe.site_names, rehearse=lambda recipe, site: Found([], [], []))
 except BadInput as error:
     print(error)
 assert not {"torch", "transformers", "verifiers"} & {*sys.modules}
@@ -211,7 +223,7 @@ def test_a_quota_and_a_limit_are_told_from_a_full_disk(
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refused)
     with pytest.raises(BadInput, match=f"^output_dir .*: {os.strerror(number)}.*: .*{remedy}"):
-        check(small_recipe(tmp_path), "ab", rehearse=lambda recipe, site: Found(Problems(), []))
+        check(small_recipe(tmp_path), "ab", rehearse=lambda recipe, site: Found([], [], []))
 
 
 @pytest.mark.parametrize("monitor", ["wandb", "trackio"])
@@ -223,7 +235,7 @@ def test_a_monitor_without_its_package_is_refused_before_anything_starts(
     said = f"monitors.{monitor} needs {monitor}, which isn't installed: {INSTALL.format(monitor)}"
     with pytest.raises(BadInput) as refused:
         recipe = small_recipe(tmp_path / "out", monitors={monitor: {}})
-        check(recipe, "ab", rehearse=lambda recipe, site: Found(Problems(), []))
+        check(recipe, "ab", rehearse=lambda recipe, site: Found([], [], []))
     assert str(refused.value) == said
     recipe = written(tmp_path, monitors={monitor: {}}, outer=outer(store=str(tmp_path / "store")))
     assert lines_of(cli("launch", recipe, "--on", "local")) == [said]

@@ -232,25 +232,11 @@ class TemplateRenderer:
         more = dict(self.config.model_extra or {}) | ({} if tools is None else {"tools": list(tools)})
         more |= {"tokenize": False, "add_generation_prompt": add_generation_prompt}
         messages = [{**message, "content": message.get("content") or ""} for message in messages]  # verifiers says None
-        if self._ids_have_nine:
-            messages = [_with_nine(message) for message in messages]
+        messages = [_with_short_ids(message) for message in messages]
         try:
             return self._tokenizer.apply_chat_template([_with_objects(message) for message in messages], **more)
         except TypeError:  # a template that puts the arguments' text in as it is
             return self._tokenizer.apply_chat_template([dict(message) for message in messages], **more)
-
-    @cached_property
-    def _ids_have_nine(self) -> bool:
-        """Whether the template takes no call's id but one of nine letters and digits; verifiers draws longer ones."""
-
-        def writes(call_id: str) -> bool:
-            try:
-                self._tokenizer.apply_chat_template([_USER, self._said(call_id)], tools=[_TOOL], tokenize=False)
-            except Exception:  # whatever a template raises
-                return False
-            return True
-
-        return writes(_CALL_IDS[0]) and not writes("call_zq0")
 
     def _encoded(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -367,7 +353,9 @@ def _found(messages: Messages, text: str) -> list[tuple[int, int, int]]:
     return spans
 
 
-def _with_nine(message: Mapping[str, Any]) -> dict[str, Any]:
+def _with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
+    """With calls' ids of nine letters and digits: some templates take no others, and verifiers draws longer ones."""
+
     def nine(call_id: str) -> str:
         return call_id if re.fullmatch("[A-Za-z0-9]{9}", call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
