@@ -281,6 +281,10 @@ class Executor(ABC):
         lines = [f"job {spec.name}", *(f"  {name:<9}{value}" for name, value in rows.items() if value)]
         return spec.secrets.redact("\n".join(lines))
 
+    def script(self, spec: JobSpec) -> str:
+        """What installs the job's packages: its shell's script, or a Dockerfile after its FROM; "": nothing does."""
+        return spec.installing_command[2] if spec.packages else ""
+
     @abstractmethod
     def price(self, spec: JobSpec) -> Price:
         """The job's cost."""

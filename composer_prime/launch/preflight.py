@@ -176,6 +176,7 @@ def described(plan: LaunchPlan, limits: Limits, problems: Problems, *, logged_in
     logged_in   whether a missing login is a problem, too
     """
     costs: list[float | None] = []
+    scripts: dict[str, list[str]] = {}
     book = LaunchBook(MemoryStore("dry-run"), Launch(number=1, name=f"{plan.recipe.run.name}-XXXXXXXX"))
     with closing(Fleet(book)) as fleet:
         for site in plan.sites:
@@ -190,10 +191,14 @@ def described(plan: LaunchPlan, limits: Limits, problems: Problems, *, logged_in
                 seconds = allowed_s(limits, [], price, wanted_s=plan.timeout_s, waiting=len(plan.sites), now=0.0)
                 shown = executor.describe(replace(spec, timeout_s=max(1, seconds)))
                 costs.append(price.usd_per_hour)
+                scripts.setdefault(executor.script(spec), []).append(site)
                 yield f"site {site} on {on}"
                 yield from (f"  {line}" for line in shown.splitlines())
                 usd = _usd(price.usd_per_hour)
                 yield f"  price {usd} an hour ({price.source}); ends by itself after {seconds / HOUR_S:.2f} h"
+    for script, sites in scripts.items():
+        lines = [f"  {line}" for line in script.splitlines()]
+        yield from lines and [f"before the command of {', '.join(sites)}", *lines]
     quorum, started = plan.recipe.outer.quorum if plan.recipe.outer else 1, len(plan.sites)
     if quorum > started and not plan.is_smoke:
         yield f"outer.quorum ({quorum}) is more than the {started} sites that start: no round closes until others join"

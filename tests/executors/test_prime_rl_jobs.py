@@ -5,10 +5,6 @@ workspace and the extras of its image, or of our job: names, and the versions of
 """
 
 import io
-import os
-import re
-import subprocess
-import sys
 import tomllib
 import zipfile
 from collections.abc import Sequence
@@ -21,13 +17,11 @@ from packaging.requirements import Requirement
 from composer_prime.config import any_from_data
 from composer_prime.errors import BadInput, Problems
 from composer_prime.executors.packages import (
-    CONSTRAINTS,
     CUDA_IMAGE,
     PRIME_RL_COMMITS,
     PRIME_RL_HAS,
     PRIME_RL_IMAGES,
     PRIME_RL_LACKS,
-    PRIME_RL_UV,
     UV_IMAGE,
     Packages,
     packages_of,
@@ -38,11 +32,11 @@ from composer_prime.launch.preflight import described
 from composer_prime.sites.prime_rl.toml import DIALECTS
 from tests.architecture import REPOSITORY
 from tests.executors import stock_image as stock
+from tests.executors.replica import COMMIT, Replica
 from tests.executors.stock_image import install
 
 handmade = stock.handmade
 
-COMMIT = "559b447"
 PRIME: dict[str, Any] = {
     "run": {"name": "small"}, "max_steps": 16, "model": {"name": "Qwen/Qwen3-0.6B"}, "site": {"backend": "prime-rl"},
     "outer": {"store": "s3://bucket/runs"}, "launch": {"gpu": "a10g-largex2"}, "inference": {},
@@ -219,172 +213,11 @@ def test_an_environment_that_conflicts_with_a_versions_lock_is_refused_by_both_n
 # its installation, in a replica
 
 
-PROJECT = """\
-[project]
-name = "prime-rl"
-version = "0.8.0"
-requires-python = ">=3.11"
-dependencies = ["verifiers", "packaging==24.2"]
-
-[project.scripts]
-rl = "prime_rl:main"
-
-[project.optional-dependencies]
-flash-attn = ["pluggy==1.5.0"]
-flash-attn-3 = []
-disagg = []
-quack = ["mccabe"]
-
-[dependency-groups]
-dev = ["toolz"]
-
-[tool.uv]
-required-version = ">=0.11.1"
-exclude-newer = "7 days"
-
-[tool.uv.exclude-newer-package]
-verifiers = false
-
-[tool.uv.workspace]
-members = ["deps/prime-envs/environments/*/*"]
-
-[tool.uv.sources]
-verifiers = { path = "deps/verifiers", editable = true }
-
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[tool.hatch.build.targets.wheel]
-packages = ["src/prime_rl"]
-"""
-VERIFIERS = """\
-[project]
-name = "verifiers"
-dynamic = ["version"]
-requires-python = ">=3.11"
-
-[build-system]
-requires = ["hatchling", "hatch-vcs"]
-build-backend = "hatchling.build"
-
-[tool.hatch.version]
-source = "vcs"
-fallback-version = "0.0.0"
-
-[tool.hatch.version.raw-options]
-local_scheme = "no-local-version"
-"""
-ENVIRONMENT = """\
-[project]
-name = "gsm8k"
-version = "0.1.0"
-requires-python = ">=3.11"
-dependencies = ["verifiers"]
-
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[tool.hatch.build.targets.wheel]
-include = ["gsm8k.py"]
-"""
-MAIN = """\
-import os, sys
-def main():
-    print("rl of", sys.prefix, os.environ["CUDA_HOME"], *sys.argv[1:])
-"""
-
-
-class Replica:
-    """A machine of the CUDA image whose /app, /opt and GitHub are folders here: the last holds tiny repositories that
-    are laid out as PRIME-RL's, with its rules for uv. apt-get notes what it is asked for, and installs nothing."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.github = folder, folder / "github"
-        programs = folder / "programs"
-        programs.mkdir(parents=True)
-        (programs / "apt-get").write_text(f'#!/bin/sh\necho "$@" >> {folder}/apt\n')
-        (programs / "apt-get").chmod(0o755)
-        (programs / "python3").symlink_to(sys.executable)
-        pip = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
-        index = os.environ.get("PIP_INDEX_URL") or subprocess.run(pip, capture_output=True, text=True).stdout.strip()
-        self.env = os.environ | {
-            **({"UV_DEFAULT_INDEX": index} if index else {}),  # uv is to ask where pip asks
-            **({"SSL_CERT_FILE": os.environ["PIP_CERT"]} if "PIP_CERT" in os.environ else {}),
-            "PIP_CACHE_DIR": str(Path.home() / ".cache/pip"),
-            "PATH": f"{programs}:{os.defpath}", "HOME": str(folder), "UV_LINK_MODE": "copy",
-            "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "protocol.file.allow", "GIT_CONFIG_VALUE_0": "always",
-        }  # fmt: skip
-        self.commit = ""
-        self.commit = self._publish()
-
-    def _git(self, repository: str, *arguments: str) -> str:
-        git = ["git", "-C", str(self.github / "PrimeIntellect-ai" / repository), "-c", "user.name=me"]
-        command = [*git, "-c", "user.email=me@example.org", "-c", "init.defaultBranch=main", *arguments]
-        return subprocess.run(command, env=self.env, check=True, capture_output=True, text=True).stdout.strip()
-
-    def _repository(self, name: str, files: dict[str, str]) -> None:
-        folder = self.github / "PrimeIntellect-ai" / name
-        for file, text in {"README": name, **files}.items():
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text(text)
-        self._git(name, "init", "--quiet")
-        self._git(name, "add", ".")
-        self._git(name, "commit", "--quiet", "-m", "first")
-
-    def _publish(self) -> str:
-        """Make the repositories; the commit that stands for PRIME-RL's."""
-        self._repository("verifiers.git", {"pyproject.toml": VERIFIERS, "verifiers/__init__.py": ""})
-        self._git("verifiers.git", "tag", "v0.3.0")
-        self._git("verifiers.git", "commit", "--quiet", "--allow-empty", "-m", "second")
-        environment = "environments/math/gsm8k"
-        self._repository(
-            "prime-envs.git", {f"{environment}/pyproject.toml": ENVIRONMENT, f"{environment}/gsm8k.py": ""}
-        )
-        for name in ("renderers.git", "pydantic-config"):
-            self._repository(name, {})
-        files = {"src/prime_rl/__init__.py": MAIN, "src/prime_rl/monitors/__init__.py": "", "pyproject.toml": PROJECT}
-        self._repository("prime-rl.git", files)
-        for name in ("verifiers", "renderers", "prime-envs", "pydantic-config"):
-            place = f"{self.github}/PrimeIntellect-ai/{name if name == 'pydantic-config' else f'{name}.git'}"
-            self._git("prime-rl.git", "submodule", "--quiet", "add", f"file://{place}", f"deps/{name}")
-        folder = self.github / "PrimeIntellect-ai/prime-rl.git"
-        modules = folder / ".gitmodules"
-        # All but one by ssh, as PRIME-RL names them.
-        text = re.sub(rf"file://{self.github}/(.*\.git)", r"git@github.com:\1", modules.read_text())
-        modules.write_text(text)
-        (uv,) = (each for each in Packages((), prime_rl=COMMIT).preparation if PRIME_RL_UV in each)
-        locked = self.run(f"{uv} && /opt/uv/bin/uv lock --quiet --project {folder}")
-        assert locked.returncode == 0, locked.stderr
-        self._git("prime-rl.git", "add", ".")
-        self._git("prime-rl.git", "commit", "--quiet", "-m", "locked")
-        return self._git("prime-rl.git", "rev-parse", "HEAD")
-
-    def run(self, script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run a script in this machine's own places."""
-        places = {
-            "https://github.com/": f"file://{self.github}/",
-            PRIME_RL_COMMITS[COMMIT]: self.commit,
-            CONSTRAINTS: str(self.folder / "constraints"),
-            "/opt/": f"{self.folder}/opt/",
-            "/app": f"{self.folder}/app",
-        }
-        there = re.sub("|".join(map(re.escape, places)), lambda found: places[found[0]], script)
-        env, words = self.env | variables, ["sh", "-c", there, *arguments]
-        return subprocess.run(words, cwd=self.folder, env=env, capture_output=True, text=True)
-
-    def installed(self) -> dict[str, str]:
-        done = self.run("/opt/uv/bin/uv pip list --no-config --quiet --python /app/.venv --format freeze")
-        return dict(line.split("==") for line in done.stdout.split())
-
-
 @pytest.fixture(scope="module")
 def replica(tmp_path_factory: pytest.TempPathFactory) -> Replica:
     """One that is as the commands before the wheels leave it."""
     machine = Replica(tmp_path_factory.mktemp("machine"))
-    for command in Packages((), prime_rl=COMMIT).preparation:
-        assert (done := machine.run(command)).returncode == 0, f"{command}: {done.stderr}"
+    machine.prepare()
     return machine
 
 
@@ -410,7 +243,8 @@ def test_a_job_runs_beside_the_prime_rl_that_it_has_installed(replica: Replica) 
     assert (program, option) == ("sh", "-c")
     done = replica.run(script, *words, **dict.fromkeys(packages.links, served.as_uri()))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-2:] == [COMMIT, f"rl of {replica.folder}/app/.venv /usr/local/cuda @ it.toml"]
+    version, _, rl = done.stdout.splitlines()[-3:]
+    assert (version, rl) == (COMMIT, f"rl of {replica.folder}/app/.venv /usr/local/cuda @ it.toml")
     found = replica.installed()
     assert {"composer-prime", *PRIME_RL_LACKS} <= found.keys() and "torch" not in found
     assert (found["verifiers"], found["packaging"]) == ("0.3.1.dev1", "24.2")

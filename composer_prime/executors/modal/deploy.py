@@ -77,9 +77,7 @@ def app_name(spec: JobSpec) -> str:
 
     Keyed by this machine's token, so that it tells nothing of the secrets.
     """
-    image: list[Any] = [spec.image or UV_IMAGE, spec.registry_secret]
-    if spec.packages:
-        image += [spec.packages.pins, *(wheel.sha256 for wheel in spec.packages.wheels())]
+    image = [spec.image or UV_IMAGE, spec.registry_secret, dockerfile(spec)]
     made_of = {**_settings(spec), "image": image, "secrets": spec.secrets.reveal(), "body": BODY.read_text()}
     text = json.dumps(made_of, sort_keys=True)
     return f"{object_name(spec.run)}-{hmac.new(token()[1].encode(), text.encode(), hashlib.sha256).hexdigest()[:12]}"
@@ -113,20 +111,24 @@ def _deploy(client: modal.Client, name: str, spec: JobSpec) -> None:
         app.deploy(client=client)
 
 
-def _image(spec: JobSpec, folder: Path) -> modal.Image:
-    """The job's image, with its packages in it, which Modal builds once and keeps.
-
-    folder   for the wheels, until the app is deployed
-    """
-    login = None if spec.registry_secret is None else modal.Secret.from_name(spec.registry_secret)
-    image, paths = modal.Image.from_registry(spec.image or UV_IMAGE, secret=login), []
-    if spec.packages is None:
-        return image
-    if spec.packages.preparation:  # before the wheels, so that Modal keeps it for the next ones
-        image = image.run_commands(*spec.packages.preparation).env(CUDA_VARIABLES)
-    for wheel in spec.packages.wheels():
-        (folder / wheel.file).write_bytes(wheel.data)
-        paths.append(f"/opt/{wheel.sha256[:12]}/{wheel.file}")  # a supervisor there hands it on
-        image = image.add_local_file(folder / wheel.file, paths[-1], copy=True)
+def dockerfile(spec: JobSpec) -> tuple[list[str], list[str], list[str]]:
+    """The lines after its FROM that make the job's image: before its wheels, to bring them, and to install them."""
+    if (packages := spec.packages) is None:
+        return [], [], []
+    before = [f"RUN {each}" for each in packages.preparation]
+    before += [f"ENV {name}={value}" for name, value in CUDA_VARIABLES.items() if before]
+    paths = [f"/opt/{wheel.sha256[:12]}/{wheel.file}" for wheel in packages.wheels()]  # a supervisor there hands it on
     backend = "cpu" if spec.resources.gpu is None else None  # no GPU is there to ask while an image is built
-    return image.run_commands(*spec.packages.commands([shlex.quote(path) for path in paths], backend))
+    installs = packages.commands([shlex.quote(path) for path in paths], backend)
+    return before, [f"COPY {Path(path).name} {path}" for path in paths], [f"RUN {each}" for each in installs]
+
+
+def _image(spec: JobSpec, folder: Path) -> modal.Image:
+    """The job's image, which Modal builds once and keeps, in parts; its wheels are in `folder` until then."""
+    login = None if spec.registry_secret is None else modal.Secret.from_name(spec.registry_secret)
+    before, copies, installs = dockerfile(spec)
+    image = modal.Image.from_registry(spec.image or UV_IMAGE, secret=login).dockerfile_commands(before)
+    for wheel, copy in zip(spec.packages.wheels() if spec.packages else (), copies, strict=True):
+        (folder / wheel.file).write_bytes(wheel.data)
+        image = image.add_local_file(folder / wheel.file, copy.split()[-1], copy=True)
+    return image.dockerfile_commands(installs)

@@ -24,7 +24,7 @@ from composer_prime.executors.base import Executor, Job, JobSpec, JobState, JobS
 from composer_prime.executors.local.executor import split_lines
 from composer_prime.executors.modal import limits
 from composer_prime.executors.modal.client import FAILURES, Connection, token
-from composer_prime.executors.modal.deploy import TIMEOUT_MARGIN_S, deployed_function, machine, object_name
+from composer_prime.executors.modal.deploy import TIMEOUT_MARGIN_S, deployed_function, dockerfile, machine, object_name
 from composer_prime.executors.modal.job_body import TIMEOUT_GRACE_S, first
 from composer_prime.executors.unique_jobs import end_job
 
@@ -107,6 +107,9 @@ class ModalExecutor(Executor):
     def machine(self, spec: JobSpec) -> str:
         asked = ", ".join(f"{name} {value}" for name, value in machine(spec.resources).items() if value)
         return f"a container of Modal's: {asked or 'an eighth of a core'}"
+
+    def script(self, spec: JobSpec) -> str:
+        return "\n".join(line for part in dockerfile(spec) for line in part)
 
     def price(self, spec: JobSpec) -> Price:
         return replace(limits.price(spec.resources), overrun_s=OVERRUN_S)
