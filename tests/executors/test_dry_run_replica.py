@@ -57,7 +57,6 @@ class Job:
     files    that a Dockerfile copies, by their place
     """
 
-    machine: str
     image: str
     script: str
     command: list[str]
@@ -76,7 +75,6 @@ def shown_in(printed: str) -> Job:
     rows = dict(re.findall(r"^    (\S+) +(.*)$", about, re.MULTILINE))
     lines = re.match(r"(  .*\n)*", rest)
     return Job(
-        machine=rows["machine"],
         image=rows.get("image", ""),
         script="\n".join(line.removeprefix("  ") for line in lines[0].splitlines()) if lines else "",
         command=shlex.split(rows["command"]),
