@@ -93,7 +93,7 @@ def main():
     print("rl of", sys.prefix, os.environ.get("CUDA_HOME"), *sys.argv[1:])
 """
 STAND_INS = {
-    "the image": "this machine, with folders for /app and /opt",
+    "the image": "this machine, with folders for /app and /opt; PRIME-RL's own has a tiny one",
     "apt-get": "notes what it is asked for, and installs nothing",
     "github.com": "tiny repositories in a folder, laid out as PRIME-RL's, with its rules for uv",
     "rl": "prints its arguments and ends: no GPU is there",
@@ -186,8 +186,10 @@ class Replica:
         return subprocess.run(words, cwd=self.folder, env=env, capture_output=True, text=True)
 
     def prepare(self) -> None:
-        """Install PRIME-RL at its commit."""
+        """Install PRIME-RL at its commit, by the uv that is there already."""
         for command in Packages((), prime_rl=COMMIT).preparation:
+            if PRIME_RL_UV in command:
+                continue
             assert (done := self.run(command)).returncode == 0, f"{command}: {done.stderr}"
 
     def keep_image(self) -> None:

@@ -5,6 +5,7 @@
 prints by platform the steps that ran, and what stood in for the platform, the image, GitHub and the GPU.
 """
 
+import json
 import os
 import pickle
 import re
@@ -19,8 +20,13 @@ from typing import Any
 
 import pytest
 
-from composer_prime.errors import ModelError
+from composer_prime.config import load_any
+from composer_prime.errors import ModelError, Problems
 from composer_prime.executors.packages import CUDA_IMAGE, CUDA_VARIABLES, LINK_VARIABLE, PRIME_RL_IMAGES, packages_of
+from composer_prime.executors.prices import shipped
+from composer_prime.launch.budget import Limits
+from composer_prime.launch.plan import plan_launch
+from composer_prime.launch.preflight import described
 from tests.architecture import REPOSITORY
 from tests.cli.command_line import call
 from tests.executors.registry import loopback
@@ -31,15 +37,15 @@ from tests.servers.moto_server import BUCKET
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells whose child rl is")
 
-RECIPE = str(REPOSITORY / "recipes/multi_site/reverse_text_2.toml")
+RECIPE = REPOSITORY / "recipes/multi_site/reverse_text_2.toml"
 KEYS = {"AWS_ACCESS_KEY_ID": "an-id-of-tests", "AWS_SECRET_ACCESS_KEY": "a-secret-of-tests"}
 GPUS = {"hf-jobs": "a10g-largex2", "sky": "B200"}
 PLATFORMS = {
     "modal": "its client and a loopback server",
     "hf-jobs": "its client and a loopback server",
     "sky": "a loopback server",
-    "ssh": "asyncssh's server on this machine, where ~/.composer-prime/venv has PRIME-RL and composer-prime",
-    "local": "this machine, where the PATH has PRIME-RL's rl",
+    "ssh": "asyncssh's server on this machine, where ~/.composer-prime/venv has a tiny PRIME-RL and composer-prime",
+    "local": "this machine, where the PATH has a tiny PRIME-RL's rl",
 }
 """What stands in for each."""
 ELSEWHERE = {"the bucket": "moto's S3 server", "huggingface.co": "a server that answers 503"}
@@ -50,13 +56,15 @@ OR_END = " || exit 1\n"
 
 @dataclass(frozen=True)
 class Job:
-    """A job as a dry run shows it, or as its platform is given it.
+    """A job as a dry run shows it, or as its platform is given it: then with more, which isn't compared.
 
     script   what comes before its command: a shell's, or a Dockerfile
     whole    the shell's words that hold script and command
     files    that a Dockerfile copies, by their place
+    values   of the secrets, by their names
     """
 
+    machine: str
     image: str
     script: str
     command: list[str]
@@ -65,8 +73,7 @@ class Job:
     timeout_s: int
     whole: str = field(default="", compare=False)
     files: Mapping[str, bytes] = field(default_factory=dict, compare=False)
-    values: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """Of its secrets."""
+    values: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 def shown_in(printed: str) -> Job:
@@ -75,6 +82,7 @@ def shown_in(printed: str) -> Job:
     rows = dict(re.findall(r"^    (\S+) +(.*)$", about, re.MULTILINE))
     lines = re.match(r"(  .*\n)*", rest)
     return Job(
+        machine=rows["machine"],
         image=rows.get("image", ""),
         script="\n".join(line.removeprefix("  ") for line in lines[0].splitlines()) if lines else "",
         command=shlex.split(rows["command"]),
@@ -87,42 +95,66 @@ def shown_in(printed: str) -> Job:
 def given_to_modal(platform: Any) -> Job:
     servicer, (call,) = platform.servicer, platform.servicer.calls.by_id.values()
     (job,), _ = pickle.loads(call.input.args)
+    function = servicer.functions[call.function_id]
+    has, gpu = function.definition.resources, function.definition.resources.gpu_config
+    cpus, mib = (has.milli_cpu / 1000, has.milli_cpu_max / 1000), (has.memory_mb, has.memory_mb_max)
     base, *lines = (line for line in servicer.built if line.strip() and line != "FROM base")
     (wheel,) = (each for each in servicer.mounted if each.startswith("/opt/"))
     (data,) = (data for sha256, data in servicer._files.items() if sha256.startswith(wheel.split("/")[2]))
     script = [f"COPY {Path(wheel).name} {wheel}" if line.startswith("COPY ") else line for line in lines]
-    secrets = servicer.functions[call.function_id].secrets
     return Job(
-        base.removeprefix("FROM "), "\n".join(script), job["command"], job["env"], frozenset(secrets), job["timeout_s"],
-        files={wheel: data}, values=secrets,
-    )  # fmt: skip
+        machine=f"a container of Modal's: gpu {gpu.gpu_type}:{gpu.count}, cpu {cpus}, memory {mib}",
+        image=base.removeprefix("FROM "),
+        script="\n".join(script),
+        command=job["command"],
+        env=job["env"],
+        secrets=frozenset(function.secrets),
+        timeout_s=job["timeout_s"],
+        files={wheel: data},
+        values=function.secrets,
+    )
 
 
 def given_to_hf_jobs(platform: Any) -> Job:
     (hosted,) = platform.hosted.values()
     asked = hosted.request
     words = [*asked["command"], *asked["arguments"]]
-    return given_as(
-        asked["dockerImage"], words, shlex.join(words), asked["environment"], asked["secrets"], asked["timeoutSeconds"]
+    (flavor,) = (each for each in shipped("hf-jobs") if each.name == asked["flavor"])
+    return Job(
+        machine=f"flavor {flavor}",
+        image=asked["dockerImage"],
+        env=asked["environment"],
+        timeout_s=asked["timeoutSeconds"],
+        whole=shlex.join(words),
+        values=asked["secrets"],
+        **installing(words, asked["secrets"]),
     )
 
 
 def given_to_sky(platform: Any) -> Job:
     (task,) = platform.tasks
-    run, image = task["run"], task["resources"]["image_id"].removeprefix("docker:")
-    found = re.search(r'timeout --kill-after=\d+ "\$left" (.*) 2>&1$', run, re.MULTILINE | re.DOTALL)
+    run, resources = task["run"], task["resources"]
+    command = re.search(r'timeout --kill-after=\d+ "\$left" (.*) 2>&1$', run, re.MULTILINE | re.DOTALL)
     timeout = re.search(r"left=(\d+)$", run, re.MULTILINE)
-    assert found and timeout
-    return given_as(image, shlex.split(found[1]), run, task["envs"], task["secrets"], int(timeout[1]))
+    assert command and timeout
+    return Job(
+        machine=f"SkyPilot's ({platform.url}) by resources {json.dumps(resources)}",
+        image=resources["image_id"].removeprefix("docker:"),
+        env=task["envs"],
+        timeout_s=int(timeout[1]),
+        whole=run,
+        values=task["secrets"],
+        **installing(shlex.split(command[1]), task["secrets"]),
+    )
 
 
-def given_as(image: str, words: list[str], whole: str, env: Any, secrets: Any, timeout_s: int) -> Job:
-    """Of a job that installs its packages itself: by links, which are no news to whoever sees the script."""
+def installing(words: Sequence[str], secrets: Mapping[str, str]) -> dict[str, Any]:
+    """Of a job that installs its packages itself: by links, which its script names."""
     program, option, script, name, *command = words
     assert (program, option, name) == ("sh", "-c", "sh")
     links = {each for each in secrets if each.startswith(LINK_VARIABLE)}
     assert links and f"unset {' '.join(sorted(links))}{OR_END}" in script
-    return Job(image, script, command, env, frozenset(secrets) - links, timeout_s, whole, values=secrets)
+    return {"script": script, "command": command, "secrets": frozenset(secrets) - links}
 
 
 def run_image(replica: Replica, shown: Job, given: Job) -> tuple[list[str], CompletedProcess[str]]:
@@ -155,8 +187,8 @@ def run_script(replica: Replica, shown: Job, given: Job) -> tuple[list[str], Com
     assert whole != given.whole
     env = {**path_of(replica, shown), **shown.env, **given.values}
     done = replica.run(f"exec bash -c {shlex.quote(whole)}", **env)
-    ran = len((replica.folder / "ran").read_text())
-    return steps[:ran], done
+    assert len((replica.folder / "ran").read_text()) == len(steps), done.stdout + done.stderr
+    return steps, done
 
 
 def path_of(replica: Replica, job: Job) -> dict[str, str]:
@@ -213,7 +245,7 @@ def platform(on: str, moto: S3Server, tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.fixture
 def launch(on: str, version: str, platform: Any) -> list[str]:
     """The words of a launch of one site."""
-    words = ["launch", RECIPE, "--on", platform.launch_option(), "--sites", "a", "--gpu", GPUS.get(on, "L4")]
+    words = ["launch", str(RECIPE), "--on", platform.launch_option(), "--sites", "a", "--gpu", GPUS.get(on, "L4")]
     settings = {"outer.store": store_of(on, version), "prime_rl.version": version, "launch.timeout_hours": "12"}
     return [*words, *(each for name in settings for each in (f"--{name}", settings[name])), "--unchecked"]
 
@@ -242,8 +274,9 @@ def report(on: str, job: Job, ran: Sequence[str], rl: str, stand_ins: Mapping[st
     print("\n".join(["", f"{on}{image}: these ran", *steps, "and reached", f"  {rl}", "with stand-ins for", *instead]))
 
 
-@pytest.mark.parametrize("version", [COMMIT, "0.8.0"])
-@pytest.mark.parametrize("on", INSTALLING)
+@pytest.mark.parametrize(
+    ("on", "version"), [*((on, COMMIT) for on in INSTALLING), ("modal", "0.8.0"), ("hf-jobs", "0.8.0")]
+)
 def test_each_step_that_a_dry_run_shows_is_its_platforms_and_runs_up_to_rl(
     on: str, version: str, platform: Any, launch: list[str], cli: Callable[..., str], replica: Replica
 ) -> None:
@@ -284,7 +317,18 @@ def test_on_a_machine_of_ones_own_a_dry_run_shows_the_command_which_runs_up_to_r
     assert (shown.image, shown.script) == ("", "")
     cli(*launch, "--poll-s", "0.2")
     rl = assert_reached_rl(cli("logs", run_of(on, version)), shown.command, environment)
-    report(on, shown, [], rl, {"rl": STAND_INS["rl"]})
+    report(on, shown, [], rl, {name: how for name, how in STAND_INS.items() if name not in ("the image", *IN_SCRIPTS)})
+
+
+@pytest.mark.parametrize(("on", "scripts"), [("modal", ["a, b, c, d"]), ("modal:1,hf-jobs:3", ["a", "b, c, d"])])
+def test_sites_that_install_alike_have_one_script_in_a_dry_run(on: str, scripts: list[str]) -> None:
+    recipe = load_any(RECIPE.with_name("math_4b_4.toml"), ["--launch.gpu", "H200"])
+    plan, problems = plan_launch(recipe, on, environment={}), Problems()
+    printed = list(described(plan, Limits(), problems, logged_in=False))
+    problems.check()
+    headings = [line for line in printed if line.startswith("before")]
+    assert headings == [f"before the command of {each}" for each in scripts]
+    assert sum("python3 -m composer_prime.sites.prime_rl" in line for line in printed) == len(scripts)
 
 
 def own_machine(replica: Replica) -> Path:
