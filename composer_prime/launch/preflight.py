@@ -197,8 +197,9 @@ def described(plan: LaunchPlan, limits: Limits, problems: Problems, *, logged_in
                 usd = _usd(price.usd_per_hour)
                 yield f"  price {usd} an hour ({price.source}); ends by itself after {seconds / HOUR_S:.2f} h"
     for script, sites in scripts.items():
-        lines = [f"  {line}" for line in script.splitlines()]
-        yield from lines and [f"before the command of {', '.join(sites)}", *lines]
+        if script:
+            yield f"before the command of {', '.join(sites)}"
+            yield from (f"  {line}" for line in script.splitlines())
     quorum, started = plan.recipe.outer.quorum if plan.recipe.outer else 1, len(plan.sites)
     if quorum > started and not plan.is_smoke:
         yield f"outer.quorum ({quorum}) is more than the {started} sites that start: no round closes until others join"

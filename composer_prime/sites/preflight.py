@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -195,8 +195,8 @@ async def check_rollout(source: str, player: Any, settings: SiteSettings, warnin
         )
     if hidden:
         warnings.append(
-            f"warning: this model's chat template doesn't write what tools there are, and environment {source!r} has "
-            "some: its policy isn't told of them, unless the prompts do, or a template that shows them is saved"
+            f"warning: this model's chat template doesn't list tools, and environment {source!r} has some: describe "
+            "them in its prompts, or save a template that lists them"
         )
     if calls and min(calls) > room:
         warnings.append(
@@ -213,7 +213,7 @@ async def check_rollout(source: str, player: Any, settings: SiteSettings, warnin
 
 def _answer_in_place(seq_len: int) -> tuple[list[int], list[str], list[str], list[int]]:
     """From now on answer what renderers would ask a server. The lists take each prompt's length, each renderer that is
-    given tools and can't read calls, each that writes no tools, and the length of each tool's shortest call."""
+    given tools and can't read calls, each that doesn't list tools, and the length of each tool's shortest call."""
     from renderers import OverlongPromptError, client
 
     prompts, unreadable, hidden, calls = list[int](), list[str](), list[str](), list[int]()
@@ -225,7 +225,9 @@ def _answer_in_place(seq_len: int) -> tuple[list[int], list[str], list[str], lis
             unreadable.append(name)
         elif tools and not calls:
             calls.extend(_shortest_call(renderer, tool, tools) for tool in tools)
-            hidden.extend([name] * (renderer.render_ids([_ASKED], tools=tools) == renderer.render_ids([_ASKED])))
+            with suppress(Exception):  # whatever a template raises
+                if renderer.render_ids([_ASKED], tools=tools) == renderer.render_ids([_ASKED]):
+                    hidden.append(name)
         if len(prompt_ids) >= seq_len:
             raise OverlongPromptError(prompt_len=len(prompt_ids), max_prompt_len=seq_len)
         said = {"content": REPLY, "finish_reason": "stop", "prompt_attribution": prompt_attribution}

@@ -160,15 +160,15 @@ def test_an_answer_too_short_for_any_call_is_warned_of_with_the_value_to_set(tmp
     assert warnings(length) == []
 
 
-@pytest.mark.parametrize(("family", "shows"), [("deepseek-v3", False), ("qwen3", True)])
-def test_a_template_that_shows_no_tools_is_warned_of(tmp_path: Path, family: str, shows: bool) -> None:
+@pytest.mark.parametrize(("family", "lists"), [("deepseek-v3", False), ("qwen3", True)])
+def test_a_template_that_lists_no_tools_is_warned_of(tmp_path: Path, family: str, lists: bool) -> None:
     save_model(tmp_path, family)
     source = {"name": "boxes", "env": {"taskset": {"id": "tool-letters"}}}
     recipe = small_recipe(
         tmp_path, orchestrator={"train": {"source": [source]}}, seq_len=2048, model={"name": str(tmp_path)}
     )
     found = rehearsed(recipe, "a")
-    assert not found.problems and shows is not any("doesn't write what tools" in each for each in found.warnings)
+    assert not found.problems and lists is not any("doesn't list tools" in each for each in found.warnings)
 
 
 UNADMITTED = outer(owner="ed25519:" + "A" * 42 + "E=")
