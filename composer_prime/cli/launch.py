@@ -158,7 +158,7 @@ def _checked(
         problems.gather(lambda: check_bucket(plan.recipe, None, new_run=False))
         if "local" in plan.platforms and isinstance(plan.recipe, Recipe):
             problems.gather(*package_checks(plan.recipe))
-    planned = list(described(plan, limits, problems, logged_in=not dry_run))
+    planned = list(described(plan, limits, problems, dry_run=dry_run))
     problems.check()
     return planned
 

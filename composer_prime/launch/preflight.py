@@ -169,11 +169,11 @@ def traffic_line(recipe: RecipeBase, numels: Sequence[int], num_sites: int, uri:
     return f"bucket traffic: all sites fetch {gb:.2f} GB in {rounds} rounds, joins not counted, {cost} ({source})"
 
 
-def described(plan: LaunchPlan, limits: Limits, problems: Problems, *, logged_in: bool) -> Iterator[str]:
+def described(plan: LaunchPlan, limits: Limits, problems: Problems, *, dry_run: bool) -> Iterator[str]:
     """Line by line, what would be started and what that costs an hour, asked of the platforms without starting
     anything; what they would refuse is noted.
 
-    logged_in   whether a missing login is a problem, too
+    dry_run   nothing will be: what installs packages is shown, too, and a missing login is no problem
     """
     costs: list[float | None] = []
     scripts: dict[str, list[str]] = {}
@@ -184,7 +184,7 @@ def described(plan: LaunchPlan, limits: Limits, problems: Problems, *, logged_in
                 on, spec = plan.places[site], fleet.spec(plan, site, 1)
                 executor = fleet.executor(on)
                 executor.check(spec)
-                if logged_in:
+                if not dry_run:
                     executor.log_in()
                 price = fleet.price(plan, spec)
                 check_bounded(limits, price, on)
@@ -197,7 +197,7 @@ def described(plan: LaunchPlan, limits: Limits, problems: Problems, *, logged_in
                 usd = _usd(price.usd_per_hour)
                 yield f"  price {usd} an hour ({price.source}); ends by itself after {seconds / HOUR_S:.2f} h"
     for script, sites in scripts.items():
-        if script:
+        if script and dry_run:
             yield f"before the command of {', '.join(sites)}"
             yield from (f"  {line}" for line in script.splitlines())
     quorum, started = plan.recipe.outer.quorum if plan.recipe.outer else 1, len(plan.sites)

@@ -80,8 +80,8 @@ def test_a_site_that_needs_a_gpu_is_not_planned_without_one(on: str) -> None:
 def test_a_quorum_that_the_sites_can_not_reach_is_said() -> None:
     plan, problems = planned(small_recipe(outer={"store": "s3://b/r", "quorum": 3}), "local"), Problems()
     said = "outer.quorum (3) is more than the 2 sites that start: no round closes until others join"
-    assert said in list(described(plan, Limits(), problems, logged_in=False))
-    assert not any("quorum" in line for line in described(small_plan(), Limits(), problems, logged_in=False))
+    assert said in list(described(plan, Limits(), problems, dry_run=True))
+    assert not any("quorum" in line for line in described(small_plan(), Limits(), problems, dry_run=True))
 
 
 @pytest.mark.parametrize("on", ["modal", "hf-jobs", "ssh:gpu1"])

@@ -324,7 +324,7 @@ def test_on_a_machine_of_ones_own_a_dry_run_shows_the_command_which_runs_up_to_r
 def test_sites_that_install_alike_have_one_script_in_a_dry_run(on: str, scripts: list[str]) -> None:
     recipe = load_any(RECIPE.with_name("math_4b_4.toml"), ["--launch.gpu", "H200"])
     plan, problems = plan_launch(recipe, on, environment={}), Problems()
-    printed = list(described(plan, Limits(), problems, logged_in=False))
+    printed = list(described(plan, Limits(), problems, dry_run=True))
     problems.check()
     headings = [line for line in printed if line.startswith("before")]
     assert headings == [f"before the command of {each}" for each in scripts]

@@ -100,7 +100,7 @@ def test_a_launch_table_is_checked_as_every_table(table: dict[str, Any], said: s
 
 def test_a_dry_run_says_what_it_would_start_and_cost_and_no_secret() -> None:
     plan, problems = small_plan(replicas=2, usd_per_hour=1.5), Problems()
-    text = "\n".join(described(plan, Limits(max_usd=6.0), problems, logged_in=False))
+    text = "\n".join(described(plan, Limits(max_usd=6.0), problems, dry_run=True))
     problems.check()
     assert "replica s3://bucket/runs/small --launch 1 --site r0 --attempt 1" in text and "--site r1" in text
     assert "$3.00 an hour" in text and "ends by itself after 1.99 h" in text

@@ -77,7 +77,7 @@ def test_a_dry_run_says_which_image_a_version_takes_and_what_is_installed_on_it(
     gpu = "a10g-largex2" if on == "hf-jobs" else "L4"
     recipe = any_from_data({**PRIME, "prime_rl": {"version": version}, "launch": {"gpu": gpu}})
     plan = plan_launch(recipe, on, environment={})
-    shown = " ".join(" ".join(described(plan, Limits(), problems := Problems(), logged_in=False)).split())
+    shown = " ".join(" ".join(described(plan, Limits(), problems := Problems(), dry_run=True)).split())
     problems.check()
     if version == COMMIT:
         assert f"image {CUDA_IMAGE} installs PRIME-RL {COMMIT} from its lock, composer-prime " in shown
