@@ -17,7 +17,7 @@ VLLM_VENV := .venv-vllm
 VLLM_VERSION := 0.32.0
 VLLM_STAMP := $(VLLM_VENV)/.installed-$(VLLM_VERSION)
 PRIME_RL_VENV := .venv-prime-rl
-# The verifiers that the checkout was made for: 0.3.1.dev62 for 559b447, 0.2.2.dev76 for v0.8.0, 0.2.0 for v0.7.0.
+# The verifiers that the checkout was made for: 0.3.1.dev62 for 559b447, 0.2.2.dev76 for v0.8.0.
 PRIME_RL_VERIFIERS ?= 0.3.1.dev62
 PRIME_RL_STAMP := $(PRIME_RL_VENV)/.installed-$(PRIME_RL_VERIFIERS)
 PRIME_RL_REQUIREMENTS := tests/sites/prime_rl/requirements.txt

@@ -98,8 +98,9 @@ def launch(
     plan = smoke_plan(plan) if smoke else plan
     wait = {"hang_after_s": hang_after or None, "stall_after_s": plan.recipe.launch.stall_after_s or None}
     limits = Limits(max_restarts, max_preemptions, max_timeouts, max_usd=max_cost, max_hours=max_hours, **wait)
-    if not (dry_run or smoke or no_limit):
-        _want_limit(plan, limits, problems)
+    if plan.rented and not (max_cost or dry_run or smoke or no_limit):
+        billed = f"jobs on {', '.join(plan.rented)} are billed"
+        problems.note(f"{billed}: say by --max-cost how many dollars all of them may cost, or --no-limit")
     planned = _checked(plan, limits, problems, dry_run=dry_run, unchecked=unchecked)
     if dry_run:
         print("\n".join([*planned, "nothing was started"]))
@@ -107,14 +108,6 @@ def launch(
     if plan.rented:
         _ask(planned, yes=yes)
     raise typer.Exit(_smoke(plan, limits, poll_s) if smoke else _launch(plan, limits, poll_s, detach, supervise_on))
-
-
-def _want_limit(plan: "LaunchPlan", limits: "Limits", problems: "Problems") -> None:
-    if plan.rented and not limits.max_usd:
-        problems.note(
-            f"jobs on {', '.join(plan.rented)} are billed: say by --max-cost how many dollars all of them may cost, or "
-            "--no-limit"
-        )
 
 
 def _ask(planned: list[str], *, yes: bool) -> None:

@@ -98,7 +98,7 @@ class Layout:
 class PrimeRlConfig(Table):
     """`[prime_rl]`: the PRIME-RL that runs the sites."""
 
-    version: Literal["auto", "0.7.0", "0.8.0", "559b447"] = "auto"
+    version: Literal["auto", "0.8.0", "559b447"] = "auto"
     """The version whose keys are written; "auto" asks the installed one. A launch without an image takes this one."""
 
     command: tuple[str, ...] = Field(default=("rl",), min_length=1)
@@ -256,7 +256,7 @@ class PrimeRecipe(RecipeBase):
                 "optimizer holds: use trainer.model.optim_cpu_offload or fsdp_cpu_offload"
             )
         timeout = self.upstream_value("weight_broadcast.timeout", BROADCAST_TIMEOUT_S)
-        older = self.prime_rl.version in ("0.7.0", "0.8.0")  # they have no such limit
+        older = self.prime_rl.version == "0.8.0"  # it has no such limit
         timed = not older and self.broadcast != "filesystem" and isinstance(timeout, int | float)
         if self.outer and timed and self.outer.grace_s >= timeout:
             raise ValueError(

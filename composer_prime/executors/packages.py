@@ -30,8 +30,8 @@ from composer_prime.store.base import MAX_CREATE_BYTES
 
 UV_IMAGE = "ghcr.io/astral-sh/uv:0.9.7-python3.12-bookworm-slim"
 """A Python and uv, nothing else."""
-PRIME_RL_IMAGES = {version: f"ghcr.io/primeintellect-ai/prime-rl:v{version}" for version in ("0.7.0", "0.8.0")}
-"""PRIME-RL's own by version, with uv; the environment in each is that of its lock."""
+PRIME_RL_IMAGES = {"0.8.0": "ghcr.io/primeintellect-ai/prime-rl:v0.8.0"}
+"""PRIME-RL's own by version, with uv; the environment in it is that of its lock."""
 PRIME_RL_COMMITS = {"559b447": "559b44772e471d1538537b8805cc77f3824a5e64"}
 """The versions without an image, which a job installs from their locks."""
 CUDA_IMAGE = "nvidia/cuda:12.8.1-cudnn-devel-ubuntu24.04"
@@ -53,11 +53,11 @@ PRIME_RL_LACKS = ("detect-secrets", "zstandard")
 _LOCKED = {
     "aiohttp": "3.13.5", "datasets": "4.6.1", "httpx": "0.28.1", "huggingface-hub": "1.16.1", "numpy": "2.3.5",
     "openai": "2.38.0", "pandas": "3.0.3", "pydantic": "2.13.4", "torch": "2.11.0", "transformers": "5.6.2",
+    "vllm": "0.26.0",
 }  # fmt: skip
 PRIME_RL_HAS = {
-    "0.7.0": {**_LOCKED, "verifiers": "0.2.0", "vllm": "0.24.0"},
-    "0.8.0": {**_LOCKED, "verifiers": "0.2.2.dev76", "vllm": "0.26.0"},
-    "559b447": {**_LOCKED, "verifiers": "0.3.1.dev62", "vllm": "0.26.0"},
+    "0.8.0": {**_LOCKED, "verifiers": "0.2.2.dev76"},
+    "559b447": {**_LOCKED, "verifiers": "0.3.1.dev62"},
 }
 """By version what environments most often need of what it has: its uv.lock's, and its verifiers' own."""
 _THERE = {"extra": "", "python_version": "3.12", "sys_platform": "linux", "platform_system": "Linux"}

@@ -3,7 +3,7 @@
 PRIME-RL and ours: POST /pause, /update_weights {"weight_dir": folder, "version": N}, /resume; PRIME-RL's reads only the
 folder. A plain vLLM started with VLLM_SERVER_DEV_MODE=1: /collective_rpc reload_weights in the place of the second.
 
-Source: PRIME-RL's inference/vllm/server.py at v0.7.0 and 559b447; vLLM 0.32's serve/dev and rl/online routers.
+Source: PRIME-RL's inference/vllm/server.py at 559b447; vLLM 0.32's serve/dev and rl/online routers.
 """
 
 import logging

@@ -15,10 +15,9 @@ no job is believed to be an attempt's unless its platform says so, and every fie
 
 import os
 import re
-import shutil
 import socket
 from collections.abc import Callable, Iterable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
@@ -33,7 +32,6 @@ from composer_prime.executors.base import Job, JobStatus
 from composer_prime.executors.packages import Packages
 from composer_prime.store import launch_keys, open_store
 from composer_prime.store.base import GivesLinks, Store
-from composer_prime.store.file import FileStore
 from composer_prime.sync.canonical import Record, sha256_hex
 from composer_prime.sync.reading import read_bytes, read_record
 from composer_prime.visible import visible
@@ -269,11 +267,6 @@ class LaunchBook:
         """Delete all that the store holds, for a launch in a folder of its own."""
         for key in self.store.list(""):
             self.store.delete(key)
-        if isinstance(self.store, FileStore):
-            shutil.rmtree(self.store.root)
-            with suppress(OSError):  # what others use stays
-                for folder in self.store.root.parents[:2]:
-                    folder.rmdir()
 
     def _written(self, key: str, record: R) -> R:
         if key not in self._read:

@@ -89,7 +89,7 @@ def test_a_folder_is_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str
     store = ["--outer.store", str(tmp_path / "bucket")]
     answer = call(capsys, monkeypatch, "launch", str(RECIPE), "--on", "local", "--smoke", "--poll-s", "0.2", *store)
     assert answer.code == 0, answer
-    assert list((tmp_path / "bucket").iterdir()) == []
+    assert [each for each in (tmp_path / "bucket").rglob("*") if each.is_file()] == []
 
 
 @pytest.mark.s3

@@ -191,4 +191,4 @@ def test_upstream_tells_the_server_of_a_source_of_pairs_all_that_its_recipe_says
 
 
 def test_the_checkout_is_a_version_we_know(rl: Path) -> None:
-    assert find_installation(PrimeRlConfig(command=(str(rl),))).version in ("0.7.0", "0.8.0", "559b447")
+    assert find_installation(PrimeRlConfig(command=(str(rl),))).version in ("0.8.0", "559b447")

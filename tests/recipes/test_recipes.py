@@ -90,7 +90,7 @@ def test_a_recipe_is_rendered_for_every_version(path: Path, version: str) -> Non
     assert settings["model.name"] == recipe.model.name and settings["max_steps"] == recipe.max_steps
     in_outer = settings.get("trainer.env_vars.COMPOSER_PRIME_OUTER", "").rpartition("/")[2]
     assert in_outer == (recipe.run.name if recipe.outer else "")
-    sources = data["orchestrator"]["train"]["env" if version == "0.7.0" else "source"]
+    sources = data["orchestrator"]["train"]["source"]
     assert len(sources) == len(recipe.upstream["orchestrator"]["train"]["source"])
 
 

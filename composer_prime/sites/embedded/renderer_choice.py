@@ -7,6 +7,7 @@ from typing import Any
 
 from composer_prime.config.recipe import TINY_MODELS, RendererConfig
 from composer_prime.errors import ConfigError
+from composer_prime.replay.pairs.encoding import num_equal
 
 TEMPLATE = "composer_prime.sites.embedded.template_renderer.TemplateRenderer"
 TEXT_RENDERERS = (
@@ -16,10 +17,7 @@ TEXT_RENDERERS = (
 """Those of the renderers package that a model folder is compared with."""
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": '{"box": "d"}'}}
 _BOX = {"type": "object", "properties": {"box": {"type": "string"}}}
-_TOOL = {
-    "type": "function",
-    "function": {"name": "look", "description": "Look into a box.", "parameters": _BOX},
-}
+_TOOL = {"type": "function", "function": {"name": "look", "description": "Look into a box.", "parameters": _BOX}}
 _CONVERSATION: tuple[dict[str, Any], ...] = (
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "What is in box d?"},
@@ -112,21 +110,25 @@ def difference(renderer: Any, tokenizer: Any, config: RendererConfig) -> str:
 
     if tokenizer.chat_template is None:
         return ""
-    template = TemplateRenderer(
-        tokenizer, TemplateRendererConfig(**{"enable_thinking": False, **(config.model_extra or {})})
-    )
+    variables = {"enable_thinking": False, **(config.model_extra or {})}
+    template = TemplateRenderer(tokenizer, TemplateRendererConfig(**variables))
     for part, (messages, has_tools) in PARTS.items():
         tools = [_TOOL] if has_tools else None
         try:
-            wanted = template.written(messages, tools)
+            wanted = template.render_ids(messages, tools=tools, add_generation_prompt=True)
         except Exception:  # whatever a template raises for what it doesn't know
+            continue
+        text = tokenizer.decode(wanted)
+        if not all(str(each["content"]) in text for each in messages) or (tools and "look" not in text):
             continue
         try:
             found = renderer.render_ids(list(messages), tools=tools, add_generation_prompt=True)
         except Exception as error:  # a renderer of another family
             return f"at {part} ({type(error).__name__}: {' '.join(str(error).split())[:100]})"
-        if tokenizer.decode(found) != tokenizer.decode(wanted):  # pieces that a tokenizer joins may be cut otherwise
-            return f"at {part} ({template.compared(found, wanted)})"
+        if tokenizer.decode(found) != text:  # pieces that a tokenizer joins may be cut otherwise
+            start = num_equal(found, wanted)
+            ours, theirs = (repr(tokenizer.decode(each[start : start + 12])) for each in (found, wanted))
+            return f"at {part} ({ours}, not {theirs}, after {tokenizer.decode(found[:start])[-20:]!r})"
     return ""
 
 
@@ -146,8 +148,7 @@ def _told(config: RendererConfig, model: str, folder: Path) -> str:
     for name in [known] if known else TEXT_RENDERERS:
         plain = RendererConfig(name=name, **(config.model_extra or {}))
         with contextlib.suppress(ConfigError):
-            if not difference(
-                made_renderer(renderer_settings(plain, model, folder), folder, tokenizer), tokenizer, plain
-            ):
+            renderer = made_renderer(renderer_settings(plain, model, folder), folder, tokenizer)
+            if not difference(renderer, tokenizer, plain):
                 return name
     return "default"

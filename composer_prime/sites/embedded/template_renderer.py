@@ -8,7 +8,8 @@ template is learned by rendering conversations that are made up.
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -74,20 +75,6 @@ class TemplateRenderer:
     def supports_tools(self) -> bool:
         """Whether calls in answers can be read."""
         return self._tool_parser is not None or self._call_form is not None
-
-    def written(self, messages: Messages, tools: Tools) -> list[int]:
-        """As `render_ids`, with a prompt to answer. Raises ValueError where a message isn't in it."""
-        text = self._text(messages, tools, add_generation_prompt=True)
-        said = [str(message["content"]) for message in messages]
-        if lost := [each for each in (*said, *(["look"] if tools else [])) if each not in text]:
-            raise ValueError(f"the template leaves out {lost[0]!r}")
-        return self._encoded(text)[0]
-
-    def compared(self, one: list[int], other: list[int]) -> str:
-        """How two texts differ, in a few words."""
-        start = num_equal(one, other)
-        shown = [repr(self._tokenizer.decode(each[start : start + 12])) for each in (one, other)]
-        return f"{shown[0]}, not {shown[1]}, after {self._tokenizer.decode(one[:start])[-20:]!r}"
 
     def render_ids(self, messages: Messages, *, tools: Tools = None, add_generation_prompt: bool = False) -> list[int]:
         return self._encoded(self._text(messages, tools, add_generation_prompt))[0]
@@ -231,12 +218,10 @@ class TemplateRenderer:
     def _text(self, messages: Messages, tools: Tools = None, add_generation_prompt: bool = False) -> str:
         more = dict(self.config.model_extra or {}) | ({} if tools is None else {"tools": list(tools)})
         more |= {"tokenize": False, "add_generation_prompt": add_generation_prompt}
-        messages = [{**message, "content": message.get("content") or ""} for message in messages]  # verifiers says None
-        messages = [_with_short_ids(message) for message in messages]
         try:
-            return self._tokenizer.apply_chat_template([_with_objects(message) for message in messages], **more)
+            return self._tokenizer.apply_chat_template([_plain(message, json.loads) for message in messages], **more)
         except TypeError:  # a template that puts the arguments' text in as it is
-            return self._tokenizer.apply_chat_template([dict(message) for message in messages], **more)
+            return self._tokenizer.apply_chat_template([_plain(message, str) for message in messages], **more)
 
     def _encoded(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -353,28 +338,21 @@ def _found(messages: Messages, text: str) -> list[tuple[int, int, int]]:
     return spans
 
 
-def _with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
-    """With calls' ids of nine letters and digits: some templates take no others, and verifiers draws longer ones."""
+def _plain(message: Mapping[str, Any], read: Callable[[str], Any]) -> dict[str, Any]:
+    """A message as templates of all kinds can write it: content that is text, where verifiers says None; calls' ids of
+    nine letters and digits, where some take no others and verifiers draws longer ones; their arguments as `read`."""
 
-    def nine(call_id: str) -> str:
-        return call_id if re.fullmatch("[A-Za-z0-9]{9}", call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]
+    def nine(call_id: Any) -> str:
+        said = str(call_id)
+        return said if re.fullmatch("[A-Za-z0-9]{9}", said) else hashlib.sha256(said.encode()).hexdigest()[:9]
 
-    told = dict(message)
-    if told.get("tool_calls"):
-        told["tool_calls"] = [{**call, "id": nine(str(call.get("id")))} for call in told["tool_calls"]]
-    return told | ({"tool_call_id": nine(str(told["tool_call_id"]))} if told.get("tool_call_id") else {})
+    def called(call: Mapping[str, Any]) -> dict[str, Any]:
+        function = dict(call["function"])
+        with suppress(TypeError, ValueError):  # a policy's, which is malformed, stays
+            function["arguments"] = read(function["arguments"])
+        return {**call, "id": nine(call.get("id")), "function": function}
 
-
-def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with its calls' arguments as objects, which templates of all kinds can write."""
-    made = dict(message)
-    if calls := message.get("tool_calls"):
-        made["tool_calls"] = [{**call, "function": _with_object(call["function"])} for call in calls]
-    return made
-
-
-def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return {**function, "arguments": json.loads(function["arguments"])}
-    except (TypeError, ValueError):
-        return dict(function)
+    told = {**message, "content": message.get("content") or ""}
+    if calls := told.get("tool_calls"):
+        told["tool_calls"] = [called(call) for call in calls]
+    return told | ({"tool_call_id": nine(told["tool_call_id"])} if told.get("tool_call_id") else {})

@@ -91,42 +91,6 @@ _LACKING_0_8 = {
     "trainer.model.moe_fused_kernel": "drop the key",
 }
 
-_AGENT_KEYS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "timeout", "retries")
-_SOURCE_MOVES = (
-    ("env.agent.runtime", "env.agent.harness.runtime"),
-    ("env.agent.harness", "harness"),
-    ("env.taskset", "taskset"),
-    *((f"env.agent.{key}", key) for key in _AGENT_KEYS),
-    ("serve.pool", "pool"),
-    ("serve.address", "address"),
-)
-
-_MOVES_0_7 = (
-    ("orchestrator.max_inflight_episodes", "orchestrator.max_inflight_rollouts"),
-    ("inference.backend_port", "inference.deployment.backend_port"),
-    ("inference.router", "inference.deployment.router"),
-    *(
-        (f"orchestrator.{split}.source[].{source}", f"orchestrator.{split}.source[].{target}")
-        for split in ("train", "eval")
-        for source, target in _SOURCE_MOVES
-    ),
-    ("orchestrator.train.source", "orchestrator.train.env"),
-    ("orchestrator.eval.source", "orchestrator.eval.env"),
-)
-_LACKING_0_7 = {
-    **_LACKING_0_8,
-    "file_monitor": "drop monitors.file, and read the metrics in W&B",
-    "trainer.file_monitor": "drop monitors.file, and read the metrics in W&B",
-    "orchestrator.file_monitor": "drop monitors.file, and read the metrics in W&B",
-    "orchestrator.train.env[].env": "set env.taskset and env.agent alone",
-    "orchestrator.eval.env[].env": "set env.taskset and env.agent alone",
-    "orchestrator.train.env[].serve": "set serve.pool or serve.address alone",
-    "orchestrator.eval.env[].serve": "set serve.pool or serve.address alone",
-    "weight_broadcast.host": "drop the key",
-    "weight_broadcast.session_id": 'use weight_broadcast.type "nccl" or "filesystem"',
-    "trainer.model.quantization": "drop the table",
-}
-
 _MEANT = ("trainer", "orchestrator", "inference", "ckpt")
 """Tables that mean something even when they are empty."""
 
@@ -139,35 +103,18 @@ def _finish_0_8(data: Data) -> None:
     if isinstance(url, str):
         _put(data, "orchestrator.model.client.base_url", [url])
     if _get(data, "orchestrator.train.filter_zero_advantages") is False:
-        raise ConfigError(
-            _lacks("0.8.0 and older", "orchestrator.train.filter_zero_advantages = false", "drop the key")
-        )
+        raise ConfigError(_lacks("0.8.0", "orchestrator.train.filter_zero_advantages = false", "drop the key"))
     _take(data, "orchestrator.train.filter_zero_advantages")
-    for sources in ("train.source", "eval.source", "train.env", "eval.env"):
+    for sources in ("train.source", "eval.source"):
         for source in _sources(data, sources):
-            taskset = _get(source, "taskset") or _get(source, "env.taskset")
-            if _get(taskset, "id") in BUNDLED_TASKSETS:
-                source.setdefault("name", taskset["id"])
-                taskset["id"] += "-v1"
-
-
-def _finish_0_7(data: Data) -> None:
-    _finish_0_8(data)
-    _take(data, "orchestrator.env_server_base_port")  # it takes free ones
-    if _get(data, "inference.deployment.router") is None:
-        _take(data, "inference.deployment.router")  # a single node has none
-    transport = _take(data, "rollout_transport")
-    if transport:
-        _put(data, "trainer.rollout_transport", transport)
-        _put(data, "orchestrator.rollout_transport", deepcopy(transport))
-    if _get(data, "orchestrator.renderer.name") == "prime-qwen3":
-        _put(data, "orchestrator.renderer.name", "qwen3")  # as its own recipes name it for the same models
+            if (named := _get(source, "env.taskset.id")) in BUNDLED_TASKSETS:
+                source.setdefault("name", named)
+                source["env"]["taskset"]["id"] = f"{named}-v1"
 
 
 DIALECTS = {
     dialect.name: dialect
     for dialect in (
-        Dialect("0.7.0", (*_MOVES_0_8, *_MOVES_0_7), _LACKING_0_7, _finish_0_7),
         Dialect("0.8.0", _MOVES_0_8, _LACKING_0_8, _finish_0_8),
         Dialect("559b447", has_runs=True, has_streams=True),
     )

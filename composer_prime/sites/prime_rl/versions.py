@@ -17,10 +17,10 @@ from typing import Any
 
 from composer_prime.errors import ConfigError
 
-TESTED = "v0.7.0, v0.8.0 and commit 559b447 (v0.8.1.dev67)"
+TESTED = "v0.8.0 and commit 559b447 (v0.8.1.dev67)"
 """The versions of PRIME-RL that the tests with the marker `prime_rl` ran against."""
 
-KNOWN_RELEASES = ("0.7.0", "0.8.0", "0.8.1.dev")
+KNOWN_RELEASES = ("0.8.0", "0.8.1.dev")
 """What those say of their own version; a main of 0.8 still calls itself 0.8.0."""
 
 INPUTS = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask")
@@ -58,7 +58,6 @@ class Upstream:
             monitors.get_monitor().log(record, step=step)
 
 
-V0_7 = Upstream("v0.7.0", run_folders=False, monitors="prime_rl.utils.monitor")
 V0_8 = Upstream("v0.8.0", run_folders=False, monitors="prime_rl.utils.monitor")
 MAIN = Upstream("559b447", run_folders=True, monitors="prime_rl.monitors")
 
@@ -79,7 +78,7 @@ def detect() -> Upstream:
     if has("monitors/__init__.py"):
         return MAIN
     if has("utils/monitor/__init__.py"):
-        return V0_8 if has("utils/monitor/file.py") else V0_7
+        return V0_8
     raise _lacking(["metric monitors (prime_rl.monitors or prime_rl.utils.monitor)"])
 
 

@@ -319,7 +319,7 @@ def test_a_machine_without_prime_rl_is_told_which_to_install(tmp_path: Path, mon
     monkeypatch.setenv("PATH", str(tmp_path))
     recipe = prime_recipe(tmp_path / "outputs")
     message = refused(ConfigError, lambda: launch.run_local(recipe, False))
-    assert message.startswith("prime_rl.command (rl) isn't on the PATH: install PRIME-RL (v0.7.0, v0.8.0 and ")
+    assert message.startswith("prime_rl.command (rl) isn't on the PATH: install PRIME-RL (v0.8.0 and ")
     assert not (tmp_path / "outputs").exists()
 
 
@@ -405,8 +405,7 @@ def layout(tmp_path: Path, *files: str) -> Path:
 @pytest.mark.parametrize(
     ("files", "version"),
     [
-        (("utils/monitor/__init__.py",), "0.7.0"),
-        (("utils/monitor/__init__.py", "utils/monitor/file.py"), "0.8.0"),
+        (("utils/monitor/__init__.py",), "0.8.0"),
         (("monitors/__init__.py",), "559b447"),
     ],
 )
@@ -432,7 +431,7 @@ def test_a_release_we_dont_know_is_written_for_in_the_newest_keys_with_a_warning
     monkeypatch.setenv("PYTHONPATH", f"{source}{os.pathsep}{REPOSITORY}")
     assert find_installation(PrimeRlConfig(command=(str(rl),))).version == "559b447"
     (said,) = caplog.messages
-    assert said.startswith("PRIME-RL 1.4.2 isn't one that was tested (v0.7.0") and "keys of 559b447" in said
+    assert said.startswith("PRIME-RL 1.4.2 isn't one that was tested (v0.8.0") and "keys of 559b447" in said
     (rl.parent / "python").write_text("#!/bin/sh\necho v2.0.0\n")  # a composer-prime newer than ours
     assert find_installation(PrimeRlConfig(command=(str(rl),))).version == "559b447"
     assert caplog.messages[1].startswith("PRIME-RL 2.0.0 isn't one that was tested")

@@ -276,10 +276,9 @@ def test_an_algorithm_that_would_change_a_pairs_advantages_is_refused() -> None:
     render(prime_recipe(**recipe), "559b447", SiteFiles("b", Path("/runs/b")))
 
 
-@pytest.mark.parametrize("version", ["0.7.0", "0.8.0"])
-def test_a_version_that_has_no_place_for_pairs_refuses_them(version: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{version}.*composer-prime-pairs.*drop the source"):
-        render(prime_recipe(**recipe_of_pairs()), version, SiteFiles("b", Path("/runs/b")))
+def test_a_version_that_has_no_place_for_pairs_refuses_them() -> None:
+    with pytest.raises(ConfigError, match=r"0\.8\.0.*composer-prime-pairs.*drop the source"):
+        render(prime_recipe(**recipe_of_pairs()), "0.8.0", SiteFiles("b", Path("/runs/b")))
 
 
 def test_a_pair_with_half_a_surrogate_travels(tmp_path: Path) -> None:

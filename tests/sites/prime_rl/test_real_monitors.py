@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from composer_prime import metrics
-from composer_prime.sites.prime_rl import versions
 from tests.patience import wait_until
 from tests.sites.prime_rl.launched import OWN, WRAPPED, announced
 from tests.sites.prime_rl.real_runs import feed, real_site, save_model, upstream
@@ -22,11 +21,10 @@ pytestmark = [
 
 WANDB = {"offline": True, "project": "test"}
 MONITORS: dict[str, dict[str, Any]] = {
-    "v0.7.0": {"wandb": WANDB},
     "v0.8.0": {"wandb": WANDB, "file_monitor": {}},
     "559b447": {"monitors": {"wandb": WANDB, "file": {}}},
 }
-"""What switches the monitors on, by version; v0.7.0 has no metrics file."""
+"""What switches the monitors on, by version."""
 OUTER = {
     metrics.OUTER_ROUND,
     metrics.OUTER_STALL_S,
@@ -61,8 +59,7 @@ def test_our_metrics_stand_beside_mismatch_kl_in_the_file_and_in_wandb(tmp_path:
     feed(trainer)
     trainer.start().finish()
     assert_beside_mismatch_kl(history(trainer.folder))
-    if upstream() is not versions.V0_7:
-        assert_beside_mismatch_kl(trainer.metrics())
+    assert_beside_mismatch_kl(trainer.metrics())
 
 
 def test_upstreams_own_time_leaves_the_outer_loops_turns_out(tmp_path: Path) -> None:

@@ -75,7 +75,6 @@ def test_sites_sample_with_seeds_of_their_own_unless_the_recipe_has_one() -> Non
     [
         ("559b447", {}, {"resume": {"step": 4}}, {"clean": True}),
         ("0.8.0", {}, {"ckpt.resume_step": 4}, {"clean_output_dir": True}),
-        ("0.7.0", {}, {"ckpt.resume_step": 4}, {"clean_output_dir": True}),
     ],
 )
 def test_going_on_is_said_in_each_versions_words(
@@ -90,9 +89,8 @@ def test_going_on_is_said_in_each_versions_words(
     assert (said(), said(resume=4), said(clean=True)) == (fresh, resumed, cleaned)
 
 
-@pytest.mark.parametrize("version", ["0.7.0", "0.8.0"])
-def test_an_older_version_gets_a_folder_for_every_site(version: str) -> None:
-    data = rendered(version, monitors={"wandb": {"project": "p"}})
+def test_an_older_version_gets_a_folder_for_every_site() -> None:
+    data = rendered("0.8.0", monitors={"wandb": {"project": "p"}})
     assert data["output_dir"] == str(FOLDER / "prime-rl") and "run.name" not in data
     assert (data["wandb.project"], data["wandb.name"]) == ("p", "test-b")
     assert not any(name.startswith("monitors") for name in data)
@@ -104,9 +102,8 @@ VLLM = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("version", ["0.7.0", "0.8.0"])
-def test_vllms_arguments_go_where_an_older_version_looks_for_them(version: str) -> None:
-    data = rendered(version, inference={"vllm": VLLM})
+def test_vllms_arguments_go_where_an_older_version_looks_for_them() -> None:
+    data = rendered("0.8.0", inference={"vllm": VLLM})
     assert not any(name.startswith("inference.vllm.") for name in data)
     inference = {name: value for name, value in data.items() if name.startswith("inference.")}
     assert {name.removeprefix("inference."): value for name, value in inference.items()} == {
@@ -114,19 +111,6 @@ def test_vllms_arguments_go_where_an_older_version_looks_for_them(version: str) 
         "enable_return_routed_experts": True, "vllm_extra.max_num_seqs": 64, "seed": data["inference.seed"],
         "server.host": "127.0.0.1",
     }  # fmt: skip
-
-
-def test_sources_are_environments_in_the_oldest_version() -> None:
-    orchestrator = render(prime_recipe(), "0.7.0", SiteFiles("b", FOLDER))["orchestrator"]
-    assert orchestrator["train"]["env"] == [
-        {
-            "name": "reverse-text",
-            "taskset": {"id": "reverse-text-v1"},
-            "harness": {"id": "null", "runtime": {"type": "subprocess"}},
-        }
-    ]
-    assert "source" not in orchestrator["train"]
-    assert orchestrator["renderer"]["name"] == "qwen3"
 
 
 def test_tasksets_bear_the_names_they_had() -> None:
@@ -137,12 +121,11 @@ def test_tasksets_bear_the_names_they_had() -> None:
     assert (taskset("0.8.0"), taskset("559b447")) == ("reverse-text-v1", "reverse-text")
 
 
-def test_one_number_of_rollouts_in_flight_has_three_names() -> None:
+def test_one_number_of_rollouts_in_flight_has_two_names() -> None:
     data = minimal()
     data["orchestrator"]["concurrency"] = {"max_inflight": 96}
     names = {version: {k for k, v in rendered(version, **data).items() if v == 96} for version in DIALECTS}
     assert names == {
-        "0.7.0": {"orchestrator.max_inflight_rollouts"},
         "0.8.0": {"orchestrator.max_inflight_episodes"},
         "559b447": {"orchestrator.concurrency.max_inflight"},
     }
@@ -164,17 +147,6 @@ def test_a_cleared_setting_stays_cleared(version: str) -> None:
             "PRIME-RL 0.8.0 has no monitors: drop the key, or install a newer one",
         ),
         (
-            "0.7.0",
-            {"monitors": {"file": {}}},
-            "PRIME-RL 0.7.0 has no file_monitor: drop monitors.file, and read the metrics in W&B, or install a newer "
-            "one",
-        ),
-        (
-            "0.7.0",
-            {"weight_broadcast": {"type": "nccl", "host": "other"}},
-            "PRIME-RL 0.7.0 has no weight_broadcast.host: drop the key, or install a newer one",
-        ),
-        (
             "0.8.0",
             {"orchestrator": {"concurrency": {"min_inflight": 4}}},
             "PRIME-RL 0.8.0 has no orchestrator.concurrency: set orchestrator.concurrency.max_inflight alone, or "
@@ -183,7 +155,7 @@ def test_a_cleared_setting_stays_cleared(version: str) -> None:
         (
             "0.8.0",
             {"orchestrator": {"train": {"filter_zero_advantages": False}}},
-            "PRIME-RL 0.8.0 and older has no orchestrator.train.filter_zero_advantages = false: drop the key, or "
+            "PRIME-RL 0.8.0 has no orchestrator.train.filter_zero_advantages = false: drop the key, or "
             "install a newer one",
         ),
     ],
@@ -195,12 +167,6 @@ def test_what_a_version_has_no_key_for_is_refused(version: str, tables: dict[str
 
 
 PORT_NAMES = {
-    "0.7.0": {
-        "inference.server.port": 12200, "inference.deployment.backend_port": 12300,
-        "inference.data_parallel_rpc_port": 12230, "weight_broadcast.port": 12210,
-        "trainer.rollout_transport.port": 12220, "orchestrator.rollout_transport.port": 12220,
-        "orchestrator.model.client.base_url": ["http://localhost:12200/v1"],
-    },
     "0.8.0": {
         "inference.server.port": 12200, "inference.backend_port": 12300, "inference.data_parallel_rpc_port": 12230,
         "weight_broadcast.port": 12210, "rollout_transport.port": 12220, "orchestrator.env_server_base_port": 12240,
