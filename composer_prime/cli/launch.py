@@ -99,8 +99,7 @@ def launch(
     wait = {"hang_after_s": hang_after or None, "stall_after_s": plan.recipe.launch.stall_after_s or None}
     limits = Limits(max_restarts, max_preemptions, max_timeouts, max_usd=max_cost, max_hours=max_hours, **wait)
     if plan.rented and not (max_cost or dry_run or smoke or no_limit):
-        billed = f"jobs on {', '.join(plan.rented)} are billed"
-        problems.note(f"{billed}: say by --max-cost how many dollars all of them may cost, or --no-limit")
+        problems.note(f"jobs on {', '.join(plan.rented)} are billed: say by --max-cost how many dollars, or --no-limit")
     planned = _checked(plan, limits, problems, dry_run=dry_run, unchecked=unchecked)
     if dry_run:
         print("\n".join([*planned, "nothing was started"]))
