@@ -293,14 +293,20 @@ def hidden_values(secrets: Mapping[str, str]) -> list[str]:
 
 
 def secret_forms(value: str) -> list[str]:
-    """The spellings of a secret value that are cut out: as it is, line by line, as JSON and as part of a URL."""
+    """The spellings of a secret value that are cut out: as it is, line by line, as part of a URL, and as JSON and
+    Python write it, also one inside the other."""
     if len(value) < MIN_SECRET_LENGTH:
         return []
     from urllib.parse import quote
 
     lines = [line.strip() for line in value.splitlines() if len(line.strip()) >= MIN_SECRET_LINE_LENGTH]
     in_url = quote(value, safe="", errors="surrogateescape")
-    spellings = {value, *lines, value.strip(), json.dumps(value)[1:-1], in_url}
+    spellings = {value, *lines, value.strip()}
+    for _ in range(3):
+        for form in tuple(spellings):
+            spellings |= {json.dumps(form)[1:-1], json.dumps(form, ensure_ascii=False)[1:-1]}
+            spellings |= {repr(form)[1:-1], repr("\"'" + form)[4:-1]}  # beside both quotes it escapes one
+    spellings.add(in_url)
     return [spelling for spelling in spellings if len(spelling) >= MIN_SECRET_LENGTH]
 
 

@@ -92,6 +92,14 @@ def test_values_of_eight_characters_are_cut_by_their_variables_names_and_shorter
     assert secret_values(environment) == ["eightchr"]
 
 
+@pytest.mark.parametrize(
+    "spell", [repr, json.dumps, lambda data: json.dumps(repr(data)), lambda data: repr(repr(data))]
+)
+def test_a_value_with_quotes_in_it_is_cut_as_python_and_json_write_it_and_inside_each_other(spell) -> None:
+    value = """hün"ter\\two-geheim'x"""
+    assert "geheim" not in Redactor([value]).text(spell({"ODD": value, "more": json.dumps({"ODD": value})}))
+
+
 def test_a_process_s_log_holds_no_secret_and_no_control_character(tmp_path: Path, planted: None) -> None:
     text = EVERYTHING + "\x1b[2J\x1b]0;title\x07 gone\r\nnext\tline\n"
     child = Child("tool", [sys.executable, "-c", f"print({text!r}, flush=True)"], tmp_path / "log", env={})

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from composer_prime.errors import BadInput, ModelError
 from composer_prime.export.bits import Bits, as_bits, as_values
-from composer_prime.export.model import copy_small_files
+from composer_prime.export.model import copy_small_files, share_weights
 from composer_prime.outer.fragments import Fragment, NamedShape
 from composer_prime.outer.pseudograd import places
 
@@ -64,6 +64,7 @@ class LoraAdapter:
         """adapter_model.safetensors, adapter_config.json and the base model's tokenizer."""
         halves = {_parts(name): tensor for name, tensor in self._tensors.items()}
         save_file(_filed(halves), folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        share_weights(folder)
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",

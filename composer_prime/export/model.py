@@ -1,6 +1,7 @@
 """A Hugging Face model whose trained parameters are a run's masters; all else is as in the model it started from."""
 
 import contextlib
+import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -85,7 +86,15 @@ class HfModel:
     def save(self, folder: Path) -> None:
         """Config, weights, and the base model's tokenizer and other small files."""
         self._model.save_pretrained(folder, max_shard_size=MAX_SHARD)
+        share_weights(folder)
         copy_small_files(self.base, folder)
+
+
+def share_weights(folder: Path) -> None:
+    """Give weights, which safetensors writes for this user alone, the mode of every other file: the umask's."""
+    os.umask(umask := os.umask(0))
+    for file in folder.glob("*.safetensors"):
+        file.chmod(0o666 & ~umask)
 
 
 def copy_small_files(base: Path, folder: Path, without: Collection[str] = ()) -> None:

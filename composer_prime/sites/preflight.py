@@ -205,10 +205,10 @@ async def check_rollout(source: str, player: Any, settings: SiteSettings, warnin
         )
     failed = [failure for failure in group.failures if not failure.startswith("TimeoutError")]  # it may be slow
     if failed and (not prompts or prompts[-1] < seq_len):
-        raise EnvError(
-            f"environment {source!r}: a rollout with the answer {REPLY!r} fails: {failed[0]}: let its reward give a "
-            "number for a wrong answer, too"
-        )
+        remedy = "let its reward give a number for a wrong answer, too"
+        if failed[0].startswith("HarnessError"):  # before any reward
+            remedy = "see what the model's chat template, or the harness, says to its prompt and tools"
+        raise EnvError(f"environment {source!r}: a rollout with the answer {REPLY!r} fails: {failed[0]}: {remedy}")
 
 
 def _answer_in_place(seq_len: int) -> tuple[list[int], list[str], list[str], list[int]]:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def test_an_exported_folder_holds_the_masters_rounded_bit_for_bit(cli, run, base
     assert (answer.code, answer.err) == (0, "")
     at = 4 if version is None else version
     assert answer.out == f"exported run version {at} in {dtype} to {tmp_path / 'out'}\n"
+    assert len({stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "out").iterdir()}) == 1  # the umask's
     policy = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
     wanted = expected(run, at, getattr(torch, dtype))
     held = dict(policy.named_parameters())

@@ -9,6 +9,7 @@ import verifiers.v1 as vf
 from starlette.exceptions import HTTPException
 
 from composer_prime.sites.embedded.tiny import tiny_tokenizer
+from composer_prime.sites.embedded.tools.listing import read_text
 from tests.servers.fake_inference import END_OF_TURN, LOGPROB
 from tests.sites.tools.conftest import Play
 from tests.sites.tools.toolsets import Reply, answers, call, environment, own, says, turn_of
@@ -128,6 +129,12 @@ def test_of_an_answer_of_megabytes_the_policy_reads_head_and_tail_and_goes_on(pl
     assert "öö\n[...]\nöö" in answer and answer.endswith("öölast")
     assert 19_900 < len(answer.encode()) < 20_200
     assert conversation.endswith("done<|im_end|>")
+
+
+def test_a_long_answer_is_not_cut_within_a_word_which_may_be_a_secret() -> None:
+    words = "sk_live_51WalkQ7zXcVbNm " * 2000
+    head, tail = read_text(words, "dump").split("\n[...]\n")
+    assert {*head.split("\n\n")[1].split(), *tail.split()} == {"sk_live_51WalkQ7zXcVbNm"}
 
 
 OURS = "prompt (600 tokens) must be shorter than the context (512): shorten it"

@@ -1,5 +1,6 @@
 """What tools there are, and what an answer's blocks say: alike for toolsets in our process and servers elsewhere."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from composer_prime.sites.embedded.tools.failures import ToolFailure, ToolGarbag
 
 MAX_ANSWER_BYTES = 20_000
 """Of a longer answer the policy sees the beginning and the end, as with verifiers' own harnesses."""
+_BEFORE, _AFTER = re.compile(r"(?<!\S)\S{1,200}\Z"), re.compile(r"\A\S{1,200}(?!\S)")
+"""The parts of a word beside a cut, which go too: half a secret wouldn't be known for one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,4 +81,5 @@ def read_text(text: str, tool: str) -> str:
         return text
     half = MAX_ANSWER_BYTES // 2
     head, tail = data[:half].decode(errors="ignore"), data[-half:].decode(errors="ignore")
+    head, tail = _BEFORE.sub("", head), _AFTER.sub("", tail)
     return f"Warning: {len(data)} bytes, of which the middle is left out\n\n{head}\n[...]\n{tail}"
