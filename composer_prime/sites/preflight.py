@@ -31,6 +31,7 @@ from composer_prime.sites.embedded.model import check_name, describe_model
 from composer_prime.sites.embedded.prepare import check_backend, check_bucket, check_room, claim_ports
 from composer_prime.sites.embedded.processes import QUIET_ENV
 from composer_prime.sites.embedded.renderer_choice import check_renderer
+from composer_prime.sites.embedded.supervisor import lock_site
 from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
 from composer_prime.sync.signatures import SigningKey
 
@@ -69,6 +70,10 @@ def check(
     mark, problems, claims = time.monotonic(), Problems(), list[Claim]()
     with problems.noted():
         claims.append((partial(claim_site_folder, site=sites[0]) if joins else claim_run_folder)(recipe, resume=resume))
+    for site in sites if resume else ():
+        with problems.noted():
+            if RunPaths.of(recipe).site(site).root.exists():
+                lock_site(RunPaths.of(recipe).site(site)).close()
     is_new = isinstance(recipe, Recipe) and not (joins or resume)
     replaced = any(claim.beats is not None for claim in claims)
     room = partial(check_room, "output_dir", RunPaths.of(recipe).root)
@@ -181,7 +186,7 @@ async def _play(settings: SiteSettings) -> Found:
 async def check_rollout(source: str, player: Any, settings: SiteSettings, warnings: list[str]) -> None:
     """Play an environment's first task. Raises EnvError when its prompt has no room, or its own code fails."""
     seq_len, room = settings.recipe.seq_len, settings.recipe.orchestrator.train.sampling.max_completion_tokens
-    prompts, unreadable, hidden, calls = _answer_in_place(seq_len)
+    prompts, unreadable, hidden, refused, calls = _answer_in_place(seq_len)
     group = await player.play_group(0, 0, 1, 0)
     if prompts and prompts[0] >= seq_len:
         raise EnvError(
@@ -192,6 +197,11 @@ async def check_rollout(source: str, player: Any, settings: SiteSettings, warnin
         raise ConfigError(
             f"environment {source!r} has tools, and this model's chat template writes no calls that could be read: set "
             'orchestrator.renderer.tool_parser with the name "default", or take a model that calls tools'
+        )
+    if refused:
+        raise ConfigError(
+            f"environment {source!r} has tools, and this model's chat template refuses a call with its result "
+            f"({refused[0]}): take a model that calls tools, or save a template that writes them"
         )
     if hidden:
         warnings.append(
@@ -211,12 +221,13 @@ async def check_rollout(source: str, player: Any, settings: SiteSettings, warnin
         raise EnvError(f"environment {source!r}: a rollout with the answer {REPLY!r} fails: {failed[0]}: {remedy}")
 
 
-def _answer_in_place(seq_len: int) -> tuple[list[int], list[str], list[str], list[int]]:
+def _answer_in_place(seq_len: int) -> tuple[list[int], list[str], list[str], list[str], list[int]]:
     """From now on answer what renderers would ask a server. The lists take each prompt's length, each renderer that is
-    given tools and can't read calls, each that doesn't list tools, and the length of each tool's shortest call."""
+    given tools and can't read calls, each that doesn't list tools, why one refuses a tool's result, and the length of
+    each tool's shortest call."""
     from renderers import OverlongPromptError, client
 
-    prompts, unreadable, hidden, calls = list[int](), list[str](), list[str](), list[int]()
+    prompts, unreadable, hidden, refused, calls = list[int](), list[str](), list[str](), list[str](), list[int]()
 
     async def generate(*, renderer: Any, prompt_ids: list[int], prompt_attribution: Any, **asked: Any) -> Any:
         tools, name = asked.get("tools") or (), type(renderer).__name__
@@ -225,6 +236,10 @@ def _answer_in_place(seq_len: int) -> tuple[list[int], list[str], list[str], lis
             unreadable.append(name)
         elif tools and not calls:
             calls.extend(_shortest_call(renderer, tool, tools) for tool in tools)
+            try:
+                renderer.render_ids([_ASKED, *_called(tools[0])], tools=tools, add_generation_prompt=True)
+            except Exception as error:  # whatever a template raises
+                refused.append(" ".join(str(error).split()))
             with suppress(Exception):  # whatever a template raises
                 if renderer.render_ids([_ASKED], tools=tools) == renderer.render_ids([_ASKED]):
                     hidden.append(name)
@@ -235,18 +250,23 @@ def _answer_in_place(seq_len: int) -> tuple[list[int], list[str], list[str], lis
         return {"prompt_ids": prompt_ids, "completion_ids": end, "completion_logprobs": [0.0], **said}
 
     client.generate = generate
-    return prompts, unreadable, hidden, calls
+    return prompts, unreadable, hidden, refused, calls
+
+
+def _called(tool: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A call of a tool with what it requires alone, and a result."""
+    told = tool.get("function", tool)
+    arguments = json.dumps(dict.fromkeys((told.get("parameters") or {}).get("required", ()), 0))
+    called = {"id": "call00001", "type": "function", "function": {"name": told["name"], "arguments": arguments}}
+    result = {"role": "tool", "content": "b", "tool_call_id": called["id"], "name": told["name"]}
+    return {"role": "assistant", "content": "", "tool_calls": [called]}, result
 
 
 def _shortest_call(renderer: Any, tool: Any, tools: Any) -> int:
     """Tokens of a call of a tool with what it requires alone, its end included; 0 where the renderer writes none."""
-    told = tool.get("function", tool)
-    arguments = json.dumps(dict.fromkeys((told.get("parameters") or {}).get("required", ()), 0))
-    called = {"id": "call00001", "type": "function", "function": {"name": told["name"], "arguments": arguments}}
-    said = {"role": "assistant", "content": "", "tool_calls": [called]}
     try:
         prompt = renderer.render_ids([_ASKED], tools=tools, add_generation_prompt=True)
-        whole = renderer.render_ids([_ASKED, said], tools=tools)
+        whole = renderer.render_ids([_ASKED, _called(tool)[0]], tools=tools)
     except Exception:  # whatever a template raises
         return 0
     answer = whole[num_equal(prompt, whole) :]

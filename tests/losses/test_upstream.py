@@ -46,7 +46,7 @@ def upstream() -> Upstream:
         pytest.skip("PRIME_RL_SRC names no PRIME-RL checkout")
     tree = ast.parse((Path(root) / LOSS).read_text())
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in FUNCTIONS]
-    assert {node.name for node in found} == set(FUNCTIONS), f"{root} has no loss of type default: use 0.7 or 0.8"
+    assert {node.name for node in found} == set(FUNCTIONS), f"{root} has no loss of type default: use 0.8"
     names: dict[str, Any] = {"torch": torch, "Tensor": Tensor, "LossInputs": LossInputs, "LossOutputs": LossOutputs}
     names["DefaultLossConfig"] = names["IPOLossConfig"] = SimpleNamespace
     exec(compile(ast.Module([*found], []), LOSS, "exec"), names)

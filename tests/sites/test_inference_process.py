@@ -177,6 +177,23 @@ def test_sigterm_ends_it_in_the_middle_of_requests(tmp_path: Path, model_dir: Pa
     assert "Traceback" not in errors
 
 
+def test_a_client_that_hangs_up_in_the_middle_of_its_request_leaves_no_traceback(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    process = start(tmp_path, model_dir)
+    process.wait_healthy()
+    name, value = next(iter(headers(TOKEN).items()))
+    port = process.settings.inference_port
+    asked = f"POST /tokenize HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{name}: {value}\r\nContent-Length: 99\r\n\r\n{{"
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(asked.encode())
+        time.sleep(0.2)
+    time.sleep(0.2)
+    assert httpx.get(f"{process.url}/health", timeout=PATIENCE_S).status_code == 200
+    code, errors = process.end()
+    assert code == 0 and "Traceback" not in errors and "ClientDisconnect" not in errors, errors
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_during_the_start_ends_it_quietly(tmp_path: Path, model_dir: Path, number: int) -> None:
     process = start(tmp_path, model_dir)

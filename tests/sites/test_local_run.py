@@ -22,7 +22,7 @@ from composer_prime.sites.embedded.folder import check_same_recipe, claim_run_fo
 from composer_prime.sites.embedded.interrupt import catch_interrupt
 from composer_prime.sites.embedded.local_run import Surroundings, _View, run_local, run_site
 from composer_prime.sites.embedded.ports import claim_port, is_free
-from composer_prime.sites.embedded.supervisor import SiteState, SiteSupervisor
+from composer_prime.sites.embedded.supervisor import SiteState, SiteSupervisor, lock_site
 from composer_prime.sites.preflight import Found
 from tests.patience import wait_until
 from tests.sites.fake_site import all_gone, fake_roles, pid_of, small_recipe
@@ -121,6 +121,18 @@ def test_resume_continues_the_unfinished_site_and_leaves_the_finished_one(tmp_pa
     assert run_local(recipe, True, surroundings(tmp_path, trainer="ending=exit:1")) == 0
     assert paths.site("a").result.stat() == result_of_a
     assert all(site["finished"] for site in summary_of(recipe)["sites"].values())
+
+
+def test_a_resume_beside_the_live_run_is_refused_before_a_model_is_made(tmp_path: Path) -> None:
+    recipe = small_recipe(tmp_path)
+    run_local(recipe, False, surroundings(tmp_path, trainer={"a": DONE, "b": "ending=exit:1"}))
+    made = tmp_path / "made"
+    there = surroundings(tmp_path, model=f"open({str(made)!r}, 'w'); print({str(tmp_path / 'model')!r})", trainer=DONE)
+    with lock_site(RunPaths.of(recipe).site("b")):
+        with pytest.raises(BadInput, match=r"site b is already running in .*--run\.name"):
+            run_local(recipe, True, there)
+        assert not made.exists()
+    assert run_local(recipe, True, there) == 0 and made.exists()
 
 
 def test_a_site_started_by_hand_joins_the_folder_and_the_summary(tmp_path: Path) -> None:

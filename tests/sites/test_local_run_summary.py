@@ -13,7 +13,7 @@ from composer_prime.metrics import SITE_WALL_S, MetricsTape
 from composer_prime.sites.embedded.plot import round_steps, smooth
 from composer_prime.sites.embedded.progress import SiteFollower, SiteNumbers
 from composer_prime.sites.embedded.result import MasterVersion, SiteResult
-from composer_prime.sites.embedded.screen import Screen, draw_line
+from composer_prime.sites.embedded.screen import Screen, draw_line, draw_table
 from composer_prime.sites.embedded.summary import covered_s, draw_summary, dropped_lines, show_bytes, write_summary
 
 REWARDS = [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 0.7]
@@ -228,6 +228,21 @@ def test_on_a_terminal_a_table_is_drawn_and_messages_stay_above_it() -> None:
         screen.say("site b failed: gone")
     assert "site b failed: gone" in out.getvalue()
     assert "rollouts/s" in out.getvalue() and "4/8" in out.getvalue()
+
+
+def test_a_site_whose_rollouts_mostly_fail_says_so(tmp_path: Path) -> None:
+    follower = SiteFollower(SitePaths(tmp_path))
+    with MetricsTape(SitePaths(tmp_path).tape("orchestrator")) as tape:
+        for step, failed in enumerate((2, 2, 7, 7, 7)):
+            tape.log(step, **{"rollout/reward": 0.5, "rollout/count": 8 - failed, "rollout/failed": failed})
+            numbers = follower.update()
+            out = io.StringIO()
+            Console(file=out, width=160).print(draw_table({"a": ("running", numbers)}, 8))
+            share = {2: " failed=46%", 3: " failed=67%", 4: " failed=88%"}.get(step, "")
+            share = share if numbers.failed > 0.5 else ""
+            assert draw_line("a", "running", numbers, 8).endswith(f"%{share}")
+            assert ("of its rollouts fail, see its logs/orchestrator.log" in out.getvalue()) is bool(share)
+    assert numbers.failed == 7 / 8
 
 
 def write_tools(paths: SitePaths, shares: list[float]) -> None:

@@ -171,6 +171,24 @@ def test_a_template_that_lists_no_tools_is_warned_of(tmp_path: Path, family: str
     assert not found.problems and lists is not any("doesn't list tools" in each for each in found.warnings)
 
 
+def test_a_template_that_refuses_a_tools_result_is_refused_where_there_are_tools(tmp_path: Path) -> None:
+    save_model(tmp_path, "qwen3")
+    template = tmp_path / "chat_template.jinja"
+    refusal = (
+        "{%- for each in messages %}{% if each.role == 'tool' %}{{ raise_exception('no role tool') }}{% endif %}"
+        "{% endfor %}"
+    )
+    template.write_text(refusal + template.read_text())
+    for taskset, problems in (("tool-letters", 1), ("reverse-letters", 0)):
+        source = {"name": taskset, "env": {"taskset": {"id": taskset}}}
+        model = {"name": str(tmp_path)}
+        recipe = small_recipe(tmp_path, orchestrator={"train": {"source": [source]}}, seq_len=2048, model=model)
+        found = rehearsed(recipe, "a").problems
+        assert len(found) == problems, found
+        said = "this model's chat template refuses a call with its result (no role tool)"
+        assert all(said in each for each in found)
+
+
 UNADMITTED = outer(owner="ed25519:" + "A" * 42 + "E=")
 CHECKING = """
 import sys

@@ -79,7 +79,7 @@ def check_room(what: str, folder: Path) -> None:
             file.write(bytes(ROOM_BYTES))
     except OSError as error:
         error.filename = None  # a name of no interest
-        why = SystemRefused.of(error, at, then="") or error
+        why = SystemRefused.of(error, at, then="") or f"{error.strerror}: name a folder that can be written"
         raise StoreUnusable(f"{what} ({folder}) can't hold files of {ROOM_BYTES >> 20} MiB: {why}") from error
 
 

@@ -32,6 +32,8 @@ class SiteNumbers:
     waiting: Waiting | None = None
     stall: float = math.nan
     """Share of the wall time of its training, waiting included, in which it was stalled on the outer loop."""
+    failed: float = math.nan
+    """Share of the rollouts of the last RECENT steps that failed."""
 
 
 @dataclass
@@ -45,6 +47,8 @@ class SiteProgress:
     train_s: dict[int, float] = field(default_factory=dict)
     stall_s: dict[int, float] = field(default_factory=dict)
     rounds: dict[int, float] = field(default_factory=dict)
+    num_played: dict[int, float] = field(default_factory=dict)
+    num_failed: dict[int, float] = field(default_factory=dict)
     tool_calls: dict[int, float] = field(default_factory=dict)
     tool_errors: dict[int, float] = field(default_factory=dict)
     num_trained: int = 0
@@ -76,12 +80,15 @@ class SiteProgress:
             metrics.TRAIN_TRAIN_S: self.train_s,
             metrics.OUTER_STALL_S: self.stall_s,
             metrics.OUTER_ROUND: self.rounds,
+            metrics.ROLLOUT_COUNT: self.num_played,
+            metrics.ROLLOUT_FAILED: self.num_failed,
             metrics.TOOLS_CALLS: self.tool_calls,
             metrics.TOOLS_ERRORS: self.tool_errors,
         }
 
     def numbers(self) -> SiteNumbers:
         """The line as of the newest record."""
+        num_failed = sum(recent(self.num_failed))
         return SiteNumbers(
             step=len(self.tokens),
             reward=mean(recent(self.reward)),
@@ -89,6 +96,7 @@ class SiteProgress:
             tokens_per_s=ratio(sum(recent(self.tokens)), sum(recent(self.step_s))),
             rounds=int(max(self.rounds.values(), default=0)),
             stall=ratio(sum(self.stall_s.values()), sum(self.step_s.values())),
+            failed=ratio(num_failed, num_failed + sum(recent(self.num_played))),
         )
 
 

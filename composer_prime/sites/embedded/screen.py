@@ -23,6 +23,8 @@ REDRAW_S = 0.5
 """Seconds between two drawings on a terminal."""
 LINE_S = 5.0
 """Seconds between two lines a site where there is no terminal."""
+MUCH_FAILED = 0.5
+"""Share of failed rollouts above which they are told."""
 
 WAITING = "waiting"
 STYLES = {"running": "cyan", WAITING: "yellow", "done": "green", "stopped": "yellow", "failed": "bold red"}
@@ -85,6 +87,7 @@ def draw_line(site: str, state: str, numbers: SiteNumbers, max_steps: int) -> st
         f"site={site} state={state} step={numbers.step}/{max_steps} reward={show(numbers.reward, '.3f')} "
         f"rollouts/s={show(numbers.rollouts_per_s, '.0f')} tokens/s={show(numbers.tokens_per_s, '.0f')} "
         f"fragment_rounds={numbers.rounds} stall={show(100 * numbers.stall, '.1f')}%"
+        + (f" failed={show(100 * numbers.failed, '.0f')}%" if numbers.failed > MUCH_FAILED else "")
         + (f' waits="{numbers.waiting}"' if state == WAITING else "")
     )
 
@@ -109,8 +112,11 @@ def draw_table(sites: Mapping[str, tuple[str, SiteNumbers]], max_steps: int) -> 
             str(numbers.rounds),
             f"{show(100 * numbers.stall, '.1f')} %",
         )
-    waits = [f"{site} waits {numbers.waiting}" for site, (state, numbers) in sites.items() if state == WAITING]
-    table.caption = Text(shown("\n".join(waits), lines=True)) if waits else None
+    notes = [f"{site} waits {numbers.waiting}" for site, (state, numbers) in sites.items() if state == WAITING]
+    for site, (_, numbers) in sites.items():
+        if numbers.failed > MUCH_FAILED:
+            notes.append(f"{site}: {numbers.failed:.0%} of its rollouts fail, see its logs/orchestrator.log")
+    table.caption = Text(shown("\n".join(notes), lines=True)) if notes else None
     return table
 
 

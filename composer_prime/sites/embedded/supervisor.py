@@ -220,8 +220,8 @@ def lock_site(paths: SitePaths) -> IO[str]:
     except BlockingIOError:
         file.close()
         raise BadInput(
-            f"site {paths.root.name} is already running in {paths.root}: stop that process, or start a site of another "
-            "name with --site"
+            f"site {paths.root.name} is already running in {paths.root}: stop that process, or start another run with "
+            "--run.name, or a site of another name with `composer-prime site`"
         ) from None
     return file
 

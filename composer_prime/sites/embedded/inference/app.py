@@ -20,7 +20,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from transformers import PreTrainedTokenizerBase
@@ -91,6 +91,8 @@ class Server:
                 return await handle(request)
             except BadInput as error:
                 return _error(400, str(error))
+            except ClientDisconnect:
+                return _error(400, "the request ended before its body was complete: send it again")  # nobody reads it
             except SiteError as error:
                 logger.error("path=%s error=%s", request.url.path, error)
                 return _error(500, str(error))
