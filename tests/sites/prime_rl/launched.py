@@ -1,13 +1,13 @@
 """A trainer whose ranks are processes on this machine, started as torchrun would start them."""
 
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from composer_prime.sites.embedded.ports import claim_port
 from composer_prime.store import open_store
 from composer_prime.sync.founding import FoundingRecord, announce
 from tests.forked import Program
@@ -48,9 +48,7 @@ class Launched:
 
     def environments(self, path: list[Path]) -> list[dict[str, str]]:
         """The environment of each rank, as torchrun would make it; the folder's own is made if need be."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = claim_port(None, set())  # one that no outgoing connection takes meanwhile
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("COMPOSER_PRIME_")}
         common = (
             inherited
