@@ -64,12 +64,14 @@ TOOLS_ERRORS = "tools/errors"
 TOOLS_CALL_S = "tools/call_s"
 """Mean seconds until a call was answered."""
 
-HINTS_PROBES = "hints/probes"
-"""Rollouts that hints' teacher played itself, the hint in its prompt."""
-HINTS_TEACHER_FIRST_CALL = "hints/teacher_first_call"
-"""Share of them whose first call was answered without an error that has a hint."""
-HINTS_TEACHER_REWARD = "hints/teacher_reward"
-"""Their mean reward."""
+TEACHER_PROBES = "probes"
+"""Rollouts in which a teacher took over, to be compared with the policy's."""
+
+
+def teacher_metric(name: str, what: str) -> str:
+    """The name of one of a teacher's numbers: TEACHER_PROBES, or "better" and "weight" (replay/gate.py)."""
+    return f"teacher/{name}/{what}"
+
 
 PAIRS_COUNT = "pairs/pairs"
 """Preference pairs that a step drew and had scored."""

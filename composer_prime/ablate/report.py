@@ -172,6 +172,7 @@ def _lines(
         f"Held-out reward: greedy, on {first.prompts} tasks that no run trained on. Price: {price}.",
         *([f"Missing: {', '.join(missing)}."] if missing else []),
         "",
+        *_verdicts(arms),
         *_remarks(rows, reasons),
         *_table(
             ("arm", "seeds", "held-out reward", "area", "rollouts", "generated tokens", "tokens a point", "time", "USD",
@@ -210,6 +211,13 @@ def _lines(
         "",
         *_EXPLAINED,
     ]  # fmt: skip
+
+
+def _verdicts(arms: Sequence[ArmReport]) -> list[str]:
+    """A line for each arm that did harm: the interval of its difference to the first arm lies below 0."""
+    harmful = [arm for arm in arms[1:] if arm.minus_base is not None and arm.minus_base.high < 0]
+    lines = [f"**{arm.name} is worse than {arms[0].name}**: {_spell(arm.minus_base, '+.3f')}." for arm in harmful]
+    return [*lines, ""] if lines else []
 
 
 def _remarks(rows: Mapping[Job, Row], reasons: Mapping[str, str]) -> list[str]:

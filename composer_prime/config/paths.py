@@ -71,6 +71,11 @@ class SitePaths:
         return self.root / "conversations.jsonl"
 
     @property
+    def gates(self) -> Path:
+        """What the orchestrator knows of how teachers compare with the policy."""
+        return self.root / "gates.json"
+
+    @property
     def loaded(self) -> Path:
         """What the trainer writes first, once it has imported and built all it needs."""
         return self.root / "loaded"

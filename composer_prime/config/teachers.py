@@ -18,6 +18,9 @@ HintKind = Literal["unknown_tool", "bad_arguments", "timeout", "tests", "traceba
 failed, a Python traceback, an exit code other than 0, or an error in so many words. A tool that answers with a JSON
 object may say it itself, as `error_kind`."""
 
+OutcomeKind = Literal["reply", "out_of_turns"]
+"""How a rollout ended that earned less than others: with a reply, or with a call after which there were no turns."""
+
 NO_FROZEN_SERVER = (
     'env.hints.base_url must be given with teacher = "frozen", since PRIME-RL\'s server holds only the policy of the '
     "moment: serve the model that the run begins with on a server of its own, and write its address there"
@@ -155,9 +158,11 @@ class HintsConfig(Table):
     api_key_var: str | None = Field(default=None, min_length=1)
     """Environment variable that holds the key of the server at base_url; None: it wants none."""
 
-    templates: dict[HintKind, Annotated[str, AfterValidator(_check_template)]] = Field(default_factory=dict)
-    """The hint's text by the kind of error, {error} and {tool} filled in; a kind left out has the environment's own
-    `hint`, the writer's, or ours."""
+    templates: dict[HintKind | OutcomeKind, Annotated[str, AfterValidator(_check_template)]] = Field(
+        default_factory=dict
+    )
+    """The hint's text by the kind of error or outcome, {error} and {tool} filled in; a kind left out has the
+    environment's own `hint`, the writer's, or ours. Outcomes have none of ours."""
 
     writer: HintWriterConfig | None = None
     """Who writes hints; None: nobody."""

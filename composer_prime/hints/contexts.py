@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_prime.config.teachers import HintKind
+from composer_prime.config.teachers import HintKind, OutcomeKind
 from composer_prime.hints.answers import LINE_CHARS
 from composer_prime.hints.error_sites import ErrorSite
 
-TEMPLATES: Mapping[HintKind, str] = {
+TEMPLATES: Mapping[HintKind | OutcomeKind, str] = {
     "unknown_tool": (
         "Hint: if you go on as planned, you call a tool that isn't there: {error}\nCall one of the tools that you were "
         "given, by its exact name."
@@ -48,14 +48,22 @@ class HintedContext:
     token_ids  the conversation up to the turn's last sampled token, the hint in it
     places     where the turn's sampled tokens stand in it
     node       the turn's node
+    said       the sampled tokens of each turn before it
+    hint_ids   what was put in
+    tail       tokens between the hint and the turn's first sampled one
     """
 
     token_ids: list[int]
     places: list[int]
     node: Any
+    said: list[list[int]]
+    hint_ids: list[int]
+    tail: int
 
 
-def hint_text(site: ErrorSite, templates: Mapping[HintKind, str], written: str | None = None) -> str | None:
+def hint_text(
+    site: ErrorSite, templates: Mapping[HintKind | OutcomeKind, str], written: str | None = None
+) -> str | None:
     """The hint for one error, to follow the words of the message before the call: a template of the recipe's, else what
     the environment says itself, else what a model has written, else our template. None: its kind has none."""
     if (hint := site.hint or written) is not None and site.kind not in templates:
@@ -85,7 +93,19 @@ def hinted_context(nodes: Sequence[Any], site: ErrorSite, hint_ids: Sequence[int
     sampled = [place for place, is_sampled in enumerate(turn.mask) if is_sampled]
     places = [len(token_ids) + place for place in sampled]
     whole = [*token_ids, *turn.token_ids[: sampled[-1] + 1]]
-    return HintedContext(list(map(int, whole)), places, turn)  # the next verifiers has numpy's
+    return HintedContext(
+        list(map(int, whole)),  # the next verifiers has numpy's
+        places,
+        turn,
+        said=[sampled_ids(node) for node in nodes[:last] if node.sampled and any(node.mask)],
+        hint_ids=list(hint_ids),
+        tail=len(told) - cut + sampled[0],
+    )
+
+
+def sampled_ids(node: Any) -> list[int]:
+    """A node's sampled tokens."""
+    return [int(token) for token, is_sampled in zip(node.token_ids, node.mask, strict=True) if is_sampled]
 
 
 def _path(nodes: Sequence[Any], last: int) -> list[int]:

@@ -9,24 +9,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_prime.config.teachers import HintKind
+from composer_prime.config.teachers import HintKind, OutcomeKind
 from composer_prime.hints.answers import find_error, find_hint, shows_output
 
 
 @dataclass(frozen=True)
 class ErrorSite:
-    """One call that failed.
+    """One call that failed, or the last turn of a rollout that earned little.
 
-    turn, answer  indices of nodes: the sampled message that made the call, and the message that shows its error
+    turn, answer  indices of nodes: the sampled message that made the call, and the message that shows its error; the
+                  turn itself where it is an outcome's
     kind          what it was known by
     line          what tells it best, one line
     tool_name     the tool's name, where a message has it
-    hint          what the tool's answer says to do instead, where it is a JSON object with a `hint`
+    hint          what the tool's answer says to do instead, where it is a JSON object with a `hint`; of an outcome what
+                  the task says
     """
 
     turn: int
     answer: int
-    kind: HintKind
+    kind: HintKind | OutcomeKind
     line: str
     tool_name: str | None
     hint: str | None = None
@@ -46,11 +48,15 @@ def error_sites(nodes: Sequence[Any]) -> list[ErrorSite]:
     return [sites[turn] for turn in sorted(sites)]
 
 
-def first_call_is_answered(nodes: Sequence[Any]) -> bool:
-    """Whether the first sampled message made a call that some message answers."""
-    first = next((place for place, node in enumerate(nodes) if node.sampled), None)
-    answers = (place for place, node in enumerate(nodes) if _is_answer(node.message))
-    return first is not None and any(_asked_by(nodes, place) == first for place in answers)
+def outcome_site(trace: Any, hint: str | None) -> ErrorSite | None:
+    """The last sampled turn of a trace, by how that ended; None where it ended otherwise."""
+    last = max((place for place, node in enumerate(trace.nodes) if node.sampled and any(node.mask)), default=None)
+    if last is None:
+        return None
+    has_call = bool(trace.nodes[last].message.tool_calls)
+    if has_call and trace.stop_condition != "max_turns":
+        return None
+    return ErrorSite(last, last, "out_of_turns" if has_call else "reply", line="", tool_name=None, hint=hint)
 
 
 def _is_answer(message: Any) -> bool:

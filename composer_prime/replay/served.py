@@ -14,7 +14,18 @@ from composer_prime import bearer
 from composer_prime.bearer import is_local
 from composer_prime.config.teachers import HintTeacher
 from composer_prime.errors import TeacherError
-from composer_prime.replay.wire import MOST_IDS, ROUTES, Route, Scores, num_candidates, read_scores, score_body
+from composer_prime.replay.wire import (
+    MOST_IDS,
+    ROUTES,
+    NotSampled,
+    Route,
+    Scores,
+    num_candidates,
+    read_sample,
+    read_scores,
+    sample_body,
+    score_body,
+)
 
 TRIES = 3
 """Requests sent for one answer at most."""
@@ -116,6 +127,23 @@ class ServedModel:
                 f"{HOT:g}): serve it so that they are those of temperature 1"
             )
 
+    async def sample(
+        self, token_ids: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int], temperature: float
+    ) -> list[int]:
+        """What the model says after a token sequence, as token ids, the one that stopped it included.
+
+        Raises NotSampled where the server gives none.
+        """
+        if self.route is None:
+            await self.find()
+        assert self.route is not None and self.model is not None  # find has set both
+        room = max_tokens if self.max_model_len is None else min(max_tokens, self.max_model_len - len(token_ids))
+        body = sample_body(self.route, self.model, token_ids, room, stop_token_ids, temperature)
+        try:
+            return read_sample(self.route, await self._ask("POST", self.route, body))
+        except _Refused as error:
+            raise NotSampled(str(error)) from error
+
     async def reply(self, messages: Sequence[Mapping[str, str]], max_tokens: int) -> str:
         """What the model says to a conversation, at temperature 0; by `/v1/chat/completions`."""
         path = "/v1/chat/completions"
@@ -164,7 +192,7 @@ class ServedModel:
         if answer.status_code in _ABSENT:
             raise _Absent(f"{self.base_url} has no {path} ({answer.status_code})")
         if not answer.is_success:
-            raise TeacherError(f"{self.base_url} refused {path} with {answer.status_code}: {_excerpt(answer)}")
+            raise _Refused(f"{self.base_url} refused {path} with {answer.status_code}: {_excerpt(answer)}")
         try:
             found = answer.json()
         except (ValueError, RecursionError) as error:
@@ -176,6 +204,10 @@ class ServedModel:
 
 class _Absent(TeacherError):
     """The server has no such route."""
+
+
+class _Refused(TeacherError):
+    """The server doesn't do what it was asked for."""
 
 
 def _field(answer: dict[str, Any], name: str, kind: type, path: str) -> Any:

@@ -7,7 +7,7 @@ its time-out nor changed. What can't work at all, above all another tokenizer, i
 import asyncio
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from composer_prime.config.teachers import TeacherConfig
@@ -134,9 +134,15 @@ class TeacherPool:
             if refusal is not None:
                 raise refusal
 
-    async def score(self, token_ids: Sequence[int]) -> list[Score]:
-        """What every teacher says to one token sequence, in the order of the recipe; all are asked at once."""
-        return list(await asyncio.gather(*(teacher.score(token_ids) for teacher in self.teachers)))
+    async def score(self, token_ids: Sequence[int], shares: Sequence[float] | None = None) -> list[Score]:
+        """What the teachers say to one token sequence, in the order of the recipe; all are asked at once.
+
+        shares   of each one's weight that is left, 0 to 1; who has none isn't asked. None: all of it
+        """
+        whole = [1.0] * len(self.teachers)
+        asked = [(teacher, share) for teacher, share in zip(self.teachers, shares or whole, strict=True) if share > 0]
+        scores = await asyncio.gather(*(teacher.score(token_ids) for teacher, _ in asked))
+        return [replace(score, weight=score.weight * share) for score, (_, share) in zip(scores, asked, strict=True)]
 
     async def close(self) -> None:
         """Close the connections."""

@@ -23,6 +23,10 @@ MOST_IDS = 2**31 - 1
 """Ids below it fit int32, with the 1 added that carrier.py adds."""
 
 
+class NotSampled(TeacherError):
+    """The server gives scores, and no text of its own."""
+
+
 @dataclass(frozen=True)
 class Scores:
     """What a model says to the n tokens of a sequence, each given those before it, at temperature 1.
@@ -46,6 +50,30 @@ def score_body(
     if route == "/v1/completions":
         return {"model": model, "prompt": list(token_ids), **sampling}
     return {"model": model, "token_ids": list(token_ids), "sampling_params": sampling}
+
+
+def sample_body(
+    route: Route,
+    model: str,
+    token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Sequence[int],
+    temperature: float,
+) -> dict[str, Any]:
+    """The request for what a model says after a sequence."""
+    sampling = {"max_tokens": max_tokens, "temperature": temperature, "stop_token_ids": list(stop_token_ids)}
+    if route == "/v1/completions":
+        whole = {"return_token_ids": True, "skip_special_tokens": False}
+        return {"model": model, "prompt": list(token_ids), **sampling, **whole}
+    return {"model": model, "token_ids": list(token_ids), "sampling_params": sampling}
+
+
+def read_sample(route: Route, answer: Any) -> list[int]:
+    """The answer to `sample_body`. Raises NotSampled when it has no token ids."""
+    try:
+        return [int(token) for token in answer["choices"][0]["token_ids"]]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise NotSampled(f"the answer of {route} has no token ids of what it says ({error!r})") from error
 
 
 def read_scores(route: Route, answer: Any, token_ids: Sequence[int], k: int = 0, num_ids: int = MOST_IDS) -> Scores:

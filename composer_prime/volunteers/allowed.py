@@ -17,7 +17,7 @@ from composer_prime.config.outer import OuterConfig
 from composer_prime.config.prime_rl import LOSS_PATHS, PrimeRlConfig
 from composer_prime.config.recipe import TINY_MODELS
 from composer_prime.config.table import RUN_NAME, SITE_NAME
-from composer_prime.config.teachers import HINT_FIELDS, HintKind
+from composer_prime.config.teachers import HINT_FIELDS, HintKind, OutcomeKind
 from composer_prime.volunteers.places import is_public_url
 
 LOSSES = ("composer_prime.losses.composer.composer_loss",)
@@ -221,7 +221,7 @@ EMBEDDED: Mapping[str, Rule] = {
     "hints.base_url": TEACHER,
     "hints.model": MODEL,
     "hints.timeout_s": real(0, 3600),
-    **{f"hints.templates.{kind}": TEMPLATE for kind in get_args(HintKind)},
+    **{f"hints.templates.{kind}": TEMPLATE for kind in (*get_args(HintKind), *get_args(OutcomeKind))},
 }
 PRIME_RL: Mapping[str, Rule] = {
     **_SHARED,

@@ -11,6 +11,7 @@ import json
 import math
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import verifiers.v1 as vf
 from pydantic import Field
@@ -126,6 +127,27 @@ class ToolLettersTaskset(vf.Taskset[ToolLettersTask, ToolLettersConfig]):  # pyr
         for idx, (box, letter, answer) in enumerate(draw_boxes(self.config)):
             data = {"idx": idx, "prompt": f"Code in box {box}", "box": box, "letter": letter, "answer": answer}
             yield ToolLettersTask(ToolLettersData.model_validate(data | {"locks": self.config.locks}), self.config.task)
+
+    def play(self, task: ToolLettersTask, messages: list[dict[str, Any]], rng: random.Random) -> dict[str, Any] | str:
+        """The next message of a player who is right about every other time, and heeds a hint at the end of the last
+        message: `tiny_policy` makes a policy that does the same. Nobody unlocks a box unless a hint says so."""
+        box, letter, answer = task.data.box, task.data.letter, task.data.answer
+        told = [message["content"].partition("\n\nHint: ")[0] for message in messages if message["role"] == "tool"]
+        hint = messages[-1]["content"].partition("\n\nHint: ")[2]
+        if "call unlock" in hint:
+            return call("unlock", box=box)
+        right = call("open", box=box)
+        if answer in told:
+            right = answer
+        elif letter in told:
+            right = call("code", letter=letter)
+        wrong = [call("look", box=box), call("code", letter=box), box]
+        return right if hint or rng.random() < 0.5 else rng.choice(wrong)
+
+
+def call(tool: str, **arguments: str) -> dict[str, Any]:
+    """An assistant's message that calls a tool."""
+    return {"content": "", "tool_calls": [{"name": tool, "arguments": arguments}]}
 
 
 def draw_boxes(config: ToolLettersConfig) -> list[tuple[str, str, str]]:

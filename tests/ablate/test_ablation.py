@@ -180,6 +180,20 @@ def test_the_report_tells_intervals_differences_and_the_price_of_a_point(tmp_pat
         assert f"({picture})" in page and (folder / picture).read_bytes().startswith(b"\x89PNG")
 
 
+def test_an_arm_that_did_harm_has_a_line_at_the_top_and_one_within_the_noise_has_none(tmp_path: Path):
+    jobs = jobs_in(tmp_path, HINTS, TEACHERS)
+    held_out = {"base": 0.9, "+hint": 0.5, "+replay": 0.88, "full": 0.95}
+    rows = {
+        job: row_of(job, held_out[job.arm.name] + job.seed * (0.01 if job.arm.name != "+replay" else -0.03))
+        for job in jobs
+    }
+    jobs[0].folder.mkdir(parents=True)
+    page = write_report(jobs, rows, {}).read_text()
+    (line,) = [line for line in page.splitlines() if "is worse than" in line]
+    assert line.startswith("**+hint is worse than base**: -0.400 [-0.4")
+    assert page.index(line) < page.index("| arm |")
+
+
 def test_the_report_says_of_a_run_whose_teachers_fell_silent_for_how_many_tokens(tmp_path: Path):
     jobs = jobs_in(tmp_path, TEACHERS, num_seeds=1)
     rows = {job: row_of(job, 0.5, unanswered_tokens=40 if job.arm.name == "+replay" else 0) for job in jobs}

@@ -12,7 +12,8 @@ import pytest
 import verifiers.v1 as vf
 
 ENVS = Path(__file__).parents[2] / "envs"
-NAMES = sorted(path.parent.name for path in ENVS.glob("*/pyproject.toml"))  # composer_prime_pairs is in our wheel
+NAMES = sorted(path.parent.name for path in ENVS.glob("*/pyproject.toml") if path.parent.name != "tiny_policy")
+"""Of environments; composer_prime_pairs is in our wheel."""
 REWARD = {"reverse_letters": "exact_match", "sort_letters": "right_letters"}
 SOLVED = {"reverse_letters": ("Reverse: ", "cafe", "efac"), "sort_letters": ("Sort: ", "cafe", "acef")}
 

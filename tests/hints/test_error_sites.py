@@ -2,7 +2,7 @@
 
 import pytest
 
-from composer_prime.hints.error_sites import error_sites, first_call_is_answered
+from composer_prime.hints.error_sites import error_sites
 from tests.hints.test_answers import TRACEBACK
 from tests.replay.traces import node
 
@@ -28,19 +28,6 @@ def test_an_error_belongs_to_the_sampled_turn_whose_call_it_answers_also_where_t
         (1, 3, "error", "Error: first", "tool_b"),
         (7, 8, "unknown_tool", "Unknown tool: grepp", "tool_e"),
     ]
-
-
-def test_a_first_call_is_answered_where_a_message_answers_the_first_sampled_turn() -> None:
-    nodes = [
-        node(None, "user", [1]),
-        node(0, "assistant", [2], num_sampled=1),
-        node(1, "assistant", [3], num_sampled=1, tool_calls=calls("a")),
-        node(2, "tool", [4], content="fine", tool_call_id="a"),
-    ]
-    assert not first_call_is_answered(nodes)
-    called = node(0, "assistant", [3], num_sampled=1, tool_calls=calls("a"))
-    assert first_call_is_answered([nodes[0], called, node(1, "tool", [4], content="Error: no", tool_call_id="a")])
-    assert not first_call_is_answered(nodes[:1])
 
 
 def test_a_turn_that_nobody_sampled_has_no_error_to_be_taught() -> None:

@@ -14,7 +14,14 @@ from composer_prime.sites.embedded.plot import round_steps, smooth
 from composer_prime.sites.embedded.progress import SiteFollower, SiteNumbers
 from composer_prime.sites.embedded.result import MasterVersion, SiteResult
 from composer_prime.sites.embedded.screen import Screen, draw_line, draw_table
-from composer_prime.sites.embedded.summary import covered_s, draw_summary, dropped_lines, show_bytes, write_summary
+from composer_prime.sites.embedded.summary import (
+    covered_s,
+    draw_summary,
+    dropped_lines,
+    show_bytes,
+    teacher_lines,
+    write_summary,
+)
 
 REWARDS = [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 0.7]
 
@@ -243,6 +250,23 @@ def test_a_site_whose_rollouts_mostly_fail_says_so(tmp_path: Path) -> None:
             assert draw_line("a", "running", numbers, 8).endswith(f"%{share}")
             assert ("of its rollouts fail, see its logs/orchestrator.log" in out.getvalue()) is bool(share)
     assert numbers.failed == 7 / 8
+
+
+def test_how_far_each_teacher_was_heard_is_summed_up_and_drawn(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    write_tapes(run.site("a"))
+    write_summary(run)
+    plain = run.reward_plot.read_bytes()
+    with MetricsTape(run.site("a").tape("orchestrator")) as tape:
+        for step, weight in enumerate((0.0, 1.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0)):
+            probes = {"teacher/big/probes": 3} if step < 4 else {}
+            tape.log(step, **{"teacher/big/weight": weight, "teacher/big/better": 0.1, **probes})
+    summary = write_summary(run)
+    assert run.reward_plot.read_bytes() != plain
+    assert list(teacher_lines(summary)) == [
+        "site a: teacher big was heard at 50% of its turns at first and at 0% at last; 12 rollouts compared it with "
+        "the policy"
+    ]
 
 
 def write_tools(paths: SitePaths, shares: list[float]) -> None:

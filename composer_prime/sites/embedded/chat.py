@@ -55,7 +55,7 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
 
         Raises ToolFailure where a tool gives no answer that can be read.
         """
-        messages = self._conversation(data)
+        messages = self.conversation(data)
         async with this_stage() as stage:
             tools, listed = await stage.tools(trace, mcp_urls, self.config.tool_timeout)
             body = {"model": ctx.model, "messages": messages, **({"tools": listed} if listed else {})}
@@ -72,7 +72,8 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
                 for call in reply["tool_calls"]:
                     messages.append(await tools.answer(call))
 
-    def _conversation(self, data: vf.TaskData) -> list[dict[str, Any]]:
+    def conversation(self, data: vf.TaskData) -> list[dict[str, Any]]:
+        """What a rollout of a task begins with."""
         system, prompt = self.resolve_prompt(data)
         opening = [{"role": "system", "content": system}] if system else []
         if isinstance(prompt, str):

@@ -158,13 +158,16 @@ def _resolve(source: SourceConfig, settings: SiteSettings) -> tuple[vf.Env, bool
 
 def stamping(settings: SiteSettings) -> dict[str, Any]:
     """The settings of the environment that stamps teachers' numbers, as the recipe's `[replay]` and `[hints]` say."""
-    hints = settings.recipe.hints
+    hints, orchestrator = settings.recipe.hints, settings.recipe.orchestrator
+    batch = orchestrator.batch_size // len(orchestrator.train.source)
     return {
         "id": STAMPING_ID,
         "tokenizer": str(settings.model_dir),
         "teachers": [teacher.model_dump() for teacher in settings.recipe.replay.teachers],
         "top_k": settings.recipe.trainer.distill.top_k,
         "hints": None if hints is None else hints.model_dump(),
+        "rollouts": settings.recipe.max_steps * batch,
+        "batch": batch,
         "embedded": True,
     }
 

@@ -30,7 +30,7 @@ from composer_prime.sites.embedded.prepare import (
 )
 from composer_prime.sites.embedded.progress import SiteFollower, SiteNumbers
 from composer_prime.sites.embedded.screen import WAITING, Screen
-from composer_prime.sites.embedded.summary import draw_summary, dropped_lines, write_summary
+from composer_prime.sites.embedded.summary import draw_summary, dropped_lines, teacher_lines, write_summary
 from composer_prime.sites.embedded.supervisor import SiteState, SiteSupervisor, role_command, stop_sites
 from composer_prime.sites.preflight import Found, check, rehearsed
 from composer_prime.store.keys import check_site_name
@@ -117,10 +117,7 @@ def _run(launch: _Launch, surroundings: Surroundings) -> int:
     before_and_after(launch.paths, launch.sites, console)
     summary = write_summary(launch.paths)
     console.print(draw_summary(summary))
-    for name, site in summary["sites"].items():
-        if "hints_stopped" in site:
-            console.print(f"warning: site {name}: {site['hints_stopped']}", markup=False, highlight=False)
-    for line in dropped_lines(summary):
+    for line in (*teacher_lines(summary), *dropped_lines(summary)):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     for path in (launch.paths.summary, launch.paths.reward_plot):
         if path.exists():

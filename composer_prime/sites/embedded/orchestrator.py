@@ -23,11 +23,12 @@ from pathlib import Path
 from composer_prime import metrics
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ComposerPrimeError, SiteError, last_words
-from composer_prime.metrics import TOOLS_CALL_S, TOOLS_CALLS, MetricsTape
+from composer_prime.metrics import TEACHER_PROBES, TOOLS_CALL_S, TOOLS_CALLS, MetricsTape
 from composer_prime.sites.embedded import conversations
 from composer_prime.sites.embedded.batches import TrainingSample, drop_batches, write_batch
 from composer_prime.sites.embedded.conversations import SHOWN_A_STEP, Conversation
 from composer_prime.sites.embedded.environments import load_sources
+from composer_prime.sites.embedded.gates import gates_of, load_gates, save_gates
 from composer_prime.sites.embedded.inference_client import InferenceClient
 from composer_prime.sites.embedded.ports import HOST
 from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer
@@ -36,7 +37,6 @@ from composer_prime.sites.embedded.sound_steps import saved_steps, tasks_drawn
 from composer_prime.sites.embedded.start import imported
 from composer_prime.sites.embedded.stored import StoredSamples, load_stored
 from composer_prime.sites.embedded.task_order import TaskOrder
-from composer_prime.sites.embedded.teacher_watch import TeacherWatch
 from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
 from composer_prime.sites.embedded.tools.in_process import num_abandoned
 from composer_prime.sites.embedded.tools.rollout_tools import TOOLS_SECONDS
@@ -76,7 +76,6 @@ class Orchestrator:
         player: RolloutPlayer,
         weights: WeightsWatcher,
         inference: InferenceClient,
-        watch: TeacherWatch,
         stored: StoredSamples,
     ) -> None:
         self.settings = settings
@@ -84,7 +83,7 @@ class Orchestrator:
         self.player = player
         self.weights = weights
         self.inference = inference
-        self.watch = watch
+        self.gates = gates_of(player.sources)
         self.stored = stored
         self.start_step = first_step(settings)
         sizes = [len(source.tasks) for source in player.sources]
@@ -99,8 +98,9 @@ class Orchestrator:
                 # Beyond max_steps the trainer goes on only while a round is missing.
                 ahead = self.config.max_off_policy_steps if step < self.settings.recipe.max_steps else 0
                 await self.weights.at_least(max(self.start_step, step - ahead))
-                (batch, found), probed = await asyncio.gather(self.make_batch(step), self.watch.probe())
-                tape.log(step, **measure(batch, step), **found, **probed)
+                batch, found = await self.make_batch(step)
+                tape.log(step, **measure(batch, step), **found)
+                save_gates(self.gates, self.settings.paths.gates)
 
     async def make_batch(self, step: int) -> tuple[Batch, dict[str, float]]:
         """Play a step's batch and write it for the trainer, with what stored samples it takes and their metrics."""
@@ -184,6 +184,9 @@ def measure(batch: Batch, step: int) -> dict[str, float]:
     streams = Counter[str]()
     for rollout in rollouts:
         streams.update(rollout.streams)
+    for name in streams:
+        if name.startswith("teacher/") and not name.endswith(TEACHER_PROBES):
+            streams[name] /= sum(name in rollout.streams for rollout in rollouts)  # type: ignore[assignment]
     if TOOLS_CALLS in streams:
         streams[TOOLS_CALL_S] = streams.pop(TOOLS_SECONDS) / streams[TOOLS_CALLS]  # type: ignore[assignment]
     return {
@@ -254,8 +257,9 @@ async def serve(settings: SiteSettings) -> None:
             RolloutPlayer(sources, settings, base_url=inference.base_url, model=model) as player,
         ):
             player.waits = waits
-            watch = TeacherWatch(settings, player, model)
-            orchestrator = Orchestrator(settings, player, weights, inference, watch, stored)
+            orchestrator = Orchestrator(settings, player, weights, inference, stored)
+            if settings.resume:
+                load_gates(orchestrator.gates, settings.paths.gates)
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(weights.follow())

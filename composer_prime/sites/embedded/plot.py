@@ -34,6 +34,10 @@ def plot_rewards(sites: Mapping[str, SiteProgress], path: Path, *, title: str) -
         axes.plot(*marks, "o", color=color, markersize=5, markeredgecolor="white")
         errors = progress.tool_error_shares()
         axes.plot(list(errors), smooth(list(errors.values())), color=color, linewidth=1.2, linestyle="--")
+        for weights in progress.teachers.values():
+            axes.plot(sorted(weights), [weights[step] for step in sorted(weights)], ":", color=color, linewidth=1.2)
+    if any(progress.teachers for progress in sites.values()):
+        axes.plot([], [], ":", color="grey", linewidth=1.2, label="share of its turns at which a teacher is heard")
     if any(progress.tool_calls for progress in sites.values()):
         axes.plot([], [], "--", color="grey", linewidth=1.2, label="share of tool calls that failed")
     if any(progress.rounds for progress in sites.values()):

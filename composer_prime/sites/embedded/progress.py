@@ -6,6 +6,7 @@ Reads files only, and only what is new: it can run beside the site or after it, 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from composer_prime import metrics
@@ -51,6 +52,9 @@ class SiteProgress:
     num_failed: dict[int, float] = field(default_factory=dict)
     tool_calls: dict[int, float] = field(default_factory=dict)
     tool_errors: dict[int, float] = field(default_factory=dict)
+    teachers: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    """By teacher and step, the share of its turns at which it is heard."""
+    probes: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     num_trained: int = 0
     """Steps trained, each time again that one was."""
 
@@ -61,6 +65,11 @@ class SiteProgress:
         for name, series in self._series().items():
             if not math.isnan(record.get(name, math.nan)):
                 series[step] = record[name]
+        for name, value in record.items():
+            kind, _, rest = name.partition("/")
+            teacher, _, what = rest.partition("/")
+            if kind == "teacher" and what in ("weight", metrics.TEACHER_PROBES):
+                (self.teachers if what == "weight" else self.probes)[teacher][step] = value
 
     def trained_rewards(self) -> dict[int, float]:
         """Reward by step, of the steps that were trained on: at the end rollouts have run ahead of the trainer."""

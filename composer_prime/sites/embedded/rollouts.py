@@ -6,12 +6,12 @@ records of token streams and rewards, which know nothing of verifiers.
 
 import asyncio
 import contextlib
-import copy
 import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -20,18 +20,18 @@ import verifiers.v1 as vf
 
 from composer_prime.bearer import SITE_TOKEN
 from composer_prime.config.settings import SiteSettings
-from composer_prime.hints.collapse import PROBING, hinted_prompt
 from composer_prime.sites.embedded import chat
 from composer_prime.sites.embedded.conversations import Message, read_messages
 from composer_prime.sites.embedded.environments import Source
 from composer_prime.sites.embedded.renderer_choice import renderer_settings
 from composer_prime.sites.embedded.tools.stage import on_stage
+from composer_prime.sites.prime_rl.stamping_env import StampingEnv
 from composer_prime.waiting import Waits
 
 ROLLOUT_TIMEOUT_S = 600.0
 """A rollout that takes longer counts as failed: its server or its environment hangs."""
 
-_STREAMS = ("replay/", "hints/", "tools/")
+_STREAMS = ("replay/", "hints/", "tools/", "teacher/")
 _CAUSED = re.compile(r"^(?:The above exception was|During handling of).*$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (\S+)$', re.MULTILINE)
 
@@ -61,7 +61,7 @@ class Branch:
 class Rollout:
     """One attempt at a task that went through: its reward, and the branches the policy is to learn from.
 
-    streams   what came of teachers, hints and tools, by the names under `replay/`, `hints/` and `tools/`
+    streams   what came of teachers, hints and tools, by the names that begin with one of _STREAMS
     turns     messages that the policy sampled
     messages  the conversation as people read it
     """
@@ -125,6 +125,8 @@ class RolloutPlayer:
                 if source.tools is not None:
                     self._stack.push_async_callback(source.tools.close)
                     await source.tools.open(source.env.taskset.config.id, source.tasks[0])
+                    if isinstance(source.env, StampingEnv):
+                        source.env.stage = partial(on_stage, source.tools)
                 await self._stack.enter_async_context(source.env.serving())
         except BaseException:
             await self._stack.aclose()
@@ -147,22 +149,6 @@ class RolloutPlayer:
             failures=tuple(outcome for outcome in outcomes if isinstance(outcome, str)),
         )
 
-    async def play_hinted(self, model: str) -> list[Rollout | str]:
-        """A served model's rollouts of each source's tasks with hints for their first turn, the hint in the prompt; or
-        why they failed. Nothing is stamped on them but whether the first call succeeded."""
-        context = replace(self._context, model=model)
-        probes = [
-            self._play(source, task, context)
-            for source in self.sources
-            for data, hint in [*getattr(source.env, "first_hints", {}).values()]
-            if (task := _with_hint(source, data, hint)) is not None
-        ]
-        token = PROBING.set(True)
-        try:
-            return await asyncio.gather(*probes)  # each a task of its own, with a copy of what is set now
-        finally:
-            PROBING.reset(token)
-
     async def _play(self, source: Source, task: vf.Task, context: vf.ModelContext) -> Rollout | str:
         async with self._slots:
             self.num_playing += 1
@@ -175,17 +161,6 @@ class RolloutPlayer:
             finally:
                 self.num_playing -= 1
                 self.waits.say("rollouts", None)
-
-
-def _with_hint(source: Source, data: vf.TaskData, hint: str) -> vf.Task | None:
-    """The source's task of this data, the hint at the end of its prompt."""
-    prompt = hinted_prompt(data.prompt, hint)
-    task = next((task for task in source.tasks if task.data.idx == data.idx), None)
-    if prompt is None or task is None:
-        return None
-    hinted = copy.copy(task)
-    hinted.data = data.model_copy(update={"prompt": prompt})
-    return hinted
 
 
 def read_episode(episode: vf.Episode) -> Rollout | str:

@@ -13,7 +13,6 @@ from typing import Any
 from rich.table import Table
 
 from composer_prime.config.paths import RunPaths, SitePaths
-from composer_prime.hints.collapse import CollapseAlarm
 from composer_prime.metrics import SITE_WALL_S, read_tape
 from composer_prime.sites.embedded.plot import plot_rewards
 from composer_prime.sites.embedded.progress import SiteFollower, SiteProgress, mean
@@ -50,14 +49,13 @@ def summarise_site(paths: SitePaths, progress: SiteProgress) -> dict[str, Any]:
     """One site's numbers: from its result when it finished, else what its tapes know; null where nothing is known.
 
     reward_first and reward_last are means over the first and the last EDGE_STEPS steps, as are tool_errors_first and
-    tool_errors_last, the share of tool calls that failed, where there are calls. hints_stopped says why hints taught no
-    more, where that was. step_s is the wall time of
-    the training steps, waiting included, and train_s what of it was training.
+    tool_errors_last, the share of tool calls that failed, where there are calls. teachers has
+    the share of its turns at which each was heard at first and at last, and its probes. step_s is the wall time of the
+    training steps, waiting included, and train_s what of it was training.
     """
     result = SiteResult.load(paths.result)
     rewards = list(progress.trained_rewards().values())
     errors = list(progress.tool_error_shares().values())
-    alarm = CollapseAlarm.from_tape(read_tape(paths.tape("orchestrator")))
     if result is None:
         numbers = progress.numbers()
         counts = {
@@ -80,10 +78,20 @@ def summarise_site(paths: SitePaths, progress: SiteProgress) -> dict[str, Any]:
         "finished": result is not None,
         **_edges("reward", rewards),
         **(_edges("tool_errors", errors) if errors else {}),
-        **({"hints_stopped": str(alarm)} if alarm.has_gone_off else {}),
+        **({"teachers": _teachers(progress)} if progress.teachers else {}),
         **counts,
         "step_s": round(sum(progress.step_s.values()), 3),
         "wall_s": round(sum(end - start for start, end in wall_spans(paths)), 3),
+    }
+
+
+def _teachers(progress: SiteProgress) -> dict[str, dict[str, float | None]]:
+    return {
+        name: {
+            **_edges("weight", [weights[step] for step in sorted(weights)]),
+            "probes": sum(progress.probes.get(name, {}).values()),
+        }
+        for name, weights in progress.teachers.items()
     }
 
 
@@ -150,6 +158,16 @@ def draw_summary(summary: Mapping[str, Any]) -> Table:
             " ".join(f"{key}:{_named(master)}" for key, master in site["master_sha256"].items()) or "-",
         )
     return table
+
+
+def teacher_lines(summary: Mapping[str, Any]) -> Iterator[str]:
+    """At what share of its turns each teacher was heard, a line for each site and teacher."""
+    for name, site in summary["sites"].items():
+        for teacher, found in site.get("teachers", {}).items():
+            yield (
+                f"site {name}: teacher {teacher} was heard at {found['weight_first']:.0%} of its turns at first and at "
+                f"{found['weight_last']:.0%} at last; {found['probes']:.0f} rollouts compared it with the policy"
+            )
 
 
 def dropped_lines(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
+import math
 from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -31,17 +33,20 @@ from composer_prime.config.teachers import (
     check_distinct,
 )
 from composer_prime.errors import BadInput, TeacherError, TeacherRefused
-from composer_prime.hints.collapse import NUM_PROBES, PROBING
 from composer_prime.hints.contexts import HintedContext, hint_text, hinted_context
-from composer_prime.hints.error_sites import ErrorSite, error_sites, first_call_is_answered, text_of
-from composer_prime.metrics import HINTS_TEACHER_FIRST_CALL
+from composer_prime.hints.error_sites import ErrorSite, error_sites, outcome_site, text_of
+from composer_prime.hints.leaks import leaks, said_before
+from composer_prime.metrics import TEACHER_PROBES, teacher_metric
 from composer_prime.replay.fingerprint import load_tokenizer
+from composer_prime.replay.gate import PROBE_SHARE, Gate
 from composer_prime.replay.hint_writer import HintWriter
 from composer_prime.replay.score.candidates import Candidates
 from composer_prime.replay.served import ServedModel, held_name
-from composer_prime.replay.stamp import scoring_paths, stamp, stamp_candidates
-from composer_prime.replay.teachers import TeacherPool
+from composer_prime.replay.stamp import Path, scoring_paths, stamp, stamp_candidates
+from composer_prime.replay.teachers import Score, Teacher, TeacherPool
+from composer_prime.replay.wire import NotSampled
 from composer_prime.sites.prime_rl.policy_servers import PolicyServers
+from composer_prime.sites.prime_rl.probing import PROBING, Probe, play
 
 __all__ = ["StampingEnv"]
 
@@ -72,6 +77,21 @@ HINTS_METRICS = (
     HINTS_UNWRITTEN,
 )
 
+HINTS = "hints"
+"""The gate's name of hints' teacher."""
+
+NONE_STEPS = 20
+"""Steps without a turn to teach after which that is said."""
+
+PROBE_TURN_S = 300.0
+"""Seconds a teacher may take for a turn that it plays."""
+
+MOST_SAID = 1024
+"""Tokens of a probe's turn where the run has no limit."""
+
+MOST_LEAD = 5.0
+"""Nats of one token beyond which a teacher's lead counts no more."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -98,6 +118,13 @@ class StampingEnvConfig(vf.EnvConfig):
     """Set upstream's `ref_kl` loss weight on stamped tokens too, so that PRIME-RL runs its own term besides ours;
     with top_k = 0."""
 
+    rollouts: int = Field(default=0, ge=0)
+    """Rollouts that the run plays here, which a recipe's launcher writes here: what probes may cost is a part of them.
+    0: not known."""
+
+    batch: int = Field(default=0, ge=0)
+    """Of them, those of one step."""
+
     embedded: bool = False
     """Set by the embedded site alone: it reads the traces in its own process, and its server holds the first policy."""
 
@@ -119,8 +146,8 @@ class StampingEnvConfig(vf.EnvConfig):
 class StampingEnv(vf.Env[StampingEnvConfig]):
     """See the module.
 
-    is_hinting   whether hints are taught; once False, error sites are left alone
-    first_hints  by `idx`, the first tasks whose first turn failed, each with the hint for it
+    gates   by name, the teachers' and "hints"
+    stage   what a probe is played in, which an embedded site sets
 
     Raises BadInput for a taskset that brings an environment of its own, which this would replace, and under a
     verifiers whose nodes have no place for a teacher's number, or whose servers send nodes before they are stamped.
@@ -144,8 +171,11 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
                 f"taskset {config.taskset.id} brings its own environment ({own.__name__}), which env.id "
                 '"composer-prime" would replace: use a taskset for one agent, or leave the id out'
             )
-        self.is_hinting = True
-        self.first_hints: dict[int | None, tuple[vf.TaskData, str]] = {}
+        names = [teacher.name for teacher in config.teachers] + [HINTS] * (config.hints is not None)
+        share = PROBE_SHARE / max(len(names), 1)
+        self.gates = {name: Gate(name, config.rollouts, share) for name in names}
+        self.stage: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext
+        self._owed, self._num_hinted = 0.0, 0
         self._tokenizer: Any = None
         self._pool = TeacherPool(())
         self._hint_pool = TeacherPool(())
@@ -191,18 +221,23 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
     async def finalize(self, task: vf.Task, episode: vf.Episode) -> None:
         """Stamp every trace that is trained on."""
         for trace in episode.traces:
-            if PROBING.get():
-                trace.record_metrics({HINTS_TEACHER_FIRST_CALL: float(self._first_call_succeeded(trace))})
-            elif not trace.errors and (trace.agent is None or trace.agent.trainable):
-                await self.stamp(trace)
+            if not PROBING.get() and not trace.errors and (trace.agent is None or trace.agent.trainable):
+                await self.stamp(task, trace)
 
-    async def stamp(self, trace: vf.Trace) -> None:
-        """Put what teachers say on the trace's nodes and record what came of it; in place."""
+    async def stamp(self, task: vf.Task, trace: vf.Trace) -> None:
+        """Compare the teachers, put what is heard of them on the trace's nodes and record what came of it; in place."""
         paths = scoring_paths(trace)
         counts: Counter[str] = Counter()
-        hinting = asyncio.create_task(self._score_hints(trace, counts))
-        scores = await asyncio.gather(*(self._pool.score(path.token_ids) for path in paths))
-        hinted = await hinting
+        contexts = await self._hinted_contexts(task, trace, counts)
+        await asyncio.gather(
+            self._probe_hints(task, trace, contexts),
+            *(self._probe(task, trace, teacher, paths) for teacher in self._pool.teachers),
+        )
+        scores, hinted = await asyncio.gather(self._score_replay(paths), self._score_hints(trace, contexts, counts))
+        for name, gate in self.gates.items():
+            trace.record_metrics({teacher_metric(name, "weight"): gate.weight})
+            if not math.isnan(gate.better):
+                trace.record_metrics({teacher_metric(name, "better"): gate.better})
         top_k, teachers = self.config.top_k, self.config.teachers
         if top_k:
             num_streams = 2 if teachers and self.config.hints is not None else 1
@@ -213,45 +248,111 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         if self.config.hints is not None:
             trace.record_metrics({name: float(counts[name]) for name in HINTS_METRICS})
 
-    async def _score_hints(self, trace: vf.Trace, counts: Counter[str]) -> dict[int, Candidates]:
-        """By `id(node)`, what the hinted teacher says to the sampled tokens of turns whose call failed."""
+    async def _hinted_contexts(self, task: vf.Task, trace: vf.Trace, counts: Counter[str]) -> list[HintedContext]:
+        """The turns whose call failed, and the last one of a rollout that earned little, each in the context with its
+        hint."""
         hints = self.config.hints
-        if hints is None or not self.is_hinting:
-            return {}
+        if hints is None:
+            return []
         contexts = []
-        first = next((place for place, node in enumerate(trace.nodes) if node.sampled), None)
         sites = error_sites(trace.nodes)
+        if self.gates[HINTS].is_poor(trace.reward):
+            ask = getattr(task, "outcome_hint", lambda trace: None)
+            outcome = outcome_site(trace, ask(trace))
+            sites += [outcome] if outcome is not None and all(site.turn != outcome.turn for site in sites) else []
         written = await asyncio.gather(*(self._write(trace, site, hints, counts) for site in sites))
         for site, hint in zip(sites, written, strict=True):
             text = hint_text(site, hints.templates, hint)
-            if text is not None and leaks(text, trace.task.data):
+            if text is not None and leaks(text, trace.task.data, said_before(trace.nodes, site.turn)):
                 counts[HINTS_LEAKS] += 1
                 logger.warning("a hint holds the answer of task=%s: left out", trace.task.data.idx)
             elif text is not None:
                 hint_ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
                 contexts.append(hinted_context(trace.nodes, site, hint_ids))
-                if site.turn == first and len(self.first_hints) < NUM_PROBES:
-                    self.first_hints.setdefault(trace.task.data.idx, (trace.task.data, text))
         counts[HINTS_SITES] = len(contexts)
         counts[HINTS_NO_PLACE] = contexts.count(None)
-        found = [context for context in contexts if context is not None]
-        answers = await asyncio.gather(*(self._score_hinted(trace, context, hints, counts) for context in found))
+        return [context for context in contexts if context is not None]
+
+    async def _probe_hints(self, task: vf.Task, trace: vf.Trace, contexts: Sequence[HintedContext]) -> None:
+        """Let hints' gate see the rollout, and the teacher take over at one of its turns."""
+        if self.config.hints is None:
+            return
+        gate = self.gates[HINTS]
+        gate.saw(task_key(trace), trace.reward, is_taught=bool(contexts))
+        self._num_hinted += len(contexts)
+        if self._num_hinted == 0 and gate.num_rollouts >= NONE_STEPS * self.config.batch > 0:
+            self._num_hinted = -1  # said once
+            logger.warning(
+                "hints found no turn to teach in %d steps: no call fails as docs/teachers.md lists it; give hints for "
+                "outcomes (hints.templates.reply, out_of_turns), or leave [hints] out",
+                NONE_STEPS,
+            )
+        if contexts and gate.may_probe():
+            context = contexts[gate.num_probes % len(contexts)]
+            taken = {"said": context.said, "hint_ids": context.hint_ids, "tail": context.tail}
+            await self._play(task, trace, self._hint_teacher(trace, self.config.hints), gate, **taken)
+
+    async def _probe(self, task: vf.Task, trace: vf.Trace, teacher: Teacher, paths: Sequence[Path]) -> None:
+        """Let a replay teacher's gate see a rollout, and the teacher play its task by itself."""
+        gate = self.gates[teacher.config.name]
+        margin = math.nan if gate.can_play else lead(paths, [await teacher.score(path.token_ids) for path in paths])
+        gate.saw(task_key(trace), trace.reward, margin=margin)
+        if gate.may_probe():
+            await self._play(task, trace, teacher.served, gate)
+
+    async def _play(self, task: vf.Task, trace: vf.Trace, teacher: ServedModel, gate: Gate, **taken: Any) -> None:
+        async def sample(token_ids: Sequence[int], asked: Mapping[str, Any]) -> list[int]:
+            sampling = asked.get("sampling_params") or {}
+            stops = asked["renderer"].get_stop_token_ids()
+            room = sampling.get("max_tokens") or MOST_SAID
+            try:
+                async with asyncio.timeout(PROBE_TURN_S):
+                    return await teacher.sample(token_ids, room, stops, sampling.get("temperature", 1.0))
+            except TimeoutError:
+                raise TeacherError(f"it said nothing within {PROBE_TURN_S:g} s") from None
+            except NotSampled as error:
+                logger.warning("teacher=%s can't play: %s", gate.name, error)
+                gate.can_play = False
+                raise
+
+        assert trace.agent is not None and trace.agent.config.model is not None  # resolved before the agent ran
+        reward = await play(self, task, trace, Probe(trace.agent.config.model, sample, **taken))
+        trace.record_metrics({teacher_metric(gate.name, TEACHER_PROBES): 1.0})
+        if reward is None:
+            gate.failed()
+        else:
+            gate.played(reward)
+
+    async def _score_replay(self, paths: Sequence[Path]) -> list[list[Score]]:
+        """For each path, what the teachers that are heard say to it."""
+        gates = [self.gates[teacher.name] for teacher in self.config.teachers]
+        shares = [gate.weight for gate in gates]
+        most = max(shares, default=0.0)
+        self._owed += most
+        if self._owed < 1:
+            return [[] for _ in paths]
+        self._owed -= 1
+        return list(await asyncio.gather(*(self._pool.score(path.token_ids, shares) for path in paths)))
+
+    async def _score_hints(
+        self, trace: vf.Trace, contexts: Sequence[HintedContext], counts: Counter[str]
+    ) -> dict[int, Candidates]:
+        """By `id(node)`, what the hinted teacher says to the sampled tokens of the turns at which it is heard."""
+        hints = self.config.hints
+        if hints is None:
+            return {}
+        heard = [context for context in contexts if self.gates[HINTS].is_heard()]
+        answers = await asyncio.gather(*(self._score_hinted(trace, context, hints, counts) for context in heard))
         return {
             id(context.node): candidates
-            for context, candidates in zip(found, answers, strict=True)
+            for context, candidates in zip(heard, answers, strict=True)
             if candidates is not None
         }
 
-    def _first_call_succeeded(self, trace: vf.Trace) -> bool:
-        """Whether the first turn's call was answered without an error that there is a hint for."""
-        templates = {} if self.config.hints is None else self.config.hints.templates
-        first = next((place for place, node in enumerate(trace.nodes) if node.sampled), None)
-        failed = any(site.turn == first and hint_text(site, templates) for site in error_sites(trace.nodes))
-        return first_call_is_answered(trace.nodes) and not failed
-
     async def _write(self, trace: vf.Trace, site: ErrorSite, hints: HintsConfig, counts: Counter[str]) -> str | None:
         """A hint by `[hints.writer]`, where one is wanted; None, counted, when none comes."""
-        if self._writer is None or hints.writer is None or site.hint is not None or site.kind in hints.templates:
+        is_told = site.hint is not None or site.kind in hints.templates or site.answer == site.turn
+        if self._writer is None or hints.writer is None or is_told:
             return None
         turn, answer = trace.nodes[site.turn].message, trace.nodes[site.answer].message
         calls = [f"{call.name}({call.arguments})" for call in getattr(turn, "tool_calls", None) or []]
@@ -269,8 +370,7 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         self, trace: vf.Trace, context: HintedContext, hints: HintsConfig, counts: Counter[str]
     ) -> Candidates | None:
         """What the teacher says to one turn's sampled tokens under the hinted context; None, counted, without."""
-        servers = [teacher.served for teacher in self._hint_pool.teachers]
-        teacher = servers[0] if servers else self._policy(trace, hints)
+        teacher = self._hint_teacher(trace, hints)
         try:
             async with asyncio.timeout(hints.timeout_s):
                 if teacher.route is None:
@@ -289,15 +389,31 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         counts[HINTS_TOKENS] += int(candidates.has_teacher.sum())
         return candidates
 
-    def _policy(self, trace: vf.Trace, hints: HintsConfig) -> ServedModel:
-        """The server that the trace was sampled from, under the name of the teacher where it holds that as well."""
+    def _hint_teacher(self, trace: vf.Trace, hints: HintsConfig) -> ServedModel:
+        """The server at hints.base_url; without one that which the trace was sampled from, under the name of the
+        teacher where it holds that as well."""
+        if self._hint_pool.teachers:
+            return self._hint_pool.teachers[0].served
         assert trace.agent is not None  # verifiers sets it on every trace that an agent played
         client, model = trace.agent.config.client, trace.agent.config.model
         assert client is not None and model is not None  # resolved before the agent ran
         return self._policies.at(client, held_name(model, hints.teacher) if hints.is_held else model)
 
 
-def leaks(hint: str, data: vf.TaskData) -> bool:
-    """Whether a hint says what the task's `answer` is, as words of its own, letter case aside."""
-    answer = str(getattr(data, "answer", None) or "").strip()
-    return bool(answer) and re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", hint, re.IGNORECASE) is not None
+def lead(paths: Sequence[Path], scores: Sequence[Score]) -> float:
+    """Nats a token that a teacher gives more than the policy to what the policy said; NaN where it said nothing."""
+    found = []
+    for path, score in zip(paths, scores, strict=True):
+        if score.scores is None:
+            continue
+        for node, start in path.nodes:
+            places = [place for place, is_sampled in enumerate(node.mask) if is_sampled]
+            said = zip(places, node.logprobs, strict=True)
+            found += [score.scores.logprobs[start + place] - own for place, own in said]
+    return math.nan if not found else sum(min(max(each, -MOST_LEAD), MOST_LEAD) for each in found) / len(found)
+
+
+def task_key(trace: vf.Trace) -> Hashable:
+    """What tells a trace's task from others."""
+    data = trace.task.data
+    return data.prompt_text if data.idx is None else data.idx

@@ -204,8 +204,11 @@ def _distil(data: Data) -> None:
     config = None if table is None else settings.check_distill(table)
     top_k = 0 if config is None else config.top_k
     sources = [one for one in _sources(data, "train.source") if _get(one, "env.id") == STAMPING_ID]
+    num_sources = max(len(_sources(data, "train.source")), 1)
+    batch = (_get(data, "orchestrator.batch_size") or 0) // num_sources
     for source in sources:
         _stamp(source, top_k)
+        source["env"] = {"rollouts": data["max_steps"] * batch, "batch": batch} | source["env"]
     if config is None or not top_k:
         return
     widths = {str(source.get("name")): _num_streams(source["env"]) for source in sources}

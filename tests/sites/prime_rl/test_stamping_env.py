@@ -1,11 +1,12 @@
 """Stamping through real verifiers environments, with our inference server as the policy and as its teachers."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,6 +77,7 @@ def play(models: Models, tmp_path: Path, run_async: Callable[..., Any], monkeypa
             return list(await asyncio.gather(*(source.env.run_slot(slot, player._context) for slot in slots)))
 
     def run(taskset: dict[str, Any], *, top_k: int = 8, **tables: Any) -> list[vf.Episode]:
+        tables = {"max_steps": 2, **tables}  # too few rollouts to compare teachers: all are heard
         loss = {"loss": {"kwargs": {} if top_k else {"replay_tau": 0.1}}, "distill": {"top_k": top_k}}
         settings = letters_site(
             tmp_path, port=models.policy_port, model_dir=models.policy_dir, taskset=taskset, trainer=loss, **tables
@@ -124,6 +126,8 @@ def test_two_teachers_are_the_log_of_their_weighted_mixture(play: Play, models: 
             "replay/dropped_tokens": 0,
             "replay/dropped_tokens/a": 0,
             "replay/dropped_tokens/b": 0,
+            "teacher/a/weight": 1,
+            "teacher/b/weight": 1,
         }
 
 
@@ -205,47 +209,6 @@ def test_the_policy_of_the_moment_is_asked_where_the_recipe_says_that_it_knows(p
 def test_the_average_beside_the_policy_is_asked_where_the_recipe_says_so(play: Play, models: Models) -> None:
     failed, _ = play({"id": "failing-tool"}, hints={"teacher": "ema", "ema_decay": 0.9})
     assert_said(told(sampled_node(failed))[1], models.teacher, *hinted(failed, HINT))
-
-
-@pytest.mark.parametrize(("teacher", "first_call"), [("ema", 0.0), ("live", 0.0), ("live", 1.0)])
-def test_the_teacher_itself_is_played_with_a_hint_in_its_prompt_and_nothing_is_stamped(
-    models: Models,
-    tmp_path: Path,
-    run_async: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    teacher: HintTeacher,
-    first_call: float,
-) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
-    hints = {"teacher": teacher, **({"allow_live": True} if teacher == "live" else {})}
-    settings = letters_site(
-        tmp_path, port=models.policy_port, model_dir=models.policy_dir, taskset={"id": "failing-tool"}, hints=hints
-    )
-    model_name = "policy@ema" if teacher == "ema" else "policy"
-
-    async def scenario() -> tuple[Any, ...]:
-        sources, url = load_sources(settings), f"http://127.0.0.1:{models.policy_port}"
-        async with RolloutPlayer(sources, settings, base_url=url, model="policy") as player:
-            none = await player.play_hinted(model_name)
-            taught = await player.play_group(0, 0, 2, 0)
-            if first_call:
-                ((data, hint),) = cast(Any, sources[0].env).first_hints.values()
-                told = {0: (data.model_copy(update={"told": "fine"}), hint)}
-                monkeypatch.setattr(sources[0].env, "first_hints", told)
-            played = await player.play_hinted(model_name)
-            cast(Any, sources[0].env).is_hinting = False
-            return none, taught.rollouts[0], played, (await player.play_group(0, 0, 1, 0)).rollouts[0]
-
-    none, taught, played, stopped = run_async(scenario())
-    assert none == [] and taught.branches[0].is_taught and not stopped.branches[0].is_taught
-    (rollout,) = played
-    (branch,) = rollout.branches
-    assert not branch.is_taught and rollout.streams["hints/teacher_first_call"] == first_call
-    assert f"What is the name?\n\n{HINT}" in rollout.messages[0].text
-    start = list(branch.mask).index(True)
-    model = models.teacher if teacher == "ema" else models.policy
-    own = score(model, branch.token_ids[:start], branch.token_ids[start:])
-    assert branch.logprobs[start:] == pytest.approx(own, abs=CLOSE)
 
 
 def test_a_server_of_its_own_is_asked_where_the_recipe_names_one(play: Play, models: Models) -> None:
@@ -393,14 +356,28 @@ def test_a_writer_that_can_not_be_used_is_refused_before_a_rollout(play: Play) -
         play({"id": "failing-tool"}, hints={"writer": {"base_url": f"http://127.0.0.1:{port}", "model": "big"}})
 
 
-@pytest.mark.parametrize(("answer", "leaked"), [("name", 1), ("Name", 1), ("nam", 0), ("", 0)])
-def test_a_hint_that_holds_the_tasks_answer_is_not_taught_and_counted(
-    play: Play, monkeypatch: pytest.MonkeyPatch, answer: str, leaked: int
+@pytest.mark.parametrize(
+    ("hint", "answer", "leaked"),
+    [
+        ("the vault holds Sesame", "sesame", True),
+        ("the vault holds sesames", "sesame", False),
+        ("ask for the name first", "name", False),  # the prompt says so, too
+        ("use pin c", "c", False),
+        ("take route 12 first", "12", False),
+        ("the answer is c", "c", True),
+        ("say: c", "c", True),
+        ("Reply with pin c", "c", True),
+        ("x = 12", "12", True),
+        ("use pin c", "", False),
+    ],
+)
+def test_a_hint_that_gives_the_tasks_answer_away_is_not_taught_and_counted(
+    play: Play, hint: str, answer: str, leaked: bool
 ) -> None:
-    text = '{"error": "no such field", "error_kind": "error", "hint": "ask for the name first"}'
+    text = json.dumps({"error": "no such field", "error_kind": "error", "hint": hint})
     failed, _ = play({"id": "failing-tool", "error": text, "solution": answer}, hints={})
     metrics = failed.traces[0].metrics
-    assert (metrics["hints/leaks"], metrics["hints/error_sites"]) == (leaked, 1 - leaked)
+    assert (metrics["hints/leaks"], metrics["hints/error_sites"]) == (leaked, not leaked)
     assert told(sampled_node(failed))[1].has_teacher.any() == (not leaked)
 
 
