@@ -223,14 +223,16 @@ def test_a_resume_on_another_device_is_refused_where_it_would_make_another_first
     check_same_recipe(small_recipe(tmp_path / "without", site={"device": "cuda"}), other)
 
 
-def test_a_person_is_told_where_hints_were_stopped(tmp_path: Path) -> None:
+def test_a_person_is_told_how_far_a_teacher_was_heard(tmp_path: Path) -> None:
     recipe, out = small_recipe(tmp_path), io.StringIO()
     run_local(recipe, False, surroundings(tmp_path, trainer=DONE))
     with MetricsTape(RunPaths.of(recipe).site("a").tape("orchestrator")) as tape:
         for step, share in enumerate([1.0] * 8 + [0.0] * 8):
-            tape.log(step, **{metrics.HINTS_PROBES: 8, metrics.HINTS_TEACHER_FIRST_CALL: share})
+            told = {"weight": share, metrics.TEACHER_PROBES: 2}
+            tape.log(step, **{metrics.teacher_metric("hints", what): value for what, value in told.items()})
     run_local(recipe, True, surroundings(tmp_path, Console(file=out, width=120), trainer=DONE))
-    assert "warning: site a: of 64 rollouts of hints' teacher" in out.getvalue()
+    line = "site a: teacher hints was heard at 100% of its turns at first and at 0% at last; 32 rollouts compared it"
+    assert line in out.getvalue()
 
 
 def test_a_bucket_with_a_run_of_the_name_is_refused(tmp_path: Path) -> None:

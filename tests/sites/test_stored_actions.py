@@ -20,7 +20,6 @@ from composer_prime.sites.embedded.inference_client import InferenceClient
 from composer_prime.sites.embedded.orchestrator import Orchestrator
 from composer_prime.sites.embedded.rollouts import Branch, Group, Rollout, RolloutPlayer
 from composer_prime.sites.embedded.stored import StoredSamples, encode_pairs
-from composer_prime.sites.embedded.teacher_watch import TeacherWatch
 from composer_prime.sites.embedded.tiny_tools.tokenizer import tool_tokenizer
 from composer_prime.sites.embedded.weights import WeightsWatcher
 from tests.sites.letters_site import letters_site
@@ -115,8 +114,7 @@ def test_a_step_whose_rollouts_teach_nothing_is_drawn_once_where_pairs_teach(tmp
     weights = cast(WeightsWatcher, SimpleNamespace(version=0, at_least=at_least))
     served = [cast(Any, Served(random_policy(seed))) for seed in (0, 1)]
     stored = StoredSamples(site, random_pairs(5), (), *served)
-    watch = TeacherWatch(site, player, "policy")
-    asyncio.run(Orchestrator(site, player, weights, cast(InferenceClient, None), watch, stored).make_batches())
+    asyncio.run(Orchestrator(site, player, weights, cast(InferenceClient, None), stored).make_batches())
     assert len(asked) == 2 * 4  # 16 rollouts a step in groups of 4
     assert [len(read_batch(site.paths.rollouts, step) or ()) for step in range(2)] == [6, 6]
     assert [record[metrics.PAIRS_COUNT] for record in read_tape(site.paths.tape("orchestrator"))] == [3, 3]
