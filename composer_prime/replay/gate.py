@@ -32,6 +32,20 @@ HEARD = 0.25
 """By so much of `better` beyond the noise a teacher is heard at all its turns."""
 
 
+class Share:
+    """Takes a share of what comes, evenly."""
+
+    def __init__(self) -> None:
+        self._owed = 0.0
+
+    def takes(self, share: float) -> bool:
+        """Whether the next one is taken, of which a share from 0 to 1 is wanted now."""
+        self._owed += share
+        taken = self._owed >= 1
+        self._owed -= taken
+        return taken
+
+
 class Gate:
     """One teacher of one environment. It is shut until it knows.
 
@@ -53,7 +67,7 @@ class Gate:
         self._rollouts: deque[_Rollout] = deque(maxlen=KEPT_ROLLOUTS)
         self._rewards = (math.inf, -math.inf)  # the lowest and the highest that there were
         self._said = ""
-        self._owed = self._due = 0.0
+        self._due, self._heard = 0.0, Share()
         self._num_failed = 0
 
     def saw(self, task: Hashable, reward: float, *, is_taught: bool = True, margin: float = math.nan) -> None:
@@ -112,10 +126,7 @@ class Gate:
 
     def is_heard(self) -> bool:
         """Whether the teacher is heard at the next of its turns: at a share of `weight` of them, evenly."""
-        self._owed += self.weight
-        heard = self._owed >= 1
-        self._owed -= heard
-        return heard
+        return self._heard.takes(self.weight)
 
     def state_dict(self) -> dict[str, Any]:
         """What goes on after a resume, as JSON has it."""

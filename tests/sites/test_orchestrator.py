@@ -26,7 +26,9 @@ from tests.patience import PATIENCE_S, wait_until
 from tests.servers.fake_inference import FakePolicy, serving
 from tests.sites.letters_site import letters_site
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in.*(socket|_SelectorTransport):pytest.PytestUnraisableExceptionWarning"
+)
 """verifiers leaves the connections of rollouts that are cancelled at a site's end to the garbage collector."""
 
 OUTER = {"inner_steps": 4, "fragments": 2}

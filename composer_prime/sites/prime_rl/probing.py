@@ -4,9 +4,11 @@ The turns before that one are said again as they were. A probe is played by the 
 is decided where verifiers' client asks for a turn, by the name of the model that it asks.
 """
 
+import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -16,11 +18,24 @@ from typing import Any
 
 import verifiers.v1 as vf
 
+from composer_prime.errors import TeacherError
+from composer_prime.replay.gate import Gate
+from composer_prime.replay.served import ServedModel
+from composer_prime.replay.wire import NotSampled
+
 Sampler = Callable[[Sequence[int], Any], Awaitable[list[int]]]
 """From a prompt's token ids and the request for a turn to what the teacher says."""
 
 PROBING: ContextVar[bool] = ContextVar("probing", default=False)
 """True where a probe is played: it is no rollout of the run."""
+
+PROBE_TURN_S = 300.0
+"""Seconds a teacher may take for a turn that it plays."""
+
+MOST_SAID = 1024
+"""Tokens of a probe's turn where the run has no limit."""
+
+logger = logging.getLogger(__name__)
 
 _probes: dict[str, "Probe"] = {}
 _numbers = itertools.count()
@@ -56,6 +71,25 @@ class Probe:
         place = len(prompt) - self.tail
         told = await self.teacher([*prompt[:place], *self.hint_ids, *prompt[place:]], asked)
         return await generate(**asked | _standing_in(asked, told))
+
+
+def sampler(teacher: ServedModel, gate: Gate) -> Sampler:
+    """What a served teacher says; where it gives no text its gate is told, and it isn't asked again."""
+
+    async def sample(token_ids: Sequence[int], asked: Any) -> list[int]:
+        sampling = asked.get("sampling_params") or {}
+        stops, room = asked["renderer"].get_stop_token_ids(), sampling.get("max_tokens") or MOST_SAID
+        try:
+            async with asyncio.timeout(PROBE_TURN_S):
+                return await teacher.sample(token_ids, room, stops, sampling.get("temperature", 1.0))
+        except TimeoutError:
+            raise TeacherError(f"it said nothing within {PROBE_TURN_S:g} s") from None
+        except NotSampled as error:
+            logger.warning("teacher=%s can't play: %s", gate.name, error)
+            gate.can_play = False
+            raise
+
+    return sample
 
 
 async def play(env: Any, task: vf.Task, trace: vf.Trace, probe: Probe) -> float | None:

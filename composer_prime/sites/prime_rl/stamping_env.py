@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
@@ -38,15 +38,14 @@ from composer_prime.hints.error_sites import ErrorSite, error_sites, outcome_sit
 from composer_prime.hints.leaks import leaks, said_before
 from composer_prime.metrics import TEACHER_PROBES, teacher_metric
 from composer_prime.replay.fingerprint import load_tokenizer
-from composer_prime.replay.gate import PROBE_SHARE, Gate
+from composer_prime.replay.gate import PROBE_SHARE, Gate, Share
 from composer_prime.replay.hint_writer import HintWriter
 from composer_prime.replay.score.candidates import Candidates
 from composer_prime.replay.served import ServedModel, held_name
 from composer_prime.replay.stamp import Path, scoring_paths, stamp, stamp_candidates
 from composer_prime.replay.teachers import Score, Teacher, TeacherPool
-from composer_prime.replay.wire import NotSampled
 from composer_prime.sites.prime_rl.policy_servers import PolicyServers
-from composer_prime.sites.prime_rl.probing import PROBING, Probe, play
+from composer_prime.sites.prime_rl.probing import PROBING, Probe, play, sampler
 
 __all__ = ["StampingEnv"]
 
@@ -82,12 +81,6 @@ HINTS = "hints"
 
 NONE_STEPS = 20
 """Steps without a turn to teach after which that is said."""
-
-PROBE_TURN_S = 300.0
-"""Seconds a teacher may take for a turn that it plays."""
-
-MOST_SAID = 1024
-"""Tokens of a probe's turn where the run has no limit."""
 
 MOST_LEAD = 5.0
 """Nats of one token beyond which a teacher's lead counts no more."""
@@ -175,7 +168,7 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         share = PROBE_SHARE / max(len(names), 1)
         self.gates = {name: Gate(name, config.rollouts, share) for name in names}
         self.stage: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext
-        self._owed, self._num_hinted = 0.0, 0
+        self._share, self._num_hinted = Share(), 0
         self._tokenizer: Any = None
         self._pool = TeacherPool(())
         self._hint_pool = TeacherPool(())
@@ -301,22 +294,8 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
             await self._play(task, trace, teacher.served, gate)
 
     async def _play(self, task: vf.Task, trace: vf.Trace, teacher: ServedModel, gate: Gate, **taken: Any) -> None:
-        async def sample(token_ids: Sequence[int], asked: Mapping[str, Any]) -> list[int]:
-            sampling = asked.get("sampling_params") or {}
-            stops = asked["renderer"].get_stop_token_ids()
-            room = sampling.get("max_tokens") or MOST_SAID
-            try:
-                async with asyncio.timeout(PROBE_TURN_S):
-                    return await teacher.sample(token_ids, room, stops, sampling.get("temperature", 1.0))
-            except TimeoutError:
-                raise TeacherError(f"it said nothing within {PROBE_TURN_S:g} s") from None
-            except NotSampled as error:
-                logger.warning("teacher=%s can't play: %s", gate.name, error)
-                gate.can_play = False
-                raise
-
         assert trace.agent is not None and trace.agent.config.model is not None  # resolved before the agent ran
-        reward = await play(self, task, trace, Probe(trace.agent.config.model, sample, **taken))
+        reward = await play(self, task, trace, Probe(trace.agent.config.model, sampler(teacher, gate), **taken))
         trace.record_metrics({teacher_metric(gate.name, TEACHER_PROBES): 1.0})
         if reward is None:
             gate.failed()
@@ -327,11 +306,8 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         """For each path, what the teachers that are heard say to it."""
         gates = [self.gates[teacher.name] for teacher in self.config.teachers]
         shares = [gate.weight for gate in gates]
-        most = max(shares, default=0.0)
-        self._owed += most
-        if self._owed < 1:
+        if not self._share.takes(max(shares, default=0.0)):
             return [[] for _ in paths]
-        self._owed -= 1
         return list(await asyncio.gather(*(self._pool.score(path.token_ids, shares) for path in paths)))
 
     async def _score_hints(
