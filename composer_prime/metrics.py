@@ -64,12 +64,10 @@ TOOLS_ERRORS = "tools/errors"
 TOOLS_CALL_S = "tools/call_s"
 """Mean seconds until a call was answered."""
 
-TEACHER_PROBES = "probes"
-"""Rollouts in which a teacher took over, to be compared with the policy's."""
-
 
 def teacher_metric(name: str, what: str) -> str:
-    """The name of one of a teacher's numbers: TEACHER_PROBES, or "better" and "weight" (replay/gate.py)."""
+    """The name of one of a teacher's numbers: "probes" (rollouts in which it took over, to be compared with the
+    policy's), "better" or "weight" (replay/gate.py)."""
     return f"teacher/{name}/{what}"
 
 

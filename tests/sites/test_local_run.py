@@ -228,7 +228,7 @@ def test_a_person_is_told_how_far_a_teacher_was_heard(tmp_path: Path) -> None:
     run_local(recipe, False, surroundings(tmp_path, trainer=DONE))
     with MetricsTape(RunPaths.of(recipe).site("a").tape("orchestrator")) as tape:
         for step, share in enumerate([1.0] * 8 + [0.0] * 8):
-            told = {"weight": share, metrics.TEACHER_PROBES: 2}
+            told = {"weight": share, "probes": 2}
             tape.log(step, **{metrics.teacher_metric("hints", what): value for what, value in told.items()})
     run_local(recipe, True, surroundings(tmp_path, Console(file=out, width=120), trainer=DONE))
     line = "site a: teacher hints was heard at 100% of its turns at first and at 0% at last; 32 rollouts compared it"

@@ -23,7 +23,7 @@ from pathlib import Path
 from composer_prime import metrics
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ComposerPrimeError, SiteError, last_words
-from composer_prime.metrics import TEACHER_PROBES, TOOLS_CALL_S, TOOLS_CALLS, MetricsTape
+from composer_prime.metrics import TOOLS_CALL_S, TOOLS_CALLS, MetricsTape
 from composer_prime.sites.embedded import conversations
 from composer_prime.sites.embedded.batches import TrainingSample, drop_batches, write_batch
 from composer_prime.sites.embedded.conversations import SHOWN_A_STEP, Conversation
@@ -185,7 +185,7 @@ def measure(batch: Batch, step: int) -> dict[str, float]:
     for rollout in rollouts:
         streams.update(rollout.streams)
     for name in streams:
-        if name.startswith("teacher/") and not name.endswith(TEACHER_PROBES):
+        if name.startswith("teacher/") and not name.endswith("/probes"):
             streams[name] /= sum(name in rollout.streams for rollout in rollouts)  # type: ignore[assignment]
     if TOOLS_CALLS in streams:
         streams[TOOLS_CALL_S] = streams.pop(TOOLS_SECONDS) / streams[TOOLS_CALLS]  # type: ignore[assignment]

@@ -68,7 +68,7 @@ class SiteProgress:
         for name, value in record.items():
             kind, _, rest = name.partition("/")
             teacher, _, what = rest.partition("/")
-            if kind == "teacher" and what in ("weight", metrics.TEACHER_PROBES):
+            if kind == "teacher" and what in ("weight", "probes"):
                 (self.teachers if what == "weight" else self.probes)[teacher][step] = value
 
     def trained_rewards(self) -> dict[int, float]:

@@ -36,7 +36,7 @@ from composer_prime.errors import BadInput, TeacherError, TeacherRefused
 from composer_prime.hints.contexts import HintedContext, hint_text, hinted_context
 from composer_prime.hints.error_sites import ErrorSite, error_sites, outcome_site, text_of
 from composer_prime.hints.leaks import leaks, said_before
-from composer_prime.metrics import TEACHER_PROBES, teacher_metric
+from composer_prime.metrics import teacher_metric
 from composer_prime.replay.fingerprint import load_tokenizer
 from composer_prime.replay.gate import PROBE_SHARE, Gate, Share
 from composer_prime.replay.hint_writer import HintWriter
@@ -296,7 +296,7 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
     async def _play(self, task: vf.Task, trace: vf.Trace, teacher: ServedModel, gate: Gate, **taken: Any) -> None:
         assert trace.agent is not None and trace.agent.config.model is not None  # resolved before the agent ran
         reward = await play(self, task, trace, Probe(trace.agent.config.model, sampler(teacher, gate), **taken))
-        trace.record_metrics({teacher_metric(gate.name, TEACHER_PROBES): 1.0})
+        trace.record_metrics({teacher_metric(gate.name, "probes"): 1.0})
         if reward is None:
             gate.failed()
         else:

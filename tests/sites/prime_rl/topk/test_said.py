@@ -63,10 +63,12 @@ def test_the_tables_top_k_is_that_of_every_source_that_teachers_stamp() -> None:
     assert json.loads(told["trainer"]["env_vars"][DISTILL])["top_k"] == 5
 
 
-def test_a_recipe_for_one_number_a_token_stays_as_it_was() -> None:
+def test_a_recipe_for_one_number_a_token_gets_the_runs_size_alone() -> None:
     asked = orchestrator(source("a", teachers=[BIG], stamp_ref_kl=True))
     told = rendered(orchestrator=asked, trainer={"loss": {"kwargs": {"replay_tau": 0.1}}})
-    assert told["orchestrator"]["train"]["source"] == asked["train"]["source"]
+    (got,), (given,) = told["orchestrator"]["train"]["source"], asked["train"]["source"]
+    size = {"rollouts": told["max_steps"] * 128, "batch": 128}
+    assert got == given | {"env": given["env"] | size}
     assert DISTILL not in told["trainer"]["env_vars"]
 
 
