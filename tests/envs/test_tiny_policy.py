@@ -37,6 +37,7 @@ from tiny_policy.rendering import Sample, render, site_renderer
 from tiny_policy.training import TrainingConfig
 
 HINT = "\n\nHint: put it in brackets"
+TASKS = Path(__file__).parents[1] / "teaching/tasks"
 BRIEFLY = TrainingConfig(steps=20, decay_steps=10, measure_every=10, copy_steps=5)
 
 
@@ -224,6 +225,17 @@ def test_the_way_behind_a_hint_that_was_heeded_is_shown_and_the_step_onto_it_is_
         assert each.taught == tuple(places[-len(each.taught) :])
         unlocking = [place for place in places if '"unlock"' in str(each.messages[place]).replace("'", '"')]
         assert not set(unlocking) & set(each.taught)  # the player never does so by itself
+
+
+def test_a_hint_for_an_outcome_is_shown_before_the_turn_that_earned_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TASKS))
+    shown = played("reply", {}, 1)
+    hinted = [each for each in shown if each.hinted]
+    assert len(hinted) == len(shown) - 24 == 24  # nobody is right without a hint
+    for each in hinted:
+        assert each.messages[0]["content"] == f"{each.task.data.prompt}\n\nHint: put it in < and >"
+        assert each.messages[1]["content"] == f"<{each.task.data.word}>"
+    assert not any(each.hinted for each in played("reply", {"skill": 1.0}, 1))
 
 
 def test_without_hints_nothing_is_shown_twice_and_no_hint_stands_anywhere() -> None:

@@ -169,6 +169,7 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         self.gates = {name: Gate(name, config.rollouts, share) for name in names}
         self.stage: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext
         self._share, self._num_hinted = Share(), 0
+        self._texts: list[str] = []  # the last two hints, of `hints.shuffle`
         self._tokenizer: Any = None
         self._pool = TeacherPool(())
         self._hint_pool = TeacherPool(())
@@ -256,6 +257,7 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         written = await asyncio.gather(*(self._write(trace, site, hints, counts) for site in sites))
         for site, hint in zip(sites, written, strict=True):
             text = hint_text(site, hints.templates, hint)
+            text = self._another(text) if hints.shuffle else text
             if text is not None and leaks(text, trace.task.data, said_before(trace.nodes, site.turn)):
                 counts[HINTS_LEAKS] += 1
                 logger.warning("a hint holds the answer of task=%s: left out", trace.task.data.idx)
@@ -265,6 +267,12 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         counts[HINTS_SITES] = len(contexts)
         counts[HINTS_NO_PLACE] = contexts.count(None)
         return [context for context in contexts if context is not None]
+
+    def _another(self, text: str | None) -> str | None:
+        """The last hint that was another than this one; None until there was one."""
+        if text is not None:
+            self._texts = [text, *(each for each in self._texts if each != text)][:2]
+        return self._texts[1] if text is not None and len(self._texts) > 1 else None
 
     async def _probe_hints(self, task: vf.Task, trace: vf.Trace, contexts: Sequence[HintedContext]) -> None:
         """Let hints' gate see the rollout, and the teacher take over at one of its turns."""

@@ -1,21 +1,22 @@
 """Demonstrations: a scripted player's conversations through the taskset's real tools, in this process.
 
-For each call that fails there is one more, in which hint distillation's own hint stands before that turn, and what
-came of heeding it is played on from there: a policy that learns to heed hints must know the way behind them, too.
+For each call that fails, and for the end of one that earned little, there is one more, in which hint distillation's
+own hint stands before that turn, and what came of heeding it is played on from there: a policy that learns to heed
+hints must know the way behind them, too.
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import verifiers.v1 as vf
+from verifiers.v1.graph import MessageNode
 from verifiers.v1.state import state_cls
 
 from composer_prime.errors import EnvError
 from composer_prime.hints.contexts import hint_text
-from composer_prime.hints.error_sites import ErrorSite, error_sites
+from composer_prime.hints.error_sites import ErrorSite, error_sites, outcome_site
 from composer_prime.hints.leaks import leaks, said_before
 from composer_prime.sites.embedded.chat import ChatHarness, ChatHarnessConfig
 from composer_prime.sites.embedded.environments import Source
@@ -46,7 +47,7 @@ class Stagehand:
     """Plays the tasks of a source by its player.
 
     max_turns   of the player in one conversation, as `env.agent.max_turns`
-    with_hints  whether calls that fail are shown with their hint, too
+    with_hints  whether turns that hints are for are shown with their hint, too
     """
 
     def __init__(self, source: Source, player: Player, max_turns: int, *, with_hints: bool) -> None:
@@ -55,6 +56,7 @@ class Stagehand:
         self._max_turns = max_turns
         self._with_hints = with_hints
         self._harness = ChatHarness(ChatHarnessConfig(id="chat"))
+        self._most = 0.0  # that a conversation earned
 
     async def play(self, task: vf.Task, rng: random.Random) -> list[list[Demonstration]]:
         """Families of conversations about a task: one and its turns with hints, and those of what heeding them leads
@@ -62,12 +64,14 @@ class Stagehand:
         families, waiting, known = list[list[Demonstration]](), list[list[Message]]([[]]), set[str]()
         while waiting and len(known) <= MAX_BRANCHES:
             given = waiting.pop(0)
-            messages, tools = await self._converse(task, rng, given)
+            messages, tools, outcome = await self._converse(task, rng, given)
             turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
             family = []
             if len(turns) > len(given):
                 family.append(Demonstration(task, tools, messages[: turns[-1] + 1], tuple(turns[len(given) :])))
-            for site in error_sites(_nodes(messages)) if self._with_hints else ():
+            sites = error_sites(_nodes(messages))
+            sites += [outcome] if outcome is not None and all(site.turn != outcome.turn for site in sites) else []
+            for site in sites if self._with_hints else ():
                 if site.turn < turns[min(len(given), len(turns) - 1)]:
                     continue
                 hinted = self._hinted(task, tools, messages, site, rng)
@@ -83,9 +87,9 @@ class Stagehand:
 
     async def _converse(
         self, task: vf.Task, rng: random.Random, given: Sequence[Message]
-    ) -> tuple[list[Message], list[dict[str, Any]]]:
-        """The messages of one rollout that begins with the given turns, the answers to the last calls among them, and
-        the tools that it had."""
+    ) -> tuple[list[Message], list[dict[str, Any]], ErrorSite | None]:
+        """The messages of one rollout that begins with the given turns, the answers to the last calls among them, the
+        tools that it had, and its end where the task has a hint for that."""
         taskset_id = self._player.taskset_id
         seat = vf.TraceTask(type=type(task).__name__, data=task.data)
         trace = vf.Trace.model_construct(task=seat, state=state_cls(type(task))())
@@ -104,6 +108,7 @@ class Stagehand:
                         messages.append(await tools.answer(call))
                     if not said.get("tool_calls"):
                         break
+                outcome = await self._outcome(task, trace, messages)
         except EnvError:
             raise
         except ToolFailure as error:
@@ -111,7 +116,18 @@ class Stagehand:
         except Exception as error:  # the taskset's own code
             cause = " ".join(f"{type(error).__name__}: {error}".split())
             raise EnvError(f"taskset {taskset_id!r}: task {task.data.idx} can't be played: {cause}") from error
-        return messages, listed
+        return messages, listed, outcome
+
+    async def _outcome(self, task: vf.Task, trace: vf.Trace, messages: Sequence[Message]) -> ErrorSite | None:
+        """The last turn, where the conversation earned less than another did, or nothing, and the task hints at it."""
+        if not hasattr(task, "outcome_hint"):
+            return None
+        trace.nodes = _nodes(messages)
+        trace.stop_condition = "max_turns" if messages[-1]["role"] == "tool" else None
+        await task.score(trace)
+        is_poor, self._most = trace.reward < self._most or trace.reward <= 0, max(self._most, trace.reward)
+        hint = task.outcome_hint(trace) if is_poor else None  # type: ignore[attr-defined]
+        return outcome_site(trace, hint) if hint is not None else None
 
     def _opening(self, task: vf.Task) -> list[Message]:
         messages = self._harness.conversation(task.data)
@@ -131,8 +147,8 @@ class Stagehand:
         site: ErrorSite,
         rng: random.Random,
     ) -> Demonstration | None:
-        """What the player says in place of a call that failed, when it is shown the hint for it; None: there is none,
-        or no place for it, as in a site."""
+        """What the player says in place of a turn that a hint is for, when it is shown that; None: there is none, or no
+        place for it, as in a site."""
         text = hint_text(site, {})
         before = list(messages[: site.turn])
         is_secret = text is not None and leaks(text, task.data, said_before(_nodes(messages), site.turn))
@@ -143,22 +159,18 @@ class Stagehand:
         return Demonstration(task, tools, [*before, said], (len(before),), hinted=True)
 
 
-def _nodes(messages: Sequence[Message]) -> list[Any]:
+def _nodes(messages: Sequence[Message]) -> list[MessageNode]:
     """The messages as nodes of a trace, for what looks for errors in one."""
     return [
-        SimpleNamespace(
-            message=SimpleNamespace(
-                role=message["role"],
-                content=message["content"],
-                name=message.get("name"),
-                tool_call_id=message.get("tool_call_id"),
-                tool_calls=[
-                    SimpleNamespace(id=call["id"], **call["function"]) for call in message.get("tool_calls") or ()
-                ],
-            ),
-            parent=place - 1 if place else None,
-            sampled=message["role"] == "assistant",
-            mask=[message["role"] == "assistant"],
+        MessageNode.model_validate(
+            {
+                "parent": place - 1 if place else None,
+                "message": message
+                | {"tool_calls": [{"id": call["id"], **call["function"]} for call in message.get("tool_calls") or ()]},
+                "sampled": message["role"] == "assistant",
+                "token_ids": [0],
+                "mask": [message["role"] == "assistant"],
+            }
         )
         for place, message in enumerate(messages)
     ]

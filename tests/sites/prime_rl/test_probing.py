@@ -219,6 +219,21 @@ def test_a_task_says_itself_what_an_outcome_lacked(play: Play, monkeypatch: pyte
     assert len(script.prompts) == 8 and all("\n\nHint: open box " in prompt for prompt in script.prompts)
 
 
+def test_where_hints_are_shuffled_each_mistake_gets_the_hint_of_another(play: Play) -> None:
+    def twice_wrong(prompt: str) -> str:
+        told = answers(prompt)
+        box = prompt.rpartition("Code in box ")[2][0]
+        calls = [call("open", box="z"), call("open", box=box), call("code", letter="z"), "x"]
+        return calls[len(told)]
+
+    script = Script(lambda prompt: "x")
+    script.policy = twice_wrong
+    play(script, hints={"shuffle": True})
+    assert {len(answers(prompt)) for prompt in script.prompts} == {0, 2}
+    assert all("Hint: copy the letter" in prompt for prompt in script.prompts if not answers(prompt))
+    assert all("Hint: copy the box" in prompt for prompt in script.prompts if answers(prompt))
+
+
 def test_hints_that_find_no_turn_in_twenty_steps_say_so(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     script = Script(right)
     script.policy = lazy
