@@ -64,14 +64,12 @@ class Stagehand:
         families, waiting, known = list[list[Demonstration]](), list[list[Message]]([[]]), set[str]()
         while waiting and len(known) <= MAX_BRANCHES:
             given = waiting.pop(0)
-            messages, tools, outcome = await self._converse(task, rng, given)
-            turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+            messages, tools, trace = await self._converse(task, rng, given)
+            turns = _turns(messages)
             family = []
             if len(turns) > len(given):
                 family.append(Demonstration(task, tools, messages[: turns[-1] + 1], tuple(turns[len(given) :])))
-            sites = error_sites(_nodes(messages))
-            sites += [outcome] if outcome is not None and all(site.turn != outcome.turn for site in sites) else []
-            for site in sites if self._with_hints else ():
+            for site in await self._sites(task, trace) if self._with_hints else ():
                 if site.turn < turns[min(len(given), len(turns) - 1)]:
                     continue
                 hinted = self._hinted(task, tools, messages, site, rng)
@@ -85,11 +83,28 @@ class Stagehand:
             families += [family] if family else []
         return families
 
+    async def heed(self, task: vf.Task, rng: random.Random) -> tuple[Demonstration, float]:
+        """One conversation about a task in which each mistake was taken back for what the player says under the hint
+        for it, and what it earned. No hint stands in it. Raises EnvError."""
+        given = list[Message]()
+        while True:
+            messages, tools, trace = await self._converse(task, rng, given)
+            turns = _turns(messages)
+            for site in await self._sites(task, trace):
+                place = turns.index(site.turn)
+                hinted = None if place < len(given) else self._hinted(task, tools, messages, site, rng)
+                if hinted is not None:
+                    given = [*(messages[turn] for turn in turns[:place]), hinted.messages[-1]]
+                    break
+            else:
+                await self._score(task, trace)
+                return Demonstration(task, tools, messages[: turns[-1] + 1], tuple(turns)), trace.reward
+
     async def _converse(
         self, task: vf.Task, rng: random.Random, given: Sequence[Message]
-    ) -> tuple[list[Message], list[dict[str, Any]], ErrorSite | None]:
+    ) -> tuple[list[Message], list[dict[str, Any]], vf.Trace]:
         """The messages of one rollout that begins with the given turns, the answers to the last calls among them, the
-        tools that it had, and its end where the task has a hint for that."""
+        tools that it had, and its trace, without scores."""
         taskset_id = self._player.taskset_id
         seat = vf.TraceTask(type=type(task).__name__, data=task.data)
         trace = vf.Trace.model_construct(task=seat, state=state_cls(type(task))())
@@ -108,7 +123,8 @@ class Stagehand:
                         messages.append(await tools.answer(call))
                     if not said.get("tool_calls"):
                         break
-                outcome = await self._outcome(task, trace, messages)
+                trace.nodes = _nodes(messages)
+                trace.stop_condition = "max_turns" if messages[-1]["role"] == "tool" else None
         except EnvError:
             raise
         except ToolFailure as error:
@@ -116,18 +132,29 @@ class Stagehand:
         except Exception as error:  # the taskset's own code
             cause = " ".join(f"{type(error).__name__}: {error}".split())
             raise EnvError(f"taskset {taskset_id!r}: task {task.data.idx} can't be played: {cause}") from error
-        return messages, listed, outcome
+        return messages, listed, trace
 
-    async def _outcome(self, task: vf.Task, trace: vf.Trace, messages: Sequence[Message]) -> ErrorSite | None:
-        """The last turn, where the conversation earned less than another did, or nothing, and the task hints at it."""
+    async def _sites(self, task: vf.Task, trace: vf.Trace) -> list[ErrorSite]:
+        """The turns that a hint may be for: those whose call failed, and the last one where the conversation earned
+        less than another did, or nothing, and the task has a hint for that."""
+        sites = error_sites(trace.nodes)
         if not hasattr(task, "outcome_hint"):
-            return None
-        trace.nodes = _nodes(messages)
-        trace.stop_condition = "max_turns" if messages[-1]["role"] == "tool" else None
-        await task.score(trace)
+            return sites
+        await self._score(task, trace)
         is_poor, self._most = trace.reward < self._most or trace.reward <= 0, max(self._most, trace.reward)
-        hint = task.outcome_hint(trace) if is_poor else None  # type: ignore[attr-defined]
-        return outcome_site(trace, hint) if hint is not None else None
+        outcome = outcome_site(trace, task.outcome_hint(trace) if is_poor else None)  # type: ignore[attr-defined]
+        if outcome is None or outcome.hint is None or any(site.turn == outcome.turn for site in sites):
+            return sites
+        return [*sites, outcome]
+
+    async def _score(self, task: vf.Task, trace: vf.Trace) -> None:
+        try:
+            await task.score(trace)
+        except Exception as error:  # the taskset's own code
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
+            raise EnvError(
+                f"taskset {self._player.taskset_id!r}: task {task.data.idx} can't be scored: {cause}"
+            ) from error
 
     def _opening(self, task: vf.Task) -> list[Message]:
         messages = self._harness.conversation(task.data)
@@ -157,6 +184,10 @@ class Stagehand:
         before[-1] = {**before[-1], "content": before[-1]["content"] + text}
         said = self._player.next_turn(task, before, rng)
         return Demonstration(task, tools, [*before, said], (len(before),), hinted=True)
+
+
+def _turns(messages: Sequence[Message]) -> list[int]:
+    return [place for place, message in enumerate(messages) if message["role"] == "assistant"]
 
 
 def _nodes(messages: Sequence[Message]) -> list[MessageNode]:
