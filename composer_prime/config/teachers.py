@@ -167,6 +167,9 @@ class HintsConfig(Table):
     writer: HintWriterConfig | None = None
     """Who writes hints; None: nobody."""
 
+    shuffle: bool = False
+    """Each mistake gets the last hint that was another: a control for ablations, never a help."""
+
     @model_validator(mode="after")
     def _check_teacher(self) -> Self:
         if self.teacher == "live" and not self.allow_live:
