@@ -33,7 +33,7 @@ from tests.sites.tiny_folder import save_random_tiny
 HARM = ["placebo", "wrong-hint", "weak-teacher", "permuted", "restart"]
 NO_TEACHER = "left out: weak-teacher, permuted: the recipe has no replay teacher"
 NO_HINTS = "left out: wrong-hint: the recipe has no hints"
-PROMPT = [5, 17, 3, 99, 140, 8]
+PROMPTS = ([5, 17, 3, 99], [140, 8, 61, 5])
 
 
 def jobs_in(folder: Path, *tables: str, num_seeds: int = 1, overrides: Sequence[str] = ()) -> dict[str, list[Job]]:
@@ -240,8 +240,9 @@ def test_permuted_logits_are_those_of_the_same_model_under_one_permutation(both:
     likeliest = []
     for url in both:
         with httpx.Client(base_url=url, headers=headers(user_token()), trust_env=False, timeout=60) as http:
-            answer = http.post("/inference/v1/generate", json={"token_ids": PROMPT, "sampling_params": sampling})
-        entries = answer.json()["prompt_logprobs"][1:]
+            bodies = [{"token_ids": prompt, "sampling_params": sampling} for prompt in PROMPTS]
+            answers = [http.post("/inference/v1/generate", json=body).json() for body in bodies]
+        entries = [each for answer in answers for each in answer["prompt_logprobs"][1:]]
         found = [[(one["logprob"], int(token)) for token, one in each.items()] for each in entries]
         likeliest.append([sorted(each, reverse=True)[:64] for each in found])
     image: dict[int, int] = {}
