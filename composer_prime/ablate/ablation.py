@@ -11,6 +11,7 @@ from composer_prime.ablate.forecast import CALIBRATION_STEPS, dollars, predicted
 from composer_prime.ablate.plan import Job
 from composer_prime.ablate.report import write_report
 from composer_prime.ablate.rows import Row
+from composer_prime.config.ablate import left_out
 from composer_prime.config.load import recipe_from_data
 from composer_prime.errors import ComposerPrimeError
 
@@ -35,6 +36,7 @@ def ablate(
     """
     began = time.monotonic()
     rows = finished_rows(jobs)
+    _say_left_out(jobs, console)
     if rows:
         console.print(f"{len(rows)} of {len(jobs)} runs are done already", highlight=False)
     failed: dict[Job, str] = {}
@@ -77,6 +79,7 @@ def dry_run(jobs: Sequence[Job], runner: Runner, console: Console, *, usd_per_ho
     Where no run was timed yet, CALIBRATION_STEPS steps of the first arm are, once, in a folder of their own.
     """
     rows = finished_rows(jobs)
+    _say_left_out(jobs, console)
     calibration = None
     if not rows:
         job = calibration_job(jobs[0])
@@ -130,6 +133,11 @@ def draw_jobs(
 def show_usd(amount: float | None) -> str:
     """Dollars for people, "-" where the price isn't known."""
     return "-" if amount is None else f"{amount:,.2f}" if amount >= 1 else f"{amount:.4f}"
+
+
+def _say_left_out(jobs: Sequence[Job], console: Console) -> None:
+    for line in left_out([job.arm for job in jobs]):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _say(line: str, began: float, jobs: Sequence[Job], rows: Mapping[Job, Row]) -> str:

@@ -1,8 +1,10 @@
 """Which runs an ablation is made of, where each leaves its files, and which of them are done already."""
 
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from composer_prime.ablate.rows import Row, load_row
@@ -20,6 +22,7 @@ class Job:
     recipe           what `composer-prime run` trains, with the run's own name, seed and folder
     judged_by        its own with the tasks and sites of the first arm's: all arms are judged on what that holds out
     measures_start   whether the untrained model is evaluated too, once a seed
+    before           of a restart: the runs of its seed of which it goes on from the best
     """
 
     arm: Arm
@@ -29,6 +32,7 @@ class Job:
     folder: Path
     prompts: int
     measures_start: bool
+    before: tuple["Job", ...] = ()
 
     @property
     def label(self) -> str:
@@ -72,22 +76,24 @@ def plan_jobs(arms: Sequence[Arm], num_seeds: int, prompts: int) -> tuple[Job, .
     """
     first = arms[0].recipe.run
     folder = (arms[0].recipe.output_dir / f"{first.name}-ablation").absolute()
-    jobs = tuple(
-        Job(
-            arm,
-            seed,
-            _run_recipe(arm.recipe, arm, seed, folder),
-            _run_recipe(_judged_by(arm.recipe, arms[0].recipe), arm, seed, folder),
-            folder,
-            prompts,
-            measures_start=arm is arms[0],
+    jobs: list[Job] = []
+    for seed, arm in product(range(first.seed, first.seed + num_seeds), arms):
+        signals = tuple(job for job in jobs if job.seed == seed and job.arm.harm is None)
+        jobs.append(
+            Job(
+                arm,
+                seed,
+                _run_recipe(arm.recipe, arm, seed, folder),
+                _run_recipe(_judged_by(arm.recipe, arms[0].recipe), arm, seed, folder),
+                folder,
+                prompts,
+                measures_start=arm is arms[0],
+                before=signals if arm.harm == "restart" else (),
+            )
         )
-        for seed in range(first.seed, first.seed + num_seeds)
-        for arm in arms
-    )
     for job in jobs:
         _check_folder(job)
-    return jobs
+    return tuple(jobs)
 
 
 def _judged_by(recipe: Recipe, first: Recipe) -> Recipe:
@@ -104,6 +110,12 @@ def _judged_by(recipe: Recipe, first: Recipe) -> Recipe:
 def _run_recipe(recipe: Recipe, arm: Arm, seed: int, folder: Path) -> Recipe:
     data = recipe.to_data()
     run = {**data["run"], "name": f"{data['run']['name']}-{arm.slug}-s{seed}", "seed": seed}
+    if arm.harm == "placebo":
+        for site in recipe.site_names:
+            own = data["sites"]["overrides"].setdefault(site, {})
+            own["sampling_seed"] = zlib.crc32(f"placebo/{seed}/{site}".encode())
+    if arm.harm == "restart":
+        data["model"]["name"] = str(folder / "restarts" / f"s{seed}")
     return recipe_from_data({**data, "run": run, "output_dir": str(folder)})
 
 
@@ -112,7 +124,7 @@ def _check_folder(job: Job) -> None:
     differs = row is not None and row.recipe_sha256 != job.arm.sha256
     if not differs and job.run.recipe.exists():
         held = recipe_from_data(json.loads(job.run.recipe.read_text(encoding="utf-8")))
-        differs = Arm(job.arm.name, (), held).sha256 != job.arm.sha256
+        differs = Arm(job.arm.name, (), held, job.arm.harm).sha256 != job.arm.sha256
     if differs:
         raise BadInput(
             f"{job.folder} holds {job.label} of another recipe: give this ablation another --run.name or --output_dir, "

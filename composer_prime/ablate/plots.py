@@ -22,7 +22,7 @@ def plot_held_out(arms: Mapping[str, Sequence[Row]], path: Path) -> None:
         half = 0.0 if math.isnan(found.low) else found.high - found.value
         axes.errorbar([place], [found.value], yerr=[half], fmt="o", markersize=8, capsize=6, color=f"C{place}")
         axes.plot([place + 0.12] * len(values), values, ".", color=f"C{place}", alpha=0.6)
-    axes.set_xticks(range(len(arms)), list(arms))
+    axes.set_xticks(range(len(arms)), list(arms), rotation=20 if len(arms) > 5 else 0)
     axes.set_xlim(-0.5, len(arms) - 0.5)
     axes.set_ylabel("held-out reward (bars: 95 % interval, dots: seeds)")
     axes.grid(alpha=0.25, axis="y")

@@ -12,6 +12,7 @@ from composer_prime.ablate.plan import Job
 from composer_prime.ablate.plots import plot_curves, plot_held_out
 from composer_prime.ablate.rows import Row
 from composer_prime.ablate.statistics import Estimate, difference_interval, mean_interval, ratio_interval
+from composer_prime.config.ablate import left_out
 from composer_prime.sites.embedded.result import write_whole
 from composer_prime.visible import markdown
 
@@ -27,6 +28,9 @@ _EXPLAINED = (
     "over the mean gain, with Fieller's interval, which is left out where the gain may be 0; `-`: no gain.",
     "- Generated tokens count all that the policy generated for training. Time and USD count training and held-out "
     "evaluation, but no start that was killed.",
+    "- placebo is base with other sampling: so far chance alone moves an arm. wrong-hint, weak-teacher, permuted and "
+    "restart look for harm: hints of other mistakes, a teacher that is the untrained policy, the same with permuted "
+    "logits, and the recipe once more from the best policy of the seed, from which its points count.",
 )
 
 
@@ -37,6 +41,7 @@ class ArmReport:
     held_out, area       mean final held-out reward, and mean training reward over all steps
     num_pairs            seeds that the first arm has too
     minus_base           held-out reward minus that of the first arm, seed by seed
+    start                of a restart: held-out reward of the policies that it began with
     area_minus_base      the same of the area
     tokens_a_point       generated tokens for each POINT of held-out reward above the untrained model
     dollars_a_point      dollars for the same
@@ -50,6 +55,7 @@ class ArmReport:
     num_pairs: int
     minus_base: Estimate | None
     area_minus_base: Estimate | None
+    start: Estimate | None
     rollouts: float
     generated_tokens: float
     seconds: float
@@ -78,10 +84,12 @@ def _report_arm(
     overrides: tuple[str, ...],
     rows: Mapping[int, Row],
     base: Mapping[int, Row],
-    starts: Mapping[int, Row],
+    first: Mapping[int, Row],
     usd_per_hour: float | None,
 ) -> ArmReport:
     both = [seed for seed in rows if seed in base]
+    begun = {seed: row.start for seed, row in rows.items() if row.restarted_from and row.start is not None}
+    starts = begun or {seed: row.start for seed, row in first.items() if row.start is not None and seed in rows}
     costs = [dollars(row.seconds, usd_per_hour) for row in rows.values()]
     known = [cost for cost in costs if cost is not None]
     return ArmReport(
@@ -97,6 +105,7 @@ def _report_arm(
         area_minus_base=_difference(
             both, {s: r.reward_mean for s, r in rows.items()}, {s: r.reward_mean for s, r in base.items()}
         ),
+        start=mean_interval(list(begun.values())) if begun else None,
         rollouts=_mean([row.rollouts for row in rows.values()]),
         generated_tokens=_mean([row.generated_tokens for row in rows.values()]),
         seconds=_mean([row.seconds for row in rows.values()]),
@@ -110,13 +119,12 @@ def _difference(seeds: Sequence[int], values: Mapping[int, float], base: Mapping
     return difference_interval([values[seed] for seed in seeds], [base[seed] for seed in seeds]) if seeds else None
 
 
-def _a_point(rows: Mapping[int, Row], starts: Mapping[int, Row], costs: Mapping[int, float]) -> Estimate | None:
-    """Cost for each point above the untrained model of the same seed."""
-    begun = {seed: start for seed, row in starts.items() if (start := row.start) is not None and seed in rows}
-    if not begun:
+def _a_point(rows: Mapping[int, Row], starts: Mapping[int, float], costs: Mapping[int, float]) -> Estimate | None:
+    """Cost for each point above the start of the same seed."""
+    if not starts:
         return None
-    gains = [(rows[seed].held_out - start) / POINT for seed, start in begun.items()]
-    return ratio_interval([costs[seed] for seed in begun], gains)
+    gains = [(rows[seed].held_out - start) / POINT for seed, start in starts.items()]
+    return ratio_interval([costs[seed] for seed in starts], gains)
 
 
 def write_report(
@@ -183,10 +191,10 @@ def _lines(
         f"## Minus {first.arm.name}",
         "",
         *_table(
-            ("arm", "pairs", "held-out reward", "area"),
+            ("arm", "pairs", "held-out reward", "area", "began at"),
             [
                 (arm.name, str(arm.num_pairs), _spell(arm.minus_base, "+.3f"),
-                 _spell(arm.area_minus_base, "+.3f"))
+                 _spell(arm.area_minus_base, "+.3f"), _spell(arm.start, ".3f"))
                 for arm in arms
                 if arm.name != first.arm.name
             ],
@@ -199,11 +207,12 @@ def _lines(
         "## Arms",
         "",
         *[f"- {arm.name}: {' '.join(f'`{each}`' for each in arm.overrides) or 'the recipe'}" for arm in arms],
+        *[f"- {line}" for line in left_out([job.arm for job in jobs])],
         "",
         "## Runs",
         "",
         *_table(
-            ("arm", "seed", "untrained", "held-out reward", "rollouts", "generated tokens", "seconds", "USD"),
+            ("arm", "seed", "began at", "held-out reward", "rollouts", "generated tokens", "seconds", "USD"),
             [_run_cells(row, usd_per_hour) for row in rows.values()],
         ),
         "",
@@ -250,7 +259,7 @@ def _run_cells(row: Row, usd_per_hour: float | None) -> tuple[str, ...]:
     return (
         row.arm,
         str(row.seed),
-        "-" if row.start is None else f"{row.start:.3f}",
+        "-" if row.start is None else f"{row.start:.3f}, {row.restarted_from or 'untrained'}",
         f"{row.held_out:.3f}",
         f"{row.rollouts:,}",
         f"{row.generated_tokens:,}",

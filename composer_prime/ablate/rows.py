@@ -55,7 +55,10 @@ class Row(Measured):
     """Seconds that one held-out evaluation took."""
 
     start: float | None = None
-    """Held-out reward of the untrained model; the first arm's rows have it."""
+    """Held-out reward of the model that it began with; rows of the first arm and of restarts have it."""
+
+    restarted_from: str | None = None
+    """The arm whose final weights a restart began with."""
 
     @property
     def reward_mean(self) -> float:

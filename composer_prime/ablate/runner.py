@@ -10,11 +10,14 @@ from torch import Tensor
 
 from composer_prime.ablate.plan import Job
 from composer_prime.ablate.rows import Row, read_measured
-from composer_prime.bench.held_out import check_unseen, final_weights_of, held_out_reward
+from composer_prime.ablate.teacher import teacher_served
+from composer_prime.bench.held_out import check_unseen, final_weights_of, held_out_reward, write_model
 from composer_prime.config.ablate import tasks_of
 from composer_prime.config.paths import models_cache
+from composer_prime.config.recipe import Recipe
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, SiteError
+from composer_prime.export.model import made_whole
 from composer_prime.sites.embedded.broadcasts import published, weights
 from composer_prime.sites.embedded.local_run import INTERRUPTED_EXIT
 from composer_prime.sites.embedded.model import load_policy, resolve_model
@@ -22,6 +25,8 @@ from composer_prime.sites.embedded.processes import QUIET_ENV, Child
 from composer_prime.sites.embedded.result import write_whole
 
 GREEDY = 0.0
+RESTARTED_FROM = "restarted_from"
+"""A file in a restart's model folder: the arm that its weights are from."""
 _POLL_S = 0.2
 
 
@@ -51,8 +56,10 @@ def run_job(job: Job, is_stopped: Callable[[], bool]) -> Row | None:
     when the run or its evaluation fails.
     """
     _check_tasks(job)
-    if not _train(job, is_stopped):
-        return None
+    begun = start_of(job) if job.before else None
+    with teacher_served(job, is_stopped) as recipe:
+        if is_stopped() or not _train(job, recipe, is_stopped):
+            return None
     began = time.monotonic()
     held_out = statistics.fmean(_judge(job, policy) for policy in _final_policies(job))
     held_out_s = time.monotonic() - began
@@ -64,17 +71,37 @@ def run_job(job: Job, is_stopped: Callable[[], bool]) -> Row | None:
         held_out_prompts=job.prompts,
         held_out=held_out,
         held_out_s=held_out_s,
-        start=_judge(job, _untrained(job)) if job.measures_start else None,
+        start=_judge(job, _untrained(job)) if job.measures_start else begun and begun.held_out,
+        restarted_from=begun and begun.arm,
     )
     job.row.parent.mkdir(parents=True, exist_ok=True)
     write_whole(job.row, row.model_dump_json(indent=1) + "\n")
     return row
 
 
-def _train(job: Job, is_stopped: Callable[[], bool]) -> bool:
+def start_of(job: Job) -> Row:
+    """The row of the run that this one goes on from: the best of its seed at the first call, which puts its final
+    weights, without an outer loop the first site's, where the job's recipe has its model.
+
+    Raises BadInput when a run of the seed has no row.
+    """
+    rows = {each: each.finished() for each in job.before}
+    done = {each.arm.name: (each, row) for each, row in rows.items() if row is not None}
+    if missing := [each.label for each, row in rows.items() if row is None]:
+        raise BadInput(f"it begins where the best run of its seed ended, and there is no row of {', '.join(missing)}")
+    folder = Path(job.recipe.model.name)
+    if not folder.exists():
+        best, row = max(done.values(), key=lambda each: each[1].held_out)
+        with made_whole(folder) as making:
+            write_model(_first_model(best), next(_final_policies(best)), making)
+            (making / RESTARTED_FROM).write_text(row.arm, encoding="utf-8")
+    return done[(folder / RESTARTED_FROM).read_text(encoding="utf-8")][1]
+
+
+def _train(job: Job, recipe: Recipe, is_stopped: Callable[[], bool]) -> bool:
     """Whether the run came to its end; a folder that is there is continued."""
     job.recipe_file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(job.recipe_file, to_toml(job.recipe.to_data()))
+    write_whole(job.recipe_file, to_toml(recipe.to_data()))
     resume = ["--resume"] if job.run.root.exists() else []
     command = [sys.executable, "-m", "composer_prime.cli.main", "run", str(job.recipe_file), *resume]
     child = Child("run", command, job.log, env=QUIET_ENV)
@@ -114,8 +141,9 @@ def _final_policies(job: Job) -> Iterator[Mapping[str, Tensor]]:
 
     for name in job.recipe.site_names:
         paths = job.run.site(name)
-        newest = published(paths.broadcasts)[-1]
-        yield _trained_part(load_file(paths.broadcast(newest) / "model.safetensors"), job)
+        if not (versions := published(paths.broadcasts)):
+            raise BadInput(f"{paths.broadcasts} holds no weights of {job.label}: delete {job.row}, to make it again")
+        yield _trained_part(load_file(paths.broadcast(versions[-1]) / "model.safetensors"), job)
 
 
 def _trained_part(values: Mapping[str, Tensor], job: Job) -> Mapping[str, Tensor]:

@@ -80,7 +80,7 @@ def held_out_reward(
             _bare(recipe).model_copy(update={"output_dir": folder / "outputs"}),
             recipe.site_names[0],
             inference_port=claim_port(None, set()),
-            model_dir=_write_model(base, weights, folder / "model"),
+            model_dir=write_model(base, weights, folder / "model"),
             resume=False,
         )
         settings.model_copy(update={"sampling_seed": seed}).save()
@@ -217,7 +217,7 @@ def _cooled(settings: SiteSettings, temperature: float | None) -> SiteSettings:
     return settings.model_copy(update={"recipe": recipe.model_copy(update={"orchestrator": orchestrator})})
 
 
-def _write_model(base: Path, weights: Mapping[str, Tensor], folder: Path) -> Path:
+def write_model(base: Path, weights: Mapping[str, Tensor], folder: Path) -> Path:
     """A copy of the model folder with these weights in it. Raises BadInput when they aren't the model's."""
     model = load_policy(base)
     own = {name: tuple(value.shape) for name, value in model.named_parameters()}
@@ -229,7 +229,7 @@ def _write_model(base: Path, weights: Mapping[str, Tensor], folder: Path) -> Pat
             f"{own.get(differing[0])} there ({len(differing)} differ): give the final masters of a run of this model"
         )
     load_weights(model, dict(weights))
-    shutil.copytree(base, folder, ignore=shutil.ignore_patterns("*.safetensors*", "pytorch_model*"))
+    shutil.copytree(base, folder, ignore=shutil.ignore_patterns("*.safetensors*", "pytorch_model*"), dirs_exist_ok=True)
     model.save_pretrained(folder)
     return folder
 

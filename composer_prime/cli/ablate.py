@@ -26,11 +26,18 @@ def ablate(
     usd_per_hour: Annotated[
         float | None, typer.Option(min=0, help="Price of this machine; without it dollars are left out.")
     ] = None,
+    harm: Annotated[
+        bool,
+        typer.Option(
+            "--harm/--no-harm", help="Arms that look for harm: placebo, wrong-hint, weak-teacher, permuted, restart."
+        ),
+    ] = True,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the runs with predicted time and cost, and make none.")
     ] = False,
 ) -> None:
-    """Train base, +hint, +replay, full and further arms over several seeds, judge them on held-out tasks, and report.
+    """Train base, +hint, +replay, full, arms that look for harm and further ones over several seeds, judge them on
+    held-out tasks, and report.
 
     Runs that are done are kept: the same command goes on where it was stopped. The report is
     <output_dir>/<run.name>-ablation/report.md.
@@ -41,7 +48,7 @@ def ablate(
     from composer_prime.config.ablate import read_arms
 
     read_recipe(recipe, context.args)
-    jobs = plan_jobs(read_arms(recipe, context.args, arm or ()), seeds, held_out_prompts)
+    jobs = plan_jobs(read_arms(recipe, context.args, arm or (), harm=harm), seeds, held_out_prompts)
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
 
     from composer_prime.ablate.ablation import ablate

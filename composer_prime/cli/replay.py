@@ -49,6 +49,9 @@ def teacher(
     ] = 0,
     max_model_len: Annotated[int, typer.Option(min=2, help="Tokens of the longest sequence, and one more.")] = 4096,
     device: Annotated[str, typer.Option(help="Where it is, as site.device: cpu, cuda or mps.")] = "cpu",
+    permuted: Annotated[
+        bool, typer.Option("--permuted", help="Its logits permuted over the vocabulary: a control.")
+    ] = False,
 ) -> None:
     """Serve a model on this machine as a teacher for `[[replay.teachers]]`, until Ctrl-C."""
     from composer_prime.sites.embedded.ports import HOST, listen
@@ -61,4 +64,12 @@ def teacher(
         folder = resolve_model(model, seed, models_cache(), device=device)
         typer.echo(f"teacher {model} on http://{HOST}:{port}")
         with contextlib.suppress(KeyboardInterrupt):
-            serve_teacher(folder, model, listener, max_model_len=max_model_len, weights=weights, device=device)
+            serve_teacher(
+                folder,
+                model,
+                listener,
+                max_model_len=max_model_len,
+                weights=weights,
+                device=device,
+                is_permuted=permuted,
+            )

@@ -25,6 +25,12 @@ OWN_KEYS = ("run.name", "run.seed", "output_dir", "clean")
 """Settings that an ablation gives to each of its runs."""
 NOT_LEARNED = (*OWN_KEYS, "launch", "ckpt", "inference.server", "hints.allow_live")
 """Settings that change files, ports and what is allowed, and nothing that a run learns or costs."""
+OWN_TEACHER = ("weak-teacher", "permuted")
+"""Arms whose replay teacher is the run's untrained first policy, which an ablation serves."""
+PER_RUN = {"placebo": "sites.overrides", **dict.fromkeys(OWN_TEACHER, "replay.teachers"), "restart": "model.name"}
+"""Arms that look for harm, with the setting that an ablation gives to each of their runs."""
+_WEAK = '--replay.teachers=[{name="weak",base_url="http://127.0.0.1"}]'
+"""Where each run has a port of its own."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +39,13 @@ class Arm:
 
     overrides   as after `composer-prime run RECIPE`: "--trainer.optim.lr=1e-3"
     recipe      what they give; run.seed and run.name are still the recipe's own
+    harm        its name, of an arm of ours that looks for harm; its runs are further told apart by `PER_RUN`
     """
 
     name: str
     overrides: tuple[str, ...]
     recipe: Recipe
+    harm: str | None = None
 
     @property
     def slug(self) -> str:
@@ -47,15 +55,23 @@ class Arm:
     @property
     def sha256(self) -> str:
         """Hash of all that tells what is learned: equal for arms that can't differ."""
-        return hashlib.sha256(json.dumps(effective(self.recipe), sort_keys=True).encode()).hexdigest()
+        told = effective(self.recipe)
+        if self.harm is not None:
+            own = PER_RUN.get(self.harm, "")
+            told = {key: value for key, value in told.items() if not _is_under(key, (own,))} | {"harm": self.harm}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
-def read_arms(recipe: str, overrides: Sequence[str], further: Sequence[str] = ()) -> tuple[Arm, ...]:
-    """The arms of a recipe: base and its teacher signals, each alone and together, then the further ones.
+def read_arms(
+    recipe: str, overrides: Sequence[str], further: Sequence[str] = (), *, harm: bool = True
+) -> tuple[Arm, ...]:
+    """The arms of a recipe: base and its teacher signals, each alone and together, then those that look for harm, then
+    the further ones.
 
     recipe      a TOML file, or `@ file.toml` as its first token
     overrides   of every arm, as `load_any` takes them
-    further     "NAME KEY=VALUE ..." each, overrides of the full recipe
+    further     "NAME KEY=VALUE ..." each, overrides of the full recipe; one with the name of an arm that looks for harm
+                takes its place
 
     A signal that the recipe doesn't have gives no arm: without [hints] and [replay] base is the recipe.
 
@@ -65,8 +81,11 @@ def read_arms(recipe: str, overrides: Sequence[str], further: Sequence[str] = ()
     path, shared = (None, [recipe, *overrides]) if recipe.startswith("@") else (Path(recipe), list(overrides))
     full = _recipe_of(path, shared)
     given = [_parse_arm(text) for text in further]
+    names = {name for name, _ in given}
+    ours = [(name, settings) for name, settings in harm_arms(full) if harm and name not in names]
     arms = [
-        Arm(name, settings, _recipe_of(path, [*shared, *settings])) for name, settings in [*signal_arms(full), *given]
+        Arm(name, settings, _recipe_of(path, [*shared, *settings]), name if (name, settings) in ours else None)
+        for name, settings in [*signal_arms(full), *ours, *given]
     ]
     _check_names(arms)
     check_arms(arms)
@@ -79,6 +98,34 @@ def signal_arms(full: Recipe) -> list[tuple[str, tuple[str, ...]]]:
     alone = [(name, tuple(word for other, words in off.items() if other != name for word in words)) for name in off]
     base = (BASE, tuple(word for words in off.values() for word in words))
     return [base, *alone, ("full", ())] if len(off) > 1 else [base, *alone]
+
+
+def harm_arms(full: Recipe) -> list[tuple[str, tuple[str, ...]]]:
+    """Name and overrides of the arms that look for harm, as far as the recipe's signals give any: base with other
+    sampling, hints that are another mistake's, a teacher that is no better, one that is confident and wrong, and the
+    recipe once more from the best policy."""
+    signals = dict(signal_arms(full))
+    if len(signals) == 1:
+        return []
+    found = [("placebo", signals[BASE])]
+    if full.hints is not None and not full.hints.shuffle:
+        found.append(("wrong-hint", (*signals["+hint"], "--hints.shuffle=true")))
+    if full.replay.teachers:
+        found += [(name, (*signals["+replay"], _WEAK)) for name in OWN_TEACHER]
+    return [*found, ("restart", ())]
+
+
+def left_out(arms: Sequence[Arm]) -> list[str]:
+    """A line for each reason why arms that look for harm aren't among these; none where none of them is."""
+    names = {arm.name for arm in arms}
+    if not any(arm.harm for arm in arms):
+        return []
+    reasons = {
+        ("wrong-hint",): "its hints are shuffled already" if "+hint" in names else "the recipe has no hints",
+        OWN_TEACHER: "the recipe has no replay teacher",
+    }
+    missing = [([name for name in group if name not in names], reason) for group, reason in reasons.items()]
+    return [f"left out: {', '.join(group)}: {reason}" for group, reason in missing if group]
 
 
 def _turned_off(full: Recipe) -> dict[str, tuple[str, ...]]:

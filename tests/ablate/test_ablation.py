@@ -24,7 +24,8 @@ HELD_OUT = {"base": (0.2, 0.3, 0.4), "+hint": (0.3, 0.5, 0.7), "+replay": (0.2, 
 
 def jobs_in(folder: Path, *tables: str, num_seeds: int = 3, prompts: int = 8, **overrides: object) -> Sequence[Job]:
     settings = [f"--{name.replace('__', '.')}={value}" for name, value in overrides.items()]
-    return plan_jobs(read_arms(write_recipe(folder, *(tables or (HINTS,))), settings), num_seeds, prompts)
+    arms = read_arms(write_recipe(folder, *(tables or (HINTS,))), settings, harm=False)
+    return plan_jobs(arms, num_seeds, prompts)
 
 
 def screen() -> Console:

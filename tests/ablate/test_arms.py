@@ -8,14 +8,12 @@ from composer_prime.ablate.plan import plan_jobs
 from composer_prime.ablate.runner import check_tasks, run_job
 from composer_prime.config.ablate import effective, read_arms, tasks_of
 from composer_prime.errors import BadInput, ConfigError
-from tests.ablate.arms import HINTS, TEACHERS, write_recipe
-
-PAIRS = '[replay.pairs]\nfile = "pairs.jsonl"\n'
-TRACES = '[replay.traces]\nstore = "store"\n'
+from tests.ablate.arms import HINTS, PAIRS, TEACHERS, TRACES, write_recipe
 
 
 def test_each_signal_of_a_recipe_has_an_arm_without_the_others(tmp_path):
-    arms = {arm.name: arm.recipe for arm in read_arms(write_recipe(tmp_path, HINTS, TEACHERS, PAIRS, TRACES), [])}
+    recipe = write_recipe(tmp_path, HINTS, TEACHERS, PAIRS, TRACES)
+    arms = {arm.name: arm.recipe for arm in read_arms(recipe, [], harm=False)}
     has = {
         name: [
             recipe.hints is not None,
@@ -31,19 +29,19 @@ def test_each_signal_of_a_recipe_has_an_arm_without_the_others(tmp_path):
 
 
 def test_with_both_signals_each_is_trained_alone_and_together_and_not_at_all(tmp_path: Path):
-    arms = read_arms(write_recipe(tmp_path, HINTS, TEACHERS), [])
+    arms = read_arms(write_recipe(tmp_path, HINTS, TEACHERS), [], harm=False)
     found = {arm.name: (arm.recipe.hints is not None, len(arm.recipe.replay.teachers)) for arm in arms}
     assert found == {"base": (False, 0), "+hint": (True, 0), "+replay": (False, 1), "full": (True, 1)}
 
 
 @pytest.mark.parametrize(("table", "names"), [(HINTS, ["base", "+hint"]), (TEACHERS, ["base", "+replay"])])
 def test_a_signal_that_the_recipe_lacks_gives_no_arm(tmp_path: Path, table: str, names: list[str]):
-    assert [arm.name for arm in read_arms(write_recipe(tmp_path, table), [])] == names
+    assert [arm.name for arm in read_arms(write_recipe(tmp_path, table), [], harm=False)] == names
 
 
 def test_a_further_arm_is_the_recipe_with_its_settings(tmp_path: Path):
     recipe = write_recipe(tmp_path, HINTS)
-    *_, full, hot = read_arms(recipe, ["--max_steps", "6"], ["hot trainer.optim.lr=0.5 seq_len=64"])
+    *_, full, hot = read_arms(recipe, ["--max_steps", "6"], ["hot trainer.optim.lr=0.5 seq_len=64"], harm=False)
     changed = {key for key, value in effective(hot.recipe).items() if effective(full.recipe)[key] != value}
     assert changed == {"trainer.optim.lr", "seq_len"}
     assert (hot.recipe.trainer.optim.lr, hot.recipe.seq_len, hot.recipe.max_steps) == (0.5, 64, 6)
@@ -75,7 +73,7 @@ def test_an_arm_that_changes_what_nothing_reads_is_refused(tmp_path: Path):
     recipe = write_recipe(tmp_path, HINTS)
     with pytest.raises(BadInput, match=r"arm a can't differ from \+hint"):
         read_arms(recipe, [], ["a hints.allow_live=true"])
-    assert read_arms(recipe, ["--trainer.distill.divergence=jsd"], ["a trainer.distill.jsd_alpha=0.3"])[2].name == "a"
+    assert read_arms(recipe, ["--trainer.distill.divergence=jsd"], ["a trainer.distill.jsd_alpha=0.3"])[-1].name == "a"
 
 
 def test_an_arm_whose_setting_is_wrong_is_refused_with_the_recipes_own_words(tmp_path: Path):
@@ -84,7 +82,7 @@ def test_an_arm_whose_setting_is_wrong_is_refused_with_the_recipes_own_words(tmp
 
 
 def test_each_run_has_its_seed_its_name_and_a_folder_in_the_ablations(tmp_path: Path):
-    arms = read_arms(write_recipe(tmp_path, HINTS), ["--run.seed", "5"])
+    arms = read_arms(write_recipe(tmp_path, HINTS), ["--run.seed", "5"], harm=False)
     jobs = plan_jobs(arms, 2, 8)
     assert [job.label for job in jobs] == ["base seed 5", "+hint seed 5", "base seed 6", "+hint seed 6"]
     assert [job.recipe.run.seed for job in jobs] == [5, 5, 6, 6]

@@ -57,6 +57,7 @@ def ablate(
     arm: Annotated[list[str] | None, typer.Option()] = None,
     seeds: Annotated[int, typer.Option()] = 3,
     held_out_prompts: Annotated[int, typer.Option()] = 256,
+    harm: Annotated[bool, typer.Option("--harm/--no-harm")] = True,
 ) -> None:
     with catch_interrupt() as interrupt:
 
@@ -64,7 +65,7 @@ def ablate(
             time.sleep(PIECE_S)
             return None if is_stopped() else FakeRunner()(job, is_stopped)
 
-        jobs = plan_jobs(read_arms(recipe, context.args, arm or ()), seeds, held_out_prompts)
+        jobs = plan_jobs(read_arms(recipe, context.args, arm or (), harm=harm), seeds, held_out_prompts)
         raise typer.Exit(ablation.ablate(jobs, slowly, Console(width=140), is_stopped=lambda: interrupt.is_set))
 
 

@@ -233,7 +233,7 @@ class Plan:
 
     def jobs(self) -> tuple[Job, ...]:
         """The ablation's runs. Raises BadInput where the folder holds others."""
-        arms = read_arms(str(self.measurement.recipe), self.taught_settings, self.measurement.arms)
+        arms = read_arms(str(self.measurement.recipe), self.taught_settings, self.measurement.arms, harm=False)
         return plan_jobs(arms, self.seeds, self.prompts)
 
     def is_done(self) -> bool:
@@ -260,7 +260,7 @@ class Plan:
 
     def _ablate(self, part: Part) -> None:
         arms = [word for arm in self.measurement.arms for word in ("--arm", arm)]
-        numbers = ("--seeds", str(self.seeds), "--held-out-prompts", str(self.prompts))
+        numbers = ("--no-harm", "--seeds", str(self.seeds), "--held-out-prompts", str(self.prompts))
         recipe = str(self.measurement.recipe)
         part.run(self.measurement.name, ["ablate", recipe, *arms, *numbers, *self.taught_settings])
 

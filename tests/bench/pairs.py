@@ -193,7 +193,7 @@ class Chain:
         settings += ["--replay.pairs.file", self.pairs(EVERYONE)]
         files = {way.name: self.pairs(way) for way in WAYS[1:]} | {"shuffled": self.shuffled}
         arms = [word for name, file in files.items() for word in ("--arm", f"{name} replay.pairs.file={file}")]
-        composer_prime("ablate", RECIPE, "--seeds", seeds, *arms, *settings, *further)
+        composer_prime("ablate", RECIPE, "--no-harm", "--seeds", seeds, *arms, *settings, *further)
 
     def say_cost(self) -> None:
         """A line for each way: calls and dollars, and the share of asking everyone."""

@@ -46,19 +46,27 @@ def serve(settings: SiteSettings, listener: socket.socket) -> None:
 
 
 def serve_teacher(
-    folder: Path, name: str, listener: socket.socket, *, max_model_len: int, weights: Path | None, device: str = "cpu"
+    folder: Path,
+    name: str,
+    listener: socket.socket,
+    *,
+    max_model_len: int,
+    weights: Path | None,
+    device: str = "cpu",
+    is_permuted: bool = False,
 ) -> None:
     """As `serve`, with the user's token, for a model that only scores what others sampled.
 
-    folder   the model's; `weights` is a folder of safetensors that take the place of its own.
-    name     under which it is served.
-    device   where it is, in torch's word.
+    folder       the model's; `weights` is a folder of safetensors that take the place of its own.
+    name         under which it is served.
+    device       where it is, in torch's word.
+    is_permuted  as `TransformersEngine` takes it.
 
     Raises BadInput when the weights aren't this model's.
     """
     asyncio.run(
         _serve(
-            lambda fail: _scoring_engine(folder, max_model_len, fail, device=device),
+            lambda fail: _scoring_engine(folder, max_model_len, fail, device=device, is_permuted=is_permuted),
             name,
             folder,
             listener,
@@ -68,7 +76,9 @@ def serve_teacher(
     )
 
 
-def _scoring_engine(folder: Path, max_model_len: int, fail: _Fail, num_threads: int = 1, *, device: str) -> Engine:
+def _scoring_engine(
+    folder: Path, max_model_len: int, fail: _Fail, num_threads: int = 1, *, device: str, is_permuted: bool = False
+) -> Engine:
     """For a model that scores what others sampled."""
     from composer_prime.sites.embedded.inference.transformers_engine import TransformersEngine
 
@@ -80,6 +90,7 @@ def _scoring_engine(folder: Path, max_model_len: int, fail: _Fail, num_threads: 
         on_failure=fail,
         num_threads=num_threads,
         device=device,
+        is_permuted=is_permuted,
     )
 
 

@@ -10,7 +10,9 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from composer_prime.errors import BadInput, SiteError
 from composer_prime.sites.embedded.inference.decoder import Sequence
@@ -29,6 +31,8 @@ class TransformersEngine:
     on_failure     called on the event loop when the engine can't go on; all requests fail from then on.
     num_threads    torch's, for decoding.
     device         where the model is, in torch's word.
+    is_permuted    whether one permutation of the vocabulary is put on all its logits: a control that is as sure as the
+                   model, and wrong.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class TransformersEngine:
         on_failure: Callable[[BaseException], None],
         num_threads: int = 1,
         device: str = "cpu",
+        is_permuted: bool = False,
     ) -> None:
         self.max_model_len = max_model_len
         self.policy_version = 0
@@ -50,14 +55,13 @@ class TransformersEngine:
         self._on_failure = on_failure
         self._num_threads = num_threads
         self._device = device
+        self._is_permuted = is_permuted
         self._gate = Gate()
         self._is_started = False
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._worker = Worker(
-            lambda: _load(self._folder, self._device), self._max_batch_size, loop, self._on_failure, self._num_threads
-        )
+        self._worker = Worker(self._load, self._max_batch_size, loop, self._on_failure, self._num_threads)
         self._is_started = True
         model = await self._worker.start()
         self.max_model_len = min(self.max_model_len, _num_positions(model, self.max_model_len))
@@ -102,6 +106,13 @@ class TransformersEngine:
         if self._is_started:
             await asyncio.get_running_loop().run_in_executor(None, self._worker.stop)
 
+    def _load(self) -> PreTrainedModel:
+        model = load_policy(self._folder, self._device)
+        check_attends(model, self._folder)
+        if self._is_permuted:
+            model.register_forward_hook(_permute)
+        return model
+
     def _sequence(self, request: GenerateRequest) -> Sequence:
         sampling = request.sampling
         room = self.max_model_len - len(request.token_ids)
@@ -121,10 +132,13 @@ class TransformersEngine:
         )
 
 
-def _load(folder: Path, device: str) -> PreTrainedModel:
-    model = load_policy(folder, device)
-    check_attends(model, folder)
-    return model
+def _permute(model: torch.nn.Module, arguments: object, output: CausalLMOutputWithPast) -> CausalLMOutputWithPast:
+    """A forward hook that puts the same permutation on the last dimension of every answer's logits."""
+    assert output.logits is not None
+    size = output.logits.shape[-1]
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(0))
+    output.logits = output.logits[..., order.to(output.logits.device)]
+    return output
 
 
 def _num_positions(model: PreTrainedModel, default: int) -> int:
