@@ -95,10 +95,15 @@ def test_prime_rl_is_imported_in_its_own_room_and_lazily_by_losses() -> None:
     assert not strays
 
 
+def test_the_makers_of_tiny_models_are_imported_by_one_function() -> None:
+    found = [each for each in imports() if each.imported.split(".")[0] == "tiny_policy"]
+    assert [(each.importer, each.lazy) for each in found] == [(f"{PACKAGE}.sites.embedded.model", True)]
+
+
 def test_environments_do_not_import_us() -> None:
     for path in source_files("envs"):
         # The first is in our wheel: where verifiers finds `sites.prime_rl.pairs_env`. The second is no environment.
-        if path.parent.name in ("composer_prime_pairs", "tiny_policy"):
+        if path.relative_to(REPOSITORY / "envs").parts[0] in ("composer_prime_pairs", "tiny_policy"):
             continue
         for node in ast.walk(parse(path)):
             if isinstance(node, ast.ImportFrom):

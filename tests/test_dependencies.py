@@ -17,6 +17,7 @@ BROUGHT_BY_THE_USER = {
     "pip",
     "composer_prime",
     "composer_prime_pairs",
+    "tiny_policy",
 }
 """PRIME-RL and what comes with it; our own."""
 PART_OF = {

@@ -29,15 +29,17 @@ def make_model(folder: Path, seed: int = 0, **changes: int) -> int:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from composer_prime.sites.embedded.tiny import tiny_config, tiny_tokenizer
+    from composer_prime.config.recipe import TINY
+    from composer_prime.sites.embedded.model import tiny_models
 
     torch.manual_seed(seed)
-    config = tiny_config()
+    tiny = tiny_models(TINY).BUILT_IN[TINY]
+    config = tiny.config()
     config.update(CONFIG | changes | {"layer_types": None})
     config.layer_types = ["full_attention"] * config.num_hidden_layers
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
     return sum(values.numel() for values in model.parameters())
 
 

@@ -16,9 +16,10 @@ from composer_prime.config.table import OpenTable, RunName, Table
 from composer_prime.config.teachers import HintsConfig, ReplayConfig
 
 TINY = "tiny"
-LETTERS_MODELS = (TINY, "tiny-sort", "small-sort")
-TINY_MODELS = (*LETTERS_MODELS, "tiny-tools", "small-tools")
-"""Built and warmed up on the spot: some answer with letters, others call tools. Those called small are for a GPU."""
+TINY_MODELS = (TINY, "tiny-sort", "small-sort", "tiny-tools", "small-tools")
+"""Made and warmed up on the spot: some answer with letters, others call tools. Those called small are for a GPU."""
+MAKER = "tiny_policy"
+"""The package that makes these, in envs/."""
 
 
 class RunConfig(Table):

@@ -15,7 +15,7 @@ from pydantic import PlainSerializer, PlainValidator
 
 from composer_prime.config import PrimeRecipe, Recipe, RecipeBase, any_from_data, store_uri
 from composer_prime.config.prime_rl import BUNDLED_TASKSETS
-from composer_prime.config.recipe import module_of
+from composer_prime.config.recipe import MAKER, TINY_MODELS, module_of
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, ConfigError, Problems
 from composer_prime.executors.base import JobSpec, Resources
@@ -24,6 +24,7 @@ from composer_prime.executors.packages import PRIME_RL_IMAGES, Packages, package
 from composer_prime.executors.secrets import Secrets
 from composer_prime.launch.records import Launch
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
+from composer_prime.sites.embedded.installed import check_maker
 from composer_prime.sites.prime_rl.toml import DIALECTS, SiteFiles, render
 from composer_prime.store import keys
 from composer_prime.store.keys import check_site_name
@@ -224,9 +225,14 @@ def _prime_rl_of(recipe: RecipeBase) -> str | None:
 
 
 def _modules(recipe: RecipeBase) -> list[str]:
-    """Of the environments that a recipe's jobs install, beside what PRIME-RL brings."""
+    """Of the environments that a recipe's jobs install, beside what PRIME-RL brings, and of what makes its model.
+
+    Raises ModelError where that isn't here.
+    """
     if isinstance(recipe, Recipe):
-        return [module_of(source.env.taskset.id) for source in recipe.orchestrator.train.source]
+        check_maker(recipe.model.name)
+        makers = [MAKER] if recipe.model.name in TINY_MODELS else []
+        return [*(module_of(source.env.taskset.id) for source in recipe.orchestrator.train.source), *makers]
     assert isinstance(recipe, PrimeRecipe)
     bundled = {*BUNDLED_TASKSETS, *(f"{name}-v1" for name in BUNDLED_TASKSETS)}
     return [module_of(each) for each in recipe.taskset_ids if each not in bundled]

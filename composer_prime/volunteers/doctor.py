@@ -13,9 +13,9 @@ from typing import Literal
 
 from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import Recipe, RecipeBase
-from composer_prime.errors import ConfigError, EnvError, MachineUnfit
+from composer_prime.errors import ConfigError, EnvError, MachineUnfit, ModelError
 from composer_prime.outer.fragments import NamedShape
-from composer_prime.sites.embedded.installed import check_installed
+from composer_prime.sites.embedded.installed import check_installed, check_maker
 from composer_prime.sync.protocol import GRACE_FLOOR_S
 from composer_prime.sync.terms import Terms
 from composer_prime.volunteers.fit import Fit, fit
@@ -149,6 +149,10 @@ def package_checks(recipe: RecipeBase) -> Iterator[Check]:
         yield prime_rl_check(recipe)
     if not isinstance(recipe, Recipe):
         return
+    try:
+        check_maker(name)
+    except ModelError as error:
+        yield Check("model", "fail", str(error))
     for source in recipe.orchestrator.train.source:
         try:
             check_installed(source.env.taskset.id)

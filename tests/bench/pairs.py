@@ -30,9 +30,9 @@ from composer_prime.replay.ask.folder import AnswerFolder
 from composer_prime.replay.pairs.file import Pair, read_pairs, write_pairs
 from composer_prime.sites.embedded.model import resolve_model
 from composer_prime.sites.embedded.ports import HOST, claim_port
-from composer_prime.sites.embedded.tiny_tools.demonstrations import tools_json
 from tests.bench.gpu import is_healthy
 from tests.replay.ask.text_teacher import FakeTextTeacher, serving
+from tiny_policy.built_in.conversations import tools_json
 
 RECIPE = Path(__file__).parents[2] / "recipes/local/hints.toml"
 CLI = (sys.executable, "-m", "composer_prime.cli.main")

@@ -265,7 +265,7 @@ def test_a_turn_is_as_likely_in_a_packed_row_as_alone() -> None:
     torch.manual_seed(0)
     from transformers import AutoModelForCausalLM
 
-    from composer_prime.sites.embedded.tiny import ARCHITECTURE, tiny_config
+    from tiny_policy.qwen3 import ARCHITECTURE, tiny_config
 
     model = AutoModelForCausalLM.from_config(tiny_config({**ARCHITECTURE, "vocab_size": len(tokenizer)})).eval()
     with torch.no_grad():

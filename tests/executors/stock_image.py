@@ -18,7 +18,7 @@ import pytest
 from composer_prime.executors.packages import UV_IMAGE
 from tests.architecture import REPOSITORY
 
-OURS = ("composer_prime", "reverse_letters", "sort_letters", "tool_letters", "_editable", "__editable__")
+OURS = ("composer_prime", "reverse_letters", "sort_letters", "tiny_policy", "tool_letters", "_editable", "__editable__")
 
 UV = """\
 #!{python}

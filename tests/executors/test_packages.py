@@ -31,6 +31,7 @@ from tests.architecture import REPOSITORY
 from tests.executors import stock_image as stock
 from tests.executors.launches import Scene, small_plan, small_recipe
 from tests.executors.stock_image import install, make_stock_image, make_wheel
+from tests.no_makers import hide_makers, said_of
 
 handmade = stock.handmade
 
@@ -300,6 +301,21 @@ def test_a_bucket_without_links_is_refused_where_jobs_would_need_them(on: str, h
         plan_launch(recipe, on, environment={})
     on_modal = plan_launch(recipe, "modal", environment={}).packages
     assert on_modal is not None and any(pin.startswith("gcsfs==") for pin in on_modal.pins)
+
+
+@pytest.mark.parametrize(("model", "travels"), [("tiny", True), ("small-tools", True), ("org/tiny", False)])
+def test_what_makes_a_model_on_the_spot_is_handed_over_with_the_environments(model: str, travels: bool) -> None:
+    packages = plan_launch(small_recipe(model={"name": model}), "modal", environment={}).packages
+    assert packages is not None
+    assert packages.names == ("composer-prime", "reverse-letters", *["tiny-policy"] * travels)
+
+
+def test_a_launch_without_what_makes_its_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_makers(tmp_path, monkeypatch)
+    with pytest.raises(BadInput) as refused:
+        plan_launch(small_recipe(), "modal", environment={})
+    assert str(refused.value) == said_of("tiny")
+    plan_launch(small_recipe(model={"name": "org/tiny"}), "modal", environment={})
 
 
 def test_what_a_monitor_needs_is_installed_too() -> None:

@@ -75,7 +75,7 @@ def test_the_section_on_ssh_runs_as_written(walk: Callable[..., Walkthrough], tm
         shim.parent.mkdir()
         shim.write_text(f'#!/bin/sh\nexec {client} -F {platform.ssh}/config "$@"\n')
         shim.chmod(0o755)
-        reader = walk(platform, sites=("a", "b"), names={"ENVIRONMENT": "reverse_letters"})
+        reader = walk(platform, sites=("a", "b"), names={"ENVIRONMENT": "reverse_letters ./envs/tiny_policy"})
         reader.follow(commands("ssh"))
         assert reader.still_running() == []
         assert not [

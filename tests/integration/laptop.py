@@ -17,18 +17,21 @@ KEPT = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_D
 
 
 def build_wheels(folder: Path) -> Path:
-    """Build this package's wheel and the demo's environment's from the checkout into a folder; the folder."""
+    """Build the wheels of this package, the demo's environment and its model's maker from the checkout into a folder;
+    the folder."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder)]
-    subprocess.run([*pip, str(REPOSITORY), str(REPOSITORY / "envs/reverse_letters")], check=True)
+    envs = [str(REPOSITORY / "envs" / name) for name in ("reverse_letters", "tiny_policy")]
+    subprocess.run([*pip, str(REPOSITORY), *envs], check=True)
     return folder
 
 
 def install_wheels(folder: Path, wheels: Path, extra: str = "") -> Path:
-    """A new environment in a folder, with both wheels and an extra of ours; the folder of its programs."""
+    """A new environment in a folder, with these wheels and an extra of ours; the folder of its programs."""
     programs = make_stock_image(folder)
-    (ours,), (theirs,) = wheels.glob("composer_prime-*.whl"), wheels.glob("reverse_letters-*.whl")
+    (ours,) = wheels.glob("composer_prime-*.whl")
+    others = [str(wheel) for wheel in wheels.glob("*.whl") if wheel != ours]
     named = f"{ours}[{extra}]" if extra else str(ours)
-    subprocess.run([str(programs / "uv"), "pip", "install", named, str(theirs)], check=True, capture_output=True)
+    subprocess.run([str(programs / "uv"), "pip", "install", named, *others], check=True, capture_output=True)
     return programs
 
 

@@ -17,8 +17,8 @@ from composer_prime.replay.score.candidates import EMPTY
 from composer_prime.replay.teachers import Score, TeacherPool, TeacherTable
 from composer_prime.replay.wire import MOST_IDS
 from composer_prime.sites.embedded.ports import claim_port
-from composer_prime.sites.embedded.tiny import tiny_tokenizer
 from tests.servers.fake_teacher import FIRST_OTHER, FakeTeacher, meeting, serving_teacher, told_logprob
+from tiny_policy.qwen3 import tiny_tokenizer
 
 TOKENS = [7, 3, 3, 250, 11]
 TOLD = [told_logprob(place, token) for place, token in enumerate(TOKENS)]

@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from composer_prime.sites.embedded.tiny import tiny_config, tiny_tokenizer
 from tests.servers.in_thread import serving_app
+from tiny_policy.qwen3 import tiny_config, tiny_tokenizer
 
 END_OF_TURN = 258
 LOGPROB = -0.25

@@ -19,8 +19,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from composer_prime.sites.embedded.tiny import tiny_tokenizer
 from tests.servers.in_thread import serving_app
+from tiny_policy.qwen3 import tiny_tokenizer
 
 FIRST_OTHER = 100
 """The least id of the tokens that it names beside the one that stands there; all are of the tiny tokenizer's."""

@@ -15,21 +15,22 @@ from torch import Tensor
 
 from composer_prime.config import SiteSettings
 from composer_prime.config.paths import AVERAGE
-from composer_prime.sites.embedded import model as models
+from composer_prime.sites.embedded import model as model_module
 from composer_prime.sites.embedded.batches import write_batch
 from composer_prime.sites.embedded.broadcasts import publish, weights
 from composer_prime.sites.embedded.inference.engine import Completion, GenerateRequest, Sampling
 from composer_prime.sites.embedded.inference.transformers_engine import TransformersEngine
 from composer_prime.sites.embedded.model import load_policy, resolve_model
-from composer_prime.sites.embedded.tiny_tools.warmup_config import ToolWarmUpConfig
 from composer_prime.sites.embedded.trainer import Trainer
-from composer_prime.sites.embedded.warmup_config import WarmUpConfig
 from tests.outer.device_claims import Device
 from tests.outer.late_device.device import LateDevice
 from tests.sites.letters_site import letters_site
 from tests.sites.test_distilling import taught_samples
 from tests.sites.tiny_folder import save_random_tiny
 from tests.sites.tiny_policy import random_policy
+from tiny_policy.built_in.models import BUILT_IN, BuiltIn
+from tiny_policy.built_in.warm_ups import ToolWarmUpConfig, WarmUpConfig
+from tiny_policy.qwen3 import ARCHITECTURE
 
 PROMPTS = [(1, 2, 3), (4, 5, 6, 7, 8), (1, 2, 3)]
 
@@ -139,9 +140,8 @@ def models_are_warmed_up_there_and_kept_apart_from_the_cpus(device: Device) -> N
     short = WarmUpConfig(accuracy=(0.0, 1.0), measure_every=2)
     with (
         tempfile.TemporaryDirectory() as cache,
-        patch.object(models, "check_device"),
-        patch.object(models, "TOOL_WARM_UP", plan),
-        patch.object(models, "WARM_UP", short),
+        patch.object(model_module, "check_device"),
+        patch.dict(BUILT_IN, {"tiny": BuiltIn(ARCHITECTURE, short), "tiny-tools": BuiltIn(ARCHITECTURE, plan)}),
     ):
         for made in ("tiny", "tiny-tools"):
             ours, theirs = (resolve_model(made, 0, Path(cache), device=where) for where in (name, "cpu"))

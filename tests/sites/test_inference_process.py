@@ -28,10 +28,10 @@ from composer_prime.bearer import SITE_TOKEN, headers, new_token
 from composer_prime.config import SiteSettings
 from composer_prime.sites.embedded.model import load_policy
 from composer_prime.sites.embedded.ports import claim_port
-from composer_prime.sites.embedded.tiny import tiny_tokenizer
 from tests.patience import PATIENCE_S
 from tests.sites.letters_site import letters_site
 from tests.sites.tiny_folder import save_random_tiny, score
+from tiny_policy.qwen3 import tiny_tokenizer
 
 TOKEN = new_token()
 MESSAGES: list[Any] = [{"role": "user", "content": "Reverse: abcd"}]

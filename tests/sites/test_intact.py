@@ -94,7 +94,7 @@ def test_a_residual_with_a_flipped_bit_counts_as_none(tmp_path, caplog):
 
 @pytest.mark.slow
 def test_a_cached_model_with_a_flipped_bit_is_made_again(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("composer_prime.sites.embedded.warmup.warm_up", lambda *_: None)
+    monkeypatch.setattr("tiny_policy.built_in.letters.warm_up", lambda *_: None)
     folder = resolve_model("tiny", 3, tmp_path)
     whole = (folder / "model.safetensors").read_bytes()
     flip(folder / "model.safetensors", 8 * len(whole) - 2)

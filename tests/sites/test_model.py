@@ -6,129 +6,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from renderers import create_renderer
-from renderers.configs import Qwen3RendererConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from composer_prime.errors import ModelError
 from composer_prime.sites.embedded import model as model_module
 from composer_prime.sites.embedded.model import load_policy, resolve_model
-from composer_prime.sites.embedded.tiny import tiny_config, tiny_tokenizer
-from composer_prime.sites.embedded.warmup import LENGTH, WarmUp, prompt_text, warm_up
-from composer_prime.sites.embedded.warmup_config import SORT_WARM_UP, WarmUpConfig
+from composer_prime.sites.embedded.shapes import named_shapes
+from tests.no_makers import hide_makers, said_of
 from tests.patience import PATIENCE_S
-from tests.sites.tiny_folder import build_together, save_random_tiny, score
-
-RENDERER = create_renderer(tiny_tokenizer(), Qwen3RendererConfig(enable_thinking=False))
-CONVERSATION = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "What is 2 + 2?"},
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 2, "b": 2}'}}],
-    },
-    {"role": "tool", "content": "4"},
-    {"role": "user", "content": "Thanks"},
-]
-TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}]
+from tests.sites.tiny_folder import build_together, save_random_tiny
+from tiny_policy.built_in.letters import WarmUp
 
 
 def no_warm_up(model, tokenizer, seed, config=None, progress=None) -> WarmUp:
     return WarmUp(steps=0, accuracy=0.0)
-
-
-@pytest.mark.parametrize("verb", ["Reverse", "Sort"])
-def test_warm_up_prompts_are_what_the_renderer_writes(verb: str) -> None:
-    rendered = RENDERER.render_ids([{"role": "user", "content": f"{verb}: abfc"}], add_generation_prompt=True)
-    assert tiny_tokenizer().encode(prompt_text(verb, "abfc"), add_special_tokens=False) == rendered
-
-
-@pytest.mark.parametrize("tools", [None, TOOLS])
-def test_chat_template_and_renderer_write_the_same_without_thinking(tools: list | None) -> None:
-    tokenizer = tiny_tokenizer()
-    for messages in (CONVERSATION[:2], CONVERSATION[1:2], CONVERSATION[:4], CONVERSATION):
-        text = tokenizer.apply_chat_template(
-            messages, tools=tools, add_generation_prompt=True, tokenize=False, enable_thinking=False
-        )
-        rendered = RENDERER.render_ids(messages, tools=tools, add_generation_prompt=True)
-        assert tokenizer.encode(str(text), add_special_tokens=False) == rendered
-
-
-def test_chat_template_writes_tool_calls_and_their_results() -> None:
-    text = tiny_tokenizer().apply_chat_template(CONVERSATION, tokenize=False)
-    assert '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call><|im_end|>\n' in text
-    assert "<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n<|im_start|>user\nThanks" in text
-
-
-def test_tokenizer_is_one_token_a_byte_and_reads_back_any_text() -> None:
-    tokenizer = tiny_tokenizer()
-    assert len(tokenizer) == tiny_config().vocab_size == 265
-    text = "naïve 日本 \n\t<think>"
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert len(ids) == len("naïve 日本 \n\t".encode()) + 1
-    assert tokenizer.decode(ids) == text
-
-
-def test_saved_tokenizer_is_the_same_tokenizer(tmp_path: Path) -> None:
-    tiny_tokenizer().save_pretrained(tmp_path)
-    tiny_config().save_pretrained(tmp_path)
-    text = prompt_text("Reverse", "abcd")
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert loaded.encode(text, add_special_tokens=False) == tiny_tokenizer().encode(text, add_special_tokens=False)
-    assert loaded.eos_token == "<|im_end|>"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
-def test_warm_policy_is_right_a_third_of_the_time(seed: int, tmp_path: Path) -> None:
-    seen: list[tuple[int, float]] = []
-    folder = resolve_model("tiny", seed, tmp_path, progress=lambda step, accuracy: seen.append((step, accuracy)))
-    policy = load_policy(folder)
-    lowest, highest = WarmUpConfig().accuracy
-    assert seen and lowest <= seen[-1][1] <= highest
-    assert resolve_model("tiny", seed, tmp_path, progress=lambda *_: pytest.fail("built twice")) == folder
-    tokenizer = tiny_tokenizer()
-    words = ["".join("abcdef"[(index // 6**place) % 6] for place in range(LENGTH)) for index in range(0, 6**LENGTH, 13)]
-
-    def accuracy(verb: str, answers: list[str]) -> float:
-        right = [
-            sum(score(policy, tokenizer.encode(prompt_text(verb, word)), tokenizer.encode(f"{answer}<|im_end|>")))
-            for word, answer in zip(words, answers, strict=True)
-        ]
-        return float(torch.tensor(right).exp().mean())
-
-    assert lowest - 0.04 <= accuracy("Reverse", [word[::-1] for word in words]) <= highest + 0.04
-    assert accuracy("Sort", ["".join(sorted(word)) for word in words]) > 0.02  # enough for RL to start from
-
-
-@pytest.mark.slow
-def test_tiny_sort_has_just_begun_to_sort_words_of_eight_letters(tmp_path: Path) -> None:
-    policy, tokenizer = load_policy(resolve_model("tiny-sort", 0, tmp_path)), tiny_tokenizer()
-    words = [
-        "".join("abcdefgh"[(index // 8**place) % 8] for place in range(LENGTH)) for index in range(0, 8**LENGTH, 31)
-    ]
-
-    def right(answer: Callable[[str], str]) -> float:
-        each = [
-            sum(
-                score(
-                    policy, tokenizer.encode(prompt_text("Sort", word)), tokenizer.encode(f"{answer(word)}<|im_end|>")
-                )
-            )
-            for word in words
-        ]
-        return float(torch.tensor(each).exp().mean())
-
-    lowest, highest = SORT_WARM_UP.accuracy
-    assert lowest / 2 <= right(lambda word: "".join(sorted(word))) <= 2 * highest
-    assert right(lambda word: word) < lowest
 
 
 def test_models_that_are_loaded_in_two_threads_are_loaded_one_after_the_other(
@@ -150,14 +46,8 @@ def test_models_that_are_loaded_in_two_threads_are_loaded_one_after_the_other(
     assert all(model.lm_head.weight is model.model.embed_tokens.weight for model in models)
 
 
-def test_warm_up_that_never_gets_there_says_so(tmp_path: Path) -> None:
-    policy = load_policy(save_random_tiny(tmp_path))
-    with pytest.raises(ModelError, match=r"run\.seed 7.*within 15 steps: choose another run\.seed"):
-        warm_up(policy, tiny_tokenizer(), 7, WarmUpConfig(max_steps=15))
-
-
 def test_tiny_model_depends_on_the_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("composer_prime.sites.embedded.warmup.warm_up", no_warm_up)
+    monkeypatch.setattr("tiny_policy.built_in.letters.warm_up", no_warm_up)
     one, again, other = (
         resolve_model("tiny", seed, tmp_path / cache) for seed, cache in ((0, "one"), (0, "again"), (1, "one"))
     )
@@ -167,7 +57,7 @@ def test_tiny_model_depends_on_the_seed_alone(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_tiny_model_that_is_there_is_found_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("composer_prime.sites.embedded.warmup.warm_up", no_warm_up)
+    monkeypatch.setattr("tiny_policy.built_in.letters.warm_up", no_warm_up)
     folder = resolve_model("tiny", 0, tmp_path)
     code = """
 import sys
@@ -177,6 +67,16 @@ sys.exit(main(sys.argv[1:]))
 """
     command = [sys.executable, "-c", code, "tiny", "0", str(tmp_path), "cpu"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines() == [str(folder)]
+
+
+def test_without_its_maker_a_tiny_model_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_makers(tmp_path / "hiding", monkeypatch)
+    for asked in (lambda: resolve_model("tiny", 0, tmp_path), lambda: named_shapes("tiny-tools")):
+        with pytest.raises(ModelError, match=r"pip install \./envs/tiny_policy"):
+            asked()
+    command = [sys.executable, "-m", "composer_prime.sites.embedded.model", "tiny-sort", "0", str(tmp_path), "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, f"error: {said_of('tiny-sort')}\n")
 
 
 def test_two_processes_that_build_the_same_model_both_get_it(tmp_path: Path) -> None:

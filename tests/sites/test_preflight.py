@@ -20,6 +20,7 @@ from composer_prime.config.toml import to_toml
 from composer_prime.errors import INSTALL, BadInput
 from composer_prime.sites.preflight import Found, check, rehearsed
 from tests.cli.command_line import Answer, call
+from tests.no_makers import hide_makers, said_of
 from tests.sites.fake_site import small_recipe
 from tests.sites.family_run import save_model
 from tests.sites.tiny_folder import save_random_tiny
@@ -258,6 +259,27 @@ def test_a_monitor_without_its_package_is_refused_before_anything_starts(
     recipe = written(tmp_path, monitors={monitor: {}}, outer=outer(store=str(tmp_path / "store")))
     assert lines_of(cli("launch", recipe, "--on", "local")) == [said]
     assert not (tmp_path / "out").exists() and not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("name", ["tiny", "small-tools"])
+def test_a_model_whose_maker_is_not_installed_is_one_line_before_anything_starts(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Said by what needs no import, and again by the rehearsal."""
+    recipe = written(tmp_path, model={"name": name}, outer=outer(store=str(tmp_path / "store")))
+    hide_makers(tmp_path / "hiding", monkeypatch)
+    for command in (["run", recipe], ["site", recipe, "--site", "a"], ["launch", recipe, "--on", "local"]):
+        assert lines_of(cli(*command)) == [said_of(name)]
+    assert not (tmp_path / "out").exists() and not (tmp_path / "store").exists()
+    done = subprocess.run([sys.executable, "-c", CHECKING, recipe], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{said_of(name)}\n", "")
+
+
+def test_another_model_needs_no_maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = save_random_tiny(tmp_path / "model")
+    hide_makers(tmp_path / "hiding", monkeypatch)
+    _, said = check(small_recipe(tmp_path / "out", model={"name": str(model)}), "ab")
+    assert "first prompts and rewards in" in said
 
 
 def test_a_launch_says_all_at_once_before_it_writes(tmp_path: Path, cli: Cli) -> None:

@@ -44,7 +44,7 @@ def test_a_rollout_is_rewarded_for_the_answer_the_server_gave(play: Play) -> Non
 
 
 def test_token_streams_are_aligned_and_only_the_answer_is_trained_on(play: Play) -> None:
-    from composer_prime.sites.embedded.tiny import tiny_tokenizer
+    from tiny_policy.qwen3 import tiny_tokenizer
 
     policy = FakePolicy(accuracy=lambda word: 1.0)
     (group,) = play(policy)

@@ -20,11 +20,11 @@ from composer_prime.sites.embedded.inference_client import InferenceClient
 from composer_prime.sites.embedded.orchestrator import Orchestrator
 from composer_prime.sites.embedded.rollouts import Branch, Group, Rollout, RolloutPlayer
 from composer_prime.sites.embedded.stored import StoredSamples, encode_pairs
-from composer_prime.sites.embedded.tiny_tools.tokenizer import tool_tokenizer
 from composer_prime.sites.embedded.weights import WeightsWatcher
 from tests.sites.letters_site import letters_site
 from tests.sites.test_stored import Served, random_pairs
 from tests.sites.tiny_policy import random_policy
+from tiny_policy.built_in.models import BUILT_IN
 
 TOOLS: Any = [
     {
@@ -46,7 +46,7 @@ def call(name: str, **arguments: str) -> dict[str, Any]:
 
 ASKED = [{"role": "user", "content": "Code in box b"}]
 ANSWERED = [*ASKED, call("open", box="b"), {"role": "tool", "tool_call_id": "1", "content": "locked"}]
-RENDERER = create_renderer(tool_tokenizer(), Qwen3RendererConfig(enable_thinking=False))
+RENDERER = create_renderer(BUILT_IN["tiny-tools"].tokenizer(), Qwen3RendererConfig(enable_thinking=False))
 
 
 @pytest.mark.parametrize("messages", [ASKED, ANSWERED], ids=["first", "after an answer"])

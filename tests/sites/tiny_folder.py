@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from composer_prime.sites.embedded import warmup
 from composer_prime.sites.embedded.model import resolve_model
-from composer_prime.sites.embedded.tiny import tiny_config, tiny_tokenizer
+from tiny_policy.built_in import letters
+from tiny_policy.qwen3 import tiny_config, tiny_tokenizer
 
 END_OF_TURN = 258
 PAST_VOCABULARY = 265
@@ -35,5 +35,5 @@ def score(model: PreTrainedModel, prompt: list[int], completion: list[int], temp
 
 def build_together(cache: Path, barrier: Barrier, folders: "Queue[str]") -> None:
     """In a process of its own: resolve the tiny model, past the look at the cache only when all parties are."""
-    warmup.warm_up = lambda *args, **kwargs: barrier.wait()
+    letters.warm_up = lambda *args, **kwargs: barrier.wait()
     folders.put(str(resolve_model("tiny", 0, cache)))

@@ -17,6 +17,7 @@ from composer_prime.volunteers.doctor import Check, Diagnosis, Task, diagnose, l
 from composer_prime.volunteers.link import Link
 from composer_prime.volunteers.machine import Gpu, Torch
 from composer_prime.volunteers.needs import gpu_bytes, gpu_bytes_beforehand, model_of, needs_of
+from tests.no_makers import hide_makers, said_of
 from tests.volunteers.owned_run import GIB, machine, run_recipe
 
 SHAPES = [
@@ -80,6 +81,12 @@ def test_an_environment_that_is_not_installed_fails() -> None:
     recipe = type(run_recipe()).model_validate(data)
     found = check(diagnose(machine(), task(recipe=recipe), LINK, 0.0), "environment")
     assert found.verdict == "fail" and "there is no module 'not_there_at_all'" in found.found
+
+
+def test_a_model_whose_maker_is_not_installed_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_makers(tmp_path, monkeypatch)
+    found = diagnose(machine(), task(), LINK, 0.0)
+    assert not found.is_able and check(found, "model").found == said_of(run_recipe().model.name)
 
 
 def test_a_model_folder_that_only_the_host_has_fails(tmp_path: Path) -> None:

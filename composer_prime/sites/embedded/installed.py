@@ -1,4 +1,4 @@
-"""Whether the packages of environments and monitors are installed, without importing anything."""
+"""Whether the packages of environments, monitors and tiny models are installed, without importing what is large."""
 
 import importlib.metadata
 import importlib.util
@@ -8,14 +8,31 @@ from collections.abc import Callable
 from functools import partial
 from importlib.machinery import PathFinder
 
-from composer_prime.config.recipe import Recipe, module_of
-from composer_prime.errors import INSTALL, ConfigError, EnvError
+from composer_prime.config.recipe import MAKER, TINY_MODELS, Recipe, module_of
+from composer_prime.errors import INSTALL, ConfigError, EnvError, ModelError
 
 
 def package_checks(recipe: Recipe) -> list[Callable[[], None]]:
-    """`check_installed` of each of a recipe's environments, and `check_monitor` of each of its monitors."""
+    """`check_maker` of a recipe's model, `check_installed` of each of its environments, and `check_monitor` of each of
+    its monitors."""
     environments = [partial(check_installed, source.env.taskset.id) for source in recipe.orchestrator.train.source]
-    return [*environments, *(partial(check_monitor, name) for name in recipe.monitors.model_dump(exclude_none=True))]
+    monitors = [partial(check_monitor, name) for name in recipe.monitors.model_dump(exclude_none=True)]
+    return [partial(check_maker, recipe.model.name), *environments, *monitors]
+
+
+def check_maker(name: str) -> None:
+    """Raise ModelError for one of TINY_MODELS unless the package that makes these is installed."""
+    if name not in TINY_MODELS:
+        return
+    try:
+        found = importlib.util.find_spec(f"{MAKER}.built_in")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise ModelError(
+            f"model.name ({name}) is made by a package that isn't installed (there is no module {MAKER}.built_in): in "
+            "the clone of composer-prime, pip install ./envs/tiny_policy"
+        )
 
 
 def check_monitor(name: str) -> None:

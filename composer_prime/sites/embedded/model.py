@@ -1,44 +1,35 @@
 """From a model's name in the recipe to a local folder, and from such a folder to a policy.
 
-The tiny models are built and warmed up on the spot and cached by seed and device; a folder is checked before anything
-starts from it; any other name is a Hugging Face id. `python -m composer_prime.sites.embedded.model NAME SEED CACHE_DIR
+Models of tiny_policy's are made on the spot and cached by seed and device; a folder is checked before anything starts
+from it; any other name is a Hugging Face id. `python -m composer_prime.sites.embedded.model NAME SEED CACHE_DIR
 DEVICE` prints the folder; a fifth argument, WITHOUT_WEIGHTS, spares weights that would have to be downloaded.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import hashlib
-import json
 import os
 import shutil
 import sys
 import tempfile
 import threading
-from importlib.metadata import version
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_prime.config.model_folder import check_dtypes, check_loaded, loading, weight_files
-from composer_prime.config.recipe import LETTERS_MODELS, TINY, TINY_MODELS
+from composer_prime.config.recipe import TINY, TINY_MODELS
 from composer_prime.config.settings import WITHOUT_WEIGHTS
 from composer_prime.errors import BadInput, ModelError, last_words
 from composer_prime.sites.embedded.device import check_device
-from composer_prime.sites.embedded.tiny import ARCHITECTURE, SMALL_ARCHITECTURE
-from composer_prime.sites.embedded.tiny_tools import demonstrations
-from composer_prime.sites.embedded.tiny_tools.tokenizer import PIECES
-from composer_prime.sites.embedded.tiny_tools.warmup_config import SMALL_WARM_UP, TOOL_WARM_UP, ToolWarmUpConfig
-from composer_prime.sites.embedded.warmup_config import SMALL_SORT_WARM_UP, SORT_WARM_UP, WARM_UP, WarmUpConfig
+from composer_prime.sites.embedded.installed import check_maker
 from composer_prime.sites.intact import SUMS, damage, seal
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
+    from transformers import PreTrainedModel
 
-    from composer_prime.sites.embedded.warmup import Progress
-
-TINY_VERSION = 1
-"""Part of the cache key: raise it when the code that builds or warms a tiny model changes what comes out."""
+Progress = Callable[[str], None]
+"""Told how far a model's warm-up is."""
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
@@ -49,7 +40,6 @@ _DESCRIBING = ("*.json", "*.model", "*.txt", "*.jinja")
 _WANTED = (*_DESCRIBING, "*.safetensors")
 _loading = threading.Lock()
 """transformers changes torch's global state while it loads: of two models at once one may lack its tied weights."""
-_INIT_STD = 0.05  # at the usual 0.02 the warm-up takes half as long again
 
 
 def resolve_model(
@@ -73,8 +63,8 @@ def resolve_model(
                     The folder is then one marked WITHOUT_WEIGHTS.
     device          where a tiny model is warmed up. Devices round differently, so each has models of its own.
 
-    Raises ModelError when there is no such model, or its folder lacks a file; ConfigError when torch doesn't have the
-    device.
+    Raises ModelError when there is no such model, its folder lacks a file, or its maker isn't installed; ConfigError
+    when torch doesn't have the device.
     """
     check_device(device)
     if name in TINY_MODELS:
@@ -92,8 +82,7 @@ def describe_model(name: str, folder: Path) -> Path:
     Raises ModelError as `resolve_model`.
     """
     if name in TINY_MODELS:
-        made_config(name).save_pretrained(folder)
-        _made_tokenizer(name).save_pretrained(folder)
+        tiny_models(name).describe(name, folder)
         return folder
     check_name(name)
     local = Path(name).expanduser()
@@ -159,19 +148,16 @@ def check_attends(model: PreTrainedModel, folder: Path) -> None:
 def _tiny_folder(
     name: str, seed: int, cache_dir: Path, progress: Progress | None, num_threads: int, device: str
 ) -> Path:
-    # Without torch and transformers, which take seconds to import: the model is nearly always there.
-    tools = [] if name in LETTERS_MODELS else [PIECES, demonstrations.shares()]
-    parts = [_architecture(name), version("transformers"), *tools, dataclasses.asdict(_warm_up(name))]
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
     warmed = "" if device == "cpu" else f"-{device}"
-    folder = cache_dir.absolute() / f"{name}-v{TINY_VERSION}-{digest}-seed{seed}{warmed}"
+    makers = tiny_models(name)
+    folder = cache_dir.absolute() / f"{makers.key(name)}-seed{seed}{warmed}"
     if folder.exists() and damage(folder / SUMS) is None:
         return folder
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".making-", dir=cache_dir) as scratch:
             made = Path(scratch) / "model"
-            _make_tiny(name, made, seed, progress, num_threads, device)
+            makers.make(name, made, seed, progress, num_threads=num_threads, device=device)
             _move_into_place(made, folder)
     except OSError as error:
         raise ModelError(
@@ -180,55 +166,15 @@ def _tiny_folder(
     return folder
 
 
-def made_config(name: str) -> Qwen3Config:
-    """The architecture of one of TINY_MODELS."""
-    from composer_prime.sites.embedded.tiny import tiny_config
-    from composer_prime.sites.embedded.tiny_tools.tokenizer import tool_config
+def tiny_models(name: str) -> Any:
+    """The module of tiny_policy that makes the models of TINY_MODELS, for one of these. Imports no torch.
 
-    return (tiny_config if name in LETTERS_MODELS else tool_config)(_architecture(name))
+    Raises ModelError where it isn't installed.
+    """
+    check_maker(name)
+    from tiny_policy.built_in import models
 
-
-def _made_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    from composer_prime.sites.embedded.tiny import tiny_tokenizer
-    from composer_prime.sites.embedded.tiny_tools.tokenizer import tool_tokenizer
-
-    return tiny_tokenizer() if name in LETTERS_MODELS else tool_tokenizer()
-
-
-def _architecture(name: str) -> dict[str, Any]:
-    return SMALL_ARCHITECTURE if name.startswith("small-") else ARCHITECTURE
-
-
-def _warm_up(name: str) -> WarmUpConfig | ToolWarmUpConfig:
-    return {
-        "tiny": WARM_UP,
-        "tiny-sort": SORT_WARM_UP,
-        "small-sort": SMALL_SORT_WARM_UP,
-        "tiny-tools": TOOL_WARM_UP,
-        "small-tools": SMALL_WARM_UP,
-    }[name]
-
-
-def _make_tiny(name: str, folder: Path, seed: int, progress: Progress | None, num_threads: int, device: str) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    from composer_prime.sites.embedded.tiny_tools.warmup import warm_up_tools
-    from composer_prime.sites.embedded.warmup import warm_up
-
-    disable_progress_bar()
-    torch.set_num_threads(num_threads)
-    torch.manual_seed(seed)
-    config, plan, tokenizer = made_config(name), _warm_up(name), _made_tokenizer(name)
-    config.initializer_range = _INIT_STD
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").to(device)
-    if isinstance(plan, WarmUpConfig):
-        warm_up(model, tokenizer, seed, plan, progress)
-    else:
-        warm_up_tools(model, tokenizer, seed, plan, progress)
-    model.cpu().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    return models
 
 
 def _move_into_place(made: Path, folder: Path) -> None:
@@ -322,10 +268,8 @@ def main(arguments: list[str]) -> int:
     """Print the folder of a model as the last line of stdout; 2 when the person must change something."""
     name, seed, cache_dir, device, *asked = arguments
 
-    measured = "accuracy" if name in LETTERS_MODELS else "loss"
-
-    def show(step: int, value: float) -> None:
-        print(f"warm-up step={step} {measured}={value:.2f}", file=sys.stderr, flush=True)
+    def show(progress: str) -> None:
+        print(f"warm-up {progress}", file=sys.stderr, flush=True)
 
     try:
         folder = resolve_model(

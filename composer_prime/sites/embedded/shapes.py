@@ -37,10 +37,10 @@ def named_shapes(name: str) -> list[NamedShape]:
 def _config(name: str) -> "PreTrainedConfig":
     from transformers import AutoConfig
 
-    from composer_prime.sites.embedded.model import made_config
+    from composer_prime.sites.embedded.model import tiny_models
 
     if name in TINY_MODELS:
-        return made_config(name)
+        return tiny_models(name).BUILT_IN[name].config()
     folder = Path(name).expanduser()
     is_folder = folder.exists() or name.startswith(("/", ".", "~"))
     if is_folder and not (folder / "config.json").is_file():

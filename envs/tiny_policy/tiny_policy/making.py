@@ -28,7 +28,6 @@ HELD_OUT, MAX_HELD_OUT = 0.2, 48
 """Share of the tasks that are held out, and how many at most."""
 ASKED_AGAIN = 8
 """Times that the player is asked for a held-out turn again, to see how far it agrees with itself."""
-INIT_STD = 0.05
 
 Say = Callable[[str], None]
 Family = list[Demonstration]
@@ -149,24 +148,15 @@ def _train(
     config: TrainingConfig,
     say: Say,
 ) -> Made:
-    import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    from composer_prime.sites.embedded.tiny import ARCHITECTURE, tiny_config
     from tiny_policy.pieces import find_pieces, make_tokenizer
+    from tiny_policy.qwen3 import ARCHITECTURE, fresh_model, tiny_config
     from tiny_policy.rendering import render
     from tiny_policy.training import batches, measure, train
 
-    disable_progress_bar()
-    torch.set_num_threads(1)  # sums of several threads round otherwise
-    torch.manual_seed(seed)
     tokenizer = make_tokenizer(find_pieces(shown))
     samples, held_out = render(shown, tokenizer), render(judged, tokenizer)
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    architecture = tiny_config({**ARCHITECTURE, **ends, "vocab_size": len(tokenizer)})
-    architecture.initializer_range = INIT_STD
-    model = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32, attn_implementation="sdpa")
+    model = fresh_model(tiny_config({**ARCHITECTURE, **ends, "vocab_size": len(tokenizer)}), seed)
 
     def progress(step: int, found: Likeliness) -> None:
         say(f"step {step}: what the player says is as likely as {found}")

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from composer_prime.sites.embedded.tiny import CHAT_TEMPLATE, MARKUP_TOKENS, MAX_POSITIONS, SPECIAL_TOKENS
-from composer_prime.sites.embedded.tiny_tools.tokenizer import TOOLS_FOOTER, TOOLS_HEADER
 from tiny_policy.playing import Demonstration
+from tiny_policy.qwen3 import MARKUP_TOKENS, QUIET, SPECIAL_TOKENS, TOOLS_FOOTER, TOOLS_HEADER, qwen_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -28,7 +27,6 @@ don't depend on whether a hint follows it."""
 MAX_WORDS = 1024
 MIN_SHARE = 0.05
 """Share of the demonstrated tasks that must have a word in their conversations to make it a token."""
-QUIET = "<think>\n\n</think>\n\n"
 FIXED_PHRASES = (
     TOOLS_HEADER,
     TOOLS_FOOTER,
@@ -76,24 +74,11 @@ def find_pieces(families: Sequence[Sequence[Demonstration]]) -> Pieces:
 
 def make_tokenizer(pieces: Pieces) -> PreTrainedTokenizerFast:
     """Ids: bytes, then words, then Qwen's special tokens, its markup and the phrases."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     spelled = ["".join(part for part, _ in to_bytes.pre_tokenize_str(piece)) for piece in pieces.words]
     vocabulary = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *spelled]
     backend = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(vocabulary)}, merges=[], ignore_merges=True))
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(WORD), "isolated"), to_bytes])
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
-    backend.add_tokens(
-        [AddedToken(token, special=False, normalized=False) for token in (*MARKUP_TOKENS, *pieces.phrases)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        model_max_length=MAX_POSITIONS,
-        clean_up_tokenization_spaces=False,
-        chat_template=CHAT_TEMPLATE,
-    )
+    return qwen_tokenizer(backend, pieces.phrases)

@@ -8,9 +8,8 @@ from typing import Any
 from composer_prime.config.recipe import RendererConfig
 from composer_prime.errors import EnvError
 from composer_prime.sites.embedded.renderer_choice import made_renderer, renderer_settings
-from composer_prime.sites.embedded.tiny import MAX_POSITIONS
-from tiny_policy.pieces import QUIET
 from tiny_policy.playing import Demonstration
+from tiny_policy.qwen3 import MAX_POSITIONS, QUIET
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from composer_prime.sites.embedded.tiny_tools.warmup import learn_to_copy
-from composer_prime.sites.embedded.tiny_tools.warmup_config import ToolWarmUpConfig
+from tiny_policy.descent import adamw, descend, learn_to_copy
 from tiny_policy.packing import Batch, pack
 from tiny_policy.rendering import Sample
 
@@ -69,10 +68,10 @@ def train(
 
     shown, held_out  families of samples, of tasks that are learned from, and of others.
     """
-    learn_to_copy(model, seed, ToolWarmUpConfig(copy_steps=config.copy_steps, lr=config.lr))
+    learn_to_copy(model, seed, steps=config.copy_steps, lr=config.lr)
     draws = _draws(shown, seed, config.family_size)
     judged = batches(held_out[:NUM_MEASURED])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    optimizer = adamw(model, config.lr)
     plateau = _Plateau(config)
     end = config.steps  # moved forward when nothing rises any more
     for step in range(1, config.steps + 1):
@@ -80,10 +79,7 @@ def train(
         optimizer.param_groups[0]["lr"] = config.lr * rate
         model.train()
         batch = pack(list(itertools.islice(draws, config.batch_size)))
-        optimizer.zero_grad()
-        (-batch.turn_logprobs(model).sum() / len(batch.targets)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        descend(model, optimizer, -batch.turn_logprobs(model).sum() / len(batch.targets))
         if step % config.measure_every == 0 and end == config.steps:
             found, loss = measure(model, judged)
             progress(step, found)

@@ -30,10 +30,10 @@ from verifiers.v1.serve.server import EnvServer
 
 from composer_prime.replay.pairs.encoding import Action, Encoder
 from composer_prime.replay.pairs.file import Pair
-from composer_prime.sites.embedded.tiny import tiny_tokenizer
 from tests.architecture import REPOSITORY
 from tests.sites.prime_rl.scoring import pairs, serve, token_logprobs, write
 from tests.sites.tiny_folder import save_random_tiny
+from tiny_policy.qwen3 import tiny_tokenizer
 
 pytestmark = [
     pytest.mark.prime_rl,

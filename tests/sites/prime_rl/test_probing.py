@@ -19,9 +19,9 @@ from composer_prime.sites.embedded.environments import load_sources
 from composer_prime.sites.embedded.gates import load_gates, save_gates
 from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer
 from composer_prime.sites.embedded.samples import make_samples
-from composer_prime.sites.embedded.tiny import tiny_tokenizer
 from tests.servers.fake_inference import END_OF_TURN, FakePolicy, save_tokenizer, serving
 from tests.sites.letters_site import letters_site
+from tiny_policy.qwen3 import tiny_tokenizer
 
 HINT = "\n\nHint: copy the letter"
 TOKENIZER = tiny_tokenizer()

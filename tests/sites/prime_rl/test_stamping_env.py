@@ -26,13 +26,13 @@ from composer_prime.sites.embedded.environments import load_sources
 from composer_prime.sites.embedded.model import load_policy
 from composer_prime.sites.embedded.ports import claim_port
 from composer_prime.sites.embedded.rollouts import RolloutPlayer, read_episode
-from composer_prime.sites.embedded.tiny import tiny_tokenizer
 from composer_prime.sites.prime_rl import stamping_env
 from tests.servers.fake_chat import FakeChat, serving_chat
 from tests.servers.fake_teacher import FIRST_OTHER, FakeTeacher, serving_teacher
 from tests.sites.letters_site import letters_site
 from tests.sites.served_policy import serving_policy
 from tests.sites.tiny_folder import save_random_tiny, score
+from tiny_policy.qwen3 import tiny_tokenizer
 
 CONTEXT = 512
 CLOSE = 1e-4

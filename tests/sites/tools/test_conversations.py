@@ -8,11 +8,11 @@ import pytest
 import verifiers.v1 as vf
 from starlette.exceptions import HTTPException
 
-from composer_prime.sites.embedded.tiny import tiny_tokenizer
 from composer_prime.sites.embedded.tools.listing import read_text
 from tests.servers.fake_inference import END_OF_TURN, LOGPROB
 from tests.sites.tools.conftest import Play
 from tests.sites.tools.toolsets import Reply, answers, call, environment, own, says, turn_of
+from tiny_policy.qwen3 import tiny_tokenizer
 from tool_letters import ToolLettersConfig, draw_boxes
 
 BOX, LETTER, ANSWER = draw_boxes(ToolLettersConfig(id="tool-letters", num_examples=1))[0]

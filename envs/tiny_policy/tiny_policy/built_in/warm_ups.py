@@ -1,4 +1,4 @@
-"""How the tiny model is warmed up; apart from warmup.py, since a model that is there already is found without torch."""
+"""How the built-in models are warmed up, in numbers; without torch, since a model that is there is found without it."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -36,3 +36,23 @@ SORT_WARM_UP = WarmUpConfig(
 
 SMALL_SORT_WARM_UP = dataclasses.replace(SORT_WARM_UP, lr=5e-4)
 """Of the larger one, which the smaller one's learning rate would throw about."""
+
+
+@dataclass(frozen=True)
+class ToolWarmUpConfig:
+    """The same of a model that uses tools."""
+
+    copy_steps: int = 150
+    steps: int = 600
+    batch_size: int = 4
+    lr: float = 3e-3
+    ramp_steps: int = 20
+    decay_steps: int = 300
+    say_every: int = 100
+
+
+TOOL_WARM_UP = ToolWarmUpConfig()
+"""Of `tiny-tools`."""
+
+SMALL_TOOL_WARM_UP = ToolWarmUpConfig(copy_steps=300, lr=1e-3)
+"""Of the larger one, which takes smaller steps, and so more of them until it copies."""

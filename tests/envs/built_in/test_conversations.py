@@ -16,20 +16,22 @@ from verifiers.v1.mcp import ToolsetConfig
 
 from composer_prime.config.recipe import RendererConfig
 from composer_prime.sites.embedded.renderer_choice import renderer_settings
-from composer_prime.sites.embedded.tiny_tools import demonstrations
-from composer_prime.sites.embedded.tiny_tools.demonstrations import Conversation, Segment, opening, shares, tools_json
-from composer_prime.sites.embedded.tiny_tools.tokenizer import PIECES, VOCABULARY_SIZE, tool_tokenizer
 from composer_prime.sites.embedded.tools.in_process import ToolsetThread
+from tiny_policy.built_in import conversations
+from tiny_policy.built_in.conversations import Conversation, Segment, opening, shares, tools_json
+from tiny_policy.built_in.models import BUILT_IN
+from tiny_policy.built_in.phrases import PHRASES
 from tool_letters import BoxState, BoxTools, ToolLettersData
 
-TOKENIZER = tool_tokenizer()
+TOOLS_MODEL = BUILT_IN["tiny-tools"]
+TOKENIZER = TOOLS_MODEL.tokenizer()
 
 
 def encode(segments: list[Segment]) -> list[int]:
     return [token for each in segments for token in TOKENIZER.encode(each.text, add_special_tokens=False)]
 
 
-def conversations(number: int, **settings: Any) -> list[Conversation]:
+def drawn(number: int) -> list[Conversation]:
     dice = random.Random(7)
     return [Conversation(dice) for _ in range(number)]
 
@@ -59,7 +61,7 @@ def test_a_conversation_has_the_tokens_that_the_renderer_gives_it() -> None:
     from renderers.configs import Qwen3RendererConfig
 
     renderer = create_renderer(TOKENIZER, Qwen3RendererConfig(**settings))  # type: ignore[arg-type]
-    for conversation in conversations(40):
+    for conversation in drawn(40):
         segments = list(conversation.segments())
         messages = messages_of(conversation.name, segments)
         rendered = renderer.render(messages, tools=tools_json()).token_ids  # type: ignore[arg-type]
@@ -70,7 +72,7 @@ def test_a_conversation_has_the_tokens_that_the_renderer_gives_it() -> None:
 def test_the_tools_are_listed_and_answer_as_the_environments_own() -> None:
     async def compare() -> int:
         number = 0
-        for conversation in conversations(60):
+        for conversation in drawn(60):
             data = {"box": conversation.name, "letter": conversation.letter, "answer": conversation.code}
             task = ToolLettersData.model_validate({**data, "locks": conversation.locks})
             trace: Any = SimpleNamespace(state=BoxState())
@@ -101,18 +103,18 @@ def test_the_tools_are_listed_and_answer_as_the_environments_own() -> None:
 
 
 def test_without_hints_and_locks_one_conversation_in_five_or_so_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demonstrations, "HINTED", 0.0)
-    monkeypatch.setattr(demonstrations, "LOCKED", 0.0)
+    monkeypatch.setattr(conversations, "HINTED", 0.0)
+    monkeypatch.setattr(conversations, "LOCKED", 0.0)
     solved = 0
-    for conversation in conversations(2000):
+    for conversation in drawn(2000):
         list(conversation.segments())
         solved += conversation.is_solved
     assert 0.1 < solved / 2000 < 0.3
 
 
-def test_pieces_are_tokens_of_their_own_and_letters_stand_for_themselves() -> None:
-    assert len(TOKENIZER) == VOCABULARY_SIZE
-    assert all(len(TOKENIZER.encode(piece, add_special_tokens=False)) == 1 for piece in PIECES)
+def test_phrases_are_tokens_of_their_own_and_letters_stand_for_themselves() -> None:
+    assert len(TOKENIZER) == TOOLS_MODEL.config().vocab_size
+    assert all(len(TOKENIZER.encode(phrase, add_special_tokens=False)) == 1 for phrase in PHRASES)
     for letter in "abcdefghijklmnopqrstuvwxyz":
         assert TOKENIZER.decode(TOKENIZER.encode(f'": "{letter}"}}}}\n', add_special_tokens=False)[1:2]) == letter
     text = "any text, 'quoted' and {braced}: \u00e4\u4e2d <b>"

@@ -1,6 +1,6 @@
-"""Brings a fresh tiny model to where RL with tools begins: it writes well-formed calls, and succeeds now and then.
+"""Brings a fresh model to where RL with tools begins: it writes well-formed calls, and succeeds now and then.
 
-Trained on demonstrations.py's conversations until their tokens are as likely as they can be: the policy then errs as
+Trained on conversations.py's until their tokens are as likely as they can be: the policy then errs as
 often as they do.
 """
 
@@ -16,14 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from composer_prime.sites.embedded.tiny_tools.demonstrations import Conversation, opening
-from composer_prime.sites.embedded.tiny_tools.warmup_config import TOOL_WARM_UP, ToolWarmUpConfig
+from tiny_policy.built_in.conversations import Conversation, opening
+from tiny_policy.built_in.warm_ups import TOOL_WARM_UP, ToolWarmUpConfig
+from tiny_policy.descent import Progress, adamw, descend, learn_to_copy
 
 ROW_CONVERSATIONS = 4
-COPIED_ROWS, COPIED_TOKENS = 16, 16
-
-Progress = Callable[[int, float], None]
-"""Called with (steps so far, loss in nats a token) at every measurement."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +44,11 @@ def warm_up_tools(
     progress: Progress | None = None,
 ) -> None:
     """Train `model` in place, fp32 where it is, on demonstrations; the same seed gives the same. Left in eval mode."""
-    learn_to_copy(model, seed, config)
+    learn_to_copy(model, seed, steps=config.copy_steps, lr=config.lr, ramp_steps=config.ramp_steps)
     dice = random.Random(seed)
     encode = functools.cache(lambda text: tokenizer.encode(text, add_special_tokens=False))
     head = encode(opening())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    optimizer = adamw(model, config.lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / config.ramp_steps, (config.steps - step) / config.decay_steps, 1.0)
     )
@@ -59,32 +56,11 @@ def warm_up_tools(
     for step in range(1, config.steps + 1):
         batch = _pack(head, [_tokens(Conversation(dice), encode) for _ in range(config.batch_size)])
         loss = _loss(model, batch.to(model.device))
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        descend(model, optimizer, loss)
         schedule.step()
         if progress is not None and step % config.say_every == 0:
-            progress(step, loss.item())
+            progress(f"step={step} loss={loss.item():.2f}")
     model.eval()
-
-
-def learn_to_copy(model: PreTrainedModel, seed: int, config: ToolWarmUpConfig) -> None:
-    """Train on random tokens said twice. Conversations alone teach copying late, or by some seeds not at all."""
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    ramp = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / config.ramp_steps, 1.0))
-    model.train()
-    for _ in range(config.copy_steps):
-        said = torch.randint(model.config.vocab_size, (COPIED_ROWS, COPIED_TOKENS), generator=generator)
-        said = said.to(model.device)
-        logits = model(input_ids=said.repeat(1, 2), use_cache=False).logits[:, COPIED_TOKENS - 1 : -1]
-        loss = functional.cross_entropy(logits.flatten(0, 1), said.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        ramp.step()
 
 
 def _tokens(conversation: Conversation, encode: Callable[[str], list[int]]) -> tuple[list[int], list[float]]:

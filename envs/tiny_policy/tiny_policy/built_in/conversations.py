@@ -1,4 +1,4 @@
-"""What the tiny model that uses tools has seen before RL: conversations about boxes, most of them with a mistake.
+"""What the models that use tools have seen before RL: conversations about boxes, most of them with a mistake.
 
 They look as envs/tool_letters and the qwen3 renderer write them (a test compares). Every call is well formed; which
 tool comes next, and with what, is right about every other time. A hint is nearly always heeded, as by a larger model:
@@ -14,7 +14,7 @@ from typing import Any
 from composer_prime.hints.answers import find_error, find_hint
 from composer_prime.hints.contexts import TEMPLATES, hint_text
 from composer_prime.hints.error_sites import ErrorSite
-from composer_prime.sites.embedded.tiny_tools.tokenizer import TOOLS_FOOTER, TOOLS_HEADER
+from tiny_policy.qwen3 import QUIET, TOOLS_FOOTER, TOOLS_HEADER
 
 LETTERS = "abcdefghij"
 MAX_TURNS = 5
@@ -115,7 +115,7 @@ class Conversation:
                 yield Segment(hint)
             if seen != "asked":
                 yield Segment("\n</tool_response>")
-            yield Segment("<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+            yield Segment(f"<|im_end|>\n<|im_start|>assistant\n{QUIET}")
             value = self._value(act.value)
             if act.tool is None:
                 self.is_solved = act == REPLY

@@ -1,4 +1,4 @@
-"""Supervised warm-up of the tiny models: they learn to be right now and then, so that RL has what to find.
+"""Supervised warm-up of the models for letters: they learn to be right now and then, so that RL has what to find.
 
 A random policy never earns a reward, and one shown only right answers turns flat and stalls. So each prompt of the
 letters tasks is shown with two answers, a plain copy (65 %) and the right one (35 %), until both are that likely; or
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,13 +16,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from composer_prime.errors import ModelError
-from composer_prime.sites.embedded.warmup_config import WARM_UP, WarmUpConfig
+from tiny_policy.built_in.warm_ups import WARM_UP, WarmUpConfig
+from tiny_policy.descent import Progress, adamw, descend
+from tiny_policy.qwen3 import QUIET
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-Progress = Callable[[int, float], None]
-"""Called with (steps so far, accuracy) at every measurement."""
 
 LENGTH = 4
 _MEASURED_TOGETHER = 16  # words in a forward: attention over a packed row costs the square of it
@@ -63,23 +61,19 @@ def warm_up(
     """
     layouts = {verb: _layout(tokenizer, verb, config.alphabet) for verb in ("Reverse", "Sort")}
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    optimizer = adamw(model, config.lr)
     ramp = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / config.ramp_steps))
     model.train()
     for step in range(1, config.max_steps + 1):
         verb = "Sort" if step % config.sort_every == 0 else "Reverse"
         copied, right = _answer_logprobs(model, layouts[verb], verb, _draw(config.batch_size, config, generator))
-        loss = -((1 - config.right) * copied + config.right * right).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        descend(model, optimizer, -((1 - config.right) * copied + config.right * right).mean())
         ramp.step()
         if step % config.measure_every == 0:
             words = _draw(config.num_measured, config, generator)
             accuracy = _accuracy(model, layouts[config.measured], config.measured, words)
             if progress is not None:
-                progress(step, accuracy)
+                progress(f"step={step} accuracy={accuracy:.2f}")
             if config.accuracy[0] <= accuracy <= config.accuracy[1]:
                 model.eval()
                 return WarmUp(step, accuracy)
@@ -91,7 +85,7 @@ def warm_up(
 
 def prompt_text(verb: str, word: str) -> str:
     """What the policy is shown for `<verb>: <word>`: the qwen3 renderer's text with thinking disabled."""
-    return f"<|im_start|>user\n{verb}: {word}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    return f"<|im_start|>user\n{verb}: {word}<|im_end|>\n<|im_start|>assistant\n{QUIET}"
 
 
 def _layout(tokenizer: PreTrainedTokenizerBase, verb: str, alphabet: str) -> _Layout:

@@ -9,10 +9,10 @@ from transformers import PreTrainedModel
 
 from composer_prime.config.paths import models_cache
 from composer_prime.sites.embedded.model import load_policy, resolve_model
-from composer_prime.sites.embedded.tiny_tools.demonstrations import LETTERS, failed, hint, opening, refused
-from composer_prime.sites.embedded.tiny_tools.tokenizer import tool_tokenizer
+from tiny_policy.built_in.conversations import LETTERS, failed, hint, opening, refused
+from tiny_policy.built_in.models import BUILT_IN
 
-TOKENIZER = tool_tokenizer()
+TOKENIZER = BUILT_IN["tiny-tools"].tokenizer()
 TURN = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 

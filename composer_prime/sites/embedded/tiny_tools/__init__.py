@@ -1,1 +1,0 @@
-"""Models that use tools, `tiny-tools` and the larger `small-tools`: their tokenizer, and what they saw before RL."""
