@@ -43,8 +43,8 @@ class DistillConfig(Table):
     """How many of a teacher's likeliest tokens are learned from, at each token, beside a tail for the others; 0: the
     sampled token's number alone, by `trainer.loss.kwargs.replay_tau`."""
 
-    hint_tau: Weight = 1.0
-    """alpha: weight of the hinted teacher's term, on turns whose call failed; 0: off."""
+    hint_tau: Weight = 0.1
+    """alpha: weight of the hinted teacher's term, on taught rollouts; 0: off."""
 
     replay_tau: Weight = 1.0
     """beta: weight of the term of `[[replay.teachers]]`; 0: off."""

@@ -22,10 +22,11 @@ MOST_FIRST = 32
 """Probes before the first taught step, at most."""
 FEWEST = 8
 """Probes without which nothing is known."""
+FEWEST_KEPT = 16
 KEPT_ROLLOUTS = 128
 PROBE_ROLLOUTS = 640
-"""The newest rollouts are compared, and the probes that were played within so many: a teacher's chances move slowly,
-the policy's with each step."""
+"""The newest rollouts are compared, and the probes that were played within so many, or as many older ones as are
+needed: a teacher's chances move slowly, the policy's with each step."""
 NOISE = 2.0
 """Standard errors by which a teacher must be better."""
 HEARD = 0.25
@@ -200,7 +201,7 @@ class Gate:
         """The probes that count; of old ones as many as are needed."""
         since = self.num_rollouts - PROBE_ROLLOUTS
         fresh = [probe for probe in self._probes if probe[0] >= since]
-        return fresh if len(fresh) >= FEWEST else list(self._probes)[-FEWEST:]
+        return fresh if len(fresh) >= FEWEST_KEPT else list(self._probes)[-FEWEST_KEPT:]
 
     def _groups(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """The policy's rewards by task, each with its weight: of the rollouts beside one that the teacher would teach,

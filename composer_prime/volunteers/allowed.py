@@ -221,6 +221,7 @@ EMBEDDED: Mapping[str, Rule] = {
     "hints.base_url": TEACHER,
     "hints.model": MODEL,
     "hints.timeout_s": real(0, 3600),
+    "hints.shuffle": FLAG,
     **{f"hints.templates.{kind}": TEMPLATE for kind in (*get_args(HintKind), *get_args(OutcomeKind))},
 }
 PRIME_RL: Mapping[str, Rule] = {

@@ -228,6 +228,8 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
             *(self._probe(task, trace, teacher, paths) for teacher in self._pool.teachers),
         )
         scores, hinted = await asyncio.gather(self._score_replay(paths), self._score_hints(trace, contexts, counts))
+        if hinted:
+            hinted = {**await self._hold(trace, paths), **hinted}
         for name, gate in self.gates.items():
             trace.record_metrics({teacher_metric(name, "weight"): gate.weight})
             if not math.isnan(gate.better):
@@ -332,6 +334,23 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
             for context, candidates in zip(heard, answers, strict=True)
             if candidates is not None
         }
+
+    async def _hold(self, trace: vf.Trace, paths: Sequence[Path]) -> dict[int, Candidates]:
+        """By `id(node)`, what the hints' teacher says to a taught rollout's sampled tokens without a hint: the turns
+        that none was for are held to it, so that they don't drift while the others are taught."""
+        hints = self.config.hints
+        assert hints is not None
+        teacher, held = self._hint_teacher(trace, hints), dict[int, Candidates]()
+        try:
+            async with asyncio.timeout(hints.timeout_s):
+                for path in paths:
+                    scores = await teacher.scores(path.token_ids, self.config.top_k, len(self._tokenizer))
+                    for node, start in path.nodes:
+                        places = [start + place for place, is_sampled in enumerate(node.mask) if is_sampled]
+                        held[id(node)] = scores.candidates[places]
+        except (TeacherError, TimeoutError) as error:
+            logger.warning("the turns beside a hint are not held: %s", error or "late")
+        return held
 
     async def _write(self, trace: vf.Trace, site: ErrorSite, hints: HintsConfig, counts: Counter[str]) -> str | None:
         """A hint by `[hints.writer]`, where one is wanted; None, counted, when none comes."""

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tool_letters
 from composer_prime.errors import TeacherError
 from composer_prime.replay.gate import MOST_FIRST, Gate
+from composer_prime.replay.score.candidates import EMPTY, Candidates
+from composer_prime.replay.score.carrier import unpack
 from composer_prime.replay.served import ServedModel
-from composer_prime.replay.wire import NotSampled
+from composer_prime.replay.wire import ROUTES, NotSampled, Scores
 from composer_prime.sites.embedded.batches import write_batch
 from composer_prime.sites.embedded.environments import load_sources
 from composer_prime.sites.embedded.gates import load_gates, save_gates
@@ -59,6 +62,20 @@ class Script:
     policys: list[str] = field(default_factory=list)
     failure: TeacherError | None = None
     policy: Callable[[str], str] = field(default=lambda prompt: policy(prompt))
+    has_scores: bool = False
+
+    async def find(self, served: ServedModel) -> None:
+        if not self.has_scores:
+            raise TeacherError("it gives no scores")
+        served.route = ROUTES[0]
+
+    async def scores(self, served: ServedModel, token_ids: Sequence[int], k: int, num_ids: int) -> Scores:
+        """Surely the letter h where a hint is read, and else u."""
+        (letter,) = TOKENIZER.encode("h" if "Hint:" in TOKENIZER.decode(token_ids) else "u")
+        ids = np.full((len(token_ids), k), EMPTY, np.int32)
+        ids[:, 0] = letter
+        logprobs = np.where(ids == EMPTY, -np.inf, 0.0).astype(np.float32)
+        return Scores([0.0] * len(token_ids), Candidates(ids, logprobs))
 
     async def sample(
         self, served: ServedModel, token_ids: Sequence[int], most: int, stops: Sequence[int], heat: float
@@ -81,9 +98,6 @@ Play = Callable[..., tuple[Group, Mapping[str, Gate]]]
 def play(tmp_path: Path, run_async: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Play:
     """`play(script, hints=..., replay=...)` plays eight rollouts of one box; the group, and the gates after it."""
 
-    async def nothing(*args: Any, **asked: Any) -> None:
-        raise TeacherError("it gives no scores")
-
     def run(
         script: Script,
         max_steps: int = 1000,
@@ -96,7 +110,9 @@ def play(tmp_path: Path, run_async: Callable[..., Any], monkeypatch: pytest.Monk
             return await script.sample(served, *asked)
 
         monkeypatch.setattr(ServedModel, "sample", sample)
-        monkeypatch.setattr(ServedModel, "find", nothing)
+        monkeypatch.setattr(ServedModel, "find", lambda served: script.find(served))
+        if script.has_scores:
+            monkeypatch.setattr(ServedModel, "scores", lambda *asked: script.scores(*asked))
         monkeypatch.setattr("composer_prime.replay.teachers.TeacherPool.check", lambda *args: _done())
         env = {"taskset": {"id": "tool-letters"}, "agent": {"max_turns": max_turns}}
         train = {"source": [{"name": "boxes", "env": env}], "sampling": {"max_completion_tokens": 96}}
@@ -232,6 +248,31 @@ def test_where_hints_are_shuffled_each_mistake_gets_the_hint_of_another(play: Pl
     assert {len(answers(prompt)) for prompt in script.prompts} == {0, 2}
     assert all("Hint: copy the letter" in prompt for prompt in script.prompts if not answers(prompt))
     assert all("Hint: copy the box" in prompt for prompt in script.prompts if answers(prompt))
+
+
+def test_the_other_turns_of_a_taught_rollout_are_held_to_the_teacher_without_the_hint(play: Play) -> None:
+    script = Script(policy, has_scores=True)
+    group, _ = play(script, max_steps=2, hints={})
+    h, u = TOKENIZER.encode("hu")
+    for rollout in group.rollouts:
+        (branch,) = rollout.branches
+        assert branch.candidates is not None
+        (_, stream) = unpack(branch.candidates)
+        said = [str(TOKENIZER.decode([token])) for token in np.array(branch.token_ids)[branch.mask]]
+        turns = "".join(said).split("<|im_end|>")
+        told = ["u" if token == u else "h" if token == h else "" for token in stream.ids[np.array(branch.mask), 0]]
+        assert len(told) == len(said) and all(told)
+        opening = said.index("<|im_end|>") + 1
+        asking = opening + said[opening:].index("<|im_end|>") + 1
+        assert len(turns) == 4 and set(told[opening:asking]) == {"h"}, "the call that failed"
+        assert set(told[:opening]) == set(told[asking:]) == {"u"}
+
+
+def test_of_a_rollout_that_no_hint_is_for_nothing_is_held(play: Play) -> None:
+    script = Script(policy, has_scores=True)
+    script.policy = right
+    group, _ = play(script, max_steps=2, hints={})
+    assert all(branch.candidates is None for rollout in group.rollouts for branch in rollout.branches)
 
 
 def test_hints_that_find_no_turn_in_twenty_steps_say_so(play: Play, caplog: pytest.LogCaptureFixture) -> None:

@@ -21,6 +21,7 @@ from tests.sites.prime_rl.topk.heads import FusedOutputLinear, VanillaOutputLine
 V, H, K, LENGTHS = 50, 8, 4, [7, 9, 8]
 N = sum(LENGTHS)
 STARTS = [0, 7, 16]
+EACH = DistillConfig(hint_tau=1.0, replay_tau=1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -186,16 +187,16 @@ def test_tokens_without_rl_loss_are_averaged_among_themselves() -> None:
     weights = torch.ones(1, N)
     weights[0, 16:] = 0
     # Of the last sequence 19, 21 and 23 are taught; 17 is its prompt.
-    assert_adds(FusedOutputLinear, batch(rl_weights=weights), DistillConfig(), hint=1.0, replay=1.0, other=3)
+    assert_adds(FusedOutputLinear, batch(rl_weights=weights), EACH, hint=1.0, replay=1.0, other=3)
     none = batch(rl_weights=torch.zeros(1, N))
     others = len(read(none) or ())
     assert others == 10
-    assert_adds(FusedOutputLinear, none, DistillConfig(), hint=1.0, replay=1.0, other=others)
+    assert_adds(FusedOutputLinear, none, EACH, hint=1.0, replay=1.0, other=others)
 
 
 def test_each_micro_batch_gets_its_own_candidates() -> None:
     given = [batch(0), batch(1, routed_experts=None), batch(2)]
-    ours = Loop(head(FusedOutputLinear), DistillConfig()).gradients(*given)
+    ours = Loop(head(FusedOutputLinear), EACH).gradients(*given)
     reference = Loop(head(FusedOutputLinear), None)
     reference.gradients(*given)
     (whole_term(reference, given[0], 1.0, 1.0) + whole_term(reference, given[2], 1.0, 1.0)).backward()
@@ -212,7 +213,7 @@ def test_the_terms_of_two_context_parallel_ranks_add_up_to_the_whole_one() -> No
     terms = []
     for cp_rank, part in enumerate((slice(0, N // 2), slice(N // 2, N))):
         own = head(FusedOutputLinear)
-        adapter = Adapter(DistillConfig(), own, Ranks(None, cp_rank, 2), Progress)
+        adapter = Adapter(EACH, own, Ranks(None, cp_rank, 2), Progress)
         adapter.start_batch([given])
         adapter.next_forward(N // 2)
         own(hidden[:, part], labels[:, part], temperature=ones[:, part])
