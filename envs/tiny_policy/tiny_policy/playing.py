@@ -55,7 +55,7 @@ class Stagehand:
         self._player = player
         self._max_turns = max_turns
         self._with_hints = with_hints
-        self._harness = ChatHarness(ChatHarnessConfig(id="chat"))
+        self._harness = ChatHarness(ChatHarnessConfig(id="chat"))  # pyright: ignore[reportCallIssue]
         self._most = 0.0  # that a conversation earned
 
     async def play(self, task: vf.Task, rng: random.Random) -> list[list[Demonstration]]:

@@ -71,7 +71,7 @@ class Script:
 
     async def scores(self, served: ServedModel, token_ids: Sequence[int], k: int, num_ids: int) -> Scores:
         """Surely the letter h where a hint is read, and else u."""
-        (letter,) = TOKENIZER.encode("h" if "Hint:" in TOKENIZER.decode(token_ids) else "u")
+        (letter,) = TOKENIZER.encode("h" if "Hint:" in TOKENIZER.decode(list(token_ids)) else "u")
         ids = np.full((len(token_ids), k), EMPTY, np.int32)
         ids[:, 0] = letter
         logprobs = np.where(ids == EMPTY, -np.inf, 0.0).astype(np.float32)
@@ -83,7 +83,7 @@ class Script:
         if self.failure is not None:
             raise self.failure
         assert (most, heat) == (96, 1.0) and END_OF_TURN in stops
-        self.prompts.append(str(TOKENIZER.decode(token_ids)))
+        self.prompts.append(str(TOKENIZER.decode(list(token_ids))))
         return [*TOKENIZER.encode(self.says(self.prompts[-1])), END_OF_TURN]
 
     def of_policy(self, prompt: str) -> str:

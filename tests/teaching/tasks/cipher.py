@@ -4,7 +4,7 @@ The hint of a call that fails tells what the letters of that door are. No warm-u
 guesses, and heeds the hint.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportInvalidTypeArguments=false, reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
 
 import random
 import re

@@ -3,7 +3,7 @@
 The player enters with the room's own name as the key, and asks when a hint says so.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportInvalidTypeArguments=false, reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
 
 import random
 from collections.abc import Iterator

@@ -3,7 +3,7 @@
 A call out of order fails, and its hint says which one comes before. The player takes a wrong one in three of ten.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportInvalidTypeArguments=false, reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
 
 import random
 from collections.abc import Iterator

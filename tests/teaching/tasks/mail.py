@@ -3,7 +3,7 @@
 Nothing says brackets but the hint of a call that fails. Of `lost` of the words every mail is refused, by the same hint.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportInvalidTypeArguments=false, reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
 
 import random
 import zlib

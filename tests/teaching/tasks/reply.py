@@ -1,6 +1,6 @@
 """`Say dcb`: one turn without tools, whose right reply is `<dcb>`. A hint comes for the reply that earned nothing."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportInvalidTypeArguments=false, reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
 
 import random
 from collections.abc import Iterator
