@@ -42,6 +42,7 @@ class ArmReport:
     num_pairs            seeds that the first arm has too
     minus_base           held-out reward minus that of the first arm, seed by seed
     start                of a restart: held-out reward of the policies that it began with
+    minus_start          of a restart: held-out reward minus that, seed by seed
     area_minus_base      the same of the area
     tokens_a_point       generated tokens for each POINT of held-out reward above the untrained model
     dollars_a_point      dollars for the same
@@ -56,6 +57,7 @@ class ArmReport:
     minus_base: Estimate | None
     area_minus_base: Estimate | None
     start: Estimate | None
+    minus_start: Estimate | None
     rollouts: float
     generated_tokens: float
     seconds: float
@@ -106,6 +108,7 @@ def _report_arm(
             both, {s: r.reward_mean for s, r in rows.items()}, {s: r.reward_mean for s, r in base.items()}
         ),
         start=mean_interval(list(begun.values())) if begun else None,
+        minus_start=_difference(list(begun), {s: r.held_out for s, r in rows.items()}, begun),
         rollouts=_mean([row.rollouts for row in rows.values()]),
         generated_tokens=_mean([row.generated_tokens for row in rows.values()]),
         seconds=_mean([row.seconds for row in rows.values()]),
@@ -223,9 +226,15 @@ def _lines(
 
 
 def _verdicts(arms: Sequence[ArmReport]) -> list[str]:
-    """A line for each arm that did harm: the interval of its difference to the first arm lies below 0."""
-    harmful = [arm for arm in arms[1:] if arm.minus_base is not None and arm.minus_base.high < 0]
-    lines = [f"**{arm.name} is worse than {arms[0].name}**: {_spell(arm.minus_base, '+.3f')}." for arm in harmful]
+    """A line for each arm that did harm: the interval of its difference to the first arm, or of a restart to where it
+    began, lies below 0."""
+    found = [(arm.name, arms[0].name, arm.minus_base) for arm in arms[1:]]
+    found += [(arm.name, "where it began", arm.minus_start) for arm in arms]
+    lines = [
+        f"**{name} is worse than {other}**: {_spell(difference, '+.3f')}."
+        for name, other, difference in found
+        if difference is not None and difference.high < 0
+    ]
     return [*lines, ""] if lines else []
 
 

@@ -135,7 +135,7 @@ of the moment."""
 
 
 class HintsConfig(Table):
-    """`[hints]`: a policy under a context that holds a hint, as a teacher of the turn whose call failed."""
+    """`[hints]`: a policy under a context that holds a hint, as a teacher of the turn that the hint is for."""
 
     teacher: HintTeacher = "frozen"
     """Whose distributions are taught."""

@@ -23,10 +23,11 @@ MOST_FIRST = 32
 FEWEST = 8
 """Probes without which nothing is known."""
 FEWEST_KEPT = 16
+"""Probes that are compared also where they are old."""
 KEPT_ROLLOUTS = 128
 PROBE_ROLLOUTS = 640
-"""The newest rollouts are compared, and the probes that were played within so many, or as many older ones as are
-needed: a teacher's chances move slowly, the policy's with each step."""
+"""The newest rollouts are compared, and the probes that were played within so many: a teacher's chances move slowly,
+the policy's with each step."""
 NOISE = 2.0
 """Standard errors by which a teacher must be better."""
 HEARD = 0.25

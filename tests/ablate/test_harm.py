@@ -222,6 +222,16 @@ def test_an_arm_with_no_teacher_of_ours_gets_none(tmp_path: Path) -> None:
     assert not job.log.parent.exists()
 
 
+def test_a_restart_that_ends_below_where_it_began_has_a_line_also_above_base(tmp_path: Path) -> None:
+    jobs = jobs_in(tmp_path, num_seeds=2)
+    rows = {job: row_of(job, 0.5 + job.seed / 100) for job in jobs["base"]}
+    rows |= {job: row_of(job, 0.7, start=0.9 - job.seed / 100, restarted_from="+hint") for job in jobs["restart"]}
+    jobs["base"][0].folder.mkdir(parents=True)
+    page = write_report([*rows], rows, {}).read_text()
+    (line,) = [line for line in page.splitlines() if "is worse than" in line]
+    assert line.startswith("**restart is worse than where it began**: -0.195 [")
+
+
 @pytest.fixture
 def both(tmp_path: Path) -> Iterator[list[str]]:
     """The addresses of both teachers of ours, of one random model, inside runs that raise in the end."""

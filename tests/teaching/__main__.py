@@ -107,9 +107,13 @@ def teacher(setting: Setting) -> Iterator[str]:
     model = setting.recipe(TEACHER_SEED).model.name
     words = ["replay", "teacher", model, "--port", str(setting.port), "--weights", str(newest), "--seed"]
     url = f"http://127.0.0.1:{setting.port}"
+    if is_up(url):
+        raise SystemExit(f"port {setting.port} is in use: stop what listens there")
     served = subprocess.Popen([*COMMAND, *words, str(TEACHER_SEED)], stdout=subprocess.DEVNULL)
     try:
-        while served.poll() is None and not is_up(url):
+        while not is_up(url):
+            if served.poll() is not None:
+                raise SystemExit(f"the teacher of {setting.name} ended")
             time.sleep(0.5)
         yield f'[{{name="big",base_url="{url}"}}]'
     finally:

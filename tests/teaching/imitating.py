@@ -50,7 +50,7 @@ class PolicyPlayer:
         told = self.model.generate(torch.tensor([asked]), do_sample=True, temperature=1.0, top_k=0, **limits)
         said = renderer.parse_response(told[0, len(asked) :].tolist(), tools=self.tools)
         calls = [{"name": call.name, "arguments": call.arguments} for call in said.tool_calls or []]
-        if not calls or not all(isinstance(call["arguments"], dict) for call in calls):
+        if not calls or not all(call["name"] and isinstance(call["arguments"], dict) for call in calls):
             return said.content or ""
         return {"content": said.content or "", "tool_calls": calls}
 

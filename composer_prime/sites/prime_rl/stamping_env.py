@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
@@ -222,14 +222,18 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         """Compare the teachers, put what is heard of them on the trace's nodes and record what came of it; in place."""
         paths = scoring_paths(trace)
         counts: Counter[str] = Counter()
-        contexts = await self._hinted_contexts(task, trace, counts)
+        contexts, mistakes = await self._hinted_contexts(task, trace, counts)
         await asyncio.gather(
             self._probe_hints(task, trace, contexts),
             *(self._probe(task, trace, teacher, paths) for teacher in self._pool.teachers),
         )
-        scores, hinted = await asyncio.gather(self._score_replay(paths), self._score_hints(trace, contexts, counts))
-        if hinted:
-            hinted = {**await self._hold(trace, paths), **hinted}
+        heard = [context for context in contexts if self.gates[HINTS].is_heard()]
+        scores, hinted, held = await asyncio.gather(
+            self._score_replay(paths),
+            self._score_hints(trace, heard, counts),
+            self._hold(trace, paths if heard else [], mistakes, counts),
+        )
+        hinted = {**held, **hinted} if hinted else {}
         for name, gate in self.gates.items():
             trace.record_metrics({teacher_metric(name, "weight"): gate.weight})
             if not math.isnan(gate.better):
@@ -244,18 +248,21 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         if self.config.hints is not None:
             trace.record_metrics({name: float(counts[name]) for name in HINTS_METRICS})
 
-    async def _hinted_contexts(self, task: vf.Task, trace: vf.Trace, counts: Counter[str]) -> list[HintedContext]:
+    async def _hinted_contexts(
+        self, task: vf.Task, trace: vf.Trace, counts: Counter[str]
+    ) -> tuple[list[HintedContext], set[int]]:
         """The turns whose call failed, and the last one of a rollout that earned little, each in the context with its
-        hint."""
+        hint; and the `id(node)` of all such turns, also of those without a hint."""
         hints = self.config.hints
         if hints is None:
-            return []
+            return [], set()
         contexts = []
         sites = error_sites(trace.nodes)
         if self.gates[HINTS].is_poor(trace.reward):
             ask = getattr(task, "outcome_hint", lambda trace: None)
             outcome = outcome_site(trace, ask(trace))
-            sites += [outcome] if outcome is not None and all(site.turn != outcome.turn for site in sites) else []
+            if outcome is not None and hint_text(outcome, hints.templates) is not None:
+                sites += [outcome] if all(site.turn != outcome.turn for site in sites) else []
         written = await asyncio.gather(*(self._write(trace, site, hints, counts) for site in sites))
         for site, hint in zip(sites, written, strict=True):
             text = hint_text(site, hints.templates, hint)
@@ -268,7 +275,7 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
                 contexts.append(hinted_context(trace.nodes, site, hint_ids))
         counts[HINTS_SITES] = len(contexts)
         counts[HINTS_NO_PLACE] = contexts.count(None)
-        return [context for context in contexts if context is not None]
+        return [each for each in contexts if each is not None], {id(trace.nodes[site.turn]) for site in sites}
 
     def _another(self, text: str | None) -> str | None:
         """The last hint that was another than this one; None until there was one."""
@@ -283,7 +290,8 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         gate = self.gates[HINTS]
         gate.saw(task_key(trace), trace.reward, is_taught=bool(contexts))
         self._num_hinted += len(contexts)
-        if self._num_hinted == 0 and gate.num_rollouts >= NONE_STEPS * self.config.batch > 0:
+        is_late = gate.num_rollouts >= NONE_STEPS * self.config.batch > 0
+        if self._num_hinted == 0 and is_late and not self.config.hints.shuffle:
             self._num_hinted = -1  # said once
             logger.warning(
                 "hints found no turn to teach in %d steps: no call fails as docs/teachers.md lists it; give hints for "
@@ -321,35 +329,33 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         return list(await asyncio.gather(*(self._pool.score(path.token_ids, shares) for path in paths)))
 
     async def _score_hints(
-        self, trace: vf.Trace, contexts: Sequence[HintedContext], counts: Counter[str]
+        self, trace: vf.Trace, heard: Sequence[HintedContext], counts: Counter[str]
     ) -> dict[int, Candidates]:
         """By `id(node)`, what the hinted teacher says to the sampled tokens of the turns at which it is heard."""
-        hints = self.config.hints
-        if hints is None:
-            return {}
-        heard = [context for context in contexts if self.gates[HINTS].is_heard()]
-        answers = await asyncio.gather(*(self._score_hinted(trace, context, hints, counts) for context in heard))
-        return {
-            id(context.node): candidates
+        answers = await asyncio.gather(*(self._ask(trace, context.token_ids, counts) for context in heard))
+        hinted = {
+            id(context.node): candidates[context.places]
             for context, candidates in zip(heard, answers, strict=True)
             if candidates is not None
         }
+        counts[HINTS_TOKENS] = sum(int(candidates.has_teacher.sum()) for candidates in hinted.values())
+        return hinted
 
-    async def _hold(self, trace: vf.Trace, paths: Sequence[Path]) -> dict[int, Candidates]:
-        """By `id(node)`, what the hints' teacher says to a taught rollout's sampled tokens without a hint: the turns
-        that none was for are held to it, so that they don't drift while the others are taught."""
+    async def _hold(
+        self, trace: vf.Trace, paths: Sequence[Path], mistakes: Collection[int], counts: Counter[str]
+    ) -> dict[int, Candidates]:
+        """By `id(node)`, what hints' teacher says without a hint to the sampled tokens of the turns that are no
+        mistakes: they are held to it, so that they don't drift while the others are taught."""
         hints = self.config.hints
-        assert hints is not None
-        teacher, held = self._hint_teacher(trace, hints), dict[int, Candidates]()
-        try:
-            async with asyncio.timeout(hints.timeout_s):
-                for path in paths:
-                    scores = await teacher.scores(path.token_ids, self.config.top_k, len(self._tokenizer))
-                    for node, start in path.nodes:
-                        places = [start + place for place, is_sampled in enumerate(node.mask) if is_sampled]
-                        held[id(node)] = scores.candidates[places]
-        except (TeacherError, TimeoutError) as error:
-            logger.warning("the turns beside a hint are not held: %s", error or "late")
+        if hints is None or hints.teacher == "live":  # which is the policy itself
+            return {}
+        held = dict[int, Candidates]()
+        answers = await asyncio.gather(*(self._ask(trace, path.token_ids, counts) for path in paths))
+        for path, candidates in zip(paths, answers, strict=True):
+            for node, start in path.nodes:
+                if candidates is not None and id(node) not in mistakes:
+                    places = [start + place for place, is_sampled in enumerate(node.mask) if is_sampled]
+                    held[id(node)] = candidates[places]
         return held
 
     async def _write(self, trace: vf.Trace, site: ErrorSite, hints: HintsConfig, counts: Counter[str]) -> str | None:
@@ -369,28 +375,26 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         counts[HINTS_WRITTEN if hint else HINTS_UNWRITTEN] += 1
         return hint or None
 
-    async def _score_hinted(
-        self, trace: vf.Trace, context: HintedContext, hints: HintsConfig, counts: Counter[str]
-    ) -> Candidates | None:
-        """What the teacher says to one turn's sampled tokens under the hinted context; None, counted, without."""
+    async def _ask(self, trace: vf.Trace, token_ids: Sequence[int], counts: Counter[str]) -> Candidates | None:
+        """What hints' teacher says to a token sequence; None, counted, without."""
+        hints = self.config.hints
+        assert hints is not None
         teacher = self._hint_teacher(trace, hints)
         try:
             async with asyncio.timeout(hints.timeout_s):
                 if teacher.route is None:
                     await teacher.find()
-                length, limit = len(context.token_ids), teacher.max_model_len
+                length, limit = len(token_ids), teacher.max_model_len
                 if limit is not None and length >= limit:
                     counts[HINTS_TOO_LONG] += 1
                     logger.warning("hinted=%d tokens must be below the teacher's context=%d: left out", length, limit)
                     return None
-                scores = await teacher.scores(context.token_ids, self.config.top_k, len(self._tokenizer))
+                scores = await teacher.scores(token_ids, self.config.top_k, len(self._tokenizer))
         except (TeacherError, TimeoutError) as error:
             counts[HINTS_FAILED] += 1
-            logger.warning("hinted=%d tokens not scored: %s", len(context.token_ids), error or "late")
+            logger.warning("hinted=%d tokens not scored: %s", len(token_ids), error or "late")
             return None
-        candidates = scores.candidates[context.places]
-        counts[HINTS_TOKENS] += int(candidates.has_teacher.sum())
-        return candidates
+        return scores.candidates
 
     def _hint_teacher(self, trace: vf.Trace, hints: HintsConfig) -> ServedModel:
         """The server at hints.base_url; without one that which the trace was sampled from, under the name of the

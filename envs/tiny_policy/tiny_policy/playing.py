@@ -141,6 +141,8 @@ class Stagehand:
         if not hasattr(task, "outcome_hint"):
             return sites
         await self._score(task, trace)
+        if not trace.rewards:  # they need what only a run has
+            return sites
         is_poor, self._most = trace.reward < self._most or trace.reward <= 0, max(self._most, trace.reward)
         outcome = outcome_site(trace, task.outcome_hint(trace) if is_poor else None)  # type: ignore[attr-defined]
         if outcome is None or outcome.hint is None or any(site.turn == outcome.turn for site in sites):

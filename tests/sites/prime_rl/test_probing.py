@@ -235,13 +235,14 @@ def test_a_task_says_itself_what_an_outcome_lacked(play: Play, monkeypatch: pyte
     assert len(script.prompts) == 8 and all("\n\nHint: open box " in prompt for prompt in script.prompts)
 
 
-def test_where_hints_are_shuffled_each_mistake_gets_the_hint_of_another(play: Play) -> None:
-    def twice_wrong(prompt: str) -> str:
-        told = answers(prompt)
-        box = prompt.rpartition("Code in box ")[2][0]
-        calls = [call("open", box="z"), call("open", box=box), call("code", letter="z"), "x"]
-        return calls[len(told)]
+def twice_wrong(prompt: str) -> str:
+    """Asks for a box that isn't there, opens the right one, asks for a letter that isn't there, and replies."""
+    told = answers(prompt)
+    box = prompt.rpartition("Code in box ")[2][0]
+    return [call("open", box="z"), call("open", box=box), call("code", letter="z"), "x"][len(told)]
 
+
+def test_where_hints_are_shuffled_each_mistake_gets_the_hint_of_another(play: Play) -> None:
     script = Script(lambda prompt: "x")
     script.policy = twice_wrong
     play(script, hints={"shuffle": True})
@@ -250,22 +251,24 @@ def test_where_hints_are_shuffled_each_mistake_gets_the_hint_of_another(play: Pl
     assert all("Hint: copy the box" in prompt for prompt in script.prompts if answers(prompt))
 
 
-def test_the_other_turns_of_a_taught_rollout_are_held_to_the_teacher_without_the_hint(play: Play) -> None:
+def test_turns_beside_a_taught_one_are_held_to_the_teacher_without_the_hint_and_mistakes_are_not(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("composer_prime.sites.prime_rl.stamping_env.leaks", lambda text, *told: "copy the box" in text)
     script = Script(policy, has_scores=True)
+    script.policy = twice_wrong
     group, _ = play(script, max_steps=2, hints={})
     h, u = TOKENIZER.encode("hu")
     for rollout in group.rollouts:
         (branch,) = rollout.branches
         assert branch.candidates is not None
         (_, stream) = unpack(branch.candidates)
-        said = [str(TOKENIZER.decode([token])) for token in np.array(branch.token_ids)[branch.mask]]
-        turns = "".join(said).split("<|im_end|>")
-        told = ["u" if token == u else "h" if token == h else "" for token in stream.ids[np.array(branch.mask), 0]]
-        assert len(told) == len(said) and all(told)
-        opening = said.index("<|im_end|>") + 1
-        asking = opening + said[opening:].index("<|im_end|>") + 1
-        assert len(turns) == 4 and set(told[opening:asking]) == {"h"}, "the call that failed"
-        assert set(told[:opening]) == set(told[asking:]) == {"u"}
+        turns: list[set[int]] = [set()]
+        for token, told, is_sampled in zip(branch.token_ids, stream.ids[:, 0], branch.mask, strict=True):
+            turns[-1] |= {int(told)} if is_sampled else set()
+            turns += [set()] if is_sampled and token == END_OF_TURN else []
+        wrong_box, opening, wrong_letter, reply, _ = turns
+        assert (wrong_box, opening, wrong_letter, reply) == ({EMPTY}, {u}, {h}, {u})
 
 
 def test_of_a_rollout_that_no_hint_is_for_nothing_is_held(play: Play) -> None:

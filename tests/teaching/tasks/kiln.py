@@ -64,7 +64,7 @@ class KilnTask(vf.Task[WordData, KilnState]):
 
     @vf.reward
     async def is_fired(self, trace: vf.Trace) -> float:
-        return float(trace.state.num_done == len(ORDER))
+        return float(trace.state.num_done >= len(ORDER))
 
 
 class KilnTaskset(vf.Taskset[KilnTask, WordsConfig]):
@@ -76,7 +76,7 @@ class KilnTaskset(vf.Taskset[KilnTask, WordsConfig]):
 
     def play(self, task: KilnTask, messages: list[dict[str, Any]], rng: random.Random) -> dict[str, Any] | str:
         num_done = sum(message["role"] == "tool" and message["content"].startswith("done") for message in messages)
-        if num_done == len(ORDER):
+        if num_done >= len(ORDER):
             return "ok"
         hint = hint_of(messages)
         step = next((each for each in ORDER if f"call {each}" in hint), ORDER[num_done])
