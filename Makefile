@@ -1,8 +1,8 @@
 # make demo    two sites teach one policy to use tools, on this machine
 # make demo-vllm    two sites train one to reverse letters, on a real vLLM server
 # make test    the test suite                                      make lint, fmt   check, or rewrite, the style
-# make test-prime-rl PRIME_RL_SRC=<checkout>    the tests that run upstream's own trainer, and the codecs' under its
-#              torch, in .venv-prime-rl; PRIME_RL_NAME=v0.8.0 writes that column of docs/prime-rl.md's table
+# make test-prime-rl PRIME_RL_SRC=<checkout>    the tests that run upstream's own trainer, the codecs' under its torch
+#              and the teachers' gates under its verifiers, in .venv-prime-rl; PRIME_RL_NAME=v0.8.0 writes that column of docs/prime-rl.md's table
 # make test-next    environments' and tools' tests on the newest pre-releases of verifiers and renderers, in .venv-next
 # make test-task-files    SkyPilot's and dstack's own parsers read our task files, from .venv-task-files
 #
@@ -56,7 +56,8 @@ test-prime-rl: prime-rl-source $(PRIME_RL_STAMP)
 		PYTHONPATH=$(abspath envs/composer_prime_pairs)$${PYTHONPATH:+:$$PYTHONPATH} \
 		$(PRIME_RL_VENV)/bin/python -m pytest -p tests.sites.prime_rl.what_ran -m prime_rl \
 		tests/infra tests/losses tests/recipes tests/sites/prime_rl $(TEST_ARGS)
-	OMP_NUM_THREADS=1 $(PRIME_RL_VENV)/bin/python -m pytest tests/contracts/test_codec_contract.py tests/outer
+	OMP_NUM_THREADS=1 $(PRIME_RL_VENV)/bin/python -m pytest tests/contracts/test_codec_contract.py tests/outer \
+		tests/sites/prime_rl/test_probing.py
 
 # Newest each time: what comes out while nobody looks is what this is for.
 test-next:
