@@ -33,18 +33,18 @@ def teacher_served(job: Job, is_stopped: Callable[[], bool]) -> Iterator[Recipe]
         yield job.recipe
         return
     port, log = _port(job), job.log.with_name(f"{job.file}-teacher.log")
-    told, url = job.recipe, f"http://{HOST}:{port}"
+    told = job.recipe
     command = [sys.executable, "-m", "composer_prime.cli.main", "replay", "teacher", told.model.name]
     command += ["--port", str(port), "--seed", str(told.run.seed), "--device", told.site.device]
     command += ["--max-model-len", str(told.seq_len + 1), *(["--permuted"] if job.arm.harm == "permuted" else [])]
     teacher = Child("teacher", command, log, env=QUIET_ENV)
     try:
-        while not is_stopped() and not _is_healthy(url):
+        while not is_stopped() and not is_healthy(port):
             if teacher.poll() is not None:
                 raise SiteError(f"its teacher ended, see {log}: {' / '.join(teacher.tail()[-3:])}")
             time.sleep(_POLL_S)
         data = told.to_data()
-        data["replay"]["teachers"][0]["base_url"] = url
+        data["replay"]["teachers"][0]["base_url"] = f"http://{HOST}:{port}"
         yield recipe_from_data(data)
     finally:
         teacher.kill()
@@ -63,8 +63,9 @@ def _port(job: Job) -> int:
     return port
 
 
-def _is_healthy(url: str) -> bool:
+def is_healthy(port: int) -> bool:
+    """Whether a server on this machine answers /health with success."""
     try:
-        return httpx.get(f"{url}/health", trust_env=False).is_success
-    except httpx.TransportError:
+        return httpx.get(f"http://{HOST}:{port}/health", trust_env=False).is_success
+    except httpx.HTTPError:
         return False

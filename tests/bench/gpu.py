@@ -22,10 +22,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
-
 from composer_prime.ablate.ablation import finished_rows
 from composer_prime.ablate.plan import Job, plan_jobs
+from composer_prime.ablate.teacher import is_healthy
 from composer_prime.config.ablate import read_arms
 from composer_prime.config.load import load_recipe
 from composer_prime.config.paths import RunPaths
@@ -196,13 +195,6 @@ def machine(device: str) -> dict[str, object]:
     name = torch.cuda.get_device_name(0) if device == "cuda" else platform.processor() or platform.machine()
     cores, versions = os.cpu_count(), f"{torch.__version__} (CUDA {torch.version.cuda})"
     return {"device": device, "device_name": name, "cpu_cores": cores, "torch": versions, "host": platform.platform()}
-
-
-def is_healthy(port: int) -> bool:
-    try:
-        return httpx.get(f"http://{HOST}:{port}/health", trust_env=False).is_success
-    except httpx.HTTPError:
-        return False
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from composer_prime.ablate.teacher import is_healthy
 from composer_prime.config.paths import models_cache
 from composer_prime.replay.ask.folder import AnswerFolder
 from composer_prime.replay.pairs.file import Pair, read_pairs, write_pairs
 from composer_prime.sites.embedded.model import resolve_model
 from composer_prime.sites.embedded.ports import HOST, claim_port
-from tests.bench.gpu import is_healthy
 from tests.replay.ask.text_teacher import FakeTextTeacher, serving
 from tiny_policy.built_in.conversations import tools_json
 

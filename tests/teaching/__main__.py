@@ -17,9 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from composer_prime.ablate.rows import Row
+from composer_prime.ablate.teacher import is_healthy
 from composer_prime.config.load import load_any
 from composer_prime.config.paths import models_cache
 from composer_prime.config.recipe import Recipe
@@ -107,11 +106,11 @@ def teacher(setting: Setting) -> Iterator[str]:
     model = setting.recipe(TEACHER_SEED).model.name
     words = ["replay", "teacher", model, "--port", str(setting.port), "--weights", str(newest), "--seed"]
     url = f"http://127.0.0.1:{setting.port}"
-    if is_up(url):
+    if is_healthy(setting.port):
         raise SystemExit(f"port {setting.port} is in use: stop what listens there")
     served = subprocess.Popen([*COMMAND, *words, str(TEACHER_SEED)], stdout=subprocess.DEVNULL)
     try:
-        while not is_up(url):
+        while not is_healthy(setting.port):
             if served.poll() is not None:
                 raise SystemExit(f"the teacher of {setting.name} ended")
             time.sleep(0.5)
@@ -119,13 +118,6 @@ def teacher(setting: Setting) -> Iterator[str]:
     finally:
         served.terminate()
         served.wait()
-
-
-def is_up(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", trust_env=False).is_success
-    except httpx.TransportError:
-        return False
 
 
 def ablate(setting: Setting, teachers: str, count: int) -> None:
