@@ -99,17 +99,16 @@ class Gate:
     def may_probe(self) -> bool:
         """Whether a probe may be played of the rollout that was just seen, in which the teacher has a turn; it then
         counts. Beyond the first ones every so many of such rollouts have one, so that no task is preferred."""
-        first = min(self._share * self._planned / 2, MOST_FIRST)
-        later = self._share - (first / self._planned if self._planned else 0)
-        allowed = first + later * self.num_rollouts
-        taught = sum(each.is_taught for each in self._rollouts) / max(len(self._rollouts), 1)
-        self._due += min(later / taught, 1.0) if taught else 1.0
-        is_due = self.num_probes < first or self._due >= 1
-        is_allowed = self.can_play and not self._is_short and is_due and self.num_probes + 1 <= allowed
+        self._due = self._next_due()
+        is_allowed = self._may_play(self._due, self.num_rollouts)
         if is_allowed:
             self._due = max(self._due - 1, 0.0)
         self.num_probes += is_allowed
         return is_allowed
+
+    def wants_hints(self) -> bool:
+        """Whether the next rollout's hints can come to anything: the teacher is heard, or a probe may be due."""
+        return self._is_short or self.weight > 0 or self._may_play(self._next_due(), self.num_rollouts + 1)
 
     def is_poor(self, reward: float) -> bool:
         """Whether a rollout earned less than another did, or nothing where none did."""
@@ -172,6 +171,25 @@ class Gate:
         margin = self._better - NOISE * noise
         self._weight = min(max(margin / HEARD, 0.0), 1.0) if margin == margin else 0.0
         self._say(f"{what}: {'yes' if margin > 0 else 'no'} ({self._better:+.2f}, noise {noise:.2f})")
+
+    @property
+    def _first(self) -> float:
+        """Probes of the beginning."""
+        return min(self._share * self._planned / 2, MOST_FIRST)
+
+    @property
+    def _later(self) -> float:
+        """The share of rollouts that is left for others."""
+        return self._share - (self._first / self._planned if self._planned else 0)
+
+    def _next_due(self) -> float:
+        taught = sum(each.is_taught for each in self._rollouts) / max(len(self._rollouts), 1)
+        return self._due + (min(self._later / taught, 1.0) if taught else 1.0)
+
+    def _may_play(self, due: float, num_rollouts: int) -> bool:
+        is_due = self.num_probes < self._first or due >= 1
+        is_allowed = self.num_probes + 1 <= self._first + self._later * num_rollouts
+        return self.can_play and not self._is_short and is_due and is_allowed
 
     @property
     def _is_short(self) -> bool:

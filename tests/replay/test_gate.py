@@ -53,6 +53,21 @@ def test_a_teacher_that_is_better_is_heard_from_the_first_step_on() -> None:
         assert min(weights[:5]) > 0.5, seed
 
 
+def test_hints_of_a_teacher_that_is_not_heard_are_wanted_where_a_probe_is_due_and_hardly_else() -> None:
+    gate, draw = Gate("t", planned=STEPS * BATCH), random.Random(0)
+    wanted, probed = 0, 0
+    for rollout in range(STEPS * BATCH):
+        wants = gate.wants_hints()
+        is_taught = draw.random() < 0.5
+        gate.saw(rollout // GROUP, float(not is_taught), is_taught=is_taught)
+        wanted += wants and is_taught
+        if is_taught and gate.may_probe():
+            assert wants or gate.num_probes <= MOST_FIRST, rollout
+            gate.played(0.0)
+            probed += 1
+    assert gate.weight == 0 and probed > 100 and wanted <= 1.2 * probed
+
+
 def test_one_that_is_worse_is_never_heard() -> None:
     for seed in range(50):
         _, weights = run(seed, lambda step: 0.8, lambda step: 0.15)

@@ -359,9 +359,9 @@ class StampingEnv(vf.Env[StampingEnvConfig]):
         return held
 
     async def _write(self, trace: vf.Trace, site: ErrorSite, hints: HintsConfig, counts: Counter[str]) -> str | None:
-        """A hint by `[hints.writer]`, where one is wanted; None, counted, when none comes."""
+        """A hint by `[hints.writer]`, where one is wanted and can come to something; None, counted, when none comes."""
         is_told = site.hint is not None or site.kind in hints.templates or site.answer == site.turn
-        if self._writer is None or hints.writer is None or is_told:
+        if self._writer is None or hints.writer is None or is_told or not self.gates[HINTS].wants_hints():
             return None
         turn, answer = trace.nodes[site.turn].message, trace.nodes[site.answer].message
         calls = [f"{call.name}({call.arguments})" for call in getattr(turn, "tool_calls", None) or []]

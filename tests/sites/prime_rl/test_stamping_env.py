@@ -19,6 +19,7 @@ from composer_prime.config.teachers import HintTeacher
 from composer_prime.errors import BadInput, TeacherRefused
 from composer_prime.hints.contexts import TEMPLATES
 from composer_prime.replay.consensus import log_mixture
+from composer_prime.replay.gate import Gate
 from composer_prime.replay.score.candidates import Candidates
 from composer_prime.replay.score.carrier import unpack
 from composer_prime.replay.served import ServedModel
@@ -322,6 +323,19 @@ def test_a_model_writes_the_hint_where_neither_recipe_nor_environment_says_one(
     assert_said(told(sampled_node(failed))[1], models.first, *hinted(failed, "Hint: Ask for the name first."))
     assert (failed.traces[0].metrics["hints/written"], fine.traces[0].metrics["hints/written"]) == (1, 0)
     assert_said(told(sampled_node(templated))[1], models.first, *hinted(templated, "Hint: think"))
+
+
+def test_a_writer_is_not_asked_while_hints_are_not_heard_and_no_probe_is_due(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Gate, "wants_hints", lambda gate: False)
+    with serving_chat(chat := FakeChat(says="Ask.")) as port:
+        failed, _ = play(
+            {"id": "failing-tool"}, hints={"writer": {"base_url": f"http://127.0.0.1:{port}", "model": "b"}}
+        )
+    assert len(chat.bodies) == 1, "the trial before the first rollout"
+    metrics = failed.traces[0].metrics
+    assert (metrics["hints/written"], metrics["hints/unwritten"], metrics["hints/error_sites"]) == (0, 0, 1)
 
 
 def test_a_writer_that_fails_in_the_run_leaves_our_template_and_is_counted(play: Play, models: Models) -> None:
