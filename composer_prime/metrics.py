@@ -67,7 +67,7 @@ TOOLS_CALL_S = "tools/call_s"
 
 def teacher_metric(name: str, what: str) -> str:
     """The name of one of a teacher's numbers: "probes" (rollouts in which it took over, to be compared with the
-    policy's), "better" or "weight" (replay/gate.py)."""
+    policy's), "better" or "weight" (teachers/gate.py)."""
     return f"teacher/{name}/{what}"
 
 

@@ -11,10 +11,10 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from composer_prime.bearer import OnlyWithToken, headers, is_local, user_token
-from composer_prime.replay.served import ServedModel
-from composer_prime.replay.server import Library, ReplayServer
-from composer_prime.replay.traces import Turn
 from composer_prime.sites.embedded.inference.app import Server
+from composer_prime.teachers.served import ServedModel
+from composer_prime.traces.serve import Library, ReplayServer
+from composer_prime.traces.turns import Turn
 
 
 @contextlib.asynccontextmanager

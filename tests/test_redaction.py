@@ -19,15 +19,15 @@ from composer_prime.config.teachers import HintWriterConfig
 from composer_prime.errors import BadInput
 from composer_prime.metrics import MetricsTape
 from composer_prime.redaction import HIDDEN, Redactor, secret_values
-from composer_prime.replay.ask.questions import Situation
-from composer_prime.replay.hint_writer import HintWriter
-from composer_prime.replay.ingest.intake import read_file
-from composer_prime.replay.ingest.secret_patterns import SecretCutter
-from composer_prime.replay.states import TraceState
 from composer_prime.sites.embedded.conversations import MAX_TEXT, Conversation, Message, append, read
 from composer_prime.sites.embedded.processes import Child
 from composer_prime.store import keys, open_store
 from composer_prime.sync.tape import Tape
+from composer_prime.teachers.hint_writer import HintWriter
+from composer_prime.traces.ask.questions import Situation
+from composer_prime.traces.ingest.intake import read_file
+from composer_prime.traces.ingest.secret_patterns import SecretCutter
+from composer_prime.traces.states import TraceState
 from composer_prime.visible import markdown, shown
 from tests.architecture import REPOSITORY
 from tests.cli.command_line import call
@@ -219,7 +219,7 @@ def test_a_trace_store_is_the_users_own(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from composer_prime.private import keep_private\n"
-        "from composer_prime.replay.ingest.store import TraceStore\n"
+        "from composer_prime.traces.ingest.store import TraceStore\n"
         "keep_private(); TraceStore(Path(sys.argv[1]) / 'store', is_new=True)\n"
     )
     subprocess.run([sys.executable, "-c", f"import os; os.umask(0o022)\n{code}", str(tmp_path)], check=True)

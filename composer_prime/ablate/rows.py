@@ -81,8 +81,8 @@ def load_row(path: Path) -> Row | None:
 
 def read_measured(paths: RunPaths) -> Measured:
     """The numbers of a finished run's folder."""
-    from composer_prime.replay.stamp import REPLAY_UNANSWERED
     from composer_prime.sites.embedded.summary import read_progress
+    from composer_prime.teachers.stamp import REPLAY_UNANSWERED
 
     summary = json.loads(paths.summary.read_text(encoding="utf-8"))
     names = list(summary["sites"])

@@ -26,9 +26,9 @@ def serve(
     model: Annotated[str, typer.Option(help="The name to serve them under.")] = "replay",
 ) -> None:
     """Answer PRIME-RL's `sft` source with the tokens that a teacher wrote, until Ctrl-C."""
-    from composer_prime.replay.server import Library, serve_library
-    from composer_prime.replay.traces import read_turns
     from composer_prime.sites.embedded.ports import HOST, listen
+    from composer_prime.traces.serve import Library, serve_library
+    from composer_prime.traces.turns import read_turns
 
     with listen(port, "--port") as listener:
         library = Library(read_turns(file))

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from composer_prime.config.text_teachers import TextTeacher
-    from composer_prime.replay.ask.asking import Gate
-    from composer_prime.replay.states import TraceState
+    from composer_prime.traces.ask.asking import Gate
+    from composer_prime.traces.states import TraceState
 
 
 def register(app: typer.Typer) -> None:
@@ -40,8 +40,8 @@ def ask(
     from composer_prime.config.text_teachers import load_text_teachers
     from composer_prime.errors import BadInput
     from composer_prime.private import keep_private
-    from composer_prime.replay.ask.asking import Gate
-    from composer_prime.replay.ingest.store import TraceStore
+    from composer_prime.traces.ask.asking import Gate
+    from composer_prime.traces.ingest.store import TraceStore
 
     if (student is None) != (min_entropy is None):
         raise BadInput("--student and --min-entropy go together: give both, or neither")
@@ -49,7 +49,7 @@ def ask(
     pool = load_text_teachers(teachers)
     states = TraceStore(store).states()
     if dry_run:
-        from composer_prime.replay.ask.forecast import forecast
+        from composer_prime.traces.ask.forecast import forecast
 
         for line in forecast(states, pool, to).lines():
             say(line)
@@ -70,8 +70,8 @@ def _ask(
     from rich.progress import Progress as Bar
     from rich.progress import TextColumn, TimeRemainingColumn
 
-    from composer_prime.replay.ask.asking import Progress
-    from composer_prime.replay.ask.asking import ask as ask_teachers
+    from composer_prime.traces.ask.asking import Progress
+    from composer_prime.traces.ask.asking import ask as ask_teachers
 
     columns = (*Bar.get_default_columns()[:-1], TimeRemainingColumn(), TextColumn("${task.fields[usd]:.4f}"))
     bar = Bar(*columns, console=Console(stderr=True))

@@ -30,10 +30,10 @@ def ingest(
     from rich.progress import track
 
     from composer_prime.private import keep_private
-    from composer_prime.replay.ingest.intake import find_files
-    from composer_prime.replay.ingest.intake import ingest as read_in
-    from composer_prime.replay.ingest.report import show
-    from composer_prime.replay.ingest.store import TraceStore
+    from composer_prime.traces.ingest.intake import find_files
+    from composer_prime.traces.ingest.intake import ingest as read_in
+    from composer_prime.traces.ingest.report import show
+    from composer_prime.traces.ingest.store import TraceStore
 
     keep_private()
     found = find_files(files)
@@ -53,8 +53,8 @@ def normalize(
     from rich.console import Console
 
     from composer_prime.private import keep_private
-    from composer_prime.replay.ingest.normalize import normalize as copy_distinct
-    from composer_prime.replay.ingest.store import TraceStore
+    from composer_prime.traces.ingest.normalize import normalize as copy_distinct
+    from composer_prime.traces.ingest.store import TraceStore
     from composer_prime.visible import say
 
     keep_private()
@@ -72,8 +72,8 @@ def export(
     kind: Annotated[str, typer.Option("--as", help="original, atif or sts.", show_default=False)],
 ) -> None:
     """Write a store's sessions as files: those they came from, ATIF, or Hugging Face's session traces."""
-    from composer_prime.replay.ingest.export import export as write
-    from composer_prime.replay.ingest.store import TraceStore
+    from composer_prime.traces.ingest.export import export as write
+    from composer_prime.traces.ingest.store import TraceStore
     from composer_prime.visible import say
 
     say(f"wrote {write(TraceStore(store), to, kind)} files to {to}")

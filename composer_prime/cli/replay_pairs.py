@@ -8,7 +8,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from composer_prime.replay.states import States, TraceState
+    from composer_prime.traces.states import States, TraceState
 
 
 class _Shown:
@@ -55,10 +55,10 @@ def pairs(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the counts, and write no PAIRS.")] = False,
 ) -> None:
     """Write a pair where the teachers agree on another action than the author's, and each step's score."""
-    from composer_prime.replay.ask.folder import AnswerFolder
-    from composer_prime.replay.ingest.store import TraceStore
-    from composer_prime.replay.pairs.families import Circularity
-    from composer_prime.replay.pairs.making import Rules, make_pairs
+    from composer_prime.traces.ask.folder import AnswerFolder
+    from composer_prime.traces.ingest.store import TraceStore
+    from composer_prime.traces.pairs.families import Circularity
+    from composer_prime.traces.pairs.making import Rules, make_pairs
     from composer_prime.visible import visible
 
     rules = Rules(vote, min_support, Circularity(student_model))

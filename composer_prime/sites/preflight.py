@@ -23,7 +23,6 @@ from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.config.settings import SiteSettings, settle_site
 from composer_prime.config.teachers import ReplayConfig
 from composer_prime.errors import ConfigError, EnvError, ModelError, Problems
-from composer_prime.replay.pairs.encoding import num_equal
 from composer_prime.sites.embedded.device import check_device
 from composer_prime.sites.embedded.folder import Claim, claim_run_folder, claim_site_folder
 from composer_prime.sites.embedded.installed import package_checks
@@ -34,6 +33,7 @@ from composer_prime.sites.embedded.renderer_choice import check_renderer
 from composer_prime.sites.embedded.supervisor import lock_site
 from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
 from composer_prime.sync.signatures import SigningKey
+from composer_prime.traces.pairs.encoding import num_equal
 
 PATIENCE_S = 60.0
 """For a rollout whose answer takes no time, and for the engine's Python."""
@@ -276,7 +276,7 @@ def _shortest_call(renderer: Any, tool: Any, tools: Any) -> int:
 
 def check_vocabulary(folder: Path) -> None:
     """Raise ModelError when the tokenizer in a model's folder has token ids that its embeddings lack."""
-    from composer_prime.replay.fingerprint import load_tokenizer
+    from composer_prime.teachers.fingerprint import load_tokenizer
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     rows = config.get("text_config", config).get("vocab_size")

@@ -27,11 +27,11 @@ from typing import Any
 
 from composer_prime.ablate.teacher import is_healthy
 from composer_prime.config.paths import models_cache
-from composer_prime.replay.ask.folder import AnswerFolder
-from composer_prime.replay.pairs.file import Pair, read_pairs, write_pairs
 from composer_prime.sites.embedded.model import resolve_model
 from composer_prime.sites.embedded.ports import HOST, claim_port
-from tests.replay.ask.text_teacher import FakeTextTeacher, serving
+from composer_prime.traces.ask.folder import AnswerFolder
+from composer_prime.traces.pairs.file import Pair, read_pairs, write_pairs
+from tests.traces.ask.text_teacher import FakeTextTeacher, serving
 from tiny_policy.built_in.conversations import tools_json
 
 RECIPE = Path(__file__).parents[2] / "recipes/local/hints.toml"

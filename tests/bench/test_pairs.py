@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from verifiers.v1.mcp import ToolsetConfig
 
-from composer_prime.replay.pairs.file import Pair
 from composer_prime.sites.embedded.tools.in_process import ToolsetThread
+from composer_prime.traces.pairs.file import Pair
 from tests.bench.pairs import TOOLS, chats, knows, opens, shuffled
 from tool_letters import BoxState, BoxTools, ToolLettersData
 

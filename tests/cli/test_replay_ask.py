@@ -8,11 +8,11 @@ from types import ModuleType
 import pytest
 
 from composer_prime.config.toml import to_toml
-from composer_prime.replay.ask import teacher
-from composer_prime.replay.ask.folder import AnswerFolder
-from composer_prime.replay.states import TraceState
+from composer_prime.traces.ask import teacher
+from composer_prime.traces.ask.folder import AnswerFolder
+from composer_prime.traces.states import TraceState
 from tests.cli.command_line import Answer, call
-from tests.replay.ask.text_teacher import FakeTextTeacher, number_of, serving, told_logprobs, trace
+from tests.traces.ask.text_teacher import FakeTextTeacher, number_of, serving, told_logprobs, trace
 
 
 class Listed:
@@ -28,7 +28,7 @@ class Listed:
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Answer]:
     """`cli(fake_url, *options)` asks one teacher about the store."""
-    stores = ModuleType("composer_prime.replay.ingest.store")
+    stores = ModuleType("composer_prime.traces.ingest.store")
     stores.TraceStore = Listed  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, stores.__name__, stores)
     monkeypatch.setattr(teacher, "RETRY_WAIT_S", 0.0)

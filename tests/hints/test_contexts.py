@@ -6,7 +6,7 @@ from composer_prime.config.teachers import HintKind
 from composer_prime.hints.answers import LINE_CHARS
 from composer_prime.hints.contexts import TEMPLATES, hint_text, hinted_context
 from composer_prime.hints.error_sites import ErrorSite, error_sites
-from tests.replay.traces import node
+from tests.traces.turns import node
 
 HINT = [901, 902, 903]
 

@@ -4,7 +4,7 @@ import pytest
 
 from composer_prime.hints.error_sites import error_sites
 from tests.hints.test_answers import TRACEBACK
-from tests.replay.traces import node
+from tests.traces.turns import node
 
 
 def calls(*ids: str) -> list[dict[str, str]]:

@@ -19,15 +19,15 @@ import pytest
 from composer_prime import metrics
 from composer_prime.config.paths import models_cache
 from composer_prime.metrics import read_tape
-from composer_prime.replay.ask.folder import AnswerFolder
-from composer_prime.replay.ask.ledger import Record
-from composer_prime.replay.ingest.store import TraceStore
-from composer_prime.replay.pairs.file import Pair, StepScore, read_pairs
-from composer_prime.replay.states import Message, canonical, digest
 from composer_prime.sites.embedded.model import resolve_model
+from composer_prime.traces.ask.folder import AnswerFolder
+from composer_prime.traces.ask.ledger import Record
+from composer_prime.traces.ingest.store import TraceStore
+from composer_prime.traces.pairs.file import Pair, StepScore, read_pairs
+from composer_prime.traces.states import Message, canonical, digest
 from tests.architecture import REPOSITORY
-from tests.replay.ask.text_teacher import FakeTextTeacher, serving
-from tests.replay.ingest.claude_session import write
+from tests.traces.ask.text_teacher import FakeTextTeacher, serving
+from tests.traces.ingest.claude_session import write
 
 pytestmark = pytest.mark.slow
 

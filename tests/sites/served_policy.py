@@ -8,10 +8,10 @@ from pathlib import Path
 from starlette.applications import Starlette
 
 from composer_prime.config.teachers import HintTeacher
-from composer_prime.replay.served import held_name
 from composer_prime.sites.embedded.inference.app import Server
 from composer_prime.sites.embedded.inference.serve import load_tokenizer
 from composer_prime.sites.embedded.inference.transformers_engine import TransformersEngine
+from composer_prime.teachers.served import held_name
 from tests.servers.in_thread import serving_app
 
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from composer_prime.config.distill import DistillConfig, Schedule, weight_at
 from composer_prime.config.recipe import OptimConfig
 from composer_prime.losses.composer import composer_loss
-from composer_prime.replay.score.candidates import EMPTY, Candidates
-from composer_prime.replay.score.carrier import pack as pack_streams
 from composer_prime.sites.embedded.batches import TrainingSample, read_batch, write_batch
 from composer_prime.sites.embedded.learner import Learner
 from composer_prime.sites.embedded.packing import STREAMS
 from composer_prime.sites.embedded.trainer import Trainer
+from composer_prime.teachers.candidates import EMPTY, Candidates
+from composer_prime.teachers.carrier import pack as pack_streams
 from tests.sites.letters_site import letters_site
 from tests.sites.tiny_policy import VOCABULARY, random_policy, random_samples
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from composer_prime.replay.served import held_name
 from composer_prime.sites.embedded.inference.app import Server
 from composer_prime.sites.embedded.inference.serve import close_engines, make_engine, make_teacher, start_engines
+from composer_prime.teachers.served import held_name
 from tests.sites.letters_site import letters_site
 from tests.sites.tiny_folder import save_random_tiny
 from tiny_policy.qwen3 import tiny_tokenizer

@@ -6,9 +6,9 @@ import math
 import pytest
 
 from composer_prime.errors import BadInput
-from composer_prime.replay.consensus import NO_EVIDENCE
 from composer_prime.sites.embedded.inference import wire
 from composer_prime.sites.embedded.inference.engine import Completion, GenerateRequest, Sampling
+from composer_prime.teachers.sampled import NO_EVIDENCE
 
 
 def generate_body(**sampling) -> dict:

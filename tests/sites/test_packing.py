@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from composer_prime.errors import SiteError
-from composer_prime.replay.score.candidates import Candidates
-from composer_prime.replay.score.carrier import pack as pack_streams
 from composer_prime.sites.embedded.packing import pack, trainer_logprobs
+from composer_prime.teachers.candidates import Candidates
+from composer_prime.teachers.carrier import pack as pack_streams
 from tests.sites.tiny_policy import logprobs_alone, random_policy, random_sample, random_samples
 
 SEQ_LEN = 32

@@ -13,14 +13,14 @@ from composer_prime import metrics
 from composer_prime.config.stored import PairsConfig
 from composer_prime.errors import BadInput
 from composer_prime.metrics import read_tape
-from composer_prime.replay.pairs.encoding import Encoder
-from composer_prime.replay.pairs.file import Pair, TeacherVote, write_pairs
 from composer_prime.sites.embedded.batches import read_batch
 from composer_prime.sites.embedded.inference_client import InferenceClient
 from composer_prime.sites.embedded.orchestrator import Orchestrator
 from composer_prime.sites.embedded.rollouts import Branch, Group, Rollout, RolloutPlayer
 from composer_prime.sites.embedded.stored import StoredSamples, encode_pairs
 from composer_prime.sites.embedded.weights import WeightsWatcher
+from composer_prime.traces.pairs.encoding import Encoder
+from composer_prime.traces.pairs.file import Pair, TeacherVote, write_pairs
 from tests.sites.letters_site import letters_site
 from tests.sites.test_stored import Served, random_pairs
 from tests.sites.tiny_policy import random_policy

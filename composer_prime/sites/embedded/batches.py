@@ -39,7 +39,7 @@ class TrainingSample:
     reward          of the whole rollout
     policy_version  number of training steps behind the weights that sampled it (the oldest, if it spans several)
     ref_logprobs    teacher's logprobs of the same tokens; 0.0 says "none here", as on the wire; None: no teacher
-    candidates      int32 (tokens, 2 or 4, k), teachers' distributions as replay/score/carrier.py packs them; None: none
+    candidates      int32 (tokens, 2 or 4, k), teachers' distributions as teachers/carrier.py packs them; None: none
 
     Raises SiteError when the lengths differ or the sample is empty.
     """

@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from composer_prime.replay.gate import Gate
 from composer_prime.sites.embedded.environments import Source
 from composer_prime.sites.embedded.result import write_whole
+from composer_prime.teachers.gate import Gate
 
 
 def gates_of(sources: Iterable[Source]) -> dict[str, Gate]:

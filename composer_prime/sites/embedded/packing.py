@@ -45,7 +45,7 @@ class MicroBatch:
     temperatures        fp32; 1.0 in padding
     ref_logprobs        fp32, nats; 0.0 says "no teacher here"
     seq_lens            per row, the lengths of its samples from left to right; the rest is padding
-    candidates          int32 (rows, width, 2 or 4, k), as replay/score/carrier.py packs them, zero where no teacher has
+    candidates          int32 (rows, width, 2 or 4, k), as teachers/carrier.py packs them, zero where no teacher has
                         a word; None: nowhere
     """
 

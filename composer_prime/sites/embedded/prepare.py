@@ -20,8 +20,6 @@ from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.config.settings import WITHOUT_WEIGHTS, SiteSettings, settle_site
 from composer_prime.errors import ConfigError, FingerprintMismatch, StoreUnusable, SystemRefused
 from composer_prime.private import users_umask
-from composer_prime.replay.fingerprint import load_tokenizer
-from composer_prime.replay.teachers import TeacherPool
 from composer_prime.sites.embedded.folder import check_new_run
 from composer_prime.sites.embedded.ports import claim_port
 from composer_prime.sites.embedded.processes import QUIET_ENV, Child
@@ -33,6 +31,8 @@ from composer_prime.store.file import FileStore
 from composer_prime.sync.founding import another_run, changed_terms
 from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.terms import terms_of
+from composer_prime.teachers.fingerprint import load_tokenizer
+from composer_prime.teachers.pool import TeacherPool
 
 _POLL_S = 0.05
 ROOM_BYTES = 16 * 2**20

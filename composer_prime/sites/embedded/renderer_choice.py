@@ -7,7 +7,7 @@ from typing import Any
 
 from composer_prime.config.recipe import TINY_MODELS, RendererConfig
 from composer_prime.errors import ConfigError
-from composer_prime.replay.pairs.encoding import num_equal
+from composer_prime.traces.pairs.encoding import num_equal
 
 TEMPLATE = "composer_prime.sites.embedded.template_renderer.TemplateRenderer"
 TEXT_RENDERERS = (

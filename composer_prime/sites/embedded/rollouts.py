@@ -42,7 +42,7 @@ class Branch:
 
     Streams are aligned with `token_ids`: `mask` is True where the policy sampled, `logprobs` (nats, after
     temperature) and `ref_logprobs` (what the environment stamped, None without) are 0.0 where it didn't. `candidates`
-    are teachers' distributions as replay/score/carrier.py packs them, None where no token has one.
+    are teachers' distributions as teachers/carrier.py packs them, None where no token has one.
     """
 
     token_ids: list[int]

@@ -19,11 +19,11 @@ from composer_prime.config.distill import weight_at
 from composer_prime.config.settings import SiteSettings
 from composer_prime.config.stored import PairsConfig, StoredTracesConfig
 from composer_prime.errors import BadInput, SiteError, TeacherError
-from composer_prime.replay.pairs.advantages import Scored, lead, margin, pair_advantages
-from composer_prime.replay.pairs.encoding import Action, Encoder, scores
-from composer_prime.replay.served import ServedModel, held_name
 from composer_prime.sites.embedded.batches import TrainingSample
 from composer_prime.sites.embedded.renderer_choice import made_renderer, renderer_settings
+from composer_prime.teachers.served import ServedModel, held_name
+from composer_prime.traces.pairs.advantages import Scored, lead, margin, pair_advantages
+from composer_prime.traces.pairs.encoding import Action, Encoder, scores
 
 logger = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ def _renderer(settings: SiteSettings) -> Any:
 
 def encode_pairs(encoder: Encoder, config: PairsConfig) -> list[EncodedPair]:
     """The pairs of a file. Raises BadInput when none of them fits."""
-    from composer_prime.replay.pairs.file import Pair, read_pairs
+    from composer_prime.traces.pairs.file import Pair, read_pairs
 
     pairs = [record for record in read_pairs(config.file) if isinstance(record, Pair)]
     found = []
@@ -255,7 +255,7 @@ def encode_pairs(encoder: Encoder, config: PairsConfig) -> list[EncodedPair]:
 
 def encode_turns(encoder: Encoder, config: StoredTracesConfig) -> list[EncodedTurn]:
     """The turns of a store that have an advantage other than 0. Raises BadInput when none fits."""
-    from composer_prime.replay.ingest.store import TraceStore
+    from composer_prime.traces.ingest.store import TraceStore
 
     advantages = None if config.scores is None else _advantages(config)
     states = list(TraceStore(config.store).states())
@@ -278,8 +278,8 @@ def encode_turns(encoder: Encoder, config: StoredTracesConfig) -> list[EncodedTu
 
 def _advantages(config: StoredTracesConfig) -> dict[tuple[str, int], float]:
     """By session and turn, where there is a score."""
-    from composer_prime.replay.pairs.file import read_pairs
-    from composer_prime.replay.pairs.scores import session_scores, turn_advantages
+    from composer_prime.traces.pairs.file import read_pairs
+    from composer_prime.traces.pairs.scores import session_scores, turn_advantages
 
     assert config.scores is not None
     sessions = session_scores(read_pairs(config.scores))

@@ -21,7 +21,7 @@ from renderers.base import ParsedToolCall, ToolCallParseStatus, extract_message_
 from renderers.configs import BaseRendererConfig
 from renderers.parsers import TOOL_PARSERS, ThinkTextReasoningParser, get_tool_parser
 
-from composer_prime.replay.pairs.encoding import num_equal
+from composer_prime.traces.pairs.encoding import num_equal
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]] | None

@@ -27,12 +27,12 @@ from composer_prime.config.stored import PreferenceConfig
 from composer_prime.config.table import Table
 from composer_prime.config.teachers import TeacherConfig, check_url
 from composer_prime.errors import BadInput, TeacherError
-from composer_prime.replay.pairs.advantages import Scored, lead, margin, pull
-from composer_prime.replay.pairs.encoding import Action, Encoder, scores
-from composer_prime.replay.pairs.file import Pair, read_pairs
-from composer_prime.replay.served import ServedModel
-from composer_prime.replay.teachers import TeacherPool
 from composer_prime.sites.prime_rl.policy_servers import PolicyServers
+from composer_prime.teachers.pool import TeacherPool
+from composer_prime.teachers.served import ServedModel
+from composer_prime.traces.pairs.advantages import Scored, lead, margin, pull
+from composer_prime.traces.pairs.encoding import Action, Encoder, scores
+from composer_prime.traces.pairs.file import Pair, read_pairs
 
 __all__ = ["PairsEnv", "PairsTaskset"]
 

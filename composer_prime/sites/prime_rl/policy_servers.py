@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from composer_prime.replay.served import ServedModel
+from composer_prime.teachers.served import ServedModel
 
 
 class PolicyServers:

@@ -19,9 +19,9 @@ from typing import Any
 import verifiers.v1 as vf
 
 from composer_prime.errors import TeacherError
-from composer_prime.replay.gate import Gate
-from composer_prime.replay.served import ServedModel
-from composer_prime.replay.wire import NotSampled
+from composer_prime.teachers.gate import Gate
+from composer_prime.teachers.served import ServedModel
+from composer_prime.teachers.wire import NotSampled
 
 Sampler = Callable[[Sequence[int], Any], Awaitable[list[int]]]
 """From a prompt's token ids and the request for a turn to what the teacher says."""

@@ -1,7 +1,7 @@
 """A verifiers environment that plays any taskset with one agent and stamps teachers' numbers on what it sampled.
 
 PRIME-RL's env server finds it under `env.id = "composer-prime"`; the embedded site uses it. It only adds to finished
-traces what replay/stamp.py says: rewards, advantages and the rollout itself stay as they are.
+traces what teachers/stamp.py says: rewards, advantages and the rollout itself stay as they are.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from composer_prime.hints.contexts import HintedContext, hint_text, hinted_conte
 from composer_prime.hints.error_sites import ErrorSite, error_sites, outcome_site, text_of
 from composer_prime.hints.leaks import leaks, said_before
 from composer_prime.metrics import teacher_metric
-from composer_prime.replay.fingerprint import load_tokenizer
-from composer_prime.replay.gate import PROBE_SHARE, Gate, Share
-from composer_prime.replay.hint_writer import HintWriter
-from composer_prime.replay.score.candidates import Candidates
-from composer_prime.replay.served import ServedModel, held_name
-from composer_prime.replay.stamp import Path, scoring_paths, stamp, stamp_candidates
-from composer_prime.replay.teachers import Score, Teacher, TeacherPool
 from composer_prime.sites.prime_rl.policy_servers import PolicyServers
 from composer_prime.sites.prime_rl.probing import PROBING, Probe, play, sampler
+from composer_prime.teachers.candidates import Candidates
+from composer_prime.teachers.fingerprint import load_tokenizer
+from composer_prime.teachers.gate import PROBE_SHARE, Gate, Share
+from composer_prime.teachers.hint_writer import HintWriter
+from composer_prime.teachers.pool import Score, Teacher, TeacherPool
+from composer_prime.teachers.served import ServedModel, held_name
+from composer_prime.teachers.stamp import Path, scoring_paths, stamp, stamp_candidates
 
 __all__ = ["StampingEnv"]
 

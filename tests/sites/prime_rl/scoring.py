@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_prime.replay.pairs.file import Pair, Record, StepScore, TeacherVote, write_pairs
+from composer_prime.traces.pairs.file import Pair, Record, StepScore, TeacherVote, write_pairs
 from tests.servers.fake_teacher import FakeTeacher, serving_teacher
 
 

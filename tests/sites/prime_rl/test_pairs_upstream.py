@@ -28,8 +28,8 @@ from transformers import AutoModelForCausalLM
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.serve.server import EnvServer
 
-from composer_prime.replay.pairs.encoding import Action, Encoder
-from composer_prime.replay.pairs.file import Pair
+from composer_prime.traces.pairs.encoding import Action, Encoder
+from composer_prime.traces.pairs.file import Pair
 from tests.architecture import REPOSITORY
 from tests.sites.prime_rl.scoring import pairs, serve, token_logprobs, write
 from tests.sites.tiny_folder import save_random_tiny

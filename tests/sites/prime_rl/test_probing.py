@@ -12,16 +12,16 @@ import pytest
 
 import tool_letters
 from composer_prime.errors import TeacherError
-from composer_prime.replay.gate import MOST_FIRST, Gate
-from composer_prime.replay.score.candidates import EMPTY, Candidates
-from composer_prime.replay.score.carrier import unpack
-from composer_prime.replay.served import ServedModel
-from composer_prime.replay.wire import ROUTES, NotSampled, Scores
 from composer_prime.sites.embedded.batches import write_batch
 from composer_prime.sites.embedded.environments import load_sources
 from composer_prime.sites.embedded.gates import load_gates, save_gates
 from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer
 from composer_prime.sites.embedded.samples import make_samples
+from composer_prime.teachers.candidates import EMPTY, Candidates
+from composer_prime.teachers.carrier import unpack
+from composer_prime.teachers.gate import MOST_FIRST, Gate
+from composer_prime.teachers.served import ServedModel
+from composer_prime.teachers.wire import ROUTES, NotSampled, Scores
 from tests.servers.fake_inference import END_OF_TURN, FakePolicy, save_tokenizer, serving
 from tests.sites.letters_site import letters_site
 from tiny_policy.qwen3 import tiny_tokenizer
@@ -113,7 +113,7 @@ def play(tmp_path: Path, run_async: Callable[..., Any], monkeypatch: pytest.Monk
         monkeypatch.setattr(ServedModel, "find", lambda served: script.find(served))
         if script.has_scores:
             monkeypatch.setattr(ServedModel, "scores", lambda *asked: script.scores(*asked))
-        monkeypatch.setattr("composer_prime.replay.teachers.TeacherPool.check", lambda *args: _done())
+        monkeypatch.setattr("composer_prime.teachers.pool.TeacherPool.check", lambda *args: _done())
         env = {"taskset": {"id": "tool-letters"}, "agent": {"max_turns": max_turns}}
         train = {"source": [{"name": "boxes", "env": env}], "sampling": {"max_completion_tokens": 96}}
         with serving(FakePolicy(reply=script.of_policy)) as port:

@@ -18,16 +18,16 @@ from verifiers.v1.graph import MessageNode
 from composer_prime.config.teachers import HintTeacher
 from composer_prime.errors import BadInput, TeacherRefused
 from composer_prime.hints.contexts import TEMPLATES
-from composer_prime.replay.consensus import log_mixture
-from composer_prime.replay.gate import Gate
-from composer_prime.replay.score.candidates import Candidates
-from composer_prime.replay.score.carrier import unpack
-from composer_prime.replay.served import ServedModel
 from composer_prime.sites.embedded.environments import load_sources
 from composer_prime.sites.embedded.model import load_policy
 from composer_prime.sites.embedded.ports import claim_port
 from composer_prime.sites.embedded.rollouts import RolloutPlayer, read_episode
 from composer_prime.sites.prime_rl import stamping_env
+from composer_prime.teachers.candidates import Candidates
+from composer_prime.teachers.carrier import unpack
+from composer_prime.teachers.gate import Gate
+from composer_prime.teachers.sampled import log_mixture
+from composer_prime.teachers.served import ServedModel
 from tests.servers.fake_chat import FakeChat, serving_chat
 from tests.servers.fake_teacher import FIRST_OTHER, FakeTeacher, serving_teacher
 from tests.sites.letters_site import letters_site
@@ -141,7 +141,7 @@ def test_a_teacher_that_fails_in_the_run_drops_out_and_is_counted(
         return answer if len(failing.bodies) <= 3 else {}
 
     failing.change = fail_after_the_check
-    with serving_teacher(failing) as url, caplog.at_level(logging.WARNING, "composer_prime.replay"):
+    with serving_teacher(failing) as url, caplog.at_level(logging.WARNING, "composer_prime.teachers"):
         tables = [models.table("self", models.policy_port), {"name": "bad", "base_url": url}]
         episodes = play({"id": "reverse-letters"}, top_k=0, replay={"teachers": tables})
     for episode in episodes:

@@ -24,12 +24,12 @@ from verifiers.v1.trace import WireTrace
 
 from composer_prime.losses.composer import composer_loss
 from composer_prime.losses.records import LossInputs
-from composer_prime.replay.score.candidates import Candidates
-from composer_prime.replay.stamp import scoring_paths, stamp, stamp_candidates
-from composer_prime.replay.teachers import Score
-from composer_prime.replay.wire import Scores
+from composer_prime.teachers.candidates import Candidates
+from composer_prime.teachers.pool import Score
+from composer_prime.teachers.stamp import scoring_paths, stamp, stamp_candidates
+from composer_prime.teachers.wire import Scores
 from tests.architecture import REPOSITORY
-from tests.replay.traces import node, trace
+from tests.traces.turns import node, trace
 
 pytestmark = [
     pytest.mark.prime_rl,

@@ -27,9 +27,9 @@ from transformers import PreTrainedTokenizerBase
 
 from composer_prime.config.paths import AVERAGE
 from composer_prime.errors import BadInput, SiteError
-from composer_prime.replay.served import held_name
 from composer_prime.sites.embedded.inference import wire
 from composer_prime.sites.embedded.inference.engine import Completion, Engine
+from composer_prime.teachers.served import held_name
 
 VERSION_HEADER = "x-policy-version"
 TEMPLATE_S = 10.0

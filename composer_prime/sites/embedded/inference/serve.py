@@ -17,9 +17,9 @@ from composer_prime.config.model_folder import loading
 from composer_prime.config.settings import SiteSettings
 from composer_prime.config.teachers import HintTeacher
 from composer_prime.errors import ModelError
-from composer_prime.replay.served import held_name
 from composer_prime.sites.embedded.inference.app import Server, render_chat
 from composer_prime.sites.embedded.inference.engine import Engine
+from composer_prime.teachers.served import held_name
 
 _Fail = Callable[[BaseException], None]
 

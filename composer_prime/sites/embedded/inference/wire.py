@@ -13,8 +13,8 @@ from typing import Any
 
 from composer_prime.config.distill import MAX_K
 from composer_prime.errors import BadInput
-from composer_prime.replay.consensus import NO_EVIDENCE
 from composer_prime.sites.embedded.inference.engine import Completion, GenerateRequest, Sampling
+from composer_prime.teachers.sampled import NO_EVIDENCE
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),

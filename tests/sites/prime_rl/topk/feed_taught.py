@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from composer_prime.replay.score.candidates import Candidates
-from composer_prime.replay.stamp import scoring_paths, stamp_candidates
-from composer_prime.replay.teachers import Score
-from composer_prime.replay.wire import Scores
-from tests.replay.traces import node, trace
+from composer_prime.teachers.candidates import Candidates
+from composer_prime.teachers.pool import Score
+from composer_prime.teachers.stamp import scoring_paths, stamp_candidates
+from composer_prime.teachers.wire import Scores
 from tests.sites.prime_rl.feed import SAMPLES, SEQUENCE, VOCABULARY, sample
 from tests.sites.prime_rl.topk.carried import drawn, stream
+from tests.traces.turns import node, trace
 
 K = 8
 SURE = 0.93

@@ -1,1 +1,0 @@
-"""Teacher signals: served models score what a policy sampled; stored traces are served again as a teacher's tokens."""

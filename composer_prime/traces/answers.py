@@ -1,0 +1,31 @@
+"""What a text teacher would have done at a decision point: the record between asking and making pairs."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from composer_prime.traces.states import Message
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One teacher's answer at one decision point.
+
+    state    TraceState.id
+    teacher  its name in the teachers' file
+    model    the model that answered, as the server names it; it may differ from the one that was asked for
+    action   the assistant's message: content, and tool_calls where it calls
+    weight   the teacher's share in a vote, greater than 0
+    """
+
+    state: str
+    teacher: str
+    model: str
+    action: Message
+    weight: float = 1.0
+
+
+class Answers(Protocol):
+    """Where answers come from: a folder that was filled by asking, or a list in a test."""
+
+    def answers(self) -> Iterable[Answer]: ...

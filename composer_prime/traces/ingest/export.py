@@ -1,0 +1,189 @@
+"""Sessions out of a store: as the files that they came from, as ATIF, or as Hugging Face's trace viewer reads them.
+
+ATIF and STS know no tree: a session's branches become one file each. What an earlier branch has told is context there.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from composer_prime.errors import BadInput
+from composer_prime.traces.ingest.formats import atif, claude_code, codex
+from composer_prime.traces.ingest.records import number_or_none
+from composer_prime.traces.ingest.session import Node, Session, arguments_of
+from composer_prime.traces.ingest.store import TraceStore
+from composer_prime.traces.states import calls_of, digest
+
+ATIF_VERSION = "ATIF-v1.7"
+_LOGS = (claude_code.NAME, codex.NAME)
+
+
+def export(store: TraceStore, folder: Path, kind: str) -> int:
+    """Write all sessions into a folder that isn't there or is empty; how many files.
+
+    kind  original: what was kept, byte for byte but for secrets; atif: ATIF 1.7; sts: Hugging Face's session traces
+
+    Raises BadInput for another kind, or a folder that holds something.
+    """
+    if kind not in KINDS:
+        raise BadInput(f"sessions can't be exported as {kind!r}: give one of {', '.join(KINDS)}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{folder} holds something already: give a new folder")
+    written: set[str] = set()
+    num_files = 0
+    for session in store.sessions():
+        files = KINDS[kind](session)
+        same = digest(sorted(files.values()))
+        if kind == "original" and same in written:  # another session of the same record
+            continue
+        written.add(same)
+        for name, text in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text.encode())
+            num_files += 1
+    return num_files
+
+
+def original_files(session: Session) -> dict[str, str]:
+    """What was kept of a session, by path; laid out so that ingestion finds what belongs together."""
+    main, *beside = session.original
+    is_line = session.format in _LOGS or "\n" not in main.text.strip()
+    if session.format == atif.NAME and beside:
+        rest = {f"{session.id}/verifier/{Path(part.name).name}": part.text for part in beside}
+        return {f"{session.id}/agent/trajectory.json": main.text, **rest}
+    rest = {f"{session.id}/subagents/{Path(part.name).name}": part.text for part in beside}
+    return {f"{session.id}.json{'l' if is_line else ''}": main.text, **rest}
+
+
+def atif_files(session: Session) -> dict[str, str]:
+    """One trajectory a branch. Steps that an earlier one holds are copied context."""
+    return {
+        f"{session.id}-{number}.json": json.dumps(_trajectory(session, number, path, told), indent=1)
+        for number, (path, told) in enumerate(_branches(session))
+    }
+
+
+def sts_files(session: Session) -> dict[str, str]:
+    """One file a branch: a line of the session, then a line a message."""
+    files = {}
+    for number, (path, _) in enumerate(_branches(session)):
+        name = session.name or session.id[:16]
+        lines: list[Any] = [
+            {"type": "session", "harness": session.format, "id": f"{session.id}-{number}", "name": name}
+        ]
+        lines += [{"type": "message", "message": _sts_message(session.nodes[place])} for place in path]
+        files[f"{session.id}-{number}.jsonl"] = "".join(json.dumps(line) + "\n" for line in lines)
+    return files
+
+
+KINDS: Mapping[str, Callable[[Session], dict[str, str]]] = {
+    "original": original_files,
+    "atif": atif_files,
+    "sts": sts_files,
+}
+
+
+def _branches(session: Session) -> Iterator[tuple[list[int], set[int]]]:
+    """The paths to the leaves, each with those of its nodes that earlier paths hold."""
+    parents = {node.parent for node in session.nodes}
+    seen: set[int] = set()
+    for leaf in range(len(session.nodes)):
+        if leaf not in parents:
+            path = session.path(leaf)
+            yield path, seen & set(path)
+            seen |= set(path)
+
+
+def _trajectory(session: Session, number: int, path: list[int], told: set[int]) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = []
+    for place in path:
+        node = session.nodes[place]
+        if node.message["role"] == "tool" and _observe(steps, node):
+            continue
+        step = _step(node)
+        if place in told or node.is_copied:
+            step["is_copied_context"] = True
+        steps.append(step)
+    models = [node.author for node in session.nodes if node.author]
+    agent: dict[str, Any] = {
+        "name": session.format,
+        "version": "unknown",
+        **({"model_name": models[0]} if models else {}),
+    }
+    agent["tool_definitions"] = list(session.tools)
+    reward = {} if session.reward is None else {"extra": {"reward": session.reward}}
+    return {
+        "schema_version": ATIF_VERSION,
+        "session_id": session.name or session.id,
+        "trajectory_id": f"{session.id}-{number}",
+        "agent": agent,
+        "steps": [{"step_id": step_id, **step} for step_id, step in enumerate(steps, start=1)],
+        **reward,
+    }
+
+
+def _step(node: Node) -> dict[str, Any]:
+    message = node.message
+    if not node.is_turn:
+        return {"source": "system" if message["role"] == "system" else "user", "message": message["content"]}
+    step: dict[str, Any] = {"source": "agent", "message": message["content"]}
+    if node.author:
+        step["model_name"] = node.author
+    if message.get("reasoning_content"):
+        step["reasoning_content"] = message["reasoning_content"]
+    if calls := calls_of(message):
+        step["tool_calls"] = [
+            {
+                "tool_call_id": call["id"],
+                "function_name": call["function"]["name"],
+                "arguments": _arguments(call["function"]["arguments"]),
+            }
+            for call in calls
+        ]
+    if node.is_synthetic:
+        step["llm_call_count"] = 0
+    if metrics := _metrics(node.usage or {}):
+        step["metrics"] = metrics
+    return step
+
+
+def _observe(steps: list[dict[str, Any]], node: Node) -> bool:
+    """Put a tool's result into the last step, if that called it; a request may show results without their calls."""
+    call_id = node.message["tool_call_id"]
+    if not steps or call_id not in [call["tool_call_id"] for call in steps[-1].get("tool_calls", [])]:
+        return False
+    results = steps[-1].setdefault("observation", {"results": []})["results"]
+    results.append({"source_call_id": call_id, "content": node.message["content"]})
+    return True
+
+
+def _arguments(text: str) -> Mapping[str, Any]:
+    """ATIF has objects only: arguments that are none are put into one."""
+    return arguments_of(text) or ({"input": text} if text.strip(" {}") else {})
+
+
+def _metrics(usage: Mapping[str, Any]) -> dict[str, int]:
+    """ATIF's counts, whose prompt holds the tokens that were read from a cache."""
+    cached = _count(usage, "cache_read_input_tokens", "cached_tokens", "cached_input_tokens")
+    prompt = _count(usage, "prompt_tokens", "input_tokens")
+    if "cache_read_input_tokens" in usage:  # Anthropic's input excludes what a cache gave or took
+        prompt = (prompt or 0) + (cached or 0) + (_count(usage, "cache_creation_input_tokens") or 0)
+    counts = {
+        "prompt_tokens": prompt,
+        "completion_tokens": _count(usage, "completion_tokens", "output_tokens"),
+        "cached_tokens": cached,
+    }
+    return {name: count for name, count in counts.items() if count is not None}
+
+
+def _count(usage: Mapping[str, Any], *names: str) -> int | None:
+    numbers = (number_or_none(usage.get(name)) for name in names)
+    return next((int(number) for number in numbers if number is not None), None)
+
+
+def _sts_message(node: Node) -> dict[str, Any]:
+    message = node.message
+    names = {"reasoning_content": "reasoningContent", "tool_calls": "toolCalls", "tool_call_id": "toolCallId"}
+    return {names.get(name, name): value for name, value in message.items()}

@@ -1,0 +1,50 @@
+"""OpenAI chat: a list of messages, or an object with messages (and tools, model, reward). Records are the messages."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from composer_prime.traces.ingest.messages import chat_message, tools_of
+from composer_prime.traces.ingest.reading import Document, Reading, read_documents
+from composer_prime.traces.ingest.records import Part, mapping, name_or_none, number_or_none, sequence
+from composer_prime.traces.ingest.session import Draft
+
+NAME = "openai-chat"
+NO_ROLE = "message of no known role"
+
+
+def lacks(value: Any) -> list[str]:
+    """What a JSON value lacks to be a chat."""
+    messages = value if isinstance(value, list) else mapping(value).get("messages")
+    if not isinstance(messages, list):
+        return ["a list of messages, or an object with messages"]
+    return [] if any(chat_message(message) for message in messages) else ["a message with a role"]
+
+
+def read(parts: Sequence[Part]) -> Reading:
+    """One session a chat."""
+    return read_documents(NAME, parts, lacks, _read)
+
+
+def _read(value: Any) -> Document:
+    given = mapping(value)
+    messages = sequence(given.get("messages") if given else value)
+    draft = Draft(name_or_none(given.get("id"), given.get("episode_id")), tools=tools_of(given.get("tools")))
+    draft.reward = number_or_none(given.get("reward"))
+    document = Document(len(messages), drafts=[draft])
+    add_chat(document, draft, enumerate(messages), author=name_or_none(given.get("model")))
+    return document
+
+
+def add_chat(document: Document, draft: Draft, messages: Iterable[tuple[int, Any]], *, author: str | None) -> None:
+    """Add numbered messages to a draft, one after the other. A tool's message must answer the turn before it."""
+    at: int | None = None
+    for number, given in messages:
+        message = chat_message(given)
+        fate = NO_ROLE if message is None else None
+        if message is not None and message["role"] == "tool":
+            fate = draft.refusal(at, message["tool_call_id"])
+        if message is None or fate is not None:
+            document.fates[number] = fate or NO_ROLE
+            continue
+        writer = author if message["role"] == "assistant" else None
+        at = draft.add(message, at, [number], author=writer, usage=mapping(mapping(given).get("usage")) or None)

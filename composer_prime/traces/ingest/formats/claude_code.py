@@ -1,0 +1,239 @@
+"""Claude Code's sessions: JSON lines, with subagents in files of their own or among the lines.
+
+One model call is several lines, which share the message's id and the request's. Lines name the line before them in
+`parentUuid`; some of those are no messages, and are kept as links. After compaction lines are replayed: a replay of the
+same line is dropped, one in another tree is context there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from composer_prime.traces.ingest.messages import assistant, json_text, plain, result, tool_call
+from composer_prime.traces.ingest.reading import Reading, read_log
+from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, string
+from composer_prime.traces.ingest.session import DUPLICATE_RESULT, ORPHAN_RESULT, Draft
+from composer_prime.traces.states import Message
+
+NAME = "claude-code"
+SKIPPED = (
+    "system", "summary", "progress", "attachment", "ai-title", "queue-operation", "file-history-snapshot",
+    "last-prompt", "permission-mode", "pr-link",
+)  # fmt: skip
+"""Types of lines that hold no message."""
+SYNTHETIC = "<synthetic>"
+DUPLICATE_LINE = "duplicate uuid"
+API_ERROR = "API error message"
+EMPTY = "message without content"
+
+
+def lacks(value: Any) -> list[str]:
+    """What a line lacks to be one of Claude Code's messages."""
+    line = mapping(value)
+    checks = {
+        "type user or assistant": line.get("type") in ("user", "assistant"),
+        "a message object": isinstance(line.get("message"), dict),
+        "uuid": isinstance(line.get("uuid"), str),
+        "sessionId": isinstance(line.get("sessionId"), str),
+    }
+    return [name for name, holds in checks.items() if not holds]
+
+
+def read(parts: Sequence[Part]) -> Reading:
+    """The session of a main file and its subagents' files; all their lines are records."""
+    places = [number for number, part in enumerate(parts) for _ in part.entries]
+    return read_log(NAME, parts, lambda lines, fates: _Reader(places, fates).read(lines))
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line that others may name as the one before them; `node` is the last that it made, None if it made none."""
+
+    record: int
+    parent: str | None
+    node: int | None = None
+    message: Any = None
+
+
+@dataclass
+class _Place:
+    """Where a line stands: after which node, in the tree of which name, through which other lines."""
+
+    node: int | None
+    root: str
+    links: list[int]
+
+
+@dataclass
+class _Call:
+    """One model call while its lines come in: its node's index, what it wrote, and the answers to its tool calls."""
+
+    node: int
+    blocks: list[Mapping[str, Any]] = field(default_factory=list)
+    answered: dict[str, int] = field(default_factory=dict)
+
+
+class _Reader:
+    def __init__(self, places: Sequence[int], fates: dict[int, str]) -> None:
+        self._files = places
+        self._fates = fates
+        self._draft = Draft()
+        self._messages: dict[str, _Line] = {}
+        self._links: dict[str, _Line] = {}
+        self._latest: dict[tuple[Any, ...], int] = {}
+        self._roots: list[str] = []
+        self._calls: dict[tuple[str, str], _Call] = {}
+        self._call_at: dict[int, _Call] = {}
+        self._known: set[str] = set()
+
+    def read(self, lines: Sequence[Any]) -> Draft:
+        for record, line in enumerate(lines):
+            if record not in self._fates:
+                fate = self._take(record, mapping(line))
+                if fate is not None:
+                    self._fates[record] = fate
+                    self._links[string(mapping(line).get("uuid"))] = _Line(record, _parent(mapping(line)))
+        return self._draft
+
+    def _take(self, record: int, line: Mapping[str, Any]) -> str | None:
+        """Add what a line says; why it is dropped, if it is."""
+        kind = line.get("type")
+        message = mapping(line.get("message"))
+        if kind not in ("user", "assistant"):
+            return f"{kind} line" if kind in SKIPPED else "line of an unknown type"
+        if not isinstance(message.get("content"), str | list):
+            return EMPTY
+        if line.get("isApiErrorMessage") is True:
+            return API_ERROR
+        uuid = string(line.get("uuid"))
+        known = self._messages.get(uuid)
+        if known and known.parent == _parent(line) and known.message == message:
+            return DUPLICATE_LINE
+        agent = (self._files[record], line.get("isSidechain") is True, string(line.get("agentId")))
+        place = self._place(record, line, agent)
+        add = self._add_assistant if kind == "assistant" else self._add_user
+        node = add(record, line, message, place)
+        if isinstance(node, str):
+            return node
+        self._latest[agent] = node
+        self._draft.name = self._draft.name or name_or_none(line.get("sessionId"))
+        if uuid:
+            self._messages[uuid] = _Line(record, _parent(line), node, message)
+        return None
+
+    def _place(self, record: int, line: Mapping[str, Any], agent: tuple[Any, ...]) -> _Place:
+        """Up the parents to a message. If the file lacks one of them, the agent's message before stands in."""
+        links: list[int] = []
+        seen: set[str] = set()
+        root, parent = f"record {record}", _parent(line)
+        while parent is not None:
+            if parent in self._messages:
+                node = self._messages[parent].node
+                return _Place(node, self._roots[node or 0], links)
+            link = self._links.get(parent)
+            if link is None or parent in seen:
+                node = self._latest.get(agent)
+                return _Place(node, root if node is None else self._roots[node], links)
+            seen.add(parent)
+            links.append(link.record)
+            root, parent = f"link {parent}", link.parent
+        return _Place(None, root, links)
+
+    def _add_assistant(self, record: int, line: Mapping[str, Any], message: Mapping[str, Any], place: _Place) -> int:
+        content = message["content"]
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content)
+        name = string(message.get("id"))
+        call_name = f"{name}:{string(line.get('requestId'))}" if name else None
+        records = [record, *place.links]
+        call = self._calls.get((call_name or f"record {record}", place.root))
+        if call is None:
+            node = self._add(
+                {"role": "assistant"},
+                self._tip(place.node),
+                (),
+                place,
+                author=None if message.get("model") == SYNTHETIC else name_or_none(message.get("model")),
+                is_copied=call_name in self._known,
+                is_synthetic=message.get("model") == SYNTHETIC,
+                call=call_name,
+            )
+            call = self._calls[call_name or f"record {record}", place.root] = _Call(node)
+            self._call_at[node] = call
+            self._known |= {call_name} if call_name else set()
+        _merge(call.blocks, blocks)
+        old = self._draft.nodes[call.node]
+        usage = mapping(message.get("usage")) or old.usage
+        self._draft.replace(call.node, message=_message(call.blocks), usage=usage, records=(*old.records, *records))
+        return call.node
+
+    def _add_user(self, record: int, line: Mapping[str, Any], message: Mapping[str, Any], place: _Place) -> int | str:
+        content = message["content"]
+        blocks = [] if isinstance(content, str) else list(content)
+        answers = [block for block in objects(blocks) if block.get("type") == "tool_result"]
+        rest = content if isinstance(content, str) else [block for block in blocks if block not in answers]
+        node: int | None = None
+        fate = EMPTY
+        for block in answers:
+            call_id = string(block.get("tool_use_id"))
+            caller = self._draft.caller(place.node, call_id)
+            if caller is None:
+                fate = ORPHAN_RESULT
+            elif call_id in self._call_at[caller].answered:
+                fate = DUPLICATE_RESULT
+            else:
+                answered = self._call_at[caller].answered
+                before = next(reversed(answered.values()), caller)
+                node = self._add(result(call_id, block.get("content")), before, [record, *place.links], place)
+                answered[call_id] = node
+        if rest:
+            after = self._tip(place.node) if node is None else node
+            node = self._add(plain("user", rest), after, [record, *place.links], place)
+        return fate if node is None else node
+
+    def _add(self, message: Message, parent: int | None, records: Sequence[int], place: _Place, **more: Any) -> int:
+        self._roots.append(place.root)
+        return self._draft.add(message, parent, records, **more)
+
+    def _tip(self, node: int | None) -> int | None:
+        """Where a line that names `node` continues: after all answers to a call's tools, whichever is named."""
+        at = node
+        while at is not None and self._draft.nodes[at].message["role"] == "tool":
+            at = self._draft.nodes[at].parent
+        call = self._call_at.get(-1 if at is None else at)
+        return next(reversed(call.answered.values()), node) if call else node
+
+
+def _parent(line: Mapping[str, Any]) -> str | None:
+    return name_or_none(line.get("parentUuid"))
+
+
+def _merge(blocks: list[Mapping[str, Any]], added: Sequence[Mapping[str, Any]]) -> None:
+    """Add blocks of the same message. A prefix of a text gives way to the longer one; so does a repeated call."""
+    for block in added:
+        place = next((place for place, known in enumerate(blocks) if _is_same(known, block)), None)
+        if place is None:
+            blocks.append(block)
+        elif len(_body(block)) > len(_body(blocks[place])):
+            blocks[place] = block
+
+
+def _is_same(known: Mapping[str, Any], block: Mapping[str, Any]) -> bool:
+    if known.get("type") != block.get("type"):
+        return False
+    if block.get("type") == "tool_use":
+        return known.get("id") == block.get("id")
+    return _body(known).startswith(_body(block)) or _body(block).startswith(_body(known))
+
+
+def _body(block: Mapping[str, Any]) -> str:
+    return json_text(
+        block.get("input") if block.get("type") == "tool_use" else block.get("thinking", block.get("text"))
+    )
+
+
+def _message(blocks: Sequence[Mapping[str, Any]]) -> Message:
+    thinking = [string(block.get("thinking")) for block in blocks if block.get("type") == "thinking"]
+    calls = [tool_call(b.get("id"), b.get("name"), b.get("input")) for b in blocks if b.get("type") == "tool_use"]
+    hidden = ("thinking", "redacted_thinking", "tool_use")
+    shown = [block for block in blocks if block.get("type") not in hidden]
+    return assistant(shown, calls, "\n".join(text for text in thinking if text))

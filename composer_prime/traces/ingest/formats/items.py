@@ -1,0 +1,109 @@
+"""Items of OpenAI's Responses, folded into messages: reasoning, text and calls of one response are one message."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from composer_prime.traces.ingest.messages import ROLES, assistant, content_text, json_text, plain, result, tool_call
+from composer_prime.traces.ingest.records import mapping, string
+from composer_prime.traces.ingest.session import ORPHAN_RESULT, Draft
+
+OTHER_ITEM = "item that is no message"
+UNFINISHED = "unfinished response"
+CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+
+
+@dataclass
+class ItemFold:
+    """Adds items to a draft, one branch at a time.
+
+    at       the branch's last node
+    author   model of the calls that come
+    is_copied  whether what comes is context that was written elsewhere
+    """
+
+    draft: Draft
+    at: int | None = None
+    author: str | None = None
+    is_copied: bool = False
+    usage: Mapping[str, Any] | None = None
+    _texts: list[str] = field(default_factory=list)
+    _thinking: list[str] = field(default_factory=list)
+    _calls: list[Mapping[str, Any]] = field(default_factory=list)
+    _records: list[int] = field(default_factory=list)
+
+    def take(self, item: Any, *records: int) -> str | None:
+        """Add an item that came from these records. Why it is dropped, if it is."""
+        given = mapping(item)
+        kind = given.get("type", "message" if "role" in given else None)
+        if kind == "message" and string(given.get("role")) in ROLES:
+            return self._take_message(given, records)
+        if kind == "reasoning":
+            thoughts = [content_text(given[name]) for name in ("summary", "content") if given.get(name)]
+            self._thinking += thoughts
+        elif kind in CALLS:
+            body = given.get("arguments", given.get("action"))
+            if kind == "custom_tool_call":
+                body = {"input": given.get("input")}
+            call_id = given.get("call_id", given.get("id"))
+            self._calls.append(tool_call(call_id, given.get("name", "shell"), body))
+        elif kind in OUTPUTS:
+            return self._take_output(given, records)
+        else:
+            return OTHER_ITEM
+        self._records += records
+        return None
+
+    def close(self) -> None:
+        """End the response that is being folded."""
+        message = assistant("\n".join(self._texts), self._calls, "\n".join(self._thinking))
+        more = {"author": self.author, "is_copied": self.is_copied, "usage": self.usage}
+        self.at = self.draft.add(message, self.at, self._records, **more)
+        self._texts, self._thinking, self._calls, self._records, self.usage = [], [], [], [], None
+
+    def finish(self, fates: dict[int, str]) -> None:
+        """End the last response. Records that belong to none, such as reasoning that nothing followed, get a fate."""
+        self.end_turn()
+        fates |= dict.fromkeys(self._records, UNFINISHED)
+
+    def note(self, *records: int) -> None:
+        """Count records as part of the response that comes."""
+        self._records += records
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a response is being folded."""
+        return bool(self._texts or self._thinking or self._calls)
+
+    def _take_message(self, given: Mapping[str, Any], records: Sequence[int]) -> None:
+        if given["role"] == "assistant":
+            if self._texts or self._calls:
+                self.close()
+            self._texts.append(content_text(given.get("content")))
+            self._records += records
+            return
+        self.end_turn()
+        self.at = self.draft.add(plain(ROLES[given["role"]], given.get("content")), self.at, records)
+
+    def _take_output(self, given: Mapping[str, Any], records: Sequence[int]) -> str | None:
+        call_id = string(given.get("call_id"))
+        if self.is_open:
+            refusal = None if any(call["id"] == call_id for call in self._calls) else ORPHAN_RESULT
+        else:
+            refusal = self.draft.refusal(self.at, call_id)
+        if refusal is None:
+            self.end_turn()
+            self.at = self.draft.add(result(call_id, _output(given.get("output"))), self.at, records)
+        return refusal
+
+    def end_turn(self) -> None:
+        """End the response that is being folded, if there is one."""
+        if self.is_open:
+            self.close()
+
+
+def _output(output: Any) -> Any:
+    if isinstance(output, dict):
+        return output.get("content", json_text(output))
+    return output

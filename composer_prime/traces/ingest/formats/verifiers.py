@@ -1,0 +1,85 @@
+"""verifiers: traces, and episodes of several, also as PRIME-RL writes them to traces.jsonl. Records are the nodes.
+
+A trace is a tree already. Per-token numbers on disk are rounded and are not read here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from composer_prime.traces.ingest.messages import chat_message, tools_of
+from composer_prime.traces.ingest.reading import BROKEN_PARENT, Document, Reading, read_documents
+from composer_prime.traces.ingest.records import Part, mapping, name_or_none, number_or_none, objects, sequence
+from composer_prime.traces.ingest.session import Draft
+
+NAME = "verifiers"
+NO_TRACE = "episode without a trace"
+NO_MESSAGE = "node without a message"
+
+
+def lacks(value: Any) -> list[str]:
+    """What a JSON value lacks to be a trace or an episode."""
+    given = mapping(value)
+    is_trace = isinstance(given.get("nodes"), list)
+    is_episode = isinstance(given.get("traces"), list) or ("env" in given and "task" in given)
+    return [] if is_trace or is_episode else ["nodes (of a trace) or traces (of an episode)"]
+
+
+def read(parts: Sequence[Part]) -> Reading:
+    """One session a trace."""
+    return read_documents(NAME, parts, lacks, _read)
+
+
+def _read(value: Mapping[str, Any]) -> Document:
+    traces = [value] if "nodes" in value else sequence(value.get("traces"))
+    document = Document(0)
+    for trace in traces:
+        nodes = sequence(mapping(trace).get("nodes"))
+        if not nodes:
+            document.fates[document.num_records] = NO_TRACE
+            document.num_records += 1
+            continue
+        document.drafts.append(_trace(document, mapping(trace), nodes))
+        document.num_records += len(nodes)
+    if not traces:
+        document.fates[0] = NO_TRACE
+        document.num_records = 1
+    return document
+
+
+def _trace(document: Document, trace: Mapping[str, Any], nodes: Sequence[Any]) -> Draft:
+    draft = Draft(name_or_none(trace.get("id")), tools=tools_of(trace.get("tools")), reward=_reward(trace))
+    config = mapping(mapping(trace.get("agent")).get("config"))
+    calls = {call["node"]: call for call in objects(sequence(trace.get("calls"))) if type(call.get("node")) is int}
+    places: dict[Any, int | None] = {None: None}
+    for number, given in enumerate(map(mapping, nodes)):
+        parent = given.get("parent")
+        message = chat_message(given.get("message"))
+        fate = NO_MESSAGE if message is None else None
+        if not (parent is None or type(parent) is int) or parent not in places:
+            fate = BROKEN_PARENT
+        if message is None or fate is not None:
+            document.fates[document.num_records + number] = fate or NO_MESSAGE
+            continue
+        call = mapping(calls.get(number))
+        wrote = given.get("sampled") is True
+        places[number] = draft.add(
+            message,
+            places[parent],
+            [document.num_records + number],
+            author=name_or_none(call.get("model"), config.get("model")) if wrote else None,
+            is_copied=message["role"] == "assistant" and not wrote,
+            usage=mapping(call.get("usage")) or None,
+        )
+        if not draft.tools:
+            draft.tools += tools_of(given.get("tools"))
+    return draft
+
+
+def _reward(trace: Mapping[str, Any]) -> float | None:
+    """The sum of the rewards that there are, each by its weight."""
+    parts = []
+    for reward in objects(mapping(trace.get("rewards")).values()):
+        score, weight = number_or_none(reward.get("score")), number_or_none(reward.get("weight", 1.0))
+        if score is not None and weight is not None:
+            parts.append(score * weight)
+    return number_or_none(sum(parts)) if parts else None

@@ -1,0 +1,175 @@
+"""Files into a store: which are sessions, what each gave, and what was dropped."""
+
+import os
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from composer_prime.errors import BadInput
+from composer_prime.traces.ingest.formats import atif, check_known, claude_code, detect, read
+from composer_prime.traces.ingest.reading import Reading
+from composer_prime.traces.ingest.records import Part, entries_of
+from composer_prime.traces.ingest.secret_patterns import SecretCutter
+from composer_prime.traces.ingest.store import TraceStore
+
+SUFFIXES = (".json", ".jsonl", ".traj")
+SUBAGENTS = "subagents"
+MAX_FILE_BYTES = 2**30
+"""Of one file of traces, which is read whole."""
+
+
+@dataclass
+class FileReport:
+    """What one file gave.
+
+    format       None: it is of no known format, and nothing was read
+    num_new      sessions that the store didn't hold
+    num_states   decision points of all its sessions
+    num_copies   those of them that other sessions hold, too
+    dropped      records by reason; with `num_kept` they sum to `num_records`
+    secrets      cut out of the file, by kind
+    remarks      what a person should know, one line each
+    """
+
+    path: Path
+    format: str | None = None
+    num_sessions: int = 0
+    num_new: int = 0
+    num_states: int = 0
+    num_copies: int = 0
+    num_records: int = 0
+    num_kept: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    secrets: Mapping[str, int] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+
+def find_files(paths: Sequence[Path]) -> list[Path]:
+    """Files as they are, and of folders what may be a session: subagents' files come with their session's.
+
+    Raises BadInput for a path where nothing is.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found += sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        elif path.exists():
+            found.append(path)
+        else:
+            raise BadInput(f"{path} isn't there: give files, or folders that hold some")
+    named = set(paths)
+    return [path for path in dict.fromkeys(found) if path in named or not _is_beside(path)]
+
+
+def read_file(path: Path, format: str | None = None) -> tuple[str, Reading, SecretCutter]:
+    """A session's file and those beside it that belong to it: the format, what they gave, the secrets that were cut.
+
+    Raises BadInput if it can't be read or is of no known format, or the format that is given isn't known.
+    """
+    secrets = SecretCutter(os.environ)
+    main = Part("", entries_of(_bytes(path), secrets))
+    subagents = _subagents(path)
+    if format is not None:
+        check_known(format)
+    else:
+        format = claude_code.NAME if subagents and not main.entries else detect(main.entries, str(path))
+    beside = {claude_code.NAME: subagents, atif.NAME: _rewards(path)}.get(format, [])
+    parts = [Part(f"{file.parent.name}/{file.name}", entries_of(_bytes(file), secrets)) for file in beside]
+    return format, read(format, [main, *parts]), secrets
+
+
+def ingest(
+    files: Sequence[Path],
+    store: TraceStore | None,
+    *,
+    named: Container[Path],
+    format: str | None = None,
+    dry_run: bool = False,
+) -> Iterator[FileReport]:
+    """Read the files one after the other, and add their sessions to the store unless it is a dry run.
+
+    store  None: there is none yet, which only a dry run can do with
+    named  files that were asked for by name: one of no known format is an error, another is passed over
+
+    Raises BadInput, and keeps what came before.
+    """
+    if format is not None:
+        check_known(format)
+    calls = set() if store is None else store.known_calls()
+    ids = set() if store is None else set(store.index["sessions"])
+    try:
+        for path in files:
+            try:
+                chosen, reading, secrets = read_file(path, format)
+            except BadInput as error:
+                if path in named:
+                    raise
+                yield FileReport(path, remarks=[f"passed over: {error}"])
+                continue
+            report = _report(path, chosen, reading, secrets)
+            for session in reading.sessions:
+                keys = set(session.call_keys().values())
+                if session.id not in ids:
+                    report.num_new += 1
+                    report.num_copies += len(keys & calls)
+                ids.add(session.id)
+                calls |= keys
+                if store is not None and not dry_run:
+                    store.add(session)
+            if store is not None and not dry_run:
+                store.note_file(path, _account(report, reading))
+            yield report
+    finally:
+        if store is not None and not dry_run:
+            store.save_index()
+
+
+def _report(path: Path, format: str, reading: Reading, secrets: SecretCutter) -> FileReport:
+    report = FileReport(path, format, len(reading.sessions), num_records=reading.num_records)
+    report.num_states = sum(node.is_decision for session in reading.sessions for node in session.nodes)
+    report.num_kept, report.dropped = reading.num_kept, dict(reading.dropped)
+    report.secrets = {kind: count for kind, count in secrets.counts.items() if count}
+    if not reading.sessions:
+        report.remarks.append("no decision point of a model: nothing is stored")
+    num_toolless = sum(not session.tools for session in reading.sessions)
+    if num_toolless:
+        report.remarks.append(
+            f"{num_toolless} of {len(reading.sessions)} sessions have no tools: their actions are text"
+        )
+    return report
+
+
+def _account(report: FileReport, reading: Reading) -> dict[str, Any]:
+    return {
+        "format": report.format,
+        "num_records": report.num_records,
+        "dropped": dict(report.dropped),
+        "secrets": dict(report.secrets),
+        "sessions": [session.id for session in reading.sessions],
+    }
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        if (size := path.stat().st_size) > MAX_FILE_BYTES:
+            raise BadInput(f"{path} has {size} bytes, of {MAX_FILE_BYTES} at most: cut it into several")
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{path} can't be read: {error.strerror}: give a file of traces") from error
+
+
+def _subagents(path: Path) -> list[Path]:
+    return sorted((path.with_suffix("") / SUBAGENTS).glob("agent-*.jsonl"))
+
+
+def _rewards(path: Path) -> list[Path]:
+    """Of Harbor's trial folder, in which the trajectory is `agent/trajectory.json`."""
+    found = [path.parent.parent / name for name in atif.REWARD_FILES]
+    return [file for file in found if file.is_file()] if path.parent.name == "agent" else []
+
+
+def _is_beside(path: Path) -> bool:
+    folder = path.parent
+    is_subagent = folder.name == SUBAGENTS and folder.parent.with_name(folder.parent.name + ".jsonl").is_file()
+    return is_subagent or f"{folder.name}/{path.name}" in atif.REWARD_FILES

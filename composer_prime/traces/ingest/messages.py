@@ -1,0 +1,108 @@
+"""Messages and tools of other dialects as OpenAI's chat completions have them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from composer_prime.traces.ingest.records import mapping, name_or_none, objects, sequence, string
+from composer_prime.traces.states import Message, Tool
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+IMAGE = "[image]"
+OTHER = "[other content]"
+"""What stands for the parts of a message that aren't text."""
+
+
+def content_text(content: Any) -> str:
+    """A message's content as text: its text parts, with a mark for each other part."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(_part_text(part) for part in content)
+    return "" if content is None else json_text(content)
+
+
+def _part_text(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(mapping(part).get("text"), str):
+        return part["text"]
+    return IMAGE if "image" in string(mapping(part).get("type")) else OTHER
+
+
+def json_text(value: Any) -> str:
+    """A JSON value as text; a text as it is."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def plain(role: str, content: Any) -> Message:
+    """A system's or a user's message."""
+    return {"role": role, "content": content_text(content)}
+
+
+def result(call_id: str, content: Any) -> Message:
+    """A tool's message."""
+    return {"role": "tool", "content": content_text(content), "tool_call_id": call_id}
+
+
+def assistant(content: Any, calls: Sequence[Mapping[str, Any]] = (), thinking: str = "") -> Message:
+    """An assistant's message; fields without a value are left out."""
+    message: dict[str, Any] = {"role": "assistant", "content": content_text(content)}
+    if thinking:
+        message["reasoning_content"] = thinking
+    if calls:
+        message["tool_calls"] = list(calls)
+    return message
+
+
+def tool_call(call_id: Any, name: Any, arguments: Any) -> Mapping[str, Any]:
+    """A call of a tool. Arguments that aren't text become JSON text."""
+    text = "{}" if arguments is None else json_text(arguments)
+    return {"id": string(call_id), "type": "function", "function": {"name": string(name), "arguments": text}}
+
+
+def tool(name: Any, description: Any, parameters: Any) -> Tool:
+    """A tool's definition."""
+    schema = parameters if isinstance(parameters, dict) else {"type": "object", "properties": {}}
+    function = {"name": string(name), "description": string(description), "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+def tools_of(listed: Any) -> list[Tool]:
+    """Tools as chat completions, Responses, Anthropic or verifiers list them."""
+    found = []
+    for item in objects(sequence(listed)):
+        inner = mapping(item.get("function")) or item
+        if name_or_none(inner.get("name")):
+            schema = inner.get("parameters", inner.get("input_schema"))
+            found.append(tool(inner["name"], inner.get("description"), schema))
+    return found
+
+
+def chat_message(data: Any) -> Message | None:
+    """One message of a chat; None: it has no role that a chat knows.
+
+    Calls may be nested in `function` or flat, as verifiers has them; the older `function_call` and its results are
+    called by the function's name.
+    """
+    given = mapping(data)
+    role = string(given.get("role"))
+    if role == "function":
+        return result(string(given.get("name")), given.get("content"))
+    if role == "tool":
+        ids = sequence(given.get("tool_call_ids"))
+        return result(string(given.get("tool_call_id") or (ids[0] if ids else "")), given.get("content"))
+    if role == "assistant":
+        thinking = name_or_none(given.get("reasoning_content"), given.get("reasoning"))
+        return assistant(given.get("content"), _calls(given), thinking or "")
+    return plain(ROLES[role], given.get("content")) if role in ROLES else None
+
+
+def _calls(given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    calls = []
+    for call in objects(sequence(given.get("tool_calls"))):
+        function = mapping(call.get("function")) or mapping(call.get("custom")) or call
+        calls.append(tool_call(call.get("id"), function.get("name"), function.get("arguments", function.get("input"))))
+    if legacy := mapping(given.get("function_call")):
+        calls.append(tool_call(legacy.get("name"), legacy.get("name"), legacy.get("arguments")))
+    return calls

@@ -1,0 +1,251 @@
+"""A session: a tree of messages, the records that made them, and its decision points.
+
+Branches stay branches: a node names the node before it, which comes earlier in the list. What a call saw is the path
+from the root to it.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from composer_prime.traces.states import Message, Tool, TraceState, calls_of, digest, text_of
+
+
+@dataclass(frozen=True)
+class Node:
+    """One message of a session.
+
+    parent        index of the node before it; None: a branch's first
+    message       with an assistant's thinking in `reasoning_content`
+    records       numbers of the records that made it: kept lines of a log, or items of a document
+    author        model that wrote it; None: unknown, or no model did
+    is_copied     context that another call, another session or another model wrote: gives no decision point
+    is_synthetic  an assistant's message that the harness wrote: gives no decision point
+    usage         tokens as the format counts them
+    call          the provider's name for the call; equal in every session that holds it
+    """
+
+    parent: int | None
+    message: Message
+    records: tuple[int, ...]
+    author: str | None = None
+    is_copied: bool = False
+    is_synthetic: bool = False
+    usage: Mapping[str, Any] | None = None
+    call: str | None = None
+
+    @property
+    def is_turn(self) -> bool:
+        """Whether it is an assistant's message."""
+        return self.message["role"] == "assistant"
+
+    @property
+    def is_decision(self) -> bool:
+        """Whether a model did something here."""
+        did = bool(text_of(self.message) or calls_of(self.message))
+        return self.is_turn and did and not (self.is_copied or self.is_synthetic)
+
+
+@dataclass(frozen=True)
+class Original:
+    """Records that were kept, verbatim but for secrets: one after the other as they stand in the file `name`."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Session:
+    """One session as it is stored.
+
+    format    name of the format that it was read from
+    name      what the format calls it; None: nothing
+    number    its place among the sessions of the same record
+    original  what it was read from
+    tools     as the format lists them, or inferred from the calls
+    reward    of the whole session; None: unknown
+    """
+
+    format: str
+    name: str | None
+    number: int
+    original: tuple[Original, ...]
+    nodes: tuple[Node, ...]
+    tools: tuple[Tool, ...]
+    reward: float | None = None
+
+    @cached_property
+    def id(self) -> str:
+        """sha256 of what is kept, in hex; spaces around records don't count."""
+        kept = [[part.name, [line.strip() for line in part.text.strip().split("\n")]] for part in self.original]
+        return digest([self.format, self.number, kept])
+
+    def states(self) -> Iterator[TraceState]:
+        """The decision points, in the order of the file."""
+        for _, state in self.numbered_states():
+            yield state
+
+    def numbered_states(self) -> Iterator[tuple[int, TraceState]]:
+        """The decision points, each with the index of its node."""
+        turns = {index: turn for turn, index in enumerate(i for i, node in enumerate(self.nodes) if node.is_turn)}
+        seen = [_seen(node) for node in self.nodes]
+        for index, node in enumerate(self.nodes):
+            if node.is_decision:
+                path = self.path(index)[:-1]
+                before = next((turns[place] for place in reversed(path) if place in turns), None)
+                yield (
+                    index,
+                    TraceState(
+                        self.id,
+                        turns[index],
+                        before,
+                        tuple(message for place in path if (message := seen[place]) is not None),
+                        self.tools,
+                        node.message,
+                        node.author,
+                        self.reward,
+                    ),
+                )
+
+    def path(self, index: int) -> list[int]:
+        """The nodes from the root to the node at `index`, which is the last."""
+        return path_of(self.nodes, index)
+
+    def call_keys(self) -> dict[int, str]:
+        """Of each decision point that has a name, by node: a key that copies of the call in other sessions share.
+
+        The name is the provider's; without one it is the session's own with what was seen, so that a call that had
+        been cut off is the same call.
+        """
+        chains: list[str] = []
+        keys = {}
+        for index, node in enumerate(self.nodes):
+            seen = "" if node.parent is None else chains[node.parent]
+            chains.append(digest([seen, node.message]))
+            if node.is_decision and (node.call or self.name):
+                keys[index] = digest(node.call or [self.name, seen])[:16]
+        return keys
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values; `Session.of` reads them back."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "Session":
+        """The session that `to_json` wrote. Raises KeyError or TypeError where it is none."""
+        return cls(
+            **{
+                **data,
+                "original": tuple(Original(**part) for part in data["original"]),
+                "nodes": tuple(Node(**{**node, "records": tuple(node["records"])}) for node in data["nodes"]),
+                "tools": tuple(data["tools"]),
+            }
+        )
+
+
+@dataclass
+class Draft:
+    """A session while a reader makes it; the format's driver adds what it was read from."""
+
+    name: str | None = None
+    nodes: list[Node] = field(default_factory=list)
+    tools: list[Tool] = field(default_factory=list)
+    reward: float | None = None
+
+    def add(self, message: Message, parent: int | None, records: Sequence[int], **more: Any) -> int:
+        """Add a node, and return its index. `more` are fields of Node."""
+        self.nodes.append(Node(parent, message, tuple(records), **more))
+        return len(self.nodes) - 1
+
+    def replace(self, index: int, **fields: Any) -> None:
+        """Change fields of a node, while its records come in."""
+        self.nodes[index] = replace(self.nodes[index], **fields)
+
+    def path(self, index: int) -> list[int]:
+        """The nodes from the root to the node at `index`, which is the last."""
+        return path_of(self.nodes, index)
+
+    def caller(self, at: int | None, call_id: str) -> int | None:
+        """The nearest node at or before `at` on its branch that made the call; None: there is none."""
+        while at is not None:
+            if any(call["id"] == call_id for call in calls_of(self.nodes[at].message)):
+                return at
+            at = self.nodes[at].parent
+        return None
+
+    def refusal(self, at: int | None, call_id: str) -> str | None:
+        """Why a tool's result after the node `at` can't stand there; None: it answers a call of the turn before it."""
+        while at is not None and self.nodes[at].message["role"] == "tool":
+            if self.nodes[at].message["tool_call_id"] == call_id:
+                return DUPLICATE_RESULT
+            at = self.nodes[at].parent
+        made = at is not None and any(call["id"] == call_id for call in calls_of(self.nodes[at].message))
+        return None if made else ORPHAN_RESULT
+
+    def finished(self, format: str, number: int, original: tuple[Original, ...]) -> Session:
+        """The session, with tools inferred from its calls where none are listed."""
+        tools = self.tools or inferred_tools(self.nodes)
+        return Session(format, self.name, number, original, tuple(self.nodes), tuple(tools), self.reward)
+
+
+def path_of(nodes: Sequence[Node], index: int) -> list[int]:
+    """The nodes from the root to the node at `index`, which is the last."""
+    path = []
+    at: int | None = index
+    while at is not None:
+        path.append(at)
+        at = nodes[at].parent
+    return path[::-1]
+
+
+ORPHAN_RESULT = "tool result without a call"
+DUPLICATE_RESULT = "duplicate tool result"
+
+
+def inferred_tools(nodes: Sequence[Node]) -> list[Tool]:
+    """The tools that calls name, in order of first use, with the arguments that were given and their types."""
+    seen: dict[str, dict[str, set[str]]] = {}
+    for node in nodes:
+        for call in calls_of(node.message):
+            types = seen.setdefault(call["function"]["name"], {})
+            for name, value in arguments_of(call["function"]["arguments"]).items():
+                types.setdefault(name, set()).add(_JSON_TYPES.get(type(value), "null"))
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": "",
+                "parameters": {
+                    "type": "object",
+                    "properties": {argument: {"type": _type(types)} for argument, types in arguments.items()},
+                },
+            },
+        }
+        for name, arguments in seen.items()
+    ]
+
+
+def _type(types: set[str]) -> str | list[str]:
+    return sorted(types) if len(types) > 1 else next(iter(types))
+
+
+_JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+
+
+def arguments_of(text: str) -> Mapping[str, Any]:
+    """A call's arguments as an object; none where the text isn't one."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _seen(node: Node) -> Message | None:
+    """A message as later calls see it: without thinking; None where it holds nothing else."""
+    if node.is_turn and not text_of(node.message) and not calls_of(node.message):
+        return None
+    return {name: value for name, value in node.message.items() if name != "reasoning_content"}

@@ -1,0 +1,51 @@
+"""Text teachers on loopback, and asking them without waits between tries."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from composer_prime.config.text_teachers import TextTeacher
+from composer_prime.traces.ask import gate, teacher
+from composer_prime.traces.ask.asking import ask
+from composer_prime.traces.ask.report import Report
+from composer_prime.traces.states import TraceState
+from tests.traces.ask.text_teacher import FakeTextTeacher, serving
+
+AMPLE_USD = 100.0
+
+
+class Serve(Protocol):
+    def __call__(self, fake: FakeTextTeacher, **settings: Any) -> TextTeacher: ...
+
+
+class Ask(Protocol):
+    def __call__(
+        self, states: Iterable[TraceState], teachers: Sequence[TextTeacher], ceiling_usd: float = ..., **more: Any
+    ) -> Report: ...
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (teacher, gate):
+        monkeypatch.setattr(module, "RETRY_WAIT_S", 0.0)
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """`serve(fake, name="cheap", ...)` starts a server, and gives the table that names it."""
+    with ExitStack() as stack:
+        yield lambda fake, **settings: fake.config(stack.enter_context(serving(fake)), **settings)
+
+
+@pytest.fixture
+def asking(tmp_path: Path) -> Callable[..., Report]:
+    """`asking(states, teachers, ceiling_usd)` asks into the folder `answers` of the test."""
+
+    def run(states: Iterable[TraceState], teachers: Sequence[TextTeacher], ceiling_usd: float = AMPLE_USD, **more: Any):
+        return asyncio.run(ask(states, teachers, tmp_path / "answers", ceiling_usd, **more))
+
+    return run

@@ -1,0 +1,361 @@
+"""Asking text teachers behind real HTTP servers: once, with what the author saw, through faults and in tiers."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_prime.errors import BadInput
+from composer_prime.traces.ask.folder import AnswerFolder
+from composer_prime.traces.ask.forecast import forecast
+from composer_prime.traces.ask.ledger import Record
+from composer_prime.traces.ask.prices import NANO
+from composer_prime.traces.ask.teacher import DEAD_AFTER, TRIES
+from tests.traces.ask.conftest import Ask, Serve
+from tests.traces.ask.text_teacher import READ_FILE, FakeTextTeacher, call, serving, trace
+
+STATES = [trace(number) for number in range(6)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> AnswerFolder:
+    """Where `asking` puts its answers."""
+    return AnswerFolder(tmp_path / "answers")
+
+
+def outcomes(folder: AnswerFolder) -> list[str]:
+    return [record.outcome for record in folder.ledger()]
+
+
+def settled(records: tuple[Record, ...]) -> float:
+    return sum(record.usd_settled or 0 for record in records)
+
+
+def always(message: dict[str, Any]) -> FakeTextTeacher:
+    return FakeTextTeacher(says=lambda body: message)
+
+
+def test_a_teacher_sees_the_messages_and_tools_of_the_author_and_not_its_thinking(
+    serve: Serve, asking: Ask, folder: AnswerFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_KEY", "sk-1")
+    fake, state = FakeTextTeacher(), trace(1)
+    thought = {"role": "assistant", "content": "Hm.", "reasoning_content": "secret thoughts"}
+    state = type(state)("s", 0, None, (*state.messages, thought), state.tools, state.action)
+    asking([state], [serve(fake, api_key_var="SOME_KEY", temperature=0.5)])
+    (body,) = fake.bodies
+    assert body == {
+        "model": "big",
+        "messages": [*state.messages[:2], {"role": "assistant", "content": "Hm."}],
+        "tools": [READ_FILE],
+        "max_tokens": 200,
+        "temperature": 0.5,
+    }
+    assert fake.keys == ["Bearer sk-1"]
+    (answer,) = folder.answers()
+    assert (answer.state, answer.teacher, answer.model, answer.weight) == (state.id, "teacher", "big-2026", 1.0)
+    assert answer.action["tool_calls"] == fake.says(body)["tool_calls"]
+
+
+def test_a_log_that_lacks_a_calls_result_is_asked_about_up_to_there(
+    serve: Serve, asking: Ask, folder: AnswerFolder
+) -> None:
+    start, made, result = trace(1), call("a"), {"role": "tool", "tool_call_id": "1", "content": "text"}
+    both = {**made, "tool_calls": [*made["tool_calls"], {**made["tool_calls"][0], "id": "2"}]}
+    person = {"role": "user", "content": "Go on."}
+
+    def after(*messages: dict[str, Any]) -> Any:
+        return type(start)("s", 0, None, (*start.messages, *messages), start.tools, start.action)
+
+    whole = [
+        start,
+        after(made, result),
+        after(made, result, person),
+        after(both, result, {**result, "tool_call_id": "2"}),
+    ]
+    cut = [after(made), after(made, person), after(both, result), after(both, result, person)]
+    fake = FakeTextTeacher()
+    report = asking([*whole, *cut], [serve(fake)])
+    assert (report.num_states, report.num_cut, len(fake.bodies)) == (4, 4, 4)
+    assert outcomes(folder) == ["answered"] * 4 and report.is_complete
+    assert next(report.lines()) == "4 decision points, 4 more left out: their log lacks a call's result"
+    predicted = forecast([*whole, *cut], [serve(fake)], folder.root)
+    assert (predicted.num_states, predicted.num_cut, predicted.num_cached) == (4, 4, 0)
+
+
+def test_what_the_ledger_settled_is_what_the_server_served(serve: Serve, asking: Ask, folder: AnswerFolder) -> None:
+    fake = FakeTextTeacher()
+    report = asking(STATES, [serve(fake)])
+    records = folder.ledger()
+    assert outcomes(folder) == ["answered"] * 6 and report.is_complete
+    assert settled(records) == pytest.approx(fake.served_usd) == pytest.approx(report.usd)
+    assert all(record.usd_settled <= record.usd_reserved for record in records if record.usd_settled is not None)
+    assert all(record.prompt_tokens and record.completion_tokens and record.latency_s is not None for record in records)
+
+
+def test_a_repeated_run_and_another_store_with_the_same_question_cost_nothing(
+    serve: Serve, asking: Ask, folder: AnswerFolder
+) -> None:
+    fake = FakeTextTeacher()
+    teacher = serve(fake)
+    asking(STATES, [teacher])
+    before, answers = folder.ledger(), list(folder.answers())
+    again = asking(STATES, [teacher])
+    elsewhere = [type(state)("other", 9, 3, state.messages, state.tools, call("z")) for state in STATES[:2]]
+    asking([*elsewhere, *elsewhere], [teacher])
+    assert len(fake.bodies) == 6 and again.num_calls == 0 and again.usd_run == 0
+    assert folder.ledger() == before and list(folder.answers()) == answers
+
+
+def test_another_teacher_is_all_that_is_asked_when_it_comes_later(
+    serve: Serve, asking: Ask, folder: AnswerFolder
+) -> None:
+    first, second = FakeTextTeacher(), FakeTextTeacher()
+    one, other = serve(first), serve(second, name="late", weight=2.0)
+    asking(STATES, [one])
+    asking(STATES, [one, other])
+    assert (len(first.bodies), len(second.bodies)) == (6, 6)
+    weights = {answer.teacher: answer.weight for answer in folder.answers()}
+    assert weights == {"teacher": 1.0, "late": 2.0} and len(list(folder.answers())) == 12
+
+
+def test_a_new_name_or_weight_costs_nothing_and_another_model_takes_the_names_vote(
+    serve: Serve, asking: Ask, folder: AnswerFolder
+) -> None:
+    fake = FakeTextTeacher()
+    teacher = serve(fake)
+    asking(STATES, [teacher])
+    asking(STATES, [teacher.model_copy(update={"name": "renamed", "weight": 3.0})])
+    assert {(answer.teacher, answer.weight) for answer in folder.answers()} == {("renamed", 3.0)}
+    assert len(fake.bodies) == 6
+    asking(STATES, [teacher.model_copy(update={"name": "renamed", "model": "bigger"})])
+    assert len(fake.bodies) == 12
+    assert {answer.model for answer in folder.answers()} == {"bigger-2026"} and len(list(folder.answers())) == 6
+
+
+UNUSABLE = {
+    "arguments that aren't JSON": {
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "read_file", "arguments": "{path:"}}]
+    },
+    "arguments that are no object": {
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "read_file", "arguments": "[1]"}}]
+    },
+    "a tool that isn't offered": call("a", name="delete_file"),
+    "calls that aren't a list": {"role": "assistant", "tool_calls": 7},
+    "no function": {"role": "assistant", "tool_calls": [3]},
+    "nothing": {"role": "assistant", "content": " "},
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_an_answer_that_is_no_action_is_paid_for_and_asked_no_second_time(
+    serve: Serve, asking: Ask, folder: AnswerFolder, kind: str
+) -> None:
+    fake = always(UNUSABLE[kind])
+    teacher = serve(fake)
+    asking(STATES, [teacher])
+    report = asking(STATES, [teacher])
+    assert outcomes(folder) == ["unusable"] * 6 and len(fake.bodies) == 6
+    assert report.teachers[0].num_unusable == 6 and report.teachers[0].stopped is None
+    assert settled(folder.ledger()) == pytest.approx(fake.served_usd) and not list(folder.answers())
+
+
+def test_an_answer_cut_at_max_tokens_is_unusable(serve: Serve, asking: Ask, folder: AnswerFolder) -> None:
+    asking(STATES[:1], [serve(FakeTextTeacher(finish_reason="length"))])
+    assert outcomes(folder) == ["unusable"]
+
+
+def test_a_call_without_arguments_may_say_nothing_for_them(serve: Serve, asking: Ask, folder: AnswerFolder) -> None:
+    asking(STATES[:1], [serve(always({"tool_calls": [{"function": {"name": "read_file", "arguments": ""}}]}))])
+    (answer,) = folder.answers()
+    assert answer.action["tool_calls"][0]["function"] == {"name": "read_file", "arguments": "{}"}
+
+
+@pytest.mark.parametrize("fault", ["text", "foreign"])
+def test_a_server_of_another_schema_is_stopped_after_a_few_questions(
+    serve: Serve, asking: Ask, folder: AnswerFolder, fault: Any
+) -> None:
+    fake = FakeTextTeacher(fault=lambda number: fault)
+    teacher = serve(fake, max_in_flight=1)
+    report = asking(STATES, [teacher])
+    assert outcomes(folder) == ["unusable"] * DEAD_AFTER and len(fake.bodies) == DEAD_AFTER
+    assert "isn't a chat completion" in (report.teachers[0].stopped or "") and not report.is_complete
+    records = folder.ledger()
+    assert settled(records) >= fake.served_usd
+    if fault == "text":  # nobody can read what it cost
+        assert all(record.usd_settled == record.usd_reserved for record in records)
+
+
+@pytest.mark.parametrize(("fault", "outcome"), [("busy", "refused"), ("broken", "refused"), ("gateway", "lost")])
+def test_a_passing_fault_is_tried_again_and_costs_what_it_may_have_cost(
+    serve: Serve, asking: Ask, folder: AnswerFolder, fault: Any, outcome: str
+) -> None:
+    fake = FakeTextTeacher(fault=lambda number: fault if number < 2 else "ok")
+    report = asking(STATES[:1], [serve(fake)])
+    assert outcomes(folder) == [outcome, outcome, "answered"] and report.is_complete
+    lost = sum(record.usd_reserved for record in folder.ledger() if record.outcome == "lost")
+    assert settled(folder.ledger()) + lost >= fake.served_usd
+    assert (lost > 0) == (fault == "gateway") and report.usd_lost == pytest.approx(lost)
+
+
+def test_an_answer_that_does_not_come_in_time_is_lost(serve: Serve, asking: Ask, folder: AnswerFolder) -> None:
+    over = threading.Event()
+    fake = FakeTextTeacher(hook=lambda number, when: number or over.wait(60))
+    try:
+        report = asking(STATES[:1], [serve(fake, timeout_s=0.5)])
+    finally:
+        over.set()
+    assert outcomes(folder)[0] == "lost" and report.num_lost >= 1
+
+
+def test_a_teacher_is_tried_a_bounded_number_of_times(serve: Serve, asking: Ask, folder: AnswerFolder) -> None:
+    fake = FakeTextTeacher(fault=lambda number: "busy")
+    report = asking(STATES[:1], [serve(fake)])
+    assert len(fake.bodies) == TRIES and report.teachers[0].num_failed == 1 and not report.is_complete
+    assert report.teachers[0].last_failure == "429: busy"
+
+
+def test_a_server_that_wants_too_long_a_pause_has_failed_at_once(serve: Serve, asking: Ask) -> None:
+    fake = FakeTextTeacher(fault=lambda number: "busy", retry_after="3600")
+    assert asking(STATES[:1], [serve(fake)]).teachers[0].num_failed == 1
+    assert len(fake.bodies) == 1
+
+
+def test_a_teacher_that_dies_drops_out_and_the_others_go_on(serve: Serve, asking: Ask, folder: AnswerFolder) -> None:
+    states = [trace(number) for number in range(20)]
+    dying = FakeTextTeacher(fault=lambda number: "ok" if number < 4 else "dead")
+    well = FakeTextTeacher()
+    teachers = [serve(dying, name="dying", max_in_flight=1), serve(well, name="well")]
+    report = asking(states, teachers)
+    assert len(dying.bodies) == 4 + DEAD_AFTER * TRIES and len(well.bodies) == 20
+    by_name = {one.name: one for one in report.teachers}
+    assert (by_name["dying"].num_answered, by_name["dying"].num_failed) == (4, 16)
+    assert by_name["well"].num_answered == 20 and by_name["well"].stopped is None
+    assert "dying is asked no more" in "\n".join(report.lines()) and not report.is_complete
+    dying.fault = lambda number: "ok"
+    assert asking(states, teachers).is_complete and len(well.bodies) == 20
+
+
+def test_a_server_that_is_not_there_costs_nothing(serve: Serve, asking: Ask, folder: AnswerFolder) -> None:
+    with serving(FakeTextTeacher()) as url:
+        teacher = FakeTextTeacher().config(url)
+    report = asking(STATES, [teacher])
+    assert set(outcomes(folder)) == {"refused"} and settled(folder.ledger()) == 0
+    assert "can't be reached" in (report.teachers[0].stopped or "")
+
+
+def test_questions_that_a_server_refuses_do_not_end_the_teacher(serve: Serve, asking: Ask) -> None:
+    fake = FakeTextTeacher(fault=lambda number: "refused" if number < 5 else "ok")
+    report = asking(STATES, [serve(fake, max_in_flight=1)])
+    assert (report.teachers[0].num_failed, report.teachers[0].num_answered) == (5, 1)
+    assert report.teachers[0].stopped is None and not report.is_complete
+
+
+def test_a_teacher_whose_prices_have_doubled_is_stopped_until_they_are_corrected(
+    serve: Serve, asking: Ask, folder: AnswerFolder
+) -> None:
+    fake = FakeTextTeacher(factor=2, states_cost=True)
+    teacher = serve(fake, max_in_flight=1)
+    report = asking(STATES, [teacher])
+    assert len(fake.bodies) == 1 and "more than its prices" in (report.teachers[0].stopped or "")
+    assert settled(folder.ledger()) == pytest.approx(fake.served_usd)
+    asking(STATES, [teacher])
+    assert len(fake.bodies) == 1
+    prices = {"usd_per_million_prompt_tokens": 6.0, "usd_per_million_completion_tokens": 30.0}
+    assert asking(STATES, [teacher.model_copy(update=prices)]).is_complete and len(fake.bodies) == 6
+
+
+def test_a_charge_above_the_reservation_stops_the_teacher(serve: Serve, asking: Ask, folder: AnswerFolder) -> None:
+    fake = FakeTextTeacher(factor=2, states_cost=True, is_greedy=True)
+    report = asking(STATES, [serve(fake, max_in_flight=1)])
+    (record,) = folder.ledger()
+    assert (record.usd_settled or 0) > record.usd_reserved and report.teachers[0].stopped
+
+
+def test_the_next_tier_is_asked_only_where_the_tier_below_disagrees(serve: Serve, asking: Ask) -> None:
+    agreed = {json.dumps(list(state.messages)) for state in STATES[:4]}
+    one = always(call("a"))
+    other = FakeTextTeacher(says=lambda body: call("a" if json.dumps(body["messages"]) in agreed else "b"))
+    dear = FakeTextTeacher()
+    teachers = [serve(one, name="one"), serve(other, name="other"), serve(dear, name="dear", tier=7)]
+    report = asking(STATES, teachers)
+    assert (len(one.bodies), len(other.bodies), len(dear.bodies)) == (6, 6, 2)
+    assert {json.dumps(body["messages"]) for body in dear.bodies} == {
+        json.dumps(list(state.messages)) for state in STATES[4:]
+    }
+    assert report.is_complete
+
+
+def test_the_next_tier_is_asked_where_no_answer_below_is_usable(serve: Serve, asking: Ask) -> None:
+    dear = FakeTextTeacher()
+    cheap = serve(always(call("a", name="none")), name="cheap")
+    asking(STATES, [cheap, serve(dear, name="dear", tier=1)])
+    assert len(dear.bodies) == 6
+
+
+def test_spelling_of_arguments_is_no_disagreement_and_the_equivalence_can_be_replaced(
+    serve: Serve, asking: Ask
+) -> None:
+    spaced = call("a")
+    spaced["tool_calls"][0]["function"]["arguments"] = '{ "path" : "a" }'
+    dear = FakeTextTeacher()
+    pool = [serve(always(call("a")), name="one"), serve(always(spaced), name="other")]
+    top = serve(dear, name="dear", tier=1)
+    asking(STATES, [*pool, top])
+    assert not dear.bodies
+    asking(STATES, [*pool, top], same_action=lambda one, other, tools: False)
+    assert len(dear.bodies) == 6
+
+
+def test_the_report_says_what_asking_everyone_would_have_cost(serve: Serve, asking: Ask) -> None:
+    cheap = serve(always(call("a")), name="cheap")
+    same = serve(always(call("a")), name="same")
+    dear_fake = FakeTextTeacher()
+    dear = serve(dear_fake, name="dear", tier=1, usd_per_million_prompt_tokens=30.0)
+    by_prices = asking(STATES, [cheap, same, dear])
+    assert by_prices.unasked == ("dear",) and 0 < by_prices.share_saved < 1
+    asking(STATES[:3], [dear])
+    report = asking(STATES, [cheap, same, dear])
+    mean = {one.name: one.usd / one.num_answered for one in report.teachers}
+    assert report.unasked == () and report.usd_everyone == pytest.approx(6 * sum(mean.values()))
+    assert report.usd == pytest.approx(sum(one.usd for one in report.teachers))
+    assert report.share_saved == pytest.approx(1 - report.usd / report.usd_everyone)
+    assert f"{report.share_saved:.0%} saved" in "\n".join(report.lines())
+
+
+@contextmanager
+def held(folder: AnswerFolder) -> Iterator[None]:
+    with folder.held([], NANO):
+        yield
+
+
+def test_a_second_process_is_refused_while_one_asks(serve: Serve, asking: Ask, folder: AnswerFolder) -> None:
+    fake = FakeTextTeacher()
+    teacher = serve(fake)
+    with held(folder), pytest.raises(BadInput, match="being asked for by another process"):
+        asking(STATES, [teacher])
+    assert not fake.bodies
+    assert asking(STATES, [teacher]).is_complete
+
+
+def test_a_key_that_is_not_set_is_asked_for_before_anything_is_sent(serve: Serve, asking: Ask) -> None:
+    fake = FakeTextTeacher()
+    with pytest.raises(BadInput, match=r"api_key_var \(NO_SUCH_KEY\) isn't set"):
+        asking(STATES, [serve(fake), serve(fake, name="keyed", api_key_var="NO_SUCH_KEY")])
+    assert not fake.bodies
+
+
+def test_an_empty_pool_and_an_empty_store_are_refused(serve: Serve, asking: Ask) -> None:
+    with pytest.raises(BadInput, match="6 decision points and 0 teachers"):
+        asking(STATES, [])
+    with pytest.raises(BadInput, match="0 decision points and 1 teachers"):
+        asking([], [serve(FakeTextTeacher())])
+
+
+def test_a_folder_without_answers_says_how_to_get_some(folder: AnswerFolder) -> None:
+    with pytest.raises(BadInput, match="composer-prime replay ask"):
+        list(folder.answers())

@@ -1,0 +1,177 @@
+"""A text teacher's server on loopback, in a thread: it counts the dollars that it served, and fails as it is told.
+
+What it answers depends on the request alone, so that two runs get the same answers.
+"""
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from typing import Any, Literal
+
+from composer_prime.config.text_teachers import TextTeacher
+from composer_prime.traces.ask.prices import NANO, at_prices
+from composer_prime.traces.states import TraceState, lacks_a_result
+from tests.servers.in_thread import serving_handler
+
+Fault = Literal["ok", "lost", "dead", "busy", "broken", "gateway", "text", "foreign", "refused"]
+"""lost: it answers, and hangs up before. dead: it hangs up before it works. busy: 429. broken: 500. gateway: 502 over
+an answer. text, foreign: a 200 that isn't JSON, or no chat completion. refused: 400."""
+
+STATUS = {"busy": 429, "broken": 500, "gateway": 502, "refused": 400}
+GENERATES = {"ok", "lost", "gateway", "text", "foreign"}
+
+PROMPT_USD, COMPLETION_USD = 3.0, 15.0
+"""For a million tokens."""
+
+READ_FILE = {
+    "type": "function",
+    "function": {"name": "read_file", "description": "Read it.", "parameters": {"type": "object"}},
+}
+
+
+def call(path: str, name: str = "read_file") -> dict[str, Any]:
+    """An assistant's message that calls a tool."""
+    function = {"name": name, "arguments": json.dumps({"path": path})}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+
+
+def trace(number: int, words: str = "", action: Mapping[str, Any] | None = None) -> TraceState:
+    """A decision point that differs from those of other numbers."""
+    messages = (
+        {"role": "system", "content": "You edit files."},
+        {"role": "user", "content": f"Look at file {number}. {words}"},
+    )
+    return TraceState("session", number, None, messages, (READ_FILE,), action or call(f"{number}.py"), "author-model")
+
+
+def number_of(body: Mapping[str, Any]) -> int:
+    """The number of the decision point that a request is about."""
+    return int(body["messages"][1]["content"].split()[3].rstrip("."))
+
+
+def by_content(body: Mapping[str, Any]) -> dict[str, Any]:
+    """One of three calls, by the question."""
+    return call("abc"[hashlib.sha256(json.dumps(body["messages"]).encode()).digest()[0] % 3])
+
+
+@dataclass
+class FakeTextTeacher:
+    """What the server does, and what it saw; all may be set while it serves.
+
+    says          the assistant's message to a request's body
+    fault         what goes wrong with the nth request, from 0
+    factor        it charges so many times its prices
+    states_cost   whether its usage states the dollars
+    is_greedy     its answers take all tokens that a request allows, at a byte a token
+    hook          called with the request's number before and after the answer is made
+    """
+
+    says: Callable[[Mapping[str, Any]], dict[str, Any]] = by_content
+    fault: Callable[[int], Fault] = lambda number: "ok"
+    factor: int = 1
+    states_cost: bool = False
+    is_greedy: bool = False
+    finish_reason: str = "stop"
+    logprobs: Callable[[Mapping[str, Any]], Any] = lambda body: None
+    hook: Callable[[int, str], object] = lambda number, when: None
+    retry_after: str = "0"
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    served_nano: int = 0
+    """Nano-dollars of all that it wrote, whoever got it."""
+
+    @property
+    def served_usd(self) -> float:
+        return self.served_nano / NANO
+
+    def config(self, url: str, **settings: Any) -> TextTeacher:
+        """The table that names this server."""
+        defaults: dict[str, Any] = {
+            "name": "teacher",
+            "model": "big",
+            "usd_per_million_prompt_tokens": PROMPT_USD,
+            "usd_per_million_completion_tokens": COMPLETION_USD,
+            "max_tokens": 200,
+        }
+        return TextTeacher(base_url=url, **(defaults | settings))
+
+    def answer(self, raw: bytes, config: TextTeacher) -> dict[str, Any]:
+        """The chat completion to a request, which is charged."""
+        body = json.loads(raw)
+        message = self.says(body)
+        prompt = len(raw) if self.is_greedy else len(raw) // 4
+        completion = body["max_tokens"] if self.is_greedy else len(json.dumps(message)) // 4
+        cost = self.factor * at_prices(config, prompt, 0, completion)
+        with self.lock:
+            self.served_nano += cost
+        usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
+        if self.states_cost:
+            usage["cost"] = cost / NANO
+        choice = {"index": 0, "message": message, "finish_reason": self.finish_reason, "logprobs": self.logprobs(body)}
+        return {"model": f"{body['model']}-2026", "choices": [choice], "usage": usage}
+
+
+@contextmanager
+def serving(teacher: FakeTextTeacher) -> Iterator[str]:
+    """Serve it; its base URL is yielded."""
+    prices = teacher.config("http://127.0.0.1")
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._send(200, json.dumps({"data": [{"id": "student"}]}))
+
+        def do_POST(self) -> None:
+            raw = self.rfile.read(int(self.headers["Content-Length"]))
+            with teacher.lock:
+                number = len(teacher.bodies)
+                teacher.bodies.append(json.loads(raw))
+                teacher.keys.append(self.headers["Authorization"])
+            fault = teacher.fault(number)
+            if lacks_a_result(teacher.bodies[number]["messages"]):
+                fault = "refused"
+            teacher.hook(number, "before")
+            answer = teacher.answer(raw, prices) if fault in GENERATES else None
+            teacher.hook(number, "after")
+            if fault in ("lost", "dead"):
+                self.close_connection = True
+            elif fault == "text":
+                self._send(200, "<html>")
+            elif fault == "foreign":
+                self._send(200, json.dumps({"usage": (answer or {})["usage"]}))
+            elif fault != "ok":
+                self._send(STATUS[fault], json.dumps({"error": {"message": fault}}))
+            else:
+                self._send(200, json.dumps(answer))
+
+        def _send(self, status: int, text: str) -> None:
+            body = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            if status == 429:
+                self.send_header("Retry-After", teacher.retry_after)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # who asked was killed
+                super().handle()
+
+    with serving_handler(Handler) as url:
+        yield url
+
+
+def told_logprobs(spread: Sequence[float], num_tokens: int = 3) -> dict[str, Any]:
+    """Logprobs of an answer whose tokens all have the same distribution."""
+    entry = {"token": "a", "logprob": spread[0], "top_logprobs": [{"token": "a", "logprob": one} for one in spread]}
+    return {"content": [entry] * num_tokens}

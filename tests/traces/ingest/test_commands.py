@@ -1,0 +1,105 @@
+"""`composer-prime replay ingest` and `replay export`: what they print, and what they refuse."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from composer_prime.cli.main import app
+from composer_prime.errors import BadInput
+from composer_prime.traces.ingest.store import TraceStore
+from tests.traces.ingest.claude_session import write
+from tests.traces.ingest.stories import WRITERS
+from tests.traces.ingest.test_store import put
+
+
+def command(*arguments: object) -> Result:
+    wide = {"COLUMNS": "200"}
+    return CliRunner().invoke(app, ["replay", *map(str, arguments)], env=wide, catch_exceptions=False)
+
+
+def test_a_folder_of_all_formats_goes_in_with_a_row_a_file_and_sums(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    for name in WRITERS:
+        put(logs, name)
+    write(logs / "claude")
+    (logs / "notes.json").write_text('{"what": "ever"}')
+    shown = command("ingest", logs, "--to", tmp_path / "store").output
+    assert all(name in shown for name in {format for format, _ in WRITERS.values()} | {"claude-code"})
+    assert "all 10" in shown and "1 duplicate uuid" in shown and "1 Anthropic key" in shown
+    assert "10 sessions added" in shown
+    assert "notes.json: passed over: " in shown and "the nearest is openai-chat" in shown.replace("\n", " ")
+    assert len(TraceStore(tmp_path / "store").ids()) == 10
+    assert "0 sessions added" in command("ingest", logs, "--to", tmp_path / "store").output
+
+
+def test_a_dry_run_writes_nothing_and_says_what_would_be_added(tmp_path: Path) -> None:
+    path = put(tmp_path, "codex")
+    assert "1 sessions would be added" in command("ingest", path, "--to", tmp_path / "store", "--dry-run").output
+    assert not (tmp_path / "store").exists()
+    command("ingest", path, "--to", tmp_path / "store")
+    before = (tmp_path / "store" / "index.json").read_bytes()
+    other = put(tmp_path, "atif")
+    again = command("ingest", path, other, "--to", tmp_path / "store", "--dry-run").output
+    assert "1 sessions would be added" in again
+    assert (tmp_path / "store" / "index.json").read_bytes() == before
+    assert len(TraceStore(tmp_path / "store").ids()) == 1
+
+
+def test_an_unknown_file_that_is_named_is_refused_and_what_came_before_it_stays(tmp_path: Path) -> None:
+    good, bad = put(tmp_path, "codex"), tmp_path / "bad.json"
+    bad.write_text('{"schema_version": "ATIF-v3.1", "steps": []}')
+    with pytest.raises(BadInput, match=r"the nearest is atif, and it lacks schema_version ATIF-v1.0 to ATIF-v1.8"):
+        command("ingest", good, bad, "--to", tmp_path / "store")
+    assert len(json.loads((tmp_path / "store" / "index.json").read_bytes())["sessions"]) == 1
+
+
+def test_a_path_where_nothing_is_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"gone\.jsonl isn't there: give files, or folders that hold some"):
+        command("ingest", put(tmp_path, "codex"), tmp_path / "gone.jsonl", "--to", tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_sessions_without_tools_or_without_a_decision_point_are_said(tmp_path: Path) -> None:
+    only_text = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+    (tmp_path / "text.json").write_text(json.dumps(only_text))
+    (tmp_path / "asked.json").write_text(json.dumps(only_text[:1]))
+    shown = command("ingest", tmp_path / "text.json", tmp_path / "asked.json", "--to", tmp_path / "store").output
+    assert "text.json: 1 of 1 sessions have no tools: their actions are text" in shown
+    assert "asked.json: no decision point of a model: nothing is stored" in shown
+    assert "1 session without a decision point" in shown
+    assert len(TraceStore(tmp_path / "store").ids()) == 1
+
+
+def test_a_format_can_be_given(tmp_path: Path) -> None:
+    messages = [
+        {"type": "message", "role": "user", "content": "Q"},
+        {"type": "message", "role": "assistant", "content": "A"},
+    ]
+    (tmp_path / "both.json").write_text(json.dumps(messages))
+    for format in ("openai-chat", "openai-responses"):
+        command("ingest", tmp_path / "both.json", "--to", tmp_path / format, "--format", format)
+        (session,) = TraceStore(tmp_path / format).sessions()
+        assert session.format == format
+
+
+def test_a_format_that_is_not_known_is_refused_also_for_a_folder(tmp_path: Path) -> None:
+    put(tmp_path / "logs", "codex")
+    with pytest.raises(BadInput, match=r"format 'csv' isn't known: give one of atif, .*openai-chat"):
+        command("ingest", tmp_path / "logs", "--to", tmp_path / "store", "--format", "csv")
+
+
+def test_of_many_files_that_are_passed_over_five_are_named(tmp_path: Path) -> None:
+    for number in range(7):
+        (tmp_path / f"{number}.json").write_text('{"result": 1}')
+    shown = command("ingest", tmp_path, "--to", tmp_path / "store").output
+    assert shown.count(": passed over: ") == 5 and "2 more files passed over" in shown
+
+
+def test_a_store_is_exported(tmp_path: Path) -> None:
+    command("ingest", write(tmp_path / "logs"), "--to", tmp_path / "store")
+    for kind in ("original", "atif", "sts"):
+        shown = command("export", tmp_path / "store", "--to", tmp_path / kind, "--as", kind).output
+        num_files = sum(path.is_file() for path in (tmp_path / kind).rglob("*"))
+        assert f"wrote {num_files} files to {tmp_path / kind}" in shown and num_files

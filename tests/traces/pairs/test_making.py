@@ -1,0 +1,142 @@
+"""From states and answers to the PAIRS file: which pairs and scores there are, the counts, and the same bytes again."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from composer_prime.errors import BadInput
+from composer_prime.traces.answers import Answer
+from composer_prime.traces.pairs.families import Circularity
+from composer_prime.traces.pairs.file import Pair, StepScore, read_pairs
+from composer_prime.traces.pairs.making import Rules, make_pairs
+from composer_prime.traces.states import TraceState
+from tests.traces.pairs.building import Listed, answer, call, calls, says, state, tool
+
+TOOLS = (tool("read", path={"type": "string"}, limit={"default": 100}), tool("stop"))
+
+
+def session() -> tuple[list[TraceState], list[Answer]]:
+    """Four turns: agreed, another action, no consensus, not asked."""
+    read = calls(call("read", {"path": "a"}, id="x1"))
+    wrong = {**calls(call("stop", id="x2")), "reasoning_content": "I have had enough."}
+    states = [
+        state(f"turn {turn}", action, turn=turn, tools=TOOLS, author="gpt-4o")
+        for turn, action in enumerate((read, wrong, says("done"), says("bye")))
+    ]
+    better = calls(call("read", {"path": "./a", "limit": 100}, id="y"), content="I read on.")
+    answers = [
+        *(answer(states[0], name, better) for name in ("a", "b", "c")),
+        answer(states[1], "a", better, model="qwen3-32b"),
+        answer(states[1], "b", {**read, "reasoning_content": "Reading first."}, model="claude-sonnet-4-5"),
+        answer(states[1], "c", calls(call("stop")), model="gpt-4.1"),
+        answer(states[2], "a", "left"),
+        answer(states[2], "b", "right"),
+    ]
+    return states, answers
+
+
+def made(states: list[TraceState], answers: list[Answer], to: Path, rules: Rules | None = None) -> list:
+    make_pairs(Listed(states), answers, rules or Rules(), to=to)
+    return list(read_pairs(to))
+
+
+def test_a_pair_is_made_where_the_consensus_differs_and_a_score_where_there_are_answers(tmp_path: Path) -> None:
+    states, answers = session()
+    first, second, pair, third = made(states, answers, tmp_path / "pairs.jsonl")
+    assert first == StepScore(session="s", turn=0, state=states[0].id, score=1.0)
+    assert second.score == pytest.approx(0.25 / 2.25) and third.score == 0.0 and third.turn == 2
+    assert isinstance(pair, Pair) and pair.state == states[1].id and pair.weight == pytest.approx(2 / 2.25)
+    assert pair.messages == list(states[1].messages) and pair.tools == list(TOOLS)
+    said = {name: (vote.model, vote.weight, vote.chose, vote.circular) for name, vote in pair.teachers.items()}
+    assert said == {
+        "a": ("qwen3-32b", 1.0, "chosen", None),
+        "b": ("claude-sonnet-4-5", 1.0, "chosen", None),
+        "c": ("gpt-4.1", 0.25, "rejected", "author"),
+    }
+
+
+def test_chosen_are_the_teachers_words_and_rejected_the_authors_both_without_thinking(tmp_path: Path) -> None:
+    states, answers = session()
+    rules = Rules(circularity=Circularity(student="qwen3-0.6b"))
+    pairs = [one for one in made(states, answers, tmp_path / "pairs.jsonl", rules) if isinstance(one, Pair)]
+    assert pairs[0].chosen == calls(call("read", {"path": "a"}, id="x1"))
+    assert pairs[0].rejected == calls(call("stop", id="x2"))
+
+
+def test_the_same_action_at_the_same_state_makes_one_pair_and_a_score_each_time(tmp_path: Path) -> None:
+    states, answers = session()
+    again = state("turn 1", states[1].action, session="t", turn=7, tools=TOOLS, author="gpt-4o")
+    other = state("turn 1", says("No idea."), session="u", turn=1, tools=TOOLS, author="gpt-4o")
+    found = made([*states, again, other], answers, tmp_path / "pairs.jsonl")
+    assert [one.rejected["content"] for one in found if isinstance(one, Pair)] == ["", "No idea."]
+    assert [(one.session, one.turn) for one in found if isinstance(one, StepScore)] == [
+        ("s", 0), ("s", 1), ("s", 2), ("t", 7), ("u", 1)
+    ]  # fmt: skip
+
+
+def test_the_report_counts_every_state_and_tells_each_teachers_agreement(tmp_path: Path) -> None:
+    states, answers = session()
+    again = state("turn 1", states[1].action, session="t", tools=TOOLS, author="gpt-4o")
+    stray = answer(state("elsewhere", says("x")), "a", "left")
+    report = make_pairs(Listed([*states, again]), [*answers, stray, answer(states[3], "a", "")], Rules())
+    assert (report.num_states, report.answered, report.agreed, report.pairs, report.undecided) == (5, 4, 1, 1, 1)
+    assert report.lines() == [
+        "states         5",
+        "with answers   4 (answers left out: 1 empty, 1 for other states)",
+        "agreed         1",
+        "pairs          1 (and 1 repeated: the same action at the same state)",
+        "no consensus   1",
+        "teacher        a (model-of-a, qwen): answers 4, 0.25 with the author, 1.00 with the consensus",
+        "teacher        b (claude, model-of-b): answers 4, 0.25 with the author, 1.00 with the consensus",
+        "teacher        c (gpt, model-of-c): answers 3, 1.00 with the author, 0.33 with the consensus",
+        "circularity    c shares the author's model family: weight times 0.25, states 2",
+        "circularity    the student is unknown, only authors were compared: name it, --student-model",
+    ]
+
+
+def test_a_report_without_circularity_says_so() -> None:
+    one = state("turn 0", says("x"), author="claude")
+    report = make_pairs(Listed([one]), [answer(one, "a", "y")], Rules(circularity=Circularity("qwen3")))
+    assert report.lines()[-1] == "circularity    no teacher shares the student's or an author's model family"
+
+
+@pytest.mark.parametrize("vote", ["plurality", "weighted", "variance"])
+def test_the_same_input_gives_the_same_bytes_in_any_order_of_answers(tmp_path: Path, vote) -> None:
+    rng = random.Random(5)
+    states = [state(f"turn {turn}", says(rng.choice("xyz")), turn=turn) for turn in range(40)]
+    answers = [
+        answer(one, f"t{n}", rng.choice("xyz"), weight=rng.random() + 0.1)
+        for one in states
+        for n in range(5)
+        if rng.random() < 0.8
+    ]
+    written = []
+    for number in range(3):
+        rng.shuffle(answers)
+        make_pairs(Listed(states), answers, Rules(vote), to=tmp_path / str(number))
+        written.append((tmp_path / str(number)).read_bytes())
+    assert written[0] and set(written) == {written[0]}
+
+
+def test_without_a_file_to_write_nothing_is_written_and_all_is_counted(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert make_pairs(Listed(session()[0]), session()[1], Rules()).pairs == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("states", "answers", "told"),
+    [
+        (0, 0, "the store holds no state: fill it with `composer-prime replay ingest`"),
+        (4, 0, "there are no answers to vote with (0 are empty): ask teachers first"),
+        (2, 2, "none of the 2 answers is for a state of this store: give the folder that"),
+    ],
+)
+def test_what_nothing_can_come_of_is_refused_and_writes_nothing(
+    tmp_path: Path, states: int, answers: int, told: str
+) -> None:
+    found, said = session()
+    with pytest.raises(BadInput) as refused:
+        make_pairs(Listed(found[:states]), said[-2:][:answers], Rules(), to=tmp_path / "pairs.jsonl")
+    assert told in str(refused.value) and list(tmp_path.iterdir()) == []

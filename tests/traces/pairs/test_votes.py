@@ -1,0 +1,175 @@
+"""Consensus, the weights behind it, and who is too close to the student or the author."""
+
+import math
+import random
+
+import pytest
+
+from composer_prime.errors import BadInput
+from composer_prime.traces.answers import Answer
+from composer_prime.traces.pairs.families import Circularity, model_families
+from composer_prime.traces.pairs.votes import (
+    Consensus,
+    Vote,
+    VoteRule,
+    Weights,
+    collect,
+    consensus_of,
+    disagreement_variances,
+)
+from composer_prime.traces.states import TraceState
+from tests.traces.pairs.building import answer, says, state
+
+QUESTION = state("what now?", says("nothing"))
+
+
+def votes(rule: VoteRule, answers: list[Answer], at: TraceState = QUESTION, student: str | None = None) -> list[Vote]:
+    ballots = collect([at], answers).ballots
+    weights = Weights(rule, Circularity(student), disagreement_variances(ballots))
+    return weights.votes(ballots[at.id], at.author)
+
+
+def decided(found: Consensus | None) -> tuple[str, float] | None:
+    return None if found is None else (found.action["content"], round(found.support, 6))
+
+
+def test_a_plurality_wins_whatever_the_teachers_weights() -> None:
+    said = [answer(QUESTION, "a", "left", weight=9.0), answer(QUESTION, "b", "right"), answer(QUESTION, "c", "right")]
+    assert decided(consensus_of(votes("plurality", said), 0.5)) == ("right", 0.666667)
+
+
+def test_the_heavier_side_wins_a_weighted_vote() -> None:
+    said = [answer(QUESTION, "a", "left", weight=9.0), answer(QUESTION, "b", "right"), answer(QUESTION, "c", "right")]
+    assert decided(consensus_of(votes("weighted", said), 0.5)) == ("left", 0.818182)
+
+
+def test_a_tie_is_no_consensus_also_when_sums_are_rounded() -> None:
+    said = [answer(QUESTION, "a", "left"), answer(QUESTION, "b", "right")]
+    assert consensus_of(votes("plurality", said), 0.0) is None
+    thirds = [answer(QUESTION, name, "left", weight=0.1) for name in "abc"] + [answer(QUESTION, "d", "no", weight=0.3)]
+    assert consensus_of(votes("weighted", thirds), 0.0) is None
+
+
+def test_support_below_the_least_is_no_consensus_and_just_the_least_is_one() -> None:
+    said = [answer(QUESTION, name, text) for name, text in zip("abcd", ("left", "left", "up", "down"), strict=True)]
+    assert decided(consensus_of(votes("plurality", said), 0.5)) == ("left", 0.5)
+    assert consensus_of(votes("plurality", said), 0.51) is None
+    assert consensus_of([], 0.0) is None
+
+
+def test_the_winner_speaks_in_its_weightiest_teachers_words() -> None:
+    said = [
+        answer(QUESTION, "a", "LEFT"),
+        answer(QUESTION, "b", "Left", weight=2.0),
+        answer(QUESTION, "c", "left", weight=2.0),
+    ]
+    assert decided(consensus_of(votes("weighted", said), 0.5)) == ("Left", 1.0)
+    assert decided(consensus_of(votes("plurality", said), 0.5)) == ("LEFT", 1.0)
+
+
+def test_a_teachers_variance_is_its_mean_square_distance_from_the_others() -> None:
+    first, second = state("1", says("x")), state("2", says("x"))
+    said = [
+        *(answer(first, name, text) for name, text in zip("abc", ("left", "left", "right"), strict=True)),
+        *(answer(second, name, text) for name, text in zip("abc", ("up", "down", "down"), strict=True)),
+        answer(first, "d", "left"),
+    ]
+    variances = disagreement_variances(collect([first, second], said).ballots)
+    expected = {
+        "a": (1 + (1 / 3) ** 2 + 1) / 3,
+        "b": (1 + (1 / 3) ** 2 + (1 / 2) ** 2) / 3,
+        "c": (1 + 1 + (1 / 2) ** 2) / 3,
+        "d": (1 + (1 / 3) ** 2) / 2,
+    }
+    assert variances == pytest.approx(expected)
+
+
+def test_a_teacher_that_always_differs_loses_weight_and_one_that_agrees_gains() -> None:
+    states = [state(str(number), says("x")) for number in range(50)]
+    said = [answer(one, name, "yes") for one in states for name in ("a", "b")]
+    said += [answer(one, "odd", f"no {number}", weight=3.0) for number, one in enumerate(states)]
+    ballots = collect(states, said).ballots
+    weights = Weights("variance", Circularity(), disagreement_variances(ballots))
+    cast = {vote.ballot.answer.teacher: vote.weight for vote in weights.votes(ballots[states[0].id], None)}
+    assert cast["odd"] == pytest.approx(3.0) and cast["a"] == cast["b"] == pytest.approx(51 / (1 + 50 / 4))
+
+
+def test_a_lone_teachers_variance_leaves_its_weight() -> None:
+    (vote,) = votes("variance", [answer(QUESTION, "a", "left", weight=0.7)])
+    assert vote.weight == 0.7
+
+
+def test_votes_do_not_depend_on_the_order_of_the_answers() -> None:
+    rng = random.Random(3)
+    said = [answer(QUESTION, f"t{n}", rng.choice("xyz"), weight=rng.random() + 0.1) for n in range(9)]
+    first = votes("variance", said)
+    for _ in range(5):
+        rng.shuffle(said)
+        assert votes("variance", said) == first
+
+
+def test_a_teacher_of_the_students_or_the_authors_family_counts_for_a_quarter() -> None:
+    at = state("what now?", says("nothing"), author="claude-sonnet-4-5")
+    said = [
+        answer(at, "a", "left", model="openrouter/anthropic/claude-opus-4"),
+        answer(at, "b", "right", model="Qwen/Qwen3-32B"),
+        answer(at, "c", "up", model="gpt-5.1"),
+    ]
+    found = votes("weighted", said, at, student="qwen2.5-7b-instruct")
+    assert [(vote.weight, vote.circular) for vote in found] == [(0.25, "author"), (0.25, "student"), (1.0, None)]
+    assert [vote.circular for vote in votes("weighted", said, at)] == ["author", None, None]
+
+
+@pytest.mark.parametrize(
+    ("model", "families"),
+    [
+        ("openrouter/anthropic/claude-3.7-sonnet", {"claude"}),
+        ("Qwen/QwQ-32B", {"qwen"}),
+        ("meta-llama/Llama-3.3-70B-Instruct", {"llama"}),
+        ("ollama/qwen3:8b", {"qwen"}),
+        ("llama.cpp/gemma-3", {"gemini"}),
+        ("served/gpt-oss-120b", {"gpt"}),
+        ("o3-mini", {"gpt"}),
+        ("google/gemini-2.5-pro", {"gemini"}),
+        ("mistralai/Mixtral-8x7B", {"mistral"}),
+        ("devstral-small", {"mistral"}),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", {"deepseek", "qwen"}),
+        ("THUDM/glm-4-9b", {"glm"}),
+        ("moonshotai/Kimi-K2", {"kimi"}),
+        ("microsoft/phi-4", {"phi"}),
+        ("x-ai/grok-4", {"grok"}),
+        ("outputs/runs/My-Policy", {"my-policy"}),
+    ],
+)
+def test_a_family_is_read_from_a_models_name_whoever_serves_it(model: str, families: set[str]) -> None:
+    assert model_families(model) == families
+
+
+def test_models_of_no_known_family_are_compared_by_name() -> None:
+    assert Circularity("runs/my-policy").shared_with("served/My-Policy", None) == "student"
+    assert Circularity("runs/my-policy").shared_with("other", "another") is None
+
+
+def test_empty_answers_and_those_of_other_states_are_no_votes_and_are_counted() -> None:
+    elsewhere = state("elsewhere", says("x"))
+    said = [answer(QUESTION, "a", "left"), answer(QUESTION, "b", " \n"), answer(elsewhere, "a", "left")]
+    found = collect([QUESTION, QUESTION], said)
+    assert [ballot.answer.teacher for ballot in found.ballots[QUESTION.id]] == ["a"]
+    assert (len(found.ids), found.num_empty, found.num_elsewhere) == (2, 1, 1)
+
+
+def test_two_answers_of_one_teacher_at_a_state_are_refused_and_the_same_one_twice_is_one() -> None:
+    twice = [answer(QUESTION, "a", "left"), answer(QUESTION, "a", "left")]
+    assert len(collect([QUESTION], twice).ballots[QUESTION.id]) == 1
+    with pytest.raises(BadInput, match=f"teacher a has two answers at state {QUESTION.id}"):
+        collect([QUESTION], [*twice, answer(QUESTION, "a", "right")])
+
+
+def test_shares_of_all_actions_add_up_to_one() -> None:
+    rng = random.Random(0)
+    said = [answer(QUESTION, f"t{n}", rng.choice("xyz"), weight=rng.random() + 0.1) for n in range(30)]
+    cast = votes("weighted", said)
+    winner = consensus_of(cast, 0.0)
+    assert winner is not None
+    mine = math.fsum(vote.weight for vote in cast if vote.ballot.key == winner.key)
+    assert winner.support == pytest.approx(mine / math.fsum(one.weight for one in said))
