@@ -7,7 +7,7 @@ those of OpenAI's chat completions, as plain JSON values, so that they can be se
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
@@ -33,10 +33,12 @@ class TraceState:
     turn      its number among the session's calls, from 0, in the order of the file
     parent    turn of the call before it on its branch; None: the branch's first
     messages  what the author saw, oldest first; without thinking
-    tools     which it could call; where the format doesn't record them, inferred from the session's calls
+    tools     which it could call; where the log doesn't list them, those that it had called by then, this call included
     action    the assistant's message that came of it, thinking included where it is known
     author    name of the model that acted; None: the format doesn't say
     reward    of the whole session; None: unknown
+    has_tools whether the log lists the tools, or ingestion was given them; inferred ones are no part of the question
+    cwd       the session's working folder, an absolute path; None: unknown
     """
 
     session: str
@@ -47,11 +49,21 @@ class TraceState:
     action: Message
     author: str | None = None
     reward: float | None = None
+    has_tools: bool = True
+    cwd: str | None = None
+    digests: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
+    """`digest` of each message, where they are known already: a session's points share most of theirs."""
 
     @cached_property
+    def question(self) -> str:
+        """sha256 of what is asked here, in hex: of the messages, and of the tools unless they are inferred."""
+        digests = self.digests or tuple(map(digest, self.messages))
+        return digest([digests, list(self.tools) if self.has_tools else None])
+
+    @property
     def id(self) -> str:
-        """16 hex digits of the sha256 of messages and tools: the same question has the same id in every session."""
-        return digest([list(self.messages), list(self.tools)])[:16]
+        """The first 16 digits of `question`: the same question has the same id in every session."""
+        return self.question[:16]
 
 
 class States(Protocol):

@@ -27,7 +27,7 @@ class FileReport:
     num_new      sessions that the store didn't hold
     num_states   decision points of all its sessions
     num_copies   those of them that other sessions hold, too
-    dropped      records by reason; with `num_kept` they sum to `num_records`
+    dropped      records by reason; with `num_used` they sum to `num_records`
     secrets      cut out of the file, by kind
     remarks      what a person should know, one line each
     """
@@ -39,7 +39,7 @@ class FileReport:
     num_states: int = 0
     num_copies: int = 0
     num_records: int = 0
-    num_kept: int = 0
+    num_used: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
     secrets: Mapping[str, int] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
@@ -128,7 +128,7 @@ def ingest(
 def _report(path: Path, format: str, reading: Reading, secrets: SecretCutter) -> FileReport:
     report = FileReport(path, format, len(reading.sessions), num_records=reading.num_records)
     report.num_states = sum(node.is_decision for session in reading.sessions for node in session.nodes)
-    report.num_kept, report.dropped = reading.num_kept, dict(reading.dropped)
+    report.num_used, report.dropped = reading.num_used, dict(reading.dropped)
     report.secrets = {kind: count for kind, count in secrets.counts.items() if count}
     if not reading.sessions:
         report.remarks.append("no decision point of a model: nothing is stored")

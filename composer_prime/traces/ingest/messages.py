@@ -4,13 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from composer_prime.traces.ingest.context import IMAGE, OTHER
 from composer_prime.traces.ingest.records import mapping, name_or_none, objects, sequence, string
 from composer_prime.traces.states import Message, Tool
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-IMAGE = "[image]"
-OTHER = "[other content]"
-"""What stands for the parts of a message that aren't text."""
 
 
 def content_text(content: Any) -> str:

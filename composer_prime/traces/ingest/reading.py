@@ -4,8 +4,9 @@ Two kinds of formats. In a log, a record is a line, and the file is one session.
 list (a step, a message, an event), and every JSON value of the file holds sessions of its own.
 """
 
+import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,16 +22,20 @@ class Reading:
     """What one file gave.
 
     num_records  records it holds, counted before any is read
-    dropped      records that made no node, by reason; with those kept they sum to `num_records`
+    dropped      records whose content no node holds, by reason; with those used they sum to `num_records`
+    num_bytes    of all records as JSON
+    used_bytes   of those that are used
     """
 
     sessions: tuple[Session, ...]
     num_records: int
     dropped: Mapping[str, int]
+    num_bytes: int
+    used_bytes: int
 
     @property
-    def num_kept(self) -> int:
-        """Records that made nodes."""
+    def num_used(self) -> int:
+        """Records whose content a node holds."""
         return self.num_records - sum(self.dropped.values())
 
 
@@ -38,12 +43,12 @@ class Reading:
 class Document:
     """What a reader makes of one JSON value.
 
-    num_records  items it holds
-    fates        why an item made no node, by its number; an item that did may stand here, too
-    drafts       its sessions, whose nodes name items
+    items   its records
+    fates   why an item made no node, by its number; an item that did may stand here, too
+    drafts  its sessions, whose nodes name items
     """
 
-    num_records: int
+    items: list[Any]
     fates: dict[int, str] = field(default_factory=dict)
     drafts: list[Draft] = field(default_factory=list)
 
@@ -54,19 +59,17 @@ def read_documents(
     """Every JSON value of the main file by itself; other parts belong to each of its sessions."""
     beside = tuple(Original(part.name, "".join(entry.text for entry in part.entries)) for part in parts[1:])
     sessions: list[Session] = []
-    num_records, dropped = 0, Counter[str]()
+    account = _Account()
     for entry in parts[0].entries:
         if entry.problem is not None or lacks(entry.value):
-            num_records += 1
-            dropped[entry.problem or f"not {format}"] += 1
+            account.add([], [len(entry.text)], {0: entry.problem or f"not {format}"})
             continue
         document = read(entry.value)
         original = (Original("", entry.text), *beside)
         found = [draft.finished(format, number, original) for number, draft in enumerate(document.drafts)]
-        num_records += document.num_records
-        dropped += _account(found, document.num_records, document.fates)
+        account.add(found, [len(json.dumps(item)) for item in document.items], document.fates)
         sessions += [session for session in found if any(node.is_decision for node in session.nodes)]
-    return Reading(tuple(sessions), num_records, dropped)
+    return account.reading(sessions)
 
 
 def read_log(format: str, parts: Sequence[Part], read: Callable[[Sequence[Any], dict[int, str]], Draft]) -> Reading:
@@ -77,9 +80,16 @@ def read_log(format: str, parts: Sequence[Part], read: Callable[[Sequence[Any], 
     entries = [(part.name, entry) for part in parts for entry in part.entries]
     fates = {number: entry.problem for number, (_, entry) in enumerate(entries) if entry.problem is not None}
     draft = read([entry.value for _, entry in entries], fates)
-    kept = sorted({record for node in draft.nodes for record in node.records})
+    kept = sorted({record for node in draft.nodes for record in (*node.records, *node.links)})
     ranks = {record: rank for rank, record in enumerate(kept)}
-    nodes = [replace(node, records=tuple(sorted(ranks[one] for one in node.records))) for node in draft.nodes]
+    nodes = [
+        replace(
+            node,
+            records=tuple(sorted(ranks[one] for one in node.records)),
+            links=tuple(sorted(ranks[one] for one in node.links)),
+        )
+        for node in draft.nodes
+    ]
     original = tuple(
         Original(part.name, "".join(_line(entries[record][1]) for record in kept if entries[record][0] == part.name))
         for part in parts
@@ -87,9 +97,33 @@ def read_log(format: str, parts: Sequence[Part], read: Callable[[Sequence[Any], 
     session = replace(draft, nodes=nodes).finished(
         format, 0, tuple(part for part in original if part.text or not part.name)
     )
-    dropped = _account([replace(session, nodes=tuple(draft.nodes))], len(entries), fates)
-    has_decision = any(node.is_decision for node in nodes)
-    return Reading((session,) if has_decision else (), len(entries), dropped)
+    account = _Account()
+    account.add([replace(session, nodes=tuple(draft.nodes))], [len(entry.text) for _, entry in entries], fates)
+    return account.reading([session] if any(node.is_decision for node in nodes) else [])
+
+
+def parents_first(names: Sequence[Hashable], parents: Sequence[Hashable]) -> list[int]:
+    """The numbers of records in the order of the file, but none before the one that it names as its parent.
+
+    names    of the records; None: nameless
+    parents  names of records, or of none that is there
+
+    Records of a circle come last.
+    """
+    known = set(names) - {None}
+    taken: set[Hashable] = set()
+    waiting: dict[Hashable, list[int]] = {}
+    order: list[int] = []
+    for number, parent in enumerate(parents):
+        if parent in known and parent not in taken:
+            waiting.setdefault(parent, []).append(number)
+            continue
+        ready = [number]
+        while ready:
+            order.append(ready.pop())
+            taken.add(names[order[-1]])
+            ready += reversed(waiting.pop(names[order[-1]], []))
+    return order + sorted(number for numbers in waiting.values() for number in numbers)
 
 
 def _line(entry: Entry) -> str:
@@ -97,15 +131,30 @@ def _line(entry: Entry) -> str:
     return entry.text if entry.text.endswith("\n") else entry.text + "\n"
 
 
-def _account(sessions: Sequence[Session], num_records: int, fates: Mapping[int, str]) -> Counter[str]:
-    """The dropped records by reason. Raises KeyError for one that is neither in a node nor has a fate."""
-    reasons: dict[int, str] = {}
-    kept: set[int] = set()
-    for session in sessions:
-        records = {record for node in session.nodes for record in node.records}
-        if any(node.is_decision for node in session.nodes):
-            kept |= records
-        else:
-            reasons |= dict.fromkeys(records, NO_DECISION)
-    reasons |= {record: reason for record, reason in fates.items() if record not in reasons}
-    return Counter(reasons[record] for record in range(num_records) if record not in kept)
+@dataclass
+class _Account:
+    """What became of a file's records."""
+
+    num_records: int = 0
+    num_bytes: int = 0
+    used_bytes: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def add(self, sessions: Sequence[Session], sizes: Sequence[int], fates: Mapping[int, str]) -> None:
+        """Take in records of these sizes. Raises KeyError for one that is neither in a node nor has a fate."""
+        reasons: dict[int, str] = {}
+        used: set[int] = set()
+        for session in sessions:
+            records = {record for node in session.nodes for record in node.records}
+            if any(node.is_decision for node in session.nodes):
+                used |= records
+            else:
+                reasons |= dict.fromkeys(records, NO_DECISION)
+        reasons |= {record: reason for record, reason in fates.items() if record not in reasons}
+        self.num_records += len(sizes)
+        self.num_bytes += sum(sizes)
+        self.used_bytes += sum(sizes[record] for record in used)
+        self.dropped += Counter(reasons[record] for record in range(len(sizes)) if record not in used)
+
+    def reading(self, sessions: Sequence[Session]) -> Reading:
+        return Reading(tuple(sessions), self.num_records, self.dropped, self.num_bytes, self.used_bytes)

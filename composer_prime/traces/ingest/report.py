@@ -44,7 +44,7 @@ def _cells(reports: Sequence[FileReport]) -> list[str]:
         secrets.update(report.secrets)
     counts = [
         sum(getattr(report, name) for report in reports)
-        for name in ("num_sessions", "num_new", "num_states", "num_records", "num_kept")
+        for name in ("num_sessions", "num_new", "num_states", "num_records", "num_used")
     ]
     return [*(f"{count:,}" for count in counts), _counted(dropped), _counted(secrets)]
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from composer_prime.traces.ingest.context import Digests, in_order, stands_in
 from composer_prime.traces.states import Message, Tool, TraceState, calls_of, digest, text_of
 
 
@@ -19,7 +20,8 @@ class Node:
 
     parent        index of the node before it; None: a branch's first
     message       with an assistant's thinking in `reasoning_content`
-    records       numbers of the records that made it: kept lines of a log, or items of a document
+    records       numbers of the records that made it: stored lines of a log, or items of a document
+    links         numbers of those that only say where it stands
     author        model that wrote it; None: unknown, or no model did
     is_copied     context that another call, another session or another model wrote: gives no decision point
     is_synthetic  an assistant's message that the harness wrote: gives no decision point
@@ -30,6 +32,7 @@ class Node:
     parent: int | None
     message: Message
     records: tuple[int, ...]
+    links: tuple[int, ...] = ()
     author: str | None = None
     is_copied: bool = False
     is_synthetic: bool = False
@@ -43,8 +46,8 @@ class Node:
 
     @property
     def is_decision(self) -> bool:
-        """Whether a model did something here."""
-        did = bool(text_of(self.message) or calls_of(self.message))
+        """Whether a model did something here that can be said."""
+        did = bool(text_of(self.message) or calls_of(self.message)) and not stands_in(self.message)
         return self.is_turn and did and not (self.is_copied or self.is_synthetic)
 
 
@@ -64,8 +67,10 @@ class Session:
     name      what the format calls it; None: nothing
     number    its place among the sessions of the same record
     original  what it was read from
-    tools     as the format lists them, or inferred from the calls
+    tools     as the format lists them, or as ingestion was given them; none: they are inferred from the calls
+    system    message that ingestion was given, for a harness whose logs lack it
     reward    of the whole session; None: unknown
+    cwd       its working folder, an absolute path
     """
 
     format: str
@@ -75,6 +80,8 @@ class Session:
     nodes: tuple[Node, ...]
     tools: tuple[Tool, ...]
     reward: float | None = None
+    system: str | None = None
+    cwd: str | None = None
 
     @cached_property
     def id(self) -> str:
@@ -91,23 +98,29 @@ class Session:
         """The decision points, each with the index of its node."""
         turns = {index: turn for turn, index in enumerate(i for i, node in enumerate(self.nodes) if node.is_turn)}
         seen = [_seen(node) for node in self.nodes]
+        digests = Digests()
+        inferred = InferredTools()
         for index, node in enumerate(self.nodes):
+            inferred.add(node)
             if node.is_decision:
                 path = self.path(index)[:-1]
-                before = next((turns[place] for place in reversed(path) if place in turns), None)
-                yield (
-                    index,
-                    TraceState(
-                        self.id,
-                        turns[index],
-                        before,
-                        tuple(message for place in path if (message := seen[place]) is not None),
-                        self.tools,
-                        node.message,
-                        node.author,
-                        self.reward,
-                    ),
+                shown = in_order([message for place in path if (message := seen[place]) is not None])
+                if self.system is not None and not any(message["role"] == "system" for message in shown):
+                    shown = [{"role": "system", "content": self.system}, *shown]
+                state = TraceState(
+                    self.id,
+                    turns[index],
+                    next((turns[place] for place in reversed(path) if place in turns), None),
+                    tuple(shown),
+                    self.tools or inferred.tools,
+                    node.message,
+                    node.author,
+                    self.reward,
+                    bool(self.tools),
+                    self.cwd,
+                    digests.of(shown),
                 )
+                yield index, state
 
     def path(self, index: int) -> list[int]:
         """The nodes from the root to the node at `index`, which is the last."""
@@ -139,7 +152,10 @@ class Session:
             **{
                 **data,
                 "original": tuple(Original(**part) for part in data["original"]),
-                "nodes": tuple(Node(**{**node, "records": tuple(node["records"])}) for node in data["nodes"]),
+                "nodes": tuple(
+                    Node(**{**node, "records": tuple(node["records"]), "links": tuple(node["links"])})
+                    for node in data["nodes"]
+                ),
                 "tools": tuple(data["tools"]),
             }
         )
@@ -153,6 +169,7 @@ class Draft:
     nodes: list[Node] = field(default_factory=list)
     tools: list[Tool] = field(default_factory=list)
     reward: float | None = None
+    cwd: str | None = None
 
     def add(self, message: Message, parent: int | None, records: Sequence[int], **more: Any) -> int:
         """Add a node, and return its index. `more` are fields of Node."""
@@ -176,18 +193,20 @@ class Draft:
         return None
 
     def refusal(self, at: int | None, call_id: str) -> str | None:
-        """Why a tool's result after the node `at` can't stand there; None: it answers a call of the turn before it."""
-        while at is not None and self.nodes[at].message["role"] == "tool":
-            if self.nodes[at].message["tool_call_id"] == call_id:
+        """Why a tool's result after the node `at` can't stand there; None: it answers a call of its branch."""
+        while at is not None:
+            message = self.nodes[at].message
+            if message.get("tool_call_id") == call_id:
                 return DUPLICATE_RESULT
+            if any(call["id"] == call_id for call in calls_of(message)):
+                return None
             at = self.nodes[at].parent
-        made = at is not None and any(call["id"] == call_id for call in calls_of(self.nodes[at].message))
-        return None if made else ORPHAN_RESULT
+        return ORPHAN_RESULT
 
     def finished(self, format: str, number: int, original: tuple[Original, ...]) -> Session:
-        """The session, with tools inferred from its calls where none are listed."""
-        tools = self.tools or inferred_tools(self.nodes)
-        return Session(format, self.name, number, original, tuple(self.nodes), tuple(tools), self.reward)
+        """The session that was read."""
+        nodes, tools = tuple(self.nodes), tuple(self.tools)
+        return Session(format, self.name, number, original, nodes, tools, self.reward, cwd=self.cwd)
 
 
 def path_of(nodes: Sequence[Node], index: int) -> list[int]:
@@ -204,28 +223,32 @@ ORPHAN_RESULT = "tool result without a call"
 DUPLICATE_RESULT = "duplicate tool result"
 
 
-def inferred_tools(nodes: Sequence[Node]) -> list[Tool]:
-    """The tools that calls name, in order of first use, with the arguments that were given and their types."""
-    seen: dict[str, dict[str, set[str]]] = {}
-    for node in nodes:
+class InferredTools:
+    """The tools that calls have named so far, in order of first use, with the arguments given and their types."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[str, set[str]]] = {}
+        self.tools: tuple[Tool, ...] = ()
+
+    def add(self, node: Node) -> None:
+        """Take in the calls of a session's next node."""
+        has_new = False
         for call in calls_of(node.message):
-            types = seen.setdefault(call["function"]["name"], {})
-            for name, value in arguments_of(call["function"]["arguments"]).items():
-                types.setdefault(name, set()).add(_JSON_TYPES.get(type(value), "null"))
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": name,
-                "description": "",
-                "parameters": {
-                    "type": "object",
-                    "properties": {argument: {"type": _type(types)} for argument, types in arguments.items()},
-                },
-            },
-        }
-        for name, arguments in seen.items()
-    ]
+            name = call["function"]["name"]
+            has_new |= name not in self._seen
+            types = self._seen.setdefault(name, {})
+            for argument, value in arguments_of(call["function"]["arguments"]).items():
+                kind = _JSON_TYPES.get(type(value), "null")
+                has_new |= kind not in types.get(argument, ())
+                types.setdefault(argument, set()).add(kind)
+        if has_new:
+            self.tools = tuple(_tool(name, arguments) for name, arguments in self._seen.items())
+
+
+def _tool(name: str, arguments: Mapping[str, set[str]]) -> Tool:
+    properties = {argument: {"type": _type(types)} for argument, types in arguments.items()}
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
 
 
 def _type(types: set[str]) -> str | list[str]:

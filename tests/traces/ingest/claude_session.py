@@ -166,9 +166,9 @@ class _Writer:
         self.step += 1
 
     def progress_between(self) -> None:
-        """A progress line in the chain of parents, which is kept as a link."""
+        """A progress line in the chain of parents, which is stored as a link and counts as dropped."""
         ids = self.call("Running in the background.", [("Bash", {"command": "make"})], answer=False)
-        self.line("progress", data={"type": "bash_progress", "output": "half"})
+        self.line("progress", dropped="progress line", data={"type": "bash_progress", "output": "half"})
         self.result(ids[0], "made")
 
     def api_error(self) -> None:
@@ -258,7 +258,13 @@ class _Writer:
         ids = self.call("Before compaction.", [("Bash", {"command": "git status"})])
         replayed = [json.loads(line) for line in self.lines[-4:]]
         self.last = None
-        self.line("system", subtype="compact_boundary", content="Conversation compacted", compactMetadata={})
+        self.line(
+            "system",
+            dropped="system line",
+            subtype="compact_boundary",
+            content="Conversation compacted",
+            compactMetadata={},
+        )
         self.user("Summary: modules are being repaired.", isCompactSummary=True)
         for line in replayed:
             line |= {"uuid": self.uuid(), "parentUuid": self.last}

@@ -70,8 +70,8 @@ def check_sums(reading: Reading, folder: Path, format: str) -> None:
         assert reading.num_records == num_records
     if format in LOGS or len(reading.sessions) == 1:
         kept = {record for session in reading.sessions for node in session.nodes for record in node.records}
-        assert len(kept) == reading.num_kept
-    assert reading.num_kept + sum(reading.dropped.values()) == reading.num_records
+        assert len(kept) == reading.num_used
+    assert reading.num_used + sum(reading.dropped.values()) == reading.num_records
 
 
 def is_json(data: bytes) -> bool:

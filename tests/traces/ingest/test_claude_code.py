@@ -1,6 +1,7 @@
 """Claude Code's files: one call over several lines, trees, replays after compaction, and what is dropped."""
 
 import json
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def test_a_rewound_try_is_a_branch_and_no_later_call_sees_it(long: Session) -> N
 def test_a_line_that_is_no_message_links_what_is_around_it(long: Session) -> None:
     (number,) = [n for n, node in enumerate(long.nodes) if node.message.get("content") == "made"]
     node = long.nodes[number]
-    assert len(node.records) == 2 and node.parent is not None
+    assert (len(node.records), len(node.links)) == (1, 1) and node.parent is not None
     assert long.nodes[node.parent].message["content"] == "Running in the background."
 
 
@@ -157,6 +158,54 @@ def test_null_usage_after_a_kill_keeps_the_last_that_there_was(tmp_path: Path) -
     (session,) = read_file(path)[1].sessions
     assert session.nodes[1].usage == {"output_tokens": 9}
     assert session.nodes[1].message["content"] == "part 0\npart 1\npart 2"
+
+
+def test_lines_in_any_order_tell_the_same(tmp_path: Path) -> None:
+    lines = [line("0", None, "user", "Q")]
+    for turn in range(1, 20, 2):
+        call = {"type": "tool_use", "id": f"t{turn}", "name": "Read", "input": {"n": turn}}
+        answer = {"type": "tool_result", "tool_use_id": f"t{turn}", "content": f"of {turn}"}
+        lines.append(line(str(turn), str(turn - 1), "assistant", [call]))
+        lines.append(line(str(turn + 1), str(turn), "user", [answer]))
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(b"".join(lines))
+    told = [contents(state) for state in read_file(path)[1].sessions[0].states()]
+    assert len(told) == 10
+    for seed in range(20):
+        path.write_bytes(b"".join(random.Random(seed).sample(lines, len(lines))))
+        (session,) = read_file(path)[1].sessions
+        assert [contents(state) for state in session.states()] == told, seed
+
+
+def attachment(uuid: str, parent: str, **attached: Any) -> bytes:
+    data = {"type": "attachment", "uuid": uuid, "parentUuid": parent, "sessionId": "s", "attachment": attached}
+    return json.dumps(data).encode() + b"\n"
+
+
+def test_attachments_are_shown_where_they_stand_and_those_without_a_text_are_counted(tmp_path: Path) -> None:
+    calls = [{"type": "tool_use", "id": id, "name": "Bash", "input": {}} for id in "xy"]
+    answers = [{"type": "tool_result", "tool_use_id": id, "content": f"of {id}"} for id in "xy"]
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(
+        line("1", None, "user", "Q @notes.md")
+        + attachment(
+            "2", "1", type="file", filename="notes.md", content={"type": "text", "file": {"content": "Be brief."}}
+        )
+        + line("3", "2", "assistant", calls[:1])
+        + attachment("4", "3", type="hook_success", hookName="h", stdout="{}", content="")
+        + line("5", "4", "assistant", calls[1:], message={"id": "m-3", "role": "assistant", "content": calls[1:]})
+        + attachment("6", "3", type="hook_additional_context", content=["Mind the lint."])
+        + line("7", "3", "user", answers[:1])
+        + line("8", "5", "user", answers[1:])
+        + attachment("9", "8", type="queued_command", prompt="Stop after this.", commandMode="prompt")
+        + line("10", "9", "assistant", "A")
+    )
+    reading = read_file(path)[1]
+    first, last = reading.sessions[0].states()
+    assert [text.split("\n")[-2:] for text in contents(first)] == [["Q @notes.md"], ["Be brief.", "</system-reminder>"]]
+    assert contents(last)[2:5] == ["", "of x", "of y"]
+    assert "Mind the lint." in contents(last)[5] and contents(last)[6] == "Stop after this."
+    assert reading.dropped == {"attachment without a text": 1}
 
 
 def test_a_replayed_line_under_its_own_uuid_is_dropped(tmp_path: Path) -> None:

@@ -117,7 +117,10 @@ def test_the_kept_lines_of_a_log_come_back_byte_for_byte_and_in_order(tmp_path: 
     assert len(kept) - len(cut) <= 1 and all(line in rest for line in cut)
     (subagent,) = (tmp_path / "out" / main.stem / "subagents").iterdir()
     assert subagent.read_bytes() == given.subagents[subagent.name]
-    assert len(kept) == given.num_records - given.dropped.total() - len(subagent.read_bytes().splitlines())
+    num_links = given.dropped["progress line"] + given.dropped["system line"]
+    assert num_links == 2 and len(kept) == given.num_records - given.dropped.total() + num_links - len(
+        subagent.read_bytes().splitlines()
+    )
 
 
 def test_an_episode_of_two_traces_is_written_once(tmp_path: Path) -> None:
@@ -157,8 +160,8 @@ def test_atif_passes_a_strict_check_and_tells_each_decision_point_once(name: str
 
 
 def done(session: Session) -> list[str]:
-    """Of each decision point, what was seen and done; usage and ids aside."""
-    return [json.dumps([list(state.messages), dict(state.action), list(state.tools)]) for state in session.states()]
+    """Of each decision point, what was seen and done; usage, ids and inferred tools aside."""
+    return [json.dumps([list(state.messages), dict(state.action), list(session.tools)]) for state in session.states()]
 
 
 def test_sts_begins_with_the_session_and_has_a_message_a_line(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from composer_prime.errors import BadInput
+from composer_prime.traces.ingest.context import NO_RESULT
 from composer_prime.traces.ingest.formats import detect
 from composer_prime.traces.ingest.intake import read_file
 from composer_prime.traces.ingest.reading import Reading
@@ -59,7 +60,7 @@ def test_every_format_tells_the_same_decision_points(name: str, tmp_path: Path) 
 def test_kept_and_dropped_records_sum_to_those_of_the_file(name: str, tmp_path: Path) -> None:
     reading = reading_of(tmp_path, WRITERS[name][1](told()))
     kept = {record for session in reading.sessions for node in session.nodes for record in node.records}
-    assert len(kept) == reading.num_kept
+    assert len(kept) == reading.num_used
     assert len(kept) + sum(reading.dropped.values()) == reading.num_records
 
 
@@ -68,10 +69,33 @@ def test_listed_tools_are_taken_and_others_inferred(name: str, tmp_path: Path) -
     listed = session_of(tmp_path, WRITERS[name][1](told())).tools
     assert [tool["function"]["name"] for tool in listed] == ["run", "edit"]
     assert listed[0]["function"]["parameters"]["required"] == ["command"]
-    inferred = session_of(tmp_path, stories.codex(told())).tools
-    assert {tool["function"]["name"] for tool in inferred} == {"run", "edit"}
-    arguments = inferred[0]["function"]["parameters"]["properties"]
+    *_, last = session_of(tmp_path, stories.codex(told())).states()
+    assert {tool["function"]["name"] for tool in last.tools} == {"run", "edit"} and not last.has_tools
+    arguments = last.tools[0]["function"]["parameters"]["properties"]
     assert arguments == {"command": {"type": "string"}, "line": {"type": "integer"}}
+
+
+def test_inferred_tools_are_those_known_by_then_and_no_part_of_the_question(tmp_path: Path) -> None:
+    def states(num_turns: int, extra: str) -> list[TraceState]:
+        messages = [{"role": "user", "content": "Go."}]
+        for turn in range(num_turns):
+            call = {"id": f"c{turn}", "function": {"name": extra if turn == 8 else "run", "arguments": "{}"}}
+            messages += [
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": f"c{turn}", "content": "ok"},
+            ]
+        return list(session_of(tmp_path, messages).states())
+
+    short, long = states(8, "run"), states(20, "edit")
+    assert [state.question for state in long[:8]] == [state.question for state in short]
+    offered = [{tool["function"]["name"] for tool in state.tools} for state in long]
+    assert offered == [{"run"}] * 8 + [{"run", "edit"}] * 12
+    listed = {
+        "messages": [dict(m) for m in short[-1].messages] + [dict(short[-1].action)],
+        "tools": stories.chat_tools(),
+    }
+    *_, last = session_of(tmp_path, listed).states()
+    assert last.messages == short[-1].messages and last.question != short[-1].question, "listed tools are part of it"
 
 
 def test_thinking_is_in_the_action_and_never_in_what_later_calls_see(tmp_path: Path) -> None:
@@ -147,9 +171,13 @@ def test_an_atif_result_that_names_no_call_answers_the_only_one_or_is_shown_by_t
     del one["observation"]["results"][0]["source_call_id"]
     two["observation"]["results"] = [{"content": "Both ran."}]
     (*_, last) = session_of(tmp_path, value).states()
-    after = {m["tool_calls"][0]["id"]: last.messages[n + 1] for n, m in enumerate(last.messages) if "tool_calls" in m}
-    assert after[one["tool_calls"][0]["tool_call_id"]]["role"] == "tool"
-    assert after[two["tool_calls"][0]["tool_call_id"]] == {"role": "user", "content": "Both ran."}
+    after = {
+        m["tool_calls"][0]["id"]: last.messages[n + 1 : n + 4] for n, m in enumerate(last.messages) if "tool_calls" in m
+    }
+    assert after[one["tool_calls"][0]["tool_call_id"]][0]["content"] not in (NO_RESULT, "")
+    *results, shown = after[two["tool_calls"][0]["tool_call_id"]]
+    assert [message["content"] for message in results] == [NO_RESULT, NO_RESULT]
+    assert shown == {"role": "user", "content": "Both ran."}
 
 
 @pytest.mark.parametrize("version", ["ATIF-v1.0", "ATIF-v1.8"])

@@ -43,14 +43,14 @@ def _reward(value: Any) -> float | None:
 
 def _read(value: Mapping[str, Any], reward: float | None) -> Document:
     draft = Draft(name_or_none(value.get("trajectory_id")), reward=reward)  # session_id is a run's, of many
-    document = Document(0, drafts=[draft])
+    document = Document([], drafts=[draft])
     for trajectory in _trajectories(value):
         agent = mapping(trajectory.get("agent"))
         draft.tools += [tool for tool in tools_of(agent.get("tool_definitions")) if tool not in draft.tools]
         at: int | None = None
         for step in sequence(trajectory.get("steps")):
             at = _add_step(document, draft, mapping(step), at, name_or_none(agent.get("model_name")))
-            document.num_records += 1
+            document.items.append(step)
     return document
 
 
@@ -67,7 +67,7 @@ def _add_step(
 
     A result that names no call answers the step's only one; else it is what the user shows.
     """
-    record = [document.num_records]
+    record = [len(document.items)]
     source = step.get("source")
     if source not in _SOURCES:
         document.fates[record[0]] = NO_SOURCE

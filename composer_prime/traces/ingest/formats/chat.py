@@ -30,7 +30,7 @@ def _read(value: Any) -> Document:
     messages = sequence(given.get("messages") if given else value)
     draft = Draft(name_or_none(given.get("id"), given.get("episode_id")), tools=tools_of(given.get("tools")))
     draft.reward = number_or_none(given.get("reward"))
-    document = Document(len(messages), drafts=[draft])
+    document = Document(list(messages), drafts=[draft])
     add_chat(document, draft, enumerate(messages), author=name_or_none(given.get("model")))
     return document
 

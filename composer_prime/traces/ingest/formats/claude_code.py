@@ -1,23 +1,24 @@
 """Claude Code's sessions: JSON lines, with subagents in files of their own or among the lines.
 
 One model call is several lines, which share the message's id and the request's. Lines name the line before them in
-`parentUuid`; some of those are no messages, and are kept as links. After compaction lines are replayed: a replay of the
-same line is dropped, one in another tree is context there.
+`parentUuid`; some of those say nothing to the model, and are stored as links. Attachments do: files, queued messages,
+memory, hooks. After compaction lines are replayed: a replay of the same line is dropped, one in another tree is context
+there.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from composer_prime.traces.ingest.messages import assistant, json_text, plain, result, tool_call
-from composer_prime.traces.ingest.reading import Reading, read_log
+from composer_prime.traces.ingest.reading import Reading, parents_first, read_log
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, string
 from composer_prime.traces.ingest.session import DUPLICATE_RESULT, ORPHAN_RESULT, Draft
 from composer_prime.traces.states import Message
 
 NAME = "claude-code"
 SKIPPED = (
-    "system", "summary", "progress", "attachment", "ai-title", "queue-operation", "file-history-snapshot",
+    "system", "summary", "progress", "ai-title", "queue-operation", "file-history-snapshot",
     "last-prompt", "permission-mode", "pr-link",
 )  # fmt: skip
 """Types of lines that hold no message."""
@@ -25,6 +26,10 @@ SYNTHETIC = "<synthetic>"
 DUPLICATE_LINE = "duplicate uuid"
 API_ERROR = "API error message"
 EMPTY = "message without content"
+SILENT = "attachment without a text"
+SHOWN = ("content", "prompt", "text", "snippet", "banner", "blockingError", "addedLines", "addedBlocks", "skills")
+"""Fields of an attachment whose texts the model is shown."""
+NAMED = ("displayPath", "filename", "path", "newDate")
 
 
 def lacks(value: Any) -> list[str]:
@@ -66,11 +71,13 @@ class _Place:
 
 @dataclass
 class _Call:
-    """One model call while its lines come in: its node's index, what it wrote, and the answers to its tool calls."""
+    """One model call while its lines come in: its node's index, what it wrote, which of its tool calls are answered,
+    and the last node of what the model was shown after it."""
 
     node: int
+    tip: int
     blocks: list[Mapping[str, Any]] = field(default_factory=list)
-    answered: dict[str, int] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)
 
 
 class _Reader:
@@ -85,24 +92,29 @@ class _Reader:
         self._calls: dict[tuple[str, str], _Call] = {}
         self._call_at: dict[int, _Call] = {}
         self._known: set[str] = set()
+        self._beside: set[int] = set()
 
     def read(self, lines: Sequence[Any]) -> Draft:
-        for record, line in enumerate(lines):
+        given = [mapping(line) for line in lines]
+        names = [name_or_none(line.get("uuid")) for line in given]
+        for record in parents_first(names, [_parent(line) for line in given]):
             if record not in self._fates:
-                fate = self._take(record, mapping(line))
+                fate = self._take(record, given[record])
                 if fate is not None:
                     self._fates[record] = fate
-                    self._links[string(mapping(line).get("uuid"))] = _Line(record, _parent(mapping(line)))
+                    self._links[names[record] or ""] = _Line(record, _parent(given[record]))
         return self._draft
 
     def _take(self, record: int, line: Mapping[str, Any]) -> str | None:
         """Add what a line says; why it is dropped, if it is."""
         kind = line.get("type")
         message = mapping(line.get("message"))
-        if kind not in ("user", "assistant"):
+        if kind == "attachment":
+            message = _attached(mapping(line.get("attachment")))
+        elif kind not in ("user", "assistant"):
             return f"{kind} line" if kind in SKIPPED else "line of an unknown type"
-        if not isinstance(message.get("content"), str | list):
-            return EMPTY
+        if not isinstance(message.get("content"), str | list) or not message["content"]:
+            return SILENT if kind == "attachment" else EMPTY
         if line.get("isApiErrorMessage") is True:
             return API_ERROR
         uuid = string(line.get("uuid"))
@@ -111,12 +123,16 @@ class _Reader:
             return DUPLICATE_LINE
         agent = (self._files[record], line.get("isSidechain") is True, string(line.get("agentId")))
         place = self._place(record, line, agent)
-        add = self._add_assistant if kind == "assistant" else self._add_user
-        node = add(record, line, message, place)
+        if kind == "attachment":
+            node: int | str = self._add_after(plain("user", message["content"]), record, place)
+        else:
+            add = self._add_assistant if kind == "assistant" else self._add_user
+            node = add(record, line, message, place)
         if isinstance(node, str):
             return node
         self._latest[agent] = node
         self._draft.name = self._draft.name or name_or_none(line.get("sessionId"))
+        self._draft.cwd = self._draft.cwd or name_or_none(line.get("cwd"))
         if uuid:
             self._messages[uuid] = _Line(record, _parent(line), node, message)
         return None
@@ -144,26 +160,31 @@ class _Reader:
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content)
         name = string(message.get("id"))
         call_name = f"{name}:{string(line.get('requestId'))}" if name else None
-        records = [record, *place.links]
         call = self._calls.get((call_name or f"record {record}", place.root))
         if call is None:
             node = self._add(
                 {"role": "assistant"},
                 self._tip(place.node),
                 (),
-                place,
+                replace(place, links=[]),
                 author=None if message.get("model") == SYNTHETIC else name_or_none(message.get("model")),
                 is_copied=call_name in self._known,
                 is_synthetic=message.get("model") == SYNTHETIC,
                 call=call_name,
             )
-            call = self._calls[call_name or f"record {record}", place.root] = _Call(node)
+            call = self._calls[call_name or f"record {record}", place.root] = _Call(node, node)
             self._call_at[node] = call
             self._known |= {call_name} if call_name else set()
         _merge(call.blocks, blocks)
         old = self._draft.nodes[call.node]
         usage = mapping(message.get("usage")) or old.usage
-        self._draft.replace(call.node, message=_message(call.blocks), usage=usage, records=(*old.records, *records))
+        self._draft.replace(
+            call.node,
+            message=_message(call.blocks),
+            usage=usage,
+            records=(*old.records, record),
+            links=(*old.links, *place.links),
+        )
         return call.node
 
     def _add_user(self, record: int, line: Mapping[str, Any], message: Mapping[str, Any], place: _Place) -> int | str:
@@ -181,30 +202,64 @@ class _Reader:
             elif call_id in self._call_at[caller].answered:
                 fate = DUPLICATE_RESULT
             else:
-                answered = self._call_at[caller].answered
-                before = next(reversed(answered.values()), caller)
-                node = self._add(result(call_id, block.get("content")), before, [record, *place.links], place)
-                answered[call_id] = node
+                call = self._call_at[caller]
+                call.answered.add(call_id)
+                node = call.tip = self._add(result(call_id, block.get("content")), call.tip, [record], place)
         if rest:
             after = self._tip(place.node) if node is None else node
-            node = self._add(plain("user", rest), after, [record, *place.links], place)
+            node = self._add(plain("user", rest), after, [record], place)
         return fate if node is None else node
+
+    def _add_after(self, message: Message, record: int, place: _Place) -> int:
+        """Add what the model is shown beside the answers to a call, or after another message."""
+        call = self._call_before(place.node)
+        node = self._add(message, self._tip(place.node), [record], place)
+        self._beside.add(node)
+        if call is not None:
+            call.tip = node
+        return node
 
     def _add(self, message: Message, parent: int | None, records: Sequence[int], place: _Place, **more: Any) -> int:
         self._roots.append(place.root)
-        return self._draft.add(message, parent, records, **more)
+        return self._draft.add(message, parent, records, links=tuple(place.links), **more)
 
     def _tip(self, node: int | None) -> int | None:
         """Where a line that names `node` continues: after all answers to a call's tools, whichever is named."""
+        call = self._call_before(node)
+        return call.tip if call else node
+
+    def _call_before(self, node: int | None) -> _Call | None:
+        """The call whose answers, or what is shown beside them, end with the node."""
         at = node
-        while at is not None and self._draft.nodes[at].message["role"] == "tool":
+        while at is not None and (self._draft.nodes[at].message["role"] == "tool" or at in self._beside):
             at = self._draft.nodes[at].parent
-        call = self._call_at.get(-1 if at is None else at)
-        return next(reversed(call.answered.values()), node) if call else node
+        return None if at is None else self._call_at.get(at)
 
 
 def _parent(line: Mapping[str, Any]) -> str | None:
     return name_or_none(line.get("parentUuid"))
+
+
+def _attached(attachment: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an attachment shows the model: a queued message as it is, all else as the harness's reminder."""
+    kind = string(attachment.get("type"))
+    if kind == "queued_command":
+        return {"content": attachment.get("prompt")}
+    texts = [text for name in SHOWN for text in _texts(attachment.get(name))]
+    names = [name for name in (string(attachment.get(name)) for name in NAMED) if name]
+    if not texts and not names:
+        return {}
+    head = " ".join([kind, *names[:1]])
+    return {"content": "\n".join(["<system-reminder>", head, *texts, "</system-reminder>"])}
+
+
+def _texts(value: Any) -> list[str]:
+    """All texts in a value, but for what only says which kind it is of."""
+    if isinstance(value, dict):
+        return [text for name, inner in value.items() if name != "type" for text in _texts(inner)]
+    if isinstance(value, list):
+        return [text for inner in value for text in _texts(inner)]
+    return [value] if isinstance(value, str) and value.strip() else []
 
 
 def _merge(blocks: list[Mapping[str, Any]], added: Sequence[Mapping[str, Any]]) -> None:

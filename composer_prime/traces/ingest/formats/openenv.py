@@ -36,7 +36,7 @@ def read(parts: Sequence[Part]) -> Reading:
 def _read(value: Mapping[str, Any]) -> Document:
     turns = sequence(value.get("turns"))
     draft = Draft()
-    document = Document(len(turns), drafts=[draft])
+    document = Document(list(turns), drafts=[draft])
     tree = RequestTree(draft)
     for number, turn in enumerate(map(mapping, turns)):
         request, response = mapping(turn.get("request")), mapping(turn.get("response"))

@@ -43,7 +43,7 @@ class _Reader:
     def __init__(self, events: Sequence[Any]) -> None:
         self._events = events
         self.draft = Draft()
-        self._document = Document(len(events), drafts=[self.draft])
+        self._document = Document(list(events), drafts=[self.draft])
         self._at: int | None = None
         self._responses: dict[str, int] = {}
         self._made: dict[Any, str] = {}

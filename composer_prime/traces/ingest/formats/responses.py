@@ -34,7 +34,7 @@ def _read(value: Any) -> Document:
     before = given.get("input")
     context = [{"role": "user", "content": before}] if isinstance(before, str) else sequence(before)
     items = [*context, *sequence(given.get("output") if given else value)]
-    document = Document(len(items))
+    document = Document(items)
     if given.get("previous_response_id"):
         document.fates = dict.fromkeys(range(len(items)), ELSEWHERE)
         return document

@@ -43,7 +43,7 @@ def _read_mini(value: Mapping[str, Any]) -> Document:
     config = mapping(mapping(value.get("info")).get("config"))
     author = name_or_none(mapping(config.get("model")).get("model_name"))
     draft = Draft()
-    document = Document(len(messages), drafts=[draft])
+    document = Document(list(messages), drafts=[draft])
     add_chat(document, draft, enumerate(messages), author=author)
     for number, node in enumerate(draft.nodes):
         response = mapping(mapping(mapping(messages[node.records[0]]).get("extra")).get("response"))
@@ -60,7 +60,7 @@ def _read_steps(value: Mapping[str, Any]) -> Document:
     if not any(shown):
         shown = _from_history(sequence(value.get("history")), len(steps))
     draft = Draft()
-    document = Document(len(steps), drafts=[draft])
+    document = Document(list(steps), drafts=[draft])
     tree = RequestTree(draft)
     model = mapping(mapping(arguments_of(string(value.get("replay_config"))).get("agent")).get("model"))
     for number, step in enumerate(steps):

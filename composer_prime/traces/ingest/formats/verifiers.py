@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from composer_prime.traces.ingest.messages import chat_message, tools_of
-from composer_prime.traces.ingest.reading import BROKEN_PARENT, Document, Reading, read_documents
+from composer_prime.traces.ingest.reading import BROKEN_PARENT, Document, Reading, parents_first, read_documents
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, number_or_none, objects, sequence
 from composer_prime.traces.ingest.session import Draft
 
@@ -31,18 +31,18 @@ def read(parts: Sequence[Part]) -> Reading:
 
 def _read(value: Mapping[str, Any]) -> Document:
     traces = [value] if "nodes" in value else sequence(value.get("traces"))
-    document = Document(0)
+    document = Document([])
     for trace in traces:
         nodes = sequence(mapping(trace).get("nodes"))
         if not nodes:
-            document.fates[document.num_records] = NO_TRACE
-            document.num_records += 1
+            document.fates[len(document.items)] = NO_TRACE
+            document.items.append(trace)
             continue
         document.drafts.append(_trace(document, mapping(trace), nodes))
-        document.num_records += len(nodes)
+        document.items += nodes
     if not traces:
         document.fates[0] = NO_TRACE
-        document.num_records = 1
+        document.items.append(value)
     return document
 
 
@@ -51,21 +51,24 @@ def _trace(document: Document, trace: Mapping[str, Any], nodes: Sequence[Any]) -
     config = mapping(mapping(trace.get("agent")).get("config"))
     calls = {call["node"]: call for call in objects(sequence(trace.get("calls"))) if type(call.get("node")) is int}
     places: dict[Any, int | None] = {None: None}
-    for number, given in enumerate(map(mapping, nodes)):
+    start = len(document.items)
+    parents = [parent if type(parent := mapping(given).get("parent")) is int else None for given in nodes]
+    for number in parents_first(range(len(nodes)), parents):
+        given = mapping(nodes[number])
         parent = given.get("parent")
         message = chat_message(given.get("message"))
         fate = NO_MESSAGE if message is None else None
         if not (parent is None or type(parent) is int) or parent not in places:
             fate = BROKEN_PARENT
         if message is None or fate is not None:
-            document.fates[document.num_records + number] = fate or NO_MESSAGE
+            document.fates[start + number] = fate or NO_MESSAGE
             continue
         call = mapping(calls.get(number))
         wrote = given.get("sampled") is True
         places[number] = draft.add(
             message,
             places[parent],
-            [document.num_records + number],
+            [start + number],
             author=name_or_none(call.get("model"), config.get("model")) if wrote else None,
             is_copied=message["role"] == "assistant" and not wrote,
             usage=mapping(call.get("usage")) or None,

@@ -1,0 +1,63 @@
+"""What a model was shown at a call: each result directly after the turn that called for it, wherever the log has it."""
+
+from collections.abc import Mapping, Sequence
+
+from composer_prime.traces.states import Message, calls_of, digest, text_of
+
+NO_RESULT = "[no result was logged]"
+"""Stands for the result of a call that the log never answers."""
+IMAGE = "[image]"
+OTHER = "[other content]"
+"""What stands for the parts of a message that aren't text."""
+
+
+def stands_in(message: Message) -> bool:
+    """Whether a part of the message is one that text can't say."""
+    return any(line in (IMAGE, OTHER) for line in text_of(message).split("\n"))
+
+
+def in_order(messages: Sequence[Message]) -> list[Message]:
+    """The messages of a branch as a model is shown them.
+
+    The results of a turn's calls follow it in the order of the calls, with `NO_RESULT` for those that have none. A
+    result belongs to the nearest call before it with its id; one without a call is what a user shows.
+    """
+    results: dict[tuple[int, int], Message] = {}
+    open_calls: dict[str, list[tuple[int, int]]] = {}
+    turns: list[Message] = []
+    for message in messages:
+        if message["role"] != "tool":
+            for number, call in enumerate(calls_of(message)):
+                open_calls.setdefault(call["id"], []).append((len(turns), number))
+            turns.append(message)
+        elif waiting := open_calls.get(message["tool_call_id"]):
+            results[waiting.pop()] = message
+        else:
+            turns.append({"role": "user", "content": message["content"]})
+    shown: list[Message] = []
+    for place, message in enumerate(turns):
+        shown.append(message)
+        for number, call in enumerate(calls_of(message)):
+            shown.append(results.get((place, number)) or _no_result(call))
+    return shown
+
+
+def _no_result(call: Mapping[str, str]) -> Message:
+    return {"role": "tool", "content": NO_RESULT, "tool_call_id": call["id"]}
+
+
+class Digests:
+    """The digests of a session's messages, each made once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Message, str]] = {}
+
+    def of(self, messages: Sequence[Message]) -> tuple[str, ...]:
+        """One a message."""
+        return tuple(self._digest(message) for message in messages)
+
+    def _digest(self, message: Message) -> str:
+        known = self._known.get(id(message))
+        if known is None or known[0] is not message:
+            known = self._known[id(message)] = message, digest(message)
+        return known[1]
