@@ -1,4 +1,4 @@
-"""The order in which a model is shown a branch's messages: results directly after their calls, whatever the log says."""
+"""The order in which a model is shown a branch's messages: results after their calls, whatever the log says."""
 
 import json
 import random
