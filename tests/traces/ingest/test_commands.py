@@ -78,6 +78,8 @@ def test_a_format_can_be_given(tmp_path: Path) -> None:
         {"type": "message", "role": "assistant", "content": "A"},
     ]
     (tmp_path / "both.json").write_text(json.dumps(messages))
+    with pytest.raises(BadInput, match=r"both.json has the marks of openai-chat and of openai-responses: say which by"):
+        command("ingest", tmp_path / "both.json", "--to", tmp_path / "neither")
     for format in ("openai-chat", "openai-responses"):
         command("ingest", tmp_path / "both.json", "--to", tmp_path / format, "--format", format)
         (session,) = TraceStore(tmp_path / format).sessions()
@@ -86,7 +88,7 @@ def test_a_format_can_be_given(tmp_path: Path) -> None:
 
 def test_a_format_that_is_not_known_is_refused_also_for_a_folder(tmp_path: Path) -> None:
     put(tmp_path / "logs", "codex")
-    with pytest.raises(BadInput, match=r"format 'csv' isn't known: give one of atif, .*openai-chat"):
+    with pytest.raises(BadInput, match=r"format 'csv' isn't known: give one of openai-chat, .*atif"):
         command("ingest", tmp_path / "logs", "--to", tmp_path / "store", "--format", "csv")
 
 

@@ -325,7 +325,7 @@ def test_chats_one_a_line_are_sessions_of_their_own(tmp_path: Path) -> None:
         ('{"type": "user", "message": {}, "uuid": "u"}', "claude-code", "sessionId"),
         ('{"timestamp": "t", "type": "event_msg"}', "codex", "a payload object"),
         ('{"schema_version": 1, "turns": []}', "openenv", "turns with request and response"),
-        ('{"what": "ever"}', "openai-chat", "a list of messages, or an object with messages"),
+        ('{"what": "ever"}', "openai-chat", "a list of messages, or an object with messages, a message with a role"),
     ],
 )
 def test_an_unknown_format_is_refused_with_the_nearest_and_what_it_lacks(text: str, nearest: str, lack: str) -> None:

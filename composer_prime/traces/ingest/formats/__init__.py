@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from composer_prime.errors import BadInput
 from composer_prime.traces.ingest.formats import (
+    anthropic,
+    api_log,
     atif,
     chat,
     claude_code,
@@ -17,8 +19,9 @@ from composer_prime.traces.ingest.formats import (
 from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import Entry, Part
 
-READERS = (atif, openenv, verifiers, swe_agent, codex, claude_code, openhands, responses, chat)
-"""From the most particular to the most general."""
+READERS = (
+    chat, anthropic, api_log, atif, claude_code, codex, openenv, openhands, responses, swe_agent, verifiers,
+)  # fmt: skip
 FORMATS = {reader.NAME: reader for reader in READERS}
 NUM_LOOKED_AT = 200
 """Records of a file that are looked at for its format; logs begin with lines that hold no message."""
@@ -29,20 +32,16 @@ def detect(entries: Sequence[Entry], name: str) -> str:
     values = [entry.value for entry in entries if entry.problem is None][:NUM_LOOKED_AT]
     if not values:
         raise BadInput(f"{name} holds no JSON ({len(entries)} lines): give a whole file; is its beginning cut off?")
-    for reader in READERS:
-        if any(not reader.lacks(value) for value in values):
-            return reader.NAME
-    _, nearest, lacks = min(
-        (
-            (len(lacks) / len(reader.lacks(None)), reader.NAME, lacks)
-            for reader in reversed(READERS)
-            for lacks in map(reader.lacks, values)
-        ),
-        key=lambda found: found[0],
-    )
+    lacks = {reader.NAME: min((reader.lacks(value) for value in values), key=len) for reader in READERS}
+    claimed = [format for format, lacking in lacks.items() if not lacking]
+    if len(claimed) == 1:
+        return claimed[0]
+    if claimed:
+        raise BadInput(f"{name} has the marks of {' and of '.join(claimed)}: say which by --format")
+    nearest = min(FORMATS, key=lambda format: len(lacks[format]) / len(FORMATS[format].lacks(None)))
     raise BadInput(
-        f"{name} is of no known format: the nearest is {nearest}, and it lacks {', '.join(lacks)}; "
-        f"give one of {', '.join(FORMATS)}"
+        f"{name} is of no known format: the nearest is {nearest}, and it lacks {', '.join(lacks[nearest])}; give one "
+        f"of {', '.join(FORMATS)}, or open an issue with a few lines of it, their texts replaced"
     )
 
 

@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from composer_prime.traces.ingest.formats.exchanges import has_blocks
+from composer_prime.traces.ingest.formats.items import ITEMS
 from composer_prime.traces.ingest.messages import chat_message, tools_of
 from composer_prime.traces.ingest.reading import Document, Reading, read_documents
-from composer_prime.traces.ingest.records import Part, mapping, name_or_none, number_or_none, sequence
+from composer_prime.traces.ingest.records import Part, mapping, name_or_none, number_or_none, objects, sequence
 from composer_prime.traces.ingest.session import Draft
 
 NAME = "openai-chat"
@@ -14,10 +16,15 @@ NO_ROLE = "message of no known role"
 
 def lacks(value: Any) -> list[str]:
     """What a JSON value lacks to be a chat."""
-    messages = value if isinstance(value, list) else mapping(value).get("messages")
-    if not isinstance(messages, list):
-        return ["a list of messages, or an object with messages"]
-    return [] if any(chat_message(message) for message in messages) else ["a message with a role"]
+    given = mapping(value)
+    messages = objects(sequence(given.get("messages") if given else value))
+    is_other = any(has_blocks(message) or message.get("type") in ITEMS[1:] for message in messages)
+    checks = {
+        "a list of messages, or an object with messages": bool(messages),
+        "a message with a role": any(map(chat_message, messages)),
+        "messages of OpenAI's chat alone": not is_other and "trajectory_format" not in given,
+    }
+    return [name for name, holds in checks.items() if not holds]
 
 
 def read(parts: Sequence[Part]) -> Reading:

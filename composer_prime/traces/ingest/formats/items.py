@@ -12,6 +12,7 @@ OTHER_ITEM = "item that is no message"
 UNFINISHED = "unfinished response"
 CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+ITEMS = ("message", "reasoning", *CALLS, *OUTPUTS)
 
 
 @dataclass

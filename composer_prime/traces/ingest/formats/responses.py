@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.formats.items import CALLS, OUTPUTS, ItemFold
+from composer_prime.traces.ingest.formats.items import ITEMS, ItemFold
 from composer_prime.traces.ingest.messages import plain, tools_of
 from composer_prime.traces.ingest.reading import Document, Reading, read_documents
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, number_or_none, sequence
 from composer_prime.traces.ingest.session import Draft
 
 NAME = "openai-responses"
-ITEMS = ("message", "reasoning", *CALLS, *OUTPUTS)
 ELSEWHERE = "context in another response"
 
 
