@@ -23,25 +23,38 @@ def ingest(
     files: FilesArgument,
     to: Annotated[Path, typer.Option("--to", metavar="STORE", help="The store's folder.", show_default=False)],
     format: FormatOption = None,
+    tools: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Tools of a harness whose logs list none, as JSON.")
+    ] = None,
+    system: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="System message of a harness whose logs have none.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a file.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and count only.")] = False,
 ) -> None:
     """Read sessions of agents into a store, without secrets. What is there already is not added again."""
+    import json
+
     from rich.console import Console
     from rich.progress import track
 
     from composer_prime.private import keep_private
-    from composer_prime.traces.ingest.intake import find_files
+    from composer_prime.traces.ingest.intake import Given, find_files
     from composer_prime.traces.ingest.intake import ingest as read_in
     from composer_prime.traces.ingest.report import show
     from composer_prime.traces.ingest.store import TraceStore
 
     keep_private()
-    found = find_files(files)
+    found, given = find_files(files), Given.of(tools, system)
     store = TraceStore(to, is_new=not dry_run) if not dry_run or to.exists() else None
-    reports = read_in(found, store, named=set(files), format=format, dry_run=dry_run)
+    reports = read_in(found, store, named=set(files), format=format, given=given, dry_run=dry_run)
     progress = Console(stderr=True)
     shown = track(reports, "ingesting", total=len(found), console=progress, transient=True, disable=len(found) < 2)
-    show(list(shown), Console(), dry_run=dry_run)
+    if as_json:
+        for report in shown:
+            typer.echo(json.dumps(report.to_json()))
+    else:
+        show(list(shown), Console(), dry_run=dry_run)
 
 
 def normalize(

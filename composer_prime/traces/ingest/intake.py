@@ -2,19 +2,23 @@
 
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from composer_prime.errors import BadInput
 from composer_prime.traces.ingest.formats import atif, check_known, claude_code, detect, read
+from composer_prime.traces.ingest.messages import tools_of
 from composer_prime.traces.ingest.reading import Reading
-from composer_prime.traces.ingest.records import Part, entries_of
+from composer_prime.traces.ingest.records import Part, entries_of, parse
 from composer_prime.traces.ingest.secret_patterns import SecretCutter
+from composer_prime.traces.ingest.session import Session
 from composer_prime.traces.ingest.store import TraceStore
+from composer_prime.traces.states import Tool, calls_of
 
 SUFFIXES = (".json", ".jsonl", ".traj")
 SUBAGENTS = "subagents"
+UNSAYABLE = "a part of the action isn't text"
 MAX_FILE_BYTES = 2**30
 """Of one file of traces, which is read whole."""
 
@@ -25,9 +29,11 @@ class FileReport:
 
     format       None: it is of no known format, and nothing was read
     num_new      sessions that the store didn't hold
-    num_states   decision points of all its sessions
-    num_copies   those of them that other sessions hold, too
+    num_states   decision points of all its sessions that can be used
+    left_out     decision points that can't, by reason
+    num_copies   usable ones that other sessions hold, too
     dropped      records by reason; with `num_used` they sum to `num_records`
+    num_bytes    of all records; used_bytes of those that are used
     secrets      cut out of the file, by kind
     remarks      what a person should know, one line each
     """
@@ -37,12 +43,62 @@ class FileReport:
     num_sessions: int = 0
     num_new: int = 0
     num_states: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)
     num_copies: int = 0
     num_records: int = 0
     num_used: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
+    num_bytes: int = 0
+    used_bytes: int = 0
     secrets: Mapping[str, int] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """What scripts read of it."""
+        left_out, dropped = dict(self.left_out), dict(self.dropped)
+        return {
+            "file": str(self.path), "format": self.format, "decision_points": self.num_states + sum(left_out.values()),
+            "usable": self.num_states, "left_out": left_out, "records": self.num_records, "used": self.num_used,
+            "dropped": dropped, "secrets": dict(self.secrets), "remarks": self.remarks,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a harness's logs lack: the tools that all sessions had, and their system message."""
+
+    tools: tuple[Tool, ...] = ()
+    system: str | None = None
+
+    @classmethod
+    def of(cls, tools: Path | None, system: Path | None) -> "Given | None":
+        """Read from files: tools as an API lists them, in JSON; a text. Raises BadInput where a file says none."""
+        if tools is None and system is None:
+            return None
+        found: tuple[Tool, ...] = ()
+        if tools is not None:
+            try:
+                found = tuple(tools_of(parse(_bytes(tools).decode())))
+            except (ValueError, RecursionError):
+                found = ()
+            if not found:
+                raise BadInput(
+                    f"--tools ({tools}) lists no tool: give a JSON list as OpenAI's or Anthropic's API takes it"
+                )
+        return cls(found, None if system is None else _bytes(system).decode(errors="replace"))
+
+    def to(self, session: Session) -> Session:
+        """The session with it; tools that the log lists stay. Raises BadInput where it calls a tool that is lacking."""
+        if session.tools or not self.tools:
+            return replace(session, system=self.system)
+        names = {tool["function"]["name"] for tool in self.tools}
+        called = {call["function"]["name"] for node in session.nodes for call in calls_of(node.message)}
+        if lacking := ", ".join(sorted(called - names)[:5]):
+            raise BadInput(
+                f"session {session.name or session.id[:16]} calls {lacking}, which --tools doesn't list: "
+                "add them to the file, or ingest other harnesses' logs by themselves"
+            )
+        return replace(session, tools=self.tools, system=self.system)
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
@@ -85,12 +141,14 @@ def ingest(
     *,
     named: Container[Path],
     format: str | None = None,
+    given: Given | None = None,
     dry_run: bool = False,
 ) -> Iterator[FileReport]:
     """Read the files one after the other, and add their sessions to the store unless it is a dry run.
 
     store  None: there is none yet, which only a dry run can do with
     named  files that were asked for by name: one of no known format is an error, another is passed over
+    given  what the logs lack
 
     Raises BadInput, and keeps what came before.
     """
@@ -102,6 +160,8 @@ def ingest(
         for path in files:
             try:
                 chosen, reading, secrets = read_file(path, format)
+                if given is not None:
+                    reading = replace(reading, sessions=tuple(map(given.to, reading.sessions)))
             except BadInput as error:
                 if path in named:
                     raise
@@ -127,16 +187,21 @@ def ingest(
 
 def _report(path: Path, format: str, reading: Reading, secrets: SecretCutter) -> FileReport:
     report = FileReport(path, format, len(reading.sessions), num_records=reading.num_records)
-    report.num_states = sum(node.is_decision for session in reading.sessions for node in session.nodes)
+    nodes = [node for session in reading.sessions for node in session.nodes]
+    report.num_states = sum(node.is_decision for node in nodes)
+    num_left_out = sum(node.is_left_out for node in nodes)
+    report.left_out = {UNSAYABLE: num_left_out} if num_left_out else {}
     report.num_used, report.dropped = reading.num_used, dict(reading.dropped)
+    report.num_bytes, report.used_bytes = reading.num_bytes, reading.used_bytes
     report.secrets = {kind: count for kind, count in secrets.counts.items() if count}
     if not reading.sessions:
         report.remarks.append("no decision point of a model: nothing is stored")
-    num_toolless = sum(not session.tools for session in reading.sessions)
-    if num_toolless:
-        report.remarks.append(
-            f"{num_toolless} of {len(reading.sessions)} sessions have no tools: their actions are text"
-        )
+    without_tools = [session for session in reading.sessions if not session.tools]
+    calling = [session for session in without_tools if any(calls_of(node.message) for node in session.nodes)]
+    if calling:
+        report.remarks.append("lists no tools: at each point those are shown that were called by then; see --tools")
+    if silent := len(without_tools) - len(calling):
+        report.remarks.append(f"{silent} of {len(reading.sessions)} sessions have no tools: their actions are text")
     return report
 
 

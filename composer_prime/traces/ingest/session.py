@@ -47,7 +47,16 @@ class Node:
     @property
     def is_decision(self) -> bool:
         """Whether a model did something here that can be said."""
-        did = bool(text_of(self.message) or calls_of(self.message)) and not stands_in(self.message)
+        return self._is_action and not stands_in(self.message)
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether a model did something here that text can't say."""
+        return self._is_action and stands_in(self.message)
+
+    @property
+    def _is_action(self) -> bool:
+        did = bool(text_of(self.message) or calls_of(self.message))
         return self.is_turn and did and not (self.is_copied or self.is_synthetic)
 
 

@@ -14,9 +14,9 @@ import zstandard
 from composer_prime.errors import BadInput, CorruptObject, StoreError
 from composer_prime.store.file import FileStore
 from composer_prime.traces.ingest.session import Session
-from composer_prime.traces.states import TraceState
+from composer_prime.traces.states import TraceState, digest
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 2**27
 """Of a session as JSON: what others share may state any length, in a few bytes of zstd."""
 MAX_INDEX_BYTES = 2**29
@@ -72,19 +72,23 @@ class TraceStore:
             seen |= set(keys.values())
 
     def add(self, session: Session) -> bool:
-        """Write a session; False if it is there already. The index knows of it from the next `save_index` on."""
-        if session.id in self.index["sessions"]:
+        """Write a session; False if it is there already, with the same tools and system message where it has some. The
+        index knows of it from the next `save_index` on."""
+        known = self.index["sessions"].get(session.id)
+        given = digest([list(session.tools), session.system]) if session.tools or session.system else None
+        if known is not None and given in (None, known["given"]):
             return False
         keys = sorted(set(session.call_keys().values()))
-        self.index["sessions"][session.id] = {"format": session.format, "name": session.name, "calls": keys}
-        if (self.folder / _key(session.id)).exists():
+        entry = {"format": session.format, "name": session.name, "calls": keys, "given": given}
+        self.index["sessions"][session.id] = entry
+        if known is None and (self.folder / _key(session.id)).exists():
             return False
         data = _json(session.to_json())
         if len(data) > MAX_BYTES:
             raise BadInput(
                 f"session {session.name} has {len(data)} bytes as JSON, of {MAX_BYTES} at most: cut its file"
             )
-        self._store.create(_key(session.id), zstandard.ZstdCompressor().compress(data))
+        self._store.put(_key(session.id), zstandard.ZstdCompressor().compress(data))
         return True
 
     def known_calls(self) -> set[str]:

@@ -28,21 +28,21 @@ def test_a_folder_of_all_formats_goes_in_with_a_row_a_file_and_sums(tmp_path: Pa
     shown = command("ingest", logs, "--to", tmp_path / "store").output
     assert all(name in shown for name in {format for format, _ in WRITERS.values()} | {"claude-code"})
     assert "all 10" in shown and "1 duplicate uuid" in shown and "1 Anthropic key" in shown
-    assert "10 sessions added" in shown
+    assert "10 of 10 sessions added" in shown
     assert "notes.json: passed over: " in shown and "the nearest is openai-chat" in shown.replace("\n", " ")
     assert len(TraceStore(tmp_path / "store").ids()) == 10
-    assert "0 sessions added" in command("ingest", logs, "--to", tmp_path / "store").output
+    assert "0 of 10 sessions added" in command("ingest", logs, "--to", tmp_path / "store").output
 
 
 def test_a_dry_run_writes_nothing_and_says_what_would_be_added(tmp_path: Path) -> None:
     path = put(tmp_path, "codex")
-    assert "1 sessions would be added" in command("ingest", path, "--to", tmp_path / "store", "--dry-run").output
+    assert "1 of 1 sessions would be added" in command("ingest", path, "--to", tmp_path / "store", "--dry-run").output
     assert not (tmp_path / "store").exists()
     command("ingest", path, "--to", tmp_path / "store")
     before = (tmp_path / "store" / "index.json").read_bytes()
     other = put(tmp_path, "atif")
     again = command("ingest", path, other, "--to", tmp_path / "store", "--dry-run").output
-    assert "1 sessions would be added" in again
+    assert "1 of 2 sessions would be added" in again
     assert (tmp_path / "store" / "index.json").read_bytes() == before
     assert len(TraceStore(tmp_path / "store").ids()) == 1
 
@@ -67,8 +67,8 @@ def test_sessions_without_tools_or_without_a_decision_point_are_said(tmp_path: P
     (tmp_path / "asked.json").write_text(json.dumps(only_text[:1]))
     shown = command("ingest", tmp_path / "text.json", tmp_path / "asked.json", "--to", tmp_path / "store").output
     assert "text.json: 1 of 1 sessions have no tools: their actions are text" in shown
+    assert "not used: 1 session without a decision point" in shown
     assert "asked.json: no decision point of a model: nothing is stored" in shown
-    assert "1 session without a decision point" in shown
     assert len(TraceStore(tmp_path / "store").ids()) == 1
 
 
@@ -97,6 +97,70 @@ def test_of_many_files_that_are_passed_over_five_are_named(tmp_path: Path) -> No
         (tmp_path / f"{number}.json").write_text('{"result": 1}')
     shown = command("ingest", tmp_path, "--to", tmp_path / "store").output
     assert shown.count(": passed over: ") == 5 and "2 more files passed over" in shown
+
+
+TOOLS = [
+    {"name": name, "description": "does it", "input_schema": {"type": "object", "properties": {"command": {}}}}
+    for name in ("run", "edit", "ask")
+]
+
+
+def test_tools_can_be_given_where_logs_lack_them_and_are_part_of_the_question(
+    tmp_path: Path,
+) -> None:
+    path, store = put(tmp_path, "codex"), tmp_path / "store"
+    (tmp_path / "tools.json").write_text(json.dumps(TOOLS))
+    (tmp_path / "system.txt").write_text("Be careful.")
+    command("ingest", path, "--to", store)
+    (bare,) = TraceStore(store).sessions()
+    command("ingest", path, "--to", store, "--tools", tmp_path / "tools.json", "--system", tmp_path / "system.txt")
+    command("ingest", path, "--to", store)  # takes nothing away
+    (session,) = TraceStore(store).sessions()
+    assert session.id == bare.id and session.nodes == bare.nodes
+    for before, state in zip(bare.states(), session.states(), strict=True):
+        assert [tool["function"]["name"] for tool in state.tools] == ["run", "edit", "ask"] and state.has_tools
+        assert state.messages == before.messages, "the log has a system message of its own"
+        assert state.question != before.question
+
+
+def test_a_system_message_that_is_given_stands_first_where_the_log_has_none(tmp_path: Path) -> None:
+    (tmp_path / "system.txt").write_text("Be careful.")
+    (tmp_path / "chat.json").write_text(
+        json.dumps([{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}])
+    )
+    command("ingest", tmp_path / "chat.json", "--to", tmp_path / "store", "--system", tmp_path / "system.txt")
+    (state,) = TraceStore(tmp_path / "store").states()
+    assert [message["content"] for message in state.messages] == ["Be careful.", "Q"]
+
+
+def test_tools_that_do_not_fit_the_session_or_are_none_are_refused_and_nothing_is_stored(tmp_path: Path) -> None:
+    path = put(tmp_path, "codex")
+    (tmp_path / "few.json").write_text(json.dumps(TOOLS[:1]))
+    with pytest.raises(BadInput, match="session c1 calls edit, which --tools doesn't list: add them to the file"):
+        command("ingest", path, "--to", tmp_path / "store", "--tools", tmp_path / "few.json")
+    assert TraceStore(tmp_path / "store").ids() == []
+    (tmp_path / "none.json").write_text("{}")
+    with pytest.raises(BadInput, match=r"--tools \(.*none.json\) lists no tool: give a JSON list"):
+        command("ingest", path, "--to", tmp_path / "other", "--tools", tmp_path / "none.json")
+    assert not (tmp_path / "other").exists()
+
+
+def test_json_says_of_each_file_what_it_holds_and_what_was_left_out(tmp_path: Path) -> None:
+    told = [
+        {"role": "user", "content": "Q"},
+        {"role": "assistant", "content": [{"type": "audio"}, {"type": "text", "text": "A"}]},
+        {"role": "assistant", "content": "B"},
+        {"role": "narrator", "content": "C"},
+    ]
+    (tmp_path / "chat.json").write_text(json.dumps(told))
+    (tmp_path / "notes.json").write_text("[1]")
+    shown = command("ingest", tmp_path, "--to", tmp_path / "store", "--json").stdout
+    chat, notes = map(json.loads, shown.splitlines())
+    expected = {"format": "openai-chat", "decision_points": 2, "usable": 1, "records": 4, "used": 3}
+    assert expected.items() <= chat.items() and chat["file"] == str(tmp_path / "chat.json")
+    assert chat["left_out"] == {"a part of the action isn't text": 1}
+    assert chat["dropped"] == {"message of no known role": 1}
+    assert notes["format"] is None and "passed over" in notes["remarks"][0]
 
 
 def test_a_store_is_exported(tmp_path: Path) -> None:

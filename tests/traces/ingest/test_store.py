@@ -125,7 +125,7 @@ def test_a_folder_that_is_no_store_and_another_version_are_refused(tmp_path: Pat
     with pytest.raises(BadInput, match="is no store of traces"):
         TraceStore(tmp_path / "nothing")
     (tmp_path / "index.json").write_text('{"version": 9}')
-    with pytest.raises(BadInput, match="has version 9; this program reads 1: ingest the files once more"):
+    with pytest.raises(BadInput, match="has version 9; this program reads 2: ingest the files once more"):
         TraceStore(tmp_path)
 
 
