@@ -1,7 +1,9 @@
 """What ingestion tells a person: a table of the files, and a line for each remark."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -13,7 +15,7 @@ from composer_prime.visible import say, visible
 MAX_ROWS = 50
 """Files with a row of their own; the rest are in the last row's sums."""
 MAX_PASSED_OVER = 5
-"""Files that are named with the same remark, or as of no known format."""
+"""Files of no known format that are named with the reason."""
 
 
 def show(reports: Sequence[FileReport], console: Console, *, dry_run: bool) -> None:
@@ -22,8 +24,9 @@ def show(reports: Sequence[FileReport], console: Console, *, dry_run: bool) -> N
     file, format = Column("file", overflow="fold", min_width=20), Column("format", overflow="fold")
     counts = [Column(name, justify="right") for name in ("points", "left out", "records", "used")]
     table = Table(file, format, *counts)
+    root = os.path.commonpath([report.path.absolute().parent for report in known]) if known else ""
     for report in known[:MAX_ROWS]:
-        table.add_row(Text(visible(report.path)), report.format, *_cells([report]))
+        table.add_row(Text(visible(os.path.relpath(report.path.absolute(), root))), report.format, *_cells([report]))
     if len(known) > 1:
         table.add_row(f"all {len(known):,}", "", *_cells(known))
     console.print(table)
@@ -31,22 +34,22 @@ def show(reports: Sequence[FileReport], console: Console, *, dry_run: bool) -> N
         found = sum((Counter(getattr(report, counted)) for report in known), Counter[str]())
         for reason, count in found.most_common():
             say(f"{what}: {count:,} {reason}")
+    remarks = Counter(remark for report in known for remark in report.remarks)
+    for remark, count in remarks.items():
+        say(f"{count:,} files: {remark}" if count > 1 else f"{_first(known, remark)}: {remark}")
     passed_over = [report for report in reports if report.format is None]
-    told = Counter[str]()
-    for report in [*known, *passed_over[:MAX_PASSED_OVER]]:
-        for remark in report.remarks:
-            told[remark] += 1
-            if told[remark] <= MAX_PASSED_OVER:
-                say(f"{report.path}: {remark}")
-    for remark, count in told.items():
-        if count > MAX_PASSED_OVER:
-            say(f"{count - MAX_PASSED_OVER:,} more files: {remark}")
+    for report in passed_over[:MAX_PASSED_OVER]:
+        say(f"{report.path}: {report.remarks[0]}")
     if len(passed_over) > MAX_PASSED_OVER:
         say(f"{len(passed_over) - MAX_PASSED_OVER:,} more files passed over")
     sessions, new = sum(report.num_sessions for report in known), sum(report.num_new for report in known)
     copies = sum(report.num_copies for report in known)
     verb = "would be added" if dry_run else "added"
     say(f"{new:,} of {sessions:,} sessions {verb}; {copies:,} of their points are in others, too, and count once")
+
+
+def _first(reports: Sequence[FileReport], remark: str) -> Path:
+    return next(report.path for report in reports if remark in report.remarks)
 
 
 def _cells(reports: Sequence[FileReport]) -> list[str]:
