@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+OF_SESSIONS = "original, atif or sts"
+OF_PAIRS = "trl-sft, trl-dpo, messages or openai-finetune"
 FilesArgument = Annotated[list[Path], typer.Argument(metavar="FILES...", help="Logs of agents, or folders of them.")]
 FormatOption = Annotated[
     str | None,
@@ -82,11 +84,24 @@ def normalize(
 def export(
     store: Annotated[Path, typer.Argument(metavar="STORE", help="A store that `replay ingest` made.")],
     to: Annotated[Path, typer.Option("--to", help="A new folder.", show_default=False)],
-    kind: Annotated[str, typer.Option("--as", help="original, atif or sts.", show_default=False)],
+    kind: Annotated[str, typer.Option("--as", help=f"{OF_SESSIONS}; with --pairs {OF_PAIRS}.", show_default=False)],
+    pairs: Annotated[Path | None, typer.Option(metavar="PAIRS", help="What `replay pairs` wrote of the store.")] = None,
 ) -> None:
-    """Write a store's sessions as files: those they came from, ATIF, or Hugging Face's session traces."""
+    """Write a store's sessions as files, or what teachers agree on there as a dataset."""
+    from composer_prime.errors import BadInput
+    from composer_prime.traces.ingest.export import KINDS
     from composer_prime.traces.ingest.export import export as write
     from composer_prime.traces.ingest.store import TraceStore
+    from composer_prime.traces.pairs import datasets
+    from composer_prime.traces.pairs.lessons import read_lessons
     from composer_prime.visible import say
 
-    say(f"wrote {write(TraceStore(store), to, kind)} files to {to}")
+    if kind not in (*KINDS, *datasets.KINDS):
+        raise BadInput(f"traces can't be exported as {kind!r}: give {OF_SESSIONS}, or with --pairs {OF_PAIRS}")
+    if (pairs is None) is (kind in datasets.KINDS):
+        raise BadInput(f"--pairs is for {OF_PAIRS}, and --as is {kind}: give both, or neither")
+    if pairs is None:
+        say(f"wrote {write(TraceStore(store), to, kind)} files to {to}")
+    else:
+        num_rows = datasets.write_dataset(read_lessons(TraceStore(store), pairs), to, kind)
+        say(f"wrote {num_rows} rows to {to}/train.jsonl")

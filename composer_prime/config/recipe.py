@@ -111,8 +111,8 @@ class SamplingConfig(Table):
 class TrainConfig(Table):
     """`[orchestrator.train]`"""
 
-    source: tuple[SourceConfig, ...] = Field(min_length=1)
-    """The environments; every step takes prompts from each in turn."""
+    source: tuple[SourceConfig, ...] = ()
+    """The environments; every step takes prompts from each in turn. None: the run learns from stored sessions alone."""
 
     sampling: SamplingConfig = SamplingConfig()
 
@@ -157,7 +157,7 @@ class OrchestratorConfig(Table):
 
     algo: AlgoConfig = AlgoConfig()
     renderer: RendererConfig = RendererConfig()
-    train: TrainConfig
+    train: TrainConfig = TrainConfig()
 
     @model_validator(mode="after")
     def _check_groups(self) -> Self:
@@ -367,7 +367,7 @@ class Recipe(RecipeBase):
     seq_len: int = Field(default=512, ge=8)
     """Tokens in a row of a training batch, and the most a sample may have."""
 
-    orchestrator: OrchestratorConfig
+    orchestrator: OrchestratorConfig = OrchestratorConfig()
     trainer: TrainerConfig = TrainerConfig()
     inference: InferenceConfig = InferenceConfig()
     ckpt: CheckpointConfig = CheckpointConfig()
@@ -425,14 +425,24 @@ class Recipe(RecipeBase):
                 f"orchestrator.train.source names must differ, but {', '.join(twice)} is given "
                 f"{names.count(twice[0])} times: rename one"
             )
+        if not names and self.has_streams:
+            raise ValueError(
+                "hints and replay.teachers teach in rollouts, and orchestrator.train.source names no environment: "
+                "add one"
+            )
+        if not names and self.replay.pairs is None and self.replay.traces is None:
+            raise ValueError(
+                "there is nothing to learn from: name an environment in [[orchestrator.train.source]], or stored "
+                "sessions in [replay.pairs] or [replay.traces]"
+            )
         return self
 
     @model_validator(mode="after")
     def _check_reference(self) -> Self:
-        if self.replay.pairs is not None and self.replay.pairs.loss == "dpo" and self.inference.engine == "vllm":
+        if self.replay.pairs is not None and self.replay.pairs.has_reference and self.inference.engine == "vllm":
             raise ValueError(
                 'replay.pairs.loss ("dpo") needs a server that holds two models, and inference.engine = "vllm" holds '
-                'one: use "simpo", or the transformers engine'
+                'one: use "simpo", or tau = 0, or the transformers engine'
             )
         return self
 
@@ -492,7 +502,7 @@ class Recipe(RecipeBase):
         """Whether a site's own server holds the run's first policy beside the one that learns: as hints' teacher, or
         as what DPO compares with."""
         is_teacher = self.hints is not None and self.hints.teacher == "frozen" and self.hints.is_held
-        return is_teacher or (self.replay.pairs is not None and self.replay.pairs.loss == "dpo")
+        return is_teacher or (self.replay.pairs is not None and self.replay.pairs.has_reference)
 
     @property
     def has_streams(self) -> bool:

@@ -12,7 +12,10 @@ _BETAS = {"dpo": 0.1, "simpo": 2.0}
 
 
 class PreferenceConfig(Table):
-    """What a preference loss makes of pairs."""
+    """What is learned of an action that teachers agree on, and of the author's in its place."""
+
+    sft_tau: Weight = 1.0
+    """Weight of the agreed action's cross entropy."""
 
     loss: Literal["dpo", "simpo"] = "dpo"
     """DPO (arXiv:2305.18290) against the run's first policy, or SimPO (arXiv:2405.14734), which needs no reference."""
@@ -24,10 +27,10 @@ class PreferenceConfig(Table):
     """SimPO's target margin."""
 
     tau: Weight = 1.0
-    """Weight of the preference term."""
+    """Weight of the preference term, where the author did something else."""
 
-    sft_tau: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Weight of the chosen action's cross entropy beside it."""
+    min_logprob: float = Field(default=-1.0, le=0)
+    """Nats a token of the agreed action, below which the preference term rests: the policy can't form it yet."""
 
     max_lead: float = Field(default=3.0, gt=0)
     """Nats by which the policy prefers what is chosen, as it is and against the run's first policy, from which on a
@@ -37,7 +40,7 @@ class PreferenceConfig(Table):
     def _check_loss(self) -> Self:
         if self.loss != "simpo" and self.gamma:
             raise ValueError(f'pairs.gamma ({self.gamma}) is for loss = "simpo", and it is "{self.loss}"')
-        if is_off(self.tau) and not self.sft_tau:
+        if is_off(self.tau) and is_off(self.sft_tau):
             raise ValueError("pairs.tau and sft_tau (0) must not both be 0, or nothing is learned: raise one")
         return self
 
@@ -46,19 +49,34 @@ class PreferenceConfig(Table):
         """beta, the loss's own where none is given."""
         return _BETAS[self.loss] if self.beta is None else self.beta
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether the policy is compared with the run's first one."""
+        return self.loss == "dpo" and not is_off(self.tau)
+
 
 class PairsConfig(PreferenceConfig):
-    """`[replay.pairs]`: what teachers would have done in place of the author, learned beside each step's rollouts."""
+    """`[replay.pairs]`: what teachers agree on at the decision points of stored sessions."""
+
+    store: Path
+    """What `composer-prime replay ingest` filled."""
 
     file: Path
-    """What `composer-prime replay pairs` wrote."""
+    """What `composer-prime replay pairs` wrote of it."""
 
     batch_size: int = Field(default=16, ge=1)
-    """Pairs a training step."""
+    """Decision points a training step."""
+
+    held_out: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the points that a run without an environment doesn't learn from: it measures there how often the policy
+    does what the teachers agree on."""
+
+    too_long: Literal["cut", "leave_out"] = "cut"
+    """Of a point longer than seq_len the oldest tool results are cut until it fits, or it is left out."""
 
     def anchored(self) -> Self:
         """The same with its paths absolute."""
-        return self.model_copy(update={"file": self.file.absolute()})
+        return self.model_copy(update={"store": self.store.absolute(), "file": self.file.absolute()})
 
 
 class StoredTracesConfig(Table):
@@ -68,8 +86,8 @@ class StoredTracesConfig(Table):
     """What `composer-prime replay ingest` filled."""
 
     scores: Path | None = None
-    """What `composer-prime replay pairs` wrote: its step scores are the turns' advantages, in [-1, 1]; None: every
-    turn has advantage 1, which is cross entropy."""
+    """What `composer-prime replay pairs` wrote: twice the share of teachers that agree with a turn, minus 1, is its
+    advantage; None: every turn has advantage 1, which is cross entropy."""
 
     tau: Weight = 1.0
     """Weight of the term."""

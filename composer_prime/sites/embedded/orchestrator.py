@@ -25,6 +25,7 @@ from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ComposerPrimeError, SiteError, last_words
 from composer_prime.metrics import TOOLS_CALL_S, TOOLS_CALLS, MetricsTape
 from composer_prime.sites.embedded import conversations
+from composer_prime.sites.embedded.agreement import HeldOut
 from composer_prime.sites.embedded.batches import TrainingSample, drop_batches, write_batch
 from composer_prime.sites.embedded.conversations import SHOWN_A_STEP, Conversation
 from composer_prime.sites.embedded.environments import load_sources
@@ -35,7 +36,7 @@ from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer
 from composer_prime.sites.embedded.samples import make_samples
 from composer_prime.sites.embedded.sound_steps import saved_steps, tasks_drawn
 from composer_prime.sites.embedded.start import imported
-from composer_prime.sites.embedded.stored import StoredSamples, load_stored
+from composer_prime.sites.embedded.stored import StoredSamples, load_stored, split_lessons
 from composer_prime.sites.embedded.task_order import TaskOrder
 from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
 from composer_prime.sites.embedded.tools.in_process import num_abandoned
@@ -77,6 +78,7 @@ class Orchestrator:
         weights: WeightsWatcher,
         inference: InferenceClient,
         stored: StoredSamples,
+        held_out: HeldOut,
     ) -> None:
         self.settings = settings
         self.config = settings.recipe.orchestrator
@@ -85,6 +87,7 @@ class Orchestrator:
         self.inference = inference
         self.gates = gates_of(player.sources)
         self.stored = stored
+        self.held_out = held_out
         self.start_step = first_step(settings)
         sizes = [len(source.tasks) for source in player.sources]
         begin = tasks_drawn(settings.paths.checkpoints, self.start_step)
@@ -99,16 +102,17 @@ class Orchestrator:
                 ahead = self.config.max_off_policy_steps if step < self.settings.recipe.max_steps else 0
                 await self.weights.at_least(max(self.start_step, step - ahead))
                 batch, found = await self.make_batch(step)
-                tape.log(step, **measure(batch, step), **found)
+                tape.log(step, **{**measure(batch, step), **found})
                 save_gates(self.gates, self.settings.paths.gates)
 
     async def make_batch(self, step: int) -> tuple[Batch, dict[str, float]]:
         """Play a step's batch and write it for the trainer, with what stored samples it takes and their metrics."""
         batch = await self.play_batch(step)
+        agreement = await self.held_out.measure(step)
         stored, found = await self.stored.draw(step, self.weights.version)
         write_batch(self.settings.paths.rollouts, step, [*batch.samples, *stored], self.order.num_drawn)
         conversations.append(self.settings.paths.conversations, shown(batch, step))
-        return batch, found
+        return batch, {**found, **agreement}
 
     def steps(self) -> Iterator[int]:
         """The training steps still to come."""
@@ -121,6 +125,8 @@ class Orchestrator:
         """Draw tasks and play them until a draw teaches something, or stored samples do. Raises SiteError when all
         rollouts keep failing."""
         began, groups, num_failed_draws = time.time(), list[Group](), 0
+        if not self.player.sources:
+            return Batch([], [], began, began)
         for _ in range(MAX_DRAWS):
             drawn = await self.play_draw()
             num_failed_draws = 0 if any(group.rollouts for group in drawn) else num_failed_draws + 1
@@ -251,13 +257,16 @@ async def serve(settings: SiteSettings) -> None:
         starting.cancel()
         weights = WeightsWatcher(settings.paths, inference, version=-1 if publishes_first(settings) else 0)
         model = await inference.model_name()
-        stored = load_stored(settings, inference.base_url, model)
+        learned, held = split_lessons(settings)
+        stored = load_stored(settings, learned, inference.base_url, model)
+        held_out = HeldOut(held, settings.recipe.replay.pairs, inference.base_url, model)
         async with (
             contextlib.aclosing(stored),
+            contextlib.aclosing(held_out),
             RolloutPlayer(sources, settings, base_url=inference.base_url, model=model) as player,
         ):
             player.waits = waits
-            orchestrator = Orchestrator(settings, player, weights, inference, stored)
+            orchestrator = Orchestrator(settings, player, weights, inference, stored, held_out)
             if settings.resume:
                 load_gates(orchestrator.gates, settings.paths.gates)
             try:

@@ -1,8 +1,8 @@
-"""Pairs and stored turns as samples of a step's batch, which the trainer's loss learns from as from rollouts.
+"""What teachers agree on, and stored turns, as samples of a step's batch, which the loss learns from as from rollouts.
 
-A pair is two samples whose advantages are those under which the policy-gradient loss has DPO's gradient (or SimPO's) at
-the policy that scores them; a stored turn with advantage 1 has cross entropy's. The site's own server scores both, so
-ratios and trust regions act on them as on what was sampled.
+An action with advantage 1 has cross entropy's gradient under the policy-gradient loss. Beside it, a pair's two actions
+have the advantages under which the loss has DPO's gradient (or SimPO's) at the policy that scores them. The site's own
+server scores both, so ratios and trust regions act on them as on what was sampled.
 """
 
 import asyncio
@@ -23,7 +23,8 @@ from composer_prime.sites.embedded.batches import TrainingSample
 from composer_prime.sites.embedded.renderer_choice import made_renderer, renderer_settings
 from composer_prime.teachers.served import ServedModel, held_name
 from composer_prime.traces.pairs.advantages import Scored, lead, margin, pair_advantages
-from composer_prime.traces.pairs.encoding import Action, Encoder, scores
+from composer_prime.traces.pairs.encoding import Action, Encoder, cut_oldest, scores
+from composer_prime.traces.pairs.lessons import Lesson, read_lessons
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +32,17 @@ MAX_UNSCORED_DRAWS = 3
 """Steps in a row of which nothing is scored before the site ends."""
 
 
+SPLITS = 10_000
+FALL = 0.1
+"""Nats a token; an agreed action that lost more since it was last drawn is falling."""
+
+
 @dataclass(frozen=True)
 class EncodedPair:
-    """weight: the teachers' share that agrees on `chosen`, in (0, 1]."""
+    """The agreed action, the author's where that is another, and the teachers' share that agrees, in (0, 1]."""
 
     chosen: Action
-    rejected: Action
+    rejected: Action | None
     weight: float
 
 
@@ -53,13 +59,16 @@ class ScoredPair:
     """A pair under the policy of the moment.
 
     samples     those that have something to teach
-    margin      as replay.pairs.advantages has it
-    is_learned  whether its preference term rests
+    logprob     nats a token of the agreed action
+    margin      as traces.pairs.advantages has it; None: the author's action is the agreed one, or the policy can't form
+                the agreed one yet
+    is_learned  whether its preference term rests, since the policy has it
     """
 
     samples: tuple[TrainingSample, ...]
-    margin: float
-    is_learned: bool
+    logprob: float
+    margin: float | None = None
+    is_learned: bool = False
 
 
 class StoredSamples:
@@ -82,6 +91,7 @@ class StoredSamples:
         self._policy, self._first = policy, first
         self._seed = settings.sampling_seed
         self._reference: dict[int, tuple[float, ...]] = {}
+        self._last: dict[int, float] = {}
         self._num_unscored_draws = 0
         self._has_learned_all = False
         self._last_error: TeacherError | None = None
@@ -93,7 +103,7 @@ class StoredSamples:
 
     def _has_pairs(self, step: int) -> bool:
         config = self._pairs_config
-        return config is not None and bool(config.sft_tau or weight_at(config.tau, step))
+        return config is not None and bool(weight_at(config.sft_tau, step) or weight_at(config.tau, step))
 
     def _has_turns(self, step: int) -> bool:
         return self._traces_config is not None and bool(weight_at(self._traces_config.tau, step))
@@ -120,9 +130,12 @@ class StoredSamples:
             found[metrics.PAIRS_COUNT] = len(scored)
             found[metrics.PAIRS_LEARNED] = sum(pair.is_learned for pair in scored)
             found[metrics.PAIRS_FAILED] = len(pairs) - len(scored)
+            found[metrics.PAIRS_PREFERRED] = sum(pair.margin is not None for pair in scored)
         if scored:
-            found[metrics.PAIRS_MARGIN] = fmean(pair.margin for pair in scored)
-            found[metrics.PAIRS_ACCURACY] = fmean(pair.margin > 0 for pair in scored)
+            found[metrics.PAIRS_LOGPROB] = fmean(pair.logprob for pair in scored)
+        if margins := [pair.margin for pair in scored if pair.margin is not None]:
+            found[metrics.PAIRS_MARGIN] = fmean(margins)
+            found[metrics.PAIRS_ACCURACY] = fmean(margin > 0 for margin in margins)
         if turns:
             found[metrics.TRACES_COUNT] = sum(turn is not None for turn in turns)
             found[metrics.TRACES_FAILED] = sum(turn is None for turn in turns)
@@ -150,36 +163,39 @@ class StoredSamples:
     async def _pair(self, config: PairsConfig, place: int, step: int, version: int) -> ScoredPair | None:
         """None where the server gave no score."""
         pair = self._pairs[place]
+        tau, sft = weight_at(config.tau, step) * pair.weight, weight_at(config.sft_tau, step) * pair.weight
         try:
-            logprobs = await self._both(self._policy, pair)
-            if config.loss == "dpo" and place not in self._reference:
-                self._reference[place] = tuple(map(sum, await self._both(self._first, pair)))
+            own = await scores(self._policy, pair.chosen)
+            logprob = fmean(own)
+            is_formed = logprob >= max(config.min_logprob, self._last.get(place, logprob) - FALL)
+            self._last[place] = logprob
+            if pair.rejected is None or not tau or not is_formed:
+                return ScoredPair(_samples([(pair.chosen, own, sft)], "pairs", version), logprob)
+            others = await scores(self._policy, pair.rejected)
+            references = await self._referenced(config, place, pair.chosen, pair.rejected)
         except TeacherError as error:
             return self._left_out(error)
-        chosen, rejected = (
-            Scored(sum(own), action.num_tokens, reference)
-            for own, action, reference in zip(
-                logprobs, (pair.chosen, pair.rejected), self._reference.get(place, (0.0, 0.0)), strict=True
-            )
-        )
+        chosen = Scored(sum(own), pair.chosen.num_tokens, references[0])
+        rejected = Scored(sum(others), pair.rejected.num_tokens, references[1])
         settings = {"beta": config.scale, "gamma": config.gamma}
-        pulls = pair_advantages(config.loss, chosen, rejected, **settings)
         is_learned = lead(chosen, rejected) >= config.max_lead
-        tau = 0.0 if is_learned else weight_at(config.tau, step) * pair.weight
-        advantages = (tau * pulls[0] + config.sft_tau * pair.weight, tau * pulls[1])
-        samples = tuple(
-            _sample(action, own, advantage, "pairs", version)
-            for action, own, advantage in zip((pair.chosen, pair.rejected), logprobs, advantages, strict=True)
-            if advantage
-        )
-        return ScoredPair(samples, margin(config.loss, chosen, rejected, **settings), is_learned)
+        pulls = (0.0, 0.0) if is_learned else pair_advantages(config.loss, chosen, rejected, **settings)
+        weighed = [(pair.chosen, own, tau * pulls[0] + sft), (pair.rejected, others, tau * pulls[1])]
+        at = margin(config.loss, chosen, rejected, **settings)
+        return ScoredPair(_samples(weighed, "pairs", version), logprob, at, is_learned)
+
+    async def _referenced(self, config: PairsConfig, place: int, chosen: Action, rejected: Action) -> tuple[float, ...]:
+        """Both actions' logprobs in nats under the run's first policy; zeros where it isn't compared with."""
+        if config.loss != "dpo":
+            return 0.0, 0.0
+        if place not in self._reference:
+            both = await asyncio.gather(*(scores(self._first, action) for action in (chosen, rejected)))
+            self._reference[place] = tuple(map(sum, both))
+        return self._reference[place]
 
     def _left_out(self, error: TeacherError) -> None:
         logger.warning("unscored: %s", error)
         self._last_error = error
-
-    async def _both(self, server: ServedModel, pair: EncodedPair) -> list[list[float]]:
-        return await asyncio.gather(*(scores(server, one) for one in (pair.chosen, pair.rejected)))
 
     async def _turn(
         self, config: StoredTracesConfig, turn: EncodedTurn, step: int, version: int
@@ -188,7 +204,8 @@ class StoredSamples:
             logprobs = await scores(self._policy, turn.action)
         except TeacherError as error:
             return self._left_out(error)
-        return _sample(turn.action, logprobs, weight_at(config.tau, step) * turn.advantage, "traces", version)
+        found = _samples([(turn.action, logprobs, weight_at(config.tau, step) * turn.advantage)], "traces", version)
+        return found[0] if found else None
 
 
 def drawn(count: int, size: int, step: int, seed: str) -> list[int]:
@@ -198,6 +215,13 @@ def drawn(count: int, size: int, step: int, seed: str) -> list[int]:
         epoch, start = divmod(step * size + len(places), count)
         places += random.Random(f"{seed}/{epoch}").sample(range(count), count)[start : start + size - len(places)]
     return places
+
+
+def _samples(
+    weighed: Iterable[tuple[Action, Sequence[float], float]], name: str, version: int
+) -> tuple[TrainingSample, ...]:
+    """Actions with their logprobs and advantages as samples; those with advantage 0 teach nothing."""
+    return tuple(_sample(*each, name, version) for each in weighed if each[2])
 
 
 def _sample(action: Action, logprobs: Sequence[float], advantage: float, name: str, version: int) -> TrainingSample:
@@ -214,9 +238,10 @@ def _sample(action: Action, logprobs: Sequence[float], advantage: float, name: s
     )
 
 
-def load_stored(settings: SiteSettings, base_url: str, model: str) -> StoredSamples:
+def load_stored(settings: SiteSettings, lessons: Sequence[Lesson], base_url: str, model: str) -> StoredSamples:
     """What the recipe's files hold, in the policy's tokens; nothing without `[replay.pairs]` and `[replay.traces]`.
 
+    lessons          of `[replay.pairs]`, those to be learned from
     base_url, model  of the site's own server, and the name under which it has the policy
 
     Raises BadInput when a file can't be read, or holds nothing that fits a sample.
@@ -226,7 +251,7 @@ def load_stored(settings: SiteSettings, base_url: str, model: str) -> StoredSamp
     turns: list[EncodedTurn] = []
     if replay.pairs or replay.traces:
         encoder = Encoder(_renderer(settings), settings.recipe.seq_len)
-        pairs = encode_pairs(encoder, replay.pairs) if replay.pairs else []
+        pairs = encode_lessons(encoder, lessons, replay.pairs) if replay.pairs else []
         turns = encode_turns(encoder, replay.traces) if replay.traces else []
     first = held_name(model, "frozen") if settings.recipe.holds_first_policy else model
     served = [ServedModel(base_url, model=name, headers=headers(site_token())) for name in (model, first)]
@@ -239,17 +264,40 @@ def _renderer(settings: SiteSettings) -> Any:
     return made_renderer(renderer_settings(recipe.orchestrator.renderer, recipe.model.name, folder), folder)
 
 
-def encode_pairs(encoder: Encoder, config: PairsConfig) -> list[EncodedPair]:
-    """The pairs of a file. Raises BadInput when none of them fits."""
-    from composer_prime.traces.pairs.file import Pair, read_pairs
+def split_lessons(settings: SiteSettings) -> tuple[list[Lesson], list[Lesson]]:
+    """The lessons of `[replay.pairs]` to learn from; and, in a run without an environment, those to measure at."""
+    config = settings.recipe.replay.pairs
+    if config is None:
+        return [], []
+    from composer_prime.traces.ingest.store import TraceStore
 
-    pairs = [record for record in read_pairs(config.file) if isinstance(record, Pair)]
+    found = list(read_lessons(TraceStore(config.store), config.file))
+    share = 0.0 if settings.recipe.orchestrator.train.source else config.held_out
+    is_held_out = [int(lesson.state.id, 16) % SPLITS < share * SPLITS for lesson in found]
+    learned, held = ([one for one, held in zip(found, is_held_out, strict=True) if held is of] for of in (False, True))
+    if share and not (learned and held):
+        raise BadInput(
+            f"replay.pairs.held_out ({share:g}) leaves {len(learned)} of the {len(found)} lessons of {config.file} to "
+            f"learn from, and {len(held)} to measure at: change it, or set 0"
+        )
+    return learned, held
+
+
+def encode_lessons(encoder: Encoder, lessons: Sequence[Lesson], config: PairsConfig) -> list[EncodedPair]:
+    """The lessons that fit, the same results cut for both actions of one. Raises BadInput when none fits."""
     found = []
-    for pair in pairs:
-        chosen, rejected = (encoder.encode(pair.messages, pair.tools, one) for one in (pair.chosen, pair.rejected))
-        if chosen is not None and rejected is not None:
-            found.append(EncodedPair(chosen, rejected, pair.weight))
-    _say(str(config.file), "pairs", len(found), len(pairs))
+    num_cut = 0
+    for lesson in lessons:
+        messages, tools = lesson.state.messages, lesson.state.tools
+        actions = [lesson.chosen] if lesson.rejected is None else [lesson.chosen, lesson.rejected]
+        if config.too_long == "cut":
+            cuts = [encoder.fit(messages, tools, action)[1] for action in actions]
+            messages, num_cut = cut_oldest(messages, max(cuts)), num_cut + bool(max(cuts))
+        encoded = [encoder.encode(messages, tools, action) for action in actions]
+        if (chosen := encoded[0]) is not None and None not in encoded:
+            found.append(EncodedPair(chosen, encoded[1] if len(encoded) > 1 else None, lesson.weight))
+    logger.info("cut=%d of=%d file=%s", num_cut, len(lessons), config.file)
+    _say(str(config.file), "lessons", len(found), len(lessons))
     return found
 
 

@@ -9,6 +9,9 @@ from composer_prime.errors import TeacherError
 from composer_prime.teachers.served import ServedModel
 from composer_prime.traces.states import Message, Tool
 
+CUT = "[cut]"
+"""Stands for the result of a tool that a sample has no place for."""
+
 
 @dataclass(frozen=True)
 class Action:
@@ -53,6 +56,27 @@ class Encoder:
             return None
         token_ids, places = list(map(int, sample.token_ids[: ours[-1] + 1])), frozenset(ours)
         return Action(token_ids, [place in places for place in range(len(token_ids))])
+
+    def fit(self, messages: Sequence[Message], tools: Sequence[Tool], action: Message) -> tuple[Action | None, int]:
+        """As `encode`, with so many of the oldest tool results cut as it takes; and their number."""
+        if (whole := self.encode(messages, tools, action)) is not None:
+            return whole, 0
+        fewest, most = 1, sum(message["role"] == "tool" for message in messages)
+        found: tuple[Action | None, int] = None, 0
+        while fewest <= most:
+            count = (fewest + most) // 2
+            encoded = self.encode(cut_oldest(messages, count), tools, action)
+            if encoded is None:
+                fewest = count + 1
+            else:
+                found, most = (encoded, count), count - 1
+        return found
+
+
+def cut_oldest(messages: Sequence[Message], count: int) -> list[Message]:
+    """The messages, so many of the oldest tool results cut."""
+    places = [place for place, message in enumerate(messages) if message["role"] == "tool"][:count]
+    return [{**message, "content": CUT} if place in places else message for place, message in enumerate(messages)]
 
 
 async def scores(server: ServedModel, action: Action) -> list[float]:
