@@ -22,8 +22,8 @@ from composer_prime.errors import BadInput, SiteError, TeacherError
 from composer_prime.sites.embedded.batches import TrainingSample
 from composer_prime.sites.embedded.renderer_choice import made_renderer, renderer_settings
 from composer_prime.teachers.served import ServedModel, held_name
-from composer_prime.traces.pairs.advantages import Scored, lead, margin, pair_advantages
-from composer_prime.traces.pairs.encoding import Action, Encoder, cut_oldest, scores
+from composer_prime.traces.pairs.advantages import FALL, Scored, lead, margin, pair_advantages
+from composer_prime.traces.pairs.encoding import Action, Encoder, scores
 from composer_prime.traces.pairs.lessons import Lesson, read_lessons
 
 logger = logging.getLogger(__name__)
@@ -33,8 +33,6 @@ MAX_UNSCORED_DRAWS = 3
 
 
 SPLITS = 10_000
-FALL = 0.1
-"""Nats a token; an agreed action that lost more since it was last drawn is falling."""
 
 
 @dataclass(frozen=True)
@@ -289,13 +287,11 @@ def encode_lessons(encoder: Encoder, lessons: Sequence[Lesson], config: PairsCon
     num_cut = 0
     for lesson in lessons:
         messages, tools = lesson.state.messages, lesson.state.tools
-        actions = [lesson.chosen] if lesson.rejected is None else [lesson.chosen, lesson.rejected]
-        if config.too_long == "cut":
-            cuts = [encoder.fit(messages, tools, action)[1] for action in actions]
-            messages, num_cut = cut_oldest(messages, max(cuts)), num_cut + bool(max(cuts))
-        encoded = [encoder.encode(messages, tools, action) for action in actions]
-        if (chosen := encoded[0]) is not None and None not in encoded:
-            found.append(EncodedPair(chosen, encoded[1] if len(encoded) > 1 else None, lesson.weight))
+        said = [lesson.chosen] if lesson.rejected is None else [lesson.chosen, lesson.rejected]
+        actions, count = encoder.fit_all(messages, tools, said, may_cut=config.too_long == "cut")
+        if actions is not None:
+            found.append(EncodedPair(actions[0], actions[1] if len(actions) > 1 else None, lesson.weight))
+            num_cut += bool(count)
     logger.info("cut=%d of=%d file=%s", num_cut, len(lessons), config.file)
     _say(str(config.file), "lessons", len(found), len(lessons))
     return found

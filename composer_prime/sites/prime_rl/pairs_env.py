@@ -1,8 +1,10 @@
-"""A verifiers environment whose episodes are stored preference pairs: PRIME-RL learns them by its own GRPO.
+"""A verifiers environment whose episodes are stored lessons: PRIME-RL learns them by its own losses.
 
 It comes with its taskset, `env.taskset.id = "composer-prime-pairs"`. Nothing is played: the policy of the moment scores
-a pair's two actions, and each becomes a trace. Their rewards are opposite, so that the group's mean is 0 and GRPO's
-advantages are the rewards: at the policy that scored them PRIME-RL's loss has DPO's own gradient, or SimPO's.
+the action that teachers agree on, which becomes a trace with weights of PRIME-RL's own cross entropy. Where the author
+did something else and the policy can form the agreed action, the author's becomes a second trace. The two rewards are
+opposite, so that the group's mean is 0 and GRPO's advantages are the rewards: at the policy that scored them PRIME-RL's
+loss has DPO's own gradient, or SimPO's.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from statistics import fmean
+from typing import Annotated, Any, Literal
 
 import verifiers
 import verifiers.v1 as vf
@@ -30,9 +33,11 @@ from composer_prime.errors import BadInput, TeacherError
 from composer_prime.sites.prime_rl.policy_servers import PolicyServers
 from composer_prime.teachers.pool import TeacherPool
 from composer_prime.teachers.served import ServedModel
-from composer_prime.traces.pairs.advantages import Scored, lead, margin, pull
+from composer_prime.traces.ingest.store import TraceStore
+from composer_prime.traces.pairs.advantages import FALL, Scored, lead, margin, pull
 from composer_prime.traces.pairs.encoding import Action, Encoder, scores
-from composer_prime.traces.pairs.file import Pair, read_pairs
+from composer_prime.traces.pairs.file import read_decisions
+from composer_prime.traces.pairs.lessons import read_lessons
 
 __all__ = ["PairsEnv", "PairsTaskset"]
 
@@ -41,43 +46,52 @@ REWARD = "pairs/pull"
 
 
 class PairData(vf.TaskData):
-    """A pair on its way to the environment's server."""
+    """A lesson on its way to the environment's server."""
 
-    pair: str
-    """A `Pair` as JSON. Escaped to ASCII: half a surrogate, which a trace may hold, can't travel as it is."""
+    lesson: str
+    """{"messages", "tools", "chosen", "rejected", "weight"} as JSON. Escaped to ASCII: half a surrogate, which a trace
+    may hold, can't travel as it is."""
 
 
 class PairTask(vf.Task[PairData]):
-    """A pair to be scored."""
+    """A lesson to be scored."""
 
 
 class PairsTasksetConfig(vf.TasksetConfig):
     """`env.taskset`"""
 
+    store: Path
+    """What `composer-prime replay ingest` filled."""
+
     file: Path
-    """What `composer-prime replay pairs` wrote."""
+    """What `composer-prime replay pairs` wrote of it."""
 
     @model_validator(mode="after")
     def _check_file(self) -> PairsTasksetConfig:
         try:
-            next(read_pairs(self.file))
+            next(read_decisions(self.file))
+            TraceStore(self.store)
         except BadInput as error:
-            raise ValueError(f"env.taskset.file: {error}") from error
+            raise ValueError(f"env.taskset: {error}") from error
         return self
 
 
 class PairsTaskset(vf.Taskset[PairTask, PairsTasksetConfig]):
-    """The pairs of a file, mixed once: neighbours in the file are of one session."""
+    """The lessons of a file, mixed once: neighbours in the store are of one session."""
 
     def load(self) -> Iterator[PairTask]:
-        """Raises BadInput when the file can't be read or has no pairs."""
-        pairs = [record for record in read_pairs(self.config.file) if isinstance(record, Pair)]
-        if not pairs:
-            raise BadInput(f"{self.config.file} has scores and no pairs: give another file, or drop its source")
-        random.Random(0).shuffle(pairs)
-        for idx, pair in enumerate(pairs):
-            data = PairData.model_validate({"idx": idx, "pair": json.dumps(pair.model_dump())})
-            yield PairTask(data, self.config.task)
+        """Raises BadInput when the file can't be read, is of another store, or has no agreement."""
+        lessons = list(read_lessons(TraceStore(self.config.store), self.config.file))
+        random.Random(0).shuffle(lessons)
+        for idx, lesson in enumerate(lessons):
+            told = {
+                "messages": lesson.state.messages,
+                "tools": lesson.state.tools,
+                "chosen": lesson.chosen,
+                "rejected": lesson.rejected,
+                "weight": lesson.weight,
+            }
+            yield PairTask(PairData.model_validate({"idx": idx, "lesson": json.dumps(told)}), self.config.task)
 
 
 class ReferenceConfig(Table):
@@ -108,22 +122,28 @@ class PairsEnvConfig(vf.EnvConfig):
     """Tokens that a trainer's sample may have: PRIME-RL's own seq_len, which a recipe's launcher writes here."""
 
     pairs: PreferenceConfig = PreferenceConfig()
-    """What is learned of a pair: the settings of a recipe's `[replay.pairs]`."""
+    """What is learned of a lesson: the settings of a recipe's `[replay.pairs]`."""
+
+    too_long: Literal["cut", "leave_out"] = "cut"
+    """Of a lesson longer than seq_len the oldest tool results are cut until it fits, or its episode fails."""
 
     reference: ReferenceConfig | None = None
     """DPO's reference; SimPO has none."""
 
     @model_validator(mode="after")
     def _check_reference(self) -> PairsEnvConfig:
-        if self.pairs.loss == "dpo" and self.reference is None:
+        if self.pairs.has_reference and self.reference is None:
             raise ValueError(
                 'env.reference.base_url must be given with env.pairs.loss = "dpo": serve the model that the run begins '
-                'with on a server of its own, and write its address there, or set env.pairs.loss = "simpo"'
+                'with on a server of its own, and write its address there, or set env.pairs.loss = "simpo", or tau = 0'
             )
-        if self.pairs.loss == "simpo" and self.reference is not None:
-            raise ValueError('env.reference is for env.pairs.loss = "dpo", and it is "simpo": drop the table')
-        if isinstance(self.pairs.tau, Schedule):
-            raise ValueError("env.pairs.tau must be one number, since PRIME-RL tells an environment no step: set one")
+        if not self.pairs.has_reference and self.reference is not None:
+            raise ValueError('env.reference is for env.pairs.loss = "dpo" with a tau above 0: drop the table')
+        for name in ("tau", "sft_tau"):
+            if isinstance(getattr(self.pairs, name), Schedule):
+                raise ValueError(
+                    f"env.pairs.{name} must be one number, since PRIME-RL tells an environment no step: set one"
+                )
         return self
 
 
@@ -144,6 +164,7 @@ class PairsEnv(vf.Env[PairsEnvConfig]):
         self._tokenizer: Any = None
         self._encoder: Encoder | None = None
         self._referenced: dict[str, list[float]] = {}
+        self._last: dict[str, float] = {}
         self._starting = asyncio.Lock()
         self._encoding = threading.Lock()  # a tokenizer has a state, and a cancelled episode's thread goes on
 
@@ -164,22 +185,24 @@ class PairsEnv(vf.Env[PairsEnvConfig]):
         on_trace: Callable[[vf.Trace], None] | None = None,
         on_discard: Callable[[vf.Trace], None] | None = None,
     ) -> vf.Episode:
-        """The chosen action's trace and the rejected one's, under the policy of the moment.
+        """The agreed action's trace, and the author's where there is a preference, under the policy of the moment.
 
-        Raises BadInput for a pair that doesn't fit `seq_len`, and for another sampling temperature than 1, and
+        Raises BadInput for a lesson that doesn't fit `seq_len`, and for another sampling temperature than 1, and
         TeacherError when a server gives no score.
         """
         if ctx.sampling.temperature not in (None, 1):
             raise BadInput(
-                f"sampling.temperature ({ctx.sampling.temperature:g}) of this source must be 1, at which a pair's "
-                "actions are scored: set it so"
+                f"sampling.temperature ({ctx.sampling.temperature:g}) of this source must be 1, at which actions are "
+                "scored: set it so"
             )
-        pair = Pair.model_validate(json.loads(task.data.pair))
+        lesson = json.loads(task.data.lesson)
         server = self._policies.at(ctx.client, ctx.model)
         try:
             async with asyncio.timeout(self.config.timeout.episode):
-                actions = await self._encode(pair, await self._started(ctx))
+                actions = await self._encode(lesson, await self._started(ctx))
                 logprobs = await asyncio.gather(*(scores(server, action) for action in actions))
+                if not self._is_formed(task.hash, logprobs[0]):
+                    actions, logprobs = actions[:1], logprobs[:1]
                 references = await self._reference_of(task.hash, actions)
         except TimeoutError:
             raise TeacherError(
@@ -190,11 +213,12 @@ class PairsEnv(vf.Env[PairsEnvConfig]):
             Scored(sum(own), action.num_tokens, reference)
             for own, action, reference in zip(logprobs, actions, references, strict=True)
         ]
-        reward, found = judge(self.config.pairs, pair.weight, *scored)
+        reward, found = judge(self.config.pairs, lesson["weight"], *scored)
         record = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
         episode = vf.Episode(env=vf.EnvInfo(id=self.config.env_id), task=record, ok=True)
-        for sign, message, action, own in zip((1, -1), (pair.chosen, pair.rejected), actions, logprobs, strict=True):
-            imitation = self.config.pairs.sft_tau * pair.weight if sign > 0 else 0.0
+        messages = (lesson["chosen"], lesson["rejected"])
+        for sign, message, action, own in zip((1, -1), messages, actions, logprobs, strict=False):
+            imitation = self.config.pairs.sft_tau * lesson["weight"] if sign > 0 else 0.0
             trace = vf.Trace(task=record, agent=self._seat(ctx, is_taught=bool(reward or imitation)), ok=True)
             self._add(trace, message, action, own, imitation)
             trace.record_reward(REWARD, sign * reward)
@@ -204,6 +228,13 @@ class PairsEnv(vf.Env[PairsEnvConfig]):
             if on_trace is not None:
                 on_trace(trace)
         return episode
+
+    def _is_formed(self, key: str, logprobs: list[float]) -> bool:
+        """Whether the policy can form the agreed action, whose logprobs these are, and isn't losing it."""
+        config, mean = self.config.pairs, fmean(logprobs)
+        last = self._last.get(key, mean)
+        self._last[key] = mean
+        return mean >= max(config.min_logprob, last - FALL)
 
     def _seat(self, ctx: vf.ModelContext, *, is_taught: bool) -> vf.AgentInfo:
         """Who acted. A trace that teaches nothing isn't trained on, and so takes no place in a batch."""
@@ -260,44 +291,54 @@ class PairsEnv(vf.Env[PairsEnvConfig]):
                 self._encoder = Encoder(renderer, self.config.seq_len)
         return self._encoder
 
-    async def _encode(self, pair: Pair, encoder: Encoder) -> list[Action]:
-        """The chosen action and the rejected one, as the rollouts' renderer writes them."""
+    async def _encode(self, lesson: Mapping[str, Any], encoder: Encoder) -> list[Action]:
+        """The agreed action, and the author's where that is learned from, as the rollouts' renderer writes them."""
+        has_preference = self.config.pairs.tau and lesson["rejected"] is not None
+        said = [lesson["chosen"], lesson["rejected"]] if has_preference else [lesson["chosen"]]
 
-        def both() -> list[Action | None]:
+        def all_of_them() -> list[Action] | None:
             with self._encoding:
-                return [encoder.encode(pair.messages, pair.tools, action) for action in (pair.chosen, pair.rejected)]
+                found, _ = encoder.fit_all(
+                    lesson["messages"], lesson["tools"], said, may_cut=self.config.too_long == "cut"
+                )
+                return found
 
-        found = await asyncio.to_thread(both)
-        actions = [action for action in found if action is not None]
-        if len(actions) < len(found):
+        actions = await asyncio.to_thread(all_of_them)
+        if actions is None:
             raise BadInput(
-                f"the pair at state {pair.state} doesn't fit env.seq_len ({self.config.seq_len} tokens): raise "
-                "seq_len, or take it out of env.taskset.file"
+                f"a lesson of {len(lesson['messages'])} messages doesn't fit env.seq_len ({self.config.seq_len} "
+                "tokens): raise seq_len"
             )
         return actions
 
     async def _reference_of(self, key: str, actions: list[Action]) -> list[float]:
-        """The actions' logprobs in nats under the reference, which doesn't move; zeros without one."""
+        """The actions' logprobs in nats under the reference, which doesn't move; zeros where it isn't needed."""
         servers: list[ServedModel] = [teacher.served for teacher in self._reference.teachers]
-        if not servers:
-            return [0.0, 0.0]
+        if not servers or len(actions) < 2:
+            return [0.0] * len(actions)
         if key not in self._referenced:
             told = await asyncio.gather(*(scores(servers[0], action) for action in actions))
             self._referenced[key] = [sum(own) for own in told]
         return self._referenced[key]
 
 
-def judge(config: PreferenceConfig, weight: float, chosen: Scored, rejected: Scored) -> tuple[float, dict[str, float]]:
-    """The reward of a pair's chosen action, whose negative is the rejected one's, and the pair's metrics.
+def judge(
+    config: PreferenceConfig, weight: float, chosen: Scored, rejected: Scored | None = None
+) -> tuple[float, dict[str, float]]:
+    """The reward of an agreed action, whose negative is the author's, and the lesson's metrics.
 
-    weight  the pair's own
+    weight    the lesson's own
+    rejected  None: there is no preference
     """
     assert not isinstance(config.tau, Schedule)  # the environment's configuration has none
+    logprob = {metrics.PAIRS_LOGPROB: chosen.logprob / chosen.num_tokens}
+    if rejected is None:
+        return 0.0, logprob
     settings = {"beta": config.scale, "gamma": config.gamma}
     rests = lead(chosen, rejected) >= config.max_lead
     reward = 0.0 if rests else config.tau * weight * pull(config.loss, chosen, rejected, **settings)
     at = margin(config.loss, chosen, rejected, **settings)
-    return reward, {
+    return reward, logprob | {
         metrics.PAIRS_MARGIN: at,
         metrics.PAIRS_ACCURACY: float(at > 0),
         metrics.PAIRS_LEARNED: float(rests),

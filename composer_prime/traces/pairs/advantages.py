@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 PreferenceLoss = Literal["dpo", "simpo"]
+FALL = 0.1
+"""Nats a token; an agreed action that lost more since it was last scored is falling, and its preference term rests."""
 
 
 @dataclass(frozen=True)

@@ -57,19 +57,22 @@ class Encoder:
         token_ids, places = list(map(int, sample.token_ids[: ours[-1] + 1])), frozenset(ours)
         return Action(token_ids, [place in places for place in range(len(token_ids))])
 
-    def fit(self, messages: Sequence[Message], tools: Sequence[Tool], action: Message) -> tuple[Action | None, int]:
-        """As `encode`, with so many of the oldest tool results cut as it takes; and their number."""
-        if (whole := self.encode(messages, tools, action)) is not None:
-            return whole, 0
-        fewest, most = 1, sum(message["role"] == "tool" for message in messages)
-        found: tuple[Action | None, int] = None, 0
+    def fit_all(
+        self, messages: Sequence[Message], tools: Sequence[Tool], actions: Sequence[Message], *, may_cut: bool
+    ) -> tuple[list[Action] | None, int]:
+        """Actions at one point, with so many of the oldest tool results cut as it takes until all fit, and that number;
+        None where cutting isn't enough."""
+        fewest, most = 0, sum(message["role"] == "tool" for message in messages) if may_cut else 0
+        found: tuple[list[Action] | None, int] = None, 0
+        count = 0  # most points fit as they are
         while fewest <= most:
-            count = (fewest + most) // 2
-            encoded = self.encode(cut_oldest(messages, count), tools, action)
-            if encoded is None:
+            encoded = [self.encode(cut_oldest(messages, count), tools, action) for action in actions]
+            whole = [action for action in encoded if action is not None]
+            if len(whole) < len(encoded):
                 fewest = count + 1
             else:
-                found, most = (encoded, count), count - 1
+                found, most = (whole, count), count - 1
+            count = (fewest + most) // 2
         return found
 
 

@@ -1,7 +1,7 @@
-"""The PAIRS file: JSON lines, each a pair of actions at a state or the score of a step.
+"""The PAIRS file: JSON lines, what the teachers decided at each point of a store where they answered.
 
-Written whole or not at all, and with the same bytes for the same records. Text is escaped to ASCII, so that half a
-surrogate in a trace is kept, too.
+What was seen at a point stands in the store alone. Written whole or not at all, and with the same bytes for the same
+decisions. Text is escaped to ASCII, so that half a surrogate in a trace is kept, too.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from composer_prime.errors import BadInput
 
@@ -22,89 +22,75 @@ class _Record(BaseModel):
 
 
 class TeacherVote(_Record):
-    """What one teacher said at a pair's state.
+    """What one teacher said at a point.
 
     model     that answered
     weight    of its vote, circularity counted
-    chose     which action is its own
+    chose     which action is its own; "agreed" where the author's is the agreed one
     circular  whose model family it shares, and lost weight for
     """
 
     model: str
     weight: Annotated[float, Field(gt=0)]
-    chose: Literal["chosen", "rejected", "other"]
+    chose: Literal["agreed", "author", "other"]
     circular: Literal["student", "author"] | None = None
 
 
-class Pair(_Record):
-    """Two actions at a state: the teachers' consensus, chosen over what the author did.
+class Decision(_Record):
+    """What the teachers say at one decision point.
 
-    state             TraceState.id
-    messages          what the author saw, with `tools` as in TraceState
-    chosen, rejected  assistant messages without thinking
-    weight            the consensus's share of the teachers' weight, above 0
-    teachers          by name
+    session, turn  of the point, and `state`, its TraceState.id
+    score          the share of their weight that is for what the author did
+    supported      the same as far as enough votes say so, else 0.5; None: too few answered
+    support        the share that is for the agreed action, above 0; None: nothing is agreed on
+    chosen         the agreed action, an assistant message without thinking; None: it is the author's own
+    teachers       by name
     """
 
-    kind: Literal["pair"] = "pair"
-    state: str
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]]
-    chosen: dict[str, Any]
-    rejected: dict[str, Any]
-    weight: Annotated[float, Field(gt=0, le=1)]
-    teachers: dict[str, TeacherVote]
-
-
-class StepScore(_Record):
-    """The share of the teachers' weight that agrees with what the author did at one turn of a session."""
-
-    kind: Literal["score"] = "score"
     session: str
     turn: Annotated[int, Field(ge=0)]
     state: str
     score: Share
+    supported: Share | None
+    support: Annotated[float, Field(gt=0, le=1)] | None
+    chosen: dict[str, Any] | None
+    teachers: dict[str, TeacherVote]
 
 
-Record: TypeAlias = Pair | StepScore
-_ANY: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
-
-
-def write_pairs(path: Path, records: Iterable[Record]) -> None:
-    """Replace the file by one with these records, in their order. Raises BadInput where it can't be written."""
+def write_decisions(path: Path, decisions: Iterable[Decision]) -> None:
+    """Replace the file by one with these decisions, in their order. Raises BadInput where it can't be written."""
     beside = path.with_name(f"{path.name}.part")
     try:
         with beside.open("w", encoding="ascii") as file:
-            for record in records:
-                file.write(json.dumps(record.model_dump(), separators=(",", ":")) + "\n")
+            for decision in decisions:
+                file.write(json.dumps(decision.model_dump(), separators=(",", ":")) + "\n")
         os.replace(beside, path)
     except OSError as error:
         raise BadInput(f"{path} can't be written: {error}: name a file in a folder that is there") from error
 
 
-def read_pairs(path: Path) -> Iterator[Record]:
-    """The records of a file in their order.
+def read_decisions(path: Path) -> Iterator[Decision]:
+    """The decisions of a file in their order.
 
-    Raises BadInput naming the line that isn't a record, or where the file can't be read or has none.
+    Raises BadInput naming the line that isn't one, or where the file can't be read or has none.
     """
     number = 0
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                yield _record(line, f"{path}, line {number}")
+                yield _decision(line, f"{path}, line {number}")
     except OSError as error:
         raise BadInput(f"{path} can't be read: {error}: make it with `composer-prime replay pairs`") from error
     if not number:
         raise BadInput(f"{path} is empty: make it with `composer-prime replay pairs`")
 
 
-def _record(line: bytes, where: str) -> Record:
+def _decision(line: bytes, where: str) -> Decision:
     try:
-        return _ANY.validate_python(json.loads(line))
+        return Decision.model_validate(json.loads(line))
     except (ValueError, RecursionError) as error:
         raise BadInput(
-            f"{where}, is no pair and no score ({_reason(error)}): make the file again with "
-            "`composer-prime replay pairs`"
+            f"{where}, is no decision ({_reason(error)}): make the file again with `composer-prime replay pairs`"
         ) from error
 
 
