@@ -47,6 +47,7 @@ class TraceState:
     action: Message
     author: str | None = None
     reward: float | None = None
+    cwd: str | None = None
 
     @cached_property
     def id(self) -> str:

@@ -264,7 +264,7 @@ def encode_turns(encoder: Encoder, config: StoredTracesConfig) -> list[EncodedTu
     ]
     if config.scores is not None and not any(advantage for _, advantage in weighed):
         raise BadInput(
-            f"{config.scores} tells no turn of {config.store} ({len(states)} in all) from its session's others: leave "
+            f"{config.scores} says nothing for or against a turn of {config.store} ({len(states)} in all): leave "
             "replay.traces.scores out, or ask more teachers"
         )
     found = [

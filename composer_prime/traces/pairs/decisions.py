@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from composer_prime.traces.pairs.actions import action_key
 from composer_prime.traces.pairs.file import Pair, Record, StepScore, TeacherVote
-from composer_prime.traces.pairs.votes import Collected, Consensus, Vote, Weights, consensus_of, share
+from composer_prime.traces.pairs.votes import Collected, Consensus, Vote, Weights, consensus_of, share, supported
 from composer_prime.traces.states import Message, TraceState
 
 
@@ -20,6 +20,7 @@ class Decision:
     author_key: str
     votes: Sequence[Vote]
     consensus: Consensus | None
+    supported: float | None
 
     @cached_property
     def score(self) -> float | None:
@@ -38,25 +39,30 @@ class Decision:
         return "rejected" if vote.ballot.key == self.author_key else "other"
 
 
-def decide(states: Iterable[TraceState], found: Collected, weights: Weights, min_support: float) -> Iterator[Decision]:
+def decide(
+    states: Iterable[TraceState], found: Collected, weights: Weights, min_support: float, min_votes: int = 2
+) -> Iterator[Decision]:
     """One decision a state, in the order in which they were collected; without votes where no teacher answered."""
     for state, id in zip(states, found.ids, strict=True):
-        key = action_key(state.action, state.tools)
-        votes = weights.votes(found.ballots.get(id, ()), state.author)
-        yield Decision(state, id, key, votes, consensus_of(votes, min_support))
+        key = action_key(state.action, state.tools, state.cwd, found.explaining)
+        votes = weights.votes(found.ballots.get((id, state.cwd), ()), state.author)
+        best = consensus_of(votes, min_support, min_votes)
+        yield Decision(state, id, key, votes, best, supported(votes, key, min_votes))
 
 
 def records_of(decisions: Iterable[Decision]) -> Iterator[Record]:
     """The score of each state that was answered, behind it its pair where the consensus differs from the author.
 
-    The same action at the same state makes one pair, in however many sessions it was taken.
+    A consensus of the student's or the author's family alone makes none. The same action at the same state makes one
+    pair, in however many sessions it was taken.
     """
     paired: set[tuple[str, str]] = set()
     for decision in decisions:
         state, found = decision.state, decision.consensus
         if decision.score is not None:
-            yield StepScore(session=state.session, turn=state.turn, state=decision.id, score=decision.score)
-        if found is None or decision.is_agreed or (decision.id, decision.author_key) in paired:
+            known = {"state": decision.id, "score": decision.score, "supported": decision.supported}
+            yield StepScore(session=state.session, turn=state.turn, **known)
+        if found is None or found.circular or decision.is_agreed or (decision.id, decision.author_key) in paired:
             continue
         paired.add((decision.id, decision.author_key))
         yield Pair(

@@ -57,13 +57,18 @@ class Pair(_Record):
 
 
 class StepScore(_Record):
-    """The share of the teachers' weight that agrees with what the author did at one turn of a session."""
+    """What the teachers say of what the author did at one turn of a session.
+
+    score      the share of their weight that agrees with it
+    supported  the same as far as enough votes say so, else 0.5 (`votes.supported`); None: too few teachers answered
+    """
 
     kind: Literal["score"] = "score"
     session: str
     turn: Annotated[int, Field(ge=0)]
     state: str
     score: Share
+    supported: Share | None
 
 
 Record: TypeAlias = Pair | StepScore

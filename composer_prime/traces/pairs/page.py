@@ -82,7 +82,8 @@ def _outcome(decision: Decision) -> str:
     agree = f"{decision.score:.0%} agree with the author"
     if decision.consensus is None:
         return f"no consensus, {agree}"
-    return agree if decision.is_agreed else f"{decision.consensus.support:.0%} agree on another action, {agree}"
+    near = ", but only of the student's or the author's family" if decision.consensus.circular else ""
+    return agree if decision.is_agreed else f"{decision.consensus.support:.0%} agree on another action{near}, {agree}"
 
 
 def told(action: Message) -> str:

@@ -23,16 +23,22 @@ class Tally:
 
 @dataclass
 class Report:
-    """Counts of states, and a tally a teacher. Every answered state is agreed, differs, or has no consensus."""
+    """Counts of states, and a tally a teacher. Every answered state is agreed, differs, or has no consensus.
+
+    circular, few  of those that differ: by teachers too close to student or author alone; of the others: by few votes
+    """
 
     circularity: Circularity
     num_empty: int
     num_elsewhere: int
+    min_votes: int
     num_states: int = 0
     answered: int = 0
     agreed: int = 0
     differ: int = 0
     undecided: int = 0
+    circular: int = 0
+    few: int = 0
     pairs: int = 0
     teachers: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
@@ -44,6 +50,9 @@ class Report:
             self.agreed += decision.is_agreed
             self.differ += decision.consensus is not None and not decision.is_agreed
             self.undecided += bool(decision.votes) and decision.consensus is None
+            self.circular += decision.consensus is not None and decision.consensus.circular and not decision.is_agreed
+            most = max(Counter(vote.ballot.key for vote in decision.votes).values(), default=self.min_votes)
+            self.few += most < self.min_votes
             self._tally(decision)
             yield decision
 
@@ -67,19 +76,22 @@ class Report:
     def lines(self) -> list[str]:
         """The report as it is printed."""
         unused = f" (answers left out: {self.num_empty:,} empty, {self.num_elsewhere:,} for other states)"
+        few = f" (fewer than {self.min_votes} votes for any action: {self.few:,})" if self.few else ""
         return [
             f"states         {self.num_states:,}",
             f"with answers   {self.answered:,}" + (unused if self.num_empty or self.num_elsewhere else ""),
             f"agreed         {self.agreed:,}",
             f"pairs          {self.pairs:,}" + self._repeated(),
-            f"no consensus   {self.undecided:,}",
+            f"no consensus   {self.undecided:,}" + few,
             *(_teacher_line(name, self.teachers[name]) for name in sorted(self.teachers)),
             *self._circularity_lines(),
         ]
 
     def _repeated(self) -> str:
-        more = self.differ - self.pairs
-        return f" (and {more:,} repeated: the same action at the same state)" if more else ""
+        more = self.differ - self.circular - self.pairs
+        repeated = f" (and {more:,} repeated: the same action at the same state)" if more else ""
+        family = f" (none at {self.circular:,}: only teachers of the student's or the author's family are for it)"
+        return repeated + (family if self.circular else "")
 
     def _circularity_lines(self) -> list[str]:
         lines = [
