@@ -44,11 +44,16 @@ def pairs(
         typer.Option(help="One vote a teacher, by its weight, or by its weight over its variance from the others."),
     ] = "plurality",
     student_model: Annotated[
-        str | None, typer.Option(help="The model to train: teachers of its family count for a quarter.")
+        str | None, typer.Option(help="The model to train: its family counts for a quarter, and alone for nothing.")
     ] = None,
     min_support: Annotated[
         float, typer.Option(min=0, max=1, help="Least share of the votes' weight that is a consensus.")
     ] = 0.5,
+    min_votes: Annotated[int, typer.Option(min=1, help="Least number of votes for the same action.")] = 2,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOOL.ARGUMENT", help="An argument that only explains a call; *.ARGUMENT: of any tool."),
+    ] = None,
     page: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="Show there what each teacher would have done.")
     ] = None,
@@ -57,11 +62,12 @@ def pairs(
     """Write a pair where the teachers agree on another action than the author's, and each step's score."""
     from composer_prime.traces.ask.folder import AnswerFolder
     from composer_prime.traces.ingest.store import TraceStore
+    from composer_prime.traces.pairs.arguments import explaining
     from composer_prime.traces.pairs.families import Circularity
     from composer_prime.traces.pairs.making import Rules, make_pairs
     from composer_prime.visible import visible
 
-    rules = Rules(vote, min_support, Circularity(student_model))
+    rules = Rules(vote, min_support, min_votes, Circularity(student_model), explaining(ignore or ()))
     found = AnswerFolder(answers).answers()
     report = make_pairs(_Shown(TraceStore(store)), found, rules, to=None if dry_run else to, page=page)
     for line in report.lines():

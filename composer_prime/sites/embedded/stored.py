@@ -24,7 +24,7 @@ from composer_prime.sites.embedded.renderer_choice import made_renderer, rendere
 from composer_prime.teachers.served import ServedModel, held_name
 from composer_prime.traces.pairs.advantages import FALL, Scored, lead, margin, pair_advantages
 from composer_prime.traces.pairs.encoding import Action, Encoder, scores
-from composer_prime.traces.pairs.lessons import Lesson, read_lessons
+from composer_prime.traces.pairs.lessons import Lesson, read_lessons, step_advantages
 
 logger = logging.getLogger(__name__)
 
@@ -301,14 +301,14 @@ def encode_turns(encoder: Encoder, config: StoredTracesConfig) -> list[EncodedTu
     """The turns of a store that have an advantage other than 0. Raises BadInput when none fits."""
     from composer_prime.traces.ingest.store import TraceStore
 
-    advantages = None if config.scores is None else _advantages(config)
+    advantages = None if config.scores is None else step_advantages(config.scores)
     states = list(TraceStore(config.store).states())
     weighed = [
         (state, 1.0 if advantages is None else advantages.get((state.session, state.turn), 0.0)) for state in states
     ]
     if config.scores is not None and not any(advantage for _, advantage in weighed):
         raise BadInput(
-            f"{config.scores} tells no turn of {config.store} ({len(states)} in all) from its session's others: leave "
+            f"{config.scores} says nothing for or against a turn of {config.store} ({len(states)} in all): leave "
             "replay.traces.scores out, or ask more teachers"
         )
     found = [
@@ -318,21 +318,6 @@ def encode_turns(encoder: Encoder, config: StoredTracesConfig) -> list[EncodedTu
     ]
     _say(str(config.store), "turns", len(found), len(states))
     return found
-
-
-def _advantages(config: StoredTracesConfig) -> dict[tuple[str, int], float]:
-    """By session and turn, where there is a score."""
-    from composer_prime.traces.pairs.file import read_pairs
-    from composer_prime.traces.pairs.scores import session_scores, turn_advantages
-
-    assert config.scores is not None
-    sessions = session_scores(read_pairs(config.scores))
-    return {
-        (session, turn): advantage
-        for session, scores in sessions.items()
-        for turn, advantage in enumerate(turn_advantages(scores))
-        if advantage is not None
-    }
 
 
 def _say(path: str, what: str, num_found: int, total: int) -> None:

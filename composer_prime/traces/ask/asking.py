@@ -27,8 +27,8 @@ from composer_prime.traces.ask.teacher import Teacher
 from composer_prime.traces.pairs.actions import same_action
 from composer_prime.traces.states import Message, Tool, TraceState
 
-SameAction: TypeAlias = Callable[[Message, Message, Sequence[Tool]], bool]
-"""Whether two assistant messages are the same action, given the tools; an equivalence."""
+SameAction: TypeAlias = Callable[[Message, Message, Sequence[Tool], str | None], bool]
+"""Whether two assistant messages are the same action, given the tools and `TraceState.cwd`; an equivalence."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,8 @@ class _Asking:
         for tier in self._tiers:
             found = await asyncio.gather(*(teacher.ask(Question(situation, teacher.config)) for teacher in tier))
             actions = [kept.action for kept in found if kept is not None and kept.action is not None]
-            tools = situation.state.tools
-            if actions and all(self._same_action(actions[0], other, tools) for other in actions[1:]):
+            given = situation.state.tools, situation.state.cwd
+            if actions and all(self._same_action(actions[0], other, *given) for other in actions[1:]):
                 return
 
     async def _is_known(self, situation: Situation) -> bool:
@@ -148,7 +148,8 @@ class _Asking:
         reading = await self._student.read(situation)
         if reading is None or reading.action is None or reading.entropy >= self._gate.min_entropy:
             return False
-        return self._same_action(reading.action, situation.state.action, situation.state.tools)
+        state = situation.state
+        return self._same_action(reading.action, state.action, state.tools, state.cwd)
 
 
 def _check_ceiling(

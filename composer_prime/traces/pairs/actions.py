@@ -1,35 +1,67 @@
-"""When two assistant messages are the same action: the same calls, or without calls the same text."""
+"""When two assistant messages are the same action: the same calls, the same command in a text, or the same text."""
 
-from collections.abc import Sequence
+import json
+import posixpath
+import re
+from collections.abc import Collection, Sequence
+from typing import Any
 
-from composer_prime.traces.pairs.arguments import normal_arguments
+from composer_prime.traces.pairs.arguments import EXPLAINING, folded, normal_arguments, words_of
+from composer_prime.traces.pairs.shell import normal_shell
 from composer_prime.traces.states import Message, Tool, calls_of, canonical, digest, text_of
 
+_READING = re.compile(r"(?:read|view|list|ls|grep|glob|search|find|fetch|get|web|files?|dir|directory|code|codebase)+")
+_BLOCK = re.compile(r".*^```(?P<tag>[\w-]*)[ \t]*\n(?P<block>.*?)\n?^```\s*", re.MULTILINE | re.DOTALL)
 
-def same_action(one: Message, other: Message, tools: Sequence[Tool]) -> bool:
+
+def same_action(one: Message, other: Message, tools: Sequence[Tool], cwd: str | None = None) -> bool:
     """Whether two messages do the same; an equivalence, as `action_key` decides it."""
-    return action_key(one, tools) == action_key(other, tools)
+    return action_key(one, tools, cwd) == action_key(other, tools, cwd)
 
 
-def action_key(message: Message, tools: Sequence[Tool]) -> str:
+def action_key(
+    message: Message, tools: Sequence[Tool], cwd: str | None = None, explaining: Collection[str] = EXPLAINING
+) -> str:
     """64 hex digits that two assistant messages share exactly when they are the same action.
 
-    Messages with calls: the same tools with the same arguments (`normal_arguments`); text beside them, ids and the
-    order of parallel calls make no difference. Messages without: the same text but for whitespace and case.
+    tools       those of the session; without any, a command in a text is the action
+    cwd         absolute path of the folder that the session works in
+    explaining  TOOL.ARGUMENT whose values don't count
+
+    Messages with calls: the same tools with the same arguments (`normal_arguments`); text beside them and ids make no
+    difference, nor does the order of calls that only read. Messages without: the same text (`folded`).
     """
+    cwd = posixpath.normpath(cwd) if cwd and cwd.startswith("/") else None
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     calls = []
     for call in calls_of(message):
         name, arguments = call["function"]["name"], call["function"].get("arguments", "")
-        calls.append([name, normal_arguments(name, arguments, schemas.get(name, {}))])
-    return digest(["calls", sorted(calls, key=canonical)] if calls else ["text", folded(text_of(message))])
-
-
-def folded(text: str) -> str:
-    """A text without what whitespace and case tell."""
-    return " ".join(text.split()).casefold()
+        calls.append([name, normal_arguments(name, arguments, schemas.get(name, {}), cwd, explaining)])
+    if all(_only_reads(name) for name, _ in calls):
+        calls.sort(key=canonical)
+    return digest(["calls", calls] if calls else _said(text_of(message), cwd, is_all=not tools))
 
 
 def is_empty(message: Message) -> bool:
     """Whether a message neither calls nor says anything."""
     return not calls_of(message) and not text_of(message).strip()
+
+
+def _only_reads(tool: str) -> bool:
+    return all(map(_READING.fullmatch, words_of(tool)))
+
+
+def _said(text: str, cwd: str | None, *, is_all: bool) -> list[Any]:
+    """The form of a text: JSON by its tree, the one command in a fence at its end where there is nothing else to do."""
+    found = _BLOCK.fullmatch(text) if text.count("```") == 2 else None
+    try:
+        tree = json.loads(text if found is None or found.start("tag") > text.find("```") + 3 else found["block"])
+    except (ValueError, RecursionError):
+        tree = None
+    if isinstance(tree, dict | list):
+        return ["JSON", tree]
+    tag = found["tag"] if found else ""
+    if found is None or not is_all or not (tag in ("", "sh", "shell") or "bash" in tag):
+        return ["text", folded(text)]
+    block = found["block"]
+    return ["command", normal_shell(block, cwd) if tag or "\n" not in block else block]

@@ -1,7 +1,7 @@
 """The normal form of a tool call's arguments: two that do the same have the same form.
 
-An argument's name tells what it holds: a path, a shell command, or code in the language that the call names. In doubt
-the forms differ: a pair too many teaches less than a vote counted for another act.
+The schema and the names of tool and argument tell what an argument holds. In doubt the forms differ: a vote too few is
+cheap, and a wrong agreement teaches the wrong thing. A text that none of the rules knows counts to its last newline.
 """
 
 import ast
@@ -9,107 +9,180 @@ import json
 import math
 import posixpath
 import re
-import shlex
-import textwrap
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-_PATHS = {"path", "paths", "filepath", "filename", "file", "files", "dir", "directory", "folder", "cwd", "workdir"}
-_COMMANDS = {"command", "commands", "cmd"}
-_CODE = {"code", "python", "script"}
-_SHELLS = {"bash", "sh", "shell", "zsh", "terminal"}
+from composer_prime.errors import BadInput
+from composer_prime.traces.pairs.shell import normal_shell
+from composer_prime.traces.states import canonical
 
-_OPERATORS = "();<>|&\n"
-_QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
-_LITERAL = {ord(one): 0xE000 + ord(one) for one in _OPERATORS + "$`*?[]{}~!#"}
-_EXPANDED = _LITERAL | {ord(one): 0xE100 + ord(one) for one in "$`"}
-"""Private characters that stand for a quoted one: shlex takes the quotes away, and `'$x'` isn't `$x` to a shell."""
+EXPLAINING = frozenset(
+    ("*.explanation", "*.justification", "*.reasoning", "*.thought", "Agent.description", "Task.description")
+) | {"TodoWrite.activeForm", "think.thought"}
+"""TOOL.ARGUMENT of texts that explain a call to a person; `*`: of any tool, unless it is all that the call says."""
+_EXPLAINING_A_COMMAND = {"description", "reason"}
+_DEFAULTS = {
+    "Bash.timeout": 120_000, "Bash.run_in_background": False, "Edit.replace_all": False, "Glob.path": ".",
+    "Grep.path": ".", "Grep.output_mode": "files_with_matches", "*.cwd": ".", "*.workdir": ".",
+}  # fmt: skip
+"""Where no schema states one, as in logs without tools."""
+_MESSAGES = {"attempt_completion.result", "finish.message"}
+
+_FILES = {"path", "paths", "filepath", "filename", "file", "files", "dir", "directory", "folder", "cwd", "workdir"}
+_COMMANDS, _CODE = {"command", "commands", "cmd"}, {"code", "script"}
+_SHELLS, _PYTHONS = {"bash", "sh", "shell", "zsh"}, {"python", "py", "ipython", "jupyter"}
+_RUNNERS = _SHELLS | {"terminal", "exec", "execute", "run"}
+_BESIDE = _COMMANDS | {"container", "console", "in", "local", "tool", "developer"}
+_KINDS = {bool: {"boolean"}, int: {"integer", "number"}, float: {"number"}, list: {"array"}, dict: {"object"}}
 
 
-def normal_arguments(tool: str, arguments: Any, schema: Mapping[str, Any]) -> Any:
+def explaining(more: Iterable[str]) -> frozenset[str]:
+    """EXPLAINING, and more of the kind. Raises BadInput where one isn't TOOL.ARGUMENT."""
+    for one in more:
+        if not all(one.rpartition(".")):
+            raise BadInput(f"--ignore {one} must be TOOL.ARGUMENT, or *.ARGUMENT for every tool")
+    return EXPLAINING | set(more)
+
+
+def normal_arguments(
+    tool: str, arguments: Any, schema: Any, cwd: str | None = None, explaining: Collection[str] = EXPLAINING
+) -> Any:
     """A JSON value, equal for two calls of a tool with the same effect.
 
-    tool       its name
-    arguments  JSON text, as chat completions carry it; text that isn't JSON stands for itself
-    schema     JSON schema of the tool's parameters: its defaults fill what a call leaves out
-
-    Key order, surrounding whitespace and 1 against 1.0 make no difference. Paths are normalised without looking at a
-    disk, Python code is compared by its syntax tree and shell commands by their words.
+    arguments   JSON text, as chat completions carry it; text that isn't JSON stands for itself
+    schema      JSON schema of the tool's parameters
+    cwd         absolute path from which relative ones go
+    explaining  TOOL.ARGUMENT whose values don't count
     """
     try:
         values = json.loads(arguments.strip() or "{}") if isinstance(arguments, str) else arguments
-        return _normal(values, schema, "", tool, _language(tool, values))
-    except (ValueError, RecursionError):
-        return ["not JSON", str(arguments).strip()]
+        said = values if isinstance(values, Mapping) else {}
+        return _Call(tool, said, cwd, explaining, _language(tool, said)).value(values, _mapping(schema), "")
+    except (ValueError, TypeError, RecursionError):
+        return ["not JSON", str(arguments)]
 
 
-def _normal(value: Any, schema: Any, name: str, tool: str, language: str) -> Any:
-    if isinstance(value, Mapping):
-        properties = _mapping(_mapping(schema).get("properties"))
-        stated = {key: one["default"] for key, one in properties.items() if "default" in _mapping(one)}
-        filled = {**stated, **value}
-        return {key: _normal(one, properties.get(key), key, tool, language) for key, one in filled.items()}
-    if isinstance(value, list):
-        return [_normal(one, _mapping(schema).get("items"), name, tool, language) for one in value]
-    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
-        return int(value)
-    return _normal_text(value, name, language) if isinstance(value, str) else value
+@dataclass(frozen=True)
+class _Call:
+    tool: str
+    said: Mapping[str, Any]
+    cwd: str | None
+    explaining: Collection[str]
+    language: str
+
+    def value(self, value: Any, schema: Mapping[str, Any], name: str) -> Any:
+        kinds = _kinds(schema)
+        if isinstance(value, str) and kinds and "string" not in kinds:
+            value = _read(value, kinds)
+        if isinstance(value, Mapping):
+            return self._object(value, schema, is_whole=not name)
+        if isinstance(value, list):
+            if self.language == "shell" and name in ("command", "cmd") and all(isinstance(one, str) for one in value):
+                return normal_shell(value, self._folder())
+            return [self.value(one, _mapping(schema.get("items")), name or "-") for one in value]
+        if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+            return int(value)
+        return self._text(value, name) if isinstance(value, str) and "enum" not in schema else value
+
+    def _object(self, values: Mapping[str, Any], schema: Mapping[str, Any], *, is_whole: bool) -> dict[str, Any]:
+        properties, required = _mapping(schema.get("properties")), schema.get("required") or ()
+        found, explains = {}, set()
+        for name, value in values.items():
+            stated = _mapping(properties.get(name))
+            default = stated.get("default", _DEFAULTS.get(f"{self.tool}.{name}", _DEFAULTS.get(f"*.{name}")))
+            form, usual = (self.value(one, stated, name) for one in (value, default))
+            is_null = value is None and name in properties and (default is None or "null" not in _kinds(stated))
+            is_usual = is_null or (default is not None and canonical(form) == canonical(usual))
+            if f"{self.tool}.{name}" not in self.explaining and (name in required or not is_usual):
+                found[name] = form
+            is_beside = f"*.{name}" in self.explaining or (self.language and name in _EXPLAINING_A_COMMAND)
+            explains |= {name} if is_beside and isinstance(value, str) and "enum" not in stated else set()
+        return {name: form for name, form in found.items() if not is_whole or name not in explains} or found
+
+    def _text(self, text: str, name: str) -> Any:
+        last, is_code = words_of(name)[-1], name in _CODE
+        if self.language == "shell" and (is_code or last in _COMMANDS):
+            return normal_shell(text, self._folder())
+        if self.language == "python" and is_code and not any(words_of(one)[-1] in _FILES for one in self.said):
+            return normal_python(text)
+        if last in _FILES:
+            return normal_path(text, self.cwd)
+        return folded(text) if f"{self.tool}.{name}" in _MESSAGES else text
+
+    def _folder(self) -> str | None:
+        said = [self.said[name] for name in ("workdir", "cwd") if isinstance(self.said.get(name), str)]
+        path = posixpath.normpath(posixpath.join(self.cwd or "", *said))
+        return path if path.startswith("/") else None
 
 
-def _normal_text(text: str, name: str, language: str) -> Any:
-    words = _words(name)
-    if words & _COMMANDS:
-        return normal_shell(text)
-    if words & _CODE:
-        return {"python": normal_python, "shell": normal_shell}.get(language, str.strip)(text)
-    if words & _PATHS:
-        return posixpath.normpath(text.strip())
-    return text.strip()
+def normal_path(path: str, cwd: str | None) -> str:
+    """Relative where it lies in `cwd`; without looking at a disk. Patterns, addresses and `~` stay as they are."""
+    if not path or path.startswith(("~", "//")) or re.search(r"[*?\[{\n]|://", path):
+        return path
+    whole = posixpath.normpath(posixpath.join(cwd or "", path))
+    return posixpath.relpath(whole, cwd) if cwd and f"{whole}/".startswith(cwd.rstrip("/") + "/") else whole
 
 
 def normal_python(code: str) -> str:
-    """The syntax tree of Python code as text, so without comments and formatting; code that doesn't parse, stripped."""
+    """The syntax tree of Python code as text, so without comments and formatting; code that doesn't parse, as it is."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of odd escapes in the teacher's code
         try:
-            return ast.dump(ast.parse(textwrap.dedent(code).strip()))
+            return ast.dump(ast.parse(code)) + ";" * code.rstrip().endswith(";")  # after it a notebook prints nothing
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return code.strip()
+            return code
 
 
-def normal_shell(command: str) -> list[str] | str:
-    """The words and operators of a shell command; stripped, where it has a here-document or a quote that doesn't end.
+def folded(text: str) -> str:
+    """A text without blanks, case and markdown's marks. Code in backticks keeps its case, code between fences all.
 
-    What is quoted stays apart from what the shell expands, as `'*'` from `*`, and a line's end from a space.
+    A text with tags, or a fence that doesn't end, may be an action in a notation of its own: it stays as it is.
     """
-    lexer = shlex.shlex(_QUOTED.sub(_shielded, command.strip()), posix=True, punctuation_chars=_OPERATORS)
-    lexer.whitespace, lexer.commenters, lexer.whitespace_split = " \t\r", "", True
-    try:
-        return command.strip() if "<<" in command else list(lexer)
-    except ValueError:
-        return command.strip()
+    if re.search(r"<[\w/]", text) or text.count("```") % 2:
+        return text
+    pieces = re.split(r"```[^\n]*\n(.*?)```", text, flags=re.DOTALL)
+    return "```".join(one if number % 2 else _folded_prose(one) for number, one in enumerate(pieces))
 
 
-def _shielded(quoted: re.Match[str]) -> str:
-    text = quoted[0]
-    if text == "\\\n":
+def _folded_prose(text: str) -> str:
+    text = re.sub(r"(?m)^[ \t]*[*-][ \t]+", "- ", re.sub(r"(?m)^#{1,6}[ \t]+", "", text))
+    pieces = re.split(r"`([^`\n]+)`", text)
+    for number in range(0, len(pieces), 2):
+        bold = r"(?s)(?<![\w*])\*\*(?=\S)(.+?)(?<=\S)\*\*(?![\w*])"
+        pieces[number] = re.sub(bold, r"\1", pieces[number]).casefold()
+    return " ".join("".join(pieces).split())
+
+
+def words_of(name: str) -> list[str]:
+    """The words of a name in snake_case or camelCase, in lower case; at least one."""
+    return re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()) or [""]
+
+
+def _language(tool: str, said: Mapping[str, Any]) -> str:
+    """shell, python or nothing: what a call says that it runs, else what the tool's name says."""
+    language, words = said.get("language"), set(words_of(tool))
+    if isinstance(language, str):
+        return "shell" if language in _SHELLS else "python" if language.lower().startswith(("py", "ipy")) else ""
+    if str(said.get("is_input")).lower() == "true":  # keys for what runs already
         return ""
-    return text.translate(_EXPANDED if text[0] == '"' else _LITERAL)
+    return "python" if words & _PYTHONS else "shell" if words & _RUNNERS and words <= _RUNNERS | _BESIDE else ""
 
 
-def _language(tool: str, arguments: Any) -> str:
-    """python, shell, or another one's name: what the call says, else what the tool's name says, else Python."""
-    said = _mapping(arguments).get("language")
-    if not isinstance(said, str):
-        return "shell" if _words(tool) & _SHELLS else "python"
-    said = said.strip().lower()
-    return "shell" if said in _SHELLS else "python" if said.startswith(("py", "ipy")) else said
+def _read(text: str, kinds: Collection[str]) -> Any:
+    """The value that a text is in JSON, if the schema wants such a value."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return found if _KINDS.get(type(found), set()) & set(kinds) else text
 
 
-def _words(name: str) -> set[str]:
-    """The words of a name in snake_case or camelCase, in lower case."""
-    return set(re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()))
+def _kinds(schema: Mapping[str, Any]) -> set[str]:
+    said = schema.get("type") or ()
+    among = [_mapping(one) for name in ("anyOf", "oneOf") for one in schema.get(name) or ()]
+    return ({said} if isinstance(said, str) else set(said)).union(*map(_kinds, among))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -9,26 +9,13 @@ from functools import cache
 from typing import Literal, TypeAlias
 
 _MARKS = {
-    "claude": r"claude|anthropic",
-    "cohere": r"cohere|\bcommand-[ar]\b",
-    "deepseek": r"deepseek",
-    "gemini": r"gemini|gemma",
-    "glm": r"glm|\bz-ai\b|\bzai-org\b",
-    "gpt": r"gpt|\bo[134]\b|\bcodex|\bopenai/",
-    "granite": r"\bgranite",
-    "grok": r"\bgrok",
-    "kimi": r"kimi|moonshot",
-    "llama": r"(?<!o)llama(?!\W?cpp)",
-    "minimax": r"minimax",
-    "mistral": r"mi[sx]tral|ministral|magistral|codestral|devstral|pixtral",
-    "nemotron": r"nemotron",
-    "nova": r"\bnova-(?:micro|lite|pro|premier)",
-    "olmo": r"\bolmo",
-    "phi": r"\bphi-?\d",
-    "qwen": r"qwen|\bqwq\b",
-    "seed": r"\bseed-oss|\bdoubao",
-    "yi": r"\byi-(?:\d|coder|lightning)",
-}
+    "claude": r"claude|anthropic", "cohere": r"cohere|\bcommand-[ar]\b", "deepseek": r"deepseek",
+    "gemini": r"gemini|gemma", "glm": r"glm|\bz-ai\b|\bzai-org\b", "gpt": r"gpt|\bo[134]\b|\bcodex|\bopenai/",
+    "granite": r"\bgranite", "grok": r"\bgrok", "kimi": r"kimi|moonshot", "llama": r"(?<!o)llama(?!\W?cpp)",
+    "minimax": r"minimax", "mistral": r"mi[sx]tral|ministral|magistral|codestral|devstral|pixtral",
+    "nemotron": r"nemotron", "nova": r"\bnova-(?:micro|lite|pro|premier)", "olmo": r"\bolmo", "phi": r"\bphi-?\d",
+    "qwen": r"qwen|\bqwq\b", "seed": r"\bseed-oss|\bdoubao", "yi": r"\byi-(?:\d|coder|lightning)",
+}  # fmt: skip
 
 
 @cache

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from composer_prime.errors import BadInput
-from composer_prime.traces.pairs.decisions import Decision
+from composer_prime.traces.pairs.decisions import DecidedState
 from composer_prime.traces.states import Message, calls_of, text_of
 from composer_prime.visible import visible
 
@@ -34,7 +34,7 @@ class Page:
         self._sections: list[str] = []
         self._num_states = 0
 
-    def watch(self, decisions: Iterable[Decision]) -> Iterator[Decision]:
+    def watch(self, decisions: Iterable[DecidedState]) -> Iterator[DecidedState]:
         """The decisions, unchanged."""
         for decision in decisions:
             self._num_states += 1
@@ -59,7 +59,7 @@ class Page:
             raise BadInput(f"{path} can't be written: {error}: name a file in a folder that is there") from error
 
 
-def section(decision: Decision) -> str:
+def section(decision: DecidedState) -> str:
     """One state as HTML: whatever its texts hold, they stay text."""
     state = decision.state
     seen = state.messages[-1] if state.messages else {}
@@ -69,20 +69,21 @@ def section(decision: Decision) -> str:
         _row("chosen" if decision.is_agreed else "author", author, told(state.action)),
     ]
     for vote in decision.votes:
-        answer, is_chosen = vote.ballot.answer, decision.chose(vote) == "chosen"
+        answer, is_chosen = vote.ballot.answer, decision.chose(vote) == "agreed"
         who = f"{answer.teacher}, {answer.model}, weight {vote.weight:.3g}"
         rows.append(_row("chosen" if is_chosen else "", who, told(answer.action)))
     heading = f"{state.session} · turn {state.turn} · {_outcome(decision)}"
     return f"<h2>{_escaped(heading)}</h2>\n<table>{''.join(rows)}</table>\n"
 
 
-def _outcome(decision: Decision) -> str:
+def _outcome(decision: DecidedState) -> str:
     if decision.score is None:
         return "no answers"
     agree = f"{decision.score:.0%} agree with the author"
     if decision.consensus is None:
         return f"no consensus, {agree}"
-    return agree if decision.is_agreed else f"{decision.consensus.support:.0%} agree on another action, {agree}"
+    near = ", but only of the student's or the author's family" if decision.consensus.circular else ""
+    return agree if decision.is_agreed else f"{decision.consensus.support:.0%} agree on another action{near}, {agree}"
 
 
 def told(action: Message) -> str:

@@ -4,9 +4,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from composer_prime.traces.pairs.decisions import Decision
+from composer_prime.traces.pairs.decisions import DecidedState
 from composer_prime.traces.pairs.families import Circularity, model_families
-from composer_prime.traces.pairs.file import Pair, Record
 
 
 @dataclass
@@ -23,20 +22,25 @@ class Tally:
 
 @dataclass
 class Report:
-    """Counts of states, and a tally a teacher. Every answered state is agreed, differs, or has no consensus."""
+    """Counts of states, and a tally a teacher. Every answered state is agreed, differs, or has no consensus.
+
+    circular, few  of those that differ: by teachers too close to student or author alone; of the others: by few votes
+    """
 
     circularity: Circularity
     num_empty: int
     num_elsewhere: int
+    min_votes: int
     num_states: int = 0
     answered: int = 0
     agreed: int = 0
     differ: int = 0
     undecided: int = 0
-    pairs: int = 0
+    circular: int = 0
+    few: int = 0
     teachers: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
-    def watch(self, decisions: Iterable[Decision]) -> Iterator[Decision]:
+    def watch(self, decisions: Iterable[DecidedState]) -> Iterator[DecidedState]:
         """The decisions, each counted as it passes."""
         for decision in decisions:
             self.num_states += 1
@@ -44,22 +48,19 @@ class Report:
             self.agreed += decision.is_agreed
             self.differ += decision.consensus is not None and not decision.is_agreed
             self.undecided += bool(decision.votes) and decision.consensus is None
+            self.circular += decision.consensus is not None and decision.consensus.circular and not decision.is_agreed
+            most = max(Counter(vote.ballot.key for vote in decision.votes).values(), default=self.min_votes)
+            self.few += most < self.min_votes
             self._tally(decision)
             yield decision
 
-    def watch_records(self, records: Iterable[Record]) -> Iterator[Record]:
-        """The records, the pairs among them counted as they pass."""
-        for record in records:
-            self.pairs += isinstance(record, Pair)
-            yield record
-
-    def _tally(self, decision: Decision) -> None:
+    def _tally(self, decision: DecidedState) -> None:
         for vote in decision.votes:
             tally = self.teachers[vote.ballot.answer.teacher]
             tally.num_votes += 1
             tally.with_author += vote.ballot.key == decision.author_key
             tally.decided += decision.consensus is not None
-            tally.with_consensus += decision.chose(vote) == "chosen"
+            tally.with_consensus += decision.chose(vote) == "agreed"
             tally.models.add(vote.ballot.answer.model)
             if vote.circular:
                 tally.circular[vote.circular] += 1
@@ -67,19 +68,20 @@ class Report:
     def lines(self) -> list[str]:
         """The report as it is printed."""
         unused = f" (answers left out: {self.num_empty:,} empty, {self.num_elsewhere:,} for other states)"
+        few = f" (fewer than {self.min_votes} votes for any action: {self.few:,})" if self.few else ""
         return [
             f"states         {self.num_states:,}",
             f"with answers   {self.answered:,}" + (unused if self.num_empty or self.num_elsewhere else ""),
-            f"agreed         {self.agreed:,}",
-            f"pairs          {self.pairs:,}" + self._repeated(),
-            f"no consensus   {self.undecided:,}",
+            f"as the author  {self.agreed:,}",
+            f"otherwise      {self.differ:,}" + self._of_a_family(),
+            f"no consensus   {self.undecided:,}" + few,
             *(_teacher_line(name, self.teachers[name]) for name in sorted(self.teachers)),
             *self._circularity_lines(),
         ]
 
-    def _repeated(self) -> str:
-        more = self.differ - self.pairs
-        return f" (and {more:,} repeated: the same action at the same state)" if more else ""
+    def _of_a_family(self) -> str:
+        family = f" ({self.circular:,} by teachers of the student's or the author's family alone: they don't count)"
+        return family if self.circular else ""
 
     def _circularity_lines(self) -> list[str]:
         lines = [

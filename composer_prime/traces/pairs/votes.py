@@ -2,13 +2,14 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from composer_prime.errors import BadInput
 from composer_prime.traces.answers import Answer
 from composer_prime.traces.pairs.actions import action_key, is_empty
+from composer_prime.traces.pairs.arguments import EXPLAINING
 from composer_prime.traces.pairs.families import Circularity, Kin
 from composer_prime.traces.states import Message, TraceState
 
@@ -23,8 +24,8 @@ class Ballot:
     key: str
 
 
-Ballots: TypeAlias = Mapping[str, Sequence[Ballot]]
-"""By state id: the teachers that answered there, in order of their names."""
+Ballots: TypeAlias = Mapping[tuple[str, str | None], Sequence[Ballot]]
+"""By a state's id and `cwd`, which may tell actions apart: the teachers that answered, in order of their names."""
 
 
 @dataclass(frozen=True)
@@ -43,27 +44,32 @@ class Consensus:
     key      its action key
     action   in the words of the weightiest teacher for it, of equal ones the first by name
     support  its share of the weight of all who answered, above 0 and at most 1
+    circular whether all who are for it share a family with the student or the author: it has no weight then
     """
 
     key: str
     action: Message
     support: float
+    circular: bool
 
 
 @dataclass(frozen=True)
 class Collected:
     """The ballots, the states' ids in their order, and counts of answers that are empty or for none of the states.
 
-    An id is the digest of all that the author saw, so it is taken once.
+    An id is the digest of all that the author saw, so it is taken once. `explaining`: see `action_key`.
     """
 
     ballots: Ballots
     ids: Sequence[str]
     num_empty: int
     num_elsewhere: int
+    explaining: Collection[str]
 
 
-def collect(states: Iterable[TraceState], answers: Iterable[Answer]) -> Collected:
+def collect(
+    states: Iterable[TraceState], answers: Iterable[Answer], explaining: Collection[str] = EXPLAINING
+) -> Collected:
     """Read the teachers' actions; one answer counts at every state of its id.
 
     Raises BadInput where a teacher has two answers at a state that aren't equal.
@@ -80,15 +86,16 @@ def collect(states: Iterable[TraceState], answers: Iterable[Answer]) -> Collecte
                 f"teacher {answer.teacher} has two answers at state {answer.state}, and a vote is one: "
                 "remove one of them, or give them to teachers of two names"
             )
-    ballots: dict[str, list[Ballot]] = {}
+    ballots: dict[tuple[str, str | None], list[Ballot]] = {}
     ids: list[str] = []
     for state in states:
         ids.append(state.id)
-        there = by_state.pop(ids[-1], {})
-        if there:
-            by_name = sorted(there.values(), key=lambda answer: answer.teacher)
-            ballots[ids[-1]] = [Ballot(answer, action_key(answer.action, state.tools)) for answer in by_name]
-    return Collected(ballots, ids, num_empty, sum(map(len, by_state.values())))
+        if ids[-1] in by_state and (ids[-1], state.cwd) not in ballots:
+            by_name = sorted(by_state[ids[-1]].values(), key=lambda answer: answer.teacher)
+            keys = [action_key(answer.action, state.tools, state.cwd, explaining) for answer in by_name]
+            ballots[ids[-1], state.cwd] = [Ballot(*one) for one in zip(by_name, keys, strict=True)]
+    elsewhere = by_state.keys() - set(ids)
+    return Collected(ballots, ids, num_empty, sum(len(by_state[id]) for id in elsewhere), explaining)
 
 
 def disagreement_variances(ballots: Ballots) -> dict[str, float]:
@@ -136,8 +143,22 @@ def share(votes: Sequence[Vote], key: str) -> float:
     return for_it / math.fsum(vote.weight for vote in votes)
 
 
-def consensus_of(votes: Sequence[Vote], min_support: float) -> Consensus | None:
-    """The winner; None without votes, where two lead with equal weight, or where its share is below `min_support`."""
+def supported(votes: Sequence[Vote], key: str, min_votes: int = 2) -> float | None:
+    """The share that is for an action, as far as the votes carry it; None where there are fewer than `min_votes`.
+
+    It is above 0.5 only with as many votes for this action, below only with as many for one other, and not all of them
+    from the student's or the author's family. Else it is 0.5.
+    """
+    for_one = defaultdict(list)
+    for vote in votes:
+        for_one[vote.ballot.key].append(vote)
+    carried = {one for one, those in for_one.items() if len(those) >= min_votes and not all(v.circular for v in those)}
+    score = share(votes, key) if len(votes) >= min_votes else None
+    return score if score is None or carried & ({key} if score > 0.5 else for_one.keys() - {key}) else 0.5
+
+
+def consensus_of(votes: Sequence[Vote], min_support: float, min_votes: int = 2) -> Consensus | None:
+    """The winner; None where two lead with equal weight, or the first has too few votes or too small a share."""
     shares = {key: share(votes, key) for key in {vote.ballot.key for vote in votes}}
     lead = sorted(shares, key=lambda key: -shares[key])
     if not lead or shares[lead[0]] < min_support - 1e-9:
@@ -145,5 +166,8 @@ def consensus_of(votes: Sequence[Vote], min_support: float) -> Consensus | None:
     if len(lead) > 1 and math.isclose(shares[lead[0]], shares[lead[1]], rel_tol=1e-9):
         return None
     backers = [vote for vote in votes if vote.ballot.key == lead[0]]
+    if len(backers) < min_votes:
+        return None
     best = max(backers, key=lambda vote: vote.weight)
-    return Consensus(lead[0], best.ballot.answer.action, shares[lead[0]])
+    is_circular = all(vote.circular for vote in backers)
+    return Consensus(lead[0], best.ballot.answer.action, shares[lead[0]], is_circular)

@@ -307,7 +307,7 @@ def test_spelling_of_arguments_is_no_disagreement_and_the_equivalence_can_be_rep
     top = serve(dear, name="dear", tier=1)
     asking(STATES, [*pool, top])
     assert not dear.bodies
-    asking(STATES, [*pool, top], same_action=lambda one, other, tools: False)
+    asking(STATES, [*pool, top], same_action=lambda one, other, tools, cwd: False)
     assert len(dear.bodies) == 6
 
 

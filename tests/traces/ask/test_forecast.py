@@ -19,7 +19,7 @@ def test_a_forecast_sends_nothing_and_bounds_what_the_run_then_costs(serve: Serv
     assert not (tmp_path / "answers").exists() and not fakes[0].bodies
     assert (found.num_states, found.least.num_calls, found.most.num_calls, found.spent_usd) == (6, 6, 12, 0)
     assert found.most.minutes == pytest.approx(6 * ASSUMED_LATENCY_S / 8 / 60 + 6 * ASSUMED_LATENCY_S / 60)
-    asking(STATES, teachers, same_action=lambda one, other, tools: False)
+    asking(STATES, teachers, same_action=lambda one, other, tools, cwd: False)
     served = fakes[0].served_usd
     assert served == pytest.approx(found.least.predicted_usd, rel=0.2) and served <= found.least.worst_usd
 
