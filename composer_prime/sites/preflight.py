@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from composer_prime.config.paths import RunPaths
 from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.config.settings import SiteSettings, settle_site
-from composer_prime.config.teachers import ReplayConfig
 from composer_prime.errors import ConfigError, EnvError, ModelError, Problems
 from composer_prime.sites.embedded.device import check_device
 from composer_prime.sites.embedded.folder import Claim, claim_run_folder, claim_site_folder
@@ -125,7 +124,8 @@ def check_engine(recipe: Recipe) -> None:
 
 def rehearsed(recipe: Recipe, site: str) -> Found:
     """What a process of its own finds wrong with a site's environments and tokenizer, and what that took."""
-    untaught = recipe.model_copy(update={"replay": ReplayConfig(), "hints": None})
+    replay = recipe.replay.model_copy(update={"teachers": ()})
+    untaught = recipe.model_copy(update={"replay": replay, "hints": None})
     with tempfile.TemporaryDirectory() as scratch:
         settings = settle_site(untaught, site, inference_port=1, model_dir=Path(scratch), resume=False)
         command, asked = [sys.executable, "-m", "composer_prime.sites.preflight"], settings.model_dump_json()

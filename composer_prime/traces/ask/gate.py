@@ -40,11 +40,15 @@ class Reading:
 
 
 class Student:
-    """The policy behind an OpenAI-compatible server. `close` it in the end."""
+    """The policy behind an OpenAI-compatible server. `close` it in the end.
 
-    def __init__(self, base_url: str) -> None:
-        self._client = ChatClient(base_url, TIMEOUT_S)
-        self._model: str | None = None
+    model    its name there; None: `find` it
+    key_var  the environment variable with the server's key
+    """
+
+    def __init__(self, base_url: str, *, model: str | None = None, key_var: str | None = None) -> None:
+        self._client = ChatClient(base_url, TIMEOUT_S, key_var)
+        self._model = model
 
     async def close(self) -> None:
         """Close the connections."""

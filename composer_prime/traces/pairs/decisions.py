@@ -51,7 +51,7 @@ def decide(
 
 
 def decisions_of(states: Iterable[DecidedState]) -> Iterator[Decision]:
-    """The record of each state that was answered. What the student's or the author's family alone is for isn't agreed."""
+    """The record of each state that was answered. What the student's or author's family alone is for isn't agreed."""
     for decided in states:
         if decided.score is None:
             continue

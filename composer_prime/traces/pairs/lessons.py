@@ -61,7 +61,9 @@ def _lesson(state: TraceState, decision: Decision) -> Lesson:
 
 
 def step_advantages(file: Path) -> dict[tuple[str, int], float]:
-    """By session and turn, how good what the author did is, in [-1, 1]: twice the share that is for it, minus 1, as far as
-    enough teachers answered."""
+    """By session and turn, how good what the author did is, in [-1, 1]: twice the share that is for it, minus 1.
+
+    Only where enough teachers answered.
+    """
     decisions = read_decisions(file)
     return {(one.session, one.turn): 2 * one.supported - 1 for one in decisions if one.supported is not None}

@@ -35,7 +35,7 @@ SAME = [
     ("cd /home/a/p && cat <<E\n$(x)\nE", "cat <<E\n$(x)\nE"),
     ("bash -lc 'ls -la'", "ls -al"),
     ("ls 2>/dev/null -l", "ls -l 2>/dev/null"),
-    ("cat > f <<'E'\n  x\nE\nls", "cat >f << \"EOF\"\n  x\nEOF\nls"),
+    ("cat > f <<'E'\n  x\nE\nls", 'cat >f << "EOF"\n  x\nEOF\nls'),
     ("cat <<E\nx\nE", "cat <<'E'\nx\nE"),
 ]
 
