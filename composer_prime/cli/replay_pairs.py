@@ -60,14 +60,18 @@ def pairs(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the counts, and write no PAIRS.")] = False,
 ) -> None:
     """Write a pair where the teachers agree on another action than the author's, and each step's score."""
+    from composer_prime.errors import BadInput
     from composer_prime.traces.ask.folder import AnswerFolder
     from composer_prime.traces.ingest.store import TraceStore
-    from composer_prime.traces.pairs.arguments import explaining
+    from composer_prime.traces.pairs.arguments import EXPLAINING
     from composer_prime.traces.pairs.families import Circularity
     from composer_prime.traces.pairs.making import Rules, make_pairs
     from composer_prime.visible import visible
 
-    rules = Rules(vote, min_support, min_votes, Circularity(student_model), explaining(ignore or ()))
+    for one in ignore or ():
+        if not all(one.rpartition(".")):
+            raise BadInput(f"--ignore {one} must be TOOL.ARGUMENT, or *.ARGUMENT for every tool")
+    rules = Rules(vote, min_support, min_votes, Circularity(student_model), EXPLAINING.union(ignore or ()))
     found = AnswerFolder(answers).answers()
     report = make_pairs(_Shown(TraceStore(store)), found, rules, to=None if dry_run else to, page=page)
     for line in report.lines():

@@ -37,7 +37,7 @@ def action_key(
     for call in calls_of(message):
         name, arguments = call["function"]["name"], call["function"].get("arguments", "")
         calls.append([name, normal_arguments(name, arguments, schemas.get(name, {}), cwd, explaining)])
-    if all(_only_reads(name) for name, _ in calls):
+    if all(_READING.fullmatch(word) for name, _ in calls for word in words_of(name)):
         calls.sort(key=canonical)
     return digest(["calls", calls] if calls else _said(text_of(message), cwd, is_all=not tools))
 
@@ -47,21 +47,16 @@ def is_empty(message: Message) -> bool:
     return not calls_of(message) and not text_of(message).strip()
 
 
-def _only_reads(tool: str) -> bool:
-    return all(map(_READING.fullmatch, words_of(tool)))
-
-
 def _said(text: str, cwd: str | None, *, is_all: bool) -> list[Any]:
     """The form of a text: JSON by its tree, the one command in a fence at its end where there is nothing else to do."""
     found = _BLOCK.fullmatch(text) if text.count("```") == 2 else None
+    block, tag = (found["block"], found["tag"]) if found else (text, "none")
     try:
-        tree = json.loads(text if found is None or found.start("tag") > text.find("```") + 3 else found["block"])
+        tree = json.loads(block if text.lstrip().startswith("```") else text)
     except (ValueError, RecursionError):
         tree = None
     if isinstance(tree, dict | list):
         return ["JSON", tree]
-    tag = found["tag"] if found else ""
-    if found is None or not is_all or not (tag in ("", "sh", "shell") or "bash" in tag):
-        return ["text", folded(text)]
-    block = found["block"]
-    return ["command", normal_shell(block, cwd) if tag or "\n" not in block else block]
+    if is_all and (tag in ("", "sh", "shell") or "bash" in tag):
+        return ["command", normal_shell(block, cwd) if tag or "\n" not in block else block]
+    return ["text", folded(text)]

@@ -10,11 +10,11 @@ import math
 import posixpath
 import re
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from composer_prime.errors import BadInput
 from composer_prime.traces.pairs.shell import normal_shell
 from composer_prime.traces.states import canonical
 
@@ -36,14 +36,6 @@ _SHELLS, _PYTHONS = {"bash", "sh", "shell", "zsh"}, {"python", "py", "ipython", 
 _RUNNERS = _SHELLS | {"terminal", "exec", "execute", "run"}
 _BESIDE = _COMMANDS | {"container", "console", "in", "local", "tool", "developer"}
 _KINDS = {bool: {"boolean"}, int: {"integer", "number"}, float: {"number"}, list: {"array"}, dict: {"object"}}
-
-
-def explaining(more: Iterable[str]) -> frozenset[str]:
-    """EXPLAINING, and more of the kind. Raises BadInput where one isn't TOOL.ARGUMENT."""
-    for one in more:
-        if not all(one.rpartition(".")):
-            raise BadInput(f"--ignore {one} must be TOOL.ARGUMENT, or *.ARGUMENT for every tool")
-    return EXPLAINING | set(more)
 
 
 def normal_arguments(
@@ -75,7 +67,9 @@ class _Call:
     def value(self, value: Any, schema: Mapping[str, Any], name: str) -> Any:
         kinds = _kinds(schema)
         if isinstance(value, str) and kinds and "string" not in kinds:
-            value = _read(value, kinds)
+            with suppress(ValueError, RecursionError):
+                read = json.loads(value)
+                value = read if _KINDS.get(type(read), set()) & kinds else value
         if isinstance(value, Mapping):
             return self._object(value, schema, is_whole=not name)
         if isinstance(value, list):
@@ -168,15 +162,6 @@ def _language(tool: str, said: Mapping[str, Any]) -> str:
     if str(said.get("is_input")).lower() == "true":  # keys for what runs already
         return ""
     return "python" if words & _PYTHONS else "shell" if words & _RUNNERS and words <= _RUNNERS | _BESIDE else ""
-
-
-def _read(text: str, kinds: Collection[str]) -> Any:
-    """The value that a text is in JSON, if the schema wants such a value."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return found if _KINDS.get(type(found), set()) & set(kinds) else text
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:

@@ -14,11 +14,9 @@ _FLAGS = {
     "tail": "n:", "touch": "", "wc": "clmw",
 }  # fmt: skip
 """Programs whose operands are files, and those of their flags whose order tells nothing, as getopt spells them."""
-_PATTERN_FIRST = {"grep", "rg", "sed"}
-_FOLDERS = {"cd", "grep", "ls", "rg"}
-"""They do the same in `a/` as in `a`, and in `.` as in its absolute path; `cp`, `mv`, `rm` and others don't."""
+_PATTERN_FIRST, _FOLDERS = {"grep", "rg", "sed"}, {"cd", "grep", "ls", "rg"}
+"""The latter do the same in `a/` as in `a`, and in `.` as in its absolute path; `cp`, `mv`, `rm` and others don't."""
 _OPENING = re.compile(r"(?:if|then|elif|else|while|until|do|!|\{|time)\Z|[A-Za-z_]\w*\+?=")
-"""What may stand before the program."""
 _MOVES = re.compile(r"cd|pushd|popd|source|\.|eval|builtin|command")
 _KEEPS = re.compile(rf"[=($`{{]|(?<!\S)(?:{_MOVES.pattern}|alias|exec|exit|export|read|set|trap|unset|wait)(?![^\s;])")
 """What a shell may keep of a command, or that only a shell can do."""
@@ -30,7 +28,7 @@ _WORD = r"""(?:[^ \t\n;&|()<>"'\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*")+"""
 _PART = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^'"\\]+""", re.DOTALL)
 _TOKEN = re.compile(
     r"(?P<blank>(?:[ \t]|\\\n)+|(?<![^ \t\n;|&()<>])#[^\n]*)|(?!\[\[|\(\(|\{\w+\}[<>])(?:"
-    r"(?P<document>\d*<<-?)[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)"
+    r"(?P<document>\d*<<-?)[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)(?![^\s;&|()<>])"
     rf"|(?P<redirection>(?:\d+|&)?(?:>>|>\||>&|<<<|<&|<>|[<>]))[ \t]*(?P<target>{_WORD})"
     rf"|(?P<operator>\n|&&|\|\||;;|\|&|[;|&()])|(?P<word>{_WORD}))",
     re.DOTALL,

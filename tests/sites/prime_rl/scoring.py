@@ -64,7 +64,7 @@ def pairs(count: int) -> list[Pair]:
 
 def write(path: Path, records: Sequence[Pair]) -> Path:
     """A file as `replay pairs` writes it: scores stand between the pairs."""
-    score = StepScore(session="s", turn=0, state="0", score=0.5)
+    score = StepScore(session="s", turn=0, state="0", score=0.5, supported=0.5)
     mixed: list[Record] = [record for pair in records for record in (score, pair)]
     write_pairs(path, mixed or [score])
     return path

@@ -16,6 +16,7 @@ ANSWERS = [
     answer(ONE, "a", "left", model="qwen3-32b"),
     answer(ONE, "b", "left", model="qwen3-8b"),
     answer(ONE, "c", "right", weight=0.3),
+    answer(ONE, "d", "left", weight=0.1),
 ]
 
 
@@ -59,9 +60,19 @@ def test_votes_student_and_support_are_those_of_the_options(replay_pairs, tmp_pa
     answered = replay_pairs("store", "answers", "--to", "pairs.jsonl", *options)
     assert "circularity    a shares the student's model family: weight times 0.25, states 1" in answered.out
     (pair,) = [one for one in read_pairs(tmp_path / "pairs.jsonl") if isinstance(one, Pair)]
-    assert pair.weight == pytest.approx(0.5 / 0.8)
+    assert pair.weight == pytest.approx(0.6 / 0.9)
     answered = replay_pairs("store", "answers", "--to", "pairs.jsonl", *options, "--min-support", "0.7")
     assert "pairs          0" in answered.out and "no consensus   1" in answered.out
+
+
+def test_as_many_votes_are_needed_and_as_much_ignored_as_the_options_say(replay_pairs) -> None:
+    counts = replay_pairs("store", "answers", "--to", "pairs.jsonl", "--min-votes", "4").out.splitlines()
+    assert counts[3] == "pairs          0" and "fewer than 4 votes for any action: 1" in counts[4]
+    answered = replay_pairs("store", "answers", "--to", "pairs.jsonl", "--ignore", "f.note", "--ignore", "*.why")
+    assert answered.code == 0
+    for wrong in ("note", ".note", "f."):
+        answered = replay_pairs("store", "answers", "--to", "pairs.jsonl", "--ignore", wrong)
+        assert answered.code == 2 and f"--ignore {wrong} must be TOOL.ARGUMENT" in answered.err
 
 
 def test_a_dry_run_prints_the_same_and_writes_no_pairs(replay_pairs, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ PAIR = Pair(
     weight=2 / 3,
     teachers={"t": TeacherVote(model="m", weight=0.25, chose="chosen", circular="student")},
 )
-SCORE = StepScore(session="s", turn=3, state="0123456789abcdef", score=1 / 3)
+SCORE = StepScore(session="s", turn=3, state="0123456789abcdef", score=1 / 3, supported=None)
 
 
 def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert list(read_pairs(path)) == [SCORE, PAIR, SCORE]
     written = [json.loads(line) for line in path.read_bytes().splitlines()]
     assert [one["kind"] for one in written] == ["score", "pair", "score"]
-    assert set(written[0]) == {"kind", "session", "turn", "state", "score"}
+    assert set(written[0]) == {"kind", "session", "turn", "state", "score", "supported"}
     assert set(written[1]) == {"kind", "state", "messages", "tools", "chosen", "rejected", "weight", "teachers"}
 
 
@@ -58,8 +58,9 @@ def test_a_file_is_replaced_only_by_a_whole_one(tmp_path: Path) -> None:
         ({"chosen": "a"}, "pair.chosen"),
         ({"more": 1}, "pair.more"),
         ({"teachers": {"t": {"model": "m", "weight": 1, "chose": "mine"}}}, "pair.teachers.t.chose"),
-        ({"kind": "score", "session": "s", "turn": -1, "state": "x", "score": 0.5}, "score.turn"),
-        ({"kind": "score", "session": "s", "turn": 0, "state": "x", "score": 1.1}, "score.score"),
+        ({"kind": "score", "session": "s", "turn": -1, "state": "x", "score": 0.5, "supported": 1}, "score.turn"),
+        ({"kind": "score", "session": "s", "turn": 0, "state": "x", "score": 1.1, "supported": 1}, "score.score"),
+        ({"kind": "score", "session": "s", "turn": 0, "state": "x", "score": 0.5}, "score.supported"),
     ],
 )
 def test_a_bad_line_is_named_with_its_field(tmp_path: Path, change: dict[str, Any], told: str) -> None:

@@ -44,8 +44,9 @@ def made(states: list[TraceState], answers: list[Answer], to: Path, rules: Rules
 def test_a_pair_is_made_where_the_consensus_differs_and_a_score_where_there_are_answers(tmp_path: Path) -> None:
     states, answers = session()
     first, second, pair, third = made(states, answers, tmp_path / "pairs.jsonl")
-    assert first == StepScore(session="s", turn=0, state=states[0].id, score=1.0)
-    assert second.score == pytest.approx(0.25 / 2.25) and third.score == 0.0 and third.turn == 2
+    assert first == StepScore(session="s", turn=0, state=states[0].id, score=1.0, supported=1.0)
+    assert second.score == second.supported == pytest.approx(0.25 / 2.25)
+    assert (third.score, third.supported, third.turn) == (0.0, 0.5, 2)
     assert isinstance(pair, Pair) and pair.state == states[1].id and pair.weight == pytest.approx(2 / 2.25)
     assert pair.messages == list(states[1].messages) and pair.tools == list(TOOLS)
     said = {name: (vote.model, vote.weight, vote.chose, vote.circular) for name, vote in pair.teachers.items()}
@@ -86,13 +87,35 @@ def test_the_report_counts_every_state_and_tells_each_teachers_agreement(tmp_pat
         "with answers   4 (answers left out: 1 empty, 1 for other states)",
         "agreed         1",
         "pairs          1 (and 1 repeated: the same action at the same state)",
-        "no consensus   1",
+        "no consensus   1 (fewer than 2 votes for any action: 1)",
         "teacher        a (model-of-a, qwen): answers 4, 0.25 with the author, 1.00 with the consensus",
         "teacher        b (claude, model-of-b): answers 4, 0.25 with the author, 1.00 with the consensus",
         "teacher        c (gpt, model-of-c): answers 3, 1.00 with the author, 0.33 with the consensus",
         "circularity    c shares the author's model family: weight times 0.25, states 2",
         "circularity    the student is unknown, only authors were compared: name it, --student-model",
     ]
+
+
+def test_a_consensus_of_the_students_or_the_authors_family_alone_makes_no_pair_and_is_counted(tmp_path: Path) -> None:
+    one = state("turn 0", says("x"), author="claude-sonnet-4-5")
+    near = [answer(one, "a", "y", model="claude-opus-4"), answer(one, "b", "y", model="qwen3-32b")]
+    rules = Rules(circularity=Circularity("qwen3-8b"))
+    (score,) = made([one], near, tmp_path / "pairs.jsonl", rules)
+    assert (score.score, score.supported) == (0.0, 0.5)
+    report = make_pairs(Listed([one]), near, rules)
+    assert report.lines()[3] == (
+        "pairs          0 (none at 1: only teachers of the student's or the author's family are for it)"
+    )
+    _, pair = made([one], [*near, answer(one, "c", "y")], tmp_path / "pairs.jsonl", rules)
+    assert pair.weight == 1.0 and len(pair.teachers) == 3
+
+
+def test_one_teacher_makes_no_pair_unless_the_user_says_so(tmp_path: Path) -> None:
+    one = state("turn 0", says("x"))
+    (score,) = made([one], [answer(one, "a", "y")], tmp_path / "pairs.jsonl")
+    assert (score.score, score.supported) == (0.0, None)
+    _, pair = made([one], [answer(one, "a", "y")], tmp_path / "pairs.jsonl", Rules(min_votes=1))
+    assert pair.weight == 1.0
 
 
 def test_a_report_without_circularity_says_so() -> None:

@@ -55,11 +55,19 @@ def test_a_page_shows_the_authors_action_and_each_teachers(tmp_path: Path) -> No
 
 def test_an_authors_action_that_the_teachers_agree_on_is_the_green_one(tmp_path: Path) -> None:
     one, torn = state("1", says("yes")), state("2", says("yes"))
-    said = [answer(one, "ann", "Yes"), answer(torn, "ann", "yes"), answer(torn, "bob", "no")]
+    said = [answer(one, "ann", "Yes"), answer(one, "bob", "YES"), answer(torn, "ann", "yes"), answer(torn, "bob", "no")]
     make_pairs(Listed([one, torn]), said, Rules(), page=tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text("utf-8")
-    assert re.findall(r'<tr class="chosen"><th>([\w ]+)', text) == ["the author", "ann"]
+    assert re.findall(r'<tr class="chosen"><th>([\w ]+)', text) == ["the author", "ann", "bob"]
     assert "turn 0 · 100% agree with the author" in text and "no consensus, 50% agree with the author" in text
+
+
+def test_a_consensus_that_makes_no_pair_says_why(tmp_path: Path) -> None:
+    one = state("1", says("yes"), author="claude-opus-4")
+    said = [answer(one, name, "no", model="claude-sonnet-4") for name in ("ann", "bob")]
+    make_pairs(Listed([one]), said, Rules(), page=tmp_path / "page.html")
+    told = "100% agree on another action, but only of the student's or the author's family, 0% agree"
+    assert told in Elements((tmp_path / "page.html").read_text("utf-8")).text
 
 
 def test_whatever_texts_hold_stays_text(tmp_path: Path) -> None:

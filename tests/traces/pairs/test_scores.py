@@ -1,44 +1,67 @@
-"""Step scores as advantages of a session's turns."""
+"""Step scores as advantages: by the score itself, as far as the votes carry it."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from composer_prime.traces.pairs.families import Circularity
 from composer_prime.traces.pairs.file import Pair, StepScore
 from composer_prime.traces.pairs.scores import session_scores, turn_advantages
+from composer_prime.traces.pairs.votes import Weights, collect, disagreement_variances, supported
+from tests.traces.pairs.building import answer, says, state
+
+AT = state("what now?", says("left"), author="claude-sonnet-4-5")
 
 
-def test_a_turns_advantage_is_its_distance_from_the_mean_over_the_largest() -> None:
-    assert turn_advantages([1.0, 0.5, 0.0, 0.5]) == [1.0, 0.0, -1.0, 0.0]
-    assert turn_advantages([1.0, 0.0, 0.0, 0.0]) == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
+def carried(*said: str, weights: tuple[float, ...] = (), models: tuple[str, ...] = (), min_votes: int = 2):
+    """The supported score of the author's "left" where teachers say this, of equal weight and no known family."""
+    answers = [
+        answer(AT, f"t{n}", text, weight=(*weights, *[1.0] * 9)[n], model=(*models, *"abcdefghi")[n])
+        for n, text in enumerate(said)
+    ]
+    ballots = collect([AT], answers).ballots
+    votes = Weights("weighted", Circularity("qwen3-8b"), disagreement_variances(ballots)).votes(
+        ballots[AT.id, None], AT.author
+    )
+    return supported(votes, collect([AT], [answer(AT, "x", "left")]).ballots[AT.id, None][0].key, min_votes)
 
 
-def test_a_turn_without_a_score_has_no_advantage_and_takes_no_part() -> None:
-    assert turn_advantages([None, 1.0, None, 0.0]) == [None, 1.0, None, -1.0]
-    assert turn_advantages([None]) == [None] and turn_advantages([]) == []
+def test_an_advantage_is_the_scores_own_whatever_the_sessions_others_are() -> None:
+    assert turn_advantages([1.0, 1.0, 1.0, 1.0]) == [1.0] * 4
+    assert turn_advantages([1.0, 1.0, 1.0, 2 / 3]) == pytest.approx([1.0, 1.0, 1.0, 1 / 3])
+    assert turn_advantages([0.99, 1.0]) == pytest.approx([0.98, 1.0])
+    assert turn_advantages([None, 0.0, 0.5]) == [None, -1.0, 0.0] and turn_advantages([]) == []
 
 
-def test_equal_scores_give_none_an_advantage_also_when_they_are_rounded() -> None:
-    assert turn_advantages([0.1] * 3) == [0.0] * 3
-    assert turn_advantages([0.1 + 0.2, 0.3, None]) == [0.0, 0.0, None]
-    assert turn_advantages([0.7]) == [0.0]
+def test_a_score_is_carried_by_two_votes_for_one_action() -> None:
+    assert carried("left", "left") == 1.0 and carried("left", "left", "up") == pytest.approx(2 / 3)
+    assert carried("up", "up") == 0.0 and carried("left", "up", "up") == pytest.approx(1 / 3)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(st.lists(st.none() | st.floats(0, 1), max_size=30))
-def test_advantages_lie_within_one_keep_the_order_and_add_up_to_zero(scores: list[float | None]) -> None:
-    found = turn_advantages(scores)
-    known = [(score, one) for score, one in zip(scores, found, strict=True) if score is not None and one is not None]
-    assert len(known) == sum(score is not None for score in scores) and found.count(None) == scores.count(None)
-    assert all(-1 <= one <= 1 for _, one in known) and abs(sum(one for _, one in known)) < 1e-6
-    ordered = [one for _, one in sorted(known)]
-    assert ordered == sorted(ordered)
+def test_one_vote_is_no_score_and_votes_for_as_many_actions_speak_neither_for_nor_against() -> None:
+    assert carried("left") is None and carried("up") is None
+    assert carried("up", "down") == carried("left", "up") == carried("left", "up", "down") == 0.5
+    assert carried("left", "left", "up", "down", "off") == 0.5
 
 
-def test_scores_are_laid_out_by_session_and_turn() -> None:
+def test_a_teachers_weight_is_no_second_vote() -> None:
+    assert carried("left", "up", "down", weights=(9.0,)) == 0.5
+    assert carried("left", "left", "up", weights=(1.0, 1.0, 9.0)) == 0.5
+
+
+def test_votes_of_the_students_or_the_authors_family_alone_carry_nothing() -> None:
+    near = ("claude-opus-4", "qwen3-32b")
+    assert carried("left", "left", models=near) == carried("up", "up", models=near) == 0.5
+    assert carried("left", "left", "left", models=near) == 1.0 and carried("up", "up", "up", models=near) == 0.0
+
+
+def test_as_many_votes_are_needed_as_the_user_says() -> None:
+    assert carried("left", min_votes=1) == 1.0 and carried("up", min_votes=1) == 0.0
+    assert carried("left", "left", min_votes=3) is None and carried("left", "left", "up", min_votes=3) == 0.5
+
+
+def test_scores_are_laid_out_by_session_and_turn_as_they_are_carried() -> None:
     pair = Pair(state="x", messages=[], tools=[], chosen={}, rejected={}, weight=1.0, teachers={})
     scores = [
-        StepScore(session=name, turn=turn, state="x", score=score)
-        for name, turn, score in (("b", 2, 0.5), ("a", 0, 1.0), ("b", 0, 0.25))
+        StepScore(session=name, turn=turn, state="x", score=1.0, supported=score)
+        for name, turn, score in (("b", 2, 0.5), ("a", 0, None), ("b", 0, 0.25))
     ]
-    assert session_scores([scores[0], pair, *scores[1:]]) == {"b": [0.25, None, 0.5], "a": [1.0]}
+    assert session_scores([scores[0], pair, *scores[1:]]) == {"b": [0.25, None, 0.5], "a": [None]}

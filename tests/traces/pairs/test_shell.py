@@ -1,10 +1,18 @@
 """Which shell commands are the same: those that differ in spelling alone. Every rule has its counter-examples."""
 
+import random
+import re
+import shlex
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_prime.traces.pairs.shell import normal_shell
+from composer_prime.traces.states import canonical
 
 FOLDER = "/home/a/p"
 
@@ -159,3 +167,67 @@ def test_quoted_words_have_the_form_of_what_the_shell_makes_of_them(one: list[st
 def test_any_text_has_a_form_and_adding_to_it_makes_another(text: str) -> None:
     assert normal_shell(text, FOLDER) == normal_shell(text, FOLDER)
     assert normal_shell(f"x {text}", FOLDER) != normal_shell(f"y {text}", FOLDER)
+
+
+ATOMS = [
+    "a",
+    "b",
+    " ",
+    "'",
+    '"',
+    "\\",
+    "$a",
+    "$",
+    "*",
+    "?",
+    "{a,b}",
+    "#",
+    "~",
+    "=",
+    ";",
+    "&&",
+    "||",
+    "\n",
+    "(",
+    ")",
+    "<",
+]
+ATOMS += [">", "2", ">&1", "a=1", "{", "}", "!", "|", "if", "then", "fi", "do", "[", "]", "<<E", "E", "-"]
+BASES = ["p", "p a", 'p "a b"', "a=1 p $a", "p a; p b", "if true; then p a; fi", "{ p a; }", "(p a)", "p a | cat"]
+BASES += [
+    "p <<E\na\nE",
+    "p <<'E'\n$a\nE",
+    "for x in a b; do p $x; done",
+    "p a # b",
+    "p a >f; cat f",
+    "p [ab]",
+    "p \\\n a",
+]
+
+
+def mutated(rng: random.Random) -> str:
+    command = rng.choice(BASES)
+    for _ in range(rng.randint(0, 3)):
+        at = rng.randint(0, len(command))
+        added = rng.choice(ATOMS) if rng.random() < 0.7 else rng.choice([" ", "  ", "\n", ""])
+        command = command[:at] + added + command[at if rng.random() < 0.8 else at + 1 :]
+    return command
+
+
+def test_commands_of_one_form_do_the_same_in_bash(tmp_path: Path) -> None:
+    rng, forms = random.Random(7), defaultdict(set)
+    for _ in range(6000):
+        command = mutated(rng)
+        if re.search(r"(?<![&>])&(?!&)", command):  # two at once print in any order
+            continue
+        forms[canonical(normal_shell(command))].add(command)
+    several = [command for those in forms.values() if len(those) > 1 for command in sorted(those)]
+    script = "p() { printf '<%s>' \"$@\"; cat; }; a='x  y'; touch a b ab\n"
+    script += "".join(f"rm -f f; (eval {shlex.quote(one)}) 2>&- </dev/null; printf '=%s\\0' $?\n" for one in several)
+    (tmp_path / "all.sh").write_text(script)
+    done = subprocess.run(["bash", "all.sh"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    did = dict(zip(several, done.stdout.split("\0"), strict=False))
+    bad = {one for one in several if did[one].endswith("=2")}  # no command of bash at all
+    for those in forms.values():
+        assert len({did[one] for one in those - bad} if len(those) > 1 else ()) <= 1, those
+    assert len(several) - len(bad) > 300

@@ -7,6 +7,7 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.traces.answers import Answer
+from composer_prime.traces.pairs.actions import action_key
 from composer_prime.traces.pairs.families import Circularity, model_families
 from composer_prime.traces.pairs.votes import (
     Consensus,
@@ -18,7 +19,7 @@ from composer_prime.traces.pairs.votes import (
     disagreement_variances,
 )
 from composer_prime.traces.states import TraceState
-from tests.traces.pairs.building import answer, says, state
+from tests.traces.pairs.building import answer, call, calls, says, state
 
 QUESTION = state("what now?", says("nothing"))
 
@@ -26,7 +27,7 @@ QUESTION = state("what now?", says("nothing"))
 def votes(rule: VoteRule, answers: list[Answer], at: TraceState = QUESTION, student: str | None = None) -> list[Vote]:
     ballots = collect([at], answers).ballots
     weights = Weights(rule, Circularity(student), disagreement_variances(ballots))
-    return weights.votes(ballots[at.id], at.author)
+    return weights.votes(ballots[at.id, at.cwd], at.author)
 
 
 def decided(found: Consensus | None) -> tuple[str, float] | None:
@@ -39,8 +40,36 @@ def test_a_plurality_wins_whatever_the_teachers_weights() -> None:
 
 
 def test_the_heavier_side_wins_a_weighted_vote() -> None:
-    said = [answer(QUESTION, "a", "left", weight=9.0), answer(QUESTION, "b", "right"), answer(QUESTION, "c", "right")]
-    assert decided(consensus_of(votes("weighted", said), 0.5)) == ("left", 0.818182)
+    said = [answer(QUESTION, name, "left", weight=4.5) for name in "ab"] + [answer(QUESTION, n, "right") for n in "cde"]
+    assert decided(consensus_of(votes("weighted", said), 0.5)) == ("left", 0.75)
+    assert decided(consensus_of(votes("plurality", said), 0.5)) == ("right", 0.6)
+
+
+def test_one_vote_is_no_consensus_whatever_its_weight_unless_the_user_says_so() -> None:
+    alone = votes("weighted", [answer(QUESTION, "a", "left")])
+    heavy = votes("weighted", [answer(QUESTION, "a", "left", weight=9.0), *(answer(QUESTION, n, "up") for n in "bc")])
+    for said in (alone, heavy):
+        assert consensus_of(said, 0.5) is None and decided(consensus_of(said, 0.5, min_votes=1)) is not None
+    pair = votes("plurality", [answer(QUESTION, name, "left") for name in "ab"])
+    assert decided(consensus_of(pair, 0.5)) == ("left", 1.0) and consensus_of(pair, 0.5, min_votes=3) is None
+
+
+def test_a_consensus_is_circular_if_all_who_are_for_it_are_of_the_students_or_the_authors_family() -> None:
+    at = state("what now?", says("nothing"), author="claude-sonnet-4-5")
+    near = [answer(at, "a", "left", model="claude-opus-4"), answer(at, "b", "left", model="qwen3-32b")]
+    far = answer(at, "c", "right", model="deepseek-v3")
+    found = consensus_of(votes("plurality", near, at, student="qwen3-8b"), 0.5)
+    assert found is not None and found.circular
+    assert consensus_of(votes("plurality", [*near, far], at, student="qwen3-8b"), 0.5) is None  # a lone one leads
+    found = consensus_of(votes("plurality", [*near, answer(at, "d", "left")], at, student="qwen3-8b"), 0.5)
+    assert found is not None and not found.circular
+
+
+def test_answers_are_read_from_each_sessions_own_folder() -> None:
+    states = [state("read", says("x"), cwd=cwd) for cwd in ("/a", "/b")]
+    found = collect(states, [answer(states[0], "t", calls(call("read", {"path": "/a/f"})))])
+    here, there = ([ballot.key for ballot in found.ballots[one.id, one.cwd]] for one in states)
+    assert here == [action_key(calls(call("read", {"path": "f"})), [], "/a")] != there and found.num_elsewhere == 0
 
 
 def test_a_tie_is_no_consensus_also_when_sums_are_rounded() -> None:
@@ -90,7 +119,7 @@ def test_a_teacher_that_always_differs_loses_weight_and_one_that_agrees_gains() 
     said += [answer(one, "odd", f"no {number}", weight=3.0) for number, one in enumerate(states)]
     ballots = collect(states, said).ballots
     weights = Weights("variance", Circularity(), disagreement_variances(ballots))
-    cast = {vote.ballot.answer.teacher: vote.weight for vote in weights.votes(ballots[states[0].id], None)}
+    cast = {vote.ballot.answer.teacher: vote.weight for vote in weights.votes(ballots[states[0].id, None], None)}
     assert cast["odd"] == pytest.approx(3.0) and cast["a"] == cast["b"] == pytest.approx(51 / (1 + 50 / 4))
 
 
@@ -154,13 +183,13 @@ def test_empty_answers_and_those_of_other_states_are_no_votes_and_are_counted() 
     elsewhere = state("elsewhere", says("x"))
     said = [answer(QUESTION, "a", "left"), answer(QUESTION, "b", " \n"), answer(elsewhere, "a", "left")]
     found = collect([QUESTION, QUESTION], said)
-    assert [ballot.answer.teacher for ballot in found.ballots[QUESTION.id]] == ["a"]
+    assert [ballot.answer.teacher for ballot in found.ballots[QUESTION.id, None]] == ["a"]
     assert (len(found.ids), found.num_empty, found.num_elsewhere) == (2, 1, 1)
 
 
 def test_two_answers_of_one_teacher_at_a_state_are_refused_and_the_same_one_twice_is_one() -> None:
     twice = [answer(QUESTION, "a", "left"), answer(QUESTION, "a", "left")]
-    assert len(collect([QUESTION], twice).ballots[QUESTION.id]) == 1
+    assert len(collect([QUESTION], twice).ballots[QUESTION.id, None]) == 1
     with pytest.raises(BadInput, match=f"teacher a has two answers at state {QUESTION.id}"):
         collect([QUESTION], [*twice, answer(QUESTION, "a", "right")])
 
