@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from composer_prime.traces.answers import Answer
-from composer_prime.traces.pairs.file import Pair, read_pairs
+from composer_prime.traces.pairs.file import read_decisions
 from tests.cli.command_line import call as command
 from tests.traces.pairs.building import Listed, answer, says, state
 
@@ -49,25 +49,29 @@ def test_the_command_writes_pairs_and_a_page_and_prints_the_counts(replay_pairs,
     assert (answered.code, answered.err) == (0, "")
     lines = answered.out.splitlines()
     counts = [line.split() for line in lines[:5]]
-    assert [one[-1] for one in counts] == ["1", "1", "0", "1", "0"] and counts[3][0] == "pairs"
+    assert [one[-1] for one in counts] == ["1", "1", "0", "1", "0"] and counts[3][0] == "otherwise"
     assert lines[5].startswith("teacher        a (qwen): answers 1") and "the student is unknown" in lines[-1]
-    (pair,) = [one for one in read_pairs(tmp_path / "pairs.jsonl") if isinstance(one, Pair)]
-    assert pair.chosen["content"] == "left" and "what now?" in (tmp_path / "page.html").read_text()
+    (found,) = read_decisions(tmp_path / "pairs.jsonl")
+    assert (
+        found.chosen is not None
+        and found.chosen["content"] == "left"
+        and "what now?" in (tmp_path / "page.html").read_text()
+    )
 
 
 def test_votes_student_and_support_are_those_of_the_options(replay_pairs, tmp_path: Path) -> None:
     options = ("--vote", "weighted", "--student-model", "Qwen/Qwen3-0.6B")
     answered = replay_pairs("store", "answers", "--to", "pairs.jsonl", *options)
     assert "circularity    a shares the student's model family: weight times 0.25, states 1" in answered.out
-    (pair,) = [one for one in read_pairs(tmp_path / "pairs.jsonl") if isinstance(one, Pair)]
-    assert pair.weight == pytest.approx(0.6 / 0.9)
+    (found,) = read_decisions(tmp_path / "pairs.jsonl")
+    assert found.support == pytest.approx(0.6 / 0.9)
     answered = replay_pairs("store", "answers", "--to", "pairs.jsonl", *options, "--min-support", "0.7")
-    assert "pairs          0" in answered.out and "no consensus   1" in answered.out
+    assert "otherwise      0" in answered.out and "no consensus   1" in answered.out
 
 
 def test_as_many_votes_are_needed_and_as_much_ignored_as_the_options_say(replay_pairs) -> None:
     counts = replay_pairs("store", "answers", "--to", "pairs.jsonl", "--min-votes", "4").out.splitlines()
-    assert counts[3] == "pairs          0" and "fewer than 4 votes for any action: 1" in counts[4]
+    assert counts[3] == "otherwise      0" and "fewer than 4 votes for any action: 1" in counts[4]
     answered = replay_pairs("store", "answers", "--to", "pairs.jsonl", "--ignore", "f.note", "--ignore", "*.why")
     assert answered.code == 0
     for wrong in ("note", ".note", "f."):

@@ -1,4 +1,4 @@
-"""From states and answers to the PAIRS file: which pairs and scores there are, the counts, and the same bytes again."""
+"""From states and answers to the PAIRS file: what is decided, the counts, and the same bytes again."""
 
 import random
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from composer_prime.errors import BadInput
 from composer_prime.traces.answers import Answer
 from composer_prime.traces.pairs.families import Circularity
-from composer_prime.traces.pairs.file import Pair, StepScore, read_pairs
+from composer_prime.traces.pairs.file import Decision, read_decisions
 from composer_prime.traces.pairs.making import Rules, make_pairs
 from composer_prime.traces.states import TraceState
 from tests.traces.pairs.building import Listed, answer, call, calls, says, state, tool
@@ -36,44 +36,35 @@ def session() -> tuple[list[TraceState], list[Answer]]:
     return states, answers
 
 
-def made(states: list[TraceState], answers: list[Answer], to: Path, rules: Rules | None = None) -> list:
+def made(states: list[TraceState], answers: list[Answer], to: Path, rules: Rules | None = None) -> list[Decision]:
     make_pairs(Listed(states), answers, rules or Rules(), to=to)
-    return list(read_pairs(to))
+    return list(read_decisions(to))
 
 
-def test_a_pair_is_made_where_the_consensus_differs_and_a_score_where_there_are_answers(tmp_path: Path) -> None:
+def test_each_answered_point_has_a_decision_with_the_agreed_action_where_it_is_another(tmp_path: Path) -> None:
     states, answers = session()
-    first, second, pair, third = made(states, answers, tmp_path / "pairs.jsonl")
-    assert first == StepScore(session="s", turn=0, state=states[0].id, score=1.0, supported=1.0)
+    first, second, third = made(states, answers, tmp_path / "pairs.jsonl")
+    assert [(one.session, one.turn, one.state) for one in (first, second, third)] == [
+        ("s", turn, states[turn].id) for turn in range(3)
+    ]
+    assert (first.score, first.supported, first.support, first.chosen) == (1.0, 1.0, 1.0, None)
     assert second.score == second.supported == pytest.approx(0.25 / 2.25)
-    assert (third.score, third.supported, third.turn) == (0.0, 0.5, 2)
-    assert isinstance(pair, Pair) and pair.state == states[1].id and pair.weight == pytest.approx(2 / 2.25)
-    assert pair.messages == list(states[1].messages) and pair.tools == list(TOOLS)
-    said = {name: (vote.model, vote.weight, vote.chose, vote.circular) for name, vote in pair.teachers.items()}
+    assert second.support == pytest.approx(2 / 2.25)
+    assert (third.score, third.supported, third.support, third.chosen) == (0.0, 0.5, None, None)
+    said = {name: (vote.model, vote.weight, vote.chose, vote.circular) for name, vote in second.teachers.items()}
     assert said == {
-        "a": ("qwen3-32b", 1.0, "chosen", None),
-        "b": ("claude-sonnet-4-5", 1.0, "chosen", None),
-        "c": ("gpt-4.1", 0.25, "rejected", "author"),
+        "a": ("qwen3-32b", 1.0, "agreed", None),
+        "b": ("claude-sonnet-4-5", 1.0, "agreed", None),
+        "c": ("gpt-4.1", 0.25, "author", "author"),
     }
+    assert {vote.chose for vote in first.teachers.values()} == {"agreed"}
 
 
-def test_chosen_are_the_teachers_words_and_rejected_the_authors_both_without_thinking(tmp_path: Path) -> None:
+def test_chosen_are_the_teachers_words_without_thinking(tmp_path: Path) -> None:
     states, answers = session()
     rules = Rules(circularity=Circularity(student="qwen3-0.6b"))
-    pairs = [one for one in made(states, answers, tmp_path / "pairs.jsonl", rules) if isinstance(one, Pair)]
-    assert pairs[0].chosen == calls(call("read", {"path": "a"}, id="x1"))
-    assert pairs[0].rejected == calls(call("stop", id="x2"))
-
-
-def test_the_same_action_at_the_same_state_makes_one_pair_and_a_score_each_time(tmp_path: Path) -> None:
-    states, answers = session()
-    again = state("turn 1", states[1].action, session="t", turn=7, tools=TOOLS, author="gpt-4o")
-    other = state("turn 1", says("No idea."), session="u", turn=1, tools=TOOLS, author="gpt-4o")
-    found = made([*states, again, other], answers, tmp_path / "pairs.jsonl")
-    assert [one.rejected["content"] for one in found if isinstance(one, Pair)] == ["", "No idea."]
-    assert [(one.session, one.turn) for one in found if isinstance(one, StepScore)] == [
-        ("s", 0), ("s", 1), ("s", 2), ("t", 7), ("u", 1)
-    ]  # fmt: skip
+    _, second, _ = made(states, answers, tmp_path / "pairs.jsonl", rules)
+    assert second.chosen == calls(call("read", {"path": "a"}, id="x1"))
 
 
 def test_the_report_counts_every_state_and_tells_each_teachers_agreement(tmp_path: Path) -> None:
@@ -81,12 +72,12 @@ def test_the_report_counts_every_state_and_tells_each_teachers_agreement(tmp_pat
     again = state("turn 1", states[1].action, session="t", tools=TOOLS, author="gpt-4o")
     stray = answer(state("elsewhere", says("x")), "a", "left")
     report = make_pairs(Listed([*states, again]), [*answers, stray, answer(states[3], "a", "")], Rules())
-    assert (report.num_states, report.answered, report.agreed, report.pairs, report.undecided) == (5, 4, 1, 1, 1)
+    assert (report.num_states, report.answered, report.agreed, report.differ, report.undecided) == (5, 4, 1, 2, 1)
     assert report.lines() == [
         "states         5",
         "with answers   4 (answers left out: 1 empty, 1 for other states)",
-        "agreed         1",
-        "pairs          1 (and 1 repeated: the same action at the same state)",
+        "as the author  1",
+        "otherwise      2",
         "no consensus   1 (fewer than 2 votes for any action: 1)",
         "teacher        a (model-of-a, qwen): answers 4, 0.25 with the author, 1.00 with the consensus",
         "teacher        b (claude, model-of-b): answers 4, 0.25 with the author, 1.00 with the consensus",
@@ -96,26 +87,27 @@ def test_the_report_counts_every_state_and_tells_each_teachers_agreement(tmp_pat
     ]
 
 
-def test_a_consensus_of_the_students_or_the_authors_family_alone_makes_no_pair_and_is_counted(tmp_path: Path) -> None:
+def test_what_the_students_or_the_authors_family_alone_is_for_is_not_agreed_and_counted(tmp_path: Path) -> None:
     one = state("turn 0", says("x"), author="claude-sonnet-4-5")
-    near = [answer(one, "a", "y", model="claude-opus-4"), answer(one, "b", "y", model="qwen3-32b")]
     rules = Rules(circularity=Circularity("qwen3-8b"))
-    (score,) = made([one], near, tmp_path / "pairs.jsonl", rules)
-    assert (score.score, score.supported) == (0.0, 0.5)
-    report = make_pairs(Listed([one]), near, rules)
-    assert report.lines()[3] == (
-        "pairs          0 (none at 1: only teachers of the student's or the author's family are for it)"
+    for said, score in (("y", 0.0), ("x", 1.0)):
+        near = [answer(one, "a", said, model="claude-opus-4"), answer(one, "b", said, model="qwen3-32b")]
+        (found,) = made([one], near, tmp_path / "pairs.jsonl", rules)
+        assert (found.score, found.supported, found.support, found.chosen) == (score, 0.5, None, None)
+        (found,) = made([one], [*near, answer(one, "c", said)], tmp_path / "pairs.jsonl", rules)
+        assert found.support == 1.0 and len(found.teachers) == 3
+    near = [answer(one, "a", "y", model="claude-opus-4"), answer(one, "b", "y", model="qwen3-32b")]
+    assert make_pairs(Listed([one]), near, rules).lines()[3] == (
+        "otherwise      1 (1 by teachers of the student's or the author's family alone: they don't count)"
     )
-    _, pair = made([one], [*near, answer(one, "c", "y")], tmp_path / "pairs.jsonl", rules)
-    assert pair.weight == 1.0 and len(pair.teachers) == 3
 
 
-def test_one_teacher_makes_no_pair_unless_the_user_says_so(tmp_path: Path) -> None:
+def test_one_teacher_makes_no_agreement_unless_the_user_says_so(tmp_path: Path) -> None:
     one = state("turn 0", says("x"))
-    (score,) = made([one], [answer(one, "a", "y")], tmp_path / "pairs.jsonl")
-    assert (score.score, score.supported) == (0.0, None)
-    _, pair = made([one], [answer(one, "a", "y")], tmp_path / "pairs.jsonl", Rules(min_votes=1))
-    assert pair.weight == 1.0
+    (found,) = made([one], [answer(one, "a", "y")], tmp_path / "pairs.jsonl")
+    assert (found.score, found.supported, found.support) == (0.0, None, None)
+    (found,) = made([one], [answer(one, "a", "y")], tmp_path / "pairs.jsonl", Rules(min_votes=1))
+    assert found.support == 1.0
 
 
 def test_a_report_without_circularity_says_so() -> None:
@@ -144,7 +136,7 @@ def test_the_same_input_gives_the_same_bytes_in_any_order_of_answers(tmp_path: P
 
 def test_without_a_file_to_write_nothing_is_written_and_all_is_counted(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert make_pairs(Listed(session()[0]), session()[1], Rules()).pairs == 1
+    assert make_pairs(Listed(session()[0]), session()[1], Rules()).differ == 1
     assert list(tmp_path.iterdir()) == []
 
 

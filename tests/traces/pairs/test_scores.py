@@ -1,10 +1,8 @@
-"""Step scores as advantages: by the score itself, as far as the votes carry it."""
+"""Step scores: by the share of the votes itself, as far as the votes carry it."""
 
 import pytest
 
 from composer_prime.traces.pairs.families import Circularity
-from composer_prime.traces.pairs.file import Pair, StepScore
-from composer_prime.traces.pairs.scores import session_scores, turn_advantages
 from composer_prime.traces.pairs.votes import Weights, collect, disagreement_variances, supported
 from tests.traces.pairs.building import answer, says, state
 
@@ -22,13 +20,6 @@ def carried(*said: str, weights: tuple[float, ...] = (), models: tuple[str, ...]
         ballots[AT.id, None], AT.author
     )
     return supported(votes, collect([AT], [answer(AT, "x", "left")]).ballots[AT.id, None][0].key, min_votes)
-
-
-def test_an_advantage_is_the_scores_own_whatever_the_sessions_others_are() -> None:
-    assert turn_advantages([1.0, 1.0, 1.0, 1.0]) == [1.0] * 4
-    assert turn_advantages([1.0, 1.0, 1.0, 2 / 3]) == pytest.approx([1.0, 1.0, 1.0, 1 / 3])
-    assert turn_advantages([0.99, 1.0]) == pytest.approx([0.98, 1.0])
-    assert turn_advantages([None, 0.0, 0.5]) == [None, -1.0, 0.0] and turn_advantages([]) == []
 
 
 def test_a_score_is_carried_by_two_votes_for_one_action() -> None:
@@ -56,12 +47,3 @@ def test_votes_of_the_students_or_the_authors_family_alone_carry_nothing() -> No
 def test_as_many_votes_are_needed_as_the_user_says() -> None:
     assert carried("left", min_votes=1) == 1.0 and carried("up", min_votes=1) == 0.0
     assert carried("left", "left", min_votes=3) is None and carried("left", "left", "up", min_votes=3) == 0.5
-
-
-def test_scores_are_laid_out_by_session_and_turn_as_they_are_carried() -> None:
-    pair = Pair(state="x", messages=[], tools=[], chosen={}, rejected={}, weight=1.0, teachers={})
-    scores = [
-        StepScore(session=name, turn=turn, state="x", score=1.0, supported=score)
-        for name, turn, score in (("b", 2, 0.5), ("a", 0, None), ("b", 0, 0.25))
-    ]
-    assert session_scores([scores[0], pair, *scores[1:]]) == {"b": [0.25, None, 0.5], "a": [None]}

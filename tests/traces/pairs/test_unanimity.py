@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_prime.traces.pairs.actions import same_action
-from composer_prime.traces.pairs.file import Pair, read_pairs
+from composer_prime.traces.pairs.file import read_decisions
+from composer_prime.traces.pairs.lessons import read_lessons, step_advantages
 from composer_prime.traces.pairs.making import Rules, make_pairs
-from composer_prime.traces.pairs.scores import session_scores, turn_advantages
 from composer_prime.traces.states import Message
 from tests.traces.pairs.building import Listed, answer, call, calls, says, state, tool
 
@@ -71,11 +71,14 @@ def test_no_pair_rejects_and_no_advantage_lowers_what_all_teachers_agree_on(poin
         agreed[one.id] = (SPELLED[said][0], did == said)
     with tempfile.TemporaryDirectory() as folder:
         make_pairs(Listed(states), answers, Rules(vote, min_votes=min_votes), to=Path(folder) / "pairs")
-        records = list(read_pairs(Path(folder) / "pairs"))
-    for record in records:
-        if isinstance(record, Pair):
-            action, is_agreed = agreed[record.state]
-            assert not is_agreed and not same_action(record.rejected, action, TOOLS, CWD)
-    (advantages,) = (turn_advantages(scores) for scores in session_scores(records).values())
-    for one, advantage in zip(states, advantages, strict=True):
-        assert not agreed[one.id][1] or advantage is None or advantage >= 0
+        decisions = list(read_decisions(Path(folder) / "pairs"))
+        advantages = step_advantages(Path(folder) / "pairs")
+        has_agreement = any(one.support is not None for one in decisions)
+        lessons = list(read_lessons(Listed(states), Path(folder) / "pairs")) if has_agreement else []
+    for lesson in lessons:
+        action, is_agreed = agreed[lesson.state.id]
+        assert same_action(lesson.chosen, action, TOOLS, CWD)
+        assert (lesson.rejected is None) is is_agreed
+        assert lesson.rejected is None or not same_action(lesson.rejected, action, TOOLS, CWD)
+    for one in states:
+        assert not agreed[one.id][1] or advantages.get(("s", one.turn), 0.0) >= 0
