@@ -6,10 +6,10 @@ those of OpenAI's chat completions, as plain JSON values, so that they can be se
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 Message: TypeAlias = Mapping[str, Any]
 """One chat message.
@@ -23,6 +23,9 @@ tool_call_id       of a tool's message: the call that it answers
 
 Tool: TypeAlias = Mapping[str, Any]
 """{"type": "function", "function": {"name", "description", "parameters": JSON schema}}"""
+
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,14 @@ class TraceState:
     reward: float | None = None
 
     @cached_property
+    def question(self) -> str:
+        """sha256 in hex of what is asked here, messages and tools: the same question is the same in every session."""
+        return digest([[said(one).sha256 for one in part] for part in (self.messages, self.tools)])
+
+    @property
     def id(self) -> str:
-        """16 hex digits of the sha256 of messages and tools: the same question has the same id in every session."""
-        return digest([list(self.messages), list(self.tools)])[:16]
+        """The question's first 16 hex digits."""
+        return self.question[:16]
 
 
 class States(Protocol):
@@ -68,6 +76,46 @@ def canonical(value: Any) -> str:
 def digest(value: Any) -> str:
     """sha256 of a JSON value's canonical text, in hex."""
     return hashlib.sha256(canonical(value).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class Said(NamedTuple):
+    """A message or tool as its canonical text: sha256 in hex, and bytes."""
+
+    sha256: str
+    num_bytes: int
+
+
+class Shared(Generic[Made]):
+    """What was made of messages and tools, once for all states that share them, as those of one session do.
+
+    make   makes it of a message or tool, which never changes after
+    weigh  the bytes that it stands for; beyond `max_bytes` of them in all, everything is made anew
+    """
+
+    def __init__(self, make: Callable[[Any], Made], weigh: Callable[[Made], int], max_bytes: int = 2**25) -> None:
+        self._make, self._weigh, self._max_bytes = make, weigh, max_bytes
+        self._made: dict[int, tuple[Any, Made]] = {}
+        self._num_bytes = 0
+
+    def __call__(self, value: Any) -> Made:
+        found = self._made.get(id(value))  # no id comes again while its value is held
+        if found is None:
+            found = value, self._make(value)
+            if self._num_bytes > self._max_bytes:
+                self._made.clear()
+                self._num_bytes = 0
+            self._made[id(value)] = found
+            self._num_bytes += self._weigh(found[1])
+        return found[1]
+
+
+def _said(value: Any) -> Said:
+    text = canonical(value).encode("utf-8", "surrogatepass")
+    return Said(hashlib.sha256(text).hexdigest(), len(text))
+
+
+said = Shared(_said, lambda one: one.num_bytes)
+"""`Said` of a message or tool."""
 
 
 def lacks_a_result(messages: Sequence[Message]) -> bool:
