@@ -6,6 +6,7 @@ rate that it answered at so far is the measure, and pauses double until it answe
 
 import asyncio
 import email.utils
+import math
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -33,7 +34,8 @@ class Pace:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._rate: float | None = None  # a second; None: as many as there are
-        self._next = self._round = clock()
+        self._next = clock()
+        self._round = -math.inf
         self._since: float | None = None
         self._num_answers = 0
         self._pause_s = 0.0
@@ -63,7 +65,7 @@ class Pace:
         now = self._clock()
         if self._refused_since is None:
             self._refused_since = now
-        if left_at >= self._round:  # those that left before it were refused for what came before it
+        if left_at > self._round:  # those that left before it were refused for what came before it
             self._round = now
             if self._num_answers:
                 seen = self._num_answers / max(now - (self._since or now), 1e-3)
