@@ -24,7 +24,7 @@ from composer_prime.sites.embedded.processes import Child
 from composer_prime.store import keys, open_store
 from composer_prime.sync.tape import Tape
 from composer_prime.teachers.hint_writer import HintWriter
-from composer_prime.traces.ask.questions import Situation
+from composer_prime.traces.ask.questions import Wording
 from composer_prime.traces.ingest.intake import read_file
 from composer_prime.traces.ingest.secret_patterns import SecretCutter
 from composer_prime.traces.states import TraceState
@@ -159,7 +159,7 @@ def test_traces_are_stored_and_teachers_asked_without_secrets(planted: None) -> 
     call = {"id": "1", "type": "function", "function": {"name": "env", "arguments": json.dumps(ENVIRONMENT)}}
     messages = [{"role": "user", "content": EVERYTHING}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     state = TraceState("1", 0, None, messages=tuple(messages), tools=(), action={}, author=None, reward=None)
-    assert found_in(Situation(state).body("gpt").decode()) == []
+    assert found_in(Wording().body(state, {"model": "gpt"}).decode()) == []
 
 
 def test_a_secret_beside_its_name_in_json_is_none_of_a_trace(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """`composer-prime replay ask`: teachers that only write text say what they would have done in stored traces."""
 
+import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,11 +11,13 @@ import typer
 from composer_prime.visible import say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from composer_prime.config.text_teachers import TextTeacher
     from composer_prime.traces.ask.asking import Gate
-    from composer_prime.traces.states import TraceState
+    from composer_prime.traces.ask.plan import Plan
+    from composer_prime.traces.states import States
+
+SHOWN = 1600
+"""Characters of a request that are shown, half of them from its end: a screen."""
 
 
 def register(app: typer.Typer) -> None:
@@ -25,6 +30,17 @@ def ask(
     teachers: Annotated[Path, typer.Option(help="A TOML file with [[teachers]]: servers, models, prices.")],
     to: Annotated[Path, typer.Option("--to", metavar="ANSWERS", help="A folder, new or of an earlier run.")],
     ceiling_usd: Annotated[float, typer.Option(help="Dollars that all runs with this folder never exceed together.")],
+    only: Annotated[
+        str | None, typer.Option(metavar="tool=NAME", help="Only where the author called this tool.")
+    ] = None,
+    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Leave longer decision points out.")] = None,
+    sample: Annotated[int | None, typer.Option(min=1, help="Draw so many decision points.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of --sample.")] = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="The first so many of those that are left.")] = None,
+    seq_len: Annotated[int | None, typer.Option(min=1, help="The recipe's: count what is longer.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The policy, whose tokenizer counts: a folder or a Hugging Face id.")
+    ] = None,
     student: Annotated[
         str | None, typer.Option(metavar="URL", help="A server of the policy: where it is sure, nobody is asked.")
     ] = None,
@@ -32,6 +48,7 @@ def ask(
         float | None, typer.Option(min=0.0, help="Nats a token: a student below is sure. With --student.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it will cost, and send nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Send to servers of others without showing a request.")] = False,
 ) -> None:
     """Ask text teachers at each decision point, cheap ones first. Given again, the command goes on where it was.
 
@@ -41,26 +58,54 @@ def ask(
     from composer_prime.errors import BadInput
     from composer_prime.private import keep_private
     from composer_prime.traces.ask.asking import Gate
+    from composer_prime.traces.ask.forecast import forecast
+    from composer_prime.traces.ask.plan import Choice, make_plan
     from composer_prime.traces.ingest.store import TraceStore
 
     if (student is None) != (min_entropy is None):
         raise BadInput("--student and --min-entropy go together: give both, or neither")
+    if only is not None and not only.startswith("tool="):
+        raise BadInput(f'--only ({only}) must be "tool=NAME": name the tool that the author called')
     gate = None if student is None or min_entropy is None else Gate(student, min_entropy)
     pool = load_text_teachers(teachers)
-    states = TraceStore(store).states()
+    source = TraceStore(store)
+    choice = Choice(only and only.removeprefix("tool="), max_prompt_tokens, sample, seed, limit)
+    plan = make_plan(source, choice, model)
+    if seq_len is not None:
+        say(plan.too_long(seq_len))
     if dry_run:
-        from composer_prime.traces.ask.forecast import forecast
-
-        for line in forecast(states, pool, to).lines():
+        for line in forecast(plan, pool, to).lines():
             say(line)
         return
     keep_private()
-    if not _ask(states, pool, to, ceiling_usd, gate):
+    if not _ask(source, plan, pool, to, ceiling_usd, gate, yes):
         raise typer.Exit(1)
 
 
+def _agreed(yes: bool, hosts: Sequence[str], request: str) -> bool:
+    """Show what goes to other people's servers, for one decision point, and ask whether it may."""
+    from composer_prime.errors import BadInput
+
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise BadInput(f"nobody is there to say whether traces may go to {', '.join(hosts)}: say --yes")
+    if len(request) > SHOWN:
+        left_out = f"\n[... {len(request) - SHOWN} characters more ...]\n"
+        request = request[: SHOWN // 2] + left_out + request[-SHOWN // 2 :]
+    for line in request.split("\n"):
+        say(line)
+    return typer.confirm(f"Requests like this one, without known secrets, go to {', '.join(hosts)}. Send them?")
+
+
 def _ask(
-    states: "Iterable[TraceState]", pool: "Sequence[TextTeacher]", to: Path, ceiling_usd: float, gate: "Gate | None"
+    store: "States",
+    plan: "Plan",
+    pool: "Sequence[TextTeacher]",
+    to: Path,
+    ceiling_usd: float,
+    gate: "Gate | None",
+    yes: bool,
 ) -> bool:
     """Ask under a progress bar, and print the report; whether all was answered."""
     import asyncio
@@ -83,7 +128,8 @@ def _ask(
                 stack.enter_context(bar)
             bar.update(task, total=now.num_states, completed=now.num_done, usd=now.committed_usd)
 
-        found = asyncio.run(ask_teachers(states, pool, to, ceiling_usd, gate=gate, progress=show))
+        agree = partial(_agreed, yes)
+        found = asyncio.run(ask_teachers(store, plan, pool, to, ceiling_usd, gate=gate, progress=show, agree=agree))
     for line in found.lines():
         say(line)
     return found.is_complete

@@ -6,10 +6,10 @@ those of OpenAI's chat completions, as plain JSON values, so that they can be se
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 Message: TypeAlias = Mapping[str, Any]
 """One chat message.
@@ -23,6 +23,9 @@ tool_call_id       of a tool's message: the call that it answers
 
 Tool: TypeAlias = Mapping[str, Any]
 """{"type": "function", "function": {"name", "description", "parameters": JSON schema}}"""
+
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -51,18 +54,16 @@ class TraceState:
     reward: float | None = None
     has_tools: bool = True
     cwd: str | None = None
-    digests: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
-    """`digest` of each message, where they are known already: a session's points share most of theirs."""
 
     @cached_property
     def question(self) -> str:
-        """sha256 of what is asked here, in hex: of the messages, and of the tools unless they are inferred."""
-        digests = self.digests or tuple(map(digest, self.messages))
-        return digest([digests, list(self.tools) if self.has_tools else None])
+        """sha256 in hex of what is asked here: the messages, and the tools unless they are inferred."""
+        tools = [said(tool).sha256 for tool in self.tools] if self.has_tools else None
+        return digest([[said(message).sha256 for message in self.messages], tools])
 
     @property
     def id(self) -> str:
-        """The first 16 digits of `question`: the same question has the same id in every session."""
+        """The question's first 16 hex digits: the same question has the same id in every session."""
         return self.question[:16]
 
 
@@ -82,17 +83,44 @@ def digest(value: Any) -> str:
     return hashlib.sha256(canonical(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def lacks_a_result(messages: Sequence[Message]) -> bool:
-    """Whether a call is followed by another message than its result: the author saw what the log doesn't hold."""
-    open_calls: set[Any] = set()
-    for message in messages:
-        if message.get("role") == "tool":
-            open_calls.discard(message.get("tool_call_id"))
-        elif open_calls:
-            return True
-        else:
-            open_calls = {call.get("id") for call in calls_of(message)}
-    return bool(open_calls)
+class Said(NamedTuple):
+    """A message or tool as its canonical text: sha256 in hex, and bytes."""
+
+    sha256: str
+    num_bytes: int
+
+
+class Shared(Generic[Made]):
+    """What was made of messages and tools, once for all states that share them, as those of one session do.
+
+    make   makes it of a message or tool, which never changes after
+    weigh  the bytes that it stands for; beyond `max_bytes` of them in all, everything is made anew
+    """
+
+    def __init__(self, make: Callable[[Any], Made], weigh: Callable[[Made], int], max_bytes: int = 2**25) -> None:
+        self._make, self._weigh, self._max_bytes = make, weigh, max_bytes
+        self._made: dict[int, tuple[Any, Made]] = {}
+        self._num_bytes = 0
+
+    def __call__(self, value: Any) -> Made:
+        found = self._made.get(id(value))  # no id comes again while its value is held
+        if found is None:
+            found = value, self._make(value)
+            if self._num_bytes > self._max_bytes:
+                self._made.clear()
+                self._num_bytes = 0
+            self._made[id(value)] = found
+            self._num_bytes += self._weigh(found[1])
+        return found[1]
+
+
+def _said(value: Any) -> Said:
+    text = canonical(value).encode("utf-8", "surrogatepass")
+    return Said(hashlib.sha256(text).hexdigest(), len(text))
+
+
+said = Shared(_said, lambda one: one.num_bytes)
+"""`Said` of a message or tool."""
 
 
 def text_of(message: Message) -> str:

@@ -13,7 +13,7 @@ from composer_prime.bearer import SITE_TOKEN
 from composer_prime.config.stored import PairsConfig
 from composer_prime.sites.embedded.stored import drawn
 from composer_prime.traces.ask.gate import Student
-from composer_prime.traces.ask.questions import Situation
+from composer_prime.traces.ask.questions import Wording
 from composer_prime.traces.pairs.actions import same_action
 from composer_prime.traces.pairs.lessons import Lesson
 from composer_prime.traces.states import calls_of
@@ -25,7 +25,7 @@ class HeldOut:
     def __init__(self, lessons: Sequence[Lesson], config: PairsConfig | None, base_url: str, model: str) -> None:
         self._lessons = lessons
         self._size = 0 if config is None else min(config.batch_size, len(lessons))
-        self._student = Student(base_url, model=model, key_var=SITE_TOKEN)
+        self._student = Student(base_url, Wording(), model=model, key_var=SITE_TOKEN)
 
     async def measure(self, step: int) -> dict[str, float]:
         """The agreement at a step's share of the points, which is also the step's reward; nothing without points."""
@@ -41,7 +41,7 @@ class HeldOut:
         return {metrics.AGREEMENT: fmean(found), metrics.ROLLOUT_REWARD: fmean(found), **shares}
 
     async def _agrees(self, lesson: Lesson) -> bool:
-        reading = await self._student.read(Situation(lesson.state))
+        reading = await self._student.read(lesson.state)
         if reading is None or reading.action is None:
             return False
         return same_action(reading.action, lesson.chosen, lesson.state.tools, lesson.state.cwd)

@@ -1,21 +1,25 @@
 """What asking will cost, before anything is sent: calls, dollars, minutes. Reads the folder, and changes nothing."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from composer_prime.config.text_teachers import TextTeacher
 from composer_prime.traces.ask.folder import AnswerFolder
-from composer_prime.traces.ask.ledger import Record
-from composer_prime.traces.ask.prices import at_prices, nano_usd, usd, worst_case
-from composer_prime.traces.ask.questions import Question, Situation
-from composer_prime.traces.states import TraceState, canonical, lacks_a_result
-
-BYTES_PER_TOKEN = 4
-"""Of English and code; an answer is taken to be as long as the author's."""
+from composer_prime.traces.ask.ledger import Experience
+from composer_prime.traces.ask.plan import BYTES_PER_TOKEN, Plan, Point
+from composer_prime.traces.ask.prices import Usage, charge, usd, worst_case
+from composer_prime.traces.ask.questions import frame_bytes, key_of, sampling_id
 
 ASSUMED_LATENCY_S = 10.0
 """Of a call to a teacher that hasn't been asked yet."""
+
+BATCH_S = 86400.0
+"""Of a batch, at most."""
+
+QUORUM = 2
+"""Usable answers that are the same action settle a decision point."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,10 @@ class Amount:
 
 @dataclass(frozen=True)
 class Forecast:
-    """num_states: to be asked about. num_cut: more that are left out, since the log lacks a result that the author saw.
-    least: only the lowest tier is asked. most: all are. spent_usd: settled in this folder so far, and lost."""
+    """least: only the lowest tiers are asked that have two teachers. most: all are. spent_usd: settled in this folder
+    so far, and lost."""
 
-    num_states: int
-    num_cut: int
+    heading: str
     num_cached: int
     least: Amount
     most: Amount
@@ -51,76 +54,50 @@ class Forecast:
     def lines(self) -> Iterator[str]:
         """The forecast as text."""
         least, most = self.least, self.most
-        yield f"{self.num_states} decision points{cut(self.num_cut)}; {self.num_cached} answers are there already"
+        yield f"{self.heading}; {self.num_cached} answers are there already"
         yield f"calls: {least.num_calls} to {most.num_calls}, as higher tiers are asked nowhere or everywhere"
         yield f"predicted: ${least.predicted_usd:.6f} to ${most.predicted_usd:.6f}; worst case: ${most.worst_usd:.6f}"
         yield f"minutes: {least.minutes:.1f} to {most.minutes:.1f}"
         yield f"this folder has ${self.spent_usd:.6f} settled or lost; nothing was sent"
 
 
-class Experience:
-    """What a teacher's calls cost and took so far, by the ledger."""
-
-    def __init__(self, teacher: TextTeacher, records: Iterable[Record]) -> None:
-        self._teacher = teacher
-        own = [
-            record
-            for record in records
-            if record.has_answer and (record.teacher, record.model_requested) == (teacher.name, teacher.model)
-        ]
-        self.num_answers = len(own)
-        self._mean_cost = sum(nano_usd(record.usd_settled or 0) for record in own) // max(len(own), 1)
-        self.latency_s = sum(record.latency_s or 0 for record in own) / len(own) if own else ASSUMED_LATENCY_S
-
-    def cost(self, situation: Situation) -> int:
-        """Nano-dollars to expect of one question: the mean so far, and for a teacher not asked yet what its prices
-        make of the bytes."""
-        if self.num_answers:
-            return self._mean_cost
-        prompt = len(Question(situation, self._teacher).body()) // BYTES_PER_TOKEN
-        completion = len(canonical(situation.state.action)) // BYTES_PER_TOKEN
-        return at_prices(self._teacher, prompt, 0, min(completion, self._teacher.max_tokens))
+def expected(teacher: TextTeacher, experience: Experience, point: Point) -> int:
+    """Nano-dollars to expect of one question: the mean so far; of a teacher without an answer, what its prices make of
+    the sizes. Its answer is taken to be as long as the author's."""
+    if experience.num_answers:
+        return experience.cost // experience.num_answers
+    completion = min(point.action_bytes // BYTES_PER_TOKEN, teacher.longest_answer)
+    return charge(teacher, Usage(point.num_tokens, 0, 0, completion))
 
 
-def distinct(states: Iterable[TraceState]) -> tuple[list[Situation], int]:
-    """The situations of decision points, the same question once; and how many more have a call without a result.
-
-    These aren't asked: the author saw what the log doesn't hold, and OpenAI's servers refuse such messages.
-    """
-    found = {situation.id: situation for situation in map(Situation, states)}.values()
-    whole = [situation for situation in found if not lacks_a_result(situation.state.messages)]
-    return whole, len(found) - len(whole)
-
-
-def cut(count: int) -> str:
-    """That so many decision points are left out, to follow the number of the others."""
-    return f", {count} more left out: their log lacks a call's result" if count else ""
-
-
-def forecast(states: Iterable[TraceState], teachers: Sequence[TextTeacher], folder: Path) -> Forecast:
+def forecast(plan: Plan, teachers: Sequence[TextTeacher], folder: Path) -> Forecast:
     """What `ask` would send with this folder as it is. A student may spare some of it."""
-    situations, num_cut = distinct(states)
     answers = AnswerFolder(folder)
-    kept, records = answers.kept().keys(), answers.ledger()
-    tiers: dict[int, Amount] = {}
-    num_cached = 0
+    kept, totals = answers.places(), answers.totals()
+    tiers: list[Amount] = []
+    num_cached = num_voters = 0
+    least = Amount()
     for tier in sorted({teacher.tier for teacher in teachers}):
         amounts = []
-        for teacher in teachers:
-            if teacher.tier == tier:
-                questions = [Question(situation, teacher) for situation in situations]
-                open_ = [question for question in questions if question.key not in kept]
-                num_cached += len(questions) - len(open_)
-                amounts.append(_amount(teacher, open_, Experience(teacher, records)))
+        for teacher in (teacher for teacher in teachers if teacher.tier == tier):
+            sampling = sampling_id(teacher)
+            points = [point for question, point in plan.points.items() if key_of(sampling, question.hex()) not in kept]
+            num_cached += len(plan.points) - len(points)
+            amounts.append(_amount(teacher, points, totals.experience(teacher.name, teacher.model)))
         together = sum(amounts, Amount())
         slowest = max(amount.minutes for amount in amounts)
-        tiers[tier] = Amount(together.num_calls, together.predicted_usd, together.worst_usd, slowest)
-    spent = sum(record.usd_reserved if record.usd_settled is None else record.usd_settled for record in records)
-    return Forecast(len(situations), num_cut, num_cached, tiers[min(tiers)], sum(tiers.values(), Amount()), spent)
+        tiers.append(Amount(together.num_calls, together.predicted_usd, together.worst_usd, slowest))
+        if num_voters < QUORUM:
+            least += tiers[-1]
+        num_voters += len(amounts)
+    return Forecast(plan.heading(), num_cached, least, sum(tiers, Amount()), usd(totals.settled + totals.unsettled))
 
 
-def _amount(teacher: TextTeacher, questions: Sequence[Question], experience: Experience) -> Amount:
-    predicted = sum(experience.cost(question.situation) for question in questions)
-    worst = sum(worst_case(teacher, len(question.body())) for question in questions)
-    minutes = len(questions) * experience.latency_s / teacher.max_in_flight / 60
-    return Amount(len(questions), usd(predicted), usd(worst), minutes)
+def _amount(teacher: TextTeacher, points: Sequence[Point], experience: Experience) -> Amount:
+    predicted = sum(expected(teacher, experience, point) for point in points)
+    frame = frame_bytes(teacher)
+    worst = sum(worst_case(teacher, frame + point.num_bytes) for point in points)
+    latency_s = experience.latency_s / experience.num_answers if experience.num_answers else ASSUMED_LATENCY_S
+    rounds = len(points) / teacher.max_in_flight
+    seconds = math.ceil(rounds) * BATCH_S if teacher.batch else rounds * latency_s
+    return Amount(len(points), usd(predicted), usd(worst), seconds / 60)

@@ -14,8 +14,8 @@ from typing import Any
 
 from composer_prime.errors import BadInput, TeacherError
 from composer_prime.traces.ask.client import ChatClient
-from composer_prime.traces.ask.questions import Situation, Unusable, read_action, read_choice
-from composer_prime.traces.states import Message
+from composer_prime.traces.ask.questions import Unusable, Wording, read_action, read_choice
+from composer_prime.traces.states import Message, TraceState
 
 TOP_LOGPROBS = 20
 """Likeliest tokens that are asked for at each place: as many as OpenAI's API and a vLLM server give."""
@@ -42,11 +42,15 @@ class Reading:
 class Student:
     """The policy behind an OpenAI-compatible server. `close` it in the end.
 
+    wording  of what is sent
     model    its name there; None: `find` it
     key_var  the environment variable with the server's key
     """
 
-    def __init__(self, base_url: str, *, model: str | None = None, key_var: str | None = None) -> None:
+    def __init__(
+        self, base_url: str, wording: Wording, *, model: str | None = None, key_var: str | None = None
+    ) -> None:
+        self._wording = wording
         self._client = ChatClient(base_url, TIMEOUT_S, key_var)
         self._model = model
 
@@ -58,31 +62,32 @@ class Student:
         """Learn its name. Raises BadInput when it isn't there."""
         self._model = await self._client.first_model()
 
-    async def read(self, situation: Situation) -> Reading | None:
+    async def read(self, state: TraceState) -> Reading | None:
         """What it would do there; None where the server refuses the question, such as one too long for it.
 
         Raises TeacherError when it can't be asked, and BadInput when it gives no logprobs: without a student that can
         be read, everything would be asked.
         """
         assert self._model is not None  # find has set it
-        body = situation.body(
-            self._model,
-            max_tokens=MAX_TOKENS,
-            temperature=0,
-            logprobs=True,
-            top_logprobs=TOP_LOGPROBS,
-            chat_template_kwargs={"enable_thinking": False},
-        )
+        sampling = {
+            "model": self._model,
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "logprobs": True,
+            "top_logprobs": TOP_LOGPROBS,
+            "chat_template_kwargs": {"enable_thinking": False},
+        }
+        body = self._wording.body(state, sampling)
         for attempt in range(TRIES):
             reply = await self._client.complete(body)
             if reply.why is None:
-                return _read(reply.answer, situation)
-            if reply.is_about_this:
+                return _read(reply.answer, state)
+            if reply.is_about_this and not reply.is_final:
                 return None
             if not reply.is_passing:
                 break
             if attempt + 1 < TRIES:
-                await asyncio.sleep(RETRY_WAIT_S * 2**attempt if reply.retry_after_s is None else reply.retry_after_s)
+                await asyncio.sleep(RETRY_WAIT_S * 2**attempt if reply.pause_s is None else reply.pause_s)
         raise TeacherError(f"the student can't be asked: {reply.why}; start the same command again when it is back")
 
 
@@ -113,7 +118,7 @@ def with_calls(choice: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**choice, "message": said}
 
 
-def _read(answer: Any, situation: Situation) -> Reading:
+def _read(answer: Any, state: TraceState) -> Reading:
     try:
         choice = read_choice(answer)
     except Unusable as error:
@@ -122,7 +127,7 @@ def _read(answer: Any, situation: Situation) -> Reading:
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     entropy = mean_entropy(content if isinstance(content, list) else [{}])
     try:
-        return Reading(read_action(with_calls(choice), situation.state.tools), entropy)
+        return Reading(read_action(with_calls(choice), state.tools), entropy)
     except Unusable:
         return Reading(None, entropy)
 

@@ -3,6 +3,7 @@
 Amounts are whole nano-dollars (1e-9 USD), rounded up, so that sums are exact in any order.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
@@ -23,21 +24,30 @@ PRICE_TOLERANCE = 1.1
 class Usage:
     """What a server says that a call took.
 
-    prompt_tokens      those from its cache included, as OpenAI counts
+    prompt_tokens      those from its cache, and those put into it, included, as OpenAI counts
     completion_tokens  reasoning included
     cost               nano-dollars charged, where the server states them
     """
 
     prompt_tokens: int
     cached_tokens: int
+    cache_write_tokens: int
     completion_tokens: int
-    reasoning_tokens: int
-    cost: int | None
+    reasoning_tokens: int = 0
+    cost: int | None = None
 
 
 def nano_usd(dollars: float | Decimal) -> int:
     """Dollars as nano-dollars, rounded up."""
     return int((Decimal(str(dollars)) * NANO).to_integral_value(ROUND_CEILING))
+
+
+def read_dollars(table: Any, name: str) -> int | None:
+    """Nano-dollars of an amount in a server's JSON; None where there is none."""
+    found = table.get(name) if isinstance(table, dict) else None
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < NANO:
+        return None
+    return nano_usd(found)
 
 
 def usd(nano: int) -> float:
@@ -47,19 +57,32 @@ def usd(nano: int) -> float:
 
 def worst_case(teacher: TextTeacher, num_bytes: int) -> int:
     """The most that a request of so many bytes can cost at the file's prices: a token has a byte at least."""
-    return _at(teacher, num_bytes + TEMPLATE_TOKENS, 0, teacher.max_tokens)
+    tokens = num_bytes + TEMPLATE_TOKENS
+    writes = tokens if (teacher.usd_per_million_cache_write_tokens or 0) > teacher.usd_per_million_prompt_tokens else 0
+    return discounted(teacher, at_prices(teacher, Usage(tokens, 0, writes, teacher.longest_answer)))
 
 
-def at_prices(teacher: TextTeacher, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
-    """What so many tokens cost at the file's prices."""
-    return _at(teacher, max(prompt_tokens - cached_tokens, 0), cached_tokens, completion_tokens)
+def discounted(teacher: TextTeacher, amount: int) -> int:
+    """What is left of an amount where the teacher is asked in batches."""
+    return math.ceil(amount * (1 - Decimal(str(teacher.batch_discount)))) if teacher.batch else amount
 
 
 def charge(teacher: TextTeacher, usage: Usage) -> int:
     """What a call cost: as the server states it, else by its tokens."""
-    if usage.cost is not None:
-        return usage.cost
-    return at_prices(teacher, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+    return discounted(teacher, at_prices(teacher, usage)) if usage.cost is None else usage.cost
+
+
+def at_prices(teacher: TextTeacher, usage: Usage) -> int:
+    """What so many tokens cost at the file's prices, asked one by one."""
+    cached, written = usage.cached_tokens, usage.cache_write_tokens
+    plain = teacher.usd_per_million_prompt_tokens
+    parts = [
+        (plain, max(usage.prompt_tokens - cached - written, 0)),
+        (_or(teacher.usd_per_million_cached_tokens, plain), cached),
+        (_or(teacher.usd_per_million_cache_write_tokens, plain), written),
+        (teacher.usd_per_million_completion_tokens, usage.completion_tokens),
+    ]
+    return nano_usd(sum(Decimal(str(price)) * tokens for price, tokens in parts) / 10**6)
 
 
 def read_usage(answer: Mapping[str, Any]) -> Usage | None:
@@ -70,31 +93,20 @@ def read_usage(answer: Mapping[str, Any]) -> Usage | None:
     prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
     if prompt is None or completion is None:
         return None
-    cached = _count(usage.get("prompt_tokens_details"), "cached_tokens") or 0
+    details = usage.get("prompt_tokens_details")
+    cached = _count(details, "cached_tokens") or _count(usage, "cache_read_input_tokens") or 0
+    written = _count(details, "cache_write_tokens") or _count(usage, "cache_creation_input_tokens") or 0
     reasoning = _count(usage.get("completion_tokens_details"), "reasoning_tokens") or 0
-    cost = _dollars(usage, "cost")
+    cost = read_dollars(usage, "cost")
     if cost is not None and usage.get("is_byok") is True:  # then OpenRouter's own cost leaves out the provider's
-        cost += _dollars(usage.get("cost_details"), "upstream_inference_cost") or 0
-    return Usage(prompt, cached, completion, reasoning, cost)
+        cost += read_dollars(usage.get("cost_details"), "upstream_inference_cost") or 0
+    return Usage(prompt, cached, written, completion, reasoning, cost)
 
 
-def _at(teacher: TextTeacher, prompt: int, cached: int, completion: int) -> int:
-    per_cached = teacher.usd_per_million_cached_tokens
-    millions = (
-        Decimal(str(teacher.usd_per_million_prompt_tokens)) * prompt
-        + Decimal(str(teacher.usd_per_million_prompt_tokens if per_cached is None else per_cached)) * cached
-        + Decimal(str(teacher.usd_per_million_completion_tokens)) * completion
-    )
-    return nano_usd(millions / 10**6)
+def _or(price: float | None, plain: float) -> float:
+    return plain if price is None else price
 
 
 def _count(table: Any, name: str) -> int | None:
     found = table.get(name) if isinstance(table, dict) else None
     return found if type(found) is int and found >= 0 else None
-
-
-def _dollars(table: Any, name: str) -> int | None:
-    found = table.get(name) if isinstance(table, dict) else None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < NANO:
-        return None
-    return nano_usd(found)

@@ -1,5 +1,6 @@
 """What a teacher is asked at a decision point, under which key, and what counts as an answer. No I/O."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -9,64 +10,82 @@ from typing import Any
 
 from composer_prime.config.text_teachers import TextTeacher
 from composer_prime.redaction import Redactor, secret_values
-from composer_prime.traces.states import Message, Tool, TraceState, digest
+from composer_prime.traces.states import Message, Shared, Tool, TraceState, canonical, digest, text_of
 
 
 def sampling_id(teacher: TextTeacher) -> str:
     """Hex digits that teachers share which would answer alike: the same server, model and sampling."""
-    return digest([teacher.base_url, teacher.model, teacher.max_tokens, teacher.temperature])
+    return digest(teacher.identity())
 
 
-class Situation:
-    """A decision point as teachers see it: without the author's thinking."""
+def key_of(sampling: str, question: str) -> str:
+    """Of a question (`TraceState.question`) put to a teacher, in the cache: 64 hex digits."""
+    return hashlib.sha256(f"{sampling} {question}".encode()).hexdigest()
 
-    def __init__(self, state: TraceState) -> None:
-        self.state = state
-        self.id = state.id
 
-    @property
-    def messages(self) -> list[Message]:
-        """As they are sent."""
-        return [{k: v for k, v in message.items() if k != "reasoning_content"} for message in self.state.messages]
+class Wording:
+    """Messages and tools as they are sent: JSON without thinking and without secrets, made once for all states."""
 
-    @cached_property
-    def sha256(self) -> str:
-        """Of messages and tools."""
-        return digest([self.messages, list(self.state.tools)])
+    def __init__(self) -> None:
+        self._redactor = Redactor(secret_values(os.environ))
+        self._text = Shared(self._word, len)
 
-    def body(self, model: str, **settings: Any) -> bytes:
-        """A request of /v1/chat/completions, without secrets: it goes to somebody else's machine."""
-        redactor = Redactor(secret_values(os.environ))
-        body: dict[str, Any] = {"model": model, "messages": redactor.data(self.messages), **settings}
-        if self.state.tools:
-            body["tools"] = redactor.data(list(self.state.tools))
-        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    def body(self, state: TraceState, sampling: Mapping[str, Any], cached: bool = False) -> bytes:
+        """A request's body; `cached`: its last message asks Anthropic's models to cache what was said so far."""
+        messages = [self._text(message) for message in state.messages]
+        if cached:
+            messages = _marked(messages)
+        body = _json(sampling)[:-1] + b',"messages":[' + b",".join(messages) + b"]"
+        if state.tools:
+            body += b',"tools":[' + b",".join(map(self._text, state.tools)) + b"]"
+        return body + b"}"
+
+    def _word(self, value: Mapping[str, Any]) -> bytes:
+        return _json(self._redactor.data({k: v for k, v in value.items() if k != "reasoning_content"}))
+
+
+def frame_bytes(teacher: TextTeacher) -> int:
+    """Bytes of a request at most, besides its messages and tools."""
+    frame = {**teacher.sampling(), "messages": [], "tools": []}
+    return len(_json(frame)) + (len(_json(_MARK)) + 32 if teacher.prompt_cache else 0)
+
+
+_MARK = {"type": "text", "cache_control": {"type": "ephemeral"}}
+
+
+def _marked(messages: list[bytes]) -> list[bytes]:
+    """With `cache_control` in the last message that has a text: an empty one can't carry it."""
+    for place in range(len(messages) - 1, -1, -1):
+        message = json.loads(messages[place])
+        if text := text_of(message):
+            marked = _json({**message, "content": [{**_MARK, "text": text}]})
+            return [*messages[:place], marked, *messages[place + 1 :]]
+    return messages
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
 class Question:
-    """One situation put to one teacher."""
+    """One decision point put to one teacher."""
 
-    situation: Situation
+    state: TraceState
     teacher: TextTeacher
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Of the answer in the cache."""
-        return digest([sampling_id(self.teacher), self.situation.sha256])
+        return key_of(sampling_id(self.teacher), self.state.question)
 
-    def body(self) -> bytes:
-        """The request."""
-        teacher = self.teacher
-        return self.situation.body(teacher.model, max_tokens=teacher.max_tokens, temperature=teacher.temperature)
+    def body(self, wording: Wording) -> bytes:
+        """The request: it goes to somebody else's machine."""
+        return wording.body(self.state, self.teacher.sampling(), self.teacher.prompt_cache is not None)
 
 
 class Unusable(Exception):
-    """An answer that says no action; the text says why. `is_foreign`: it isn't a chat completion at all."""
-
-    def __init__(self, why: str, *, is_foreign: bool = False) -> None:
-        super().__init__(why)
-        self.is_foreign = is_foreign
+    """An answer that says no action; the text says why."""
 
 
 def read_choice(answer: Any) -> Mapping[str, Any]:
@@ -74,7 +93,7 @@ def read_choice(answer: Any) -> Mapping[str, Any]:
     choices = answer.get("choices") if isinstance(answer, dict) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
-        raise Unusable("it isn't a chat completion: no choices with a message", is_foreign=True)
+        raise Unusable("it isn't a chat completion: no choices with a message")
     return choice
 
 
@@ -85,7 +104,7 @@ def read_action(choice: Mapping[str, Any], tools: Sequence[Tool]) -> Message:
     """
     message = choice["message"]
     if choice.get("finish_reason") == "length":
-        raise Unusable("it was cut at max_tokens")
+        raise Unusable("it was cut at max_tokens: raise that, or lower reasoning_effort")
     listed = message.get("tool_calls") or []
     if not isinstance(listed, list):
         raise Unusable("its tool_calls aren't a list")
@@ -109,6 +128,7 @@ def _call(found: Any, number: int, tools: Sequence[Tool]) -> dict[str, Any]:
     if name not in [tool["function"]["name"] for tool in tools]:
         raise Unusable(f"it calls {str(name)[:60]!r}, which isn't offered")
     try:
+        arguments = canonical(arguments) if isinstance(arguments, dict) else arguments  # some give them as an object
         is_object = isinstance(arguments, str) and isinstance(json.loads(arguments), dict)
     except (ValueError, RecursionError):
         is_object = False

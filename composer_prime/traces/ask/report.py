@@ -1,13 +1,18 @@
 """What a run of asking did, cost and saved, from the folder's ledger and cache; and whether anything is left."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from composer_prime.traces.ask.folder import OpenFolder
-from composer_prime.traces.ask.forecast import Experience, cut
-from composer_prime.traces.ask.prices import nano_usd, usd
-from composer_prime.traces.ask.questions import Question, Situation
+from composer_prime.traces.ask.forecast import expected
+from composer_prime.traces.ask.ledger import Experience
+from composer_prime.traces.ask.plan import Plan
+from composer_prime.traces.ask.prices import usd
+from composer_prime.traces.ask.questions import Question, key_of, sampling_id
 from composer_prime.traces.ask.teacher import Teacher
+from composer_prime.traces.states import TraceState
 
 
 @dataclass(frozen=True)
@@ -29,38 +34,50 @@ class TeacherReport:
     stopped: str | None
     last_failure: str | None
 
+    def lines(self) -> Iterator[str]:
+        """As text."""
+        line = f"{self.name}: {self.num_answered} answers, {self.num_unusable} unusable, ${self.usd:.6f}"
+        if self.num_failed:
+            line += f"; {self.num_failed} without an answer"
+            line += f" (last: {self.last_failure})" if self.last_failure and not self.stopped else ""
+        if self.num_waiting:
+            line += f"; {self.num_waiting} don't fit below the ceiling: raise --ceiling-usd"
+        yield line
+        if self.stopped:
+            yield f"{self.name} is asked no more: {self.stopped}"
+
 
 @dataclass(frozen=True)
 class Report:
     """All of a run.
 
-    num_states    distinct decision points, without those that were cut
-    num_skipped   those where the student is sure, and does what the author did
-    num_cut       those more that aren't asked about, since the log lacks a result that the author saw
-    num_calls     requests sent in this run
-    usd           settled for these decision points, in this run and earlier ones
-    usd_run       settled in this run
-    num_lost      calls in this folder of which nobody knows what they cost; usd_lost is reserved for them
-    usd_everyone  what asking every teacher everywhere costs, by the mean of each one's calls so far
-    unasked       teachers without a call so far, whose prices stand in for the mean
+    heading     the decision points
+    num_skipped those where the student is sure, and does what the author did
+    num_calls   requests sent in this run
+    usd         settled for these decision points, in this run and earlier ones
+    usd_run     settled in this run
+    num_lost    calls in this folder of which nobody knows what they cost; usd_lost is reserved for them
+    usd_spared  not spent in this run by choice: "gate" and "tiers", by the mean of each teacher's calls so far, and
+                "cache", what answers cost that were there
+    by_prices   teachers without a call so far, whose prices stand in for the mean
     """
 
-    num_states: int
+    heading: str
     num_skipped: int
-    num_cut: int
     num_calls: int
     usd: float
     usd_run: float
     num_lost: int
     usd_lost: float
-    usd_everyone: float
-    unasked: tuple[str, ...]
+    usd_spared: dict[str, float]
+    by_prices: tuple[str, ...]
     teachers: tuple[TeacherReport, ...]
 
     @property
     def share_saved(self) -> float:
-        """Of the dollars that asking everyone everywhere costs; 0 where that is free."""
-        return max(0.0, 1 - self.usd / self.usd_everyone) if self.usd_everyone else 0.0
+        """Of the dollars of this run, had nothing been left out by choice; 0 where that is free."""
+        spared = sum(self.usd_spared.values())
+        return spared / (spared + self.usd_run) if spared else 0.0
 
     @property
     def is_complete(self) -> bool:
@@ -69,73 +86,81 @@ class Report:
 
     def lines(self) -> Iterator[str]:
         """The report as text."""
-        left_out = f", {self.num_skipped} left out: the student knows them" if self.num_skipped else ""
-        yield f"{self.num_states} decision points{left_out}{cut(self.num_cut)}"
+        yield self.heading + (f"; the student knows {self.num_skipped}" if self.num_skipped else "")
         for one in self.teachers:
-            line = f"{one.name}: {one.num_answered} answers, {one.num_unusable} unusable, ${one.usd:.6f}"
-            if one.num_failed:
-                line += f"; {one.num_failed} without an answer"
-                line += f" (last: {one.last_failure})" if one.last_failure else ""
-            if one.num_waiting:
-                line += f"; {one.num_waiting} don't fit below the ceiling: raise --ceiling-usd"
-            yield line
-            if one.stopped:
-                yield f"{one.name} is asked no more: {one.stopped}"
-        yield f"this run: {self.num_calls} calls, ${self.usd_run:.6f}"
+            yield from one.lines()
+        yield f"this run: {self.num_calls} calls, ${self.usd_run:.6f}; ${self.usd:.6f} for these points in all runs"
         if self.num_lost:
             yield f"{self.num_lost} calls were lost; up to ${self.usd_lost:.6f} stays reserved for them"
-        by_prices = f" ({', '.join(self.unasked)} by its prices)" if self.unasked else ""
-        yield (
-            f"${self.usd:.6f} for these decision points; asking everyone everywhere costs "
-            f"${self.usd_everyone:.6f}{by_prices}: {self.share_saved:.0%} saved"
-        )
+        if self.share_saved:
+            kinds = {"gate": "by the student", "tiers": "in higher tiers", "cache": "for answers that were there"}
+            parts = ", ".join(f"${self.usd_spared[kind]:.6f} {told}" for kind, told in kinds.items())
+            by_prices = f" ({', '.join(self.by_prices)} by its prices)" if self.by_prices else ""
+            yield f"{self.share_saved:.0%} saved: {parts}{by_prices}"
 
 
-def report(
-    situations: Sequence[Situation],
-    pool: Sequence[Teacher],
-    folder: OpenFolder,
-    num_before: int,
-    num_skipped: int,
-    num_cut: int,
-) -> Report:
-    """Read a run's result off its folder.
+class Spared:
+    """Questions that a run doesn't ask by choice."""
 
-    num_before   calls in the ledger when the run began.
-    num_skipped  decision points that the gate left out.
-    num_cut      those more whose log lacks a result.
-    """
-    records = folder.ledger.records
-    lost = [record for record in records if record.outcome == "lost"]
-    experiences = [Experience(teacher.config, records) for teacher in pool]
-    everyone = sum(one.cost(situation) for one in experiences for situation in situations)
-    teachers = tuple(_teacher_report(situations, teacher, folder) for teacher in pool)
+    def __init__(self, plan: Plan, pool: Sequence[Teacher], folder: OpenFolder) -> None:
+        self.num_skipped = 0
+        self._plan, self._pool, self._folder = plan, pool, folder
+        self._count: Counter[tuple[str, str]] = Counter()
+        self._by_prices: Counter[tuple[str, str]] = Counter()
+
+    def note(self, kind: Literal["gate", "tiers"], state: TraceState, tiers: Iterable[Sequence[Teacher]]) -> None:
+        """These teachers aren't asked at a decision point."""
+        self.num_skipped += kind == "gate"
+        for teacher in (teacher for tier in tiers for teacher in tier):
+            if self._folder.place(Question(state, teacher.config).key) is None:
+                point = self._plan.points[bytes.fromhex(state.question)]
+                self._count[kind, teacher.config.name] += 1
+                self._by_prices[kind, teacher.config.name] += expected(teacher.config, Experience(), point)
+
+    def usd(self) -> tuple[dict[str, float], tuple[str, ...]]:
+        """Dollars by kind, and the teachers of which only prices are known."""
+        cost = Counter({"gate": 0, "tiers": 0, "cache": sum(teacher.cached_cost for teacher in self._pool)})
+        unknown = set()
+        for (kind, name), count in self._count.items():
+            config = next(teacher.config for teacher in self._pool if teacher.config.name == name)
+            known = self._folder.ledger.totals.experience(name, config.model)
+            if known.num_answers:
+                cost[kind] += count * (known.cost // known.num_answers)
+            else:
+                cost[kind] += self._by_prices[kind, name]
+                unknown.add(name)
+        return {kind: usd(amount) for kind, amount in cost.items()}, tuple(sorted(unknown))
+
+
+def report(plan: Plan, pool: Sequence[Teacher], folder: OpenFolder, spared: Spared, settled_before: int) -> Report:
+    """Read a run's result off its folder. `settled_before`: nano-dollars in the ledger when the run began."""
+    totals, lost = folder.ledger.totals, folder.ledger.totals.lost
+    teachers = tuple(_teacher_report(plan, teacher, folder) for teacher in pool)
+    usd_spared, by_prices = spared.usd()
     return Report(
-        num_states=len(situations),
-        num_skipped=num_skipped,
-        num_cut=num_cut,
-        num_calls=len(records) - num_before,
-        usd=usd(sum(nano_usd(teacher.usd) for teacher in teachers)),
-        usd_run=usd(sum(nano_usd(record.usd_settled or 0) for record in records[num_before:])),
+        heading=plan.heading(),
+        num_skipped=spared.num_skipped,
+        num_calls=folder.ledger.num_calls,
+        usd=round(sum(teacher.usd for teacher in teachers), 9),
+        usd_run=usd(totals.settled - settled_before),
         num_lost=len(lost),
-        usd_lost=usd(sum(nano_usd(record.usd_reserved) for record in lost)),
-        usd_everyone=usd(everyone),
-        unasked=tuple(
-            teacher.config.name for teacher, one in zip(pool, experiences, strict=True) if not one.num_answers
-        ),
+        usd_lost=round(sum(record.usd_reserved for record in lost), 9),
+        usd_spared=usd_spared,
+        by_prices=by_prices,
         teachers=teachers,
     )
 
 
-def _teacher_report(situations: Sequence[Situation], teacher: Teacher, folder: OpenFolder) -> TeacherReport:
-    found = [folder.find(Question(situation, teacher.config)) for situation in situations]
+def _teacher_report(plan: Plan, teacher: Teacher, folder: OpenFolder) -> TeacherReport:
+    sampling = sampling_id(teacher.config)
+    found = [folder.place(key_of(sampling, question.hex())) for question in plan.points]
     kept = [one for one in found if one is not None]
-    num_answered = sum(one.action is not None for one in kept)
+    num_answered = sum(one.is_usable for one in kept)
     return TeacherReport(
         name=teacher.config.name,
         num_answered=num_answered,
         num_unusable=len(kept) - num_answered,
-        usd=usd(sum(nano_usd(one.record.usd_settled or 0) for one in kept)),
+        usd=usd(sum(one.cost for one in kept)),
         num_failed=teacher.num_failed,
         num_waiting=teacher.num_waiting,
         stopped=teacher.stopped,

@@ -1,27 +1,44 @@
-"""One teacher over a run: asked with dollars put aside, again after passing faults, and no more once it is dead."""
+"""One teacher over a run: asked with dollars put aside, at a pace that it bears, and no more once it is of no use."""
 
 import asyncio
 import dataclasses
 import time
+from typing import Any
 
 from composer_prime.config.text_teachers import TextTeacher
-from composer_prime.traces.ask.client import ChatClient, Reply
+from composer_prime.errors import TeacherError
+from composer_prime.traces.ask.batch import BatchClient
+from composer_prime.traces.ask.client import ChatClient, Client, Reply
 from composer_prime.traces.ask.folder import Kept, OpenFolder
 from composer_prime.traces.ask.ledger import CeilingReached, Outcome, Record
-from composer_prime.traces.ask.prices import PRICE_TOLERANCE, at_prices, charge, nano_usd, read_usage, usd, worst_case
-from composer_prime.traces.ask.questions import Question, Unusable, read_action, read_choice, sampling_id
+from composer_prime.traces.ask.pace import Pace
+from composer_prime.traces.ask.prices import (
+    PRICE_TOLERANCE,
+    Usage,
+    at_prices,
+    charge,
+    nano_usd,
+    read_dollars,
+    read_usage,
+    usd,
+    worst_case,
+)
+from composer_prime.traces.ask.questions import Question, Unusable, Wording, read_action, read_choice, sampling_id
 
 TRIES = 4
-"""Requests sent for one answer at most."""
+"""Requests sent for one answer at most, those aside that the server refused for speed."""
 
 RETRY_WAIT_S = 0.5
 """Before the second try, doubled before each one after it, where the server names no pause."""
 
 LONGEST_WAIT_S = 60.0
-"""A server that wants a longer pause has failed."""
+"""A server that wants a longer pause, but not for speed, has failed."""
 
 DEAD_AFTER = 3
 """Questions in a row without an answer, after which a teacher is asked no more in this run."""
+
+USELESS_AFTER = 5
+"""Answers in a row that are of no use, after which it is asked no more in this run; refusals, if it never answered."""
 
 
 class Teacher:
@@ -30,50 +47,99 @@ class Teacher:
     stopped      why it is asked no more; None: it is
     num_failed   questions that got no answer
     num_waiting  questions that weren't sent since they don't fit below the ceiling
+    cached_cost  nano-dollars of the answers that earlier runs had paid for
     """
 
-    def __init__(self, config: TextTeacher, folder: OpenFolder) -> None:
+    def __init__(self, config: TextTeacher, folder: OpenFolder, wording: Wording) -> None:
         self.config = config
-        self.stopped = _dear(config, folder)
         self.num_failed = 0
         self.num_waiting = 0
+        self.cached_cost = 0
         self.last_failure: str | None = None
         self._folder = folder
-        self._client = ChatClient(config.base_url, config.timeout_s, config.api_key_var)
-        self._slots = asyncio.Semaphore(config.max_in_flight)
+        self._wording = wording
+        self._pace = Pace()
+        self._client: Client = ChatClient(
+            config.base_url, config.timeout_s, config.api_key_var, config.headers, config.path
+        )
+        if config.batch:
+            self._client = BatchClient(self._client, config.path, folder.batches, config.max_in_flight)
         self._failures_in_a_row = 0
+        self._useless_in_a_row = 0
+        self._useless_cost = 0
+        before = folder.ledger.totals.experience(config.name, config.model)
+        self._has_answered = before.num_usable > 0
+        self._slots = _Slots(config.max_in_flight if config.batch or before.num_usable else 1, config.max_in_flight)
+        self.stopped = _dear_words(config, before.newest) if before.newest and _is_dear(config, before.newest) else None
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.close()
 
+    async def settle_lost(self) -> None:
+        """Ask the provider what lost calls cost, if it tells; give back what is reserved for those of long ago."""
+        ledger = self._folder.ledger
+        own = (self.config.name, self.config.model)
+        lost = [record for record in ledger.totals.lost if (record.teacher, record.model_requested) == own]
+
+        async def settle(record: Record) -> None:
+            age_s = time.time() - record.at
+            if self.config.usage_url is not None:
+                is_told, told = await self._client.cost_of(record.call, self.config.usage_url)
+                if (cost := read_dollars(told, "cost")) is not None:
+                    return ledger.settle_lost(record, cost)
+                if is_told and _is_null(told) and age_s > self.config.timeout_s:  # it never came there
+                    return ledger.settle_lost(record, 0)
+            if age_s > self.config.release_lost_after_s:
+                ledger.release(record)
+
+        for start in range(0, len(lost), self.config.max_in_flight):
+            await asyncio.gather(*map(settle, lost[start : start + self.config.max_in_flight]))
+
     async def ask(self, question: Question) -> Kept | None:
         """What the teacher writes, usable or not, from the cache if it is there; None where there is no answer now."""
         if (kept := self._folder.find(question)) is not None:
+            self.cached_cost += nano_usd(kept.record.usd_settled or 0)
             return kept
+        if self.stopped is not None:
+            self.num_failed += 1
+            return None
         async with self._slots:
             try:
-                return await self._try(question)
+                kept = await self._try(question)
             except CeilingReached:
                 self.num_waiting += 1
                 return None
+            except TeacherError as error:  # its batch is still out, and so is the call in the ledger
+                self.stopped = self.stopped or f"{error}: the same command goes on with it"
+        self.num_failed += kept is None
+        return kept
 
     async def _try(self, question: Question) -> Kept | None:
-        body = question.body()
+        body = question.body(self._wording)
         amount = worst_case(self.config, len(body))
-        for attempt in range(TRIES):
-            if self.stopped is not None:
-                self.num_failed += 1
-                return None
-            call = await self._folder.ledger.reserve(question.key, self.config.name, self.config.model, amount)
+        attempt = 0
+        while self.stopped is None:
+            left_at = await self._pace.turn()
+            call = self._folder.ledger.resumed(question.key)
+            if call is None:
+                call = await self._folder.ledger.reserve(question.key, self.config.name, self.config.model, amount)
             start = time.monotonic()
-            reply = await self._client.complete(body)
+            try:
+                reply = await self._client.complete(body, call.call)
+            except TeacherError:
+                await self._folder.ledger.leave_open()
+                raise
             call = dataclasses.replace(call, latency_s=round(time.monotonic() - start, 3))
             if reply.why is None:
+                self._pace.answered(reply.pause_s)
                 return await self._keep(question, call, reply)
             await self._folder.ledger.close_call(_without_answer(call, reply))
-            wait_s = RETRY_WAIT_S * 2**attempt if reply.retry_after_s is None else reply.retry_after_s
-            if not reply.is_passing or wait_s > LONGEST_WAIT_S or attempt + 1 == TRIES:
+            if reply.is_too_fast and self._pace.refused(left_at, reply.pause_s):
+                continue
+            attempt += 1
+            wait_s = RETRY_WAIT_S * 2 ** (attempt - 1) if reply.pause_s is None else reply.pause_s
+            if reply.is_too_fast or not reply.is_passing or wait_s > LONGEST_WAIT_S or attempt == TRIES:
                 self._fail(reply)
                 return None
             await asyncio.sleep(wait_s)
@@ -81,32 +147,68 @@ class Teacher:
 
     async def _keep(self, question: Question, call: Record, reply: Reply) -> Kept:
         action = why = None
-        self._failures_in_a_row += 1
         try:
-            choice = read_choice(reply.answer)
-            self._failures_in_a_row = 0
-            action = read_action(choice, question.situation.state.tools)
+            action = read_action(read_choice(reply.answer), question.state.tools)
         except Unusable as error:
             why = str(error)
         record = _settled(self.config, call, reply, "unusable" if action is None else "answered")
+        self._failures_in_a_row = 0
         if nano_usd(record.usd_settled or 0) > nano_usd(record.usd_reserved) or _is_dear(self.config, record):
             self.stopped = _dear_words(self.config, record)
-        elif self._failures_in_a_row >= DEAD_AFTER:
-            self._stop(f"{why}")
-        kept = Kept(question.situation.id, sampling_id(self.config), record, action, why)
+        elif action is not None:
+            self._has_answered = True
+            self._useless_in_a_row = self._useless_cost = 0
+            self._slots.widen()
+        else:
+            self._useless_in_a_row += 1
+            self._useless_cost += nano_usd(record.usd_settled or 0)
+            if self._useless_in_a_row >= USELESS_AFTER:
+                self._stop(f"{self._useless_in_a_row} answers in a row are of no use", why, self._useless_cost)
+        kept = Kept(question.state.id, sampling_id(self.config), record, action, why)
         await self._folder.keep(kept)
         return kept
 
     def _fail(self, reply: Reply) -> None:
-        self.num_failed += 1
         self.last_failure = reply.why
-        if not reply.is_about_this:
+        if reply.is_final:
+            self.stopped = self.stopped or reply.why
+        elif reply.is_too_fast:
+            self.stopped = self.stopped or f"it refuses for too long: {reply.why}"
+        elif not reply.is_about_this:
             self._failures_in_a_row += 1
             if self._failures_in_a_row >= DEAD_AFTER:
-                self._stop(f"{reply.why}")
+                self._stop(f"{DEAD_AFTER} questions in a row failed", reply.why)
+        elif not self._has_answered:
+            self._useless_in_a_row += 1
+            if self._useless_in_a_row >= USELESS_AFTER:
+                self._stop(f"it refused {USELESS_AFTER} questions and answered none", reply.why)
 
-    def _stop(self, why: str) -> None:
-        self.stopped = self.stopped or f"{DEAD_AFTER} questions in a row failed, the last with: {why}"
+    def _stop(self, what: str, why: str | None, cost: int | None = None) -> None:
+        spent = "" if cost is None else f"; ${usd(cost):.6f} went for them"
+        self.stopped = self.stopped or f"{what}, the last with: {why}{spent}"
+
+
+class _Slots:
+    """Requests at once: a few at first, one more after each usable answer. A teacher of no use is found out by few."""
+
+    def __init__(self, first: int, most: int) -> None:
+        self._free = asyncio.Semaphore(first)
+        self._num_more = most - first
+
+    def widen(self) -> None:
+        if self._num_more:
+            self._num_more -= 1
+            self._free.release()
+
+    async def __aenter__(self) -> None:
+        await self._free.acquire()
+
+    async def __aexit__(self, *error: Any) -> None:
+        self._free.release()
+
+
+def _is_null(told: Any) -> bool:
+    return isinstance(told, dict) and "cost" in told and told["cost"] is None
 
 
 def _without_answer(call: Record, reply: Reply) -> Record:
@@ -129,6 +231,7 @@ def _settled(config: TextTeacher, call: Record, reply: Reply, outcome: Outcome) 
         call,
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
         completion_tokens=usage.completion_tokens,
         reasoning_tokens=usage.reasoning_tokens,
         usd_settled=usd(charge(config, usage)),
@@ -139,20 +242,12 @@ def _is_dear(config: TextTeacher, record: Record) -> bool:
     """Whether a call cost more than the teachers' file says that its tokens cost."""
     if record.usd_settled is None or record.prompt_tokens is None or record.completion_tokens is None:
         return False
-    told = at_prices(config, record.prompt_tokens, record.cached_tokens or 0, record.completion_tokens)
-    return nano_usd(record.usd_settled) > told * PRICE_TOLERANCE + 1
+    usage = Usage(
+        record.prompt_tokens, record.cached_tokens or 0, record.cache_write_tokens or 0, record.completion_tokens
+    )
+    return nano_usd(record.usd_settled) > at_prices(config, usage) * PRICE_TOLERANCE + 1
 
 
 def _dear_words(config: TextTeacher, record: Record) -> str:
     took = f"{record.prompt_tokens} + {record.completion_tokens} tokens"
     return f"it charged ${record.usd_settled:g} for {took}, more than its prices in the teachers' file: correct them"
-
-
-def _dear(config: TextTeacher, folder: OpenFolder) -> str | None:
-    """Why a teacher isn't asked at all: its newest answer in the ledger cost more than the file says."""
-    own = [
-        record
-        for record in folder.ledger.records
-        if record.has_answer and (record.teacher, record.model_requested) == (config.name, config.model)
-    ]
-    return _dear_words(config, own[-1]) if own and _is_dear(config, own[-1]) else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from composer_prime.traces.states import Message, calls_of, digest, text_of
+from composer_prime.traces.states import Message, calls_of, text_of
 
 NO_RESULT = "[no result was logged]"
 """Stands for the result of a call that the log never answers."""
@@ -44,20 +44,3 @@ def in_order(messages: Sequence[Message]) -> list[Message]:
 
 def _no_result(call: Mapping[str, str]) -> Message:
     return {"role": "tool", "content": NO_RESULT, "tool_call_id": call["id"]}
-
-
-class Digests:
-    """The digests of a session's messages, each made once."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Message, str]] = {}
-
-    def of(self, messages: Sequence[Message]) -> tuple[str, ...]:
-        """One a message."""
-        return tuple(self._digest(message) for message in messages)
-
-    def _digest(self, message: Message) -> str:
-        known = self._known.get(id(message))
-        if known is None or known[0] is not message:
-            known = self._known[id(message)] = message, digest(message)
-        return known[1]

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from composer_prime.traces.ingest.context import Digests, in_order, stands_in
+from composer_prime.traces.ingest.context import in_order, stands_in
 from composer_prime.traces.states import Message, Tool, TraceState, calls_of, digest, text_of
 
 
@@ -107,7 +107,6 @@ class Session:
         """The decision points, each with the index of its node."""
         turns = {index: turn for turn, index in enumerate(i for i, node in enumerate(self.nodes) if node.is_turn)}
         seen = [_seen(node) for node in self.nodes]
-        digests = Digests()
         inferred = InferredTools()
         for index, node in enumerate(self.nodes):
             inferred.add(node)
@@ -127,7 +126,6 @@ class Session:
                     self.reward,
                     bool(self.tools),
                     self.cwd,
-                    digests.of(shown),
                 )
                 yield index, state
 

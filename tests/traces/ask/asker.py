@@ -9,29 +9,31 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from composer_prime.config.text_teachers import TextTeacher
 from composer_prime.traces.ask.asking import ask
 from composer_prime.traces.ask.lines import LineWriter
-from tests.traces.ask.text_teacher import trace
+from composer_prime.traces.ask.plan import make_plan
+from tests.traces.ask.text_teacher import Listed, trace
 
 
 def die_at(place: int, share: float) -> None:
     """Let the process die at its nth write."""
-    whole_append, num_appended = LineWriter.append, 0
+    whole_write, num_written = LineWriter.write, 0
 
-    def append(self: LineWriter, record: dict[str, Any]) -> None:
-        nonlocal num_appended
-        if num_appended == place:
+    def write(self: LineWriter, record: Mapping[str, Any]) -> int:
+        nonlocal num_written
+        if num_written == place:
             line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
             os.write(self._file.fileno(), line[: round(share * len(line))])
             os.kill(os.getpid(), signal.SIGKILL)
-        num_appended += 1
-        whole_append(self, record)
+        num_written += 1
+        return whole_write(self, record)
 
-    LineWriter.append = append
+    LineWriter.write = write
 
 
 def main() -> None:
@@ -39,9 +41,9 @@ def main() -> None:
     if plan["die_at"] is not None:
         die_at(*plan["die_at"])
     teachers = [TextTeacher(**one) for one in plan["teachers"]]
-    states = [trace(number) for number in plan["states"]]
+    store = Listed([trace(number) for number in plan["states"]])
     print(os.getpid(), flush=True)
-    asyncio.run(ask(states, teachers, Path(plan["folder"]), plan["ceiling_usd"]))
+    asyncio.run(ask(store, make_plan(store), teachers, Path(plan["folder"]), plan["ceiling_usd"]))
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ from typing import Any, Protocol
 import pytest
 
 from composer_prime.config.text_teachers import TextTeacher
-from composer_prime.traces.ask import gate, teacher
+from composer_prime.traces.ask import gate, pace, teacher
 from composer_prime.traces.ask.asking import ask
+from composer_prime.traces.ask.plan import Choice, make_plan
 from composer_prime.traces.ask.report import Report
 from composer_prime.traces.states import TraceState
-from tests.traces.ask.text_teacher import FakeTextTeacher, serving
+from tests.traces.ask.text_teacher import FakeTextTeacher, Listed, serving
 
 AMPLE_USD = 100.0
 
@@ -32,6 +33,7 @@ class Ask(Protocol):
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (teacher, gate):
         monkeypatch.setattr(module, "RETRY_WAIT_S", 0.0)
+    monkeypatch.setattr(pace, "FIRST_PAUSE_S", 0.01)
 
 
 @pytest.fixture
@@ -45,7 +47,14 @@ def serve() -> Iterator[Serve]:
 def asking(tmp_path: Path) -> Callable[..., Report]:
     """`asking(states, teachers, ceiling_usd)` asks into the folder `answers` of the test."""
 
-    def run(states: Iterable[TraceState], teachers: Sequence[TextTeacher], ceiling_usd: float = AMPLE_USD, **more: Any):
-        return asyncio.run(ask(states, teachers, tmp_path / "answers", ceiling_usd, **more))
+    def run(
+        states: Iterable[TraceState],
+        teachers: Sequence[TextTeacher],
+        ceiling_usd: float = AMPLE_USD,
+        choice: Choice | None = None,
+        **more: Any,
+    ) -> Report:
+        store = Listed(list(states))
+        return asyncio.run(ask(store, make_plan(store, choice), teachers, tmp_path / "answers", ceiling_usd, **more))
 
     return run

@@ -11,12 +11,13 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.traces.ask.folder import AnswerFolder
-from composer_prime.traces.ask.forecast import forecast
 from composer_prime.traces.ask.ledger import Record
 from composer_prime.traces.ask.prices import NANO
-from composer_prime.traces.ask.teacher import DEAD_AFTER, TRIES
+from composer_prime.traces.ask.teacher import DEAD_AFTER, TRIES, USELESS_AFTER
+from composer_prime.traces.ingest.context import NO_RESULT
+from composer_prime.traces.ingest.intake import read_file
 from tests.traces.ask.conftest import Ask, Serve
-from tests.traces.ask.text_teacher import READ_FILE, FakeTextTeacher, call, serving, trace
+from tests.traces.ask.text_teacher import READ_FILE, FakeTextTeacher, call, number_of, serving, trace
 
 STATES = [trace(number) for number in range(6)]
 
@@ -61,30 +62,21 @@ def test_a_teacher_sees_the_messages_and_tools_of_the_author_and_not_its_thinkin
     assert answer.action["tool_calls"] == fake.says(body)["tool_calls"]
 
 
-def test_a_log_that_lacks_a_calls_result_is_asked_about_up_to_there(
-    serve: Serve, asking: Ask, folder: AnswerFolder
+def test_a_log_that_lacks_a_calls_result_is_asked_about_everywhere_as_servers_take_it(
+    serve: Serve, asking: Ask, folder: AnswerFolder, tmp_path: Path
 ) -> None:
-    start, made, result = trace(1), call("a"), {"role": "tool", "tool_call_id": "1", "content": "text"}
-    both = {**made, "tool_calls": [*made["tool_calls"], {**made["tool_calls"][0], "id": "2"}]}
-    person = {"role": "user", "content": "Go on."}
-
-    def after(*messages: dict[str, Any]) -> Any:
-        return type(start)("s", 0, None, (*start.messages, *messages), start.tools, start.action)
-
-    whole = [
-        start,
-        after(made, result),
-        after(made, result, person),
-        after(both, result, {**result, "tool_call_id": "2"}),
-    ]
-    cut = [after(made), after(made, person), after(both, result), after(both, result, person)]
+    made, person = call("a"), {"role": "user", "content": "Go on."}
+    both = {**made, "tool_calls": [{**made["tool_calls"][0], "id": id} for id in "23"]}
+    told = [person, made, person, both, {"role": "tool", "tool_call_id": "3", "content": "text"}, made, made]
+    (tmp_path / "log.json").write_text(json.dumps({"messages": told, "tools": [READ_FILE]}))
+    states = list(read_file(tmp_path / "log.json")[1].sessions[0].states())
     fake = FakeTextTeacher()
-    report = asking([*whole, *cut], [serve(fake)])
-    assert (report.num_states, report.num_cut, len(fake.bodies)) == (4, 4, 4)
-    assert outcomes(folder) == ["answered"] * 4 and report.is_complete
-    assert next(report.lines()) == "4 decision points, 4 more left out: their log lacks a call's result"
-    predicted = forecast([*whole, *cut], [serve(fake)], folder.root)
-    assert (predicted.num_states, predicted.num_cut, predicted.num_cached) == (4, 4, 0)
+    report = asking(states, [serve(fake)])
+    assert len(fake.bodies) == 4 == len(states) and report.is_complete
+    assert outcomes(folder) == ["answered"] * 4
+    longest = max(fake.bodies, key=lambda body: len(body["messages"]))["messages"]
+    shown = [message["content"] for message in longest if message["role"] == "tool"]
+    assert shown == [NO_RESULT, NO_RESULT, "text", NO_RESULT]
 
 
 def test_what_the_ledger_settled_is_what_the_server_served(serve: Serve, asking: Ask, folder: AnswerFolder) -> None:
@@ -157,10 +149,10 @@ def test_an_answer_that_is_no_action_is_paid_for_and_asked_no_second_time(
 ) -> None:
     fake = always(UNUSABLE[kind])
     teacher = serve(fake)
-    asking(STATES, [teacher])
-    report = asking(STATES, [teacher])
-    assert outcomes(folder) == ["unusable"] * 6 and len(fake.bodies) == 6
-    assert report.teachers[0].num_unusable == 6 and report.teachers[0].stopped is None
+    asking(STATES[:2], [teacher])
+    report = asking(STATES[:2], [teacher])
+    assert outcomes(folder) == ["unusable"] * 2 and len(fake.bodies) == 2
+    assert report.teachers[0].num_unusable == 2 and report.is_complete
     assert settled(folder.ledger()) == pytest.approx(fake.served_usd) and not list(folder.answers())
 
 
@@ -175,22 +167,40 @@ def test_a_call_without_arguments_may_say_nothing_for_them(serve: Serve, asking:
     assert answer.action["tool_calls"][0]["function"] == {"name": "read_file", "arguments": "{}"}
 
 
-@pytest.mark.parametrize("fault", ["text", "foreign"])
-def test_a_server_of_another_schema_is_stopped_after_a_few_questions(
-    serve: Serve, asking: Ask, folder: AnswerFolder, fault: Any
+@pytest.mark.parametrize("kind", ["cut", "empty", "tool", "text", "foreign"])
+def test_five_answers_in_a_row_that_are_of_no_use_stop_a_teacher_and_say_why_and_what_was_spent(
+    serve: Serve, asking: Ask, folder: AnswerFolder, kind: Any
 ) -> None:
-    fake = FakeTextTeacher(fault=lambda number: fault)
-    teacher = serve(fake, max_in_flight=1)
-    report = asking(STATES, [teacher])
-    assert outcomes(folder) == ["unusable"] * DEAD_AFTER and len(fake.bodies) == DEAD_AFTER
-    assert "isn't a chat completion" in (report.teachers[0].stopped or "") and not report.is_complete
-    records = folder.ledger()
-    assert settled(records) >= fake.served_usd
-    if fault == "text":  # nobody can read what it cost
-        assert all(record.usd_settled == record.usd_reserved for record in records)
+    says = {"empty": UNUSABLE["nothing"], "tool": UNUSABLE["a tool that isn't offered"]}.get(kind, call("a"))
+    fake = FakeTextTeacher(
+        says=lambda body: says,
+        fault=lambda number: kind if kind in ("text", "foreign") else "ok",
+        finish_reason="length" if kind == "cut" else "stop",
+    )
+    report = asking([trace(number) for number in range(30)], [serve(fake), serve(FakeTextTeacher(), name="well")])
+    useless, well = report.teachers
+    assert len(fake.bodies) == USELESS_AFTER == useless.num_unusable and well.num_answered == 30
+    why = {"cut": "cut at max_tokens", "empty": "it is empty", "tool": "isn't offered"}.get(kind, "no choices")
+    assert why in (useless.stopped or "") and f"${useless.usd:.6f} went for them" in (useless.stopped or "")
+    assert not report.is_complete and useless.usd >= round(fake.served_usd, 9)
 
 
-@pytest.mark.parametrize(("fault", "outcome"), [("busy", "refused"), ("broken", "refused"), ("gateway", "lost")])
+def test_a_usable_answer_between_ends_the_run_of_useless_ones(serve: Serve, asking: Ask) -> None:
+    def says(body: dict[str, Any]) -> dict[str, Any]:
+        return call("a") if number_of(body) % 5 == 0 else UNUSABLE["nothing"]
+
+    report = asking([trace(number) for number in range(20)], [serve(FakeTextTeacher(says=says), max_in_flight=1)])
+    assert (report.teachers[0].num_answered, report.teachers[0].num_unusable) == (4, 16) and report.is_complete
+
+
+def test_arguments_may_come_as_an_object(serve: Serve, asking: Ask, folder: AnswerFolder) -> None:
+    given = {"tool_calls": [{"function": {"name": "read_file", "arguments": {"path": "a", "line": 3}}}]}
+    asking(STATES[:1], [serve(always(given))])
+    (answer,) = folder.answers()
+    assert json.loads(answer.action["tool_calls"][0]["function"]["arguments"]) == {"path": "a", "line": 3}
+
+
+@pytest.mark.parametrize(("fault", "outcome"), [("broken", "refused"), ("gateway", "lost")])
 def test_a_passing_fault_is_tried_again_and_costs_what_it_may_have_cost(
     serve: Serve, asking: Ask, folder: AnswerFolder, fault: Any, outcome: str
 ) -> None:
@@ -213,16 +223,10 @@ def test_an_answer_that_does_not_come_in_time_is_lost(serve: Serve, asking: Ask,
 
 
 def test_a_teacher_is_tried_a_bounded_number_of_times(serve: Serve, asking: Ask, folder: AnswerFolder) -> None:
-    fake = FakeTextTeacher(fault=lambda number: "busy")
+    fake = FakeTextTeacher(fault=lambda number: "broken")
     report = asking(STATES[:1], [serve(fake)])
     assert len(fake.bodies) == TRIES and report.teachers[0].num_failed == 1 and not report.is_complete
-    assert report.teachers[0].last_failure == "429: busy"
-
-
-def test_a_server_that_wants_too_long_a_pause_has_failed_at_once(serve: Serve, asking: Ask) -> None:
-    fake = FakeTextTeacher(fault=lambda number: "busy", retry_after="3600")
-    assert asking(STATES[:1], [serve(fake)]).teachers[0].num_failed == 1
-    assert len(fake.bodies) == 1
+    assert report.teachers[0].last_failure == "500: broken"
 
 
 def test_a_teacher_that_dies_drops_out_and_the_others_go_on(serve: Serve, asking: Ask, folder: AnswerFolder) -> None:
@@ -249,10 +253,50 @@ def test_a_server_that_is_not_there_costs_nothing(serve: Serve, asking: Ask, fol
 
 
 def test_questions_that_a_server_refuses_do_not_end_the_teacher(serve: Serve, asking: Ask) -> None:
-    fake = FakeTextTeacher(fault=lambda number: "refused" if number < 5 else "ok")
-    report = asking(STATES, [serve(fake, max_in_flight=1)])
-    assert (report.teachers[0].num_failed, report.teachers[0].num_answered) == (5, 1)
+    fake = FakeTextTeacher(fault=lambda number: "refused" if number else "ok")
+    report = asking([trace(number) for number in range(20)], [serve(fake, max_in_flight=1)])
+    assert (report.teachers[0].num_failed, report.teachers[0].num_answered) == (19, 1)
     assert report.teachers[0].stopped is None and not report.is_complete
+
+
+def test_a_server_that_never_answered_and_refuses_five_questions_is_stopped(serve: Serve, asking: Ask) -> None:
+    fake = FakeTextTeacher(fault=lambda number: "refused")
+    report = asking([trace(number) for number in range(20)], [serve(fake)])
+    assert len(fake.bodies) == USELESS_AFTER and "the last with: 400: refused" in (report.teachers[0].stopped or "")
+
+
+PARAMETERS = {
+    "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead.": (
+        "max_completion_tokens in place of max_tokens"
+    ),
+    "Unsupported value: 'temperature' does not support 0 with this model.": 'temperature = "unsent"',
+    "Unknown field `top_k`": "change its top_k",
+}
+
+
+@pytest.mark.parametrize("words", PARAMETERS)
+def test_a_refusal_that_names_a_parameter_stops_the_teacher_at_once_with_the_setting(
+    serve: Serve, asking: Ask, words: str
+) -> None:
+    fake = FakeTextTeacher(fault=lambda number: "refused", words=words)
+    report = asking(STATES, [serve(fake, extra_body={"top_k": 3})])
+    assert len(fake.bodies) == 1 and not report.is_complete
+    assert words in (report.teachers[0].stopped or "") and PARAMETERS[words] in (report.teachers[0].stopped or "")
+
+
+def test_a_prompt_that_is_too_long_is_about_that_question_though_the_refusal_names_max_tokens(
+    serve: Serve, asking: Ask
+) -> None:
+    words = "'max_tokens' is too large: 200. This model's maximum context length is 8 tokens"
+    fake = FakeTextTeacher(fault=lambda number: "refused" if number == 1 else "ok", words=words)
+    report = asking(STATES, [serve(fake, max_in_flight=1)])
+    assert (report.teachers[0].num_failed, report.teachers[0].num_answered) == (1, 5)
+
+
+def test_a_wrong_key_stops_the_teacher_at_once_and_costs_nothing(serve: Serve, asking: Ask) -> None:
+    fake = FakeTextTeacher(fault=lambda number: "key", words="Incorrect API key provided")
+    report = asking(STATES, [serve(fake)])
+    assert len(fake.bodies) == 1 and report.usd == 0 and report.teachers[0].stopped == "401: Incorrect API key provided"
 
 
 def test_a_teacher_whose_prices_have_doubled_is_stopped_until_they_are_corrected(
@@ -276,25 +320,27 @@ def test_a_charge_above_the_reservation_stops_the_teacher(serve: Serve, asking: 
     assert (record.usd_settled or 0) > record.usd_reserved and report.teachers[0].stopped
 
 
-def test_the_next_tier_is_asked_only_where_the_tier_below_disagrees(serve: Serve, asking: Ask) -> None:
+def test_the_next_tier_is_asked_only_where_no_two_answers_agree(serve: Serve, asking: Ask) -> None:
     agreed = {json.dumps(list(state.messages)) for state in STATES[:4]}
     one = always(call("a"))
     other = FakeTextTeacher(says=lambda body: call("a" if json.dumps(body["messages"]) in agreed else "b"))
-    dear = FakeTextTeacher()
-    teachers = [serve(one, name="one"), serve(other, name="other"), serve(dear, name="dear", tier=7)]
+    third, dear, dearest = always(call("c")), always(call("a")), FakeTextTeacher()
+    teachers = [serve(one, name="one"), serve(other, name="other"), serve(third, name="third")]
+    teachers += [serve(dear, name="dear", tier=7), serve(dearest, name="dearest", tier=9)]
     report = asking(STATES, teachers)
-    assert (len(one.bodies), len(other.bodies), len(dear.bodies)) == (6, 6, 2)
+    assert (len(one.bodies), len(other.bodies), len(dear.bodies), len(dearest.bodies)) == (6, 6, 2, 0)
     assert {json.dumps(body["messages"]) for body in dear.bodies} == {
         json.dumps(list(state.messages)) for state in STATES[4:]
     }
     assert report.is_complete
 
 
-def test_the_next_tier_is_asked_where_no_answer_below_is_usable(serve: Serve, asking: Ask) -> None:
-    dear = FakeTextTeacher()
-    cheap = serve(always(call("a", name="none")), name="cheap")
-    asking(STATES, [cheap, serve(dear, name="dear", tier=1)])
-    assert len(dear.bodies) == 6
+def test_one_usable_answer_settles_nothing_while_there_is_somebody_to_ask(serve: Serve, asking: Ask) -> None:
+    useless = FakeTextTeacher(says=lambda body: call("a", name="none") if number_of(body) % 2 else call("a"))
+    next_up, last = always(call("a")), FakeTextTeacher()
+    teachers = [serve(always(call("a")), name="one"), serve(useless, name="useless")]
+    asking(STATES, [*teachers, serve(next_up, name="next", tier=1), serve(last, name="last", tier=2)])
+    assert {number_of(body) for body in next_up.bodies} == {1, 3, 5} and not last.bodies
 
 
 def test_spelling_of_arguments_is_no_disagreement_and_the_equivalence_can_be_replaced(
@@ -311,20 +357,19 @@ def test_spelling_of_arguments_is_no_disagreement_and_the_equivalence_can_be_rep
     assert len(dear.bodies) == 6
 
 
-def test_the_report_says_what_asking_everyone_would_have_cost(serve: Serve, asking: Ask) -> None:
-    cheap = serve(always(call("a")), name="cheap")
-    same = serve(always(call("a")), name="same")
-    dear_fake = FakeTextTeacher()
-    dear = serve(dear_fake, name="dear", tier=1, usd_per_million_prompt_tokens=30.0)
+def test_saved_is_what_was_left_out_by_choice_and_nothing_that_failed(serve: Serve, asking: Ask) -> None:
+    cheap, same = serve(always(call("a")), name="cheap"), serve(always(call("a")), name="same")
+    dear = serve(FakeTextTeacher(), name="dear", tier=1, usd_per_million_prompt_tokens=30.0)
     by_prices = asking(STATES, [cheap, same, dear])
-    assert by_prices.unasked == ("dear",) and 0 < by_prices.share_saved < 1
+    assert by_prices.by_prices == ("dear",) and by_prices.usd_spared["tiers"] > 0
     asking(STATES[:3], [dear])
     report = asking(STATES, [cheap, same, dear])
-    mean = {one.name: one.usd / one.num_answered for one in report.teachers}
-    assert report.unasked == () and report.usd_everyone == pytest.approx(6 * sum(mean.values()))
-    assert report.usd == pytest.approx(sum(one.usd for one in report.teachers))
-    assert report.share_saved == pytest.approx(1 - report.usd / report.usd_everyone)
-    assert f"{report.share_saved:.0%} saved" in "\n".join(report.lines())
+    mean = {one.name: one.usd / max(one.num_answered, 1) for one in report.teachers}
+    assert report.by_prices == () and report.usd_spared["tiers"] == pytest.approx(3 * mean["dear"], abs=1e-8)
+    assert report.usd_spared["cache"] == pytest.approx(6 * (mean["cheap"] + mean["same"]))
+    assert report.usd_run == 0 and report.share_saved == 1
+    failing = asking([trace(number) for number in range(50, 60)], [serve(FakeTextTeacher(fault=lambda number: "dead"))])
+    assert failing.share_saved == 0 and "saved" not in "\n".join(failing.lines())
 
 
 @contextmanager
@@ -352,7 +397,7 @@ def test_a_key_that_is_not_set_is_asked_for_before_anything_is_sent(serve: Serve
 def test_an_empty_pool_and_an_empty_store_are_refused(serve: Serve, asking: Ask) -> None:
     with pytest.raises(BadInput, match="6 decision points and 0 teachers"):
         asking(STATES, [])
-    with pytest.raises(BadInput, match="0 decision points and 1 teachers"):
+    with pytest.raises(BadInput, match="0 decision points: nothing is left to ask about"):
         asking([], [serve(FakeTextTeacher())])
 
 

@@ -11,10 +11,11 @@ from composer_prime.errors import BadInput
 from composer_prime.traces.ask.asking import ask
 from composer_prime.traces.ask.folder import AnswerFolder
 from composer_prime.traces.ask.ledger import DOUBT, Record
+from composer_prime.traces.ask.plan import make_plan
 from composer_prime.traces.ask.prices import usd, worst_case
-from composer_prime.traces.ask.questions import Question, Situation
+from composer_prime.traces.ask.questions import Question, Wording
 from tests.traces.ask.conftest import Ask, Serve
-from tests.traces.ask.text_teacher import FakeTextTeacher, Fault, trace
+from tests.traces.ask.text_teacher import FakeTextTeacher, Fault, Listed, trace
 
 STATES = [trace(number) for number in range(12)]
 
@@ -25,7 +26,7 @@ def committed(records: tuple[Record, ...]) -> float:
 
 def one_call(teacher: Any) -> float:
     """The most that a call can cost."""
-    return usd(worst_case(teacher, len(Question(Situation(STATES[0]), teacher).body())))
+    return usd(worst_case(teacher, len(Question(STATES[0], teacher).body(Wording()))))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -64,7 +65,8 @@ def test_no_moment_of_a_run_has_more_settled_and_reserved_than_the_ceiling(serve
     )
     teacher = serve(fake)
     ceiling = DOUBT * one_call(teacher) * 3.5
-    asyncio.run(ask(STATES, [teacher], folder, ceiling))
+    store = Listed(STATES)
+    asyncio.run(ask(store, make_plan(store), [teacher], folder, ceiling))
     assert len(seen) == 2 * len(fake.bodies) > 4 and max(seen) <= ceiling
 
 
@@ -75,7 +77,8 @@ def test_a_request_that_arrives_was_reserved_on_the_disk_before(serve: Serve, tm
         open_calls.append(sum(record.outcome == "reserved" for record in AnswerFolder(folder).ledger()))
 
     teacher = serve(FakeTextTeacher(hook=look), max_in_flight=1)
-    asyncio.run(ask(STATES[:3], [teacher], folder, 1.0))
+    store = Listed(STATES[:3])
+    asyncio.run(ask(store, make_plan(store), [teacher], folder, 1.0))
     assert open_calls == [1] * 6
 
 

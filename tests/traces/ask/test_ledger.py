@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from composer_prime.errors import BadInput
-from composer_prime.traces.ask.ledger import DOUBT, CeilingReached, Ledger, Record, last_records, read_record
+from composer_prime.traces.ask.ledger import DOUBT, CeilingReached, Ledger, Record, Totals, read_record
 from composer_prime.traces.ask.lines import LineWriter, read_lines
 from composer_prime.traces.ask.prices import usd
 
 
 def on_disk(path: Path) -> tuple[Record, ...]:
-    return tuple(last_records(map(read_record, read_lines(path))).values())
+    return tuple({one.call: one for one in (read_record(line) for _, line in read_lines(path))}.values())
 
 
 @contextmanager
 def opened(path: Path, ceiling: int) -> Iterator[Ledger]:
     with closing(LineWriter(path)) as writer:
-        yield Ledger(writer, on_disk(path), ceiling)
+        yield Ledger(writer, Totals(on_disk(path)), ceiling)
 
 
 def reserve(path: Path, key: str, amount: int) -> Record:
@@ -86,7 +86,7 @@ def test_charges_of_up_to_double_never_pass_the_ceiling_over_any_order_and_resta
                 await ledger.close_call(dataclasses.replace(record, outcome=fate, usd_settled=usd(cost)))
             assert ledger.committed <= ceiling
 
-        ledger.recover({})
+        ledger.recover({}, ())
         await asyncio.gather(*(call(number, draw.choice(["answered", "lost", "refused"])) for number in range(12)))
         await call(12, "killed")
 

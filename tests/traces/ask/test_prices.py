@@ -22,7 +22,7 @@ def test_the_worst_case_has_a_token_a_byte_and_all_tokens_that_are_allowed() -> 
 
 def test_a_charge_is_by_tokens_with_the_cached_ones_inside_the_prompt() -> None:
     usage = read_usage(told(prompt_tokens_details={"cached_tokens": 400}))
-    assert usage == Usage(1000, 400, 50, 0, None)
+    assert usage == Usage(1000, 400, 0, 50, 0, None)
     assert usage is not None and charge(TEACHER, usage) == (600 * 3 + 50 * 15) * 1000 + 400 * 300
 
 

@@ -13,15 +13,15 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, Literal
 
 from composer_prime.config.text_teachers import TextTeacher
-from composer_prime.traces.ask.prices import NANO, at_prices
-from composer_prime.traces.states import TraceState, lacks_a_result
+from composer_prime.traces.ask.prices import NANO, Usage, charge
+from composer_prime.traces.states import TraceState
 from tests.servers.in_thread import serving_handler
 
-Fault = Literal["ok", "lost", "dead", "busy", "broken", "gateway", "text", "foreign", "refused"]
+Fault = Literal["ok", "lost", "dead", "busy", "broken", "gateway", "text", "foreign", "refused", "key"]
 """lost: it answers, and hangs up before. dead: it hangs up before it works. busy: 429. broken: 500. gateway: 502 over
 an answer. text, foreign: a 200 that isn't JSON, or no chat completion. refused: 400."""
 
-STATUS = {"busy": 429, "broken": 500, "gateway": 502, "refused": 400}
+STATUS = {"busy": 429, "broken": 500, "gateway": 502, "refused": 400, "key": 401}
 GENERATES = {"ok", "lost", "gateway", "text", "foreign"}
 
 PROMPT_USD, COMPLETION_USD = 3.0, 15.0
@@ -48,6 +48,16 @@ def trace(number: int, words: str = "", action: Mapping[str, Any] | None = None)
     return TraceState("session", number, None, messages, (READ_FILE,), action or call(f"{number}.py"), "author-model")
 
 
+@dataclass(frozen=True)
+class Listed:
+    """A store of these decision points."""
+
+    listed: Sequence[TraceState]
+
+    def states(self) -> Sequence[TraceState]:
+        return self.listed
+
+
 def number_of(body: Mapping[str, Any]) -> int:
     """The number of the decision point that a request is about."""
     return int(body["messages"][1]["content"].split()[3].rstrip("."))
@@ -56,6 +66,19 @@ def number_of(body: Mapping[str, Any]) -> int:
 def by_content(body: Mapping[str, Any]) -> dict[str, Any]:
     """One of three calls, by the question."""
     return call("abc"[hashlib.sha256(json.dumps(body["messages"]).encode()).digest()[0] % 3])
+
+
+def lacks_a_result(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a call is followed by another message than its result, which OpenAI's servers refuse."""
+    open_calls: set[Any] = set()
+    for message in messages:
+        if message.get("role") == "tool":
+            open_calls.discard(message.get("tool_call_id"))
+        elif open_calls:
+            return True
+        else:
+            open_calls = {each.get("id") for each in message.get("tool_calls") or ()}
+    return bool(open_calls)
 
 
 @dataclass
@@ -78,11 +101,18 @@ class FakeTextTeacher:
     finish_reason: str = "stop"
     logprobs: Callable[[Mapping[str, Any]], Any] = lambda body: None
     hook: Callable[[int, str], object] = lambda number, when: None
-    retry_after: str = "0"
+    retry_after: str | None = "0"
+    words: str | None = None
+    """Of an error; None: the fault's name."""
+    usage_tells: bool = False
+    """Whether GET /usage?key= tells what each call cost."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
+    headers: list[Mapping[str, str]] = field(default_factory=list)
+    costs: dict[str | None, int] = field(default_factory=dict)
+    """Nano-dollars by X-Request-Id."""
     served_nano: int = 0
     """Nano-dollars of all that it wrote, whoever got it."""
 
@@ -101,15 +131,17 @@ class FakeTextTeacher:
         }
         return TextTeacher(base_url=url, **(defaults | settings))
 
-    def answer(self, raw: bytes, config: TextTeacher) -> dict[str, Any]:
+    def answer(self, raw: bytes, config: TextTeacher, call_id: str | None = None) -> dict[str, Any]:
         """The chat completion to a request, which is charged."""
         body = json.loads(raw)
         message = self.says(body)
         prompt = len(raw) if self.is_greedy else len(raw) // 4
-        completion = body["max_tokens"] if self.is_greedy else len(json.dumps(message)) // 4
-        cost = self.factor * at_prices(config, prompt, 0, completion)
+        limit = body.get("max_completion_tokens") or body["max_tokens"]
+        completion = limit if self.is_greedy else len(json.dumps(message)) // 4
+        cost = self.factor * charge(config, Usage(prompt, 0, 0, completion))
         with self.lock:
             self.served_nano += cost
+            self.costs[call_id] = self.costs.get(call_id, 0) + cost
         usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
         if self.states_cost:
             usage["cost"] = cost / NANO
@@ -126,6 +158,10 @@ def serving(teacher: FakeTextTeacher) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
+            if self.path.startswith("/usage?key="):
+                cost = teacher.costs.get(self.path.partition("=")[2])
+                told = {"cost": None if cost is None else cost / NANO}
+                return self._send(200 if teacher.usage_tells else 500, json.dumps(told))
             self._send(200, json.dumps({"data": [{"id": "student"}]}))
 
         def do_POST(self) -> None:
@@ -134,11 +170,13 @@ def serving(teacher: FakeTextTeacher) -> Iterator[str]:
                 number = len(teacher.bodies)
                 teacher.bodies.append(json.loads(raw))
                 teacher.keys.append(self.headers["Authorization"])
+                teacher.headers.append({**dict(self.headers), "path": self.path})
             fault = teacher.fault(number)
             if lacks_a_result(teacher.bodies[number]["messages"]):
                 fault = "refused"
             teacher.hook(number, "before")
-            answer = teacher.answer(raw, prices) if fault in GENERATES else None
+            call_id = self.headers["X-Request-Id"]
+            answer = teacher.answer(raw, prices, call_id) if fault in GENERATES else None
             teacher.hook(number, "after")
             if fault in ("lost", "dead"):
                 self.close_connection = True
@@ -147,7 +185,7 @@ def serving(teacher: FakeTextTeacher) -> Iterator[str]:
             elif fault == "foreign":
                 self._send(200, json.dumps({"usage": (answer or {})["usage"]}))
             elif fault != "ok":
-                self._send(STATUS[fault], json.dumps({"error": {"message": fault}}))
+                self._send(STATUS[fault], json.dumps({"error": {"message": teacher.words or fault}}))
             else:
                 self._send(200, json.dumps(answer))
 
@@ -155,7 +193,7 @@ def serving(teacher: FakeTextTeacher) -> Iterator[str]:
             body = text.encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
-            if status == 429:
+            if status == 429 and teacher.retry_after is not None:
                 self.send_header("Retry-After", teacher.retry_after)
             self.end_headers()
             self.wfile.write(body)

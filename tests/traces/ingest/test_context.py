@@ -4,7 +4,7 @@ import json
 import random
 from typing import Any
 
-from composer_prime.traces.ingest.context import NO_RESULT, OTHER, Digests, in_order
+from composer_prime.traces.ingest.context import NO_RESULT, OTHER, in_order
 from composer_prime.traces.ingest.intake import read_file
 from composer_prime.traces.states import digest
 
@@ -55,12 +55,6 @@ def test_in_order_changes_nothing_more_and_loses_nothing() -> None:
         assert sorted(map(digest, real)) == sorted(map(digest, messages))
         calls = [id for message in shown for id in [call["id"] for call in message.get("tool_calls", [])]]
         assert [message["tool_call_id"] for message in shown if message["role"] == "tool"] == calls
-
-
-def test_digests_are_those_of_the_messages() -> None:
-    messages = [user(str(number)) for number in range(50)]
-    digests = Digests()
-    assert digests.of(messages[:20]) + digests.of(messages)[20:] == tuple(map(digest, messages))
 
 
 def test_an_action_that_stands_in_for_what_text_can_not_say_is_no_decision_point(tmp_path) -> None:

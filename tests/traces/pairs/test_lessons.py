@@ -40,10 +40,10 @@ def test_a_file_without_an_agreement_or_of_another_store_is_refused(tmp_path: Pa
     states = turns(2)
     answers = [answer(states[0], "a", "left"), answer(states[0], "b", "right")]
     make_pairs(Listed(states), answers, Rules(), to=tmp_path / "torn.jsonl")
-    with pytest.raises(BadInput, match="torn.jsonl has no action that teachers agree on: ask more teachers"):
+    with pytest.raises(BadInput, match=r"torn.jsonl has no action that teachers agree on: ask more teachers"):
         list(read_lessons(Listed(states), tmp_path / "torn.jsonl"))
     file = decided(tmp_path, states, {0: "better"})
-    with pytest.raises(BadInput, match="none of the 1 agreements of .* is of a point of the store: give its own"):
+    with pytest.raises(BadInput, match=r"none of the 1 agreements of .* is of a point of the store: give its own"):
         list(read_lessons(Listed([state("else", says("did"))]), file))
 
 
