@@ -5,6 +5,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from composer_prime.sites.embedded.stored import (
     drawn,
 )
 from composer_prime.teachers.served import ServedModel
+from composer_prime.traces.pairs.advantages import FALL
 from composer_prime.traces.pairs.encoding import Action
 from tests.sites.letters_site import letters_site
 from tests.sites.tiny_policy import VOCABULARY, random_policy
@@ -79,6 +81,9 @@ def random_pairs(count: int) -> list[EncodedPair]:
 def stored(
     tmp_path: Path, drawn_pairs: Any = (), drawn_turns: Any = (), policy: Any = None, first: Any = None, **tables: Any
 ) -> Any:
+    """`pairs` is the preference term alone, also of what the policy can't form, unless its table says otherwise."""
+    if "pairs" in tables:
+        tables["pairs"] = {"store": "x", "file": "x", "sft_tau": 0.0, "min_logprob": -1e9} | tables["pairs"]
     settings = letters_site(tmp_path, replay=tables)
     served = [cast(ServedModel, each or Served(random_policy(seed))) for seed, each in enumerate((policy, first))]
     return StoredSamples(settings, drawn_pairs, drawn_turns, *served)
@@ -162,7 +167,8 @@ def test_rollouts_are_drawn_again_while_all_pairs_are_learned(tmp_path: Path) ->
     assert source.teaches(0)
     assert asyncio.run(source.draw(0, 0))[0] == [] and not source.teaches(1)
     policy.model = before  # it has forgotten
-    assert len(asyncio.run(source.draw(1, 1))[0]) == 4 and source.teaches(2)
+    asyncio.run(source.draw(1, 1))  # what falls rests once
+    assert len(asyncio.run(source.draw(2, 2))[0]) == 4 and source.teaches(3)
 
 
 @pytest.mark.parametrize("advantages", [(1.0, 1.0, 1.0), (1.0, -0.5, 0.25)])
@@ -180,10 +186,42 @@ def test_stored_turns_have_cross_entropys_gradient_by_their_advantages(tmp_path:
 
 def test_a_weight_that_has_come_to_0_leaves_a_batch_as_it_is(tmp_path: Path) -> None:
     tau, turn = {"start": 1.0, "end": 0.0, "steps": 2}, EncodedTurn(random_action(random.Random(1), [1, 2]), 1.0)
-    tables = {"pairs": {"file": "x", "tau": tau}, "traces": {"store": "x", "tau": tau}}
+    tables = {"pairs": {"tau": tau}, "traces": {"store": "x", "tau": tau}}
     source = stored(tmp_path, random_pairs(2), [turn], **tables)
     assert [source.teaches(step) for step in range(4)] == [True, True, False, False]
     assert len(asyncio.run(source.draw(1, 0))[0]) > 0 and asyncio.run(source.draw(2, 0)) == ([], {})
+
+
+def test_by_default_agreed_actions_are_imitated_by_their_support_and_nothing_is_pushed_down(tmp_path: Path) -> None:
+    model = random_policy(1).eval()
+    pairs = [replace(pair, rejected=None) if place % 2 else pair for place, pair in enumerate(random_pairs(6))]
+    table = {"sft_tau": 1.0, "min_logprob": -1.0, "batch_size": 6}  # nats a token; this policy gives -3
+    samples, found = asyncio.run(stored(tmp_path, pairs, (), Served(model), pairs=table).draw(0, 0))
+    total = sum(-pair.weight * total_logprob(model, pair.chosen) for pair in pairs)
+    for ours, wanted in zip(learned(model, samples), gradient(model, cast(Tensor, total)), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
+    means = [float(total_logprob(model, pair.chosen).detach()) / pair.chosen.num_tokens for pair in pairs]
+    assert found[metrics.PAIRS_LOGPROB] == pytest.approx(sum(means) / 6, rel=1e-5)
+    assert (found[metrics.PAIRS_COUNT], found[metrics.PAIRS_PREFERRED]) == (6, 0) and metrics.PAIRS_MARGIN not in found
+
+
+def test_the_preference_term_rests_where_the_agreed_action_is_below_the_floor_or_falling(tmp_path: Path) -> None:
+    models, pairs = [random_policy(seed).eval() for seed in (1, 2)], random_pairs(12)
+    means = [
+        [float(total_logprob(model, pair.chosen).detach()) / pair.chosen.num_tokens for pair in pairs]
+        for model in models
+    ]
+    floor = sorted(means[0])[4]
+    policy = Served(models[0])
+    table = {"batch_size": 12, "min_logprob": floor, "max_lead": 1e6}
+    source = stored(tmp_path, pairs, (), policy, pairs=table)
+    _, found = asyncio.run(source.draw(0, 0))
+    assert found[metrics.PAIRS_PREFERRED] == 8
+    policy.model = models[1]
+    _, found = asyncio.run(source.draw(1, 1))
+    stays = [now >= max(floor, before - FALL) for before, now in zip(*means, strict=True)]
+    assert any(now >= floor and not stay for now, stay in zip(means[1], stays, strict=True)), "falls above it"
+    assert found[metrics.PAIRS_PREFERRED] == sum(stays)
 
 
 def test_the_reference_is_asked_once_for_each_pair(tmp_path: Path) -> None:
@@ -226,10 +264,13 @@ def test_each_comes_once_before_any_comes_again_wherever_a_run_is_resumed(count:
     ("config", "told"),
     [
         (
-            lambda: PairsConfig(file=Path("x"), gamma=0.5),
+            lambda: PairsConfig(store=Path("x"), file=Path("x"), gamma=0.5),
             r'pairs.gamma \(0.5\) is for loss = "simpo", and it is',
         ),
-        (lambda: PairsConfig(file=Path("x"), tau=0.0), r"pairs.tau and sft_tau \(0\) must not both be 0"),
+        (
+            lambda: PairsConfig(store=Path("x"), file=Path("x"), tau=0.0, sft_tau=0.0),
+            r"pairs.tau and sft_tau \(0\) must not both be 0",
+        ),
         (lambda: StoredTracesConfig(store=Path("x"), tau=0.0), r"replay.traces.tau \(0\) must not be 0 at every step"),
     ],
 )

@@ -13,14 +13,20 @@ from composer_prime import metrics
 from composer_prime.config.stored import PairsConfig
 from composer_prime.errors import BadInput
 from composer_prime.metrics import read_tape
+from composer_prime.sites.embedded.agreement import HeldOut
 from composer_prime.sites.embedded.batches import read_batch
 from composer_prime.sites.embedded.inference_client import InferenceClient
 from composer_prime.sites.embedded.orchestrator import Orchestrator
 from composer_prime.sites.embedded.rollouts import Branch, Group, Rollout, RolloutPlayer
-from composer_prime.sites.embedded.stored import StoredSamples, encode_pairs
+from composer_prime.sites.embedded.stored import StoredSamples, encode_lessons, split_lessons
 from composer_prime.sites.embedded.weights import WeightsWatcher
-from composer_prime.traces.pairs.encoding import Encoder
-from composer_prime.traces.pairs.file import Pair, TeacherVote, write_pairs
+from composer_prime.traces.answers import Answer
+from composer_prime.traces.ingest.intake import read_file
+from composer_prime.traces.ingest.store import TraceStore
+from composer_prime.traces.pairs.encoding import CUT, Encoder, cut_oldest
+from composer_prime.traces.pairs.lessons import Lesson
+from composer_prime.traces.pairs.making import Rules, make_pairs
+from composer_prime.traces.states import TraceState
 from tests.sites.letters_site import letters_site
 from tests.sites.test_stored import Served, random_pairs
 from tests.sites.tiny_policy import random_policy
@@ -70,35 +76,64 @@ def test_an_authors_thinking_is_not_taught() -> None:
     assert encoder.encode(ASKED, TOOLS, thinking) == encoder.encode(ASKED, TOOLS, call("unlock", box="b"))
 
 
-def write(path: Path, *actions: Any) -> Path:
-    vote = TeacherVote(model="m", weight=1.0, chose="chosen")
-    pairs = [
-        Pair(
-            state="0",
-            messages=ASKED,
-            tools=TOOLS,
-            chosen=one,
-            rejected=call("open", box="b"),
-            weight=0.5,
-            teachers={"t": vote},
-        )
-        for one in actions
-    ]
-    write_pairs(path, pairs)
-    return path
+def lesson(action: Any, messages: Any = ASKED, rejected: Any = None) -> Lesson:
+    state = TraceState("s", 0, None, tuple(messages), tuple(TOOLS), call("open", box="b"))
+    return Lesson(state, action, rejected, 0.5)
 
 
-def test_pairs_that_fit_no_sample_are_left_out_and_a_file_of_such_is_refused(tmp_path: Path) -> None:
+def test_lessons_that_fit_no_sample_are_left_out_and_a_file_of_such_is_refused() -> None:
     short, long = call("unlock", box="b"), {"role": "assistant", "content": "a" * 500}
-    encoder = Encoder(RENDERER, 400)
-    (kept,) = encode_pairs(encoder, PairsConfig(file=write(tmp_path / "pairs", short, long)))
-    assert kept.weight == 0.5 and kept.chosen == encoder.encode(ASKED, TOOLS, short)
-    with pytest.raises(BadInput, match=r"long has no pairs that fit a sample \(1 in all\): raise seq_len"):
-        encode_pairs(encoder, PairsConfig(file=write(tmp_path / "long", long)))
+    encoder, config = Encoder(RENDERER, 400), PairsConfig(store=Path("x"), file=Path("long"))
+    (kept,) = encode_lessons(encoder, [lesson(short), lesson(long), lesson(short, rejected=long)], config)
+    assert kept.weight == 0.5 and kept.chosen == encoder.encode(ASKED, TOOLS, short) and kept.rejected is None
+    with pytest.raises(BadInput, match=r"long has no lessons that fit a sample \(1 in all\): raise seq_len"):
+        encode_lessons(encoder, [lesson(long)], config)
+
+
+def test_of_a_lesson_that_is_too_long_the_oldest_results_are_cut_as_far_as_it_takes() -> None:
+    turns = [each for n in range(6) for each in (call("open", box="b"), {**ANSWERED[-1], "content": "ab" * 40})]
+    messages, action, other = [*ASKED, *turns], call("unlock", box="b"), {"role": "assistant", "content": "h" * 30}
+    whole = Encoder(RENDERER, 4096)
+    lengths = []
+    for count in range(7):
+        encoded = whole.encode(cut_oldest(messages, count), TOOLS, other)
+        assert encoded is not None
+        lengths.append(len(encoded.token_ids))
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] > lengths[3] > lengths[6]
+    for count in range(7):
+        tight = Encoder(RENDERER, lengths[count])
+        actions, num_cut = tight.fit_all(messages, TOOLS, [action, other], may_cut=True)
+        assert num_cut == count and actions == [
+            whole.encode(cut_oldest(messages, count), TOOLS, one) for one in (action, other)
+        ]
+    assert Encoder(RENDERER, lengths[6] - 1).fit_all(messages, TOOLS, [other], may_cut=True) == (None, 0)
+    assert Encoder(RENDERER, lengths[3]).fit_all(messages, TOOLS, [other], may_cut=False) == (None, 0)
+    assert CUT in cut_oldest(messages, 1)[2]["content"] and messages[2]["content"] == "ab" * 40
+
+
+def test_a_run_without_an_environment_measures_at_points_that_it_does_not_learn_from(tmp_path: Path) -> None:
+    store, file = TraceStore(tmp_path / "store", is_new=True), tmp_path / "pairs.jsonl"
+    log = [{"messages": [{"role": "user", "content": f"Code in box {n}"}, call("open", box=str(n))]} for n in range(60)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
+    for session in read_file(tmp_path / "log.jsonl")[1].sessions:
+        store.add(session)
+    store.save_index()
+    said = [Answer(one.id, name, "m", call("unlock", box="b")) for one in store.states() for name in "ab"]
+    make_pairs(store, said, Rules(), to=file)
+    table = {"store": str(store.folder), "file": str(file), "held_out": 0.3}
+    site = letters_site(tmp_path, replay={"pairs": table})
+    assert [len(part) for part in split_lessons(site)] == [60, 0]
+    site = letters_site(tmp_path, replay={"pairs": table}, orchestrator={})
+    learned, held = split_lessons(site)
+    assert len(learned) + len(held) == 60 and 8 <= len(held) <= 30
+    assert not {one.state.id for one in learned} & {one.state.id for one in held}
+    assert split_lessons(site) == (learned, held), "the same points after a restart"
 
 
 def test_a_step_whose_rollouts_teach_nothing_is_drawn_once_where_pairs_teach(tmp_path: Path) -> None:
-    site = letters_site(tmp_path, max_steps=2, replay={"pairs": {"file": "x", "batch_size": 3}})
+    site = letters_site(
+        tmp_path, max_steps=2, replay={"pairs": {"store": "x", "file": "x", "batch_size": 3, "tau": 0.0}}
+    )
     asked: list[int] = []
 
     async def play_group(source: int, task: int, size: int, policy_version: int) -> Group:
@@ -114,7 +149,11 @@ def test_a_step_whose_rollouts_teach_nothing_is_drawn_once_where_pairs_teach(tmp
     weights = cast(WeightsWatcher, SimpleNamespace(version=0, at_least=at_least))
     served = [cast(Any, Served(random_policy(seed))) for seed in (0, 1)]
     stored = StoredSamples(site, random_pairs(5), (), *served)
-    asyncio.run(Orchestrator(site, player, weights, cast(InferenceClient, None), stored).make_batches())
+    asyncio.run(
+        Orchestrator(
+            site, player, weights, cast(InferenceClient, None), stored, HeldOut([], None, "http://x", "m")
+        ).make_batches()
+    )
     assert len(asked) == 2 * 4  # 16 rollouts a step in groups of 4
-    assert [len(read_batch(site.paths.rollouts, step) or ()) for step in range(2)] == [6, 6]
+    assert [len(read_batch(site.paths.rollouts, step) or ()) for step in range(2)] == [3, 3]
     assert [record[metrics.PAIRS_COUNT] for record in read_tape(site.paths.tape("orchestrator"))] == [3, 3]

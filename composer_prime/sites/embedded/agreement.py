@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from composer_prime import metrics
-from composer_prime.bearer import SITE_TOKEN
+from composer_prime.bearer import SITE_TOKEN, site_token
 from composer_prime.config.stored import PairsConfig
 from composer_prime.sites.embedded.stored import drawn
 from composer_prime.traces.ask.gate import Student
@@ -25,6 +25,7 @@ class HeldOut:
     def __init__(self, lessons: Sequence[Lesson], config: PairsConfig | None, base_url: str, model: str) -> None:
         self._lessons = lessons
         self._size = 0 if config is None else min(config.batch_size, len(lessons))
+        site_token()  # in the variable, also where nobody handed one down
         self._student = Student(base_url, Wording(), model=model, key_var=SITE_TOKEN)
 
     async def measure(self, step: int) -> dict[str, float]:
