@@ -123,7 +123,7 @@ def test_a_run_without_an_environment_measures_at_points_that_it_does_not_learn_
     table = {"store": str(store.folder), "file": str(file), "held_out": 0.3}
     site = letters_site(tmp_path, replay={"pairs": table})
     assert [len(part) for part in split_lessons(site)] == [60, 0]
-    site = letters_site(tmp_path, replay={"pairs": table}, orchestrator={})
+    site = letters_site(tmp_path, replay={"pairs": table}, orchestrator={"train": {"source": []}})
     learned, held = split_lessons(site)
     assert len(learned) + len(held) == 60 and 8 <= len(held) <= 30
     assert not {one.state.id for one in learned} & {one.state.id for one in held}

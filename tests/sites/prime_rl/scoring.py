@@ -1,4 +1,4 @@
-"""Servers that score token sequences with a model in this process, and pairs to be scored."""
+"""Servers that score token sequences with a model in this process, and lessons to be scored."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_prime.traces.pairs.file import Pair, Record, StepScore, TeacherVote, write_pairs
+from composer_prime.traces.ingest.intake import read_file
+from composer_prime.traces.ingest.store import TraceStore
+from composer_prime.traces.pairs.file import Decision, write_decisions
 from tests.servers.fake_teacher import FakeTeacher, serving_teacher
 
 
@@ -42,29 +44,56 @@ def call(name: str, **arguments: str) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
 
 
-def pairs(count: int) -> list[Pair]:
-    """Pairs at different states: a call over another one, or over a text, or a text over a call, which a random policy
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}
+    for name in ("open", "unlock")
+]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a lesson holds."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    chosen: dict[str, Any]
+    rejected: dict[str, Any]
+    weight: float
+
+
+def pairs(count: int) -> list[Told]:
+    """Lessons at different states: a call over another one or a text, or a text over a call, which a random policy
     prefers, since it is short."""
-    vote = TeacherVote(model="m", weight=1.0, chose="chosen")
     texts = [{"role": "assistant", "content": "h" * (number + 1)} for number in range(count)]
     better, worse = [call("unlock", box="ab" * number) for number in range(count)], call("open", box="b")
     return [
-        Pair(
-            state=f"{number:016x}",
+        Told(
             messages=[{"role": "user", "content": f"Code in box {'ab' * number}"}],
-            tools=[],
+            tools=TOOLS,
             chosen=texts[number] if number % 3 == 2 else better[number],
             rejected=texts[number] if number % 3 == 1 else worse,
             weight=0.5 + 0.4 / (1 + number),
-            teachers={"t": vote},
         )
         for number in range(count)
     ]
 
 
-def write(path: Path, records: Sequence[Pair]) -> Path:
-    """A file as `replay pairs` writes it: scores stand between the pairs."""
-    score = StepScore(session="s", turn=0, state="0", score=0.5, supported=0.5)
-    mixed: list[Record] = [record for pair in records for record in (score, pair)]
-    write_pairs(path, mixed or [score])
-    return path
+def write(folder: Path, told: Sequence[Told]) -> dict[str, str]:
+    """A store of sessions of one turn, and what `replay pairs` would write of them: `env.taskset`'s files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log, store, file = folder / "log.jsonl", TraceStore(folder / "store", is_new=True), folder / "pairs.jsonl"
+    rows = [{"messages": [*one.messages, one.rejected], "tools": one.tools} for one in told]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for session in read_file(log)[1].sessions if told else ():
+        store.add(session)
+    store.save_index()
+    by_question = {json.dumps(one.messages): one for one in told}
+    decisions = []
+    for state in store.states():
+        one = by_question[json.dumps(list(state.messages))]
+        agreed: dict[str, Any] = {"support": one.weight, "chosen": one.chosen}
+        said = {"score": 0.0, "supported": 0.0, "teachers": {}, **agreed}
+        decisions.append(Decision(session=state.session, turn=state.turn, state=state.id, **said))
+    nothing = {"score": 0.5, "supported": None, "support": None, "chosen": None, "teachers": {}}
+    write_decisions(file, [*decisions, Decision(session="none", turn=0, state="0", **nothing)])
+    return {"store": str(folder / "store"), "file": str(file)}

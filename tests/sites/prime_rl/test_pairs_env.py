@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import msgpack
 import pytest
 import torch
 import verifiers.v1 as vf
@@ -25,7 +24,6 @@ from composer_prime.errors import BadInput, ConfigError
 from composer_prime.sites.prime_rl.pairs_env import PairsEnvConfig, PairsTaskset, PairsTasksetConfig
 from composer_prime.sites.prime_rl.toml import SiteFiles, render
 from composer_prime.traces.pairs.advantages import Scored, pull
-from composer_prime.traces.pairs.file import Pair
 from tests.servers.fake_teacher import FakeTeacher, serving_teacher
 from tests.sites.prime_rl.recipes import minimal, prime_recipe
 from tests.sites.prime_rl.scoring import ScoringTeacher, pairs, serve, token_logprobs, write
@@ -52,9 +50,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
         yield Models(tmp_path_factory.mktemp("models"), stack)
 
 
-def env_config(file: Path, **tables: Any) -> PairsEnvConfig:
-    taskset = {"id": "composer-prime-pairs", "file": str(file)}
-    return PairsEnvConfig.model_validate({"taskset": taskset, "seq_len": 512, "pairs": {"loss": "simpo"}, **tables})
+ALONE = {"sft_tau": 0.0, "min_logprob": -1e9}
+"""The preference term alone, also of what a random policy can't form."""
+
+
+def env_config(files: Mapping[str, str], **tables: Any) -> PairsEnvConfig:
+    taskset = {"id": "composer-prime-pairs", **files}
+    tables["pairs"] = ALONE | tables.get("pairs", {"loss": "simpo"})
+    return PairsEnvConfig.model_validate({"taskset": taskset, "seq_len": 2048, **tables})
 
 
 async def served(
@@ -132,26 +135,38 @@ def test_a_pair_comes_back_as_two_traces_with_opposite_rewards(tmp_path: Path, m
 
 def test_a_files_pairs_are_mixed_once_and_each_comes_once(tmp_path: Path) -> None:
     made = pairs(12)
-    config = PairsTasksetConfig(id="composer-prime-pairs", file=write(tmp_path / "pairs", made))
-    orders = [[json.loads(task.data.pair)["state"] for task in PairsTaskset(config).load()] for _ in range(2)]
-    assert orders[0] == orders[1] != [pair.state for pair in made]
-    assert sorted(orders[0]) == [pair.state for pair in made]
+    config = PairsTasksetConfig.model_validate({"id": "composer-prime-pairs", **write(tmp_path / "pairs", made)})
+    orders = [[json.loads(task.data.lesson)["messages"] for task in PairsTaskset(config).load()] for _ in range(2)]
+    assert orders[0] == orders[1] != [pair.messages for pair in made]
+    assert sorted(map(str, orders[0])) == sorted(str(pair.messages) for pair in made)
 
 
-def test_a_file_that_cant_be_learned_from_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_files_that_cant_be_learned_from_are_refused_in_one_line(tmp_path: Path) -> None:
+    files = write(tmp_path / "pairs", pairs(1))
     absent = tmp_path / "absent"
-    with pytest.raises(ValidationError, match=rf"env.taskset.file: {absent} can't be read.*replay pairs"):
-        env_config(absent)
-    scores = write(tmp_path / "scores", [])
-    with pytest.raises(BadInput, match=rf"^{scores} has scores and no pairs: give another file, or drop its source$"):
-        list(PairsTaskset(PairsTasksetConfig(id="composer-prime-pairs", file=scores)).load())
+    with pytest.raises(ValidationError, match=rf"env.taskset: {absent} can't be read.*replay pairs"):
+        env_config({**files, "file": str(absent)})
+    with pytest.raises(ValidationError, match=rf"env.taskset: {absent} is no store of traces"):
+        env_config({**files, "store": str(absent)})
+    none = write(tmp_path / "none", [])
+    with pytest.raises(BadInput, match=r"pairs.jsonl has no action that teachers agree on: ask more teachers"):
+        list(PairsTaskset(PairsTasksetConfig.model_validate({"id": "composer-prime-pairs", **none})).load())
+
+
+def test_by_default_the_agreed_action_alone_comes_back_to_be_imitated(tmp_path: Path, models: Models) -> None:
+    (pair,) = made = pairs(1)
+    config = env_config(write(tmp_path / "pairs", made), pairs={"loss": "simpo", "sft_tau": 1.0, "min_logprob": -1.0})
+    (chosen,) = asyncio.run(served(config, models)).traces
+    node = chosen.nodes[0]
+    assert json.loads(chosen.last_reply) == pair.chosen and chosen.reward == 0
+    assert node.loss_weights is not None and sum(node.loss_weights["ce"]) == pytest.approx(pair.weight * sum(node.mask))
 
 
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
         ({"pairs": {}}, 'env.reference.base_url must be given with env.pairs.loss = "dpo": serve the model'),
-        ({"reference": {"base_url": "http://127.0.0.1:1"}}, 'env.reference is for env.pairs.loss = "dpo", and it is'),
+        ({"reference": {"base_url": "http://127.0.0.1:1"}}, 'env.reference is for env.pairs.loss = "dpo" with a tau'),
         (
             {"pairs": {"loss": "simpo", "tau": {"start": 1.0, "end": 0.0, "steps": 9}}},
             "env.pairs.tau must be one number",
@@ -167,7 +182,7 @@ def test_settings_that_cant_be_meant_are_refused(tmp_path: Path, tables: dict[st
 @pytest.mark.parametrize(
     ("tables", "temperature", "message"),
     [
-        ({"seq_len": 40}, 1.0, r"the pair at state 0{16} doesn't fit env.seq_len \(40 tokens\): raise seq_len"),
+        ({"seq_len": 40}, 1.0, r"a lesson of 1 messages doesn't fit env.seq_len \(40 tokens\): raise seq_len"),
         ({}, 0.7, r"sampling.temperature \(0.7\) of this source must be 1"),
     ],
 )
@@ -211,11 +226,11 @@ def test_a_source_of_evaluation_is_refused(tmp_path: Path, models: Models) -> No
 
 
 def test_the_reference_which_doesnt_move_is_asked_once_for_a_pair(tmp_path: Path, models: Models) -> None:
-    file, counts = write(tmp_path / "pairs", pairs(1)), []
+    files, counts = write(tmp_path / "pairs", pairs(1)), []
     for times in (1, 3):
         teacher = ScoringTeacher(model="reference", scorer=models.reference)
         with serving_teacher(teacher) as url:
-            asyncio.run(served(env_config(file, pairs={}, reference={"base_url": url}), models, times=times))
+            asyncio.run(served(env_config(files, pairs={}, reference={"base_url": url}), models, times=times))
         counts.append(teacher.requests)
     assert counts[0] == counts[1]
 
@@ -234,7 +249,7 @@ def test_a_reference_with_another_tokenizer_is_refused(tmp_path: Path, models: M
 def recipe_of_pairs(**env: Any) -> dict[str, Any]:
     """A recipe of PRIME-RL sites with a source of pairs beside its rollouts."""
     recipe = minimal()
-    taskset = {"id": "composer-prime-pairs", "file": "pairs.jsonl"}
+    taskset = {"id": "composer-prime-pairs", "store": "traces", "file": "pairs.jsonl"}
     table = {"name": "pairs", "group_size": 1, "env": {"taskset": taskset, "pairs": {"loss": "simpo"}, **env}}
     recipe["orchestrator"]["train"]["source"].append(table)
     return recipe
@@ -279,12 +294,3 @@ def test_an_algorithm_that_would_change_a_pairs_advantages_is_refused() -> None:
 def test_a_version_that_has_no_place_for_pairs_refuses_them() -> None:
     with pytest.raises(ConfigError, match=r"0\.8\.0.*composer-prime-pairs.*drop the source"):
         render(prime_recipe(**recipe_of_pairs()), "0.8.0", SiteFiles("b", Path("/runs/b")))
-
-
-def test_a_pair_with_half_a_surrogate_travels(tmp_path: Path) -> None:
-    (pair,) = pairs(1)
-    odd = Pair.model_validate(pair.model_dump() | {"messages": [{"role": "user", "content": "\ud800"}]})
-    config = PairsTasksetConfig(id="composer-prime-pairs", file=write(tmp_path / "pairs", [odd]))
-    (task,) = PairsTaskset(config).load()
-    sent = msgpack.unpackb(msgpack.packb(task.data.model_dump(mode="json")) or b"")
-    assert Pair.model_validate(json.loads(sent["pair"])) == odd

@@ -29,9 +29,8 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.serve.server import EnvServer
 
 from composer_prime.traces.pairs.encoding import Action, Encoder
-from composer_prime.traces.pairs.file import Pair
 from tests.architecture import REPOSITORY
-from tests.sites.prime_rl.scoring import pairs, serve, token_logprobs, write
+from tests.sites.prime_rl.scoring import Told, pairs, serve, token_logprobs, write
 from tests.sites.tiny_folder import save_random_tiny
 from tiny_policy.qwen3 import tiny_tokenizer
 
@@ -44,7 +43,9 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("default"),  # upstream's imports warn
 ]
-NUM_PAIRS, SEQ_LEN = 6, 512
+NUM_PAIRS, SEQ_LEN = 6, 2048
+ALONE = {"sft_tau": 0.0, "min_logprob": -1e9}
+"""The preference term alone, also of what a random policy can't form."""
 SETTINGS = {"dpo": {"beta": 0.7, "tau": 3.0}, "simpo": {"beta": 2.0, "gamma": 0.3}}
 RENDERER = Qwen3RendererConfig(enable_thinking=False)
 LOSSES = {
@@ -63,8 +64,8 @@ class Setting:
     reference: Any
     policy_url: str
     reference_url: str
-    file: Path
-    pairs: list[Pair]
+    files: dict[str, str]
+    pairs: list[Told]
 
     def actions(self) -> list[tuple[Action, Action]]:
         """The pairs in the policy's tokens."""
@@ -90,15 +91,15 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
         models = [AutoModelForCausalLM.from_pretrained(one, dtype=torch.float32).eval() for one in folders]
         urls = [serve(stack, model) for model in models]
         made = pairs(NUM_PAIRS)
-        yield Setting(folders[0], models[0], models[1], urls[0], urls[1], write(folder / "pairs.jsonl", made), made)
+        yield Setting(folders[0], models[0], models[1], urls[0], urls[1], write(folder / "pairs", made), made)
 
 
 def source(setting: Setting, loss: str, **settings: Any) -> Any:
     """The table of a source of pairs, as upstream reads it."""
     env: dict[str, Any] = {
-        "taskset": {"id": "composer-prime-pairs", "file": str(setting.file)},
+        "taskset": {"id": "composer-prime-pairs", **setting.files},
         "seq_len": SEQ_LEN,
-        "pairs": {"loss": loss, "max_lead": 1e6, **SETTINGS[loss], **settings},
+        "pairs": {"loss": loss, "max_lead": 1e6, **ALONE, **SETTINGS[loss], **settings},
     }
     if loss == "dpo":
         env["reference"] = {"base_url": setting.reference_url}
@@ -283,7 +284,7 @@ def test_the_table_in_the_docs_is_read_by_upstreams_config(setting: Setting) -> 
     text = (REPOSITORY / "docs/pairs.md").read_text()
     (block,) = [found for found in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "composer-prime-pairs" in found]
     (table,) = tomllib.loads(block)["orchestrator"]["train"]["source"]
-    table["env"]["taskset"]["file"] = str(setting.file)
+    table["env"]["taskset"] |= setting.files
     read = upstream("configs.orchestrator").TrainSourceConfig.model_validate(table)
     assert type(read.env).__name__ == "PairsEnvConfig" and read.group_size == 1
     assert read.env.pairs.loss == "dpo" and read.env.reference is not None
