@@ -30,7 +30,8 @@ from composer_prime.config.paths import models_cache
 from composer_prime.sites.embedded.model import resolve_model
 from composer_prime.sites.embedded.ports import HOST, claim_port
 from composer_prime.traces.ask.folder import AnswerFolder
-from composer_prime.traces.pairs.file import Pair, read_pairs, write_pairs
+from composer_prime.traces.ingest.store import TraceStore
+from composer_prime.traces.pairs.file import Decision, read_decisions, write_decisions
 from tests.traces.ask.text_teacher import FakeTextTeacher, serving
 from tiny_policy.built_in.conversations import tools_json
 
@@ -102,15 +103,19 @@ def box_of(body: Mapping[str, Any]) -> str:
     return body["messages"][0]["content"].split()[-1]
 
 
-def shuffled(pairs: Sequence[Pair]) -> list[Pair]:
-    """The same states, each preferring what the agent did at another one: with the teachers' actions among each other
-    the pairs would still teach to unlock, wherever that is."""
+def shuffled(decisions: Sequence[Decision], did: Mapping[str, Message]) -> list[Decision]:
+    """The same states, each with what the agent did at another one as the agreed action: with the teachers' actions
+    among each other they would still teach to unlock, wherever that is.
+
+    did  by state, the agent's action
+    """
     dice = random.Random(0)
+    otherwise = [one for one in decisions if one.chosen is not None]
 
-    def elsewhere(pair: Pair) -> Message:
-        return dice.choice([other.rejected for other in pairs if spoken(other.rejected) != spoken(pair.rejected)])
+    def elsewhere(own: Message) -> Message:
+        return dice.choice([did[one.state] for one in otherwise if spoken(did[one.state]) != spoken(own)])
 
-    return [pair.model_copy(update={"chosen": elsewhere(pair)}) for pair in pairs]
+    return [one.model_copy(update={"chosen": elsewhere(did[one.state])}) for one in otherwise]
 
 
 def spoken(message: Message) -> tuple[Any, ...]:
@@ -184,13 +189,13 @@ class Chain:
                 to = ["--teachers", self._teachers(way, urls), "--to", self.answers(way), "--ceiling-usd", 50]
                 composer_prime("replay", "ask", self.store, *to, *gate)
                 composer_prime("replay", "pairs", self.store, self.answers(way), "--to", self.pairs(way))
-        pairs = [each for each in read_pairs(self.pairs(EVERYONE)) if isinstance(each, Pair)]
-        write_pairs(self.shuffled, shuffled(pairs))
+        did = {state.id: dict(state.action) for state in TraceStore(self.store).states()}
+        write_decisions(self.shuffled, shuffled(list(read_decisions(self.pairs(EVERYONE))), did))
 
     def ablate(self, seeds: int, further: Sequence[str]) -> None:
         """Runs with the rewards alone, with each way's pairs, and with shuffled ones."""
         settings = [*LOCKED, *SURE, "--model.name", self.agent, "--output_dir", self.out]
-        settings += ["--replay.pairs.file", self.pairs(EVERYONE)]
+        settings += ["--replay.pairs.store", self.store, "--replay.pairs.file", self.pairs(EVERYONE)]
         files = {way.name: self.pairs(way) for way in WAYS[1:]} | {"shuffled": self.shuffled}
         arms = [word for name, file in files.items() for word in ("--arm", f"{name} replay.pairs.file={file}")]
         composer_prime("ablate", RECIPE, "--no-harm", "--seeds", seeds, *arms, *settings, *further)

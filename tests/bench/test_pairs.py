@@ -11,7 +11,7 @@ import pytest
 from verifiers.v1.mcp import ToolsetConfig
 
 from composer_prime.sites.embedded.tools.in_process import ToolsetThread
-from composer_prime.traces.pairs.file import Pair
+from composer_prime.traces.pairs.file import Decision
 from tests.bench.pairs import TOOLS, chats, knows, opens, shuffled
 from tool_letters import BoxState, BoxTools, ToolLettersData
 
@@ -53,21 +53,12 @@ def test_a_sites_conversations_become_chats_with_their_calls(tmp_path: Path) -> 
     assert (chat["reward"], chat["tools"]) == (0.5, TOOLS)
 
 
-def test_shuffled_pairs_prefer_what_the_agent_did_elsewhere() -> None:
-    pairs = [
-        Pair(
-            state=str(number),
-            messages=[],
-            tools=[],
-            chosen={"role": "assistant", "content": f"chosen {number}"},
-            rejected={"role": "assistant", "content": f"rejected {number % 10}"},
-            weight=1.0,
-            teachers={},
-        )
-        for number in range(20)
-    ]
-    mixed = shuffled(pairs)
-    assert [pair.rejected for pair in mixed] == [pair.rejected for pair in pairs]
-    assert all(pair.chosen in [other.rejected for other in pairs] for pair in mixed)
-    assert all(pair.chosen != pair.rejected for pair in mixed)
-    assert len({str(pair.chosen) for pair in mixed}) > 5
+def test_shuffled_decisions_agree_on_what_the_agent_did_elsewhere() -> None:
+    did = {str(number): {"role": "assistant", "content": f"did {number % 10}"} for number in range(20)}
+    shared: dict[str, Any] = {"session": "s", "score": 0.0, "supported": 0.0, "support": 1.0, "teachers": {}}
+    told = [{"role": "assistant", "content": f"agreed {number}"} for number in range(20)]
+    decisions = [Decision(turn=number, state=str(number), chosen=told[number], **shared) for number in range(20)]
+    mixed = shuffled(decisions, did)
+    assert [one.state for one in mixed] == [one.state for one in decisions]
+    assert all(one.chosen in did.values() and one.chosen != did[one.state] for one in mixed)
+    assert len({str(one.chosen) for one in mixed}) > 5

@@ -23,7 +23,7 @@ from composer_prime.sites.embedded.model import resolve_model
 from composer_prime.traces.ask.folder import AnswerFolder
 from composer_prime.traces.ask.ledger import Record
 from composer_prime.traces.ingest.store import TraceStore
-from composer_prime.traces.pairs.file import Pair, StepScore, read_pairs
+from composer_prime.traces.pairs.file import read_decisions
 from composer_prime.traces.states import Message, canonical, digest
 from tests.architecture import REPOSITORY
 from tests.traces.ask.text_teacher import FakeTextTeacher, serving
@@ -146,14 +146,14 @@ def calm(session: Path, pool: Any, tmp_path_factory: pytest.TempPathFactory) -> 
     return chain, seconds
 
 
-def test_every_turn_has_a_score_and_disagreements_make_pairs(calm: tuple[Chain, list[float]]) -> None:
+def test_every_turn_has_a_decision_and_some_agree_on_another_action(calm: tuple[Chain, list[float]]) -> None:
     chain, _ = calm
     states = list(TraceStore(chain.store).states())
-    records = list(read_pairs(chain.pairs))
-    pairs = [record for record in records if isinstance(record, Pair)]
-    assert len(states) == NUM_TURNS and 30 < len(pairs) < NUM_TURNS
-    assert {record.state for record in records if isinstance(record, StepScore)} == {state.id for state in states}
-    assert {len(pair.teachers) for pair in pairs} == {2, 3}
+    decisions = list(read_decisions(chain.pairs))
+    otherwise = [one for one in decisions if one.chosen is not None]
+    assert len(states) == NUM_TURNS and 30 < len(otherwise) < NUM_TURNS
+    assert [one.state for one in decisions] == [state.id for state in states]
+    assert {len(one.teachers) for one in otherwise} == {2, 3}
 
 
 def test_ten_kills_end_with_the_same_pairs_and_ledger_under_the_ceiling(
@@ -185,8 +185,8 @@ def test_a_policy_is_trained_by_the_commands_of_the_docs(session: Path, pool: An
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LONGEST}))
     shutil.copytree(session.parent, tmp_path / ".claude" / "projects" / "mine")
     with ExitStack() as stack:
-        ours = {'"cuda"': '"cpu"', "Qwen/Qwen3-0.6B": str(model), "max_steps = 20": "max_steps = 2"}
-        ours |= {f"\n[replay.{name}]": f"\n[replay.{name}]\nbatch_size = 2\n" for name in ("pairs", "traces")}
+        ours = {'"cuda"': '"cpu"', "Qwen/Qwen3-0.6B": str(model), "max_steps = 300": "max_steps = 2"}
+        ours["\n[replay.pairs]"] = "\n[replay.pairs]\nbatch_size = 2"
         urls = ("http://127.0.0.1:8000", "http://127.0.0.1:8001", "https://openrouter.ai/api")
         for url, fake in zip(urls, pool[0], strict=True):
             ours[url] = stack.enter_context(serving(FakeTextTeacher(says=fake.says)))
@@ -201,5 +201,7 @@ def test_a_policy_is_trained_by_the_commands_of_the_docs(session: Path, pool: An
     assert done.returncode == 0, done.stderr
     tape = list(read_tape(tmp_path / "outputs" / "logs" / "sites" / "a" / "metrics" / "orchestrator.jsonl"))
     assert len(tape) == 2
-    assert all(record[metrics.PAIRS_COUNT] == record[metrics.TRACES_COUNT] == 2 for record in tape)
+    assert all(record[metrics.PAIRS_COUNT] == 2 and record[metrics.AGREEMENT] >= 0 for record in tape)
     assert "teachers" in (tmp_path / "outputs" / "pairs.html").read_text()
+    rows = [json.loads(line) for line in (tmp_path / "outputs" / "sft" / "train.jsonl").read_text().splitlines()]
+    assert rows and all(row["prompt"] and len(row["completion"]) == 1 for row in rows)
