@@ -112,8 +112,7 @@ class TrainConfig(Table):
     """`[orchestrator.train]`"""
 
     source: tuple[SourceConfig, ...] = ()
-    """The environments; every step takes prompts from each in turn. None: the run learns from stored sessions alone."""
-
+    """The environments; every step takes prompts from each in turn. None: a run learns from stored sessions alone."""
     sampling: SamplingConfig = SamplingConfig()
 
     filter_zero_advantages: bool = True
@@ -408,11 +407,16 @@ class Recipe(RecipeBase):
         return self
 
     @model_validator(mode="after")
-    def _check_device(self) -> Self:
+    def _check_engine(self) -> Self:
         if self.site.device != "cpu" and self.inference.engine == "vllm":
             raise ValueError(
                 f'site.device ("{self.site.device}") can\'t be set with inference.engine "vllm", which generates where '
                 "its own build does: use the transformers engine, or drop the key"
+            )
+        if self.inference.engine == "vllm" and self.replay.pairs is not None and self.replay.pairs.has_reference:
+            raise ValueError(
+                'replay.pairs.loss ("dpo") needs a server that holds two models, and inference.engine = "vllm" holds '
+                'one: use "simpo", or tau = 0, or the transformers engine'
             )
         return self
 
@@ -425,24 +429,10 @@ class Recipe(RecipeBase):
                 f"orchestrator.train.source names must differ, but {', '.join(twice)} is given "
                 f"{names.count(twice[0])} times: rename one"
             )
-        if not names and self.has_streams:
+        if not names and (self.has_streams or self.replay.pairs is self.replay.traces is None):
             raise ValueError(
-                "hints and replay.teachers teach in rollouts, and orchestrator.train.source names no environment: "
-                "add one"
-            )
-        if not names and self.replay.pairs is None and self.replay.traces is None:
-            raise ValueError(
-                "there is nothing to learn from: name an environment in [[orchestrator.train.source]], or stored "
-                "sessions in [replay.pairs] or [replay.traces]"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_reference(self) -> Self:
-        if self.replay.pairs is not None and self.replay.pairs.has_reference and self.inference.engine == "vllm":
-            raise ValueError(
-                'replay.pairs.loss ("dpo") needs a server that holds two models, and inference.engine = "vllm" holds '
-                'one: use "simpo", or tau = 0, or the transformers engine'
+                "orchestrator.train.source names no environment: add one, which hints and replay.teachers need, or "
+                "stored sessions to learn from alone, in [replay.pairs]"
             )
         return self
 

@@ -210,7 +210,11 @@ def test_an_unknown_key_is_reported_before_what_it_left_undone(recipe_path: Path
             "site name ('A') must be 1 to 32 of a-z, 0-9 and -, not starting with -: choose another name",
         ),
         ("--outer 3", "outer (3) must be a table: write its keys below [its name]"),
-        ("--orchestrator.train.source []", "orchestrator.train.source must not be empty: give at least 1"),
+        (
+            "--orchestrator.train.source []",
+            "orchestrator.train.source names no environment: add one, which hints and replay.teachers need, or stored "
+            "sessions to learn from alone, in [replay.pairs]",
+        ),
         (
             "--trainer.loss.import_path loss",
             "trainer.loss.import_path (loss) must be package.module.function: give the full name",
