@@ -99,7 +99,7 @@ async def ask(
             if not agree(hosts, request.decode()):
                 raise BadInput(f"nothing was sent, since it may not go to {', '.join(hosts)}")
             answers.agree(hosts)
-        asking = _Asking(pool, plan, opened, same_action, gate)
+        asking = _Asking(pool, opened, same_action, gate)
         await asking.open(stack, wording)
         total = len(plan.points)
         await asking.run(plan.states(store), lambda done: progress(Progress(done, total, usd(opened.ledger.committed))))
@@ -111,10 +111,8 @@ async def ask(
 class _Asking:
     """One run over all decision points."""
 
-    def __init__(
-        self, pool: Sequence[Teacher], plan: Plan, folder: OpenFolder, same_action: SameAction, gate: Gate | None
-    ) -> None:
-        self.spared = Spared(plan, pool, folder)
+    def __init__(self, pool: Sequence[Teacher], folder: OpenFolder, same_action: SameAction, gate: Gate | None) -> None:
+        self.spared = Spared(folder)
         numbers = sorted({teacher.config.tier for teacher in pool})
         self._tiers = [[teacher for teacher in pool if teacher.config.tier == number] for number in numbers]
         self._num_workers = sum(teacher.config.max_in_flight for teacher in pool)
