@@ -141,9 +141,8 @@ class Teacher:
             why = str(error)
         record = _settled(self.config, call, reply, "unusable" if action is None else "answered")
         self._failures_in_a_row = 0
-        if prices.nano_usd(record.usd_settled or 0) > prices.nano_usd(record.usd_reserved) or _is_dear(
-            self.config, record
-        ):
+        cost = prices.nano_usd(record.usd_settled or 0)
+        if cost > prices.nano_usd(record.usd_reserved) or _is_dear(self.config, record):
             self.stopped = _dear_words(self.config, record)
         elif action is not None:
             self._has_answered = True
@@ -153,7 +152,7 @@ class Teacher:
                 self._slots.release()
         else:
             self._useless_in_a_row += 1
-            self._useless_cost += prices.nano_usd(record.usd_settled or 0)
+            self._useless_cost += cost
             if self._useless_in_a_row >= USELESS_AFTER:
                 self._stop(f"{self._useless_in_a_row} answers in a row are of no use", why, self._useless_cost)
         kept = Kept(question.state.id, sampling_id(self.config), record, action, why)
