@@ -35,15 +35,6 @@ SameAction: TypeAlias = Callable[[Message, Message, Sequence[Tool]], bool]
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Decision points that are done, and dollars that are settled or reserved in the folder."""
-
-    num_done: int
-    num_states: int
-    committed_usd: float
-
-
-@dataclass(frozen=True)
 class Gate:
     """Nobody is asked where the student's mean entropy is below `min_entropy` nats and it does what the author did."""
 
@@ -64,14 +55,15 @@ async def ask(
     *,
     gate: Gate | None = None,
     same_action: SameAction = same_action,
-    progress: Callable[[Progress], None] = lambda now: None,
+    progress: Callable[[int, float], None] = lambda num_done, committed_usd: None,
     agree: Agree = lambda hosts, request: True,
 ) -> Report:
     """Ask, and leave answers and ledger in `folder`, which an earlier run may have begun.
 
     plan         of the store: which decision points.
     ceiling_usd  of the folder: what is settled and reserved there, by all runs, never exceeds it together.
-    progress     called when the first is asked, and after each decision point.
+    progress     called when the first is asked, and after each decision point, with how many are done, and the dollars
+                 that are settled or reserved in the folder.
     agree        called before anything is sent to a server on another machine, once for a folder and server.
 
     Raises BadInput, before anything is sent: no teachers, a key that isn't set, a folder that another process holds, a
@@ -101,8 +93,7 @@ async def ask(
             answers.agree(hosts)
         asking = _Asking(pool, opened, same_action, gate)
         await asking.open(stack, wording)
-        total = len(plan.points)
-        await asking.run(plan.states(store), lambda done: progress(Progress(done, total, usd(opened.ledger.committed))))
+        await asking.run(plan.states(store), lambda done: progress(done, usd(opened.ledger.committed)))
         for teacher in pool:
             await teacher.settle_lost()
         return report(plan, pool, opened, asking.spared, settled_before)
