@@ -115,18 +115,17 @@ def _ask(
     from rich.progress import Progress as Bar
     from rich.progress import TextColumn, TimeRemainingColumn
 
-    from composer_prime.traces.ask.asking import Progress
     from composer_prime.traces.ask.asking import ask as ask_teachers
 
     columns = (*Bar.get_default_columns()[:-1], TimeRemainingColumn(), TextColumn("${task.fields[usd]:.4f}"))
     bar = Bar(*columns, console=Console(stderr=True))
-    task = bar.add_task("decision points", usd=0.0)
+    task = bar.add_task("decision points", total=len(plan.points), usd=0.0)
     with ExitStack() as stack:
 
-        def show(now: Progress) -> None:
-            if not now.num_done:  # what is refused before has no bar
+        def show(num_done: int, committed_usd: float) -> None:
+            if not num_done:  # what is refused before has no bar
                 stack.enter_context(bar)
-            bar.update(task, total=now.num_states, completed=now.num_done, usd=now.committed_usd)
+            bar.update(task, completed=num_done, usd=committed_usd)
 
         agree = partial(_agreed, yes)
         found = asyncio.run(ask_teachers(store, plan, pool, to, ceiling_usd, gate=gate, progress=show, agree=agree))

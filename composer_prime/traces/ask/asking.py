@@ -35,15 +35,6 @@ SameAction: TypeAlias = Callable[[Message, Message, Sequence[Tool], str | None],
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Decision points that are done, and dollars that are settled or reserved in the folder."""
-
-    num_done: int
-    num_states: int
-    committed_usd: float
-
-
-@dataclass(frozen=True)
 class Gate:
     """Nobody is asked where the student's mean entropy is below `min_entropy` nats and it does what the author did."""
 
@@ -64,14 +55,15 @@ async def ask(
     *,
     gate: Gate | None = None,
     same_action: SameAction = same_action,
-    progress: Callable[[Progress], None] = lambda now: None,
+    progress: Callable[[int, float], None] = lambda num_done, committed_usd: None,
     agree: Agree = lambda hosts, request: True,
 ) -> Report:
     """Ask, and leave answers and ledger in `folder`, which an earlier run may have begun.
 
     plan         of the store: which decision points.
     ceiling_usd  of the folder: what is settled and reserved there, by all runs, never exceeds it together.
-    progress     called when the first is asked, and after each decision point.
+    progress     called when the first is asked, and after each decision point, with how many are done, and the dollars
+                 that are settled or reserved in the folder.
     agree        called before anything is sent to a server on another machine, once for a folder and server.
 
     Raises BadInput, before anything is sent: no teachers, a key that isn't set, a folder that another process holds, a
@@ -99,10 +91,9 @@ async def ask(
             if not agree(hosts, request.decode()):
                 raise BadInput(f"nothing was sent, since it may not go to {', '.join(hosts)}")
             answers.agree(hosts)
-        asking = _Asking(pool, plan, opened, same_action, gate)
+        asking = _Asking(pool, opened, same_action, gate)
         await asking.open(stack, wording)
-        total = len(plan.points)
-        await asking.run(plan.states(store), lambda done: progress(Progress(done, total, usd(opened.ledger.committed))))
+        await asking.run(plan.states(store), lambda done: progress(done, usd(opened.ledger.committed)))
         for teacher in pool:
             await teacher.settle_lost()
         return report(plan, pool, opened, asking.spared, settled_before)
@@ -111,10 +102,8 @@ async def ask(
 class _Asking:
     """One run over all decision points."""
 
-    def __init__(
-        self, pool: Sequence[Teacher], plan: Plan, folder: OpenFolder, same_action: SameAction, gate: Gate | None
-    ) -> None:
-        self.spared = Spared(plan, pool, folder)
+    def __init__(self, pool: Sequence[Teacher], folder: OpenFolder, same_action: SameAction, gate: Gate | None) -> None:
+        self.spared = Spared(folder)
         numbers = sorted({teacher.config.tier for teacher in pool})
         self._tiers = [[teacher for teacher in pool if teacher.config.tier == number] for number in numbers]
         self._num_workers = sum(teacher.config.max_in_flight for teacher in pool)

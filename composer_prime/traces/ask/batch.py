@@ -55,8 +55,8 @@ class BatchClient:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._client.close()
 
-    async def cost_of(self, call: str, usage_url: str) -> tuple[bool, Any]:
-        """As `Client.cost_of`."""
+    async def cost_of(self, call: str, usage_url: str) -> Any:
+        """As `ChatClient.cost_of`."""
         return await self._client.cost_of(call, usage_url)
 
     async def complete(self, body: bytes, call: str) -> Reply:

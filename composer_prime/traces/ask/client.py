@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 
@@ -57,22 +57,6 @@ class Reply:
     pause_s: float | None = None
 
 
-class Client(Protocol):
-    """Puts questions to a server, one by one or in batches."""
-
-    async def complete(self, body: bytes, call: str) -> Reply:
-        """Send one chat completion's request, once. `call` is its X-Request-Id."""
-        ...
-
-    async def cost_of(self, call: str, usage_url: str) -> tuple[bool, Any]:
-        """Whether the provider told about a call, and what it told: {"cost": dollars or null}."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
-
-
 class ChatClient:
     """Sends requests to one server. `close` it in the end.
 
@@ -89,17 +73,13 @@ class ChatClient:
         key_var: str | None = None,
         more: Mapping[str, str] | None = None,
         path: str = PATH,
-        environment: Mapping[str, str] = os.environ,
     ) -> None:
-        named = {} if key_var is None else {"Authorization": _value(key_var, "api_key_var", base_url, environment)}
-        headers = {name: f"Bearer {key}" for name, key in named.items()}
+        keys = [] if key_var is None else [_value(key_var, "api_key_var", base_url)]
+        headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         for name, value in (more or {}).items():
-            variable = value.removeprefix("$")
-            headers[name] = _value(variable, f"headers.{name}", base_url, environment) if variable != value else value
-        self.base_url = base_url
-        self._timeout_s = timeout_s
-        self._path = path
-        self._hidden = Redactor([*named.values(), *headers.values()])
+            headers[name] = _value(value[1:], f"headers.{name}", base_url) if value.startswith("$") else value
+        self.base_url, self._timeout_s, self._path = base_url, timeout_s, path
+        self._hidden = Redactor([*keys, *headers.values()])
         self.http = httpx.AsyncClient(
             base_url=base_url,
             headers=headers,
@@ -128,14 +108,14 @@ class ChatClient:
             return Reply(why=f"the answer was lost: {named(error)}", is_lost=True, is_passing=True)
         return self.read(answer, body)
 
-    async def cost_of(self, call: str, usage_url: str) -> tuple[bool, Any]:
-        """Whether the provider told about a call, and what it told: {"cost": dollars or null}."""
+    async def cost_of(self, call: str, usage_url: str) -> Any:
+        """What the provider tells about a call: {"cost": dollars or null}; None: nothing."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer = await self.http.get(usage_url, params={"key": call})
-            return True, answer.raise_for_status().json()
+            return answer.raise_for_status().json()
         except (httpx.HTTPError, TimeoutError, ValueError, RecursionError):
-            return False, None
+            return None
 
     async def first_model(self) -> str:
         """The first model that the server lists. Raises BadInput when there is none."""
@@ -170,16 +150,15 @@ class ChatClient:
         )
 
 
-def _value(variable: str, setting: str, base_url: str, environment: Mapping[str, str]) -> str:
-    if not environment.get(variable):
+def _value(variable: str, setting: str, base_url: str) -> str:
+    if not (value := os.environ.get(variable)):
         raise BadInput(f"{setting} ({variable}) isn't set: export the key of {base_url} in it")
-    return environment[variable]
+    return value
 
 
 def _error(answer: httpx.Response) -> tuple[set[str], str]:
     """The error's code and parameter, as far as it has some, and its own words on one line."""
-    codes: set[str] = set()
-    text = answer.text
+    codes, text = set[str](), answer.text
     try:
         error = json.loads(answer.text)["error"]
         text = error["message"] if isinstance(error, dict) else error

@@ -58,6 +58,8 @@ class AnswerFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._answers_file, self._teachers_file = root / "answers.jsonl", root / "teachers.json"
+        self._agreed_file = root / "agreed.json"
 
     def answers(self) -> Iterator[Answer]:
         """The usable answers of the teachers that the newest teachers' files name, by state and teacher.
@@ -121,11 +123,11 @@ class AnswerFolder:
 
     def has_agreed(self, hosts: Iterable[str]) -> bool:
         """Whether questions of this folder may go to all of these."""
-        return set(hosts) <= set(self._json(self.root / "agreed.json"))
+        return set(hosts) <= set(self._json(self._agreed_file))
 
     def agree(self, hosts: Iterable[str]) -> None:
         """Note that they may."""
-        _replace(self.root / "agreed.json", {**self._json(self.root / "agreed.json"), **dict.fromkeys(hosts, True)})
+        _replace(self._agreed_file, {**self._json(self._agreed_file), **dict.fromkeys(hosts, True)})
 
     def _answered(self, ledger: Ledger, places: Mapping[str, Place]) -> dict[str, Record]:
         """Of the calls that a killed process left open, those with a stored answer."""
@@ -138,14 +140,6 @@ class AnswerFolder:
 
     def _kept(self) -> Iterator[tuple[int, Kept]]:
         return ((at, _read_kept(line)) for at, line in read_lines(self._answers_file))
-
-    @property
-    def _answers_file(self) -> Path:
-        return self.root / "answers.jsonl"
-
-    @property
-    def _teachers_file(self) -> Path:
-        return self.root / "teachers.json"
 
     def _json(self, path: Path) -> dict[str, Any]:
         try:
@@ -192,11 +186,8 @@ class OpenFolder:
     def __init__(
         self, folder: AnswerFolder, ledger: Ledger, places: dict[str, Place], writer: LineWriter, batches: BatchBook
     ) -> None:
-        self.ledger = ledger
-        self.batches = batches
-        self._folder = folder
-        self._places = places
-        self._writer = writer
+        self.ledger, self.batches = ledger, batches
+        self._folder, self._places, self._writer = folder, places, writer
 
     def place(self, key: str) -> Place | None:
         """The answer under this key, of this run or an earlier one."""

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from composer_prime.config.text_teachers import TextTeacher
 from composer_prime.traces.ask.folder import AnswerFolder
@@ -22,8 +23,7 @@ QUORUM = 2
 """Usable answers that are the same action settle a decision point."""
 
 
-@dataclass(frozen=True)
-class Amount:
+class Amount(NamedTuple):
     """Calls that are still to be sent, with what they cost and how long they take."""
 
     num_calls: int = 0
@@ -31,13 +31,8 @@ class Amount:
     worst_usd: float = 0.0
     minutes: float = 0.0
 
-    def __add__(self, other: "Amount") -> "Amount":
-        return Amount(
-            self.num_calls + other.num_calls,
-            self.predicted_usd + other.predicted_usd,
-            self.worst_usd + other.worst_usd,
-            self.minutes + other.minutes,
-        )
+    def __add__(self, other: "Amount") -> "Amount":  # type: ignore[override]
+        return Amount(self[0] + other[0], self[1] + other[1], self[2] + other[2], self[3] + other[3])
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def make_plan(store: States, choice: Choice | None = None, model: str | None = N
     Raises BadInput where nothing is left.
     """
     choice = choice or Choice()
-    plan, count = Plan("about " if model is None else ""), token_count(model)
+    plan, count = Plan("about " if model is None else ""), None if model is None else token_count(model)
     seen: set[bytes] = set()
     for state in store.states():
         question = bytes.fromhex(state.question)
@@ -113,10 +113,8 @@ def make_plan(store: States, choice: Choice | None = None, model: str | None = N
     return plan
 
 
-def token_count(model: str | None) -> Count:
-    """Counts prompts' tokens: of each message by the model's tokenizer, else by bytes. Raises BadInput."""
-    if model is None:
-        return lambda parts: sum(said(part).num_bytes for part in parts) // BYTES_PER_TOKEN
+def token_count(model: str) -> Count:
+    """Counts prompts' tokens, of each message by the model's tokenizer. Raises BadInput."""
     from tokenizers import Tokenizer
 
     try:
@@ -135,10 +133,11 @@ def token_count(model: str | None) -> Count:
     return lambda parts: sum(measured(part)[0] for part in parts)
 
 
-def _point(state: TraceState, count: Count) -> Point:
+def _point(state: TraceState, count: Count | None) -> Point:
     parts = (*state.messages, *state.tools)
     num_bytes = sum(said(part).num_bytes + 1 for part in parts)
-    return Point(num_bytes, count(parts), said(state.action).num_bytes)
+    num_tokens = num_bytes // BYTES_PER_TOKEN if count is None else count(parts)
+    return Point(num_bytes, num_tokens, said(state.action).num_bytes)
 
 
 def _unfit(state: TraceState, choice: Choice, point: Point) -> str | None:

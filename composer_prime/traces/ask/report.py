@@ -7,7 +7,6 @@ from typing import Literal
 
 from composer_prime.traces.ask.folder import OpenFolder
 from composer_prime.traces.ask.forecast import expected
-from composer_prime.traces.ask.ledger import Experience
 from composer_prime.traces.ask.plan import Plan
 from composer_prime.traces.ask.prices import usd
 from composer_prime.traces.ask.questions import Question, key_of, sampling_id
@@ -102,33 +101,27 @@ class Report:
 class Spared:
     """Questions that a run doesn't ask by choice."""
 
-    def __init__(self, plan: Plan, pool: Sequence[Teacher], folder: OpenFolder) -> None:
+    def __init__(self, folder: OpenFolder) -> None:
         self.num_skipped = 0
-        self._plan, self._pool, self._folder = plan, pool, folder
-        self._count: Counter[tuple[str, str]] = Counter()
-        self._by_prices: Counter[tuple[str, str]] = Counter()
+        self._folder = folder
+        self._count: Counter[tuple[str, Teacher]] = Counter()
 
     def note(self, kind: Literal["gate", "tiers"], state: TraceState, tiers: Iterable[Sequence[Teacher]]) -> None:
         """These teachers aren't asked at a decision point."""
         self.num_skipped += kind == "gate"
         for teacher in (teacher for tier in tiers for teacher in tier):
-            if self._folder.place(Question(state, teacher.config).key) is None:
-                point = self._plan.points[bytes.fromhex(state.question)]
-                self._count[kind, teacher.config.name] += 1
-                self._by_prices[kind, teacher.config.name] += expected(teacher.config, Experience(), point)
+            self._count[kind, teacher] += self._folder.place(Question(state, teacher.config).key) is None
 
-    def usd(self) -> tuple[dict[str, float], tuple[str, ...]]:
+    def usd(self, plan: Plan, pool: Sequence[Teacher]) -> tuple[dict[str, float], tuple[str, ...]]:
         """Dollars by kind, and the teachers of which only prices are known."""
-        cost = Counter({"gate": 0, "tiers": 0, "cache": sum(teacher.cached_cost for teacher in self._pool)})
+        cost = Counter({"gate": 0, "tiers": 0, "cache": sum(teacher.cached_cost for teacher in pool)})
         unknown = set()
-        for (kind, name), count in self._count.items():
-            config = next(teacher.config for teacher in self._pool if teacher.config.name == name)
-            known = self._folder.ledger.totals.experience(name, config.model)
-            if known.num_answers:
-                cost[kind] += count * (known.cost // known.num_answers)
-            else:
-                cost[kind] += self._by_prices[kind, name]
-                unknown.add(name)
+        for (kind, teacher), count in self._count.items():
+            own = self._folder.ledger.totals.experience(teacher.config.name, teacher.config.model)
+            mean = sum(expected(teacher.config, own, point) for point in plan.points.values()) // len(plan.points)
+            cost[kind] += count * mean
+            if count and not own.num_answers:
+                unknown.add(teacher.config.name)
         return {kind: usd(amount) for kind, amount in cost.items()}, tuple(sorted(unknown))
 
 
@@ -136,7 +129,7 @@ def report(plan: Plan, pool: Sequence[Teacher], folder: OpenFolder, spared: Spar
     """Read a run's result off its folder. `settled_before`: nano-dollars in the ledger when the run began."""
     totals, lost = folder.ledger.totals, folder.ledger.totals.lost
     teachers = tuple(_teacher_report(plan, teacher, folder) for teacher in pool)
-    usd_spared, by_prices = spared.usd()
+    usd_spared, by_prices = spared.usd(plan, pool)
     return Report(
         heading=plan.heading(),
         num_skipped=spared.num_skipped,

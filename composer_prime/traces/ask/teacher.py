@@ -3,26 +3,15 @@
 import asyncio
 import dataclasses
 import time
-from typing import Any
 
 from composer_prime.config.text_teachers import TextTeacher
 from composer_prime.errors import TeacherError
+from composer_prime.traces.ask import prices
 from composer_prime.traces.ask.batch import BatchClient
-from composer_prime.traces.ask.client import ChatClient, Client, Reply
+from composer_prime.traces.ask.client import ChatClient, Reply
 from composer_prime.traces.ask.folder import Kept, OpenFolder
 from composer_prime.traces.ask.ledger import CeilingReached, Outcome, Record
 from composer_prime.traces.ask.pace import Pace
-from composer_prime.traces.ask.prices import (
-    PRICE_TOLERANCE,
-    Usage,
-    at_prices,
-    charge,
-    nano_usd,
-    read_dollars,
-    read_usage,
-    usd,
-    worst_case,
-)
 from composer_prime.traces.ask.questions import Question, Unusable, Wording, read_action, read_choice, sampling_id
 
 TRIES = 4
@@ -59,17 +48,16 @@ class Teacher:
         self._folder = folder
         self._wording = wording
         self._pace = Pace()
-        self._client: Client = ChatClient(
-            config.base_url, config.timeout_s, config.api_key_var, config.headers, config.path
-        )
-        if config.batch:
-            self._client = BatchClient(self._client, config.path, folder.batches, config.max_in_flight)
+        client = ChatClient(config.base_url, config.timeout_s, config.api_key_var, config.headers, config.path)
+        is_batch, most = config.batch, config.max_in_flight
+        self._client = BatchClient(client, config.path, folder.batches, most) if is_batch else client
         self._failures_in_a_row = 0
         self._useless_in_a_row = 0
         self._useless_cost = 0
         before = folder.ledger.totals.experience(config.name, config.model)
         self._has_answered = before.num_usable > 0
-        self._slots = _Slots(config.max_in_flight if config.batch or before.num_usable else 1, config.max_in_flight)
+        first = most if is_batch or self._has_answered else 1  # a teacher of no use is found out by few
+        self._slots, self._num_more_slots = asyncio.Semaphore(first), most - first
         self.stopped = _dear_words(config, before.newest) if before.newest and _is_dear(config, before.newest) else None
 
     async def close(self) -> None:
@@ -85,10 +73,10 @@ class Teacher:
         async def settle(record: Record) -> None:
             age_s = time.time() - record.at
             if self.config.usage_url is not None:
-                is_told, told = await self._client.cost_of(record.call, self.config.usage_url)
-                if (cost := read_dollars(told, "cost")) is not None:
+                told = await self._client.cost_of(record.call, self.config.usage_url)
+                if (cost := prices.read_dollars(told, "cost")) is not None:
                     return ledger.settle_lost(record, cost)
-                if is_told and _is_null(told) and age_s > self.config.timeout_s:  # it never came there
+                if told == {"cost": None} and age_s > self.config.timeout_s:  # it never came there
                     return ledger.settle_lost(record, 0)
             if age_s > self.config.release_lost_after_s:
                 ledger.release(record)
@@ -99,7 +87,7 @@ class Teacher:
     async def ask(self, question: Question) -> Kept | None:
         """What the teacher writes, usable or not, from the cache if it is there; None where there is no answer now."""
         if (kept := self._folder.find(question)) is not None:
-            self.cached_cost += nano_usd(kept.record.usd_settled or 0)
+            self.cached_cost += prices.nano_usd(kept.record.usd_settled or 0)
             return kept
         if self.stopped is not None:
             self.num_failed += 1
@@ -117,7 +105,7 @@ class Teacher:
 
     async def _try(self, question: Question) -> Kept | None:
         body = question.body(self._wording)
-        amount = worst_case(self.config, len(body))
+        amount = prices.worst_case(self.config, len(body))
         attempt = 0
         while self.stopped is None:
             left_at = await self._pace.turn()
@@ -153,15 +141,18 @@ class Teacher:
             why = str(error)
         record = _settled(self.config, call, reply, "unusable" if action is None else "answered")
         self._failures_in_a_row = 0
-        if nano_usd(record.usd_settled or 0) > nano_usd(record.usd_reserved) or _is_dear(self.config, record):
+        cost = prices.nano_usd(record.usd_settled or 0)
+        if cost > prices.nano_usd(record.usd_reserved) or _is_dear(self.config, record):
             self.stopped = _dear_words(self.config, record)
         elif action is not None:
             self._has_answered = True
             self._useless_in_a_row = self._useless_cost = 0
-            self._slots.widen()
+            if self._num_more_slots:
+                self._num_more_slots -= 1
+                self._slots.release()
         else:
             self._useless_in_a_row += 1
-            self._useless_cost += nano_usd(record.usd_settled or 0)
+            self._useless_cost += cost
             if self._useless_in_a_row >= USELESS_AFTER:
                 self._stop(f"{self._useless_in_a_row} answers in a row are of no use", why, self._useless_cost)
         kept = Kept(question.state.id, sampling_id(self.config), record, action, why)
@@ -184,31 +175,8 @@ class Teacher:
                 self._stop(f"it refused {USELESS_AFTER} questions and answered none", reply.why)
 
     def _stop(self, what: str, why: str | None, cost: int | None = None) -> None:
-        spent = "" if cost is None else f"; ${usd(cost):.6f} went for them"
+        spent = "" if cost is None else f"; ${prices.usd(cost):.6f} went for them"
         self.stopped = self.stopped or f"{what}, the last with: {why}{spent}"
-
-
-class _Slots:
-    """Requests at once: a few at first, one more after each usable answer. A teacher of no use is found out by few."""
-
-    def __init__(self, first: int, most: int) -> None:
-        self._free = asyncio.Semaphore(first)
-        self._num_more = most - first
-
-    def widen(self) -> None:
-        if self._num_more:
-            self._num_more -= 1
-            self._free.release()
-
-    async def __aenter__(self) -> None:
-        await self._free.acquire()
-
-    async def __aexit__(self, *error: Any) -> None:
-        self._free.release()
-
-
-def _is_null(told: Any) -> bool:
-    return isinstance(told, dict) and "cost" in told and told["cost"] is None
 
 
 def _without_answer(call: Record, reply: Reply) -> Record:
@@ -225,7 +193,7 @@ def _settled(config: TextTeacher, call: Record, reply: Reply, outcome: Outcome) 
     call = dataclasses.replace(
         call, outcome=outcome, model_used=model if isinstance(model, str) else None, usd_settled=call.usd_reserved
     )
-    if (usage := read_usage(answer)) is None:
+    if (usage := prices.read_usage(answer)) is None:
         return call
     return dataclasses.replace(
         call,
@@ -234,7 +202,7 @@ def _settled(config: TextTeacher, call: Record, reply: Reply, outcome: Outcome) 
         cache_write_tokens=usage.cache_write_tokens,
         completion_tokens=usage.completion_tokens,
         reasoning_tokens=usage.reasoning_tokens,
-        usd_settled=usd(charge(config, usage)),
+        usd_settled=prices.usd(prices.charge(config, usage)),
     )
 
 
@@ -242,10 +210,10 @@ def _is_dear(config: TextTeacher, record: Record) -> bool:
     """Whether a call cost more than the teachers' file says that its tokens cost."""
     if record.usd_settled is None or record.prompt_tokens is None or record.completion_tokens is None:
         return False
-    usage = Usage(
+    usage = prices.Usage(
         record.prompt_tokens, record.cached_tokens or 0, record.cache_write_tokens or 0, record.completion_tokens
     )
-    return nano_usd(record.usd_settled) > at_prices(config, usage) * PRICE_TOLERANCE + 1
+    return prices.nano_usd(record.usd_settled) > prices.at_prices(config, usage) * prices.PRICE_TOLERANCE + 1
 
 
 def _dear_words(config: TextTeacher, record: Record) -> str:

@@ -1,5 +1,6 @@
 """What a teacher's table sets: the request's fields, headers and path, the key of its answers, and cached prompts."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,8 @@ def test_prompt_caching_marks_the_last_message_with_a_text_and_is_priced_by_usag
     asking([full], [teacher])
     text = {"type": "text", "text": "text", "cache_control": {"type": "ephemeral"}}
     assert fake.bodies[0]["messages"][-1] == {**answered, "content": [text]}
+    sent = json.loads(Question(empty, teacher).body(Wording()))["messages"]  # an empty text can't carry it
+    assert sent[-1] == call("a") and sent[-2]["content"][0]["text"] == start.messages[-1]["content"]
     told = {"prompt_tokens": 1000, "completion_tokens": 10}
     details = {"prompt_tokens_details": {"cached_tokens": 600, "cache_write_tokens": 300}}
     flat = {"cache_read_input_tokens": 600, "cache_creation_input_tokens": 300}
