@@ -49,14 +49,33 @@ class Part:
 
 
 def entries_of(data: bytes, secrets: Redacts) -> tuple[Entry, ...]:
-    """The records of a file's bytes: one if they are one JSON value, else one a line."""
+    """The records of a file's bytes: one if they are one JSON value, else one a line, or one a value that runs on."""
     try:
-        text = data.decode()
+        text = data.decode().removeprefix("\ufeff")
         value = parse(text)
     except (ValueError, RecursionError):
-        return tuple(_entry(line, secrets) for line in io.BytesIO(data))
+        return _in_a_row(data, secrets) or tuple(_entry(line, secrets) for line in io.BytesIO(data))
     cut = secrets.json(text)
     return (Entry(cut, value if cut == text else parse(cut)),)
+
+
+def _in_a_row(data: bytes, secrets: Redacts) -> tuple[Entry, ...]:
+    """JSON values one after the other that lines don't part; none if lines are values, or something else is there."""
+    text = data.decode("utf-8", "replace").removeprefix("\ufeff")
+    if not text.startswith("{\n") and not text.startswith("{\r"):
+        return ()
+    found: list[Entry] = []
+    at = 0
+    while at < len(text):
+        try:
+            _, end = json.JSONDecoder().raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return ()
+        while end < len(text) and text[end].isspace():
+            end += 1
+        found.append(_entry(text[at:end].encode(), secrets))
+        at = end
+    return tuple(found)
 
 
 def _entry(line: bytes, secrets: Redacts) -> Entry:

@@ -12,6 +12,7 @@ from composer_prime.traces.ingest.formats import (
     codex,
     openenv,
     openhands,
+    otel,
     responses,
     swe_agent,
     verifiers,
@@ -20,7 +21,7 @@ from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import Entry, Part
 
 READERS = (
-    chat, anthropic, api_log, atif, claude_code, codex, openenv, openhands, responses, swe_agent, verifiers,
+    chat, anthropic, api_log, atif, claude_code, codex, openenv, openhands, otel, responses, swe_agent, verifiers,
 )  # fmt: skip
 FORMATS = {reader.NAME: reader for reader in READERS}
 NUM_LOOKED_AT = 200

@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.formats.exchanges import has_blocks
+from composer_prime.traces.ingest.formats.parts import either_message, has_parts
+from composer_prime.traces.ingest.formats.exchanges import joined
 from composer_prime.traces.ingest.formats.items import ITEMS
 from composer_prime.traces.ingest.messages import chat_message, tools_of
 from composer_prime.traces.ingest.reading import Document, Reading, read_documents
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, number_or_none, objects, sequence
 from composer_prime.traces.ingest.session import Draft
+from composer_prime.traces.states import calls_of
 
 NAME = "openai-chat"
 NO_ROLE = "message of no known role"
@@ -18,11 +20,15 @@ def lacks(value: Any) -> list[str]:
     """What a JSON value lacks to be a chat."""
     given = mapping(value)
     messages = objects(sequence(given.get("messages") if given else value))
-    is_other = any(has_blocks(message) or message.get("type") in ITEMS[1:] for message in messages)
+    is_other = any(
+        (has_parts(message) and not message.get("tool_calls")) or message.get("type") in ITEMS[1:]
+        for message in messages
+    )
+    is_other = is_other or bool({"response", "choices", "output", "trajectory_format"} & given.keys())
     checks = {
         "a list of messages, or an object with messages": bool(messages),
         "a message with a role": any(map(chat_message, messages)),
-        "messages of OpenAI's chat alone": not is_other and "trajectory_format" not in given,
+        "messages of OpenAI's chat alone": not is_other,
     }
     return [name for name, holds in checks.items() if not holds]
 
@@ -43,15 +49,24 @@ def _read(value: Any) -> Document:
 
 
 def add_chat(document: Document, draft: Draft, messages: Iterable[tuple[int, Any]], *, author: str | None) -> None:
-    """Add numbered messages to a draft, one after the other. A tool's message must answer the turn before it."""
+    """Add numbered messages to a draft, one after the other.
+
+    A tool's message must answer a turn before it. Assistant's messages in a row are one response that was written as
+    several, unless both are text alone.
+    """
     at: int | None = None
     for number, given in messages:
-        message = chat_message(given)
+        message = next(iter(either_message(given)), None)
         fate = NO_ROLE if message is None else None
         if message is not None and message["role"] == "tool":
             fate = draft.refusal(at, message["tool_call_id"])
         if message is None or fate is not None:
             document.fates[number] = fate or NO_ROLE
             continue
+        last = None if at is None else draft.nodes[at]
+        if at is not None and last is not None and last.is_turn and message["role"] == "assistant":
+            if calls_of(last.message) or calls_of(message):
+                draft.replace(at, message=joined([last.message, message]), records=(*last.records, number))
+                continue
         writer = author if message["role"] == "assistant" else None
         at = draft.add(message, at, [number], author=writer, usage=mapping(mapping(given).get("usage")) or None)

@@ -1,22 +1,21 @@
 """Calls of a model as its API was asked: a request's messages and tools, and the action in the response.
 
-The dialects are OpenAI's chat completions and Responses, and Anthropic's messages. Requests repeat their history: what
-two of them share is one path of the tree.
+The dialects are OpenAI's chat completions and Responses, Anthropic's messages, Gemini's contents, and those of
+instruments that log them. Requests repeat their history: what two of them share is one path of the tree.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from composer_prime.traces.ingest.formats.items import ItemFold
-from composer_prime.traces.ingest.messages import assistant, chat_message, plain, result, tool_call, tools_of
+from composer_prime.traces.ingest.formats.items import ITEMS, ItemFold
+from composer_prime.traces.ingest.formats.parts import either_message, has_parts, part_messages
+from composer_prime.traces.ingest.formats.streams import assembled, events_of
+from composer_prime.traces.ingest.messages import assistant, plain, tools_of
 from composer_prime.traces.ingest.reading import Document
-from composer_prime.traces.ingest.records import mapping, name_or_none, objects, sequence, string
+from composer_prime.traces.ingest.records import mapping, name_or_none, objects, parse, sequence
 from composer_prime.traces.ingest.session import Draft
-from composer_prime.traces.states import Message, Tool, digest
-
-BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use")
-"""Parts that only Anthropic's messages have."""
+from composer_prime.traces.states import Message, Tool, calls_of, digest, text_of
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,13 @@ class Exchange:
 def exchange_of(request: Any, response: Any) -> Exchange | None:
     """A request and its response in one of the dialects; None: the response is in none of them."""
     asked, answered = mapping(request), mapping(response)
-    action = action_of(answered)
+    action = action_of(response)
     if action is None:
         return None
     return Exchange(
-        messages_of(asked),
+        messages_of(request),
         action,
-        tools_of(asked.get("tools")),
+        tools_of(asked.get("tools", mapping(asked.get("config")).get("tools"))),
         name_or_none(answered.get("model"), asked.get("model")),
         mapping(answered.get("usage")) or None,
         name_or_none(answered.get("id")),
@@ -92,7 +91,22 @@ class RequestTree:
         return at
 
     def act(self, message: Message, at: int | None, record: int, **more: Any) -> int:
-        """Add what a model answered after the node `at`; later requests find it there."""
+        """Add what a model answered after the node `at`; later requests find it there.
+
+        Where a request that was read before shows it already, that copy becomes the answer; so does the same answer
+        that another instrument has logged.
+        """
+        known = self._places.get((at, _key(message)))
+        if known is not None:
+            node = self.draft.nodes[known]
+            if node.is_copied or more.get("call") in (None, node.call):
+                records = tuple(dict.fromkeys((*node.records, record)))
+                self.draft.replace(
+                    known,
+                    records=records,
+                    **({"message": message, "is_copied": False, **more} if node.is_copied else {}),
+                )
+                return known
         node = self.draft.add(message, at, [record], **more)
         self._places.setdefault((at, _key(message)), node)
         return node
@@ -103,34 +117,80 @@ def _key(message: Message) -> str:
     return digest({name: value for name, value in message.items() if name != "reasoning_content"})
 
 
-def messages_of(request: Mapping[str, Any]) -> list[Message]:
-    """A request's messages, its system's first."""
-    system = request.get("instructions", request.get("system"))
-    found: list[Message] = [plain("system", system)] if system else []
-    if "input" in request:
-        return found + items_of(request["input"])
-    return found + [message for given in sequence(request.get("messages")) for message in either_message(given)]
+def loaded(value: Any) -> Any:
+    """What a JSON text says, a stream's events put together; any other value as it is."""
+    if not isinstance(value, str) or not value.strip():
+        return value
+    try:
+        return parse(value)
+    except (ValueError, RecursionError):
+        return assembled(events_of(value)) or value
 
 
-def action_of(response: Mapping[str, Any]) -> Message | None:
+def messages_of(request: Any) -> list[Message]:
+    """A request's messages in whichever dialect, its system's first; of a list or a text alone, what it says."""
+    given = mapping(request)
+    if not given:
+        return said(request)
+    config = mapping(given.get("config"))
+    names = ("instructions", "system", "system_instruction", "systemInstruction")
+    system = next((holds[name] for holds in (given, config) for name in names if holds.get(name)), None)
+    found: list[Message] = [plain("system", mapping(system).get("parts", system))] if system else []
+    body = next((given[name] for name in ("messages", "input", "contents", "prompt", "args") if name in given), None)
+    return found + (said(given) if body is None else said(body))
+
+
+def said(value: Any) -> list[Message]:
+    """The messages of a list of messages or of Responses' items; a text is a user's."""
+    if isinstance(value, str):
+        return [plain("user", value)]
+    given = sequence(value) or objects([value])
+    given = sequence(given[0]) if len(given) == 1 and isinstance(given[0], list) else given  # LangChain's batch
+    if any(mapping(item).get("type") in ITEMS[1:] for item in given):
+        return items_of(given)
+    if len(given) == 1 and isinstance(given[0], str):
+        return [plain("user", given[0])]
+    return [message for item in given for message in either_message(item)]
+
+
+def action_of(response: Any) -> Message | None:
     """What a response says, in whichever dialect; None: in none of them."""
-    for choice in objects(sequence(response.get("choices"))):
-        if isinstance(choice.get("message"), dict):
-            return chat_message({**choice["message"], "role": "assistant"})
-    if isinstance(response.get("output"), list):
-        said = [message for message in items_of(response["output"]) if message["role"] == "assistant"]
-        return said[-1] if said else None
-    if isinstance(response.get("content"), list) and response.get("role", "assistant") == "assistant":
-        return next(iter(anthropic_messages({"role": "assistant", "content": response["content"]})), None)
+    if isinstance(response, str):
+        return assistant(response) if response.strip() else None
+    if isinstance(response, list):
+        roles = any("role" in item for item in objects(response))
+        found = said(response) if roles or not has_parts({"content": response}) else part_messages(_turn(response))
+        return joined([message for message in found if message["role"] == "assistant"])
+    given = mapping(response)
+    for choice in objects(sequence(given.get("choices", given.get("candidates")))):
+        inner = mapping(choice.get("message", choice.get("content")))
+        return either_message({**inner, "role": "assistant"})[0] if inner else None
+    for generation in objects([*sequence(next(iter(sequence(given.get("generations"))), None))]):
+        return action_of(generation.get("message", generation.get("text")))
+    if isinstance(given.get("output"), list):
+        return joined([message for message in items_of(given["output"]) if message["role"] == "assistant"])
+    for name in ("message", "content"):
+        if isinstance(given.get(name), dict):
+            return action_of(given[name])
+    if {"content", "parts", "tool_calls", "kwargs"} & given.keys():
+        found = either_message({"role": "assistant", **given})
+        return found[0] if found and found[0]["role"] == "assistant" else None
     return None
 
 
-def either_message(given: Any) -> list[Message]:
-    """A message of chat completions or of Anthropic's; none where it has no role that a chat knows."""
-    if has_blocks(given):
-        return anthropic_messages(mapping(given))
-    message = chat_message(given)
-    return [] if message is None else [message]
+def _turn(content: Any) -> Mapping[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
+def joined(messages: Sequence[Message]) -> Message | None:
+    """An assistant's messages of one response as one."""
+    if len(messages) < 2:
+        return messages[0] if messages else None
+    texts = [text for message in messages if (text := text_of(message))]
+    thoughts = [thought for message in messages if (thought := message.get("reasoning_content"))]
+    return assistant(
+        "\n".join(texts), [call for message in messages for call in calls_of(message)], "\n".join(thoughts)
+    )
 
 
 def items_of(items: Any) -> list[Message]:
@@ -140,22 +200,3 @@ def items_of(items: Any) -> list[Message]:
         fold.take(item, number)
     fold.finish({})
     return [node.message for node in fold.draft.nodes]
-
-
-def has_blocks(given: Any) -> bool:
-    """Whether a message has parts that only Anthropic's messages have."""
-    return any(block.get("type") in BLOCKS for block in objects(sequence(mapping(given).get("content"))))
-
-
-def anthropic_messages(given: Mapping[str, Any]) -> list[Message]:
-    """One of Anthropic's messages: an assistant's, or tools' results and what the user says after them."""
-    blocks = objects(sequence(given.get("content")))
-    if given.get("role") == "assistant":
-        thinking = "\n".join(string(block.get("thinking")) for block in blocks if block.get("type") == "thinking")
-        calls = [tool_call(b.get("id"), b.get("name"), b.get("input")) for b in blocks if b.get("type") == "tool_use"]
-        shown = [block for block in blocks if block.get("type") not in ("thinking", "redacted_thinking", "tool_use")]
-        return [assistant(shown, calls, thinking)]
-    answers = [block for block in blocks if block.get("type") == "tool_result"]
-    rest = [block for block in blocks if block.get("type") != "tool_result"]
-    results = [result(string(block.get("tool_use_id")), block.get("content")) for block in answers]
-    return [*results, plain("user", rest)] if rest else results

@@ -1,0 +1,200 @@
+"""Real logs read: `python -m tests.traces.real FOLDER [--truth FILE]`.
+
+By format: files, decision points, turns that are none and records dropped, by reason, and the share of the records'
+bytes that is used; then the files of no known format, with the reason. With a truth, which is a JSON line a decision
+point, counted independently, also which points were found, and whether their actions and what stands before agree.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from composer_prime.errors import BadInput
+from composer_prime.traces.ingest.context import stands_in
+from composer_prime.traces.ingest.intake import find_files, read_file
+from composer_prime.traces.ingest.reading import Reading
+from composer_prime.traces.ingest.session import Node, arguments_of
+from composer_prime.traces.states import TraceState, calls_of, text_of
+
+HEAD, TAIL = 80, 60
+"""Characters of an action's text, and of what stands before it, that a truth gives."""
+
+
+@dataclass
+class Sums:
+    """Of the files of one format."""
+
+    files: int = 0
+    points: int = 0
+    num_bytes: int = 0
+    used_bytes: int = 0
+    no_points: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def add(self, reading: Reading) -> None:
+        self.files += 1
+        self.num_bytes += reading.num_bytes
+        self.used_bytes += reading.used_bytes
+        self.dropped += Counter(reading.dropped)
+        for session in reading.sessions:
+            for node in session.nodes:
+                self.points += node.is_decision
+                if node.is_turn and not node.is_decision:
+                    self.no_points[why_none(node)] += 1
+
+
+@dataclass
+class Agreement:
+    """Of the points of one format with those of a truth.
+
+    doubtful  points that the truth leaves out, for a reason of its own
+    before    of those found, how many are preceded by the message that the truth names
+    """
+
+    true: int = 0
+    found: int = 0
+    same_action: int = 0
+    before: int = 0
+    extra: int = 0
+    doubtful: int = 0
+
+
+def why_none(node: Node) -> str:
+    """Why an assistant's message is no decision point."""
+    if node.is_copied:
+        return "context that was written elsewhere"
+    if node.is_synthetic:
+        return "written by the harness"
+    return "stands for what text can't say" if stands_in(node.message) else "neither text nor a call"
+
+
+def action_of(state: TraceState) -> tuple[str, str]:
+    """An action's calls and the head of its text, in a form that a truth's can be compared with."""
+    calls = [(call["function"]["name"], arguments_of(call["function"]["arguments"])) for call in calls_of(state.action)]
+    return json.dumps(calls, sort_keys=True), " ".join(text_of(state.action).split())[:40]
+
+
+def true_action(point: Mapping[str, Any]) -> tuple[str, str]:
+    calls = []
+    for call in point["calls"]:
+        given = call["arguments"]
+        if isinstance(given, str):
+            parsed = arguments_of(given)
+            given = parsed if parsed or given.strip() in ("{}", "") else {"input": given}
+        calls.append((call["name"], given or {}))
+    return json.dumps(calls, sort_keys=True), " ".join(point["text_head"].split())[:40]
+
+
+def compare(states: Sequence[TraceState], points: Sequence[Mapping[str, Any]], sums: Agreement, verbose: str) -> None:
+    """Pair a file's decision points with a truth's: by the whole action first, then by its calls or its text alone."""
+    left = list(states)
+    waiting = sorted(points, key=lambda point: point.get("why_not") is not None)
+    for whole in (True, False):
+        again = []
+        for point in waiting:
+            is_true = point.get("why_not") is None
+            sums.true += is_true and whole
+            place = next(
+                (n for n, state in enumerate(left) if _is_same(action_of(state), true_action(point), whole)), None
+            )
+            if place is None:
+                again.append(point)
+                continue
+            state = left.pop(place)
+            if not is_true:
+                sums.doubtful += 1
+                continue
+            sums.found += 1
+            sums.same_action += whole
+            is_before = _stands_before(state, point["last_before"])
+            sums.before += is_before
+            if verbose and not (whole and is_before):
+                last = state.messages[-1] if state.messages else {}
+                print(
+                    f"  {verbose} {point['session']}/{point['index']}: action {whole}, before {is_before}: "
+                    f"{point['last_before']} / {last.get('role')} {text_of(last)[-TAIL:]!r}\n    {true_action(point)}\n    {action_of(state)}"
+                )
+        waiting = again
+    sums.extra += len(left)
+    if verbose:
+        for point in waiting:
+            if point.get("why_not") is None:
+                print(f"  {verbose} {point['session']}/{point['index']}: missing {true_action(point)}")
+        for state in left:
+            print(f"  {verbose}: extra {action_of(state)} turn {state.turn}")
+
+
+def _is_same(one: tuple[str, str], other: tuple[str, str], whole: bool) -> bool:
+    if whole:
+        return one == other
+    return one[1] == other[1] != "" or one[0] == other[0] != "[]"
+
+
+def _stands_before(state: TraceState, last: Mapping[str, Any] | None) -> bool:
+    """Whether the last message before the action is the one that the truth names; it gives no text of other content."""
+    if last is None or not state.messages:
+        return last is None and not state.messages
+    shown = state.messages[-1]
+    roles = {"developer": "system"}
+    tail = last["text_tail"]
+    is_role = shown["role"] == roles.get(last["role"], last["role"])
+    return is_role and (tail is None or "".join(text_of(shown).split()).endswith("".join(tail.split())))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--truth", type=Path)
+    parser.add_argument("--verbose", action="store_true", help="print every point that differs")
+    given = parser.parse_args()
+    truth: dict[str, list[Any]] = defaultdict(list)
+    if given.truth:
+        for line in given.truth.read_text().splitlines():
+            point = json.loads(line)
+            truth[point["file"]].append(point)
+    sums: dict[str, Sums] = defaultdict(Sums)
+    agreements: dict[str, Agreement] = defaultdict(Agreement)
+    unread: dict[str, str] = {}
+    for path in find_files([given.folder]):
+        name = str(path.relative_to(given.folder))
+        states: list[TraceState] = []
+        try:
+            format, reading, _ = read_file(path)
+        except BadInput as error:
+            unread[name] = str(error)
+        else:
+            sums[format].add(reading)
+            states = [state for session in reading.sessions for state in session.states()]
+        if name in truth:
+            points = truth.pop(name)
+            compare(states, points, agreements[points[0]["format"]], name if given.verbose else "")
+    for file, points in truth.items():
+        compare([], points, agreements[points[0]["format"]], "")
+        print(f"{file}: the truth's {len(points)} points are of no file that is read")
+    report(sums, agreements, unread)
+    return 0
+
+
+def report(sums: Mapping[str, Sums], agreements: Mapping[str, Agreement], unread: Mapping[str, str]) -> None:
+    for format, of in sorted(sums.items()):
+        share = of.used_bytes / max(of.num_bytes, 1)
+        print(f"{format}: {of.files:,} files, {of.points:,} decision points, {share:.1%} of record bytes used")
+        for reasons, what in ((of.no_points, "turns"), (of.dropped, "records")):
+            for reason, count in reasons.most_common():
+                print(f"    {count:6,} {what}: {reason}")
+    for file, reason in unread.items():
+        print(f"not read: {file}: {reason}")
+    for format, of in sorted(agreements.items()):
+        print(
+            f"{format}: {of.found:,} of {of.true:,} found, {of.true - of.found:,} missing, {of.extra:,} extra, "
+            f"{of.doubtful:,} that the truth leaves out; same action {of.same_action:,}, same before {of.before:,}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
