@@ -83,9 +83,11 @@ def tools_of(listed: Any) -> list[Tool]:
     """Tools as chat completions, Responses, Anthropic or verifiers list them."""
     found = []
     for item in objects(sequence(listed)):
+        found += tools_of(item.get("function_declarations", item.get("functionDeclarations")))  # Gemini's
         inner = mapping(item.get("function")) or item
         if name_or_none(inner.get("name")):
-            schema = inner.get("parameters", inner.get("input_schema"))
+            names = ("parameters", "input_schema", "inputSchema", "parametersJsonSchema", "parameters_json_schema")
+            schema = next((inner[name] for name in names if inner.get(name)), None)
             found.append(tool(inner["name"], inner.get("description"), schema))
     return found
 

@@ -37,7 +37,7 @@ def lacks(value: Any) -> list[str]:
     line = mapping(value)
     checks = {
         "type user or assistant": line.get("type") in ("user", "assistant"),
-        "a message object": isinstance(line.get("message"), dict),
+        "a message with content": "content" in mapping(line.get("message")),
         "uuid": isinstance(line.get("uuid"), str),
         "sessionId": isinstance(line.get("sessionId"), str),
     }
@@ -47,7 +47,12 @@ def lacks(value: Any) -> list[str]:
 def read(parts: Sequence[Part]) -> Reading:
     """The session of a main file and its subagents' files; all their lines are records."""
     places = [number for number, part in enumerate(parts) for _ in part.entries]
-    return read_log(NAME, parts, lambda lines, fates: _Reader(places, fates).read(lines))
+    return read_log(NAME, parts, lambda lines, fates: draft_of(lines, places, fates))
+
+
+def draft_of(lines: Sequence[Any], files: Sequence[int], fates: dict[int, str]) -> Draft:
+    """The session that lines tell, each of the file of this number; `fates` is added to."""
+    return _Reader(files, fates).read(lines)
 
 
 @dataclass(frozen=True)

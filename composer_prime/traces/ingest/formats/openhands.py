@@ -111,23 +111,29 @@ class _Reader:
         gone = [place for place in path if self._is_forgotten(place, listed, first, last)]
         if not gone:
             return NO_MESSAGE
-        summary = plain("user", string(args.get("summary")))
-        self._at = None
-        for place in path:
-            node = self.draft.nodes[place]
-            if place == gone[0]:
-                self._at = self.draft.add(summary, self._at, [number])
-            elif place not in gone and not self._is_orphan(node.message):
-                more = {"author": node.author, "usage": node.usage, "call": node.call}
-                self._at = self.draft.add(node.message, self._at, [number], is_copied=True, **more)
+        self._at = condensed(self.draft, path, gone, string(args.get("summary")), number)
         return None
 
     def _is_forgotten(self, place: int, listed: Sequence[Any], first: Any, last: Any) -> bool:
         event = _event_id(mapping(self._events[self.draft.nodes[place].records[0]]))
         return event in listed or (all(type(one) is int for one in (first, event, last)) and first <= event <= last)
 
-    def _is_orphan(self, message: Message) -> bool:
-        return message["role"] == "tool" and self.draft.refusal(self._at, message["tool_call_id"]) is not None
+
+def condensed(draft: Draft, path: Sequence[int], gone: Sequence[int], summary: str, record: int) -> int | None:
+    """Add a branch of copies of a path, with a summary in place of the nodes that are gone; its last node.
+
+    Results whose calls are gone go with them.
+    """
+    at: int | None = None
+    for place in path:
+        node = draft.nodes[place]
+        if place == gone[0]:
+            at = draft.add(plain("user", summary), at, [record])
+        is_orphan = node.message["role"] == "tool" and draft.refusal(at, node.message["tool_call_id"]) is not None
+        if place not in gone and not is_orphan:
+            more = {"author": node.author, "usage": node.usage, "call": node.call}
+            at = draft.add(node.message, at, [record], is_copied=True, **more)
+    return at
 
 
 def _event_id(event: Mapping[str, Any]) -> Any:

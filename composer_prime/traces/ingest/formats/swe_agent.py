@@ -55,7 +55,7 @@ def _read_mini(value: Mapping[str, Any]) -> Document:
 
 def _read_steps(value: Mapping[str, Any]) -> Document:
     steps = [mapping(step) for step in sequence(value["trajectory"])]
-    shown = [_shown(step.get("query") or step.get("messages")) for step in steps]
+    shown = [_shown(step["query"]) if step.get("query") else _before(step) for step in steps]
     history = _shown(value.get("history"))
     if not any(shown):
         shown = _from_history(sequence(value.get("history")), len(steps))
@@ -83,6 +83,18 @@ def _from_history(history: Sequence[Any], num_steps: int) -> list[list[Message]]
         if message.get("role") == "assistant" and not message.get("is_demo")
     ]
     return [*before[:num_steps], *([] for _ in range(num_steps - len(before)))]
+
+
+def _before(step: Mapping[str, Any]) -> list[Message]:
+    """What a step of 1.0 was shown: its `messages` are those after it, with what it did and saw at their end."""
+    given = sequence(step.get("messages"))
+    said = name_or_none(step.get("response"), step.get("thought"))
+    for place in reversed(range(len(given))):
+        message = mapping(given[place])
+        if message.get("role") == "assistant":
+            is_own = said in (message.get("content"), message.get("thought"))
+            return _shown(given[:place] if is_own else given)
+    return _shown(given)
 
 
 def _shown(given: Any) -> list[Message]:

@@ -1,0 +1,71 @@
+"""LangSmith's runs: a list, one a line, or an SDK's batch of `post` and `patch`. Records are the runs.
+
+A run's messages are LangChain's, or what a wrapped client was given.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from composer_prime.traces.ingest.formats.exchanges import Exchange, action_of, add_exchanges, messages_of
+from composer_prime.traces.ingest.messages import tools_of
+from composer_prime.traces.ingest.reading import Document, Reading, read_together
+from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence
+
+NAME = "langsmith"
+NO_CALL = "run that is no call of a model"
+NO_TEXT = "call of a model without its messages or its answer"
+
+
+def lacks(value: Any) -> list[str]:
+    """What a JSON value lacks to hold LangSmith's runs."""
+    runs = objects(_runs(value))
+    checks = {
+        "runs with inputs": any(isinstance(run.get("inputs"), dict) for run in runs),
+        "runs with start_time": any("start_time" in run for run in runs),
+    }
+    return [name for name, holds in checks.items() if not holds]
+
+
+def read(parts: Sequence[Part]) -> Reading:
+    """One session for each list of tools that the file's calls have."""
+    return read_together(NAME, parts, lacks, lambda value: list(_runs(value)), _read)
+
+
+def _runs(value: Any) -> Sequence[Any]:
+    """Runs; of a batch, each with what was patched later."""
+    given = mapping(value)
+    if not isinstance(given.get("post"), list):
+        return value if isinstance(value, list) else [value]
+    posted, patched = objects(given["post"]), objects(sequence(given.get("patch")))
+    if len(posted) == len(patched) == 1:  # a patch's id may stand in its address alone
+        return [_patched(posted[0], patched[0])]
+    late = {run["id"]: run for run in patched if isinstance(run.get("id"), str)}
+    return [_patched(run, late.get(str(run.get("id")), {})) for run in posted]
+
+
+def _patched(run: Mapping[str, Any], late: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**run, **{name: value for name, value in late.items() if value}}
+
+
+def _read(runs: list[Any]) -> Document:
+    document = Document(runs)
+    add_exchanges(document, enumerate(runs), _exchange)
+    return document
+
+
+def _exchange(run: Any) -> Exchange | str:
+    given = mapping(run)
+    asked, answered, extra = (mapping(given.get(name)) for name in ("inputs", "outputs", "extra"))
+    is_batch = isinstance(next(iter(sequence(asked.get("messages"))), None), list)
+    if given.get("run_type", "llm" if is_batch else "") != "llm":
+        return NO_CALL
+    body = {**asked, "messages": asked.get("messages", asked.get("prompts", asked.get("prompt", asked.get("input"))))}
+    action, messages = action_of(answered), messages_of(body)
+    if action is None or not messages:
+        return NO_TEXT
+    called, about = mapping(extra.get("invocation_params")), mapping(extra.get("metadata"))
+    names = (mapping(answered.get("llm_output")).get("model_name"), answered.get("model"), asked.get("model"))
+    author = name_or_none(*names, about.get("ls_model_name"), called.get("model"))
+    usage = mapping(answered.get("usage_metadata")) or mapping(answered.get("usage")) or None
+    tools = tools_of(asked.get("tools", called.get("tools")))
+    return Exchange(messages, action, tools, author, usage, name_or_none(answered.get("id"), given.get("id")))

@@ -1,0 +1,58 @@
+"""What Claude Code prints by `--output-format stream-json`: lines, or a list of them, of a run. Records are the lines.
+
+Lines of the main agent and of each of its subagents follow each other; a run starts with an init line. What the user
+asked stands there by `--replay-user-messages` only.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from composer_prime.traces.ingest.formats import claude_code
+from composer_prime.traces.ingest.reading import Document, Reading, read_documents, read_log
+from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects
+from composer_prime.traces.ingest.session import Draft
+
+NAME = "claude-stream-json"
+
+
+def lacks(value: Any) -> list[str]:
+    """What a line, or a list of lines, lacks to be of such a run."""
+    lines = objects(value if isinstance(value, list) else [value])
+    told = [line for line in lines if line.get("type") in ("assistant", "user")]
+    checks = {
+        "type user or assistant": bool(told),
+        "a message object": any(isinstance(line.get("message"), dict) for line in told),
+        "session_id": any(isinstance(line.get("session_id"), str) for line in told),
+    }
+    return [name for name, holds in checks.items() if not holds]
+
+
+def read(parts: Sequence[Part]) -> Reading:
+    """The runs of a file as one session."""
+    if any(isinstance(entry.value, list) for entry in parts[0].entries):
+        return read_documents(NAME, parts, lacks, _read)
+    return read_log(NAME, parts, _draft)
+
+
+def _read(value: Any) -> Document:
+    fates: dict[int, str] = {}
+    lines = list(value if isinstance(value, list) else [value])
+    return Document(lines, fates, [_draft(lines, fates)])
+
+
+def _draft(lines: Sequence[Any], fates: dict[int, str]) -> Draft:
+    """The lines as Claude Code's own sessions have them, each of which names the line before it."""
+    spelled: list[Mapping[str, Any]] = []
+    latest: dict[tuple[Any, ...], str] = {}
+    session: Any = None
+    cwd = None
+    for number, given in enumerate(map(mapping, lines)):
+        kind, agent = given.get("type"), name_or_none(given.get("parent_tool_use_id"))
+        if kind == "system" and given.get("subtype") == "init":
+            session, cwd = given.get("session_id"), given.get("cwd")
+        line = {**given, "sessionId": session or given.get("session_id"), "cwd": cwd, "uuid": str(number)}
+        line["parentUuid"] = latest.get((session, agent))
+        if kind in ("user", "assistant"):
+            latest[session, agent] = str(number)
+        spelled.append({**line, "isSidechain": agent is not None, "agentId": agent})
+    return claude_code.draft_of(spelled, [0] * len(lines), fates)
