@@ -7,6 +7,7 @@ point, counted independently, also which points were found, and whether their ac
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_prime.errors import BadInput
-from composer_prime.traces.ingest.context import stands_in
+from composer_prime.traces.ingest.context import IMAGE, NO_RESULT, stands_in
 from composer_prime.traces.ingest.intake import find_files, read_file
 from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.session import Node, arguments_of
@@ -75,75 +76,96 @@ def why_none(node: Node) -> str:
 
 def action_of(state: TraceState) -> tuple[str, str]:
     """An action's calls and the head of its text, in a form that a truth's can be compared with."""
-    calls = [(call["function"]["name"], arguments_of(call["function"]["arguments"])) for call in calls_of(state.action)]
-    return json.dumps(calls, sort_keys=True), " ".join(text_of(state.action).split())[:40]
+    calls = [(call["function"]["name"], _arguments(call["function"]["arguments"])) for call in calls_of(state.action)]
+    return json.dumps(calls, sort_keys=True), _plain(text_of(state.action)[:HEAD])
 
 
 def true_action(point: Mapping[str, Any]) -> tuple[str, str]:
-    calls = []
-    for call in point["calls"]:
-        given = call["arguments"]
-        if isinstance(given, str):
-            parsed = arguments_of(given)
-            given = parsed if parsed or given.strip() in ("{}", "") else {"input": given}
-        calls.append((call["name"], given or {}))
-    return json.dumps(calls, sort_keys=True), " ".join(point["text_head"].split())[:40]
+    calls = [(call["name"], _arguments(call["arguments"])) for call in point["calls"]]
+    return json.dumps(calls, sort_keys=True), _plain(point["text_head"])
 
 
-def compare(states: Sequence[TraceState], points: Sequence[Mapping[str, Any]], sums: Agreement, verbose: str) -> None:
-    """Pair a file's decision points with a truth's: by the whole action first, then by its calls or its text alone."""
+def _arguments(given: Any) -> Any:
+    """A text that is no object is what Codex's free tools take as `input`."""
+    found = arguments_of(given) if isinstance(given, str) else given or {}
+    return found if found or not isinstance(given, str) or not given.strip(" {}") else {"input": given}
+
+
+def _plain(text: str) -> str:
+    return "".join(text.split())
+
+
+def compare(states: Sequence[TraceState], points: Sequence[Mapping[str, Any]], sums: Agreement, name: str) -> None:
+    """Pair a file's decision points with a truth's: by the whole action first, then by its calls or its text alone.
+
+    name  of the file, to print what differs; "": print nothing
+    """
     left = list(states)
     waiting = sorted(points, key=lambda point: point.get("why_not") is not None)
+    sums.true += sum(point.get("why_not") is None for point in points)
     for whole in (True, False):
         again = []
         for point in waiting:
-            is_true = point.get("why_not") is None
-            sums.true += is_true and whole
-            place = next(
-                (n for n, state in enumerate(left) if _is_same(action_of(state), true_action(point), whole)), None
-            )
-            if place is None:
+            true = true_action(point)
+            state = next((state for state in left if _is_same(action_of(state), true, whole)), None)
+            if state is None:
                 again.append(point)
                 continue
-            state = left.pop(place)
-            if not is_true:
+            left.remove(state)
+            if point.get("why_not") is not None:
                 sums.doubtful += 1
                 continue
+            before = _stands_before(state, point)
             sums.found += 1
             sums.same_action += whole
-            is_before = _stands_before(state, point["last_before"])
-            sums.before += is_before
-            if verbose and not (whole and is_before):
-                last = state.messages[-1] if state.messages else {}
-                print(
-                    f"  {verbose} {point['session']}/{point['index']}: action {whole}, before {is_before}: "
-                    f"{point['last_before']} / {last.get('role')} {text_of(last)[-TAIL:]!r}\n    {true_action(point)}\n    {action_of(state)}"
-                )
+            sums.before += before
+            if name and not (whole and before):
+                print(f"  {name} {point['session']}/{point['index']}: {point['last_before']} / {_tail(state)}")
+                print(f"    {true}\n    {action_of(state)}" if not whole else "")
         waiting = again
     sums.extra += len(left)
-    if verbose:
-        for point in waiting:
-            if point.get("why_not") is None:
-                print(f"  {verbose} {point['session']}/{point['index']}: missing {true_action(point)}")
-        for state in left:
-            print(f"  {verbose}: extra {action_of(state)} turn {state.turn}")
+    if name:
+        missing = [point for point in waiting if point.get("why_not") is None]
+        print(*(f"  {name} {point['session']}/{point['index']}: missing {true_action(point)}\n" for point in missing))
+        print(*(f"  {name}: extra, turn {state.turn}: {action_of(state)}\n" for state in left))
 
 
-def _is_same(one: tuple[str, str], other: tuple[str, str], whole: bool) -> bool:
-    if whole:
-        return one == other
-    return one[1] == other[1] != "" or one[0] == other[0] != "[]"
+def _tail(state: TraceState) -> str:
+    return f"{state.messages[-1]['role']} {text_of(state.messages[-1])[-TAIL:]!r}" if state.messages else "nothing"
 
 
-def _stands_before(state: TraceState, last: Mapping[str, Any] | None) -> bool:
-    """Whether the last message before the action is the one that the truth names; it gives no text of other content."""
+def _is_same(ours: tuple[str, str], theirs: tuple[str, str], whole: bool) -> bool:
+    calls, text = (_is_like(one, other) for one, other in zip(ours, theirs, strict=True))
+    return calls and text if whole else (text and ours[1] != "") or (calls and ours[0] != "[]")
+
+
+def _is_like(ours: str, theirs: str) -> bool:
+    """Whether the texts are the same but for secrets that were cut from ours."""
+    if "[redacted]" not in ours:
+        return ours == theirs
+    pieces = [re.escape(piece) for piece in ours.split("[redacted]")]
+    return re.match(".*".join(pieces[: -1 if len(ours) > HEAD - 20 else None]), theirs) is not None
+
+
+def _stands_before(state: TraceState, point: Mapping[str, Any]) -> bool:
+    """Whether the last message before the action is the one that the truth names, as far as that gives its text.
+
+    Thinking alone isn't shown; a call without a result has a stand-in, a result without a call is what a user shows.
+    """
+    last = point["last_before"]
     if last is None or not state.messages:
         return last is None and not state.messages
     shown = state.messages[-1]
-    roles = {"developer": "system"}
-    tail = last["text_tail"]
-    is_role = shown["role"] == roles.get(last["role"], last["role"])
-    return is_role and (tail is None or "".join(text_of(shown).split()).endswith("".join(tail.split())))
+    text, tail = (
+        _plain(text_of(shown).replace(IMAGE, "").replace("</system-reminder>", "")),
+        _plain(last["text_tail"] or ""),
+    )
+    if last.get("attachment") or not tail or text_of(shown) == NO_RESULT:
+        return True
+    roles = {"developer": ("system",), "tool": ("tool", "user")}.get(last["role"], (last["role"],))
+    return shown["role"] in roles and (
+        text.endswith(tail) or _is_like(text[-TAIL:], tail) or "[redacted]" in text[-2 * TAIL :]
+    )
 
 
 def main() -> int:
@@ -170,6 +192,8 @@ def main() -> int:
         else:
             sums[format].add(reading)
             states = [state for session in reading.sessions for state in session.states()]
+        if name not in truth:
+            name = str(path.parent.relative_to(given.folder))  # a folder of events is one session
         if name in truth:
             points = truth.pop(name)
             compare(states, points, agreements[points[0]["format"]], name if given.verbose else "")

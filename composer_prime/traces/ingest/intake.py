@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_prime.errors import BadInput
-from composer_prime.traces.ingest.formats import atif, check_known, claude_code, detect, read
+from composer_prime.traces.ingest.formats import atif, check_known, claude_code, detect, openhands_v1, read
 from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import Part, entries_of
 from composer_prime.traces.ingest.secret_patterns import SecretCutter
@@ -74,8 +74,8 @@ def read_file(path: Path, format: str | None = None) -> tuple[str, Reading, Secr
         check_known(format)
     else:
         format = claude_code.NAME if subagents and not main.entries else detect(main.entries, str(path))
-    beside = {claude_code.NAME: subagents, atif.NAME: _rewards(path)}.get(format, [])
-    parts = [Part(f"{file.parent.name}/{file.name}", entries_of(_bytes(file), secrets)) for file in beside]
+    beside = {claude_code.NAME: subagents, atif.NAME: _rewards(path), openhands_v1.NAME: _events(path)[1:]}
+    parts = [Part(f"{file.parent.name}/{file.name}", entries_of(_bytes(file), secrets)) for file in beside.get(format, [])]
     return format, read(format, [main, *parts]), secrets
 
 
@@ -169,7 +169,14 @@ def _rewards(path: Path) -> list[Path]:
     return [file for file in found if file.is_file()] if path.parent.name == "agent" else []
 
 
+def _events(path: Path) -> list[Path]:
+    """Of OpenHands' folder of events, one a file; the first is the session's main file."""
+    return sorted(path.parent.glob("event-*.json")) if path.match("event-*.json") else [path]
+
+
 def _is_beside(path: Path) -> bool:
     folder = path.parent
+    if path != _events(path)[0]:
+        return True
     is_subagent = folder.name == SUBAGENTS and folder.parent.with_name(folder.parent.name + ".jsonl").is_file()
     return is_subagent or f"{folder.name}/{path.name}" in atif.REWARD_FILES

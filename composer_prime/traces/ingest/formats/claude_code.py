@@ -39,7 +39,7 @@ def lacks(value: Any) -> list[str]:
         "type user or assistant": line.get("type") in ("user", "assistant"),
         "a message with content": "content" in mapping(line.get("message")),
         "uuid": isinstance(line.get("uuid"), str),
-        "sessionId": isinstance(line.get("sessionId"), str),
+        "sessionId or parentUuid": isinstance(line.get("sessionId"), str) or "parentUuid" in line,
     }
     return [name for name, holds in checks.items() if not holds]
 

@@ -21,8 +21,10 @@ def lacks(value: Any) -> list[str]:
     told = [line for line in lines if line.get("type") in ("assistant", "user")]
     checks = {
         "type user or assistant": bool(told),
-        "a message object": any(isinstance(line.get("message"), dict) for line in told),
-        "session_id": any(isinstance(line.get("session_id"), str) for line in told),
+        "a message with content": any("content" in mapping(line.get("message")) for line in told),
+        "no sessionId or parentUuid, which Claude Code's own sessions have": not any(
+            "sessionId" in line or "parentUuid" in line for line in told
+        ),
     }
     return [name for name, holds in checks.items() if not holds]
 
