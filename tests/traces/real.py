@@ -121,13 +121,14 @@ def compare(states: Sequence[TraceState], points: Sequence[Mapping[str, Any]], s
             sums.before += before
             if name and not (whole and before):
                 print(f"  {name} {point['session']}/{point['index']}: {point['last_before']} / {_tail(state)}")
-                print(f"    {true}\n    {action_of(state)}" if not whole else "")
+                print(f"    {true}\n    {action_of(state)}")
         waiting = again
     sums.extra += len(left)
-    if name:
-        missing = [point for point in waiting if point.get("why_not") is None]
-        print(*(f"  {name} {point['session']}/{point['index']}: missing {true_action(point)}\n" for point in missing))
-        print(*(f"  {name}: extra, turn {state.turn}: {action_of(state)}\n" for state in left))
+    for point in waiting if name else ():
+        if point.get("why_not") is None:
+            print(f"  {name} {point['session']}/{point['index']}: missing {true_action(point)}")
+    for state in left if name else ():
+        print(f"  {name}: extra, turn {state.turn}: {action_of(state)}")
 
 
 def _tail(state: TraceState) -> str:
@@ -157,8 +158,8 @@ def _stands_before(state: TraceState, point: Mapping[str, Any]) -> bool:
         return last is None and not state.messages
     shown = state.messages[-1]
     text, tail = (
-        _plain(text_of(shown).replace(IMAGE, "").replace("</system-reminder>", "")),
-        _plain(last["text_tail"] or ""),
+        _plain(given.replace(IMAGE, "").replace("</system-reminder>", ""))
+        for given in (text_of(shown), last["text_tail"] or "")
     )
     if last.get("attachment") or not tail or text_of(shown) == NO_RESULT:
         return True

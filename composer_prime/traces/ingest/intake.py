@@ -75,7 +75,9 @@ def read_file(path: Path, format: str | None = None) -> tuple[str, Reading, Secr
     else:
         format = claude_code.NAME if subagents and not main.entries else detect(main.entries, str(path))
     beside = {claude_code.NAME: subagents, atif.NAME: _rewards(path), openhands_v1.NAME: _events(path)[1:]}
-    parts = [Part(f"{file.parent.name}/{file.name}", entries_of(_bytes(file), secrets)) for file in beside.get(format, [])]
+    parts = [
+        Part(f"{file.parent.name}/{file.name}", entries_of(_bytes(file), secrets)) for file in beside.get(format, [])
+    ]
     return format, read(format, [main, *parts]), secrets
 
 

@@ -27,7 +27,7 @@ def _part_text(part: Any) -> str:
     given = mapping(part)
     kind, source = string(given.get("type")), mapping(given.get("source"))
     texts = [given.get("text"), given.get("refusal"), given.get("tool_name"), given.get("content"), source.get("data")]
-    if kind not in ("text", "document", "search_result"):
+    if kind not in ("text", "file", "document", "search_result"):
         texts[3:] = []
     if source.get("type") != "text":
         texts[4:] = []

@@ -75,7 +75,7 @@ def read_together(
     format: str,
     parts: Sequence[Part],
     lacks: Callable[[Any], list[str]],
-    items: Callable[[Any], list[Any]],
+    items: Callable[[Any], Sequence[Any]],
     read: Callable[[list[Any]], Document],
 ) -> Reading:
     """The items of all JSON values of the main file as one list; a session is kept with the values that it is of.
@@ -88,7 +88,7 @@ def read_together(
     listed: list[Any] = []
     owners: list[int] = []
     for number, entry in enumerate(entries):
-        found = [] if entry.problem is not None or lacks(entry.value) else items(entry.value)
+        found = () if entry.problem is not None or lacks(entry.value) else items(entry.value)
         if not found:
             account.add([], [len(entry.text)], {0: entry.problem or f"not {format}"})
         listed += found
@@ -103,8 +103,8 @@ def read_together(
         text = entries[lines[0]].text if len(lines) == 1 else "".join(_line(entries[line]) for line in lines)
         session = draft.finished(format, sum(first < own[0] for first in firsts), (Original("", text), *_beside(parts)))
         sessions.append(replace(session, nodes=tuple(_renumbered(node, ranks) for node in draft.nodes)))
-    found = [draft.finished(format, 0, ()) for draft in document.drafts]
-    account.add(found, [len(json.dumps(item)) for item in listed], document.fates)
+    whole = [draft.finished(format, 0, ()) for draft in document.drafts]
+    account.add(whole, [len(json.dumps(item)) for item in listed], document.fates)
     return account.reading([session for session in sessions if any(node.is_decision for node in session.nodes)])
 
 

@@ -60,7 +60,7 @@ def entries_of(data: bytes, secrets: Redacts) -> tuple[Entry, ...]:
 
 
 def _in_a_row(data: bytes, secrets: Redacts) -> tuple[Entry, ...]:
-    """JSON values one after the other that lines don't part; none if the first line is one, or something else is there."""
+    """JSON values in a row that lines don't part; none if the first line is one, or something else is there."""
     text = data.decode("utf-8", "replace").removeprefix("\ufeff")
     if _entry(text.lstrip().partition("\n")[0].encode(), secrets).problem is None:
         return ()

@@ -322,7 +322,7 @@ def test_chats_one_a_line_are_sessions_of_their_own(tmp_path: Path) -> None:
     "text, nearest, lack",
     [
         ('{"schema_version": "ATIF-v2.0", "steps": []}', "atif", "schema_version ATIF-v1.0 to ATIF-v1.8"),
-        ('{"type": "user", "message": {}, "uuid": "u"}', "claude-code", "sessionId"),
+        ('{"type": "user", "message": {"content": ""}, "uuid": "u"}', "claude-code", "sessionId or parentUuid"),
         ('{"timestamp": "t", "type": "event_msg"}', "codex", "a payload object"),
         ('{"schema_version": 1, "turns": []}', "openenv", "turns with request and response"),
         ('{"what": "ever"}', "openai-chat", "a list of messages, or an object with messages, a message with a role"),

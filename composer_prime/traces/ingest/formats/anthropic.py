@@ -4,14 +4,12 @@ contents. Records are the messages."""
 from collections.abc import Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.formats.parts import either_message, has_parts
-from composer_prime.traces.ingest.messages import plain, tools_of
-from composer_prime.traces.ingest.reading import Document, Reading, read_documents
-from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence
-from composer_prime.traces.ingest.session import Draft
+from composer_prime.traces.ingest.formats.chat import document_of
+from composer_prime.traces.ingest.formats.parts import has_parts
+from composer_prime.traces.ingest.reading import Reading, read_documents
+from composer_prime.traces.ingest.records import Part, mapping, objects, sequence
 
 NAME = "anthropic-messages"
-NO_ROLE = "message of no known role"
 
 
 def lacks(value: Any) -> list[str]:
@@ -30,25 +28,4 @@ def lacks(value: Any) -> list[str]:
 
 def read(parts: Sequence[Part]) -> Reading:
     """One session a list."""
-    return read_documents(NAME, parts, lacks, _read)
-
-
-def _read(value: Any) -> Document:
-    given = mapping(value)
-    messages = sequence(given.get("messages") if given else value)
-    draft = Draft(name_or_none(given.get("id")), tools=tools_of(given.get("tools")))
-    document = Document(list(messages), drafts=[draft])
-    at = draft.add(plain("system", given["system"]), None, ()) if given.get("system") else None
-    author = name_or_none(given.get("model"))
-    for number, item in enumerate(messages):
-        read = either_message(item)
-        fates = []
-        for message in read:
-            fate = draft.refusal(at, message["tool_call_id"]) if message["role"] == "tool" else None
-            if fate is None:
-                writer = name_or_none(mapping(item).get("model"), author) if message["role"] == "assistant" else None
-                at = draft.add(message, at, [number], author=writer)
-            fates.append(fate)
-        if not read or all(fates):
-            document.fates[number] = fates[0] if fates else NO_ROLE
-    return document
+    return read_documents(NAME, parts, lacks, document_of)

@@ -8,9 +8,9 @@ OpenAI's holds the messages that it answers.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.formats.exchanges import Exchange, add_exchanges, exchange_of, loaded
+from composer_prime.traces.ingest.formats.exchanges import Exchange, exchange_of, loaded, read_calls
 from composer_prime.traces.ingest.formats.streams import assembled
-from composer_prime.traces.ingest.reading import Document, Reading, read_together
+from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import Part, mapping, objects, sequence
 
 NAME = "api-log"
@@ -35,7 +35,7 @@ def lacks(value: Any) -> list[str]:
 
 def read(parts: Sequence[Part]) -> Reading:
     """One session for each list of tools that the file's calls have."""
-    return read_together(NAME, parts, lacks, lambda value: list(_calls(value)), _read)
+    return read_calls(NAME, parts, lacks, _calls, _exchange)
 
 
 def _calls(value: Any) -> Sequence[Any]:
@@ -44,14 +44,8 @@ def _calls(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _read(calls: list[Any]) -> Document:
-    document = Document(calls)
-    add_exchanges(document, enumerate(calls), _exchange)
-    return document
-
-
-def _exchange(call: Any) -> Exchange | str:
-    request, response = _sides(mapping(call))
+def _exchange(call: Mapping[str, Any]) -> Exchange | str:
+    request, response = _sides(call)
     if mapping(response).get("error") or mapping(response).get("type") == "error":
         return FAILED
     if request.get("max_tokens") == 1:

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from composer_prime.traces.ingest.messages import assistant, json_text, plain, result, tool_call
+from composer_prime.traces.ingest.formats.parts import part_messages
+from composer_prime.traces.ingest.messages import json_text, plain, result
 from composer_prime.traces.ingest.reading import Reading, parents_first, read_log
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, string
 from composer_prime.traces.ingest.session import DUPLICATE_RESULT, ORPHAN_RESULT, Draft
@@ -185,7 +186,7 @@ class _Reader:
         usage = mapping(message.get("usage")) or old.usage
         self._draft.replace(
             call.node,
-            message=_message(call.blocks),
+            message=part_messages({"role": "assistant", "content": call.blocks})[0],
             usage=usage,
             records=(*old.records, record),
             links=(*old.links, *place.links),
@@ -289,11 +290,3 @@ def _body(block: Mapping[str, Any]) -> str:
     return json_text(
         block.get("input") if block.get("type") == "tool_use" else block.get("thinking", block.get("text"))
     )
-
-
-def _message(blocks: Sequence[Mapping[str, Any]]) -> Message:
-    thinking = [string(block.get("thinking")) for block in blocks if block.get("type") == "thinking"]
-    calls = [tool_call(b.get("id"), b.get("name"), b.get("input")) for b in blocks if b.get("type") == "tool_use"]
-    hidden = ("thinking", "redacted_thinking", "tool_use")
-    shown = [block for block in blocks if block.get("type") not in hidden]
-    return assistant(shown, calls, "\n".join(text for text in thinking if text))

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from composer_prime.traces.ingest.formats.items import ITEMS, ItemFold
-from composer_prime.traces.ingest.formats.parts import either_message, has_parts, part_messages
+from composer_prime.traces.ingest.formats.parts import either_message, part_messages
 from composer_prime.traces.ingest.formats.streams import assembled, events_of
 from composer_prime.traces.ingest.messages import assistant, plain, tools_of
-from composer_prime.traces.ingest.reading import Document
-from composer_prime.traces.ingest.records import mapping, name_or_none, objects, parse, sequence
+from composer_prime.traces.ingest.reading import Document, Reading, read_together
+from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, parse, sequence
 from composer_prime.traces.ingest.session import Draft
 from composer_prime.traces.states import Message, Tool, calls_of, digest, text_of
 
@@ -47,21 +47,33 @@ def exchange_of(request: Any, response: Any) -> Exchange | None:
     return Exchange(
         messages_of(request),
         action,
-        tools_of(asked.get("tools", mapping(asked.get("config")).get("tools"))),
+        tools_of(listed_tools(asked)),
         name_or_none(answered.get("model"), asked.get("model")),
         mapping(answered.get("usage")) or None,
         name_or_none(answered.get("id")),
     )
 
 
-def add_exchanges(document: Document, items: Iterable[tuple[int, Any]], read: Callable[[Any], Exchange | str]) -> None:
-    """Add the calls that numbered items of a document hold: one session for each list of tools.
+def read_calls(
+    format: str,
+    parts: Sequence[Part],
+    lacks: Callable[[Any], list[str]],
+    items: Callable[[Any], Sequence[Any]],
+    exchange: Callable[[Mapping[str, Any]], Exchange | str],
+) -> Reading:
+    """The calls that the items of a file's JSON values hold: one session for each list of tools.
 
-    read  gives the call, or why the item holds none
+    items     those of a value
+    exchange  an item's call, or why it holds none
     """
+    return read_together(format, parts, lacks, items, lambda listed: _sessions_of(listed, exchange))
+
+
+def _sessions_of(items: list[Any], exchange: Callable[[Mapping[str, Any]], Exchange | str]) -> Document:
+    document = Document(items)
     trees: dict[str, RequestTree] = {}
-    for number, item in items:
-        found = read(item)
+    for number, item in enumerate(items):
+        found = exchange(mapping(item))
         if isinstance(found, str):
             document.fates[number] = found
             continue
@@ -71,6 +83,7 @@ def add_exchanges(document: Document, items: Iterable[tuple[int, Any]], read: Ca
             document.drafts.append(trees[key].draft)
         at = trees[key].follow(found.messages, number)
         trees[key].act(found.action, at, number, author=found.author, usage=found.usage, call=found.call)
+    return document
 
 
 @dataclass
@@ -117,6 +130,11 @@ def _key(message: Message) -> str:
     return digest({name: value for name, value in message.items() if name != "reasoning_content"})
 
 
+def listed_tools(request: Mapping[str, Any]) -> Any:
+    """The tools of a request, which Gemini has in its `config`."""
+    return request.get("tools") or mapping(request.get("config")).get("tools")
+
+
 def loaded(value: Any) -> Any:
     """What a JSON text says, a stream's events put together; any other value as it is."""
     if not isinstance(value, str) or not value.strip():
@@ -157,35 +175,31 @@ def action_of(response: Any) -> Message | None:
     """What a response says, in whichever dialect; None: in none of them."""
     if isinstance(response, str):
         return assistant(response) if response.strip() else None
-    if isinstance(response, list):
-        roles = any("role" in item for item in objects(response))
-        found = said(response) if roles or not has_parts({"content": response}) else part_messages(_turn(response))
-        return joined([message for message in found if message["role"] == "assistant"])
     given = mapping(response)
+    if isinstance(response, list) or isinstance(given.get("output"), list):
+        items = [{"type": "tool-call", **item} if "toolName" in item else item for item in objects(sequence(response))]
+        is_told = any("role" in item for item in items)
+        content: Mapping[str, Any] = {"role": "assistant", "content": items}
+        found = items_of(given["output"]) if given else said(items) if is_told else part_messages(content)
+        turns = [message for message in found if message["role"] == "assistant"]
+        return joined(*turns) if turns else None
     for choice in objects(sequence(given.get("choices", given.get("candidates")))):
         inner = mapping(choice.get("message", choice.get("content")))
         return either_message({**inner, "role": "assistant"})[0] if inner else None
-    for generation in objects([*sequence(next(iter(sequence(given.get("generations"))), None))]):
+    for generation in objects(sequence(next(iter(sequence(given.get("generations"))), None))):
         return action_of(generation.get("message", generation.get("text")))
-    if isinstance(given.get("output"), list):
-        return joined([message for message in items_of(given["output"]) if message["role"] == "assistant"])
     for name in ("message", "content"):
         if isinstance(given.get(name), dict):
             return action_of(given[name])
     if {"content", "parts", "tool_calls", "kwargs"} & given.keys():
-        found = either_message({"role": "assistant", **given})
-        return found[0] if found and found[0]["role"] == "assistant" else None
+        message = next(iter(either_message({"role": "assistant", **given})), None)
+        return message if message is not None and message["role"] == "assistant" else None
     return None
 
 
-def _turn(content: Any) -> Mapping[str, Any]:
-    return {"role": "assistant", "content": content}
-
-
-def joined(messages: Sequence[Message]) -> Message | None:
+def joined(first: Message, *more: Message) -> Message:
     """An assistant's messages of one response as one."""
-    if len(messages) < 2:
-        return messages[0] if messages else None
+    messages = (first, *more)
     texts = [text for message in messages if (text := text_of(message))]
     thoughts = [thought for message in messages if (thought := message.get("reasoning_content"))]
     return assistant(

@@ -1,11 +1,17 @@
 """Langfuse's exports: a trace with its observations, a list of observations, or one a line. Records are these."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.formats.exchanges import Exchange, action_of, add_exchanges, loaded, messages_of
+from composer_prime.traces.ingest.formats.exchanges import (
+    Exchange,
+    action_of,
+    loaded,
+    messages_of,
+    read_calls,
+)
 from composer_prime.traces.ingest.messages import tools_of
-from composer_prime.traces.ingest.reading import Document, Reading, read_together
+from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence
 
 NAME = "langfuse"
@@ -18,9 +24,7 @@ def lacks(value: Any) -> list[str]:
     """What a JSON value lacks to hold Langfuse's observations."""
     observations = objects(_observations(value))
     checks = {
-        f"observations with a type ({', '.join(TYPES[:3])}, ...)": any(
-            one.get("type") in TYPES for one in observations
-        ),
+        f"observations of type {', '.join(TYPES[:3])}, ...": any(one.get("type") in TYPES for one in observations),
         "startTime": any("startTime" in one for one in observations),
     }
     return [name for name, holds in checks.items() if not holds]
@@ -28,34 +32,23 @@ def lacks(value: Any) -> list[str]:
 
 def read(parts: Sequence[Part]) -> Reading:
     """One session for each list of tools that the file's generations have."""
-    return read_together(NAME, parts, lacks, lambda value: list(_observations(value)), _read)
+    return read_calls(NAME, parts, lacks, _observations, _exchange)
 
 
 def _observations(value: Any) -> Sequence[Any]:
     given = mapping(value)
-    for name in ("observations", "data"):
-        if isinstance(given.get(name), list):
-            return given[name]
+    value = given.get("observations", given.get("data", value))
     return value if isinstance(value, list) else [value]
 
 
-def _read(observations: list[Any]) -> Document:
-    document = Document(observations)
-    add_exchanges(document, enumerate(observations), _exchange)
-    return document
-
-
-def _exchange(observation: Any) -> Exchange | str:
-    given = mapping(observation)
+def _exchange(given: Mapping[str, Any]) -> Exchange | str:
     if given.get("type") != "GENERATION":
         return NO_GENERATION
     asked, answered = loaded(given.get("input")), loaded(given.get("output"))
     action, messages = action_of(answered), messages_of(asked)
     if action is None or not messages:
         return NO_TEXT
-    listed = loaded(given.get("toolDefinitions")) or mapping(asked).get(
-        "tools", mapping(mapping(asked).get("config")).get("tools")
-    )
+    listed = loaded(given.get("toolDefinitions")) or listed_tools(mapping(asked))
     tools = [loaded(tool) for tool in sequence(listed)]
     usage = mapping(given.get("usageDetails")) or mapping(given.get("usage")) or None
     author = name_or_none(given.get("model"), mapping(answered).get("model"))

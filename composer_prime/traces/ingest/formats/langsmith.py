@@ -6,9 +6,9 @@ A run's messages are LangChain's, or what a wrapped client was given.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.formats.exchanges import Exchange, action_of, add_exchanges, messages_of
+from composer_prime.traces.ingest.formats.exchanges import Exchange, action_of, messages_of, read_calls
 from composer_prime.traces.ingest.messages import tools_of
-from composer_prime.traces.ingest.reading import Document, Reading, read_together
+from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence
 
 NAME = "langsmith"
@@ -28,7 +28,7 @@ def lacks(value: Any) -> list[str]:
 
 def read(parts: Sequence[Part]) -> Reading:
     """One session for each list of tools that the file's calls have."""
-    return read_together(NAME, parts, lacks, lambda value: list(_runs(value)), _read)
+    return read_calls(NAME, parts, lacks, _runs, _exchange)
 
 
 def _runs(value: Any) -> Sequence[Any]:
@@ -47,14 +47,7 @@ def _patched(run: Mapping[str, Any], late: Mapping[str, Any]) -> Mapping[str, An
     return {**run, **{name: value for name, value in late.items() if value}}
 
 
-def _read(runs: list[Any]) -> Document:
-    document = Document(runs)
-    add_exchanges(document, enumerate(runs), _exchange)
-    return document
-
-
-def _exchange(run: Any) -> Exchange | str:
-    given = mapping(run)
+def _exchange(given: Mapping[str, Any]) -> Exchange | str:
     asked, answered, extra = (mapping(given.get(name)) for name in ("inputs", "outputs", "extra"))
     is_batch = isinstance(next(iter(sequence(asked.get("messages"))), None), list)
     if given.get("run_type", "llm" if is_batch else "") != "llm":

@@ -7,7 +7,8 @@ events from what the model sees: what follows is a branch of its own.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.messages import assistant, chat_message, plain, result, tool_call, tools_of
+from composer_prime.traces.ingest.formats.exchanges import action_of
+from composer_prime.traces.ingest.messages import assistant, plain, result, tool_call, tools_of
 from composer_prime.traces.ingest.reading import Document, Reading, read_documents
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence, string
 from composer_prime.traces.ingest.session import Draft
@@ -74,7 +75,7 @@ class _Reader:
         if known is not None:
             self.draft.replace(known, records=(*self.draft.nodes[known].records, number))
             return None
-        message = _said(response) or self._spelled(number, event, metadata)
+        message = action_of(response) or self._spelled(number, event, metadata)
         author, usage = name_or_none(response.get("model")), mapping(response.get("usage")) or None
         self._at = self.draft.add(message, self._at, [number], author=author, usage=usage, call=name)
         if name:
@@ -98,9 +99,10 @@ class _Reader:
         cause = event.get("cause")
         call_id = name_or_none(mapping(event.get("tool_call_metadata")).get("tool_call_id"))
         call_id = call_id or (self._made.get(cause) if isinstance(cause, int | str) else None) or ""
-        refusal = self.draft.refusal(self._at, call_id)
-        if refusal is None:
-            self._at = self.draft.add(result(call_id, event["content"]), self._at, [number])
+        refusal = self.draft.refusal(self._at, call_id) if call_id else None
+        if refusal is None:  # what names no call, such as a refused action's error, is shown as a user's
+            message = result(call_id, event["content"]) if call_id else plain("user", event["content"])
+            self._at = self.draft.add(message, self._at, [number])
         return refusal
 
     def _condense(self, number: int, args: Mapping[str, Any]) -> str | None:
@@ -139,11 +141,3 @@ def condensed(draft: Draft, path: Sequence[int], gone: Sequence[int], summary: s
 def _event_id(event: Mapping[str, Any]) -> Any:
     found = event.get("id")
     return found if isinstance(found, int | str) else None
-
-
-def _said(response: Mapping[str, Any]) -> Message | None:
-    """The message of a model's response; None: it holds none."""
-    for choice in objects(sequence(response.get("choices"))):
-        if isinstance(choice.get("message"), dict):
-            return chat_message({**choice["message"], "role": "assistant"})
-    return None

@@ -4,12 +4,12 @@ A span, a list of them, an exporter's `resourceSpans`, or lines of any of these.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.formats.exchanges import Exchange, action_of, add_exchanges, loaded, said
-from composer_prime.traces.ingest.messages import plain, tools_of
-from composer_prime.traces.ingest.reading import Document, Reading, read_together
+from composer_prime.traces.ingest.formats.exchanges import Exchange, action_of, loaded, read_calls, said
+from composer_prime.traces.ingest.messages import json_text, plain, tools_of
+from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence
 from composer_prime.traces.states import Message
 
@@ -31,24 +31,20 @@ def lacks(value: Any) -> list[str]:
 
 def read(parts: Sequence[Part]) -> Reading:
     """One session for each list of tools that the file's calls have."""
-    return read_together(NAME, parts, lacks, lambda value: list(_spans(value)), _read)
+    return read_calls(NAME, parts, lacks, _spans, _exchange)
 
 
-def _read(spans: list[Any]) -> Document:
-    document = Document(spans)
-    add_exchanges(document, enumerate(spans), _exchange)
-    return document
-
-
-def _spans(value: Any) -> Iterator[Mapping[str, Any]]:
+def _spans(value: Any) -> list[Mapping[str, Any]]:
     """The spans below any of an exporter's levels."""
+    found = []
     for given in objects(value if isinstance(value, list) else [value]):
         levels = ("resourceSpans", "scopeSpans", "instrumentationLibrarySpans", "spans")
         inner = next((given[name] for name in levels if isinstance(given.get(name), list)), None)
         if inner is not None:
-            yield from _spans(inner)
+            found += _spans(inner)
         elif "attributes" in given:
-            yield given
+            found.append(given)
+    return found
 
 
 def attributes_of(span: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,8 +64,8 @@ def _value(value: Any) -> Any:
     return next(iter(given.values()), None) if len(given) == 1 else value
 
 
-def _exchange(span: Any) -> Exchange | str:
-    given = _nested(attributes_of(mapping(span)))
+def _exchange(span: Mapping[str, Any]) -> Exchange | str:
+    given = _nested(attributes_of(span))
     if "ai.operationId" in given and ".do" not in str(given["ai.operationId"]):
         return NO_CALL  # Vercel's span of the whole, beside those of its calls
     outputs = next((given[name] for name in _OUTPUTS if name in given), None)
@@ -127,7 +123,7 @@ def _vercel(given: Mapping[str, Any]) -> list[Any] | None:
     calls = sequence(given.get("ai.response.toolCalls"))
     if not calls and not any(texts):
         return None
-    content = [{"type": "text", "text": text} for text in texts if isinstance(text, str)]
+    content = [{"type": "text", "text": json_text(text)} for text in texts if text]
     return [{"role": "assistant", "content": [*content, *({"type": "tool-call", **mapping(call)} for call in calls)]}]
 
 

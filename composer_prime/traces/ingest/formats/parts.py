@@ -47,7 +47,7 @@ class Parts:
             said = _first(given, "content", "response", "result", "output")
             said = mapping(said).get("value", said)  # Vercel's {"type", "value"}
             self.results.append(result(_text_id(call_id), said))
-        elif kind in THINKING or given.get("thought") is True:
+        elif kind in THINKING or "Reasoning" in kind or given.get("thought") is True:
             self.thinking.append(string(_first(given, "thinking", "content", "text", "reasoning")))
         elif not _is_servers(kind):
             self.rest.append(part)

@@ -22,8 +22,9 @@ def lacks(value: Any) -> list[str]:
     checks = {
         "type user or assistant": bool(told),
         "a message with content": any("content" in mapping(line.get("message")) for line in told),
-        "no sessionId or parentUuid, which Claude Code's own sessions have": not any(
-            "sessionId" in line or "parentUuid" in line for line in told
+        "session_id, or lines without names": any(
+            ("session_id" in line or "uuid" not in line) and not {"sessionId", "parentUuid"} & line.keys()
+            for line in told
         ),
     }
     return [name for name, holds in checks.items() if not holds]

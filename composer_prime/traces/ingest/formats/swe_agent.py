@@ -1,8 +1,8 @@
 """SWE-agent's .traj, before and since 1.1, and mini-swe-agent's. Records are the steps, or the mini's messages.
 
 A step says what the model was shown: `query` since 1.1; in 1.0 `messages`, which end with the step itself. Where a
-history processor changed it, the step is a branch of its own. Without either, the trajectory's `history` is the one line
-there is. A demonstration's file may hold that alone; its messages are then the records.
+history processor changed it, the step is a branch of its own. Without either, the trajectory's `history` is the one
+line there is. A demonstration's file may hold that alone; its messages are then the records.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -79,9 +79,7 @@ def _read_steps(value: Mapping[str, Any]) -> Document:
     return document
 
 
-def _context(
-    step: Mapping[str, Any], history: Sequence[Any], own: int | None
-) -> tuple[list[Message], Message | None]:
+def _context(step: Mapping[str, Any], history: Sequence[Any], own: int | None) -> tuple[list[Message], Message | None]:
     """What a step was shown, and what the model did; None: nothing.
 
     own  the place of the step's message in the trajectory's history
