@@ -4,6 +4,7 @@ A file is one JSON document, or one JSON value a line. Its bytes are decoded, cl
 readers of the formats see values only.
 """
 
+import codecs
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,27 +55,27 @@ def entries_of(data: bytes, secrets: Redacts) -> tuple[Entry, ...]:
         text = data.decode().removeprefix("\ufeff")
         value = parse(text)
     except (ValueError, RecursionError):
-        return _in_a_row(data, secrets) or tuple(_entry(line, secrets) for line in io.BytesIO(data))
+        lines = tuple(_entry(line, secrets) for line in io.BytesIO(data.removeprefix(codecs.BOM_UTF8)))
+        is_broken = any(entry.problem in (MALFORMED, TRUNCATED) for entry in lines)
+        return (_in_a_row(data, secrets) if is_broken else ()) or lines
     cut = secrets.json(text)
     return (Entry(cut, value if cut == text else parse(cut)),)
 
 
 def _in_a_row(data: bytes, secrets: Redacts) -> tuple[Entry, ...]:
-    """JSON values in a row that lines don't part; none if the first line is one, or something else is there."""
-    text = data.decode("utf-8", "replace").removeprefix("\ufeff")
-    if _entry(text.lstrip().partition("\n")[0].encode(), secrets).problem is None:
-        return ()
+    """JSON values in a row that lines don't part; none if something else is there."""
     found: list[Entry] = []
     at = 0
-    while at < len(text):
-        try:
-            _, end = json.JSONDecoder().raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return ()
-        while end < len(text) and text[end].isspace():
-            end += 1
-        found.append(_entry(text[at:end].encode(), secrets))
-        at = end
+    try:
+        text = data.decode().removeprefix("\ufeff")
+        while at < len(text):
+            end = json.JSONDecoder().raw_decode(text, at)[1]
+            while end < len(text) and text[end].isspace():
+                end += 1
+            found.append(_entry(text[at:end].encode(), secrets))
+            at = end
+    except (ValueError, RecursionError):
+        return ()
     return tuple(found)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from composer_prime.traces.ingest.formats.exchanges import (
     Exchange,
     action_of,
+    listed_tools,
     loaded,
     messages_of,
     read_calls,

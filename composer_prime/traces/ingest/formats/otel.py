@@ -133,13 +133,15 @@ def _system(given: Mapping[str, Any]) -> list[Message]:
     return [plain("system", nested or told)] if told else []
 
 
-def _listed(tools: Any) -> list[Any]:
+def _listed(tools: Any) -> list[Mapping[str, Any]]:
     """Tool definitions, each of which may be JSON text, or lie below another name."""
-    loose = [mapping(loaded(tool)) for tool in sequence(tools)]
-    return [
-        mapping(loaded(tool.get("tool", tool.get("tool.json_schema", tool.get("json_schema"))))) or tool
-        for tool in loose
-    ]
+    found = []
+    for tool in map(loaded, sequence(tools)):
+        for name in ("tool", "json_schema"):
+            tool = loaded(mapping(tool).get(name, tool))
+        given = dict(mapping(tool))
+        found.append(given | {name: loaded(given[name]) for name in ("parameters",) if name in given})
+    return found
 
 
 def _is_cut(messages: Sequence[Message]) -> bool:
