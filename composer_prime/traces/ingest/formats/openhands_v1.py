@@ -59,6 +59,7 @@ class _Reader:
         self._at: int | None = None
         self._responses: dict[str, int] = {}
         self._author: str | None = None
+        self._links: tuple[int, ...] = ()
 
     def read(self) -> Draft:
         for number, event in enumerate(self._events):
@@ -82,7 +83,7 @@ class _Reader:
         text = event.get("error", event.get("rejection_reason"))
         seen = mapping(event.get("observation"))
         if text is None and not seen:
-            return self._note(event)
+            return self._note(number, event)
         call_id = string(event.get("tool_call_id"))
         refusal = self._draft.refusal(self._at, call_id)
         if refusal is None:
@@ -90,7 +91,8 @@ class _Reader:
         return refusal
 
     def _add(self, message: Mapping[str, Any], number: int, **more: Any) -> None:
-        self._at = self._draft.add(message, self._at, [number], **more)
+        self._at = self._draft.add(message, self._at, [number], links=self._links, **more)
+        self._links = ()
 
     def _act(self, number: int, event: Mapping[str, Any], told: Mapping[str, Any]) -> None:
         """An action's call, or a message of the agent's."""
@@ -111,11 +113,12 @@ class _Reader:
         if response and self._at is not None:
             self._responses[response] = self._at
 
-    def _note(self, event: Mapping[str, Any]) -> str:
+    def _note(self, number: int, event: Mapping[str, Any]) -> str:
         """Which model acts, as the state's statistics name it."""
         usage = mapping(mapping(event.get("value")).get("usage_to_metrics"))
-        metrics = mapping(usage.get("agent", usage.get("default")))
-        self._author = name_or_none(metrics.get("model_name"), self._author)
+        author = name_or_none(mapping(usage.get("agent", usage.get("default"))).get("model_name"))
+        if author is not None and author != self._author:
+            self._author, self._links = author, (number,)
         return NO_MESSAGE
 
     def _condense(self, number: int, event: Mapping[str, Any]) -> str | None:

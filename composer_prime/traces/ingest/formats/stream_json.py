@@ -13,6 +13,7 @@ from composer_prime.traces.ingest.records import Part, mapping, name_or_none, ob
 from composer_prime.traces.ingest.session import Draft
 
 NAME = "claude-stream-json"
+START = "the run's first line"
 
 
 def lacks(value: Any) -> list[str]:
@@ -46,16 +47,18 @@ def _read(value: Any) -> Document:
 def _draft(lines: Sequence[Any], fates: dict[int, str]) -> Draft:
     """The lines as Claude Code's own sessions have them, each of which names the line before it."""
     spelled: list[Mapping[str, Any]] = []
-    latest: dict[tuple[Any, ...], str] = {}
+    latest: dict[str | None, str] = {}
     session: Any = None
     cwd = None
     for number, given in enumerate(map(mapping, lines)):
         kind, agent = given.get("type"), name_or_none(given.get("parent_tool_use_id"))
-        if kind == "system" and given.get("subtype") == "init":
+        is_init = kind == "system" and given.get("subtype") == "init"
+        if is_init:
+            latest = {None: latest[None]} if session == given.get("session_id") and None in latest else {}
             session, cwd = given.get("session_id"), given.get("cwd")
+        parent = latest.get(agent, latest.get(START))
+        if kind in ("user", "assistant") or is_init:
+            latest |= {agent: str(number)} | ({START: str(number)} if is_init else {})
         line = {**given, "sessionId": session or given.get("session_id"), "cwd": cwd, "uuid": str(number)}
-        line["parentUuid"] = latest.get((session, agent))
-        if kind in ("user", "assistant"):
-            latest[session, agent] = str(number)
-        spelled.append({**line, "isSidechain": agent is not None, "agentId": agent})
+        spelled.append({**line, "parentUuid": parent, "isSidechain": agent is not None, "agentId": agent})
     return claude_code.draft_of(spelled, [0] * len(lines), fates)
