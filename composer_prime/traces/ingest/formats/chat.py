@@ -5,8 +5,8 @@ from typing import Any
 
 from composer_prime.traces.ingest.formats.exchanges import joined
 from composer_prime.traces.ingest.formats.items import ITEMS
-from composer_prime.traces.ingest.formats.parts import either_message, has_parts
 from composer_prime.traces.ingest.messages import chat_message, plain, tools_of
+from composer_prime.traces.ingest.parts import either_message, has_parts
 from composer_prime.traces.ingest.reading import Document, Reading, read_documents
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, number_or_none, objects, sequence
 from composer_prime.traces.ingest.session import Draft
@@ -20,9 +20,9 @@ def lacks(value: Any) -> list[str]:
     """What a JSON value lacks to be a chat."""
     given = mapping(value)
     messages = objects(sequence(given.get("messages") if given else value))
+    items = ITEMS[1:] if given else ITEMS
     is_other = any(
-        (has_parts(message) and not message.get("tool_calls")) or message.get("type") in ITEMS[1:]
-        for message in messages
+        (has_parts(message) and not message.get("tool_calls")) or message.get("type") in items for message in messages
     )
     is_other = is_other or bool({"response", "choices", "output", "trajectory_format"} & given.keys())
     checks = {

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from composer_prime.traces.ingest.formats.items import ITEMS, ItemFold
-from composer_prime.traces.ingest.formats.parts import either_message, part_messages
 from composer_prime.traces.ingest.formats.streams import assembled, events_of
 from composer_prime.traces.ingest.messages import assistant, plain, tools_of
+from composer_prime.traces.ingest.parts import either_message, part_messages
 from composer_prime.traces.ingest.reading import Document, Reading, read_together
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, parse, sequence
 from composer_prime.traces.ingest.session import Draft
@@ -154,8 +154,12 @@ def messages_of(request: Any) -> list[Message]:
     names = ("instructions", "system", "system_instruction", "systemInstruction")
     system = next((holds[name] for holds in (given, config) for name in names if holds.get(name)), None)
     found: list[Message] = [plain("system", mapping(system).get("parts", system))] if system else []
-    body = next((given[name] for name in ("messages", "input", "contents", "prompt", "args") if name in given), None)
-    return found + (said(given) if body is None else said(body))
+    places = ("messages", "input", "contents", "prompt", "prompts", "args")
+    place = next((name for name in places if given.get(name) is not None), None)
+    body = given if place is None else given[place]
+    if place == "messages" and any(isinstance(message, str) for message in sequence(body)):
+        return []  # Python's own spelling of objects
+    return found + said(body)
 
 
 def said(value: Any) -> list[Message]:

@@ -4,6 +4,7 @@ Harbor needs Python 3.12 and pins libraries that ours can't have beside it: `pyt
 `hb/bin/pip install harbor` make the environment.
 """
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -50,17 +51,20 @@ def to_atif(path: Path, harbor_python: Path, agent: str) -> bytes:
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, place)
         command = [harbor_python, "-c", _CONVERT, agent, folder]
+        without_network = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=without_network)
         except OSError as error:
             raise BadInput(
                 f"--harbor ({harbor_python}) can't be run ({error.strerror}): make it by `python3.12 -m venv hb` and "
                 "`hb/bin/pip install harbor`, and give hb/bin/python"
             ) from None
         found = Path(folder, TRAJECTORY)
-        if done.returncode or not found.is_file():
+        if done.returncode:
             said = done.stderr.strip().splitlines() or ["it said nothing"]
-            raise BadInput(f"Harbor makes no trajectory of {path} as a session of {agent}: {said[-1]}")
+            raise BadInput(f"--harbor ({harbor_python}) ended with {done.returncode}: {said[-1]}")
+        if not found.is_file():
+            raise BadInput(f"Harbor makes no trajectory of {path}: give a session of {agent}, or name its agent")
         return found.read_bytes()
 
 

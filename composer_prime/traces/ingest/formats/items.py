@@ -65,6 +65,7 @@ class ItemFold:
         more = {"author": self.author, "is_copied": self.is_copied, "usage": self.usage}
         self.at = self.draft.add(message, self.at, self._records, **more)
         self._texts, self._thinking, self._calls, self._records, self.usage = [], [], [], [], None
+        self._goes_on = False
 
     def finish(self, fates: dict[int, str]) -> None:
         """End the last response. Records that belong to none, such as reasoning that nothing followed, get a fate."""

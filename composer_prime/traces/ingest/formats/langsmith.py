@@ -52,8 +52,7 @@ def _exchange(given: Mapping[str, Any]) -> Exchange | str:
     is_batch = isinstance(next(iter(sequence(asked.get("messages"))), None), list)
     if given.get("run_type", "llm" if is_batch else "") != "llm":
         return NO_CALL
-    body = {**asked, "messages": asked.get("messages", asked.get("prompts", asked.get("prompt", asked.get("input"))))}
-    action, messages = action_of(answered), messages_of(body)
+    action, messages = action_of(answered), messages_of(asked)
     if action is None or not messages:
         return NO_TEXT
     called, about = mapping(extra.get("invocation_params")), mapping(extra.get("metadata"))

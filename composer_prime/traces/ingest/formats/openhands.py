@@ -25,7 +25,8 @@ def lacks(value: Any) -> list[str]:
     checks = {
         "a list of events, or an object with history": bool(events),
         "events with source, and action or observation": any(
-            "source" in event and ("action" in event or "observation" in event) for event in events
+            "source" in event and "kind" not in event and ("action" in event or "observation" in event)
+            for event in events
         ),
     }
     return [name for name, holds in checks.items() if not holds]

@@ -4,15 +4,13 @@ Actions that share a model's response are one call. Its text is in the first one
 from what the model sees: what follows is a branch of its own.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from composer_prime.traces.ingest.formats.openhands import condensed
 from composer_prime.traces.ingest.messages import assistant, plain, result, tool_call, tools_of
 from composer_prime.traces.ingest.reading import Document, Reading, read_documents, read_log
-from composer_prime.traces.ingest.records import Entry, Part, mapping, name_or_none, objects, sequence, string
+from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence, string
 from composer_prime.traces.ingest.session import Draft
 from composer_prime.traces.states import calls_of
 
@@ -36,14 +34,8 @@ def read(parts: Sequence[Part]) -> Reading:
     """One session a list; lines, and files of a folder, are the events of one."""
     if any(isinstance(entry.value, list) for entry in parts[0].entries):
         return read_documents(NAME, parts, lacks, lambda value: _read(value if isinstance(value, list) else [value]))
-    entries = tuple(_on_a_line(entry) for part in parts for entry in part.entries)
+    entries = tuple(entry for part in parts for entry in part.entries)
     return read_log(NAME, [Part("", entries)], lambda lines, fates: _Reader(lines, fates).read())
-
-
-def _on_a_line(entry: Entry) -> Entry:
-    if entry.problem is not None or "\n" not in entry.text.strip():
-        return entry
-    return replace(entry, text=json.dumps(entry.value, ensure_ascii=False) + "\n")
 
 
 def _read(events: Sequence[Any]) -> Document:
