@@ -140,6 +140,25 @@ def read_log(format: str, parts: Sequence[Part], read: Callable[[Sequence[Any], 
     return account.reading([session] if any(node.is_decision for node in nodes) else [])
 
 
+def read_events(
+    format: str,
+    parts: Sequence[Part],
+    lacks: Callable[[Any], list[str]],
+    read: Callable[[Sequence[Any], dict[int, str]], Draft],
+) -> Reading:
+    """Every list of the main file as a session, by itself; where there is none, all lines of all parts as one."""
+    if not any(isinstance(entry.value, list) for entry in parts[0].entries):
+        entries = tuple(entry for part in parts for entry in part.entries)
+        return read_log(format, [Part("", entries)], read)
+
+    def document(value: Any) -> Document:
+        fates: dict[int, str] = {}
+        items = list(value) if isinstance(value, list) else [value]
+        return Document(items, fates, [read(items, fates)])
+
+    return read_documents(format, parts, lacks, document)
+
+
 def parents_first(names: Sequence[Hashable], parents: Sequence[Hashable]) -> list[int]:
     """The numbers of records in the order of the file, but none before the one that it names as its parent.
 

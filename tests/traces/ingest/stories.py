@@ -577,6 +577,26 @@ def openhands_v1(told: Story) -> bytes:
     return _lines([{"id": f"e{number}", **event} for number, event in enumerate(events)])
 
 
+def opencode(told: Story) -> bytes:
+    """An export: a message for each of the first calls, then one that holds the others."""
+    messages: list[dict[str, Any]] = [
+        {"info": {"role": "user", "id": "m0"}, "parts": [{"type": "text", "text": told.user}]},
+    ]
+    parts: list[dict[str, Any]] = []
+    for number, turn in enumerate(told.turns):
+        parts.append({"type": "step-start"})
+        parts += [{"type": "reasoning", "text": turn.thinking}] if turn.thinking else []
+        parts.append({"type": "text", "text": turn.text})
+        for (id, name, given), said in zip(turn.calls, turn.results, strict=True):
+            state = {"status": "completed", "input": given, "output": said}
+            parts.append({"type": "tool", "tool": name, "callID": id, "state": state})
+        parts.append({"type": "step-finish", "reason": "stop"})
+        if number < 3 or number == len(told.turns) - 1:
+            messages.append({"info": {"role": "assistant", "modelID": MODEL, "tokens": {}}, "parts": parts})
+            parts = []
+    return _json({"info": {"id": "ses_1", "directory": "/home/dev"}, "messages": messages})
+
+
 WRITERS: Mapping[str, tuple[str, Callable[[Story], bytes]]] = {
     "atif": ("atif", atif),
     "openenv": ("openenv", openenv),
@@ -599,9 +619,10 @@ WRITERS: Mapping[str, tuple[str, Callable[[Story], bytes]]] = {
     "claude-stream-json": ("claude-stream-json", stream_json),
     "qwen-code": ("qwen-code", qwen_code),
     "openhands-v1": ("openhands-v1", openhands_v1),
+    "opencode": ("opencode", opencode),
 }
 """By name: the format that a file is found to be, and what writes it."""
-NO_SYSTEM = ("claude-stream-json", "qwen-code")
+NO_SYSTEM = ("claude-stream-json", "qwen-code", "opencode")
 """Those that don't say what the system's message was."""
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.traces.ingest.context import NO_RESULT
-from composer_prime.traces.ingest.formats import detect
+from composer_prime.traces.ingest.formats import READERS, detect
 from composer_prime.traces.ingest.intake import read_file
 from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import entries_of
@@ -336,3 +336,13 @@ def test_an_unknown_format_is_refused_with_the_nearest_and_what_it_lacks(text: s
 def test_a_file_without_json_says_that_it_may_be_cut() -> None:
     with pytest.raises(BadInput, match=r"cut.json holds no JSON \(2 lines\): give a whole file"):
         detect(entries_of(b'{"messages": [\n{"role": ', SecretCutter({})), "cut.json")
+
+
+@pytest.mark.parametrize("name", [*WRITERS, "claude-code"])
+def test_no_file_has_the_marks_of_two_formats_as_a_list_or_as_lines(name: str) -> None:
+    data = next(iter(stories.files_of(name, 0).values()))
+    values = [entry.value for entry in entries_of(data, SecretCutter({}))]
+    inner = values[0] if len(values) == 1 and isinstance(values[0], list) else values
+    for form in (values, inner, [inner]):
+        claimed = [reader.NAME for reader in READERS if any(not reader.lacks(value) for value in form)]
+        assert claimed in ([], [WRITERS.get(name, (name,))[0]]), form

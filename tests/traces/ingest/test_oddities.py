@@ -329,6 +329,17 @@ def test_values_that_run_on_without_lines_are_records(tmp_path: Path) -> None:
     assert [done(state) for state in states_of(reading_of(tmp_path, ("\ufeff" + glued).encode()))] == told().actions
 
 
+def test_an_opencode_tool_that_failed_answers_and_an_aborted_message_is_left_out(tmp_path: Path) -> None:
+    value = json.loads(stories.opencode(told()))
+    first = value["messages"][1]["parts"]
+    (tool, *_) = [part for part in first if part["type"] == "tool"]
+    tool["state"] = {"status": "error", "input": tool["state"]["input"], "error": "It broke."}
+    value["messages"].insert(2, {"info": {"role": "assistant", "error": {"name": "MessageAbortedError"}}, "parts": []})
+    reading = reading_of(tmp_path, value)
+    assert "It broke." in texts(states_of(reading)[1]) and len(states_of(reading)) == 6
+    assert reading.dropped == {"message without content": 1}
+
+
 # Harbor
 
 

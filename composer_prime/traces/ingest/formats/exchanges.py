@@ -113,12 +113,8 @@ class RequestTree:
         if known is not None:
             node = self.draft.nodes[known]
             if node.is_copied or more.get("call") in (None, node.call):
-                records = tuple(dict.fromkeys((*node.records, record)))
-                self.draft.replace(
-                    known,
-                    records=records,
-                    **({"message": message, "is_copied": False, **more} if node.is_copied else {}),
-                )
+                fields = {"message": message, "is_copied": False, **more} if node.is_copied else {}
+                self.draft.replace(known, records=tuple(dict.fromkeys((*node.records, record))), **fields)
                 return known
         node = self.draft.add(message, at, [record], **more)
         self._places.setdefault((at, _key(message)), node)

@@ -14,8 +14,7 @@ from pathlib import Path
 from composer_prime.errors import BadInput
 
 AGENTS: Mapping[str, str] = {
-    "gemini-cli": "gemini-cli.trajectory",
-    "opencode": "opencode.txt",
+    "gemini-cli": "gemini-cli.trajectory.jsonl",
     "copilot-cli": "copilot-cli.jsonl",
     "pi": "pi/sessions/session.jsonl",
     "hermes": "hermes-session.jsonl",
@@ -47,7 +46,6 @@ def to_atif(path: Path, harbor_python: Path, agent: str) -> bytes:
         raise BadInput(f"agent {agent!r} isn't one that Harbor converts: give one of {', '.join(AGENTS)}")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, AGENTS[agent])
-        place = place if place.suffix != ".trajectory" else place.with_name(place.name + _kind(path))
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, place)
         command = [harbor_python, "-c", _CONVERT, agent, folder]
@@ -66,9 +64,3 @@ def to_atif(path: Path, harbor_python: Path, agent: str) -> bytes:
         if not found.is_file():
             raise BadInput(f"Harbor makes no trajectory of {path}: give a session of {agent}, or name its agent")
         return found.read_bytes()
-
-
-def _kind(path: Path) -> str:
-    """Gemini's sessions are one document, or lines since 0.40; Harbor goes by the name."""
-    with path.open("rb") as file:
-        return ".jsonl" if file.readline().rstrip().endswith(b"}") else ".json"

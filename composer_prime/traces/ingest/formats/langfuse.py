@@ -1,16 +1,10 @@
 """Langfuse's exports: a trace with its observations, a list of observations, or one a line. Records are these."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from composer_prime.traces.ingest.formats.exchanges import (
-    Exchange,
-    action_of,
-    listed_tools,
-    loaded,
-    messages_of,
-    read_calls,
-)
+from composer_prime.traces.ingest.formats.exchanges import Exchange, exchange_of, loaded, read_calls
 from composer_prime.traces.ingest.messages import tools_of
 from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence
@@ -45,12 +39,9 @@ def _observations(value: Any) -> Sequence[Any]:
 def _exchange(given: Mapping[str, Any]) -> Exchange | str:
     if given.get("type") != "GENERATION":
         return NO_GENERATION
-    asked, answered = loaded(given.get("input")), loaded(given.get("output"))
-    action, messages = action_of(answered), messages_of(asked)
-    if action is None or not messages:
+    found = exchange_of(loaded(given.get("input")), loaded(given.get("output")))
+    if found is None or not found.messages:
         return NO_TEXT
-    listed = loaded(given.get("toolDefinitions")) or listed_tools(mapping(asked))
-    tools = [loaded(tool) for tool in sequence(listed)]
-    usage = mapping(given.get("usageDetails")) or mapping(given.get("usage")) or None
-    author = name_or_none(given.get("model"), mapping(answered).get("model"))
-    return Exchange(messages, action, tools_of(tools), author, usage, name_or_none(mapping(answered).get("id")))
+    tools = tools_of([loaded(tool) for tool in sequence(loaded(given.get("toolDefinitions")))]) or found.tools
+    usage = mapping(given.get("usageDetails")) or mapping(given.get("usage")) or found.usage
+    return replace(found, tools=tools, author=name_or_none(given.get("model"), found.author), usage=usage)

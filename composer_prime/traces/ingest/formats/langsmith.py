@@ -4,9 +4,10 @@ A run's messages are LangChain's, or what a wrapped client was given.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from composer_prime.traces.ingest.formats.exchanges import Exchange, action_of, messages_of, read_calls
+from composer_prime.traces.ingest.formats.exchanges import Exchange, exchange_of, read_calls
 from composer_prime.traces.ingest.messages import tools_of
 from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence
@@ -37,14 +38,11 @@ def _runs(value: Any) -> Sequence[Any]:
     if not isinstance(given.get("post"), list):
         return value if isinstance(value, list) else [value]
     posted, patched = objects(given["post"]), objects(sequence(given.get("patch")))
-    if len(posted) == len(patched) == 1:  # a patch's id may stand in its address alone
-        return [_patched(posted[0], patched[0])]
-    late = {run["id"]: run for run in patched if isinstance(run.get("id"), str)}
-    return [_patched(run, late.get(str(run.get("id")), {})) for run in posted]
-
-
-def _patched(run: Mapping[str, Any], late: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**run, **{name: value for name, value in late.items() if value}}
+    late = {run.get("id") if isinstance(run.get("id"), str) else None: run for run in patched}
+    only = late.get(None, {}) if len(posted) == 1 else {}  # a patch's id may stand in its address alone
+    return [
+        run | {name: value for name, value in late.get(str(run.get("id")), only).items() if value} for run in posted
+    ]
 
 
 def _exchange(given: Mapping[str, Any]) -> Exchange | str:
@@ -52,12 +50,11 @@ def _exchange(given: Mapping[str, Any]) -> Exchange | str:
     is_batch = isinstance(next(iter(sequence(asked.get("messages"))), None), list)
     if given.get("run_type", "llm" if is_batch else "") != "llm":
         return NO_CALL
-    action, messages = action_of(answered), messages_of(asked)
-    if action is None or not messages:
+    found = exchange_of(asked, answered)
+    if found is None or not found.messages:
         return NO_TEXT
     called, about = mapping(extra.get("invocation_params")), mapping(extra.get("metadata"))
-    names = (mapping(answered.get("llm_output")).get("model_name"), answered.get("model"), asked.get("model"))
-    author = name_or_none(*names, about.get("ls_model_name"), called.get("model"))
-    usage = mapping(answered.get("usage_metadata")) or mapping(answered.get("usage")) or None
-    tools = tools_of(asked.get("tools", called.get("tools")))
-    return Exchange(messages, action, tools, author, usage, name_or_none(answered.get("id"), given.get("id")))
+    names = (mapping(answered.get("llm_output")).get("model_name"), found.author, about.get("ls_model_name"))
+    usage = found.usage or mapping(answered.get("usage_metadata")) or None
+    author, call = name_or_none(*names, called.get("model")), name_or_none(found.call, given.get("id"))
+    return replace(found, tools=found.tools or tools_of(called.get("tools")), author=author, usage=usage, call=call)

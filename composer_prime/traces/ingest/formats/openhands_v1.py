@@ -9,7 +9,7 @@ from typing import Any
 
 from composer_prime.traces.ingest.formats.openhands import condensed
 from composer_prime.traces.ingest.messages import assistant, plain, result, tool_call, tools_of
-from composer_prime.traces.ingest.reading import Document, Reading, read_documents, read_log
+from composer_prime.traces.ingest.reading import Reading, read_events
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence, string
 from composer_prime.traces.ingest.session import Draft
 from composer_prime.traces.states import calls_of
@@ -32,15 +32,7 @@ def lacks(value: Any) -> list[str]:
 
 def read(parts: Sequence[Part]) -> Reading:
     """One session a list; lines, and files of a folder, are the events of one."""
-    if any(isinstance(entry.value, list) for entry in parts[0].entries):
-        return read_documents(NAME, parts, lacks, lambda value: _read(value if isinstance(value, list) else [value]))
-    entries = tuple(entry for part in parts for entry in part.entries)
-    return read_log(NAME, [Part("", entries)], lambda lines, fates: _Reader(lines, fates).read())
-
-
-def _read(events: Sequence[Any]) -> Document:
-    fates: dict[int, str] = {}
-    return Document(list(events), fates, [_Reader(events, fates).read()])
+    return read_events(NAME, parts, lacks, lambda events, fates: _Reader(events, fates).read())
 
 
 class _Reader:

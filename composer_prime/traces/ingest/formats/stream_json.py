@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from composer_prime.traces.ingest.formats import claude_code
-from composer_prime.traces.ingest.reading import Document, Reading, read_documents, read_log
+from composer_prime.traces.ingest.reading import Reading, read_events
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects
 from composer_prime.traces.ingest.session import Draft
 
@@ -33,15 +33,7 @@ def lacks(value: Any) -> list[str]:
 
 def read(parts: Sequence[Part]) -> Reading:
     """The runs of a file as one session."""
-    if any(isinstance(entry.value, list) for entry in parts[0].entries):
-        return read_documents(NAME, parts, lacks, _read)
-    return read_log(NAME, parts, _draft)
-
-
-def _read(value: Any) -> Document:
-    fates: dict[int, str] = {}
-    lines = list(value if isinstance(value, list) else [value])
-    return Document(lines, fates, [_draft(lines, fates)])
+    return read_events(NAME, parts, lacks, _draft)
 
 
 def _draft(lines: Sequence[Any], fates: dict[int, str]) -> Draft:
