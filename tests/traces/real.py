@@ -1,8 +1,8 @@
 """Real logs read: `python -m tests.traces.real FOLDER [--truth FILE]`.
 
-By format: files, decision points, turns that are none and records dropped, by reason, and the share of the records'
-bytes that is used; then the files of no known format, with the reason. With a truth, which is a JSON line a decision
-point, counted independently, also which points were found, and whether their actions and what stands before agree.
+By format: files, decision points, turns that are none and records dropped, by reason, the share of record bytes used;
+then the files of no known format. With a truth, a JSON line a decision point that was counted independently, also how
+many were found, and whether their actions and what stands before agree.
 """
 
 import argparse
@@ -49,22 +49,6 @@ class Sums:
                     self.no_points[why_none(node)] += 1
 
 
-@dataclass
-class Agreement:
-    """Of the points of one format with those of a truth.
-
-    doubtful  points that the truth leaves out, for a reason of its own
-    before    of those found, how many are preceded by the message that the truth names
-    """
-
-    true: int = 0
-    found: int = 0
-    same_action: int = 0
-    before: int = 0
-    extra: int = 0
-    doubtful: int = 0
-
-
 def why_none(node: Node) -> str:
     """Why an assistant's message is no decision point."""
     if node.is_copied:
@@ -76,13 +60,17 @@ def why_none(node: Node) -> str:
 
 def action_of(state: TraceState) -> tuple[str, str]:
     """An action's calls and the head of its text, in a form that a truth's can be compared with."""
-    calls = [(call["function"]["name"], _arguments(call["function"]["arguments"])) for call in calls_of(state.action)]
-    return json.dumps(calls, sort_keys=True), _plain(text_of(state.action)[:HEAD])
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in calls_of(state.action)]
+    return _comparable(calls, text_of(state.action))
 
 
 def true_action(point: Mapping[str, Any]) -> tuple[str, str]:
-    calls = [(call["name"], _arguments(call["arguments"])) for call in point["calls"]]
-    return json.dumps(calls, sort_keys=True), _plain(point["text_head"])
+    return _comparable([(call["name"], call["arguments"]) for call in point["calls"]], point["text_head"])
+
+
+def _comparable(calls: Sequence[tuple[str, Any]], text: str) -> tuple[str, str]:
+    named = [(name, _arguments(given)) for name, given in calls]
+    return json.dumps(named, sort_keys=True), _plain(text[:HEAD])
 
 
 def _arguments(given: Any) -> Any:
@@ -95,14 +83,14 @@ def _plain(text: str) -> str:
     return "".join(text.split())
 
 
-def compare(states: Sequence[TraceState], points: Sequence[Mapping[str, Any]], sums: Agreement, name: str) -> None:
+def compare(states: Sequence[TraceState], points: Sequence[Mapping[str, Any]], sums: Counter[str]) -> list[str]:
     """Pair a file's decision points with a truth's: by the whole action first, then by its calls or its text alone.
 
-    name  of the file, to print what differs; "": print nothing
+    Gives a line for each that differs; those that the truth leaves out are `doubtful`.
     """
-    left = list(states)
+    left, differs = list(states), []
     waiting = sorted(points, key=lambda point: point.get("why_not") is not None)
-    sums.true += sum(point.get("why_not") is None for point in points)
+    sums["true"] += sum(point.get("why_not") is None for point in points)
     for whole in (True, False):
         again = []
         for point in waiting:
@@ -113,26 +101,18 @@ def compare(states: Sequence[TraceState], points: Sequence[Mapping[str, Any]], s
                 continue
             left.remove(state)
             if point.get("why_not") is not None:
-                sums.doubtful += 1
+                sums["doubtful"] += 1
                 continue
             before = _stands_before(state, point)
-            sums.found += 1
-            sums.same_action += whole
-            sums.before += before
-            if name and not (whole and before):
-                print(f"  {name} {point['session']}/{point['index']}: {point['last_before']} / {_tail(state)}")
-                print(f"    {true}\n    {action_of(state)}")
+            sums["found"] += 1
+            sums["same_action"] += whole
+            sums["same_before"] += before
+            if not (whole and before):
+                differs.append(f"differs: {true} after {point['last_before']}; here {action_of(state)}")
         waiting = again
-    sums.extra += len(left)
-    for point in waiting if name else ():
-        if point.get("why_not") is None:
-            print(f"  {name} {point['session']}/{point['index']}: missing {true_action(point)}")
-    for state in left if name else ():
-        print(f"  {name}: extra, turn {state.turn}: {action_of(state)}")
-
-
-def _tail(state: TraceState) -> str:
-    return f"{state.messages[-1]['role']} {text_of(state.messages[-1])[-TAIL:]!r}" if state.messages else "nothing"
+    sums["extra"] += len(left)
+    differs += [f"missing: {true_action(point)}" for point in waiting if point.get("why_not") is None]
+    return differs + [f"extra: {action_of(state)}" for state in left]
 
 
 def _is_same(ours: tuple[str, str], theirs: tuple[str, str], whole: bool) -> bool:
@@ -149,24 +129,17 @@ def _is_like(ours: str, theirs: str) -> bool:
 
 
 def _stands_before(state: TraceState, point: Mapping[str, Any]) -> bool:
-    """Whether the last message before the action is the one that the truth names, as far as that gives its text.
-
-    Thinking alone isn't shown; a call without a result has a stand-in, a result without a call is what a user shows.
-    """
+    """Whether the last message before the action is the one that the truth names, as far as that gives its text."""
     last = point["last_before"]
     if last is None or not state.messages:
         return last is None and not state.messages
     shown = state.messages[-1]
-    text, tail = (
-        _plain(given.replace(IMAGE, "").replace("</system-reminder>", ""))
-        for given in (text_of(shown), last["text_tail"] or "")
-    )
+    both = (text_of(shown), last["text_tail"] or "")
+    text, tail = (_plain(given.replace(IMAGE, "").replace("</system-reminder>", "")) for given in both)
     if last.get("attachment") or not tail or text_of(shown) == NO_RESULT:
         return True
     roles = {"developer": ("system",), "tool": ("tool", "user")}.get(last["role"], (last["role"],))
-    return shown["role"] in roles and (
-        text.endswith(tail) or _is_like(text[-TAIL:], tail) or "[redacted]" in text[-2 * TAIL :]
-    )
+    return shown["role"] in roles and (text.endswith(tail) or "[redacted]" in text[-2 * TAIL :])
 
 
 def main() -> int:
@@ -176,12 +149,10 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="print every point that differs")
     given = parser.parse_args()
     truth: dict[str, list[Any]] = defaultdict(list)
-    if given.truth:
-        for line in given.truth.read_text().splitlines():
-            point = json.loads(line)
-            truth[point["file"]].append(point)
+    for point in map(json.loads, given.truth.read_text().splitlines() if given.truth else ()):
+        truth[point["file"]].append(point)
     sums: dict[str, Sums] = defaultdict(Sums)
-    agreements: dict[str, Agreement] = defaultdict(Agreement)
+    agreements: dict[str, Counter[str]] = defaultdict(Counter)
     unread: dict[str, str] = {}
     for path in find_files([given.folder]):
         name = str(path.relative_to(given.folder))
@@ -197,15 +168,17 @@ def main() -> int:
             name = str(path.parent.relative_to(given.folder))  # a folder of events is one session
         if name in truth:
             points = truth.pop(name)
-            compare(states, points, agreements[points[0]["format"]], name if given.verbose else "")
+            differs = compare(states, points, agreements[points[0]["format"]])
+            for line in differs if given.verbose else ():
+                print(f"{name}: {line[:300]}")
     for file, points in truth.items():
-        compare([], points, agreements[points[0]["format"]], "")
+        compare([], points, agreements[points[0]["format"]])
         print(f"{file}: the truth's {len(points)} points are of no file that is read")
     report(sums, agreements, unread)
     return 0
 
 
-def report(sums: Mapping[str, Sums], agreements: Mapping[str, Agreement], unread: Mapping[str, str]) -> None:
+def report(sums: Mapping[str, Sums], agreements: Mapping[str, Counter[str]], unread: Mapping[str, str]) -> None:
     for format, of in sorted(sums.items()):
         share = of.used_bytes / max(of.num_bytes, 1)
         print(f"{format}: {of.files:,} files, {of.points:,} decision points, {share:.1%} of record bytes used")
@@ -214,10 +187,10 @@ def report(sums: Mapping[str, Sums], agreements: Mapping[str, Agreement], unread
                 print(f"    {count:6,} {what}: {reason}")
     for file, reason in unread.items():
         print(f"not read: {file}: {reason}")
-    for format, of in sorted(agreements.items()):
+    for format, num in sorted(agreements.items()):
         print(
-            f"{format}: {of.found:,} of {of.true:,} found, {of.true - of.found:,} missing, {of.extra:,} extra, "
-            f"{of.doubtful:,} that the truth leaves out; same action {of.same_action:,}, same before {of.before:,}"
+            f"{format}: {num['found']:,} of {num['true']:,} found, {num['true'] - num['found']:,} missing, {num['extra']:,} extra, "
+            f"{num['doubtful']:,} that the truth leaves out; same action {num['same_action']:,}, same before {num['same_before']:,}"
         )
 
 

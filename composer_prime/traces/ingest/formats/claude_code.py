@@ -287,6 +287,5 @@ def _is_same(known: Mapping[str, Any], block: Mapping[str, Any]) -> bool:
 
 
 def _body(block: Mapping[str, Any]) -> str:
-    return json_text(
-        block.get("input") if block.get("type") == "tool_use" else block.get("thinking", block.get("text"))
-    )
+    is_call = block.get("type") == "tool_use"
+    return json_text(block.get("input") if is_call else block.get("thinking", block.get("text")))

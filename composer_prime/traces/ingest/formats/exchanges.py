@@ -47,7 +47,7 @@ def exchange_of(request: Any, response: Any) -> Exchange | None:
     return Exchange(
         messages_of(request),
         action,
-        tools_of(listed_tools(asked)),
+        tools_of(asked.get("tools") or mapping(asked.get("config")).get("tools")),
         name_or_none(answered.get("model"), asked.get("model")),
         mapping(answered.get("usage")) or None,
         name_or_none(answered.get("id")),
@@ -124,11 +124,6 @@ class RequestTree:
 def _key(message: Message) -> str:
     """Requests may show a message without its thinking."""
     return digest({name: value for name, value in message.items() if name != "reasoning_content"})
-
-
-def listed_tools(request: Mapping[str, Any]) -> Any:
-    """The tools of a request, which Gemini has in its `config`."""
-    return request.get("tools") or mapping(request.get("config")).get("tools")
 
 
 def loaded(value: Any) -> Any:

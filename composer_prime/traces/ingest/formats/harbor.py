@@ -1,7 +1,6 @@
 """Other agents' sessions as ATIF, by Harbor's converters, which run in an environment of their own.
 
-Harbor needs Python 3.12 and pins libraries that ours can't have beside it: `python3.12 -m venv hb` and
-`hb/bin/pip install harbor` make the environment.
+Harbor needs Python 3.12 and pins libraries that ours can't have beside it.
 """
 
 import os
@@ -23,7 +22,6 @@ AGENTS: Mapping[str, str] = {
     "cursor-cli": "cursor-cli.txt",
 }
 """Agents by Harbor's name, each with the file below a trial's logs that its converter reads."""
-TRAJECTORY = "trajectory.json"
 _CONVERT = """
 import sys, pathlib
 from harbor.agents.factory import AgentFactory
@@ -57,7 +55,7 @@ def to_atif(path: Path, harbor_python: Path, agent: str) -> bytes:
                 f"--harbor ({harbor_python}) can't be run ({error.strerror}): make it by `python3.12 -m venv hb` and "
                 "`hb/bin/pip install harbor`, and give hb/bin/python"
             ) from None
-        found = Path(folder, TRAJECTORY)
+        found = Path(folder, "trajectory.json")
         if done.returncode:
             said = done.stderr.strip().splitlines() or ["it said nothing"]
             raise BadInput(f"--harbor ({harbor_python}) ended with {done.returncode}: {said[-1]}")

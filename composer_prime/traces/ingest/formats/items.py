@@ -100,9 +100,8 @@ class ItemFold:
             refusal = self.draft.refusal(self.at, call_id)
         if refusal is None:
             self.end_turn()
-            self.at = self.draft.add(
-                result(call_id, _output(given.get("output", given.get("tools")))), self.at, records
-            )
+            said = _output(given.get("output", given.get("tools")))
+            self.at = self.draft.add(result(call_id, said), self.at, records)
         return refusal
 
     def end_turn(self) -> None:

@@ -1,7 +1,6 @@
 """OpenEnv's TrainingTrace: turns that hold a request and its response as they were sent. Records are the turns.
 
-Token ids and their logprobs are not read here.
-"""
+Token ids and their logprobs are not read here."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

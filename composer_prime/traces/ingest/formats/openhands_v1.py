@@ -16,8 +16,8 @@ from composer_prime.traces.states import calls_of
 
 NAME = "openhands-v1"
 NO_MESSAGE = "event without a message"
-KINDS = ("SystemPromptEvent", "MessageEvent", "ActionEvent", "ObservationEvent", "AgentErrorEvent", "Condensation",
-         "UserRejectObservation", "ConversationStateUpdateEvent", "PauseEvent", "CondensationRequest")  # fmt: skip
+KINDS = ("SystemPromptEvent", "MessageEvent", "ActionEvent", "ObservationEvent", "ConversationStateUpdateEvent",
+         "AgentErrorEvent", "UserRejectObservation", "PauseEvent", "Condensation", "CondensationRequest")  # fmt: skip
 
 
 def lacks(value: Any) -> list[str]:
@@ -109,7 +109,5 @@ class _Reader:
         listed = sequence(event.get("forgotten_event_ids"))
         path = [] if self._at is None else self._draft.path(self._at)
         gone = [place for place in path if self._events[self._draft.nodes[place].records[0]].get("id") in listed]
-        if not gone:
-            return NO_MESSAGE
-        self._at = condensed(self._draft, path, gone, string(event.get("summary")), number)
-        return None
+        self._at = condensed(self._draft, path, gone, string(event.get("summary")), number) if gone else self._at
+        return None if gone else NO_MESSAGE

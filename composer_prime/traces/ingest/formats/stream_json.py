@@ -1,7 +1,6 @@
 """What Claude Code prints by `--output-format stream-json`: lines, or a list of them, of a run. Records are the lines.
 
-Lines of the main agent and of each of its subagents follow each other; a run starts with an init line. What the user
-asked stands there by `--replay-user-messages` only.
+A run starts with an init line. What the user asked stands there by `--replay-user-messages` only.
 """
 
 from collections.abc import Mapping, Sequence

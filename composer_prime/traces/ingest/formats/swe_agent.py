@@ -1,8 +1,8 @@
 """SWE-agent's .traj, before and since 1.1, and mini-swe-agent's. Records are the steps, or the mini's messages.
 
 A step says what the model was shown: `query` since 1.1; in 1.0 `messages`, which end with the step itself. Where a
-history processor changed it, the step is a branch of its own. Without either, the trajectory's `history` is the one
-line there is. A demonstration's file may hold that alone; its messages are then the records.
+history processor changed it, the step is a branch of its own. Else there is the `history`; its messages are the
+records where a file holds nothing else.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
