@@ -31,6 +31,10 @@ def ingest(
     system: Annotated[
         Path | None, typer.Option(metavar="FILE", help="System message of a harness whose logs have none.")
     ] = None,
+    harbor: Annotated[
+        Path | None,
+        typer.Option(metavar="PYTHON", help="Has Harbor, which converts what --format names to ATIF first."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a file.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and count only.")] = False,
 ) -> None:
@@ -49,7 +53,7 @@ def ingest(
     keep_private()
     found, given = find_files(files), Given.of(tools, system)
     store = TraceStore(to, is_new=not dry_run) if not dry_run or to.exists() else None
-    reports = read_in(found, store, named=set(files), format=format, given=given, dry_run=dry_run)
+    reports = read_in(found, store, named=set(files), format=format, given=given, harbor_python=harbor, dry_run=dry_run)
     progress = Console(stderr=True)
     shown = track(reports, "ingesting", total=len(found), console=progress, transient=True, disable=len(found) < 2)
     if as_json:

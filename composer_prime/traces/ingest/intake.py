@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_prime.errors import BadInput
-from composer_prime.traces.ingest.formats import atif, check_known, claude_code, detect, read
+from composer_prime.traces.ingest.formats import atif, check_known, claude_code, detect, harbor, openhands_v1, read
 from composer_prime.traces.ingest.messages import tools_of
 from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import Part, entries_of, parse
@@ -118,20 +118,29 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     return [path for path in dict.fromkeys(found) if path in named or not _is_beside(path)]
 
 
-def read_file(path: Path, format: str | None = None) -> tuple[str, Reading, SecretCutter]:
+def read_file(
+    path: Path, format: str | None = None, harbor_python: Path | None = None
+) -> tuple[str, Reading, SecretCutter]:
     """A session's file and those beside it that belong to it: the format, what they gave, the secrets that were cut.
+
+    harbor_python  has Harbor, which converts the file first; `format` is then one of `harbor.AGENTS`
 
     Raises BadInput if it can't be read or is of no known format, or the format that is given isn't known.
     """
     secrets = SecretCutter(os.environ)
+    if harbor_python is not None:
+        converted = entries_of(harbor.to_atif(path, harbor_python, format or "unnamed"), secrets)
+        return atif.NAME, read(atif.NAME, [Part("", converted)]), secrets
     main = Part("", entries_of(_bytes(path), secrets))
     subagents = _subagents(path)
     if format is not None:
         check_known(format)
     else:
         format = claude_code.NAME if subagents and not main.entries else detect(main.entries, str(path))
-    beside = {claude_code.NAME: subagents, atif.NAME: _rewards(path)}.get(format, [])
-    parts = [Part(f"{file.parent.name}/{file.name}", entries_of(_bytes(file), secrets)) for file in beside]
+    beside = {claude_code.NAME: subagents, atif.NAME: _rewards(path), openhands_v1.NAME: _events(path)[1:]}
+    parts = [
+        Part(f"{file.parent.name}/{file.name}", entries_of(_bytes(file), secrets)) for file in beside.get(format, [])
+    ]
     return format, read(format, [main, *parts]), secrets
 
 
@@ -142,6 +151,7 @@ def ingest(
     named: Container[Path],
     format: str | None = None,
     given: Given | None = None,
+    harbor_python: Path | None = None,
     dry_run: bool = False,
 ) -> Iterator[FileReport]:
     """Read the files one after the other, and add their sessions to the store unless it is a dry run.
@@ -149,17 +159,18 @@ def ingest(
     store  None: there is none yet, which only a dry run can do with
     named  files that were asked for by name: one of no known format is an error, another is passed over
     given  what the logs lack
+    harbor_python  as `read_file` has it
 
     Raises BadInput, and keeps what came before.
     """
-    if format is not None:
+    if format is not None and harbor_python is None:
         check_known(format)
     calls = set() if store is None else store.known_calls()
     ids = set() if store is None else set(store.index["sessions"])
     try:
         for path in files:
             try:
-                chosen, reading, secrets = read_file(path, format)
+                chosen, reading, secrets = read_file(path, format, harbor_python)
                 if given is not None:
                     reading = replace(reading, sessions=tuple(map(given.to, reading.sessions)))
             except BadInput as error:
@@ -234,7 +245,14 @@ def _rewards(path: Path) -> list[Path]:
     return [file for file in found if file.is_file()] if path.parent.name == "agent" else []
 
 
+def _events(path: Path) -> list[Path]:
+    """Of OpenHands' folder of events, one a file; the first is the session's main file."""
+    return sorted(path.parent.glob("event-*.json")) if path.match("event-*.json") else [path]
+
+
 def _is_beside(path: Path) -> bool:
     folder = path.parent
+    if path != _events(path)[0]:
+        return True
     is_subagent = folder.name == SUBAGENTS and folder.parent.with_name(folder.parent.name + ".jsonl").is_file()
     return is_subagent or f"{folder.name}/{path.name}" in atif.REWARD_FILES

@@ -21,11 +21,24 @@ def content_text(content: Any) -> str:
 
 
 def _part_text(part: Any) -> str:
+    """A part's text, be it in OpenAI's, Anthropic's, Gemini's or OpenTelemetry's spelling."""
     if isinstance(part, str):
         return part
-    if isinstance(mapping(part).get("text"), str):
-        return part["text"]
-    return IMAGE if "image" in string(mapping(part).get("type")) else OTHER
+    given = mapping(part)
+    kind, source = string(given.get("type")), mapping(given.get("source"))
+    texts = [given.get("text"), given.get("refusal"), given.get("tool_name"), given.get("content"), source.get("data")]
+    if kind not in ("text", "file", "document", "search_result"):
+        texts[3:] = []
+    if source.get("type") != "text":
+        texts[4:] = []
+    found = next((text for text in texts if isinstance(text, str)), None)
+    if found is not None:
+        return found
+    inner = given.get("content", source.get("content"))
+    if kind in ("document", "search_result") and isinstance(inner, list):
+        return content_text(inner)
+    inline = mapping(given.get("inlineData", given.get("inline_data")))
+    return IMAGE if "image" in kind + string(inline.get("mimeType", inline.get("mime_type"))) else OTHER
 
 
 def json_text(value: Any) -> str:
@@ -70,9 +83,11 @@ def tools_of(listed: Any) -> list[Tool]:
     """Tools as chat completions, Responses, Anthropic or verifiers list them."""
     found = []
     for item in objects(sequence(listed)):
+        found += tools_of(item.get("function_declarations", item.get("functionDeclarations")))  # Gemini's
         inner = mapping(item.get("function")) or item
         if name_or_none(inner.get("name")):
-            schema = inner.get("parameters", inner.get("input_schema"))
+            names = ("parameters", "input_schema", "inputSchema", "parametersJsonSchema", "parameters_json_schema")
+            schema = next((inner[name] for name in names if inner.get(name)), None)
             found.append(tool(inner["name"], inner.get("description"), schema))
     return found
 
@@ -100,7 +115,8 @@ def _calls(given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     calls = []
     for call in objects(sequence(given.get("tool_calls"))):
         function = mapping(call.get("function")) or mapping(call.get("custom")) or call
-        calls.append(tool_call(call.get("id"), function.get("name"), function.get("arguments", function.get("input"))))
+        given_to = next((function[name] for name in ("arguments", "input", "args") if name in function), None)
+        calls.append(tool_call(call.get("id"), function.get("name"), given_to))
     if legacy := mapping(given.get("function_call")):
         calls.append(tool_call(legacy.get("name"), legacy.get("name"), legacy.get("arguments")))
     return calls

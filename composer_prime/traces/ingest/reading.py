@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from composer_prime.traces.ingest.records import Entry, Part
-from composer_prime.traces.ingest.session import Draft, Original, Session
+from composer_prime.traces.ingest.session import Draft, Node, Original, Session
 
 NO_DECISION = "session without a decision point"
 BROKEN_PARENT = "parent missing"
@@ -57,7 +57,6 @@ def read_documents(
     format: str, parts: Sequence[Part], lacks: Callable[[Any], list[str]], read: Callable[[Any], Document]
 ) -> Reading:
     """Every JSON value of the main file by itself; other parts belong to each of its sessions."""
-    beside = tuple(Original(part.name, "".join(entry.text for entry in part.entries)) for part in parts[1:])
     sessions: list[Session] = []
     account = _Account()
     for entry in parts[0].entries:
@@ -65,11 +64,57 @@ def read_documents(
             account.add([], [len(entry.text)], {0: entry.problem or f"not {format}"})
             continue
         document = read(entry.value)
-        original = (Original("", entry.text), *beside)
+        original = (Original("", entry.text), *_beside(parts))
         found = [draft.finished(format, number, original) for number, draft in enumerate(document.drafts)]
         account.add(found, [len(json.dumps(item)) for item in document.items], document.fates)
         sessions += [session for session in found if any(node.is_decision for node in session.nodes)]
     return account.reading(sessions)
+
+
+def read_together(
+    format: str,
+    parts: Sequence[Part],
+    lacks: Callable[[Any], list[str]],
+    items: Callable[[Any], Sequence[Any]],
+    read: Callable[[list[Any]], Document],
+) -> Reading:
+    """The items of all JSON values of the main file as one list; a session is kept with the values that it is of.
+
+    items  those of one value
+    read   makes the document; a session of it has a record in every value that tells of it
+    """
+    entries = parts[0].entries
+    account = _Account()
+    listed: list[Any] = []
+    owners: list[int] = []
+    for number, entry in enumerate(entries):
+        found = () if entry.problem is not None or lacks(entry.value) else items(entry.value)
+        if not found:
+            account.add([], [len(entry.text)], {0: entry.problem or f"not {format}"})
+        listed += found
+        owners += [number] * len(found)
+    document = read(listed)
+    used = [sorted({record for node in draft.nodes for record in node.records}) for draft in document.drafts]
+    sessions: list[Session] = []
+    for draft, own in zip(document.drafts, used, strict=True):
+        lines = sorted({owners[record] for record in own})
+        ranks = {one: rank for rank, one in enumerate(one for one, owner in enumerate(owners) if owner in set(lines))}
+        firsts = [next((record for record in other if record in ranks), own[0]) for other in used]
+        text = entries[lines[0]].text if len(lines) == 1 else "".join(_line(entries[line]) for line in lines)
+        session = draft.finished(format, sum(first < own[0] for first in firsts), (Original("", text), *_beside(parts)))
+        sessions.append(replace(session, nodes=tuple(_renumbered(node, ranks) for node in draft.nodes)))
+    whole = [draft.finished(format, 0, ()) for draft in document.drafts]
+    account.add(whole, [len(json.dumps(item)) for item in listed], document.fates)
+    return account.reading([session for session in sessions if any(node.is_decision for node in session.nodes)])
+
+
+def _beside(parts: Sequence[Part]) -> tuple[Original, ...]:
+    return tuple(Original(part.name, "".join(entry.text for entry in part.entries)) for part in parts[1:])
+
+
+def _renumbered(node: Node, ranks: Mapping[int, int]) -> Node:
+    records, links = (tuple(sorted(ranks[one] for one in given)) for given in (node.records, node.links))
+    return replace(node, records=records, links=links)
 
 
 def read_log(format: str, parts: Sequence[Part], read: Callable[[Sequence[Any], dict[int, str]], Draft]) -> Reading:
@@ -82,14 +127,7 @@ def read_log(format: str, parts: Sequence[Part], read: Callable[[Sequence[Any], 
     draft = read([entry.value for _, entry in entries], fates)
     kept = sorted({record for node in draft.nodes for record in (*node.records, *node.links)})
     ranks = {record: rank for rank, record in enumerate(kept)}
-    nodes = [
-        replace(
-            node,
-            records=tuple(sorted(ranks[one] for one in node.records)),
-            links=tuple(sorted(ranks[one] for one in node.links)),
-        )
-        for node in draft.nodes
-    ]
+    nodes = [_renumbered(node, ranks) for node in draft.nodes]
     original = tuple(
         Original(part.name, "".join(_line(entries[record][1]) for record in kept if entries[record][0] == part.name))
         for part in parts
@@ -100,6 +138,25 @@ def read_log(format: str, parts: Sequence[Part], read: Callable[[Sequence[Any], 
     account = _Account()
     account.add([replace(session, nodes=tuple(draft.nodes))], [len(entry.text) for _, entry in entries], fates)
     return account.reading([session] if any(node.is_decision for node in nodes) else [])
+
+
+def read_events(
+    format: str,
+    parts: Sequence[Part],
+    lacks: Callable[[Any], list[str]],
+    read: Callable[[Sequence[Any], dict[int, str]], Draft],
+) -> Reading:
+    """Every list of the main file as a session, by itself; where there is none, all lines of all parts as one."""
+    if not any(isinstance(entry.value, list) for entry in parts[0].entries):
+        entries = tuple(entry for part in parts for entry in part.entries)
+        return read_log(format, [Part("", entries)], read)
+
+    def document(value: Any) -> Document:
+        fates: dict[int, str] = {}
+        items = list(value) if isinstance(value, list) else [value]
+        return Document(items, fates, [read(items, fates)])
+
+    return read_documents(format, parts, lacks, document)
 
 
 def parents_first(names: Sequence[Hashable], parents: Sequence[Hashable]) -> list[int]:

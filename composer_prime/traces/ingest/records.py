@@ -4,6 +4,7 @@ A file is one JSON document, or one JSON value a line. Its bytes are decoded, cl
 readers of the formats see values only.
 """
 
+import codecs
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,14 +50,33 @@ class Part:
 
 
 def entries_of(data: bytes, secrets: Redacts) -> tuple[Entry, ...]:
-    """The records of a file's bytes: one if they are one JSON value, else one a line."""
+    """The records of a file's bytes: one if they are one JSON value, else one a line, or one a value that runs on."""
     try:
-        text = data.decode()
+        text = data.decode().removeprefix("\ufeff")
         value = parse(text)
     except (ValueError, RecursionError):
-        return tuple(_entry(line, secrets) for line in io.BytesIO(data))
+        lines = tuple(_entry(line, secrets) for line in io.BytesIO(data.removeprefix(codecs.BOM_UTF8)))
+        is_broken = any(entry.problem in (MALFORMED, TRUNCATED) for entry in lines)
+        return (_in_a_row(data, secrets) if is_broken else ()) or lines
     cut = secrets.json(text)
     return (Entry(cut, value if cut == text else parse(cut)),)
+
+
+def _in_a_row(data: bytes, secrets: Redacts) -> tuple[Entry, ...]:
+    """JSON values in a row that lines don't part; none if something else is there."""
+    found: list[Entry] = []
+    at = 0
+    try:
+        text = data.decode().removeprefix("\ufeff")
+        while at < len(text):
+            end = json.JSONDecoder().raw_decode(text, at)[1]
+            while end < len(text) and text[end].isspace():
+                end += 1
+            found.append(_entry(text[at:end].encode(), secrets))
+            at = end
+    except (ValueError, RecursionError):
+        return ()
+    return tuple(found)
 
 
 def _entry(line: bytes, secrets: Redacts) -> Entry:

@@ -9,7 +9,7 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.traces.ingest.context import NO_RESULT
-from composer_prime.traces.ingest.formats import detect
+from composer_prime.traces.ingest.formats import READERS, detect
 from composer_prime.traces.ingest.intake import read_file
 from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import entries_of
@@ -17,7 +17,7 @@ from composer_prime.traces.ingest.secret_patterns import SecretCutter
 from composer_prime.traces.ingest.session import Session
 from composer_prime.traces.states import TraceState, calls_of
 from tests.traces.ingest import stories
-from tests.traces.ingest.stories import MODEL, WRITERS, Story, chat_messages, story
+from tests.traces.ingest.stories import MODEL, NO_SYSTEM, WRITERS, Story, chat_messages, story
 
 
 def reading_of(tmp_path: Path, value: Any) -> Reading:
@@ -52,6 +52,7 @@ def test_every_format_tells_the_same_decision_points(name: str, tmp_path: Path) 
     assert [state.parent for state in states] == [None, 0, 1, 2, 3, 4]
     expected = [{k: v for k, v in message.items() if k != "reasoning_content"} for message in chat_messages(told())]
     expected[1]["content"] = told().user
+    expected = expected[1:] if name in NO_SYSTEM else expected
     assert list(states[-1].messages) == expected[:-1]
     assert {state.author for state in states} <= {MODEL, None}
 
@@ -64,7 +65,9 @@ def test_kept_and_dropped_records_sum_to_those_of_the_file(name: str, tmp_path: 
     assert len(kept) + sum(reading.dropped.values()) == reading.num_records
 
 
-@pytest.mark.parametrize("name", sorted({"atif", "openenv", "verifiers", "openhands", "openai-chat"}))
+@pytest.mark.parametrize(
+    "name", sorted({*WRITERS} - {"swe-agent", "mini-swe-agent", "codex", "openai-responses", "openllmetry", *NO_SYSTEM})
+)
 def test_listed_tools_are_taken_and_others_inferred(name: str, tmp_path: Path) -> None:
     listed = session_of(tmp_path, WRITERS[name][1](told())).tools
     assert [tool["function"]["name"] for tool in listed] == ["run", "edit"]
@@ -236,15 +239,12 @@ def test_openhands_actions_without_metadata_become_calls_and_condensation_a_bran
     assert last.action["content"] == "Done." and reading.dropped == {"duplicate tool result": 1}
 
 
-def test_swe_agent_before_1_1_and_with_a_history_alone(tmp_path: Path) -> None:
+def test_swe_agent_with_a_history_alone(tmp_path: Path) -> None:
     value = json.loads(stories.swe_agent(told()))
-    for step in value["trajectory"]:
-        step["messages"] = step.pop("query")
-    assert [done(state) for state in session_of(tmp_path, value).states()] == told().actions
     demonstration = {"role": "assistant", "content": "Like this.", "is_demo": True}
     value["history"].insert(2, demonstration)
     for step in value["trajectory"]:
-        del step["messages"]
+        del step["query"]
     value["trajectory"].append({"action": "", "observation": "", "response": "", "thought": ""})
     reading = reading_of(tmp_path, value)
     (session,) = reading.sessions
@@ -322,7 +322,7 @@ def test_chats_one_a_line_are_sessions_of_their_own(tmp_path: Path) -> None:
     "text, nearest, lack",
     [
         ('{"schema_version": "ATIF-v2.0", "steps": []}', "atif", "schema_version ATIF-v1.0 to ATIF-v1.8"),
-        ('{"type": "user", "message": {}, "uuid": "u"}', "claude-code", "sessionId"),
+        ('{"type": "user", "message": {"content": ""}, "uuid": "u"}', "claude-code", "sessionId or parentUuid"),
         ('{"timestamp": "t", "type": "event_msg"}', "codex", "a payload object"),
         ('{"schema_version": 1, "turns": []}', "openenv", "turns with request and response"),
         ('{"what": "ever"}', "openai-chat", "a list of messages, or an object with messages, a message with a role"),
@@ -336,3 +336,13 @@ def test_an_unknown_format_is_refused_with_the_nearest_and_what_it_lacks(text: s
 def test_a_file_without_json_says_that_it_may_be_cut() -> None:
     with pytest.raises(BadInput, match=r"cut.json holds no JSON \(2 lines\): give a whole file"):
         detect(entries_of(b'{"messages": [\n{"role": ', SecretCutter({})), "cut.json")
+
+
+@pytest.mark.parametrize("name", [*WRITERS, "claude-code"])
+def test_no_file_has_the_marks_of_two_formats_as_a_list_or_as_lines(name: str) -> None:
+    data = next(iter(stories.files_of(name, 0).values()))
+    values = [entry.value for entry in entries_of(data, SecretCutter({}))]
+    inner = values[0] if len(values) == 1 and isinstance(values[0], list) else values
+    for form in (values, inner, [inner]):
+        claimed = [reader.NAME for reader in READERS if any(not reader.lacks(value) for value in form)]
+        assert claimed in ([], [WRITERS.get(name, (name,))[0]]), form

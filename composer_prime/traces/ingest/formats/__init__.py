@@ -10,9 +10,16 @@ from composer_prime.traces.ingest.formats import (
     chat,
     claude_code,
     codex,
+    langfuse,
+    langsmith,
+    opencode,
     openenv,
     openhands,
+    openhands_v1,
+    otel,
+    qwen_code,
     responses,
+    stream_json,
     swe_agent,
     verifiers,
 )
@@ -20,7 +27,8 @@ from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import Entry, Part
 
 READERS = (
-    chat, anthropic, api_log, atif, claude_code, codex, openenv, openhands, responses, swe_agent, verifiers,
+    chat, anthropic, api_log, atif, claude_code, codex, langfuse, langsmith, opencode, openenv, openhands,
+    openhands_v1, otel, qwen_code, responses, stream_json, swe_agent, verifiers,
 )  # fmt: skip
 FORMATS = {reader.NAME: reader for reader in READERS}
 NUM_LOOKED_AT = 200

@@ -1,57 +1,82 @@
-"""Logs of requests with their responses, as a proxy in front of a model's API writes them. Records are the calls.
+"""Logs of requests with their responses: a proxy's, LiteLLM's, stored completions. Records are the calls.
 
-One JSON object a call, or a list of them, with `request` and `response`, each as it was sent or below `body`.
+A call is a JSON object, of a list or a line of its own. It has a request and a response, each as it was sent, as JSON
+text, as a stream's events or below `body`; or the request's messages stand beside the response; or a completion of
+OpenAI's holds the messages that it answers.
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.formats.exchanges import Exchange, add_exchanges, exchange_of
-from composer_prime.traces.ingest.reading import Document, Reading, read_documents
-from composer_prime.traces.ingest.records import Part, mapping, objects
+from composer_prime.traces.ingest.formats.exchanges import Exchange, exchange_of, loaded, read_calls
+from composer_prime.traces.ingest.formats.streams import assembled
+from composer_prime.traces.ingest.reading import Reading
+from composer_prime.traces.ingest.records import Part, mapping, objects, sequence
 
 NAME = "api-log"
 NO_DIALECT = "call in a dialect that isn't read"
+NO_REQUEST = "call without its messages"
+FAILED = "call that failed"
+PROBE = "call for one token"
+REQUESTS = ("request", "request_body", "proxy_server_request")
+RESPONSES = ("response", "response_body")
+BODIES = ("body", "body_raw")
 
 
 def lacks(value: Any) -> list[str]:
     """What a JSON value lacks to be a call, or a list of calls."""
-    calls = objects(_calls(value))
-    has_messages = any({"messages", "input"} & body(call.get("request")).keys() for call in calls)
+    calls = [_sides(call) for call in objects(_calls(value))]
     checks = {
-        "a request with messages or input": has_messages,
-        "a response beside the request": any("response" in call for call in calls),
+        "a request with messages or input": any(_has_messages(request) for request, _ in calls),
+        "a response beside the request": any(response is not None for _, response in calls),
     }
     return [name for name, holds in checks.items() if not holds]
 
 
 def read(parts: Sequence[Part]) -> Reading:
-    """One session for each list of tools that the calls of a JSON value have."""
-    return read_documents(NAME, parts, lacks, _read)
+    """One session for each list of tools that the file's calls have."""
+    return read_calls(NAME, parts, lacks, _calls, _exchange)
 
 
 def _calls(value: Any) -> Sequence[Any]:
+    if mapping(value).get("object") == "list":
+        value = value.get("data")
     return value if isinstance(value, list) else [value]
 
 
-def _read(value: Any) -> Document:
-    document = Document(list(_calls(value)))
-    add_exchanges(document, enumerate(document.items), _exchange)
-    return document
+def _exchange(call: Mapping[str, Any]) -> Exchange | str:
+    request, response = _sides(call)
+    if mapping(response).get("error") or mapping(response).get("type") == "error":
+        return FAILED
+    if request.get("max_tokens") == 1:
+        return PROBE
+    found = exchange_of(request, response) if isinstance(response, dict) else None
+    if found is None:
+        return NO_DIALECT
+    return found if found.messages else NO_REQUEST
 
 
-def _exchange(call: Any) -> Exchange | str:
-    given = mapping(call)
-    return exchange_of(body(given.get("request")), body(given.get("response"))) or NO_DIALECT
+def _sides(call: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
+    """A call's request and its response; None: it has none."""
+    request = next((found for name in REQUESTS if _has_messages(found := mapping(body(call.get(name))))), None)
+    response = next((body(call[name]) for name in RESPONSES if name in call), None)
+    if response is None and "choices" in call:
+        response = call
+    if request is None:
+        request = {**call, "messages": loaded(call.get("messages"))} if "messages" in call else call
+        tools = request.get("tools", mapping(call.get("model_parameters")).get("tools"))
+        request = {**request, "tools": tools}
+    return request, response
 
 
-def body(message: Any) -> dict[str, Any]:
-    """A request's or a response's body, which may be JSON text, or lie below `body`."""
-    if isinstance(message, str):
-        try:
-            message = json.loads(message)
-        except (ValueError, RecursionError):
-            return {}
-    given = dict(mapping(message))
-    return body(given["body"]) if "body" in given else given
+def _has_messages(request: Mapping[str, Any]) -> bool:
+    return bool({"messages", "input", "contents"} & request.keys())
+
+
+def body(message: Any) -> Any:
+    """A request's or a response's body, which may be JSON text, a stream's events, or lie below `body`."""
+    found = loaded(message)
+    if isinstance(found, list):
+        return assembled(sequence(found))
+    given = mapping(found)
+    return next((body(given[name]) for name in BODIES if given.get(name)), found)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from composer_prime.traces.ingest.messages import assistant, json_text, plain, result, tool_call
+from composer_prime.traces.ingest.messages import json_text, plain, result
+from composer_prime.traces.ingest.parts import part_messages
 from composer_prime.traces.ingest.reading import Reading, parents_first, read_log
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, string
 from composer_prime.traces.ingest.session import DUPLICATE_RESULT, ORPHAN_RESULT, Draft
@@ -37,9 +38,9 @@ def lacks(value: Any) -> list[str]:
     line = mapping(value)
     checks = {
         "type user or assistant": line.get("type") in ("user", "assistant"),
-        "a message object": isinstance(line.get("message"), dict),
+        "a message with content": "content" in mapping(line.get("message")),
         "uuid": isinstance(line.get("uuid"), str),
-        "sessionId": isinstance(line.get("sessionId"), str),
+        "sessionId or parentUuid": isinstance(line.get("sessionId"), str) or "parentUuid" in line,
     }
     return [name for name, holds in checks.items() if not holds]
 
@@ -47,7 +48,12 @@ def lacks(value: Any) -> list[str]:
 def read(parts: Sequence[Part]) -> Reading:
     """The session of a main file and its subagents' files; all their lines are records."""
     places = [number for number, part in enumerate(parts) for _ in part.entries]
-    return read_log(NAME, parts, lambda lines, fates: _Reader(places, fates).read(lines))
+    return read_log(NAME, parts, lambda lines, fates: draft_of(lines, places, fates))
+
+
+def draft_of(lines: Sequence[Any], files: Sequence[int], fates: dict[int, str]) -> Draft:
+    """The session that lines tell, each of the file of this number; `fates` is added to."""
+    return _Reader(files, fates).read(lines)
 
 
 @dataclass(frozen=True)
@@ -180,7 +186,7 @@ class _Reader:
         usage = mapping(message.get("usage")) or old.usage
         self._draft.replace(
             call.node,
-            message=_message(call.blocks),
+            message=part_messages({"role": "assistant", "content": call.blocks})[0],
             usage=usage,
             records=(*old.records, record),
             links=(*old.links, *place.links),
@@ -281,14 +287,5 @@ def _is_same(known: Mapping[str, Any], block: Mapping[str, Any]) -> bool:
 
 
 def _body(block: Mapping[str, Any]) -> str:
-    return json_text(
-        block.get("input") if block.get("type") == "tool_use" else block.get("thinking", block.get("text"))
-    )
-
-
-def _message(blocks: Sequence[Mapping[str, Any]]) -> Message:
-    thinking = [string(block.get("thinking")) for block in blocks if block.get("type") == "thinking"]
-    calls = [tool_call(b.get("id"), b.get("name"), b.get("input")) for b in blocks if b.get("type") == "tool_use"]
-    hidden = ("thinking", "redacted_thinking", "tool_use")
-    shown = [block for block in blocks if block.get("type") not in hidden]
-    return assistant(shown, calls, "\n".join(text for text in thinking if text))
+    is_call = block.get("type") == "tool_use"
+    return json_text(block.get("input") if is_call else block.get("thinking", block.get("text")))

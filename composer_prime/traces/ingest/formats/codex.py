@@ -21,7 +21,6 @@ def lacks(value: Any) -> list[str]:
     """What a line lacks to be one of Codex's."""
     line = mapping(value)
     checks = {
-        "timestamp": isinstance(line.get("timestamp"), str),
         f"type ({', '.join(TYPES)})": line.get("type") in TYPES,
         "a payload object": isinstance(line.get("payload"), dict),
     }

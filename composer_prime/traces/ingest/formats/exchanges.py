@@ -1,22 +1,21 @@
 """Calls of a model as its API was asked: a request's messages and tools, and the action in the response.
 
-The dialects are OpenAI's chat completions and Responses, and Anthropic's messages. Requests repeat their history: what
-two of them share is one path of the tree.
+The dialects are OpenAI's chat completions and Responses, Anthropic's messages, Gemini's contents, and those of
+instruments that log them. Requests repeat their history: what two of them share is one path of the tree.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from composer_prime.traces.ingest.formats.items import ItemFold
-from composer_prime.traces.ingest.messages import assistant, chat_message, plain, result, tool_call, tools_of
-from composer_prime.traces.ingest.reading import Document
-from composer_prime.traces.ingest.records import mapping, name_or_none, objects, sequence, string
+from composer_prime.traces.ingest.formats.items import ITEMS, ItemFold
+from composer_prime.traces.ingest.formats.streams import assembled, events_of
+from composer_prime.traces.ingest.messages import assistant, plain, tools_of
+from composer_prime.traces.ingest.parts import either_message, part_messages
+from composer_prime.traces.ingest.reading import Document, Reading, read_together
+from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, parse, sequence
 from composer_prime.traces.ingest.session import Draft
-from composer_prime.traces.states import Message, Tool, digest
-
-BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use")
-"""Parts that only Anthropic's messages have."""
+from composer_prime.traces.states import Message, Tool, calls_of, digest, text_of
 
 
 @dataclass(frozen=True)
@@ -42,27 +41,39 @@ class Exchange:
 def exchange_of(request: Any, response: Any) -> Exchange | None:
     """A request and its response in one of the dialects; None: the response is in none of them."""
     asked, answered = mapping(request), mapping(response)
-    action = action_of(answered)
+    action = action_of(response)
     if action is None:
         return None
     return Exchange(
-        messages_of(asked),
+        messages_of(request),
         action,
-        tools_of(asked.get("tools")),
+        tools_of(asked.get("tools") or mapping(asked.get("config")).get("tools")),
         name_or_none(answered.get("model"), asked.get("model")),
         mapping(answered.get("usage")) or None,
         name_or_none(answered.get("id")),
     )
 
 
-def add_exchanges(document: Document, items: Iterable[tuple[int, Any]], read: Callable[[Any], Exchange | str]) -> None:
-    """Add the calls that numbered items of a document hold: one session for each list of tools.
+def read_calls(
+    format: str,
+    parts: Sequence[Part],
+    lacks: Callable[[Any], list[str]],
+    items: Callable[[Any], Sequence[Any]],
+    exchange: Callable[[Mapping[str, Any]], Exchange | str],
+) -> Reading:
+    """The calls that the items of a file's JSON values hold: one session for each list of tools.
 
-    read  gives the call, or why the item holds none
+    items     those of a value
+    exchange  an item's call, or why it holds none
     """
+    return read_together(format, parts, lacks, items, lambda listed: _sessions_of(listed, exchange))
+
+
+def _sessions_of(items: list[Any], exchange: Callable[[Mapping[str, Any]], Exchange | str]) -> Document:
+    document = Document(items)
     trees: dict[str, RequestTree] = {}
-    for number, item in items:
-        found = read(item)
+    for number, item in enumerate(items):
+        found = exchange(mapping(item))
         if isinstance(found, str):
             document.fates[number] = found
             continue
@@ -72,6 +83,7 @@ def add_exchanges(document: Document, items: Iterable[tuple[int, Any]], read: Ca
             document.drafts.append(trees[key].draft)
         at = trees[key].follow(found.messages, number)
         trees[key].act(found.action, at, number, author=found.author, usage=found.usage, call=found.call)
+    return document
 
 
 @dataclass
@@ -92,7 +104,18 @@ class RequestTree:
         return at
 
     def act(self, message: Message, at: int | None, record: int, **more: Any) -> int:
-        """Add what a model answered after the node `at`; later requests find it there."""
+        """Add what a model answered after the node `at`; later requests find it there.
+
+        Where a request that was read before shows it already, that copy becomes the answer; so does the same answer
+        that another instrument has logged.
+        """
+        known = self._places.get((at, _key(message)))
+        if known is not None:
+            node = self.draft.nodes[known]
+            if node.is_copied or more.get("call") in (None, node.call):
+                fields = {"message": message, "is_copied": False, **more} if node.is_copied else {}
+                self.draft.replace(known, records=tuple(dict.fromkeys((*node.records, record))), **fields)
+                return known
         node = self.draft.add(message, at, [record], **more)
         self._places.setdefault((at, _key(message)), node)
         return node
@@ -103,34 +126,80 @@ def _key(message: Message) -> str:
     return digest({name: value for name, value in message.items() if name != "reasoning_content"})
 
 
-def messages_of(request: Mapping[str, Any]) -> list[Message]:
-    """A request's messages, its system's first."""
-    system = request.get("instructions", request.get("system"))
-    found: list[Message] = [plain("system", system)] if system else []
-    if "input" in request:
-        return found + items_of(request["input"])
-    return found + [message for given in sequence(request.get("messages")) for message in either_message(given)]
+def loaded(value: Any) -> Any:
+    """What a JSON text says, a stream's events put together; any other value as it is."""
+    if not isinstance(value, str) or not value.strip():
+        return value
+    try:
+        return parse(value)
+    except (ValueError, RecursionError):
+        return assembled(events_of(value)) or value
 
 
-def action_of(response: Mapping[str, Any]) -> Message | None:
+def messages_of(request: Any) -> list[Message]:
+    """A request's messages in whichever dialect, its system's first; of a list or a text alone, what it says."""
+    given = mapping(request)
+    if not given:
+        return said(request)
+    config = mapping(given.get("config"))
+    names = ("instructions", "system", "system_instruction", "systemInstruction")
+    system = next((holds[name] for holds in (given, config) for name in names if holds.get(name)), None)
+    found: list[Message] = [plain("system", mapping(system).get("parts", system))] if system else []
+    places = ("messages", "input", "contents", "prompt", "prompts", "args")
+    place = next((name for name in places if given.get(name) is not None), None)
+    body = given if place is None else given[place]
+    if place == "messages" and any(isinstance(message, str) for message in sequence(body)):
+        return []  # Python's own spelling of objects
+    return found + said(body)
+
+
+def said(value: Any) -> list[Message]:
+    """The messages of a list of messages or of Responses' items; a text is a user's."""
+    if isinstance(value, str):
+        return [plain("user", value)]
+    given = sequence(value) or objects([value])
+    given = sequence(given[0]) if len(given) == 1 and isinstance(given[0], list) else given  # LangChain's batch
+    if any(mapping(item).get("type") in ITEMS[1:] for item in given):
+        return items_of(given)
+    if len(given) == 1 and isinstance(given[0], str):
+        return [plain("user", given[0])]
+    return [message for item in given for message in either_message(item)]
+
+
+def action_of(response: Any) -> Message | None:
     """What a response says, in whichever dialect; None: in none of them."""
-    for choice in objects(sequence(response.get("choices"))):
-        if isinstance(choice.get("message"), dict):
-            return chat_message({**choice["message"], "role": "assistant"})
-    if isinstance(response.get("output"), list):
-        said = [message for message in items_of(response["output"]) if message["role"] == "assistant"]
-        return said[-1] if said else None
-    if isinstance(response.get("content"), list) and response.get("role", "assistant") == "assistant":
-        return next(iter(anthropic_messages({"role": "assistant", "content": response["content"]})), None)
+    if isinstance(response, str):
+        return assistant(response) if response.strip() else None
+    given = mapping(response)
+    if isinstance(response, list) or isinstance(given.get("output"), list):
+        items = [{"type": "tool-call", **item} if "toolName" in item else item for item in objects(sequence(response))]
+        is_told = any("role" in item for item in items)
+        content: Mapping[str, Any] = {"role": "assistant", "content": items}
+        found = items_of(given["output"]) if given else said(items) if is_told else part_messages(content)
+        turns = [message for message in found if message["role"] == "assistant"]
+        return joined(*turns) if turns else None
+    for choice in objects(sequence(given.get("choices", given.get("candidates")))):
+        inner = mapping(choice.get("message", choice.get("content")))
+        return either_message({**inner, "role": "assistant"})[0] if inner else None
+    for generation in objects(sequence(next(iter(sequence(given.get("generations"))), None))):
+        return action_of(generation.get("message", generation.get("text")))
+    for name in ("message", "content"):
+        if isinstance(given.get(name), dict):
+            return action_of(given[name])
+    if {"content", "parts", "tool_calls", "kwargs"} & given.keys():
+        message = next(iter(either_message({"role": "assistant", **given})), None)
+        return message if message is not None and message["role"] == "assistant" else None
     return None
 
 
-def either_message(given: Any) -> list[Message]:
-    """A message of chat completions or of Anthropic's; none where it has no role that a chat knows."""
-    if has_blocks(given):
-        return anthropic_messages(mapping(given))
-    message = chat_message(given)
-    return [] if message is None else [message]
+def joined(first: Message, *more: Message) -> Message:
+    """An assistant's messages of one response as one."""
+    messages = (first, *more)
+    texts = [text for message in messages if (text := text_of(message))]
+    thoughts = [thought for message in messages if (thought := message.get("reasoning_content"))]
+    return assistant(
+        "\n".join(texts), [call for message in messages for call in calls_of(message)], "\n".join(thoughts)
+    )
 
 
 def items_of(items: Any) -> list[Message]:
@@ -140,22 +209,3 @@ def items_of(items: Any) -> list[Message]:
         fold.take(item, number)
     fold.finish({})
     return [node.message for node in fold.draft.nodes]
-
-
-def has_blocks(given: Any) -> bool:
-    """Whether a message has parts that only Anthropic's messages have."""
-    return any(block.get("type") in BLOCKS for block in objects(sequence(mapping(given).get("content"))))
-
-
-def anthropic_messages(given: Mapping[str, Any]) -> list[Message]:
-    """One of Anthropic's messages: an assistant's, or tools' results and what the user says after them."""
-    blocks = objects(sequence(given.get("content")))
-    if given.get("role") == "assistant":
-        thinking = "\n".join(string(block.get("thinking")) for block in blocks if block.get("type") == "thinking")
-        calls = [tool_call(b.get("id"), b.get("name"), b.get("input")) for b in blocks if b.get("type") == "tool_use"]
-        shown = [block for block in blocks if block.get("type") not in ("thinking", "redacted_thinking", "tool_use")]
-        return [assistant(shown, calls, thinking)]
-    answers = [block for block in blocks if block.get("type") == "tool_result"]
-    rest = [block for block in blocks if block.get("type") != "tool_result"]
-    results = [result(string(block.get("tool_use_id")), block.get("content")) for block in answers]
-    return [*results, plain("user", rest)] if rest else results

@@ -10,8 +10,8 @@ from composer_prime.traces.ingest.session import ORPHAN_RESULT, Draft
 
 OTHER_ITEM = "item that is no message"
 UNFINISHED = "unfinished response"
-CALLS = ("function_call", "custom_tool_call", "local_shell_call")
-OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+CALLS = ("function_call", "custom_tool_call", "local_shell_call", "tool_search_call")
+OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output", "tool_search_output")
 ITEMS = ("message", "reasoning", *CALLS, *OUTPUTS)
 
 
@@ -29,6 +29,7 @@ class ItemFold:
     author: str | None = None
     is_copied: bool = False
     usage: Mapping[str, Any] | None = None
+    _goes_on: bool = False
     _texts: list[str] = field(default_factory=list)
     _thinking: list[str] = field(default_factory=list)
     _calls: list[Mapping[str, Any]] = field(default_factory=list)
@@ -48,10 +49,12 @@ class ItemFold:
             if kind == "custom_tool_call":
                 body = {"input": given.get("input")}
             call_id = given.get("call_id", given.get("id"))
-            self._calls.append(tool_call(call_id, given.get("name", "shell"), body))
+            name = given.get("name", "tool_search" if kind == "tool_search_call" else "shell")
+            self._calls.append(tool_call(call_id, name, body))
         elif kind in OUTPUTS:
             return self._take_output(given, records)
         else:
+            self._goes_on = string(kind).endswith("_call")  # the provider's own tool: the same response follows
             return OTHER_ITEM
         self._records += records
         return None
@@ -62,6 +65,7 @@ class ItemFold:
         more = {"author": self.author, "is_copied": self.is_copied, "usage": self.usage}
         self.at = self.draft.add(message, self.at, self._records, **more)
         self._texts, self._thinking, self._calls, self._records, self.usage = [], [], [], [], None
+        self._goes_on = False
 
     def finish(self, fates: dict[int, str]) -> None:
         """End the last response. Records that belong to none, such as reasoning that nothing followed, get a fate."""
@@ -79,8 +83,9 @@ class ItemFold:
 
     def _take_message(self, given: Mapping[str, Any], records: Sequence[int]) -> None:
         if given["role"] == "assistant":
-            if self._texts or self._calls:
+            if (self._texts or self._calls) and not self._goes_on:
                 self.close()
+            self._goes_on = False
             self._texts.append(content_text(given.get("content")))
             self._records += records
             return
@@ -95,7 +100,8 @@ class ItemFold:
             refusal = self.draft.refusal(self.at, call_id)
         if refusal is None:
             self.end_turn()
-            self.at = self.draft.add(result(call_id, _output(given.get("output"))), self.at, records)
+            said = _output(given.get("output", given.get("tools")))
+            self.at = self.draft.add(result(call_id, said), self.at, records)
         return refusal
 
     def end_turn(self) -> None:

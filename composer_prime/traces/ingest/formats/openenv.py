@@ -1,13 +1,12 @@
 """OpenEnv's TrainingTrace: turns that hold a request and its response as they were sent. Records are the turns.
 
-Token ids and their logprobs are not read here.
-"""
+Token ids and their logprobs are not read here."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.formats.exchanges import Exchange, add_exchanges, exchange_of
-from composer_prime.traces.ingest.reading import Document, Reading, read_documents
+from composer_prime.traces.ingest.formats.exchanges import Exchange, exchange_of, read_calls
+from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import Part, mapping, objects, sequence
 
 NAME = "openenv"
@@ -25,15 +24,9 @@ def lacks(value: Any) -> list[str]:
 
 
 def read(parts: Sequence[Part]) -> Reading:
-    """One session a trace, or one for each list of tools that its requests have."""
-    return read_documents(NAME, parts, lacks, _read)
+    """One session for each list of tools that the file's requests have."""
+    return read_calls(NAME, parts, lacks, lambda value: sequence(value.get("turns")), _exchange)
 
 
-def _read(value: Mapping[str, Any]) -> Document:
-    document = Document(list(sequence(value.get("turns"))))
-    add_exchanges(document, enumerate(document.items), _exchange)
-    return document
-
-
-def _exchange(turn: Any) -> Exchange | str:
-    return exchange_of(mapping(turn).get("request"), mapping(turn).get("response")) or NO_DIALECT
+def _exchange(turn: Mapping[str, Any]) -> Exchange | str:
+    return exchange_of(turn.get("request"), turn.get("response")) or NO_DIALECT

@@ -7,7 +7,8 @@ events from what the model sees: what follows is a branch of its own.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.messages import assistant, chat_message, plain, result, tool_call, tools_of
+from composer_prime.traces.ingest.formats.exchanges import action_of
+from composer_prime.traces.ingest.messages import assistant, plain, result, tool_call, tools_of
 from composer_prime.traces.ingest.reading import Document, Reading, read_documents
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence, string
 from composer_prime.traces.ingest.session import Draft
@@ -24,7 +25,8 @@ def lacks(value: Any) -> list[str]:
     checks = {
         "a list of events, or an object with history": bool(events),
         "events with source, and action or observation": any(
-            "source" in event and ("action" in event or "observation" in event) for event in events
+            "source" in event and "kind" not in event and ("action" in event or "observation" in event)
+            for event in events
         ),
     }
     return [name for name, holds in checks.items() if not holds]
@@ -74,7 +76,7 @@ class _Reader:
         if known is not None:
             self.draft.replace(known, records=(*self.draft.nodes[known].records, number))
             return None
-        message = _said(response) or self._spelled(number, event, metadata)
+        message = action_of(response) or self._spelled(number, event, metadata)
         author, usage = name_or_none(response.get("model")), mapping(response.get("usage")) or None
         self._at = self.draft.add(message, self._at, [number], author=author, usage=usage, call=name)
         if name:
@@ -98,9 +100,10 @@ class _Reader:
         cause = event.get("cause")
         call_id = name_or_none(mapping(event.get("tool_call_metadata")).get("tool_call_id"))
         call_id = call_id or (self._made.get(cause) if isinstance(cause, int | str) else None) or ""
-        refusal = self.draft.refusal(self._at, call_id)
-        if refusal is None:
-            self._at = self.draft.add(result(call_id, event["content"]), self._at, [number])
+        refusal = self.draft.refusal(self._at, call_id) if call_id else None
+        if refusal is None:  # what names no call, such as a refused action's error, is shown as a user's
+            message = result(call_id, event["content"]) if call_id else plain("user", event["content"])
+            self._at = self.draft.add(message, self._at, [number])
         return refusal
 
     def _condense(self, number: int, args: Mapping[str, Any]) -> str | None:
@@ -111,33 +114,31 @@ class _Reader:
         gone = [place for place in path if self._is_forgotten(place, listed, first, last)]
         if not gone:
             return NO_MESSAGE
-        summary = plain("user", string(args.get("summary")))
-        self._at = None
-        for place in path:
-            node = self.draft.nodes[place]
-            if place == gone[0]:
-                self._at = self.draft.add(summary, self._at, [number])
-            elif place not in gone and not self._is_orphan(node.message):
-                more = {"author": node.author, "usage": node.usage, "call": node.call}
-                self._at = self.draft.add(node.message, self._at, [number], is_copied=True, **more)
+        self._at = condensed(self.draft, path, gone, string(args.get("summary")), number)
         return None
 
     def _is_forgotten(self, place: int, listed: Sequence[Any], first: Any, last: Any) -> bool:
         event = _event_id(mapping(self._events[self.draft.nodes[place].records[0]]))
         return event in listed or (all(type(one) is int for one in (first, event, last)) and first <= event <= last)
 
-    def _is_orphan(self, message: Message) -> bool:
-        return message["role"] == "tool" and self.draft.refusal(self._at, message["tool_call_id"]) is not None
+
+def condensed(draft: Draft, path: Sequence[int], gone: Sequence[int], summary: str, record: int) -> int | None:
+    """Add a branch of copies of a path, with a summary in place of the nodes that are gone; its last node.
+
+    Results whose calls are gone go with them.
+    """
+    at: int | None = None
+    for place in path:
+        node = draft.nodes[place]
+        if place == gone[0]:
+            at = draft.add(plain("user", summary), at, [record])
+        is_orphan = node.message["role"] == "tool" and draft.refusal(at, node.message["tool_call_id"]) is not None
+        if place not in gone and not is_orphan:
+            more = {"author": node.author, "usage": node.usage, "call": node.call}
+            at = draft.add(node.message, at, [record], is_copied=True, **more)
+    return at
 
 
 def _event_id(event: Mapping[str, Any]) -> Any:
     found = event.get("id")
     return found if isinstance(found, int | str) else None
-
-
-def _said(response: Mapping[str, Any]) -> Message | None:
-    """The message of a model's response; None: it holds none."""
-    for choice in objects(sequence(response.get("choices"))):
-        if isinstance(choice.get("message"), dict):
-            return chat_message({**choice["message"], "role": "assistant"})
-    return None

@@ -15,12 +15,12 @@ ELSEWHERE = "context in another response"
 
 def lacks(value: Any) -> list[str]:
     """What a JSON value lacks to be a response or a list of items."""
-    if isinstance(value, list):
-        typed = any(mapping(item).get("type") in ITEMS for item in value)
-        return [] if typed else ["items with a type such as message or function_call"]
-    given = mapping(value)
-    has_output = isinstance(given.get("output"), list)
-    return [] if has_output else ["a list of items, or an object with output"]
+    items = value if isinstance(value, list) else sequence(mapping(value).get("output"))
+    checks = {
+        "a list of items, or an object with output": bool(items),
+        "items with a type such as message or function_call": any(mapping(item).get("type") in ITEMS for item in items),
+    }
+    return [name for name, holds in checks.items() if not holds]
 
 
 def read(parts: Sequence[Part]) -> Reading:

@@ -1,0 +1,47 @@
+"""Langfuse's exports: a trace with its observations, a list of observations, or one a line. Records are these."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from composer_prime.traces.ingest.formats.exchanges import Exchange, exchange_of, loaded, read_calls
+from composer_prime.traces.ingest.messages import tools_of
+from composer_prime.traces.ingest.reading import Reading
+from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence
+
+NAME = "langfuse"
+NO_GENERATION = "observation that is no generation"
+NO_TEXT = "generation without its messages or its answer"
+TYPES = ("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EMBEDDING", "EVALUATOR", "GUARDRAIL")
+
+
+def lacks(value: Any) -> list[str]:
+    """What a JSON value lacks to hold Langfuse's observations."""
+    observations = objects(_observations(value))
+    checks = {
+        f"observations of type {', '.join(TYPES[:3])}, ...": any(one.get("type") in TYPES for one in observations),
+        "startTime": any("startTime" in one for one in observations),
+    }
+    return [name for name, holds in checks.items() if not holds]
+
+
+def read(parts: Sequence[Part]) -> Reading:
+    """One session for each list of tools that the file's generations have."""
+    return read_calls(NAME, parts, lacks, _observations, _exchange)
+
+
+def _observations(value: Any) -> Sequence[Any]:
+    given = mapping(value)
+    value = given.get("observations", given.get("data", value))
+    return value if isinstance(value, list) else [value]
+
+
+def _exchange(given: Mapping[str, Any]) -> Exchange | str:
+    if given.get("type") != "GENERATION":
+        return NO_GENERATION
+    found = exchange_of(loaded(given.get("input")), loaded(given.get("output")))
+    if found is None or not found.messages:
+        return NO_TEXT
+    tools = tools_of([loaded(tool) for tool in sequence(loaded(given.get("toolDefinitions")))]) or found.tools
+    usage = mapping(given.get("usageDetails")) or mapping(given.get("usage")) or found.usage
+    return replace(found, tools=tools, author=name_or_none(given.get("model"), found.author), usage=usage)
