@@ -24,6 +24,7 @@ from composer_prime.traces.states import TraceState, calls_of, text_of
 
 HEAD, TAIL = 80, 60
 """Characters of an action's text, and of what stands before it, that a truth gives."""
+COUNTS = ("same action", "same before", "extra", "doubtful")
 
 
 @dataclass
@@ -105,8 +106,8 @@ def compare(states: Sequence[TraceState], points: Sequence[Mapping[str, Any]], s
                 continue
             before = _stands_before(state, point)
             sums["found"] += 1
-            sums["same_action"] += whole
-            sums["same_before"] += before
+            sums["same action"] += whole
+            sums["same before"] += before
             if not (whole and before):
                 differs.append(f"differs: {true} after {point['last_before']}; here {action_of(state)}")
         waiting = again
@@ -188,11 +189,8 @@ def report(sums: Mapping[str, Sums], agreements: Mapping[str, Counter[str]], unr
     for file, reason in unread.items():
         print(f"not read: {file}: {reason}")
     for format, num in sorted(agreements.items()):
-        print(
-            f"{format}: {num['found']:,} of {num['true']:,} found, {num['true'] - num['found']:,} missing, "
-            f"{num['extra']:,} extra, {num['doubtful']:,} that the truth leaves out; same action "
-            f"{num['same_action']:,}, same before {num['same_before']:,}"
-        )
+        counts = ", ".join(f"{num[name]:,} {name}" for name in COUNTS)
+        print(f"{format}: {num['found']:,} of {num['true']:,} found, {num['true'] - num['found']:,} missing, {counts}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from composer_prime.cli.main import app
 from composer_prime.errors import BadInput
 from composer_prime.traces.ingest.store import TraceStore
 from tests.traces.ingest.claude_session import write
-from tests.traces.ingest.stories import WRITERS
+from tests.traces.ingest.stories import WRITERS, files_of
 from tests.traces.ingest.test_store import put
 
 
@@ -20,18 +20,18 @@ def command(*arguments: object) -> Result:
 
 
 def test_a_folder_of_all_formats_goes_in_with_a_row_a_file_and_sums(tmp_path: Path) -> None:
-    logs = tmp_path / "logs"
+    logs, count = tmp_path / "logs", len(WRITERS) + 1
     for name in WRITERS:
         put(logs, name)
     write(logs / "claude")
     (logs / "notes.json").write_text('{"what": "ever"}')
     shown = command("ingest", logs, "--to", tmp_path / "store").output
     assert all(name in shown for name in {format for format, _ in WRITERS.values()} | {"claude-code"})
-    assert "all 10" in shown and "1 duplicate uuid" in shown and "1 Anthropic key" in shown
-    assert "10 of 10 sessions added" in shown
+    assert f"all {count}" in shown and "1 duplicate uuid" in shown and "1 Anthropic key" in shown
+    assert f"{count} of {count} sessions added" in shown
     assert "notes.json: passed over: " in shown and "the nearest is openai-chat" in shown.replace("\n", " ")
-    assert len(TraceStore(tmp_path / "store").ids()) == 10
-    assert "0 of 10 sessions added" in command("ingest", logs, "--to", tmp_path / "store").output
+    assert len(TraceStore(tmp_path / "store").ids()) == count
+    assert f"0 of {count} sessions added" in command("ingest", logs, "--to", tmp_path / "store").output
 
 
 def test_a_dry_run_writes_nothing_and_says_what_would_be_added(tmp_path: Path) -> None:
@@ -72,18 +72,15 @@ def test_sessions_without_tools_or_without_a_decision_point_are_said(tmp_path: P
     assert len(TraceStore(tmp_path / "store").ids()) == 1
 
 
-def test_a_format_can_be_given(tmp_path: Path) -> None:
-    messages = [
-        {"type": "message", "role": "user", "content": "Q"},
-        {"type": "message", "role": "assistant", "content": "A"},
-    ]
-    (tmp_path / "both.json").write_text(json.dumps(messages))
-    with pytest.raises(BadInput, match=r"both.json has the marks of openai-chat and of openai-responses: say which by"):
-        command("ingest", tmp_path / "both.json", "--to", tmp_path / "neither")
-    for format in ("openai-chat", "openai-responses"):
-        command("ingest", tmp_path / "both.json", "--to", tmp_path / format, "--format", format)
+def test_a_file_that_two_formats_claim_is_an_error_and_its_format_can_be_given(tmp_path: Path) -> None:
+    chat, codex = (files_of(name, 0)["s.json"] for name in ("openai-chat", "codex"))
+    (tmp_path / "both.jsonl").write_bytes(chat + codex)
+    with pytest.raises(BadInput, match=r"both.jsonl has the marks of openai-chat and of codex: say which by --format"):
+        command("ingest", tmp_path / "both.jsonl", "--to", tmp_path / "neither")
+    for format in ("openai-chat", "codex"):
+        command("ingest", tmp_path / "both.jsonl", "--to", tmp_path / format, "--format", format)
         (session,) = TraceStore(tmp_path / format).sessions()
-        assert session.format == format
+        assert session.format == format and len(list(session.states())) == 6
 
 
 def test_a_format_that_is_not_known_is_refused_also_for_a_folder(tmp_path: Path) -> None:
