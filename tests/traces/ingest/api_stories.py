@@ -37,7 +37,7 @@ def _anthropic_tools() -> list[dict[str, Any]]:
     return [{"name": name, "description": "", "input_schema": schema} for name, schema in TOOLS.items()]
 
 
-def _stream(message: dict[str, Any], number: int) -> str:
+def stream(message: dict[str, Any], number: int) -> str:
     """Anthropic's events of a message, its texts and arguments in pieces."""
     start = {"id": f"m{number}", "model": MODEL, "role": "assistant", "content": [], "usage": {"input_tokens": 3}}
     events: list[dict[str, Any]] = [{"type": "message_start", "message": start}, {"type": "ping"}]
@@ -70,7 +70,7 @@ def proxy_log(told: Story) -> bytes:
                         "tools": _anthropic_tools(),
                     },
                 },
-                "response": {"status_code": 200, "body": None, "body_raw": _stream(message, place)},
+                "response": {"status_code": 200, "body": None, "body_raw": stream(message, place)},
             }
             for place, message in enumerate(messages)
             if message["role"] == "assistant"

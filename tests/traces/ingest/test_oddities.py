@@ -16,6 +16,7 @@ from composer_prime.traces.ingest.parts import either_message
 from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.states import TraceState
 from tests.traces.ingest import stories
+from tests.traces.ingest.api_stories import stream
 from tests.traces.ingest.stories import MODEL
 from tests.traces.ingest.test_formats import done, reading_of, session_of, told
 
@@ -56,7 +57,7 @@ def test_streams_are_put_together_in_the_three_dialects() -> None:
     ]
     assert assembled(events) == {"model": "m", "output": [item]}
     whole = stories.blocks(told())[1]
-    assert assembled(events_of(stories._stream(whole, 1)))["content"][1] == whole["content"][1]
+    assert assembled(events_of(stream(whole, 1)))["content"][1] == whole["content"][1]
 
 
 def test_failed_calls_probes_and_calls_without_an_answer_are_left_out_by_reason(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ def _runs(value: Any) -> Sequence[Any]:
     late = {run.get("id") if isinstance(run.get("id"), str) else None: run for run in patched}
     only = late.get(None, {}) if len(posted) == 1 else {}  # a patch's id may stand in its address alone
     return [
-        run | {name: value for name, value in late.get(str(run.get("id")), only).items() if value} for run in posted
+        {**run, **{name: value for name, value in late.get(str(run.get("id")), only).items() if value}}
+        for run in posted
     ]
 
 
