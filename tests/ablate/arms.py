@@ -13,7 +13,7 @@ orchestrator.train.source = [{ name = "letters", env.taskset.id = "reverse-lette
 """
 HINTS = "[hints]\ntimeout_s = 20.0\n"
 TEACHERS = '[[replay.teachers]]\nname = "big"\nbase_url = "http://127.0.0.1:9"\n'
-PAIRS = '[replay.pairs]\nfile = "pairs.jsonl"\n'
+PAIRS = '[replay.pairs]\nstore = "traces"\nfile = "pairs.jsonl"\n'
 TRACES = '[replay.traces]\nstore = "store"\n'
 
 

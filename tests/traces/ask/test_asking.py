@@ -67,7 +67,8 @@ def test_a_log_that_lacks_a_calls_result_is_asked_about_everywhere_as_servers_ta
 ) -> None:
     made, person = call("a"), {"role": "user", "content": "Go on."}
     both = {**made, "tool_calls": [{**made["tool_calls"][0], "id": id} for id in "23"]}
-    told = [person, made, person, both, {"role": "tool", "tool_call_id": "3", "content": "text"}, made, made]
+    told = [person, made, person, both, {"role": "tool", "tool_call_id": "3", "content": "text"}]
+    told += [made, person, made]
     (tmp_path / "log.json").write_text(json.dumps({"messages": told, "tools": [READ_FILE]}))
     states = list(read_file(tmp_path / "log.json")[1].sessions[0].states())
     fake = FakeTextTeacher()
