@@ -7,6 +7,7 @@ server scores both, so ratios and trust regions act on them as on what was sampl
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,14 +16,14 @@ from typing import Any
 
 from composer_prime import metrics
 from composer_prime.bearer import headers, site_token
-from composer_prime.config.distill import weight_at
+from composer_prime.config.distill import is_off, weight_at
 from composer_prime.config.settings import SiteSettings
 from composer_prime.config.stored import PairsConfig, StoredTracesConfig
 from composer_prime.errors import BadInput, SiteError, TeacherError
 from composer_prime.sites.embedded.batches import TrainingSample
 from composer_prime.sites.embedded.renderer_choice import made_renderer, renderer_settings
 from composer_prime.teachers.served import ServedModel, held_name
-from composer_prime.traces.pairs.advantages import FALL, Scored, lead, margin, pair_advantages
+from composer_prime.traces.pairs.advantages import Formed, Scored, lead, margin, pair_advantages
 from composer_prime.traces.pairs.encoding import Action, Encoder, scores
 from composer_prime.traces.pairs.lessons import Lesson, read_lessons, step_advantages
 
@@ -33,6 +34,7 @@ MAX_UNSCORED_DRAWS = 3
 
 
 SPLITS = 10_000
+"""Parts that decision points fall into by their ids: those of the first are held out."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class StoredSamples:
         self._policy, self._first = policy, first
         self._seed = settings.sampling_seed
         self._reference: dict[int, tuple[float, ...]] = {}
-        self._last: dict[int, float] = {}
+        self._formed = Formed(-math.inf if replay.pairs is None else replay.pairs.min_logprob)
         self._num_unscored_draws = 0
         self._has_learned_all = False
         self._last_error: TeacherError | None = None
@@ -165,8 +167,7 @@ class StoredSamples:
         try:
             own = await scores(self._policy, pair.chosen)
             logprob = fmean(own)
-            is_formed = logprob >= max(config.min_logprob, self._last.get(place, logprob) - FALL)
-            self._last[place] = logprob
+            is_formed = self._formed.saw(place, logprob)
             if pair.rejected is None or not tau or not is_formed:
                 return ScoredPair(_samples([(pair.chosen, own, sft)], "pairs", version), logprob)
             others = await scores(self._policy, pair.rejected)
@@ -285,9 +286,10 @@ def encode_lessons(encoder: Encoder, lessons: Sequence[Lesson], config: PairsCon
     """The lessons that fit, the same results cut for both actions of one. Raises BadInput when none fits."""
     found = []
     num_cut = 0
+    has_preference = not is_off(config.tau)
     for lesson in lessons:
         messages, tools = lesson.state.messages, lesson.state.tools
-        said = [lesson.chosen] if lesson.rejected is None else [lesson.chosen, lesson.rejected]
+        said = [lesson.chosen, *([lesson.rejected] if has_preference and lesson.rejected else [])]
         actions, count = encoder.fit_all(messages, tools, said, may_cut=config.too_long == "cut")
         if actions is not None:
             found.append(EncodedPair(actions[0], actions[1] if len(actions) > 1 else None, lesson.weight))

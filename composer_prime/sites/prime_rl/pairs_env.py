@@ -34,7 +34,7 @@ from composer_prime.sites.prime_rl.policy_servers import PolicyServers
 from composer_prime.teachers.pool import TeacherPool
 from composer_prime.teachers.served import ServedModel
 from composer_prime.traces.ingest.store import TraceStore
-from composer_prime.traces.pairs.advantages import FALL, Scored, lead, margin, pull
+from composer_prime.traces.pairs.advantages import Formed, Scored, lead, margin, pull
 from composer_prime.traces.pairs.encoding import Action, Encoder, scores
 from composer_prime.traces.pairs.file import read_decisions
 from composer_prime.traces.pairs.lessons import read_lessons
@@ -164,7 +164,7 @@ class PairsEnv(vf.Env[PairsEnvConfig]):
         self._tokenizer: Any = None
         self._encoder: Encoder | None = None
         self._referenced: dict[str, list[float]] = {}
-        self._last: dict[str, float] = {}
+        self._formed = Formed(config.pairs.min_logprob)
         self._starting = asyncio.Lock()
         self._encoding = threading.Lock()  # a tokenizer has a state, and a cancelled episode's thread goes on
 
@@ -201,7 +201,7 @@ class PairsEnv(vf.Env[PairsEnvConfig]):
             async with asyncio.timeout(self.config.timeout.episode):
                 actions = await self._encode(lesson, await self._started(ctx))
                 logprobs = await asyncio.gather(*(scores(server, action) for action in actions))
-                if not self._is_formed(task.hash, logprobs[0]):
+                if not self._formed.saw(task.hash, fmean(logprobs[0])):
                     actions, logprobs = actions[:1], logprobs[:1]
                 references = await self._reference_of(task.hash, actions)
         except TimeoutError:
@@ -228,13 +228,6 @@ class PairsEnv(vf.Env[PairsEnvConfig]):
             if on_trace is not None:
                 on_trace(trace)
         return episode
-
-    def _is_formed(self, key: str, logprobs: list[float]) -> bool:
-        """Whether the policy can form the agreed action, whose logprobs these are, and isn't losing it."""
-        config, mean = self.config.pairs, fmean(logprobs)
-        last = self._last.get(key, mean)
-        self._last[key] = mean
-        return mean >= max(config.min_logprob, last - FALL)
 
     def _seat(self, ctx: vf.ModelContext, *, is_taught: bool) -> vf.AgentInfo:
         """Who acted. A trace that teaches nothing isn't trained on, and so takes no place in a batch."""

@@ -5,12 +5,29 @@ log-probability. So the trainer needs no preference loss, and neither does PRIME
 """
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
 
 PreferenceLoss = Literal["dpo", "simpo"]
 FALL = 0.1
 """Nats a token; an agreed action that lost more since it was last scored is falling, and its preference term rests."""
+
+
+class Formed:
+    """Which agreed actions the policy can form and isn't losing: on these a preference acts.
+
+    floor  nats a token below which it can't
+    """
+
+    def __init__(self, floor: float) -> None:
+        self._floor = floor
+        self._last: dict[Hashable, float] = {}
+
+    def saw(self, key: Hashable, logprob: float) -> bool:
+        """Whether an action is one of them, of which the policy now gives so many nats a token."""
+        last, self._last[key] = self._last.get(key, logprob), logprob
+        return logprob >= max(self._floor, last - FALL)
 
 
 @dataclass(frozen=True)
