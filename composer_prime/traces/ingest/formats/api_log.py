@@ -8,8 +8,8 @@ OpenAI's holds the messages that it answers.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.formats.exchanges import Exchange, exchange_of, loaded, read_calls
-from composer_prime.traces.ingest.formats.streams import assembled
+from composer_prime.traces.ingest.dialects.exchanges import Exchange, exchange_of, loaded, read_calls
+from composer_prime.traces.ingest.dialects.streams import assembled
 from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import Part, mapping, objects, sequence
 

@@ -6,7 +6,7 @@ A `token_count` closes a call. `compacted` replaces what the model sees: what fo
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.formats.items import ItemFold
+from composer_prime.traces.ingest.dialects.items import ItemFold
 from composer_prime.traces.ingest.messages import plain
 from composer_prime.traces.ingest.reading import Reading, read_log
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, sequence, string

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from composer_prime.traces.ingest.formats.exchanges import Exchange, exchange_of, read_calls
+from composer_prime.traces.ingest.dialects.exchanges import Exchange, exchange_of, read_calls
 from composer_prime.traces.ingest.messages import tools_of
 from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence

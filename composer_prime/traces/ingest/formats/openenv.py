@@ -5,7 +5,7 @@ Token ids and their logprobs are not read here."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.formats.exchanges import Exchange, exchange_of, read_calls
+from composer_prime.traces.ingest.dialects.exchanges import Exchange, exchange_of, read_calls
 from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import Part, mapping, objects, sequence
 

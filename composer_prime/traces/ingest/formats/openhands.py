@@ -7,7 +7,7 @@ events from what the model sees: what follows is a branch of its own.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.formats.exchanges import action_of
+from composer_prime.traces.ingest.dialects.exchanges import action_of
 from composer_prime.traces.ingest.messages import assistant, plain, result, tool_call, tools_of
 from composer_prime.traces.ingest.reading import Document, Reading, read_documents
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence, string

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.formats.exchanges import Exchange, action_of, loaded, read_calls, said
+from composer_prime.traces.ingest.dialects.exchanges import Exchange, action_of, loaded, read_calls, said
 from composer_prime.traces.ingest.messages import json_text, plain, tools_of
 from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence

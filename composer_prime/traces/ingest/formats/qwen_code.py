@@ -6,7 +6,7 @@ A line that comes again under its uuid adds to the message. A compression's hist
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.parts import either_message
+from composer_prime.traces.ingest.dialects.parts import either_message
 from composer_prime.traces.ingest.reading import Reading, parents_first, read_log
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, sequence
 from composer_prime.traces.ingest.session import Draft

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.formats.items import ITEMS, ItemFold
+from composer_prime.traces.ingest.dialects.items import ITEMS, ItemFold
 from composer_prime.traces.ingest.messages import plain, tools_of
 from composer_prime.traces.ingest.reading import Document, Reading, read_documents
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, number_or_none, sequence
