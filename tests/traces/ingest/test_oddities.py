@@ -8,11 +8,11 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.traces.ingest.context import OTHER
+from composer_prime.traces.ingest.dialects.parts import either_message
+from composer_prime.traces.ingest.dialects.streams import assembled, events_of
 from composer_prime.traces.ingest.export import original_files
 from composer_prime.traces.ingest.formats.harbor import to_atif
-from composer_prime.traces.ingest.dialects.streams import assembled, events_of
 from composer_prime.traces.ingest.intake import find_files, read_file
-from composer_prime.traces.ingest.dialects.parts import either_message
 from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.states import TraceState
 from tests.traces.ingest import stories

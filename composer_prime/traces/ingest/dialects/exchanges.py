@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from composer_prime.traces.ingest.dialects.items import ITEMS, ItemFold
+from composer_prime.traces.ingest.dialects.parts import either_message, part_messages
 from composer_prime.traces.ingest.dialects.streams import assembled, events_of
 from composer_prime.traces.ingest.messages import assistant, plain, tools_of
-from composer_prime.traces.ingest.dialects.parts import either_message, part_messages
 from composer_prime.traces.ingest.reading import Document, Reading, read_together
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, parse, sequence
 from composer_prime.traces.ingest.session import Draft

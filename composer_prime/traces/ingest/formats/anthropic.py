@@ -4,8 +4,8 @@ contents. Records are the messages."""
 from collections.abc import Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.formats.chat import document_of
 from composer_prime.traces.ingest.dialects.parts import has_parts
+from composer_prime.traces.ingest.formats.chat import document_of
 from composer_prime.traces.ingest.reading import Reading, read_documents
 from composer_prime.traces.ingest.records import Part, mapping, objects, sequence
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from composer_prime.traces.ingest.dialects.exchanges import joined
 from composer_prime.traces.ingest.dialects.items import ITEMS
-from composer_prime.traces.ingest.messages import chat_message, plain, tools_of
 from composer_prime.traces.ingest.dialects.parts import either_message, has_parts
+from composer_prime.traces.ingest.messages import chat_message, plain, tools_of
 from composer_prime.traces.ingest.reading import Document, Reading, read_documents
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, number_or_none, objects, sequence
 from composer_prime.traces.ingest.session import Draft

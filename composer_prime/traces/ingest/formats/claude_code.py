@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from composer_prime.traces.ingest.messages import json_text, plain, result
 from composer_prime.traces.ingest.dialects.parts import part_messages
+from composer_prime.traces.ingest.messages import json_text, plain, result
 from composer_prime.traces.ingest.reading import Reading, parents_first, read_log
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, string
 from composer_prime.traces.ingest.session import DUPLICATE_RESULT, ORPHAN_RESULT, Draft

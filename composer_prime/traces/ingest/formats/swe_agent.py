@@ -8,8 +8,8 @@ records where a file holds nothing else.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.formats.chat import add_chat
 from composer_prime.traces.ingest.dialects.exchanges import RequestTree
+from composer_prime.traces.ingest.formats.chat import add_chat
 from composer_prime.traces.ingest.messages import assistant, chat_message, content_text
 from composer_prime.traces.ingest.reading import Document, Reading, read_documents
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence, string
