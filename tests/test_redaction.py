@@ -17,13 +17,13 @@ from starlette.routing import Route
 from composer_prime import redaction
 from composer_prime.config.teachers import HintWriterConfig
 from composer_prime.errors import BadInput
+from composer_prime.hints.writer import HintWriter
 from composer_prime.metrics import MetricsTape
 from composer_prime.redaction import HIDDEN, Redactor, secret_values
 from composer_prime.sites.embedded.conversations import MAX_TEXT, Conversation, Message, append, read
 from composer_prime.sites.embedded.processes import Child
 from composer_prime.store import keys, open_store
 from composer_prime.sync.tape import Tape
-from composer_prime.teachers.hint_writer import HintWriter
 from composer_prime.traces.ask.questions import Wording
 from composer_prime.traces.ingest.intake import read_file
 from composer_prime.traces.ingest.secret_patterns import SecretCutter

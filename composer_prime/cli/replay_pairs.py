@@ -1,33 +1,9 @@
 """`composer-prime replay pairs`: what the teachers agree on, as pairs and step scores."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from composer_prime.traces.states import States, TraceState
-
-
-class _Shown:
-    """Decision points under a bar; how many there are is known once they were read."""
-
-    def __init__(self, source: "States") -> None:
-        self._source = source
-        self._total: int | None = None
-
-    def states(self) -> "Iterator[TraceState]":
-        from rich.console import Console
-        from rich.progress import track
-
-        number, console = 0, Console(stderr=True)
-        settings = {"total": self._total, "console": console, "transient": True, "disable": not console.is_terminal}
-        for state in track(self._source.states(), "decision points", **settings):
-            yield state
-            number += 1
-        self._total = number
 
 
 def register(app: typer.Typer) -> None:
@@ -40,8 +16,7 @@ def pairs(
     answers: Annotated[Path, typer.Argument(metavar="ANSWERS", help="The teachers' answers to them, by `replay ask`.")],
     to: Annotated[Path, typer.Option("--to", metavar="PAIRS", help="The file to write, JSON lines.")],
     vote: Annotated[
-        Literal["plurality", "weighted", "variance"],
-        typer.Option(help="One vote a teacher, by its weight, or by its weight over its variance from the others."),
+        Literal["plurality", "weighted"], typer.Option(help="One vote a teacher, or by its weight in their file.")
     ] = "plurality",
     student_model: Annotated[
         str | None, typer.Option(help="The model to train: its family counts for a quarter, and alone for nothing.")
@@ -54,18 +29,18 @@ def pairs(
         list[str] | None,
         typer.Option(metavar="TOOL.ARGUMENT", help="An argument that only explains a call; *.ARGUMENT: of any tool."),
     ] = None,
-    page: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Show there what each teacher would have done.")
-    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the counts, and write no PAIRS.")] = False,
 ) -> None:
     """Write a pair where the teachers agree on another action than the author's, and each step's score."""
+    from rich.console import Console
+
     from composer_prime.errors import BadInput
     from composer_prime.traces.ask.folder import AnswerFolder
     from composer_prime.traces.ingest.store import TraceStore
     from composer_prime.traces.pairs.arguments import EXPLAINING
     from composer_prime.traces.pairs.families import Circularity
-    from composer_prime.traces.pairs.making import Rules, make_pairs
+    from composer_prime.traces.pairs.making import make_pairs
+    from composer_prime.traces.pairs.votes import Rules
     from composer_prime.visible import visible
 
     for one in ignore or ():
@@ -73,6 +48,7 @@ def pairs(
             raise BadInput(f"--ignore {one} must be TOOL.ARGUMENT, or *.ARGUMENT for every tool")
     rules = Rules(vote, min_support, min_votes, Circularity(student_model), EXPLAINING.union(ignore or ()))
     found = AnswerFolder(answers).answers()
-    report = make_pairs(_Shown(TraceStore(store)), found, rules, to=None if dry_run else to, page=page)
+    with Console(stderr=True).status("counting votes"):
+        report = make_pairs(TraceStore(store), found, rules, to=None if dry_run else to)
     for line in report.lines():
         typer.echo(visible(line))

@@ -1,8 +1,6 @@
 """What a text teacher would have done at a decision point: the record between asking and making pairs."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from composer_prime.traces.states import Message
 
@@ -23,9 +21,3 @@ class Answer:
     model: str
     action: Message
     weight: float = 1.0
-
-
-class Answers(Protocol):
-    """Where answers come from: a folder that was filled by asking, or a list in a test."""
-
-    def answers(self) -> Iterable[Answer]: ...

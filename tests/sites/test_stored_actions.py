@@ -25,7 +25,8 @@ from composer_prime.traces.ingest.intake import read_file
 from composer_prime.traces.ingest.store import TraceStore
 from composer_prime.traces.pairs.encoding import CUT, Encoder, cut_oldest
 from composer_prime.traces.pairs.lessons import Lesson
-from composer_prime.traces.pairs.making import Rules, make_pairs
+from composer_prime.traces.pairs.making import make_pairs
+from composer_prime.traces.pairs.votes import Rules
 from composer_prime.traces.states import TraceState
 from tests.sites.letters_site import letters_site
 from tests.sites.test_stored import Served, random_pairs

@@ -30,7 +30,8 @@ from composer_prime.config.recipe import Recipe
 from composer_prime.sites.embedded.weights import newest_broadcast
 from composer_prime.traces.ask.folder import AnswerFolder
 from composer_prime.traces.ingest.store import TraceStore
-from composer_prime.traces.pairs.making import Rules, make_pairs
+from composer_prime.traces.pairs.making import make_pairs
+from composer_prime.traces.pairs.votes import Rules
 from tests.traces.ask.text_teacher import FakeTextTeacher, serving
 from tiny_policy.making import load, make
 from tiny_policy.player import Player

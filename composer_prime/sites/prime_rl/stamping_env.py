@@ -36,13 +36,13 @@ from composer_prime.errors import BadInput, TeacherError, TeacherRefused
 from composer_prime.hints.contexts import HintedContext, hint_text, hinted_context
 from composer_prime.hints.error_sites import ErrorSite, error_sites, outcome_site, text_of
 from composer_prime.hints.leaks import leaks, said_before
+from composer_prime.hints.writer import HintWriter
 from composer_prime.metrics import teacher_metric
 from composer_prime.sites.prime_rl.policy_servers import PolicyServers
 from composer_prime.sites.prime_rl.probing import PROBING, Probe, play, sampler
 from composer_prime.teachers.candidates import Candidates
 from composer_prime.teachers.fingerprint import load_tokenizer
 from composer_prime.teachers.gate import PROBE_SHARE, Gate, Share
-from composer_prime.teachers.hint_writer import HintWriter
 from composer_prime.teachers.pool import Score, Teacher, TeacherPool
 from composer_prime.teachers.served import ServedModel, held_name
 from composer_prime.teachers.stamp import Path, scoring_paths, stamp, stamp_candidates

@@ -62,11 +62,12 @@ def write_decisions(path: Path, decisions: Iterable[Decision]) -> None:
     beside = path.with_name(f"{path.name}.part")
     try:
         with beside.open("w", encoding="ascii") as file:
-            for decision in decisions:
-                file.write(json.dumps(decision.model_dump(), separators=(",", ":")) + "\n")
+            file.writelines(json.dumps(one.model_dump(), separators=(",", ":")) + "\n" for one in decisions)
         os.replace(beside, path)
     except OSError as error:
         raise BadInput(f"{path} can't be written: {error}: name a file in a folder that is there") from error
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def read_decisions(path: Path) -> Iterator[Decision]:

@@ -6,9 +6,9 @@ A file of decisions names the points of a store of traces; what was seen there s
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from composer_prime.errors import BadInput
-from composer_prime.traces.pairs.decisions import acted
 from composer_prime.traces.pairs.file import Decision, read_decisions
 from composer_prime.traces.states import Message, States, TraceState, digest
 
@@ -58,6 +58,12 @@ def _lesson(state: TraceState, decision: Decision) -> Lesson:
     if decision.chosen is None:
         return Lesson(state, own, None, decision.support)
     return Lesson(state, decision.chosen, own, decision.support)
+
+
+def acted(action: Message) -> dict[str, Any]:
+    """An action without thinking: of two, often one alone has some, and that isn't what is taught."""
+    kept = {name: action[name] for name in ("content", "tool_calls") if action.get(name)}
+    return {"role": "assistant", "content": "", **kept}
 
 
 def step_advantages(file: Path) -> dict[tuple[str, int], float]:

@@ -1,11 +1,10 @@
 """What making pairs found, counted: printed by the command, and kept by nobody."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from composer_prime.traces.pairs.decisions import DecidedState
-from composer_prime.traces.pairs.families import Circularity, model_families
+from composer_prime.traces.pairs.families import model_families
+from composer_prime.traces.pairs.votes import DecidedState, Rules
 
 
 @dataclass
@@ -27,70 +26,59 @@ class Report:
     circular, few  of those that differ: by teachers too close to student or author alone; of the others: by few votes
     """
 
-    circularity: Circularity
-    num_empty: int
-    num_elsewhere: int
-    min_votes: int
+    rules: Rules
+    num_empty: int = 0
+    num_elsewhere: int = 0
     num_states: int = 0
     answered: int = 0
     agreed: int = 0
     differ: int = 0
-    undecided: int = 0
     circular: int = 0
     few: int = 0
     teachers: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
-    def watch(self, decisions: Iterable[DecidedState]) -> Iterator[DecidedState]:
-        """The decisions, each counted as it passes."""
-        for decision in decisions:
-            self.num_states += 1
-            self.answered += bool(decision.votes)
-            self.agreed += decision.is_agreed
-            self.differ += decision.consensus is not None and not decision.is_agreed
-            self.undecided += bool(decision.votes) and decision.consensus is None
-            self.circular += decision.consensus is not None and decision.consensus.circular and not decision.is_agreed
-            most = max(Counter(vote.ballot.key for vote in decision.votes).values(), default=self.min_votes)
-            self.few += most < self.min_votes
-            self._tally(decision)
-            yield decision
-
-    def _tally(self, decision: DecidedState) -> None:
-        for vote in decision.votes:
-            tally = self.teachers[vote.ballot.answer.teacher]
+    def take(self, decided: DecidedState) -> None:
+        """Count one more state."""
+        differs = decided.consensus is not None and not decided.is_agreed
+        self.num_states += 1
+        self.answered += bool(decided.votes)
+        self.agreed += decided.is_agreed
+        self.differ += differs
+        self.circular += differs and decided.consensus is not None and decided.consensus.circular
+        most = max(Counter(vote.key for vote in decided.votes).values(), default=self.rules.min_votes)
+        self.few += most < self.rules.min_votes
+        for vote in decided.votes:
+            tally = self.teachers[vote.answer.teacher]
             tally.num_votes += 1
-            tally.with_author += vote.ballot.key == decision.author_key
-            tally.decided += decision.consensus is not None
-            tally.with_consensus += decision.chose(vote) == "agreed"
-            tally.models.add(vote.ballot.answer.model)
-            if vote.circular:
-                tally.circular[vote.circular] += 1
+            tally.with_author += vote.key == decided.author_key
+            tally.decided += decided.consensus is not None
+            tally.with_consensus += decided.chose(vote) == "agreed"
+            tally.models.add(vote.answer.model)
+            tally.circular += Counter([vote.circular] if vote.circular else ())
 
     def lines(self) -> list[str]:
         """The report as it is printed."""
         unused = f" (answers left out: {self.num_empty:,} empty, {self.num_elsewhere:,} for other states)"
-        few = f" (fewer than {self.min_votes} votes for any action: {self.few:,})" if self.few else ""
+        family = f" ({self.circular:,} by teachers of the student's or the author's family alone: they don't count)"
+        few = f" (fewer than {self.rules.min_votes} votes for any action: {self.few:,})"
         return [
             f"states         {self.num_states:,}",
             f"with answers   {self.answered:,}" + (unused if self.num_empty or self.num_elsewhere else ""),
             f"as the author  {self.agreed:,}",
-            f"otherwise      {self.differ:,}" + self._of_a_family(),
-            f"no consensus   {self.undecided:,}" + few,
+            f"otherwise      {self.differ:,}" + (family if self.circular else ""),
+            f"no consensus   {self.answered - self.agreed - self.differ:,}" + (few if self.few else ""),
             *(_teacher_line(name, self.teachers[name]) for name in sorted(self.teachers)),
             *self._circularity_lines(),
         ]
 
-    def _of_a_family(self) -> str:
-        family = f" ({self.circular:,} by teachers of the student's or the author's family alone: they don't count)"
-        return family if self.circular else ""
-
     def _circularity_lines(self) -> list[str]:
         lines = [
-            f"circularity    {name} shares the {who}'s model family: weight times {self.circularity.factor}, "
+            f"circularity    {name} shares the {who}'s model family: weight times {self.rules.circularity.factor}, "
             f"states {count:,}"
             for name in sorted(self.teachers)
             for who, count in sorted(self.teachers[name].circular.items())
         ]
-        if self.circularity.student is None:
+        if self.rules.circularity.student is None:
             lines.append("circularity    the student is unknown, only authors were compared: name it, --student-model")
         return lines or ["circularity    no teacher shares the student's or an author's model family"]
 

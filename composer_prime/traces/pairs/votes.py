@@ -1,38 +1,45 @@
-"""What the teachers say at a state, weighed and counted: one vote each, by their weights, or by these over variance."""
+"""The vote at a decision point: which teacher is for which action, with what weight, and what they agree on."""
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, TypeAlias
 
-from composer_prime.errors import BadInput
 from composer_prime.traces.answers import Answer
-from composer_prime.traces.pairs.actions import action_key, is_empty
+from composer_prime.traces.pairs.actions import action_key
 from composer_prime.traces.pairs.arguments import EXPLAINING
 from composer_prime.traces.pairs.families import Circularity, Kin
 from composer_prime.traces.states import Message, TraceState
 
-VoteRule: TypeAlias = Literal["plurality", "weighted", "variance"]
+VoteRule: TypeAlias = Literal["plurality", "weighted"]
 
 
 @dataclass(frozen=True)
-class Ballot:
-    """One teacher's answer and the key of its action."""
+class Rules:
+    """How votes become a consensus.
 
-    answer: Answer
-    key: str
+    vote         plurality: one a teacher; weighted: the answer's weight
+    min_support  the least share of the weight that makes a consensus, 0 to 1
+    min_votes    the least number of votes for an action that does, at least 1
+    circularity  what becomes of teachers that share a family with student or author
+    explaining   TOOL.ARGUMENT that don't count, see `action_key`
+    """
 
-
-Ballots: TypeAlias = Mapping[tuple[str, str | None], Sequence[Ballot]]
-"""By a state's id and `cwd`, which may tell actions apart: the teachers that answered, in order of their names."""
+    vote: VoteRule = "plurality"
+    min_support: float = 0.5
+    min_votes: int = 2
+    circularity: Circularity = field(default_factory=Circularity)
+    explaining: Collection[str] = EXPLAINING
 
 
 @dataclass(frozen=True)
 class Vote:
-    """A ballot with its weight at a state; `circular`: whose family its model shares, if anyone's."""
+    """A teacher's answer with the key of its action, and its weight; `circular`: whose family its model shares."""
 
-    ballot: Ballot
+    answer: Answer
+    key: str
     weight: float
     circular: Kin | None
 
@@ -54,93 +61,49 @@ class Consensus:
 
 
 @dataclass(frozen=True)
-class Collected:
-    """The ballots, the states' ids in their order, and counts of answers that are empty or for none of the states.
+class DecidedState:
+    """One state, the votes there in the order of the teachers' names, and their consensus, if there is one."""
 
-    An id is the digest of all that the author saw, so it is taken once. `explaining`: see `action_key`.
-    """
+    state: TraceState
+    author_key: str
+    votes: Sequence[Vote]
+    consensus: Consensus | None
+    supported: float | None
 
-    ballots: Ballots
-    ids: Sequence[str]
-    num_empty: int
-    num_elsewhere: int
-    explaining: Collection[str]
+    @cached_property
+    def score(self) -> float | None:
+        """The share of the weight that agrees with the author; None where no teacher answered."""
+        return share(self.votes, self.author_key) if self.votes else None
 
+    @property
+    def is_agreed(self) -> bool:
+        """Whether the consensus is what the author did."""
+        return self.consensus is not None and self.consensus.key == self.author_key
 
-def collect(
-    states: Iterable[TraceState], answers: Iterable[Answer], explaining: Collection[str] = EXPLAINING
-) -> Collected:
-    """Read the teachers' actions; one answer counts at every state of its id.
-
-    Raises BadInput where a teacher has two answers at a state that aren't equal.
-    """
-    by_state: dict[str, dict[str, Answer]] = defaultdict(dict)
-    num_empty = 0
-    for answer in answers:
-        if is_empty(answer.action):
-            num_empty += 1
-            continue
-        known = by_state[answer.state].setdefault(answer.teacher, answer)
-        if known != answer:
-            raise BadInput(
-                f"teacher {answer.teacher} has two answers at state {answer.state}, and a vote is one: "
-                "remove one of them, or give them to teachers of two names"
-            )
-    ballots: dict[tuple[str, str | None], list[Ballot]] = {}
-    ids: list[str] = []
-    for state in states:
-        ids.append(state.id)
-        if ids[-1] in by_state and (ids[-1], state.cwd) not in ballots:
-            by_name = sorted(by_state[ids[-1]].values(), key=lambda answer: answer.teacher)
-            keys = [action_key(answer.action, state.tools, state.cwd, explaining) for answer in by_name]
-            ballots[ids[-1], state.cwd] = [Ballot(*one) for one in zip(by_name, keys, strict=True)]
-    elsewhere = by_state.keys() - set(ids)
-    return Collected(ballots, ids, num_empty, sum(len(by_state[id]) for id in elsewhere), explaining)
+    def chose(self, vote: Vote) -> Literal["agreed", "author", "other"]:
+        """Whether a teacher is for the consensus, for the author's action, or for another."""
+        if self.consensus is not None and vote.key == self.consensus.key:
+            return "agreed"
+        return "author" if vote.key == self.author_key else "other"
 
 
-def disagreement_variances(ballots: Ballots) -> dict[str, float]:
-    """Of each teacher: the mean square of its distance from the others, around 0, in (0, 1].
-
-    The distance at a state is the share of the other teachers whose action is another. One state of distance 1 is added
-    to each teacher's, so that a short record says little and nobody has variance 0.
-    """
-    squares: dict[str, list[float]] = defaultdict(lambda: [1.0])
-    for there in ballots.values():
-        for one in there:
-            others = [other.key != one.key for other in there if other is not one]
-            squares[one.answer.teacher] += [(sum(others) / len(others)) ** 2] if others else []
-    return {teacher: math.fsum(values) / len(values) for teacher, values in squares.items()}
-
-
-@dataclass(frozen=True)
-class Weights:
-    """The weight of a ballot: by the rule, times the circularity factor where it applies.
-
-    plurality  1
-    weighted   the answer's weight
-    variance   the answer's weight over its teacher's disagreement variance
-    """
-
-    rule: VoteRule
-    circularity: Circularity
-    variances: Mapping[str, float]
-
-    def votes(self, ballots: Sequence[Ballot], author: str | None) -> list[Vote]:
-        """The votes at one state whose author's model is `author`."""
-        found = []
-        for ballot in ballots:
-            answer = ballot.answer
-            weight = 1.0 if self.rule == "plurality" else answer.weight
-            weight /= self.variances[answer.teacher] if self.rule == "variance" else 1.0
-            circular = self.circularity.shared_with(answer.model, author)
-            found.append(Vote(ballot, weight * (self.circularity.factor if circular else 1.0), circular))
-        return found
+def decide(state: TraceState, answers: Iterable[Answer], rules: Rules) -> DecidedState:
+    """What one answer a teacher decides at a state; a teacher near student or author weighs less."""
+    key = action_key(state.action, state.tools, state.cwd, rules.explaining)
+    votes = []
+    for answer in sorted(answers, key=lambda answer: answer.teacher):
+        circular = rules.circularity.shared_with(answer.model, state.author)
+        weight = 1.0 if rules.vote == "plurality" else answer.weight
+        weight *= rules.circularity.factor if circular else 1.0
+        own = action_key(answer.action, state.tools, state.cwd, rules.explaining)
+        votes.append(Vote(answer, own, weight, circular))
+    best = consensus_of(votes, rules.min_support, rules.min_votes)
+    return DecidedState(state, key, votes, best, supported(votes, key, rules.min_votes))
 
 
 def share(votes: Sequence[Vote], key: str) -> float:
     """The share of the votes' weight that is for the action of that key; at least one vote."""
-    for_it = math.fsum(vote.weight for vote in votes if vote.ballot.key == key)
-    return for_it / math.fsum(vote.weight for vote in votes)
+    return math.fsum(vote.weight for vote in votes if vote.key == key) / math.fsum(vote.weight for vote in votes)
 
 
 def supported(votes: Sequence[Vote], key: str, min_votes: int = 2) -> float | None:
@@ -151,7 +114,7 @@ def supported(votes: Sequence[Vote], key: str, min_votes: int = 2) -> float | No
     """
     for_one = defaultdict(list)
     for vote in votes:
-        for_one[vote.ballot.key].append(vote)
+        for_one[vote.key].append(vote)
     carried = {one for one, those in for_one.items() if len(those) >= min_votes and not all(v.circular for v in those)}
     score = share(votes, key) if len(votes) >= min_votes else None
     return score if score is None or carried & ({key} if score > 0.5 else for_one.keys() - {key}) else 0.5
@@ -159,15 +122,14 @@ def supported(votes: Sequence[Vote], key: str, min_votes: int = 2) -> float | No
 
 def consensus_of(votes: Sequence[Vote], min_support: float, min_votes: int = 2) -> Consensus | None:
     """The winner; None where two lead with equal weight, or the first has too few votes or too small a share."""
-    shares = {key: share(votes, key) for key in {vote.ballot.key for vote in votes}}
+    shares = {key: share(votes, key) for key in {vote.key for vote in votes}}
     lead = sorted(shares, key=lambda key: -shares[key])
     if not lead or shares[lead[0]] < min_support - 1e-9:
         return None
     if len(lead) > 1 and math.isclose(shares[lead[0]], shares[lead[1]], rel_tol=1e-9):
         return None
-    backers = [vote for vote in votes if vote.ballot.key == lead[0]]
+    backers = [vote for vote in votes if vote.key == lead[0]]
     if len(backers) < min_votes:
         return None
     best = max(backers, key=lambda vote: vote.weight)
-    is_circular = all(vote.circular for vote in backers)
-    return Consensus(lead[0], best.ballot.answer.action, shares[lead[0]], is_circular)
+    return Consensus(lead[0], best.answer.action, shares[lead[0]], all(vote.circular for vote in backers))

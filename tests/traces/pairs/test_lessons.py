@@ -6,7 +6,8 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.traces.pairs.lessons import read_lessons, step_advantages
-from composer_prime.traces.pairs.making import Rules, make_pairs
+from composer_prime.traces.pairs.making import make_pairs
+from composer_prime.traces.pairs.votes import Rules
 from composer_prime.traces.states import TraceState
 from tests.traces.pairs.building import Listed, answer, says, state
 

@@ -3,7 +3,7 @@
 import pytest
 
 from composer_prime.traces.pairs.families import Circularity
-from composer_prime.traces.pairs.votes import Weights, collect, disagreement_variances, supported
+from composer_prime.traces.pairs.votes import Rules, decide
 from tests.traces.pairs.building import answer, says, state
 
 AT = state("what now?", says("left"), author="claude-sonnet-4-5")
@@ -15,11 +15,8 @@ def carried(*said: str, weights: tuple[float, ...] = (), models: tuple[str, ...]
         answer(AT, f"t{n}", text, weight=(*weights, *[1.0] * 9)[n], model=(*models, *"abcdefghi")[n])
         for n, text in enumerate(said)
     ]
-    ballots = collect([AT], answers).ballots
-    votes = Weights("weighted", Circularity("qwen3-8b"), disagreement_variances(ballots)).votes(
-        ballots[AT.id, None], AT.author
-    )
-    return supported(votes, collect([AT], [answer(AT, "x", "left")]).ballots[AT.id, None][0].key, min_votes)
+    rules = Rules("weighted", min_votes=min_votes, circularity=Circularity("qwen3-8b"))
+    return decide(AT, answers, rules).supported
 
 
 def test_a_score_is_carried_by_two_votes_for_one_action() -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from composer_prime.traces.pairs.actions import same_action
 from composer_prime.traces.pairs.file import read_decisions
 from composer_prime.traces.pairs.lessons import read_lessons, step_advantages
-from composer_prime.traces.pairs.making import Rules, make_pairs
+from composer_prime.traces.pairs.making import make_pairs
+from composer_prime.traces.pairs.votes import Rules
 from composer_prime.traces.states import Message
 from tests.traces.pairs.building import Listed, answer, call, calls, says, state, tool
 

@@ -2,32 +2,24 @@
 
 import math
 import random
+from collections.abc import Sequence
 
 import pytest
 
-from composer_prime.errors import BadInput
 from composer_prime.traces.answers import Answer
 from composer_prime.traces.pairs.actions import action_key
 from composer_prime.traces.pairs.families import Circularity, model_families
-from composer_prime.traces.pairs.votes import (
-    Consensus,
-    Vote,
-    VoteRule,
-    Weights,
-    collect,
-    consensus_of,
-    disagreement_variances,
-)
+from composer_prime.traces.pairs.votes import Consensus, Rules, Vote, VoteRule, consensus_of, decide
 from composer_prime.traces.states import TraceState
 from tests.traces.pairs.building import answer, call, calls, says, state
 
 QUESTION = state("what now?", says("nothing"))
 
 
-def votes(rule: VoteRule, answers: list[Answer], at: TraceState = QUESTION, student: str | None = None) -> list[Vote]:
-    ballots = collect([at], answers).ballots
-    weights = Weights(rule, Circularity(student), disagreement_variances(ballots))
-    return weights.votes(ballots[at.id, at.cwd], at.author)
+def votes(
+    rule: VoteRule, answers: list[Answer], at: TraceState = QUESTION, student: str | None = None
+) -> Sequence[Vote]:
+    return decide(at, answers, Rules(rule, circularity=Circularity(student))).votes
 
 
 def decided(found: Consensus | None) -> tuple[str, float] | None:
@@ -67,9 +59,9 @@ def test_a_consensus_is_circular_if_all_who_are_for_it_are_of_the_students_or_th
 
 def test_answers_are_read_from_each_sessions_own_folder() -> None:
     states = [state("read", says("x"), cwd=cwd) for cwd in ("/a", "/b")]
-    found = collect(states, [answer(states[0], "t", calls(call("read", {"path": "/a/f"})))])
-    here, there = ([ballot.key for ballot in found.ballots[one.id, one.cwd]] for one in states)
-    assert here == [action_key(calls(call("read", {"path": "f"})), [], "/a")] != there and found.num_elsewhere == 0
+    said = [answer(states[0], "t", calls(call("read", {"path": "/a/f"})))]
+    here, there = (decide(one, said, Rules()).votes[0].key for one in states)
+    assert here == action_key(calls(call("read", {"path": "f"})), [], "/a") != there
 
 
 def test_a_tie_is_no_consensus_also_when_sums_are_rounded() -> None:
@@ -96,45 +88,13 @@ def test_the_winner_speaks_in_its_weightiest_teachers_words() -> None:
     assert decided(consensus_of(votes("plurality", said), 0.5)) == ("LEFT", 1.0)
 
 
-def test_a_teachers_variance_is_its_mean_square_distance_from_the_others() -> None:
-    first, second = state("1", says("x")), state("2", says("x"))
-    said = [
-        *(answer(first, name, text) for name, text in zip("abc", ("left", "left", "right"), strict=True)),
-        *(answer(second, name, text) for name, text in zip("abc", ("up", "down", "down"), strict=True)),
-        answer(first, "d", "left"),
-    ]
-    variances = disagreement_variances(collect([first, second], said).ballots)
-    expected = {
-        "a": (1 + (1 / 3) ** 2 + 1) / 3,
-        "b": (1 + (1 / 3) ** 2 + (1 / 2) ** 2) / 3,
-        "c": (1 + 1 + (1 / 2) ** 2) / 3,
-        "d": (1 + (1 / 3) ** 2) / 2,
-    }
-    assert variances == pytest.approx(expected)
-
-
-def test_a_teacher_that_always_differs_loses_weight_and_one_that_agrees_gains() -> None:
-    states = [state(str(number), says("x")) for number in range(50)]
-    said = [answer(one, name, "yes") for one in states for name in ("a", "b")]
-    said += [answer(one, "odd", f"no {number}", weight=3.0) for number, one in enumerate(states)]
-    ballots = collect(states, said).ballots
-    weights = Weights("variance", Circularity(), disagreement_variances(ballots))
-    cast = {vote.ballot.answer.teacher: vote.weight for vote in weights.votes(ballots[states[0].id, None], None)}
-    assert cast["odd"] == pytest.approx(3.0) and cast["a"] == cast["b"] == pytest.approx(51 / (1 + 50 / 4))
-
-
-def test_a_lone_teachers_variance_leaves_its_weight() -> None:
-    (vote,) = votes("variance", [answer(QUESTION, "a", "left", weight=0.7)])
-    assert vote.weight == 0.7
-
-
 def test_votes_do_not_depend_on_the_order_of_the_answers() -> None:
     rng = random.Random(3)
     said = [answer(QUESTION, f"t{n}", rng.choice("xyz"), weight=rng.random() + 0.1) for n in range(9)]
-    first = votes("variance", said)
+    first = votes("weighted", said)
     for _ in range(5):
         rng.shuffle(said)
-        assert votes("variance", said) == first
+        assert votes("weighted", said) == first
 
 
 def test_a_teacher_of_the_students_or_the_authors_family_counts_for_a_quarter() -> None:
@@ -179,26 +139,11 @@ def test_models_of_no_known_family_are_compared_by_name() -> None:
     assert Circularity("runs/my-policy").shared_with("other", "another") is None
 
 
-def test_empty_answers_and_those_of_other_states_are_no_votes_and_are_counted() -> None:
-    elsewhere = state("elsewhere", says("x"))
-    said = [answer(QUESTION, "a", "left"), answer(QUESTION, "b", " \n"), answer(elsewhere, "a", "left")]
-    found = collect([QUESTION, QUESTION], said)
-    assert [ballot.answer.teacher for ballot in found.ballots[QUESTION.id, None]] == ["a"]
-    assert (len(found.ids), found.num_empty, found.num_elsewhere) == (2, 1, 1)
-
-
-def test_two_answers_of_one_teacher_at_a_state_are_refused_and_the_same_one_twice_is_one() -> None:
-    twice = [answer(QUESTION, "a", "left"), answer(QUESTION, "a", "left")]
-    assert len(collect([QUESTION], twice).ballots[QUESTION.id, None]) == 1
-    with pytest.raises(BadInput, match=f"teacher a has two answers at state {QUESTION.id}"):
-        collect([QUESTION], [*twice, answer(QUESTION, "a", "right")])
-
-
 def test_shares_of_all_actions_add_up_to_one() -> None:
     rng = random.Random(0)
     said = [answer(QUESTION, f"t{n}", rng.choice("xyz"), weight=rng.random() + 0.1) for n in range(30)]
     cast = votes("weighted", said)
     winner = consensus_of(cast, 0.0)
     assert winner is not None
-    mine = math.fsum(vote.weight for vote in cast if vote.ballot.key == winner.key)
+    mine = math.fsum(vote.weight for vote in cast if vote.key == winner.key)
     assert winner.support == pytest.approx(mine / math.fsum(one.weight for one in said))
