@@ -40,7 +40,7 @@ from tiny_policy.playing import Demonstration, Stagehand
 RECIPE = Path("recipes/local/logs.toml")
 CLI = (sys.executable, "-m", "composer_prime.cli.main")
 LOCKED = {"locks": 2}
-MAX_TURNS, NUM_SESSIONS, NUM_BEFORE_DEATH, PROMPTS = 9, 96, 400, 128
+MAX_TURNS, NUM_BEFORE_DEATH, PROMPTS = 9, 800, 128
 ARMS: Mapping[str, Sequence[str]] = {
     "documented": (),
     "dpo-alone": ("--replay.pairs.sft_tau=0", "--replay.pairs.min_logprob=-1e9"),
@@ -86,9 +86,10 @@ def wrong(body: Mapping[str, Any]) -> Message:
 
 
 def bad_agent(task: vf.Task, messages: list[Message], rng: random.Random) -> Message | str:
-    """Is right at one turn of three."""
+    """Knows what to do at every other turn, and guesses at the others."""
     box = messages[0]["content"].split()[-1]
-    name, value = rng.choice([right(_with_ids(messages)), ("open", "z"), ("code", box), ("unlock", box), ("open", box)])
+    guesses = [("open", "z"), ("code", box), ("unlock", box), ("open", box)]
+    name, value = right(_with_ids(messages)) if rng.random() < 0.5 else rng.choice(guesses)
     if not name:
         return value
     return {"content": "", "tool_calls": [{"name": name, "arguments": {"letter" if name == "code" else "box": value}}]}
@@ -110,7 +111,7 @@ async def play(seed: int) -> list[Demonstration]:
     await source.tools.open("tool-letters", source.tasks[0])
     try:
         stagehand = Stagehand(source, Player("tool-letters", bad_agent), MAX_TURNS, with_hints=False)
-        tasks = enumerate(source.tasks[:NUM_SESSIONS])
+        tasks = enumerate(source.tasks)
         played = [await stagehand.play(task, random.Random(f"{seed}/{number}")) for number, task in tasks]
     finally:
         await source.tools.close()
@@ -187,7 +188,7 @@ class Chain:
 
     def judge(self) -> Recipe:
         """A recipe with the environment, whose held-out boxes are judged on."""
-        source = '[{name="boxes",env={taskset={id="tool-letters",locks=2},agent={max_turns=5}}}]'
+        source = f'[{{name="boxes",env={{taskset={{id="tool-letters",locks=2}},agent={{max_turns={MAX_TURNS}}}}}}}]'
         words = [f"--run.seed={self.seed}", f"--model.name={self.policy}", "--replay.pairs=None"]
         recipe = load_any(None, ["@", str(RECIPE), *words, f"--orchestrator.train.source={source}"])
         assert isinstance(recipe, Recipe)
