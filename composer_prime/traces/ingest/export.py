@@ -1,6 +1,6 @@
-"""Sessions out of a store: as the files that they came from, as ATIF, or as Hugging Face's trace viewer reads them.
+"""Sessions out of a store: as the files that they came from, or as ATIF.
 
-ATIF and STS know no tree: a session's branches become one file each. What an earlier branch has told is context there.
+ATIF knows no tree: a session's branches become one file each. What an earlier branch has told is context there.
 """
 
 import json
@@ -22,7 +22,7 @@ _LOGS = (claude_code.NAME, codex.NAME)
 def export(store: TraceStore, folder: Path, kind: str) -> int:
     """Write all sessions into a folder that isn't there or is empty; how many files.
 
-    kind  original: what was kept, byte for byte but for secrets; atif: ATIF 1.7; sts: Hugging Face's session traces
+    kind  original: what was kept, byte for byte but for secrets; atif: ATIF 1.7
 
     Raises BadInput for another kind, or a folder that holds something.
     """
@@ -65,24 +65,7 @@ def atif_files(session: Session) -> dict[str, str]:
     }
 
 
-def sts_files(session: Session) -> dict[str, str]:
-    """One file a branch: a line of the session, then a line a message."""
-    files = {}
-    for number, (path, _) in enumerate(_branches(session)):
-        name = session.name or session.id[:16]
-        lines: list[Any] = [
-            {"type": "session", "harness": session.format, "id": f"{session.id}-{number}", "name": name}
-        ]
-        lines += [{"type": "message", "message": _sts_message(session.nodes[place])} for place in path]
-        files[f"{session.id}-{number}.jsonl"] = "".join(json.dumps(line) + "\n" for line in lines)
-    return files
-
-
-KINDS: Mapping[str, Callable[[Session], dict[str, str]]] = {
-    "original": original_files,
-    "atif": atif_files,
-    "sts": sts_files,
-}
+KINDS: Mapping[str, Callable[[Session], dict[str, str]]] = {"original": original_files, "atif": atif_files}
 
 
 def _branches(session: Session) -> Iterator[tuple[list[int], set[int]]]:
@@ -181,9 +164,3 @@ def _metrics(usage: Mapping[str, Any]) -> dict[str, int]:
 def _count(usage: Mapping[str, Any], *names: str) -> int | None:
     numbers = (number_or_none(usage.get(name)) for name in names)
     return next((int(number) for number in numbers if number is not None), None)
-
-
-def _sts_message(node: Node) -> dict[str, Any]:
-    message = node.message
-    names = {"reasoning_content": "reasoningContent", "tool_calls": "toolCalls", "tool_call_id": "toolCallId"}
-    return {names.get(name, name): value for name, value in message.items()}

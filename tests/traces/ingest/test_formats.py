@@ -276,11 +276,12 @@ def test_openenv_reads_the_dialects_of_responses_and_anthropic(tmp_path: Path) -
     google = {"request": {"contents": []}, "response": {"candidates": []}}
     turns = [{"node_id": str(number), **turn} for number, turn in enumerate([anthropic, responses, google])]
     reading = reading_of(tmp_path, {"schema_version": 1, "turns": turns})
+    assert reading.sessions[0].format == "api-log"
     first, second = reading.sessions[0].states()
     assert [message["role"] for message in first.messages] == ["system", "user", "assistant", "tool"]
     assert first.action == {"role": "assistant", "content": "Done.", "reasoning_content": "hm"} and first.author == "m"
     assert [message["content"] for message in second.messages] == ["S.", "Q"] and second.action["content"] == "Yes."
-    assert reading.dropped == {"turn in a dialect that isn't read": 1}
+    assert reading.dropped == {"call in a dialect that isn't read": 1}
 
 
 def test_a_response_with_its_input_gives_one_decision_point(tmp_path: Path) -> None:
@@ -324,7 +325,7 @@ def test_chats_one_a_line_are_sessions_of_their_own(tmp_path: Path) -> None:
         ('{"schema_version": "ATIF-v2.0", "steps": []}', "atif", "schema_version ATIF-v1.0 to ATIF-v1.8"),
         ('{"type": "user", "message": {"content": ""}, "uuid": "u"}', "claude-code", "sessionId or parentUuid"),
         ('{"timestamp": "t", "type": "event_msg"}', "codex", "a payload object"),
-        ('{"schema_version": 1, "turns": []}', "openenv", "turns with request and response"),
+        ('{"turns": [{"request": {"messages": []}}]}', "api-log", "a response beside the request"),
         ('{"what": "ever"}', "openai-chat", "a list of messages, or an object with messages, a message with a role"),
     ],
 )

@@ -13,7 +13,6 @@ from composer_prime.traces.ingest.formats import (
     langfuse,
     langsmith,
     opencode,
-    openenv,
     openhands,
     openhands_v1,
     otel,
@@ -27,7 +26,7 @@ from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import Entry, Part
 
 READERS = (
-    chat, anthropic, api_log, atif, claude_code, codex, langfuse, langsmith, opencode, openenv, openhands,
+    chat, anthropic, api_log, atif, claude_code, codex, langfuse, langsmith, opencode, openhands,
     openhands_v1, otel, qwen_code, responses, stream_json, swe_agent, verifiers,
 )  # fmt: skip
 FORMATS = {reader.NAME: reader for reader in READERS}

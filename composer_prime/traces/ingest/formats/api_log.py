@@ -1,8 +1,8 @@
-"""Logs of requests with their responses: a proxy's, LiteLLM's, stored completions. Records are the calls.
+"""Logs of requests with their responses: a proxy's, LiteLLM's, OpenEnv's, stored completions. Records are the calls.
 
-A call is a JSON object, of a list or a line of its own. It has a request and a response, each as it was sent, as JSON
-text, as a stream's events or below `body`; or the request's messages stand beside the response; or a completion of
-OpenAI's holds the messages that it answers.
+A call is a JSON object, of a list, of an OpenEnv trace's `turns`, or a line of its own. It has a request and a
+response: each as it was sent, as JSON text, as a stream's events or below `body`; or the request's messages beside the
+response; or a completion of OpenAI's with the messages that it answers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,8 +39,8 @@ def read(parts: Sequence[Part]) -> Reading:
 
 
 def _calls(value: Any) -> Sequence[Any]:
-    if mapping(value).get("object") == "list":
-        value = value.get("data")
+    given = mapping(value)
+    value = given.get("data" if given.get("object") == "list" else "turns", value)
     return value if isinstance(value, list) else [value]
 
 
