@@ -16,7 +16,7 @@ from composer_prime.traces.ingest.store import TraceStore
 from composer_prime.traces.states import calls_of, digest
 
 ATIF_VERSION = "ATIF-v1.7"
-_LOGS = (claude_code.NAME, codex.NAME)
+_LOGS = (claude_code.FORMAT.name, codex.FORMAT.name)
 
 
 def export(store: TraceStore, folder: Path, kind: str) -> int:
@@ -50,7 +50,7 @@ def original_files(session: Session) -> dict[str, str]:
     """What was kept of a session, by path; laid out so that ingestion finds what belongs together."""
     main, *beside = session.original
     is_line = session.format in _LOGS or "\n" not in main.text.strip()
-    if session.format == atif.NAME and beside:
+    if session.format == atif.FORMAT.name and beside:
         rest = {f"{session.id}/verifier/{Path(part.name).name}": part.text for part in beside}
         return {f"{session.id}/agent/trajectory.json": main.text, **rest}
     rest = {f"{session.id}/subagents/{Path(part.name).name}": part.text for part in beside}

@@ -133,6 +133,11 @@ def sequence(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list) else ()
 
 
+def each(value: Any) -> Sequence[Any]:
+    """A list's items; anything else as the only one."""
+    return value if isinstance(value, list) else [value]
+
+
 def string(value: Any) -> str:
     """A text; "" for anything else."""
     return value if isinstance(value, str) else ""

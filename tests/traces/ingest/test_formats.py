@@ -9,7 +9,7 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.traces.ingest.context import NO_RESULT
-from composer_prime.traces.ingest.formats import READERS, detect
+from composer_prime.traces.ingest.formats import FORMATS, detect
 from composer_prime.traces.ingest.intake import read_file
 from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import entries_of
@@ -345,5 +345,5 @@ def test_no_file_has_the_marks_of_two_formats_as_a_list_or_as_lines(name: str) -
     values = [entry.value for entry in entries_of(data, SecretCutter({}))]
     inner = values[0] if len(values) == 1 and isinstance(values[0], list) else values
     for form in (values, inner, [inner]):
-        claimed = [reader.NAME for reader in READERS if any(not reader.lacks(value) for value in form)]
+        claimed = [name for name, format in FORMATS.items() if any(not format.lacks(value) for value in form)]
         assert claimed in ([], [WRITERS.get(name, (name,))[0]]), form

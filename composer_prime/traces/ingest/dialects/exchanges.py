@@ -12,7 +12,7 @@ from composer_prime.traces.ingest.dialects.items import ITEMS, ItemFold
 from composer_prime.traces.ingest.dialects.parts import either_message, part_messages
 from composer_prime.traces.ingest.dialects.streams import assembled, events_of
 from composer_prime.traces.ingest.messages import assistant, plain, tools_of
-from composer_prime.traces.ingest.reading import Document, Reading, read_together
+from composer_prime.traces.ingest.reading import Document, Format, Reading
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, parse, sequence
 from composer_prime.traces.ingest.session import Draft
 from composer_prime.traces.states import Message, Tool, calls_of, digest, text_of
@@ -54,36 +54,44 @@ def exchange_of(request: Any, response: Any) -> Exchange | None:
     )
 
 
-def read_calls(
-    format: str,
-    parts: Sequence[Part],
-    lacks: Callable[[Any], list[str]],
-    items: Callable[[Any], Sequence[Any]],
-    exchange: Callable[[Mapping[str, Any]], Exchange | str],
-) -> Reading:
-    """The calls that the items of a file's JSON values hold: one session for each list of tools.
+@dataclass(frozen=True)
+class Calls(Format):
+    """A format whose records are calls of a model: a session for each list of tools that a file's calls have.
 
-    items     those of a value
+    items     the records of a JSON value
     exchange  an item's call, or why it holds none
     """
-    return read_together(format, parts, lacks, items, lambda listed: _sessions_of(listed, exchange))
 
+    items: Callable[[Any], Sequence[Any]]
+    exchange: Callable[[Mapping[str, Any]], Exchange | str]
 
-def _sessions_of(items: list[Any], exchange: Callable[[Mapping[str, Any]], Exchange | str]) -> Document:
-    document = Document(items)
-    trees: dict[str, RequestTree] = {}
-    for number, item in enumerate(items):
-        found = exchange(mapping(item))
-        if isinstance(found, str):
-            document.fates[number] = found
-            continue
-        key = digest(list(found.tools))
-        if key not in trees:
-            trees[key] = RequestTree(Draft(tools=list(found.tools)))
-            document.drafts.append(trees[key].draft)
-        at = trees[key].follow(found.messages, number)
-        trees[key].act(found.action, at, number, author=found.author, usage=found.usage, call=found.call)
-    return document
+    def read(self, parts: Sequence[Part]) -> Reading:
+        reading, document = Reading(), Document([])
+        owners: list[int] = []
+        for number, entry in enumerate(parts[0].entries):
+            if problem := self.problem(entry):
+                reading.drop(entry, problem)
+                continue
+            items = self.items(entry.value)
+            document.items += items
+            owners += [number] * len(items)
+        self._fill(document)
+        reading.add(self.name, document, [("", entry) for entry in parts[0].entries], owners)
+        return reading
+
+    def _fill(self, document: Document) -> None:
+        trees: dict[str, RequestTree] = {}
+        for number, item in enumerate(document.items):
+            found = self.exchange(mapping(item))
+            if isinstance(found, str):
+                document.fates[number] = found
+                continue
+            key = digest(list(found.tools))
+            if key not in trees:
+                trees[key] = RequestTree(Draft(tools=list(found.tools)))
+                document.drafts.append(trees[key].draft)
+            at = trees[key].follow(found.messages, number)
+            trees[key].act(found.action, at, number, author=found.author, usage=found.usage, call=found.call)
 
 
 @dataclass

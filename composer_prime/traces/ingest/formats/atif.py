@@ -1,15 +1,17 @@
-"""ATIF, the trajectories of Harbor and Terminal-Bench, versions 1.0 to 1.8. Records are the steps, subagents' too."""
+"""ATIF, the trajectories of Harbor and Terminal-Bench, versions 1.0 to 1.8. Records are the steps.
+
+Subagents' trajectories are trees of their own in the session."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from composer_prime.traces.ingest.messages import assistant, content_text, plain, result, tool_call, tools_of
-from composer_prime.traces.ingest.reading import Document, Reading, read_documents
+from composer_prime.traces.ingest.reading import Document, Documents, Reading
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, number_or_none, objects, sequence, string
 from composer_prime.traces.ingest.session import Draft
 
-NAME = "atif"
 NO_SOURCE = "step of no known source"
 _VERSION = re.compile(r"ATIF-v1\.[0-8]")
 _SOURCES = ("system", "user", "agent")
@@ -17,20 +19,22 @@ REWARD_FILES = ("verifier/reward.txt", "verifier/reward.json")
 """Where a trial's reward is, below the folder that holds its agent's."""
 
 
-def lacks(value: Any) -> list[str]:
-    """What a JSON value lacks to be a trajectory."""
+def _marks(value: Any) -> dict[str, bool]:
     given = mapping(value)
-    checks = {
+    return {
         "schema_version ATIF-v1.0 to ATIF-v1.8": bool(_VERSION.fullmatch(string(given.get("schema_version")))),
         "a list of steps": isinstance(given.get("steps"), list),
     }
-    return [name for name, holds in checks.items() if not holds]
 
 
-def read(parts: Sequence[Part]) -> Reading:
-    """One session a trajectory; its subagents' are trees of their own in it."""
-    reward = next((_reward(part.entries[0].value) for part in parts[1:] if part.entries), None)
-    return read_documents(NAME, parts, lacks, lambda value: _read(value, reward))
+class Trials(Documents):
+    """A session a trajectory; beside it may lie the reward of its trial."""
+
+    def read(self, parts: Sequence[Part]) -> Reading:
+        reading = super().read(parts)
+        reward = next((_reward(part.entries[0].value) for part in parts[1:] if part.entries), None)
+        reading.sessions = [replace(session, reward=reward) for session in reading.sessions]
+        return reading
 
 
 def _reward(value: Any) -> float | None:
@@ -41,8 +45,8 @@ def _reward(value: Any) -> float | None:
     return number_or_none(value.get("reward", numbers[0] if len(numbers) == 1 else None))
 
 
-def _read(value: Mapping[str, Any], reward: float | None) -> Document:
-    draft = Draft(name_or_none(value.get("trajectory_id")), reward=reward)  # session_id is a run's, of many
+def _read(value: Mapping[str, Any]) -> Document:
+    draft = Draft(name_or_none(value.get("trajectory_id")))  # session_id is a run's, of many
     document = Document([], drafts=[draft])
     for trajectory in _trajectories(value):
         agent = mapping(trajectory.get("agent"))
@@ -99,3 +103,6 @@ def _add_step(
             message = result(call_id, text) if answers else plain("user", text)
             at = draft.add(message, at, record, is_copied=is_copied)
     return at
+
+
+FORMAT = Trials("atif", _marks, _read)

@@ -1,23 +1,21 @@
 """OpenAI chat: a list of messages, or an object with messages (and tools, model, reward). Records are the messages."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from composer_prime.traces.ingest.dialects.exchanges import joined
 from composer_prime.traces.ingest.dialects.items import ITEMS
 from composer_prime.traces.ingest.dialects.parts import either_message, has_parts
 from composer_prime.traces.ingest.messages import chat_message, plain, tools_of
-from composer_prime.traces.ingest.reading import Document, Reading, read_documents
-from composer_prime.traces.ingest.records import Part, mapping, name_or_none, number_or_none, objects, sequence
+from composer_prime.traces.ingest.reading import Document, Documents
+from composer_prime.traces.ingest.records import mapping, name_or_none, number_or_none, objects, sequence
 from composer_prime.traces.ingest.session import Draft
 from composer_prime.traces.states import Message, calls_of
 
-NAME = "openai-chat"
 NO_ROLE = "message of no known role"
 
 
-def lacks(value: Any) -> list[str]:
-    """What a JSON value lacks to be a chat."""
+def _marks(value: Any) -> dict[str, bool]:
     given = mapping(value)
     messages = objects(sequence(given.get("messages") if given else value))
     items = ITEMS[1:] if given else ITEMS
@@ -25,17 +23,11 @@ def lacks(value: Any) -> list[str]:
         (has_parts(message) and not message.get("tool_calls")) or message.get("type") in items for message in messages
     )
     is_other = is_other or bool({"response", "choices", "output", "trajectory_format"} & given.keys())
-    checks = {
+    return {
         "a list of messages, or an object with messages": bool(messages),
         "a message with a role": any(map(chat_message, messages)),
         "messages of OpenAI's chat alone": not is_other,
     }
-    return [name for name, holds in checks.items() if not holds]
-
-
-def read(parts: Sequence[Part]) -> Reading:
-    """One session a chat."""
-    return read_documents(NAME, parts, lacks, document_of)
 
 
 def document_of(value: Any) -> Document:
@@ -83,3 +75,6 @@ def _add(
         return at
     more = {"author": name_or_none(given.get("model"), author)} if is_turn else {}
     return draft.add(message, at, [number], usage=mapping(given.get("usage")) or None, **more)
+
+
+FORMAT = Documents("openai-chat", _marks, document_of)

@@ -12,12 +12,11 @@ from typing import Any
 
 from composer_prime.traces.ingest.dialects.parts import part_messages
 from composer_prime.traces.ingest.messages import json_text, plain, result
-from composer_prime.traces.ingest.reading import Reading, parents_first, read_log
-from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, string
-from composer_prime.traces.ingest.session import DUPLICATE_RESULT, ORPHAN_RESULT, Draft
+from composer_prime.traces.ingest.reading import LineReader, Log
+from composer_prime.traces.ingest.records import mapping, name_or_none, objects, string
+from composer_prime.traces.ingest.session import DUPLICATE_RESULT, ORPHAN_RESULT
 from composer_prime.traces.states import Message
 
-NAME = "claude-code"
 SKIPPED = (
     "system", "summary", "progress", "ai-title", "queue-operation", "file-history-snapshot",
     "last-prompt", "permission-mode", "pr-link",
@@ -33,27 +32,14 @@ SHOWN = ("content", "prompt", "text", "snippet", "banner", "blockingError", "add
 NAMED = ("displayPath", "filename", "path", "newDate")
 
 
-def lacks(value: Any) -> list[str]:
-    """What a line lacks to be one of Claude Code's messages."""
+def _marks(value: Any) -> dict[str, bool]:
     line = mapping(value)
-    checks = {
+    return {
         "type user or assistant": line.get("type") in ("user", "assistant"),
         "a message with content": "content" in mapping(line.get("message")),
         "uuid": isinstance(line.get("uuid"), str),
         "sessionId or parentUuid": isinstance(line.get("sessionId"), str) or "parentUuid" in line,
     }
-    return [name for name, holds in checks.items() if not holds]
-
-
-def read(parts: Sequence[Part]) -> Reading:
-    """The session of a main file and its subagents' files; all their lines are records."""
-    places = [number for number, part in enumerate(parts) for _ in part.entries]
-    return read_log(NAME, parts, lambda lines, fates: draft_of(lines, places, fates))
-
-
-def draft_of(lines: Sequence[Any], files: Sequence[int], fates: dict[int, str]) -> Draft:
-    """The session that lines tell, each of the file of this number; `fates` is added to."""
-    return _Reader(files, fates).read(lines)
 
 
 @dataclass(frozen=True)
@@ -86,11 +72,11 @@ class _Call:
     answered: set[str] = field(default_factory=set)
 
 
-class _Reader:
-    def __init__(self, places: Sequence[int], fates: dict[int, str]) -> None:
-        self._files = places
-        self._fates = fates
-        self._draft = Draft()
+class Reader(LineReader):
+    """Reads a session's lines, its subagents' among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._messages: dict[str, _Line] = {}
         self._links: dict[str, _Line] = {}
         self._latest: dict[tuple[Any, ...], int] = {}
@@ -100,19 +86,13 @@ class _Reader:
         self._known: set[str] = set()
         self._beside: set[int] = set()
 
-    def read(self, lines: Sequence[Any]) -> Draft:
-        given = [mapping(line) for line in lines]
-        names = [name_or_none(line.get("uuid")) for line in given]
-        for record in parents_first(names, [_parent(line) for line in given]):
-            if record not in self._fates:
-                fate = self._take(record, given[record])
-                if fate is not None:
-                    self._fates[record] = fate
-                    self._links[names[record] or ""] = _Line(record, _parent(given[record]))
-        return self._draft
+    def take(self, number: int, line: Mapping[str, Any]) -> str | None:
+        fate = self._take(number, line)
+        if fate is not None:
+            self._links[string(line.get("uuid"))] = _Line(number, _parent(line))
+        return fate
 
     def _take(self, record: int, line: Mapping[str, Any]) -> str | None:
-        """Add what a line says; why it is dropped, if it is."""
         kind = line.get("type")
         message = mapping(line.get("message"))
         if kind == "attachment":
@@ -127,7 +107,7 @@ class _Reader:
         known = self._messages.get(uuid)
         if known and known.parent == _parent(line) and known.message == message:
             return DUPLICATE_LINE
-        agent = (self._files[record], line.get("isSidechain") is True, string(line.get("agentId")))
+        agent = (line.get("isSidechain") is True, string(line.get("agentId")))
         place = self._place(record, line, agent)
         if kind == "attachment":
             node: int | str = self._add_after(plain("user", message["content"]), record, place)
@@ -137,8 +117,8 @@ class _Reader:
         if isinstance(node, str):
             return node
         self._latest[agent] = node
-        self._draft.name = self._draft.name or name_or_none(line.get("sessionId"))
-        self._draft.cwd = self._draft.cwd or name_or_none(line.get("cwd"))
+        self.draft.name = self.draft.name or name_or_none(line.get("sessionId"))
+        self.draft.cwd = self.draft.cwd or name_or_none(line.get("cwd"))
         if uuid:
             self._messages[uuid] = _Line(record, _parent(line), node, message)
         return None
@@ -182,9 +162,9 @@ class _Reader:
             self._call_at[node] = call
             self._known |= {call_name} if call_name else set()
         _merge(call.blocks, blocks)
-        old = self._draft.nodes[call.node]
+        old = self.draft.nodes[call.node]
         usage = mapping(message.get("usage")) or old.usage
-        self._draft.replace(
+        self.draft.replace(
             call.node,
             message=part_messages({"role": "assistant", "content": call.blocks})[0],
             usage=usage,
@@ -202,7 +182,7 @@ class _Reader:
         fate = EMPTY
         for block in answers:
             call_id = string(block.get("tool_use_id"))
-            caller = self._draft.caller(place.node, call_id)
+            caller = self.draft.caller(place.node, call_id)
             if caller is None:
                 fate = ORPHAN_RESULT
             elif call_id in self._call_at[caller].answered:
@@ -227,7 +207,7 @@ class _Reader:
 
     def _add(self, message: Message, parent: int | None, records: Sequence[int], place: _Place, **more: Any) -> int:
         self._roots.append(place.root)
-        return self._draft.add(message, parent, records, links=tuple(place.links), **more)
+        return self.draft.add(message, parent, records, links=tuple(place.links), **more)
 
     def _tip(self, node: int | None) -> int | None:
         """Where a line that names `node` continues: after all answers to a call's tools, whichever is named."""
@@ -237,8 +217,8 @@ class _Reader:
     def _call_before(self, node: int | None) -> _Call | None:
         """The call whose answers, or what is shown beside them, end with the node."""
         at = node
-        while at is not None and (self._draft.nodes[at].message["role"] == "tool" or at in self._beside):
-            at = self._draft.nodes[at].parent
+        while at is not None and (self.draft.nodes[at].message["role"] == "tool" or at in self._beside):
+            at = self.draft.nodes[at].parent
         return None if at is None else self._call_at.get(at)
 
 
@@ -289,3 +269,6 @@ def _is_same(known: Mapping[str, Any], block: Mapping[str, Any]) -> bool:
 def _body(block: Mapping[str, Any]) -> str:
     is_call = block.get("type") == "tool_use"
     return json_text(block.get("input") if is_call else block.get("thinking", block.get("text")))
+
+
+FORMAT = Log("claude-code", _marks, Reader)

@@ -7,24 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from composer_prime.traces.ingest.messages import assistant, plain, result, tool_call
-from composer_prime.traces.ingest.reading import Document, Reading, read_documents
-from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence, string
+from composer_prime.traces.ingest.reading import Document, Documents
+from composer_prime.traces.ingest.records import mapping, name_or_none, objects, sequence, string
 from composer_prime.traces.ingest.session import Draft
 
-NAME = "opencode"
 NO_CONTENT = "message without content"
 
 
-def lacks(value: Any) -> list[str]:
-    """What a JSON value lacks to be a session's export."""
+def _marks(value: Any) -> dict[str, bool]:
     messages = objects(sequence(mapping(value).get("messages")))
     has_parts = any("role" in mapping(message.get("info")) and "parts" in message for message in messages)
-    return [] if has_parts else ["messages with info and parts"]
-
-
-def read(parts: Sequence[Part]) -> Reading:
-    """One session an export."""
-    return read_documents(NAME, parts, lacks, _read)
+    return {"messages with info and parts": has_parts}
 
 
 def _read(value: Mapping[str, Any]) -> Document:
@@ -70,3 +63,6 @@ def _add_step(
         if answer is not None:
             at = draft.add(result(call_id, answer), at, [number])
     return at
+
+
+FORMAT = Documents("opencode", _marks, _read)

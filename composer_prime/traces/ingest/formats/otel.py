@@ -7,13 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.dialects.exchanges import Exchange, action_of, loaded, read_calls, said
+from composer_prime.traces.ingest.dialects.exchanges import Calls, Exchange, action_of, loaded, said
 from composer_prime.traces.ingest.messages import json_text, plain, tools_of
-from composer_prime.traces.ingest.reading import Reading
-from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence
+from composer_prime.traces.ingest.records import each, mapping, name_or_none, objects, sequence
 from composer_prime.traces.states import Message
 
-NAME = "otel-spans"
 NO_CALL = "span that is no call of a model"
 NO_TEXT = "call of a model without its messages"
 NOT_WHOLE = "call of a model whose prompt isn't whole"
@@ -23,21 +21,15 @@ _TOOLS = ("gen_ai.tool.definitions", "llm.tools", "llm.request.functions", "ai.p
 _MARKS = re.compile(r"gen_ai\.|llm\.|openinference\.|ai\.(prompt|response)")
 
 
-def lacks(value: Any) -> list[str]:
-    """What a JSON value lacks to hold spans of model calls."""
+def _marks(value: Any) -> dict[str, bool]:
     marked = any(_MARKS.match(name) for span in _spans(value) for name in attributes_of(span))
-    return [] if marked else ["spans with attributes gen_ai.* or llm.*"]
-
-
-def read(parts: Sequence[Part]) -> Reading:
-    """One session for each list of tools that the file's calls have."""
-    return read_calls(NAME, parts, lacks, _spans, _exchange)
+    return {"spans with attributes gen_ai.* or llm.*": marked}
 
 
 def _spans(value: Any) -> list[Mapping[str, Any]]:
     """The spans below any of an exporter's levels."""
     found = []
-    for given in objects(value if isinstance(value, list) else [value]):
+    for given in objects(each(value)):
         levels = ("resourceSpans", "scopeSpans", "instrumentationLibrarySpans", "spans")
         inner = next((given[name] for name in levels if isinstance(given.get(name), list)), None)
         if inner is not None:
@@ -148,3 +140,6 @@ def _is_cut(messages: Sequence[Message]) -> bool:
     """Whether a result stands in a prompt whose call doesn't."""
     called = {call["id"] for message in messages for call in message.get("tool_calls", ())}
     return any(message["role"] == "tool" and message["tool_call_id"] not in called for message in messages)
+
+
+FORMAT = Calls("otel-spans", _marks, _spans, _exchange)

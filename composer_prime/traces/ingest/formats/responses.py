@@ -1,31 +1,22 @@
 """OpenAI Responses: a response with its input, or a list of items. Records are the items."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from composer_prime.traces.ingest.dialects.items import ITEMS, ItemFold
 from composer_prime.traces.ingest.messages import plain, tools_of
-from composer_prime.traces.ingest.reading import Document, Reading, read_documents
-from composer_prime.traces.ingest.records import Part, mapping, name_or_none, number_or_none, sequence
+from composer_prime.traces.ingest.reading import Document, Documents
+from composer_prime.traces.ingest.records import mapping, name_or_none, number_or_none, sequence
 from composer_prime.traces.ingest.session import Draft
 
-NAME = "openai-responses"
 ELSEWHERE = "context in another response"
 
 
-def lacks(value: Any) -> list[str]:
-    """What a JSON value lacks to be a response or a list of items."""
+def _marks(value: Any) -> dict[str, bool]:
     items = value if isinstance(value, list) else sequence(mapping(value).get("output"))
-    checks = {
+    return {
         "a list of items, or an object with output": bool(items),
         "items with a type such as message or function_call": any(mapping(item).get("type") in ITEMS for item in items),
     }
-    return [name for name, holds in checks.items() if not holds]
-
-
-def read(parts: Sequence[Part]) -> Reading:
-    """One session a response, or a list of items. What a response's input says of earlier calls is context."""
-    return read_documents(NAME, parts, lacks, _read)
 
 
 def _read(value: Any) -> Document:
@@ -53,3 +44,6 @@ def _read(value: Any) -> Document:
     fold.finish(document.fates)
     document.drafts.append(draft)
     return document
+
+
+FORMAT = Documents("openai-responses", _marks, _read)

@@ -7,26 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from composer_prime.traces.ingest.messages import chat_message, tools_of
-from composer_prime.traces.ingest.reading import BROKEN_PARENT, Document, Reading, parents_first, read_documents
-from composer_prime.traces.ingest.records import Part, mapping, name_or_none, number_or_none, objects, sequence
+from composer_prime.traces.ingest.reading import BROKEN_PARENT, Document, Documents, parents_first
+from composer_prime.traces.ingest.records import mapping, name_or_none, number_or_none, objects, sequence
 from composer_prime.traces.ingest.session import Draft
 
-NAME = "verifiers"
 NO_TRACE = "episode without a trace"
 NO_MESSAGE = "node without a message"
 
 
-def lacks(value: Any) -> list[str]:
-    """What a JSON value lacks to be a trace or an episode."""
+def _marks(value: Any) -> dict[str, bool]:
     given = mapping(value)
     is_trace = isinstance(given.get("nodes"), list)
     is_episode = isinstance(given.get("traces"), list) or ("env" in given and "task" in given)
-    return [] if is_trace or is_episode else ["nodes (of a trace) or traces (of an episode)"]
-
-
-def read(parts: Sequence[Part]) -> Reading:
-    """One session a trace."""
-    return read_documents(NAME, parts, lacks, _read)
+    return {"nodes (of a trace) or traces (of an episode)": is_trace or is_episode}
 
 
 def _read(value: Mapping[str, Any]) -> Document:
@@ -86,3 +79,6 @@ def _reward(trace: Mapping[str, Any]) -> float | None:
         if score is not None and weight is not None:
             parts.append(score * weight)
     return number_or_none(sum(parts)) if parts else None
+
+
+FORMAT = Documents("verifiers", _marks, _read)
