@@ -11,7 +11,7 @@ from typing import Any
 from composer_prime.errors import BadInput
 from composer_prime.traces.ingest.formats import atif, claude_code, codex
 from composer_prime.traces.ingest.records import number_or_none
-from composer_prime.traces.ingest.session import Node, Session, arguments_of
+from composer_prime.traces.ingest.session import Node, Session, arguments_of, path_of
 from composer_prime.traces.ingest.store import TraceStore
 from composer_prime.traces.states import calls_of, digest
 
@@ -74,7 +74,7 @@ def _branches(session: Session) -> Iterator[tuple[list[int], set[int]]]:
     seen: set[int] = set()
     for leaf in range(len(session.nodes)):
         if leaf not in parents:
-            path = session.path(leaf)
+            path = path_of(session.nodes, leaf)
             yield path, seen & set(path)
             seen |= set(path)
 

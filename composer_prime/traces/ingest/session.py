@@ -44,6 +44,10 @@ class Node:
         """Whether it is an assistant's message."""
         return self.message["role"] == "assistant"
 
+    def has_call(self, call_id: str) -> bool:
+        """Whether it made the call."""
+        return any(call["id"] == call_id for call in calls_of(self.message))
+
     @property
     def is_decision(self) -> bool:
         """Whether a model did something here that can be said."""
@@ -105,13 +109,14 @@ class Session:
 
     def numbered_states(self) -> Iterator[tuple[int, TraceState]]:
         """The decision points, each with the index of its node."""
-        turns = {index: turn for turn, index in enumerate(i for i, node in enumerate(self.nodes) if node.is_turn)}
+        places = [index for index, node in enumerate(self.nodes) if node.is_turn]
+        turns = {index: turn for turn, index in enumerate(places)}
         seen = [_seen(node) for node in self.nodes]
         inferred = InferredTools()
         for index, node in enumerate(self.nodes):
             inferred.add(node)
             if node.is_decision:
-                path = self.path(index)[:-1]
+                path = path_of(self.nodes, node.parent)
                 shown = in_order([message for place in path if (message := seen[place]) is not None])
                 if self.system is not None and not any(message["role"] == "system" for message in shown):
                     shown = [{"role": "system", "content": self.system}, *shown]
@@ -128,10 +133,6 @@ class Session:
                     self.cwd,
                 )
                 yield index, state
-
-    def path(self, index: int) -> list[int]:
-        """The nodes from the root to the node at `index`, which is the last."""
-        return path_of(self.nodes, index)
 
     def call_keys(self) -> dict[int, str]:
         """Of each decision point that has a name, by node: a key that copies of the call in other sessions share.
@@ -155,17 +156,10 @@ class Session:
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "Session":
         """The session that `to_json` wrote. Raises KeyError or TypeError where it is none."""
-        return cls(
-            **{
-                **data,
-                "original": tuple(Original(**part) for part in data["original"]),
-                "nodes": tuple(
-                    Node(**{**node, "records": tuple(node["records"]), "links": tuple(node["links"])})
-                    for node in data["nodes"]
-                ),
-                "tools": tuple(data["tools"]),
-            }
-        )
+        original = tuple(Original(**part) for part in data["original"])
+        tuples = ({name: tuple(node[name]) for name in ("records", "links")} for node in data["nodes"])
+        nodes = tuple(Node(**{**node, **own}) for node, own in zip(data["nodes"], tuples, strict=True))
+        return cls(**{**data, "original": original, "nodes": nodes, "tools": tuple(data["tools"])})
 
 
 @dataclass
@@ -187,27 +181,17 @@ class Draft:
         """Change fields of a node, while its records come in."""
         self.nodes[index] = replace(self.nodes[index], **fields)
 
-    def path(self, index: int) -> list[int]:
-        """The nodes from the root to the node at `index`, which is the last."""
-        return path_of(self.nodes, index)
-
     def caller(self, at: int | None, call_id: str) -> int | None:
         """The nearest node at or before `at` on its branch that made the call; None: there is none."""
-        while at is not None:
-            if any(call["id"] == call_id for call in calls_of(self.nodes[at].message)):
-                return at
-            at = self.nodes[at].parent
-        return None
+        return next((place for place in _upward(self.nodes, at) if self.nodes[place].has_call(call_id)), None)
 
     def refusal(self, at: int | None, call_id: str) -> str | None:
         """Why a tool's result after the node `at` can't stand there; None: it answers a call of its branch."""
-        while at is not None:
-            message = self.nodes[at].message
-            if message.get("tool_call_id") == call_id:
+        for place in _upward(self.nodes, at):
+            if self.nodes[place].message.get("tool_call_id") == call_id:
                 return DUPLICATE_RESULT
-            if any(call["id"] == call_id for call in calls_of(message)):
+            if self.nodes[place].has_call(call_id):
                 return None
-            at = self.nodes[at].parent
         return ORPHAN_RESULT
 
     def finished(self, format: str, number: int, original: tuple[Original, ...]) -> Session:
@@ -216,14 +200,15 @@ class Draft:
         return Session(format, self.name, number, original, nodes, tools, self.reward, cwd=self.cwd)
 
 
-def path_of(nodes: Sequence[Node], index: int) -> list[int]:
-    """The nodes from the root to the node at `index`, which is the last."""
-    path = []
-    at: int | None = index
+def _upward(nodes: Sequence[Node], at: int | None) -> Iterator[int]:
     while at is not None:
-        path.append(at)
+        yield at
         at = nodes[at].parent
-    return path[::-1]
+
+
+def path_of(nodes: Sequence[Node], at: int | None) -> list[int]:
+    """The nodes from the root to the node `at`, which is the last; none where it is None."""
+    return list(_upward(nodes, at))[::-1]
 
 
 ORPHAN_RESULT = "tool result without a call"
@@ -253,13 +238,10 @@ class InferredTools:
 
 
 def _tool(name: str, arguments: Mapping[str, set[str]]) -> Tool:
-    properties = {argument: {"type": _type(types)} for argument, types in arguments.items()}
+    kinds = {argument: sorted(types) for argument, types in arguments.items()}
+    properties = {argument: {"type": found[0] if len(found) == 1 else found} for argument, found in kinds.items()}
     parameters = {"type": "object", "properties": properties}
     return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
-
-
-def _type(types: set[str]) -> str | list[str]:
-    return sorted(types) if len(types) > 1 else next(iter(types))
 
 
 _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}

@@ -11,6 +11,7 @@ from composer_prime.traces.ingest.dialects.exchanges import action_of
 from composer_prime.traces.ingest.messages import assistant, plain, result, tool_call, tools_of
 from composer_prime.traces.ingest.reading import LineReader, Log
 from composer_prime.traces.ingest.records import mapping, name_or_none, objects, sequence, string
+from composer_prime.traces.ingest.session import path_of
 from composer_prime.traces.states import Message
 
 NO_MESSAGE = "event without a message"
@@ -60,7 +61,7 @@ class EventReader(LineReader):
         Results whose calls are gone go with them.
         """
         draft = self.draft
-        path = [] if self.at is None else draft.path(self.at)
+        path = path_of(draft.nodes, self.at)
         gone = [place for place in path if _is_gone(self.lines[draft.nodes[place].records[0]].get("id"), given)]
         if not gone:
             return NO_MESSAGE
