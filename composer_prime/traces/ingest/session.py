@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from composer_prime.traces.ingest.context import in_order, stands_in
+from composer_prime.traces.ingest.messages import result
 from composer_prime.traces.states import Message, Tool, TraceState, calls_of, digest, text_of
 
 
@@ -164,22 +165,36 @@ class Session:
 
 @dataclass
 class Draft:
-    """A session while a reader makes it; the format's driver adds what it was read from."""
+    """A session while a reader makes it; the format's driver adds what it was read from.
+
+    at  the end of the branch that grows; None: the next message begins one
+    """
 
     name: str | None = None
     nodes: list[Node] = field(default_factory=list)
     tools: list[Tool] = field(default_factory=list)
     reward: float | None = None
     cwd: str | None = None
+    at: int | None = None
 
     def add(self, message: Message, parent: int | None, records: Sequence[int], **more: Any) -> int:
         """Add a node, and return its index. `more` are fields of Node."""
         self.nodes.append(Node(parent, message, tuple(records), **more))
         return len(self.nodes) - 1
 
-    def replace(self, index: int, **fields: Any) -> None:
-        """Change fields of a node, while its records come in."""
-        self.nodes[index] = replace(self.nodes[index], **fields)
+    def append(self, message: Message, *records: int, **more: Any) -> None:
+        """Add a node at the branch's end. `more` are fields of Node."""
+        self.at = self.add(message, self.at, records, **more)
+
+    def answer(self, call_id: str, content: Any, *records: int) -> str | None:
+        """Add a tool's result at the branch's end; why it can't stand there, if it can't."""
+        refusal = self.refusal(self.at, call_id)
+        return refusal or self.append(result(call_id, content), *records)
+
+    def replace(self, index: int, *records: int, **fields: Any) -> None:
+        """Change fields of a node, of which these records tell, too."""
+        old = self.nodes[index]
+        self.nodes[index] = replace(old, records=tuple(dict.fromkeys((*old.records, *records))), **fields)
 
     def caller(self, at: int | None, call_id: str) -> int | None:
         """The nearest node at or before `at` on its branch that made the call; None: there is none."""

@@ -122,7 +122,7 @@ class RequestTree:
             node = self.draft.nodes[known]
             if node.is_copied or more.get("call") in (None, node.call):
                 fields = {"message": message, "is_copied": False, **more} if node.is_copied else {}
-                self.draft.replace(known, records=tuple(dict.fromkeys((*node.records, record))), **fields)
+                self.draft.replace(known, record, **fields)
                 return known
         node = self.draft.add(message, at, [record], **more)
         self._places.setdefault((at, _key(message)), node)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from composer_prime.traces.ingest.messages import ROLES, assistant, content_text, json_text, plain, result, tool_call
+from composer_prime.traces.ingest.messages import ROLES, assistant, content_text, json_text, plain, tool_call
 from composer_prime.traces.ingest.records import mapping, string
 from composer_prime.traces.ingest.session import ORPHAN_RESULT, Draft
 
@@ -17,15 +17,14 @@ ITEMS = ("message", "reasoning", *CALLS, *OUTPUTS)
 
 @dataclass
 class ItemFold:
-    """Adds items to a draft, one branch at a time.
+    """Adds items to a draft's branch.
 
-    at       the branch's last node
-    author   model of the calls that come
+    author     model of the calls that come
     is_copied  whether what comes is context that was written elsewhere
+    usage      of the response that is being folded
     """
 
     draft: Draft
-    at: int | None = None
     author: str | None = None
     is_copied: bool = False
     usage: Mapping[str, Any] | None = None
@@ -59,13 +58,14 @@ class ItemFold:
         self._records += records
         return None
 
-    def close(self) -> None:
-        """End the response that is being folded."""
-        message = assistant("\n".join(self._texts), self._calls, "\n".join(self._thinking))
-        more = {"author": self.author, "is_copied": self.is_copied, "usage": self.usage}
-        self.at = self.draft.add(message, self.at, self._records, **more)
-        self._texts, self._thinking, self._calls, self._records, self.usage = [], [], [], [], None
-        self._goes_on = False
+    def end_turn(self) -> None:
+        """End the response that is being folded, if there is one."""
+        if self.is_open:
+            message = assistant("\n".join(self._texts), self._calls, "\n".join(self._thinking))
+            more = {"author": self.author, "is_copied": self.is_copied, "usage": self.usage}
+            self.draft.append(message, *self._records, **more)
+            self._texts, self._thinking, self._calls, self._records, self.usage = [], [], [], [], None
+            self._goes_on = False
 
     def finish(self, fates: dict[int, str]) -> None:
         """End the last response. Records that belong to none, such as reasoning that nothing followed, get a fate."""
@@ -84,33 +84,18 @@ class ItemFold:
     def _take_message(self, given: Mapping[str, Any], records: Sequence[int]) -> None:
         if given["role"] == "assistant":
             if (self._texts or self._calls) and not self._goes_on:
-                self.close()
+                self.end_turn()
             self._goes_on = False
             self._texts.append(content_text(given.get("content")))
             self._records += records
             return
         self.end_turn()
-        self.at = self.draft.add(plain(ROLES[given["role"]], given.get("content")), self.at, records)
+        self.draft.append(plain(ROLES[given["role"]], given.get("content")), *records)
 
     def _take_output(self, given: Mapping[str, Any], records: Sequence[int]) -> str | None:
-        call_id = string(given.get("call_id"))
-        if self.is_open:
-            refusal = None if any(call["id"] == call_id for call in self._calls) else ORPHAN_RESULT
-        else:
-            refusal = self.draft.refusal(self.at, call_id)
-        if refusal is None:
-            self.end_turn()
-            said = _output(given.get("output", given.get("tools")))
-            self.at = self.draft.add(result(call_id, said), self.at, records)
-        return refusal
-
-    def end_turn(self) -> None:
-        """End the response that is being folded, if there is one."""
-        if self.is_open:
-            self.close()
-
-
-def _output(output: Any) -> Any:
-    if isinstance(output, dict):
-        return output.get("content", json_text(output))
-    return output
+        call_id, output = string(given.get("call_id")), given.get("output", given.get("tools"))
+        said = output.get("content", json_text(output)) if isinstance(output, dict) else output
+        if self.is_open and not any(call["id"] == call_id for call in self._calls):
+            return ORPHAN_RESULT
+        self.end_turn()
+        return self.draft.answer(call_id, said, *records)

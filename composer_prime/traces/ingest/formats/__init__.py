@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from composer_prime.errors import BadInput
 from composer_prime.traces.ingest.formats import (
-    anthropic,
     api_log,
     atif,
     chat,
@@ -24,11 +23,9 @@ from composer_prime.traces.ingest.formats import (
 )
 from composer_prime.traces.ingest.records import Entry
 
-_MODULES = (
-    chat, anthropic, api_log, atif, claude_code, codex, langfuse, langsmith, opencode, openhands,
-    openhands_v1, otel, qwen_code, responses, stream_json, swe_agent, verifiers,
-)  # fmt: skip
-FORMATS = {module.FORMAT.name: module.FORMAT for module in _MODULES}
+_MODULES = (api_log, atif, claude_code, codex, langfuse, langsmith, opencode, openhands, openhands_v1, otel, qwen_code,
+            responses, stream_json, swe_agent, verifiers)  # fmt: skip
+FORMATS = {format.name: format for format in (chat.CHAT, chat.BLOCKS, *(module.FORMAT for module in _MODULES))}
 NUM_LOOKED_AT = 200
 """Records of a file that are looked at for its format; logs begin with lines that hold no message."""
 

@@ -14,7 +14,6 @@ from composer_prime.traces.ingest.session import Draft
 
 NO_SOURCE = "step of no known source"
 _VERSION = re.compile(r"ATIF-v1\.[0-8]")
-_SOURCES = ("system", "user", "agent")
 REWARD_FILES = ("verifier/reward.txt", "verifier/reward.json")
 """Where a trial's reward is, below the folder that holds its agent's."""
 
@@ -51,9 +50,12 @@ def _read(value: Mapping[str, Any]) -> Document:
     for trajectory in _trajectories(value):
         agent = mapping(trajectory.get("agent"))
         draft.tools += [tool for tool in tools_of(agent.get("tool_definitions")) if tool not in draft.tools]
-        at: int | None = None
+        draft.at = None
         for step in sequence(trajectory.get("steps")):
-            at = _add_step(document, draft, mapping(step), at, name_or_none(agent.get("model_name")))
+            if mapping(step).get("source") in ("system", "user", "agent"):
+                _add_step(draft, len(document.items), step, name_or_none(agent.get("model_name")))
+            else:
+                document.fates[len(document.items)] = NO_SOURCE
             document.items.append(step)
     return document
 
@@ -64,18 +66,11 @@ def _trajectories(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from _trajectories(inner)
 
 
-def _add_step(
-    document: Document, draft: Draft, step: Mapping[str, Any], at: int | None, model: str | None
-) -> int | None:
-    """Add a step's message and what was observed after it; the branch's last node.
+def _add_step(draft: Draft, number: int, step: Mapping[str, Any], model: str | None) -> None:
+    """Add a step's message and what was observed after it.
 
     A result that names no call answers the step's only one; else it is what the user shows.
     """
-    record = [len(document.items)]
-    source = step.get("source")
-    if source not in _SOURCES:
-        document.fates[record[0]] = NO_SOURCE
-        return at
     is_copied = step.get("is_copied_context") is True
     results = objects(sequence(mapping(step.get("observation")).get("results")))
     calls = [
@@ -83,26 +78,24 @@ def _add_step(
         for call in objects(sequence(step.get("tool_calls")))
     ]
     only = calls[0]["id"] if len(calls) == len(results) == 1 else ""
-    if source == "agent":
-        at = draft.add(
+    if step["source"] == "agent":
+        draft.append(
             assistant(step.get("message"), calls, string(step.get("reasoning_content"))),
-            at,
-            record,
+            number,
             author=name_or_none(step.get("model_name"), model),
             is_copied=is_copied,
             is_synthetic=step.get("llm_call_count") == 0,
             usage=mapping(step.get("metrics")) or None,
         )
     else:
-        at = draft.add(plain(string(source), step.get("message")), at, record, is_copied=is_copied)
+        draft.append(plain(step["source"], step.get("message")), number, is_copied=is_copied)
     for seen in results:
         call_id = name_or_none(seen.get("source_call_id")) or only
-        answers = bool(call_id) and draft.refusal(at, call_id) is None
+        answers = bool(call_id) and draft.refusal(draft.at, call_id) is None
         text = content_text(seen.get("content"))
         if answers or text:
             message = result(call_id, text) if answers else plain("user", text)
-            at = draft.add(message, at, record, is_copied=is_copied)
-    return at
+            draft.append(message, number, is_copied=is_copied)
 
 
 FORMAT = Trials("atif", _marks, _read)

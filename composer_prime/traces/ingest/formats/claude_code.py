@@ -150,13 +150,9 @@ class Reader(LineReader):
         call = calls[place.root]
         _merge(call.blocks, blocks)
         old = self.draft.nodes[call.node]
-        self.draft.replace(
-            call.node,
-            message=part_messages({"role": "assistant", "content": call.blocks})[0],
-            usage=mapping(message.get("usage")) or old.usage,
-            records=(*old.records, number),
-            links=(*old.links, *place.links),
-        )
+        said = part_messages({"role": "assistant", "content": call.blocks})[0]
+        usage, links = mapping(message.get("usage")) or old.usage, (*old.links, *place.links)
+        self.draft.replace(call.node, number, message=said, usage=usage, links=links)
         return call.node
 
     def _add_user(self, number: int, content: str | list[Any], place: _Place) -> int | str:

@@ -55,7 +55,7 @@ class _Reader(LineReader):
         if text is None:
             self._fold.note(number)
         else:
-            self._fold.at = self.draft.add(plain("system", text), None, [number])
+            self.draft.append(plain("system", text), number)
         return None
 
     def _set_author(self, number: int, payload: Mapping[str, Any]) -> str | None:
@@ -74,13 +74,13 @@ class _Reader(LineReader):
         if not history and not summary:
             return NO_MESSAGE
         self._fold.end_turn()
-        self._fold.at, self._fold.is_copied = None, True
+        self.draft.at, self._fold.is_copied = None, True
         for item in history or [{"role": "user", "content": summary}]:
             self._fold.take(item, number)
         self._fold.end_turn()
         self._fold.is_copied = False
-        if self._fold.at is None:
-            self._fold.at = self.draft.add(plain("user", summary), None, [number])
+        if self.draft.at is None:
+            self.draft.append(plain("user", summary), number)
         return None
 
     def _count(self, number: int, payload: Mapping[str, Any]) -> str | None:
@@ -90,14 +90,13 @@ class _Reader(LineReader):
         if self._fold.is_open:
             self._fold.usage = usage
             self._fold.note(number)
-            self._fold.close()
+            self._fold.end_turn()
             return None
         nodes = self.draft.nodes
         last = next((place for place in reversed(range(len(nodes))) if nodes[place].is_turn), None)
         if last is None or nodes[last].usage is not None or nodes[last].is_copied:
             return NO_MESSAGE
-        self.draft.replace(last, usage=usage, records=(*nodes[last].records, number))
-        return None
+        return self.draft.replace(last, number, usage=usage)
 
 
 FORMAT = Log("codex", _marks, _Reader)

@@ -34,26 +34,21 @@ def _marks(value: Any) -> dict[str, bool]:
 
 
 class EventReader(LineReader):
-    """Reads the events of either version: a branch that grows at its end, `at`, until a condensation.
-
-    responses  nodes by the name of the model's response
-    """
+    """Reads the events of either version; `responses` are nodes by the name of the model's response."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.at: int | None = None
-        self.responses: dict[str | None, int] = {}
+        self.responses: dict[str, int] = {}
 
     def add(self, message: Message, number: int, **more: Any) -> None:
-        """Add a message at the branch's end; `more` are fields of Node."""
-        self.at = self.draft.add(message, self.at, [number], **more)
-        if more.get("call"):
-            self.responses[more["call"]] = self.at
+        """Add a message; `more` are fields of Node."""
+        self.draft.append(message, number, **more)
+        if more.get("call") and self.draft.at is not None:
+            self.responses[more["call"]] = self.draft.at
 
     def answer(self, call_id: str, content: Any, number: int) -> str | None:
         """Add a tool's result; why it can't stand there, if it can't."""
-        refusal = self.draft.refusal(self.at, call_id)
-        return refusal or self.add(result(call_id, content), number)
+        return self.draft.refusal(self.draft.at, call_id) or self.add(result(call_id, content), number)
 
     def condense(self, number: int, given: Mapping[str, Any]) -> str | None:
         """Begin a branch of copies of what the model still sees, with a summary of the events that `given` names.
@@ -61,19 +56,19 @@ class EventReader(LineReader):
         Results whose calls are gone go with them.
         """
         draft = self.draft
-        path = path_of(draft.nodes, self.at)
+        path = path_of(draft.nodes, draft.at)
         gone = [place for place in path if _is_gone(self.lines[draft.nodes[place].records[0]].get("id"), given)]
         if not gone:
             return NO_MESSAGE
-        self.at = None
+        draft.at = None
         for place in path:
             node = draft.nodes[place]
             if place == gone[0]:
-                self.at = draft.add(plain("user", string(given.get("summary"))), self.at, [number])
+                draft.append(plain("user", string(given.get("summary"))), number)
             call_id = node.message.get("tool_call_id")
-            if place not in gone and (call_id is None or draft.refusal(self.at, call_id) is None):
+            if place not in gone and (call_id is None or draft.refusal(draft.at, call_id) is None):
                 more = {"author": node.author, "usage": node.usage, "call": node.call}
-                self.at = draft.add(node.message, self.at, [number], is_copied=True, **more)
+                draft.append(node.message, number, is_copied=True, **more)
         return None
 
 
@@ -102,9 +97,8 @@ class _Reader(EventReader):
         metadata = mapping(line.get("tool_call_metadata"))
         response = mapping(metadata.get("model_response"))
         name = name_or_none(response.get("id"))
-        known = self.responses.get(name)
-        if known is not None:
-            return self.draft.replace(known, records=(*self.draft.nodes[known].records, number))
+        if name in self.responses:
+            return self.draft.replace(self.responses[name], number)
         message = action_of(response) or self._spelled(number, line, args, metadata)
         author, usage = name_or_none(response.get("model")), mapping(response.get("usage")) or None
         return self.add(message, number, author=author, usage=usage, call=name)

@@ -62,11 +62,10 @@ class _Reader(EventReader):
         name = name_or_none(line.get("tool_name"), given.get("name"))
         calls = [tool_call(line.get("tool_call_id"), name, arguments)] if line["kind"] == "ActionEvent" else []
         response = name_or_none(line.get("llm_response_id"))
-        known = self.responses.get(response)
-        if known is not None:
-            old = self.draft.nodes[known]
-            message = {**old.message, "tool_calls": [*calls_of(old.message), *calls]}
-            return self.draft.replace(known, message=message, records=(*old.records, number))
+        if response in self.responses:
+            old = self.draft.nodes[self.responses[response]].message
+            message = {**old, "tool_calls": [*calls_of(old), *calls]}
+            return self.draft.replace(self.responses[response], number, message=message)
         thinking = name_or_none(line.get("reasoning_content"), told.get("reasoning_content")) or ""
         message = assistant(line.get("thought") or told.get("content"), calls, thinking)
         return self.add(message, number, author=self._author, call=response)

@@ -42,10 +42,8 @@ class _Reader(LineReader):
         if name in self._turns and line.get("type") == "assistant":
             node, known = self._turns[name]
             known += [part for part in parts if part not in known]
-            records = (*draft.nodes[node].records, number)
             more = {field: value for field, value in more.items() if value}
-            draft.replace(node, message=either_message({"role": "model", "parts": known})[0], records=records, **more)
-            return None
+            return draft.replace(node, number, message=either_message({"role": "model", "parts": known})[0], **more)
         at, links = self._places.get(name_or_none(line.get("parentUuid")) or "", (None, ()))
         messages = either_message(told) if line.get("type") in TYPES and parts else []
         is_copied = line.get("subtype") == "chat_compression"

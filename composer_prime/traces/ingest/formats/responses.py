@@ -32,7 +32,7 @@ def _read(value: Any) -> Document:
     draft.reward = number_or_none(given.get("reward"))
     fold = ItemFold(draft, author=name_or_none(given.get("model")))
     if instructions := name_or_none(given.get("instructions")):
-        fold.at = draft.add(plain("system", instructions), None, ())
+        draft.append(plain("system", instructions))
     for number, item in enumerate(items):
         if number == len(context):
             fold.end_turn()

@@ -41,7 +41,7 @@ def _read_messages(value: Mapping[str, Any], name: str) -> Document:
     author = name_or_none(mapping(config.get("model")).get("model_name"))
     draft = Draft()
     document = Document(list(messages), drafts=[draft])
-    add_chat(document, draft, enumerate(messages), author=author)
+    add_chat(document, draft, author=author)
     for number, node in enumerate(draft.nodes):
         response = mapping(mapping(mapping(messages[node.records[0]]).get("extra")).get("response"))
         if node.is_turn and response:

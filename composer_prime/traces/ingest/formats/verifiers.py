@@ -43,24 +43,21 @@ def _trace(document: Document, trace: Mapping[str, Any], nodes: Sequence[Any]) -
     draft = Draft(name_or_none(trace.get("id")), tools=tools_of(trace.get("tools")), reward=_reward(trace))
     config = mapping(mapping(trace.get("agent")).get("config"))
     calls = {call["node"]: call for call in objects(sequence(trace.get("calls"))) if type(call.get("node")) is int}
-    places: dict[Any, int | None] = {None: None}
+    places: dict[int | None, int | None] = {None: None}
     start = len(document.items)
-    parents = [parent if type(parent := mapping(given).get("parent")) is int else None for given in nodes]
+    named = (mapping(node).get("parent") for node in nodes)
+    parents = [parent if parent is None or type(parent) is int else -1 for parent in named]
     for number in parents_first(range(len(nodes)), parents):
         given = mapping(nodes[number])
-        parent = given.get("parent")
         message = chat_message(given.get("message"))
-        fate = NO_MESSAGE if message is None else None
-        if not (parent is None or type(parent) is int) or parent not in places:
-            fate = BROKEN_PARENT
-        if message is None or fate is not None:
-            document.fates[start + number] = fate or NO_MESSAGE
+        if message is None or parents[number] not in places:
+            document.fates[start + number] = NO_MESSAGE if parents[number] in places else BROKEN_PARENT
             continue
         call = mapping(calls.get(number))
         wrote = given.get("sampled") is True
         places[number] = draft.add(
             message,
-            places[parent],
+            places[parents[number]],
             [start + number],
             author=name_or_none(call.get("model"), config.get("model")) if wrote else None,
             is_copied=message["role"] == "assistant" and not wrote,
