@@ -16,6 +16,12 @@ from composer_prime.traces.ingest.store import TraceStore
 from composer_prime.traces.states import calls_of, digest
 
 ATIF_VERSION = "ATIF-v1.7"
+_COUNTS = {
+    "prompt_tokens": ("input_tokens", "prompt_tokens"),
+    "completion_tokens": ("output_tokens", "completion_tokens"),
+    "cached_tokens": ("cached_input_tokens", "cached_tokens", "cache_read_input_tokens"),
+}
+"""ATIF's names with those that APIs have for them; a later one counts."""
 _LOGS = (claude_code.FORMAT.name, codex.FORMAT.name)
 
 
@@ -85,51 +91,42 @@ def _trajectory(session: Session, number: int, path: list[int], told: set[int]) 
         node = session.nodes[place]
         if node.message["role"] == "tool" and _observe(steps, node):
             continue
-        step = _step(node)
-        if place in told or node.is_copied:
-            step["is_copied_context"] = True
-        steps.append(step)
+        steps.append(_step(node, place in told or node.is_copied))
     models = [node.author for node in session.nodes if node.author]
-    agent: dict[str, Any] = {
-        "name": session.format,
-        "version": "unknown",
-        **({"model_name": models[0]} if models else {}),
-    }
-    agent["tool_definitions"] = list(session.tools)
+    model = {"model_name": models[0]} if models else {}
     reward = {} if session.reward is None else {"extra": {"reward": session.reward}}
     return {
         "schema_version": ATIF_VERSION,
         "session_id": session.name or session.id,
         "trajectory_id": f"{session.id}-{number}",
-        "agent": agent,
+        "agent": {"name": session.format, "version": "unknown", **model, "tool_definitions": list(session.tools)},
         "steps": [{"step_id": step_id, **step} for step_id, step in enumerate(steps, start=1)],
         **reward,
     }
 
 
-def _step(node: Node) -> dict[str, Any]:
+def _step(node: Node, is_copied: bool) -> dict[str, Any]:
     message = node.message
-    if not node.is_turn:
-        return {"source": "system" if message["role"] == "system" else "user", "message": message["content"]}
-    step: dict[str, Any] = {"source": "agent", "message": message["content"]}
-    if node.author:
-        step["model_name"] = node.author
-    if message.get("reasoning_content"):
-        step["reasoning_content"] = message["reasoning_content"]
-    if calls := calls_of(message):
-        step["tool_calls"] = [
-            {
-                "tool_call_id": call["id"],
-                "function_name": call["function"]["name"],
-                "arguments": _arguments(call["function"]["arguments"]),
-            }
-            for call in calls
-        ]
-    if node.is_synthetic:
-        step["llm_call_count"] = 0
-    if metrics := _metrics(node.usage or {}):
-        step["metrics"] = metrics
-    return step
+    step = {"source": "agent" if node.is_turn else "user", "message": message["content"]}
+    if message["role"] == "system":
+        step["source"] = "system"
+    calls = [
+        {
+            "tool_call_id": call["id"],
+            "function_name": call["function"]["name"],
+            "arguments": _arguments(call["function"]["arguments"]),
+        }
+        for call in calls_of(message)
+    ]
+    more = {
+        "model_name": node.author,
+        "reasoning_content": message.get("reasoning_content"),
+        "tool_calls": calls,
+        "metrics": _metrics(node.usage or {}),
+        "is_copied_context": is_copied,
+    }
+    step |= {name: value for name, value in more.items() if value}
+    return step | ({"llm_call_count": 0} if node.is_synthetic else {})
 
 
 def _observe(steps: list[dict[str, Any]], node: Node) -> bool:
@@ -149,18 +146,9 @@ def _arguments(text: str) -> Mapping[str, Any]:
 
 def _metrics(usage: Mapping[str, Any]) -> dict[str, int]:
     """ATIF's counts, whose prompt holds the tokens that were read from a cache."""
-    cached = _count(usage, "cache_read_input_tokens", "cached_tokens", "cached_input_tokens")
-    prompt = _count(usage, "prompt_tokens", "input_tokens")
+    numbers = {name: int(number) for name in usage if (number := number_or_none(usage[name])) is not None}
+    found = {kind: numbers[name] for kind, names in _COUNTS.items() for name in names if name in numbers}
     if "cache_read_input_tokens" in usage:  # Anthropic's input excludes what a cache gave or took
-        prompt = (prompt or 0) + (cached or 0) + (_count(usage, "cache_creation_input_tokens") or 0)
-    counts = {
-        "prompt_tokens": prompt,
-        "completion_tokens": _count(usage, "completion_tokens", "output_tokens"),
-        "cached_tokens": cached,
-    }
-    return {name: count for name, count in counts.items() if count is not None}
-
-
-def _count(usage: Mapping[str, Any], *names: str) -> int | None:
-    numbers = (number_or_none(usage.get(name)) for name in names)
-    return next((int(number) for number in numbers if number is not None), None)
+        cached = (numbers.get(f"cache_{did}_input_tokens", 0) for did in ("read", "creation"))
+        found["prompt_tokens"] = found.get("prompt_tokens", 0) + sum(cached)
+    return found

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,11 @@ class FileReport:
 
     def to_json(self) -> dict[str, Any]:
         """What scripts read of it."""
-        left_out, dropped = dict(self.left_out), dict(self.dropped)
+        num_points = self.num_states + sum(self.left_out.values())
         return {
-            "file": str(self.path), "format": self.format, "decision_points": self.num_states + sum(left_out.values()),
-            "usable": self.num_states, "left_out": left_out, "records": self.num_records, "used": self.num_used,
-            "dropped": dropped, "secrets": dict(self.secrets), "remarks": self.remarks,
+            "file": str(self.path), "format": self.format, "decision_points": num_points, "usable": self.num_states,
+            "left_out": self.left_out, "records": self.num_records, "used": self.num_used, "dropped": self.dropped,
+            "secrets": self.secrets, "remarks": self.remarks,
         }  # fmt: skip
 
 
@@ -74,10 +75,8 @@ class Given:
             return None
         found: tuple[Tool, ...] = ()
         if tools is not None:
-            try:
+            with suppress(ValueError, RecursionError):
                 found = tuple(tools_of(parse(_bytes(tools).decode())))
-            except (ValueError, RecursionError):
-                found = ()
             if not found:
                 raise BadInput(
                     f"--tools ({tools}) lists no tool: give a JSON list as OpenAI's or Anthropic's API takes it"
@@ -198,7 +197,7 @@ def ingest(
 
 def _report(path: Path, format: str, reading: Reading, secrets: SecretCutter) -> FileReport:
     nodes = [node for session in reading.sessions for node in session.nodes]
-    num_left_out = sum(node.is_left_out for node in nodes)
+    num_states, num_actions = sum(node.is_decision for node in nodes), sum(node.is_action for node in nodes)
     bare = [session for session in reading.sessions if not session.tools]
     num_silent = sum(not any(calls_of(node.message) for node in session.nodes) for session in bare)
     remarks = []
@@ -212,8 +211,8 @@ def _report(path: Path, format: str, reading: Reading, secrets: SecretCutter) ->
         path,
         format,
         num_sessions=len(reading.sessions),
-        num_states=sum(node.is_decision for node in nodes),
-        left_out={UNSAYABLE: num_left_out} if num_left_out else {},
+        num_states=num_states,
+        left_out={UNSAYABLE: num_actions - num_states} if num_actions > num_states else {},
         num_records=reading.num_records,
         num_used=reading.num_used,
         dropped=dict(reading.dropped),

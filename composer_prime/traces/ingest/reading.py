@@ -4,7 +4,6 @@ Of some formats a JSON value is a document that holds sessions of its own, and i
 messages, events. Of others all lines are one session, and the records are the lines.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -38,26 +37,16 @@ class Reading:
 
     num_records  records it holds
     dropped      records whose content no node holds, by reason; with those used they sum to `num_records`
-    num_bytes    of all records as JSON
-    used_bytes   of those that are used
     """
 
     sessions: list[Session] = field(default_factory=list)
     num_records: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    num_bytes: int = 0
-    used_bytes: int = 0
 
     @property
     def num_used(self) -> int:
         """Records whose content a node holds."""
         return self.num_records - self.dropped.total()
-
-    def drop(self, entry: Entry, reason: str) -> None:
-        """Count a JSON value, or what should be one, as a record that isn't read."""
-        self.num_records += 1
-        self.num_bytes += len(entry.text)
-        self.dropped[reason] += 1
 
     def add(
         self,
@@ -90,12 +79,8 @@ class Reading:
             original = (*_originals([entries[entry] for entry in sorted(kept)]), *beside)
             nodes = [_renumbered(node, ranks) for node in draft.nodes]
             self.sessions.append(replace(draft, nodes=nodes).finished(format, before, original))
-        owned = [(item, entries[owner][1]) for item, owner in zip(document.items, owners, strict=True)]
-        sizes = [len(entry.text if item is entry.value else json.dumps(item)) for item, entry in owned]
-        self.num_records += len(sizes)
-        self.num_bytes += sum(sizes)
-        self.used_bytes += sum(sizes[record] for record in used)
-        self.dropped.update(reasons[record] for record in range(len(sizes)) if record not in used)
+        self.num_records += len(document.items)
+        self.dropped.update(reasons[record] for record in range(len(document.items)) if record not in used)
 
 
 def _originals(entries: Sequence[tuple[str, Entry]]) -> list[Original]:
@@ -146,10 +131,8 @@ class Documents(Format):
         beside = [Original(part.name, "".join(entry.text for entry in part.entries)) for part in parts[1:]]
         reading = Reading()
         for entry in parts[0].entries:
-            if problem := self.problem(entry):
-                reading.drop(entry, problem)
-                continue
-            document = self.document(entry.value)
+            problem = self.problem(entry)
+            document = Document([None], {0: problem}) if problem else self.document(entry.value)
             reading.add(self.name, document, [("", entry)], [0] * len(document.items), beside)
         return reading
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from composer_prime.traces.ingest.context import in_order, stands_in
-from composer_prime.traces.ingest.messages import result
+from composer_prime.traces.ingest.messages import result, tool
 from composer_prime.traces.states import Message, Tool, TraceState, calls_of, digest, text_of
 
 
@@ -50,19 +50,15 @@ class Node:
         return any(call["id"] == call_id for call in calls_of(self.message))
 
     @property
-    def is_decision(self) -> bool:
-        """Whether a model did something here that can be said."""
-        return self._is_action and not stands_in(self.message)
-
-    @property
-    def is_left_out(self) -> bool:
-        """Whether a model did something here that text can't say."""
-        return self._is_action and stands_in(self.message)
-
-    @property
-    def _is_action(self) -> bool:
+    def is_action(self) -> bool:
+        """Whether a model did something here."""
         did = bool(text_of(self.message) or calls_of(self.message))
         return self.is_turn and did and not (self.is_copied or self.is_synthetic)
+
+    @property
+    def is_decision(self) -> bool:
+        """Whether a model did something here that can be said."""
+        return self.is_action and not stands_in(self.message)
 
 
 @dataclass(frozen=True)
@@ -255,8 +251,7 @@ class InferredTools:
 def _tool(name: str, arguments: Mapping[str, set[str]]) -> Tool:
     kinds = {argument: sorted(types) for argument, types in arguments.items()}
     properties = {argument: {"type": found[0] if len(found) == 1 else found} for argument, found in kinds.items()}
-    parameters = {"type": "object", "properties": properties}
-    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
+    return tool(name, "", {"type": "object", "properties": properties})
 
 
 _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}

@@ -64,7 +64,8 @@ class TraceStore:
     def states(self) -> Iterator[TraceState]:
         """Every decision point once: a call that several sessions hold comes of the largest of them."""
         seen: set[str] = set()
-        for session in map(self.session, sorted(self.ids(), key=lambda id: (-self._num_bytes(id), id))):
+        by_size = sorted(self.ids(), key=lambda id: (-(self.folder / _key(id)).stat().st_size, id))
+        for session in map(self.session, by_size):
             keys = session.call_keys()
             for node, state in session.numbered_states():
                 if keys.get(node) not in seen:
@@ -102,9 +103,6 @@ class TraceStore:
     def save_index(self) -> None:
         """Write the index."""
         self._store.put(_INDEX, _json(self.index))
-
-    def _num_bytes(self, id: str) -> int:
-        return (self.folder / _key(id)).stat().st_size
 
     def _recover(self) -> None:
         """Take sessions into the index that a killed command left out of it."""

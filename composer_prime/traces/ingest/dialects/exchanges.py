@@ -70,9 +70,8 @@ class Calls(Format):
         owners: list[int] = []
         for number, entry in enumerate(parts[0].entries):
             if problem := self.problem(entry):
-                reading.drop(entry, problem)
-                continue
-            items = self.items(entry.value)
+                document.fates[len(owners)] = problem
+            items = [None] if problem else self.items(entry.value)
             document.items += items
             owners += [number] * len(items)
         self._fill(document)
@@ -82,7 +81,7 @@ class Calls(Format):
     def _fill(self, document: Document) -> None:
         trees: dict[str, RequestTree] = {}
         for number, item in enumerate(document.items):
-            found = self.exchange(mapping(item))
+            found = document.fates.get(number) or self.exchange(mapping(item))
             if isinstance(found, str):
                 document.fates[number] = found
                 continue

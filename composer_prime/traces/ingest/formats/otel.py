@@ -18,6 +18,7 @@ NOT_WHOLE = "call of a model whose prompt isn't whole"
 _INPUTS = ("gen_ai.input.messages", "gen_ai.prompt", "llm.input_messages", "ai.prompt.messages")
 _OUTPUTS = ("gen_ai.output.messages", "gen_ai.completion", "llm.output_messages")
 _TOOLS = ("gen_ai.tool.definitions", "llm.tools", "llm.request.functions", "ai.prompt.tools")
+_NUMBERED = re.compile(rf"({'|'.join(map(re.escape, (*_INPUTS, *_OUTPUTS, *_TOOLS)))})\.(\d+(?:\..*)?)")
 _MARKS = re.compile(r"gen_ai\.|llm\.|openinference\.|ai\.(prompt|response)")
 
 
@@ -84,17 +85,15 @@ def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     trees: dict[str, dict[str, Any]] = {}
     for name, value in given.items():
-        head, number, rest = next(
-            ((one, *name.removeprefix(one + ".").partition(".")[::2]) for one in (*_INPUTS, *_OUTPUTS, *_TOOLS)
-             if name.startswith(one + ".")), ("", "", "")
-        )  # fmt: skip
-        if not number.isdigit():
+        numbered = _NUMBERED.fullmatch(name)
+        if numbered is None:
             found[name] = loaded(value) if isinstance(value, str) and value[:1] in '[{"' else value
             continue
+        head, *steps, last = numbered[1], *numbered[2].split(".")
         at = trees.setdefault(head, {})
-        for step in [number, *rest.split(".")][:-1]:
+        for step in steps:
             at = inner if isinstance(inner := at.setdefault(step, {}), dict) else {}
-        at[rest.rpartition(".")[2] or number] = value
+        at[last] = value
     return found | {head: _lists(tree) for head, tree in trees.items()}
 
 
@@ -131,8 +130,7 @@ def _listed(tools: Any) -> list[Mapping[str, Any]]:
     for tool in map(loaded, sequence(tools)):
         for name in ("tool", "json_schema"):
             tool = loaded(mapping(tool).get(name, tool))
-        given = dict(mapping(tool))
-        found.append(given | {name: loaded(given[name]) for name in ("parameters",) if name in given})
+        found.append({**mapping(tool), "parameters": loaded(mapping(tool).get("parameters"))})
     return found
 
 
