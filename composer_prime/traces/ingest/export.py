@@ -56,11 +56,10 @@ def original_files(session: Session) -> dict[str, str]:
     """What was kept of a session, by path; laid out so that ingestion finds what belongs together."""
     main, *beside = session.original
     is_line = session.format in _LOGS or "\n" not in main.text.strip()
-    if session.format == atif.FORMAT.name and beside:
-        rest = {f"{session.id}/verifier/{Path(part.name).name}": part.text for part in beside}
-        return {f"{session.id}/agent/trajectory.json": main.text, **rest}
-    rest = {f"{session.id}/subagents/{Path(part.name).name}": part.text for part in beside}
-    return {f"{session.id}.json{'l' if is_line else ''}": main.text, **rest}
+    is_trial = session.format == atif.FORMAT.name and bool(beside)
+    name = f"{session.id}/agent/trajectory.json" if is_trial else f"{session.id}.json{'l' if is_line else ''}"
+    folder = f"{session.id}/{'verifier' if is_trial else 'subagents'}"
+    return {name: main.text} | {f"{folder}/{Path(part.name).name}": part.text for part in beside}
 
 
 def atif_files(session: Session) -> dict[str, str]:

@@ -128,10 +128,11 @@ def read_file(
         converted = entries_of(harbor.to_atif(path, harbor_python, format or "unnamed"), secrets)
         return atif.FORMAT.name, atif.FORMAT.read([Part("", converted)]), secrets
     main = Part("", tuple(entry for file in _events(path) for entry in entries_of(_bytes(file), secrets)))
-    beside = {claude_code.FORMAT.name: _subagents(path), atif.FORMAT.name: _rewards(path)}
+    subagents = sorted((path.with_suffix("") / SUBAGENTS).glob("agent-*.jsonl"))
+    beside = {claude_code.FORMAT.name: subagents, atif.FORMAT.name: _rewards(path)}
     if format is not None:
         check_known(format)
-    elif beside[claude_code.FORMAT.name] and not main.entries:
+    elif subagents and not main.entries:
         format = claude_code.FORMAT.name
     else:
         format = detect(main.entries, str(path))
@@ -228,10 +229,6 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise BadInput(f"{path} can't be read: {error.strerror}: give a file of traces") from error
-
-
-def _subagents(path: Path) -> list[Path]:
-    return sorted((path.with_suffix("") / SUBAGENTS).glob("agent-*.jsonl"))
 
 
 def _rewards(path: Path) -> list[Path]:

@@ -144,14 +144,14 @@ class LineReader(ABC):
         self.draft = Draft()
         self.lines: Sequence[Mapping[str, Any]] = ()
 
-    def read(self, lines: Sequence[Any], fates: dict[int, str]) -> Draft:
+    def read(self, lines: list[Any], fates: dict[int, str]) -> Document:
         """The session; lines that have a fate are left out, and `fates` is added to."""
         self.lines = [mapping(line) for line in lines]
         names, parents = ([name_or_none(line.get(key)) for line in self.lines] for key in ("uuid", "parentUuid"))
         for number in parents_first(names, parents):
             if number not in fates and (fate := self.take(number, self.lines[number])) is not None:
                 fates[number] = fate
-        return self.draft
+        return Document(lines, fates, [self.draft])
 
     @abstractmethod
     def take(self, number: int, line: Mapping[str, Any]) -> str | None:
@@ -171,19 +171,16 @@ class Log(Format):
 
     def read(self, parts: Sequence[Part]) -> Reading:
         if any(self.listed(entry.value) and not self.problem(entry) for entry in parts[0].entries):
-            return Documents(self.name, self.marks, self._document).read(parts)
+            return Documents(self.name, self.marks, self._listed_session).read(parts)
         entries = [(part.name, entry) for part in parts for entry in part.entries]
         fates = {number: entry.problem for number, (_, entry) in enumerate(entries) if entry.problem is not None}
-        lines = [entry.value for _, entry in entries]
+        document = self.reader().read([entry.value for _, entry in entries], fates)
         reading = Reading()
-        document = Document(lines, fates, [self.reader().read(lines, fates)])
         reading.add(self.name, document, entries, range(len(entries)))
         return reading
 
-    def _document(self, value: Any) -> Document:
-        lines = list(self.listed(value)) or [value]
-        fates: dict[int, str] = {}
-        return Document(lines, fates, [self.reader().read(lines, fates)])
+    def _listed_session(self, value: Any) -> Document:
+        return self.reader().read(list(self.listed(value)) or [value], {})
 
 
 def parents_first(names: Sequence[Hashable], parents: Sequence[Hashable]) -> list[int]:

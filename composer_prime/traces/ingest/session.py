@@ -117,19 +117,9 @@ class Session:
                 shown = in_order([message for place in path if (message := seen[place]) is not None])
                 if self.system is not None and not any(message["role"] == "system" for message in shown):
                     shown = [{"role": "system", "content": self.system}, *shown]
-                state = TraceState(
-                    self.id,
-                    turns[index],
-                    next((turns[place] for place in reversed(path) if place in turns), None),
-                    tuple(shown),
-                    self.tools or inferred.tools,
-                    node.message,
-                    node.author,
-                    self.reward,
-                    bool(self.tools),
-                    self.cwd,
-                )
-                yield index, state
+                parent = next((turns[place] for place in reversed(path) if place in turns), None)
+                tools, about = self.tools or inferred.tools, (node.author, self.reward, bool(self.tools), self.cwd)
+                yield index, TraceState(self.id, turns[index], parent, tuple(shown), tools, node.message, *about)
 
     def call_keys(self) -> dict[int, str]:
         """Of each decision point that has a name, by node: a key that copies of the call in other sessions share.

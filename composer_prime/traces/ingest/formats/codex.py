@@ -3,14 +3,13 @@
 A `token_count` closes a call. `compacted` replaces what the model sees: what follows is a branch of its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from composer_prime.traces.ingest.dialects.items import ItemFold
 from composer_prime.traces.ingest.messages import plain
-from composer_prime.traces.ingest.reading import LineReader, Log
+from composer_prime.traces.ingest.reading import Document, LineReader, Log
 from composer_prime.traces.ingest.records import mapping, name_or_none, sequence, string
-from composer_prime.traces.ingest.session import Draft
 
 TYPES = ("session_meta", "turn_context", "event_msg", "response_item", "compacted")
 NO_MESSAGE = "event without a message"
@@ -29,10 +28,10 @@ class _Reader(LineReader):
         super().__init__()
         self._fold = ItemFold(self.draft)
 
-    def read(self, lines: Sequence[Any], fates: dict[int, str]) -> Draft:
-        super().read(lines, fates)
+    def read(self, lines: list[Any], fates: dict[int, str]) -> Document:
+        document = super().read(lines, fates)
         self._fold.finish(fates)
-        return self.draft
+        return document
 
     def take(self, number: int, line: Mapping[str, Any]) -> str | None:
         kind, payload = line.get("type"), mapping(line.get("payload"))

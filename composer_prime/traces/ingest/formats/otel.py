@@ -61,10 +61,8 @@ def _exchange(span: Mapping[str, Any]) -> Exchange | str:
     given = _nested(attributes_of(span))
     if "ai.operationId" in given and ".do" not in str(given["ai.operationId"]):
         return NO_CALL  # Vercel's span of the whole, beside those of its calls
-    outputs = next((given[name] for name in _OUTPUTS if name in given), None)
+    outputs = next((given[name] for name in _OUTPUTS if name in given), _vercel(given))
     inputs = next((given[name] for name in _INPUTS if name in given), None)
-    if outputs is None and (calls := _vercel(given)) is not None:
-        outputs = calls
     if inputs is None and outputs is None:
         return NO_CALL
     action = action_of([outputs] if isinstance(outputs, dict) else outputs)
@@ -111,11 +109,9 @@ def _lists(tree: Any) -> Any:
 
 def _vercel(given: Mapping[str, Any]) -> list[Any] | None:
     texts = (given.get("ai.response.text"), given.get("ai.response.object"))
-    calls = sequence(given.get("ai.response.toolCalls"))
-    if not calls and not any(texts):
-        return None
     content = [{"type": "text", "text": json_text(text)} for text in texts if text]
-    return [{"role": "assistant", "content": [*content, *({"type": "tool-call", **mapping(call)} for call in calls)]}]
+    content += [{"type": "tool-call", **mapping(call)} for call in sequence(given.get("ai.response.toolCalls"))]
+    return [{"role": "assistant", "content": content}] if content else None
 
 
 def _system(given: Mapping[str, Any]) -> list[Message]:

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from composer_prime.traces.ingest.formats import claude_code
-from composer_prime.traces.ingest.reading import Log
+from composer_prime.traces.ingest.reading import Document, Log
 from composer_prime.traces.ingest.records import each, mapping, name_or_none, objects
-from composer_prime.traces.ingest.session import Draft
 
 START = "the run's first line"
 
@@ -28,7 +27,7 @@ def _marks(value: Any) -> dict[str, bool]:
 
 
 class _Reader(claude_code.Reader):
-    def read(self, lines: Sequence[Any], fates: dict[int, str]) -> Draft:
+    def read(self, lines: list[Any], fates: dict[int, str]) -> Document:
         return super().read(_spelled(lines), fates)
 
 

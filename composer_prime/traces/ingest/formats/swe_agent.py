@@ -68,7 +68,7 @@ def _read_steps(value: Mapping[str, Any]) -> Document:
         elif not shown:
             document.fates[number] = NO_CONTEXT
         else:
-            tree.act(action, tree.follow(shown, number), number, author=name_or_none(model.get("name")))
+            tree.add(shown, action, number, author=name_or_none(model.get("name")))
     return document
 
 
@@ -82,9 +82,7 @@ def _context(step: Mapping[str, Any], history: Sequence[Any], own: int | None) -
     place = _own(after, step, reversed(range(len(after))))
     found = after[place] if place is not None else history[own] if own is not None else None
     action = assistant(said) if said else None
-    if step.get("tool_calls"):
-        action = chat_message({"role": "assistant", "content": said, "tool_calls": step["tool_calls"]})
-    elif found is not None and (said or mapping(found).get("tool_calls")):
+    if found is not None and (said or mapping(found).get("tool_calls")):
         action = chat_message(found)
     before = step.get("query") or after[:place] or (history[:own] if own is not None else ())
     return [message for message in map(chat_message, sequence(before)) if message is not None], action

@@ -23,19 +23,14 @@ def _marks(value: Any) -> dict[str, bool]:
 
 
 def _read(value: Mapping[str, Any]) -> Document:
-    traces = [value] if "nodes" in value else sequence(value.get("traces"))
     document = Document([])
-    for trace in traces:
+    for trace in [value] if "nodes" in value else sequence(value.get("traces")) or [value]:
         nodes = sequence(mapping(trace).get("nodes"))
-        if not nodes:
+        if nodes:
+            document.drafts.append(_trace(document, mapping(trace), nodes))
+        else:
             document.fates[len(document.items)] = NO_TRACE
-            document.items.append(trace)
-            continue
-        document.drafts.append(_trace(document, mapping(trace), nodes))
-        document.items += nodes
-    if not traces:
-        document.fates[0] = NO_TRACE
-        document.items.append(value)
+        document.items += nodes or [trace]
     return document
 
 
@@ -70,11 +65,9 @@ def _trace(document: Document, trace: Mapping[str, Any], nodes: Sequence[Any]) -
 
 def _reward(trace: Mapping[str, Any]) -> float | None:
     """The sum of the rewards that there are, each by its weight."""
-    parts = []
-    for reward in objects(mapping(trace.get("rewards")).values()):
-        score, weight = number_or_none(reward.get("score")), number_or_none(reward.get("weight", 1.0))
-        if score is not None and weight is not None:
-            parts.append(score * weight)
+    given = objects(mapping(trace.get("rewards")).values())
+    scored = [(number_or_none(one.get("score")), number_or_none(one.get("weight", 1.0))) for one in given]
+    parts = [score * weight for score, weight in scored if score is not None and weight is not None]
     return number_or_none(sum(parts)) if parts else None
 
 
