@@ -77,8 +77,9 @@ class Reading:
             ranks = {record: rank for rank, record in enumerate(numbers)}
             before = sum(min(ranks.keys() & other, default=len(owners)) < min(records) for other in told)
             original = (*_originals([entries[entry] for entry in sorted(kept)]), *beside)
-            nodes = [_renumbered(node, ranks) for node in draft.nodes]
-            self.sessions.append(replace(draft, nodes=nodes).finished(format, before, original))
+            nodes, tools = tuple(_renumbered(node, ranks) for node in draft.nodes), tuple(draft.tools)
+            session = Session(format, draft.name, before, original, nodes, tools, draft.reward, cwd=draft.cwd)
+            self.sessions.append(session)
         self.num_records += len(document.items)
         self.dropped.update(reasons[record] for record in range(len(document.items)) if record not in used)
 

@@ -101,8 +101,7 @@ class Session:
 
     def states(self) -> Iterator[TraceState]:
         """The decision points, in the order of the file."""
-        for _, state in self.numbered_states():
-            yield state
+        return (state for _, state in self.numbered_states())
 
     def numbered_states(self) -> Iterator[tuple[int, TraceState]]:
         """The decision points, each with the index of its node."""
@@ -194,11 +193,6 @@ class Draft:
             if self.nodes[place].has_call(call_id):
                 return None
         return ORPHAN_RESULT
-
-    def finished(self, format: str, number: int, original: tuple[Original, ...]) -> Session:
-        """The session that was read."""
-        nodes, tools = tuple(self.nodes), tuple(self.tools)
-        return Session(format, self.name, number, original, nodes, tools, self.reward, cwd=self.cwd)
 
 
 def _upward(nodes: Sequence[Node], at: int | None) -> Iterator[int]:

@@ -44,14 +44,9 @@ def exchange_of(request: Any, response: Any) -> Exchange | None:
     action = action_of(response)
     if action is None:
         return None
-    return Exchange(
-        messages_of(request),
-        action,
-        tools_of(asked.get("tools") or mapping(asked.get("config")).get("tools")),
-        name_or_none(answered.get("model"), asked.get("model")),
-        mapping(answered.get("usage")) or None,
-        name_or_none(answered.get("id")),
-    )
+    tools = tools_of(asked.get("tools") or mapping(asked.get("config")).get("tools"))
+    author, usage = name_or_none(answered.get("model"), asked.get("model")), mapping(answered.get("usage")) or None
+    return Exchange(messages_of(request), action, tools, author, usage, name_or_none(answered.get("id")))
 
 
 @dataclass(frozen=True)

@@ -22,17 +22,18 @@ class ItemFold:
     author     model of the calls that come
     is_copied  whether what comes is context that was written elsewhere
     usage      of the response that is being folded
+    records    that it came from
     """
 
     draft: Draft
     author: str | None = None
     is_copied: bool = False
     usage: Mapping[str, Any] | None = None
+    records: list[int] = field(default_factory=list)
     _goes_on: bool = False
     _texts: list[str] = field(default_factory=list)
     _thinking: list[str] = field(default_factory=list)
     _calls: list[Mapping[str, Any]] = field(default_factory=list)
-    _records: list[int] = field(default_factory=list)
 
     def take(self, item: Any, *records: int) -> str | None:
         """Add an item that came from these records. Why it is dropped, if it is."""
@@ -41,13 +42,10 @@ class ItemFold:
         if kind == "message" and string(given.get("role")) in ROLES:
             return self._take_message(given, records)
         if kind == "reasoning":
-            thoughts = [content_text(given[name]) for name in ("summary", "content") if given.get(name)]
-            self._thinking += thoughts
+            self._thinking += [content_text(given[name]) for name in ("summary", "content") if given.get(name)]
         elif kind in CALLS:
-            body = given.get("arguments", given.get("action"))
-            if kind == "custom_tool_call":
-                body = {"input": given.get("input")}
-            call_id = given.get("call_id", given.get("id"))
+            free = {"input": given.get("input")} if kind == "custom_tool_call" else None
+            body, call_id = free or given.get("arguments", given.get("action")), given.get("call_id", given.get("id"))
             name = given.get("name", "tool_search" if kind == "tool_search_call" else "shell")
             self._calls.append(tool_call(call_id, name, body))
         elif kind in OUTPUTS:
@@ -55,7 +53,7 @@ class ItemFold:
         else:
             self._goes_on = string(kind).endswith("_call")  # the provider's own tool: the same response follows
             return OTHER_ITEM
-        self._records += records
+        self.records += records
         return None
 
     def end_turn(self) -> None:
@@ -63,18 +61,14 @@ class ItemFold:
         if self.is_open:
             message = assistant("\n".join(self._texts), self._calls, "\n".join(self._thinking))
             more = {"author": self.author, "is_copied": self.is_copied, "usage": self.usage}
-            self.draft.append(message, *self._records, **more)
-            self._texts, self._thinking, self._calls, self._records, self.usage = [], [], [], [], None
+            self.draft.append(message, *self.records, **more)
+            self._texts, self._thinking, self._calls, self.records, self.usage = [], [], [], [], None
             self._goes_on = False
 
     def finish(self, fates: dict[int, str]) -> None:
         """End the last response. Records that belong to none, such as reasoning that nothing followed, get a fate."""
         self.end_turn()
-        fates |= dict.fromkeys(self._records, UNFINISHED)
-
-    def note(self, *records: int) -> None:
-        """Count records as part of the response that comes."""
-        self._records += records
+        fates |= dict.fromkeys(self.records, UNFINISHED)
 
     @property
     def is_open(self) -> bool:
@@ -87,7 +81,7 @@ class ItemFold:
                 self.end_turn()
             self._goes_on = False
             self._texts.append(content_text(given.get("content")))
-            self._records += records
+            self.records += records
             return
         self.end_turn()
         self.draft.append(plain(ROLES[given["role"]], given.get("content")), *records)

@@ -60,11 +60,9 @@ class Parts:
 def has_parts(given: Any) -> bool:
     """Whether a message holds parts that OpenAI's chat completions don't know."""
     message = mapping(given)
-    if "parts" in message:
-        return True
-    blocks = objects(sequence(message.get("content")))
-    kinds = [string(block.get("type")) for block in blocks]
-    return any(kind in (*CALLS, *RESULTS, *THINKING) or _is_servers(kind) for kind in kinds)
+    kinds = [string(block.get("type")) for block in objects(sequence(message.get("content")))]
+    known = (*CALLS, *RESULTS, *THINKING)
+    return "parts" in message or any(kind in known or _is_servers(kind) for kind in kinds)
 
 
 def part_messages(given: Mapping[str, Any]) -> list[Message]:

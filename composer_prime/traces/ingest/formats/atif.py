@@ -73,20 +73,13 @@ def _add_step(draft: Draft, number: int, step: Mapping[str, Any], model: str | N
     """
     is_copied = step.get("is_copied_context") is True
     results = objects(sequence(mapping(step.get("observation")).get("results")))
-    calls = [
-        tool_call(call.get("tool_call_id"), call.get("function_name"), call.get("arguments"))
-        for call in objects(sequence(step.get("tool_calls")))
-    ]
+    given = objects(sequence(step.get("tool_calls")))
+    calls = [tool_call(call.get("tool_call_id"), call.get("function_name"), call.get("arguments")) for call in given]
     only = calls[0]["id"] if len(calls) == len(results) == 1 else ""
     if step["source"] == "agent":
-        draft.append(
-            assistant(step.get("message"), calls, string(step.get("reasoning_content"))),
-            number,
-            author=name_or_none(step.get("model_name"), model),
-            is_copied=is_copied,
-            is_synthetic=step.get("llm_call_count") == 0,
-            usage=mapping(step.get("metrics")) or None,
-        )
+        said = assistant(step.get("message"), calls, string(step.get("reasoning_content")))
+        more = {"author": name_or_none(step.get("model_name"), model), "usage": mapping(step.get("metrics")) or None}
+        draft.append(said, number, is_copied=is_copied, is_synthetic=step.get("llm_call_count") == 0, **more)
     else:
         draft.append(plain(step["source"], step.get("message")), number, is_copied=is_copied)
     for seen in results:

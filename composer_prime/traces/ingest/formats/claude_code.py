@@ -7,7 +7,7 @@ there.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from composer_prime.traces.ingest.dialects.parts import part_messages
@@ -43,7 +43,7 @@ def _marks(value: Any) -> dict[str, bool]:
     }
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Place:
     """Where a line stands: after which node, in the tree of which name, through which other lines."""
 
@@ -136,16 +136,10 @@ class Reader(LineReader):
         name = f"{message['id']}:{request}" if name_or_none(message.get("id")) else None
         calls = self._calls.setdefault(name or f"record {number}", {})
         if place.root not in calls:
-            node = self._add(
-                {"role": "assistant"},
-                self._tip(place.node),
-                (),
-                replace(place, links=[]),
-                author=None if model == SYNTHETIC else name_or_none(model),
-                is_copied=bool(calls),
-                is_synthetic=model == SYNTHETIC,
-                call=name,
-            )
+            author = None if model == SYNTHETIC else name_or_none(model)
+            more = {"author": author, "is_copied": bool(calls), "is_synthetic": model == SYNTHETIC, "call": name}
+            node = self.draft.add({"role": "assistant"}, self._tip(place.node), (), **more)
+            self._roots.append(place.root)
             calls[place.root] = self._call_of[node] = _Call(node, node)
         call = calls[place.root]
         _merge(call.blocks, blocks)
@@ -170,12 +164,12 @@ class Reader(LineReader):
                 made = refusal
         if rest:
             after = self._tip(place.node) if isinstance(made, str) else made
-            made = self._add(plain("user", rest), after, [number], place)
+            made = self._add(plain("user", rest), after, number, place)
         return made
 
     def _show(self, message: Message, number: int, place: _Place, call: _Call | None) -> int:
         """Add what the model is shown after a call, or after another message."""
-        node = self._add(message, call.tip if call else place.node, [number], place)
+        node = self._add(message, call.tip if call else place.node, number, place)
         if call is not None:
             call.tip, self._call_of[node] = node, call
         return node
@@ -184,9 +178,9 @@ class Reader(LineReader):
         """Where a line that names `node` continues: after all that was shown after its call, whichever is named."""
         return self._call_of[node].tip if node in self._call_of else node
 
-    def _add(self, message: Message, parent: int | None, records: Sequence[int], place: _Place, **more: Any) -> int:
+    def _add(self, message: Message, parent: int | None, number: int, place: _Place) -> int:
         self._roots.append(place.root)
-        return self.draft.add(message, parent, records, links=tuple(place.links), **more)
+        return self.draft.add(message, parent, [number], links=tuple(place.links))
 
 
 def _agent(line: Mapping[str, Any]) -> tuple[bool, str]:
@@ -203,10 +197,10 @@ def _attached(attachment: Mapping[str, Any]) -> Mapping[str, Any]:
     if kind == "queued_command":
         return {"content": attachment.get("prompt")}
     texts = [text for name in SHOWN for text in _texts(attachment.get(name))]
-    names = [name for name in (string(attachment.get(name)) for name in NAMED) if name]
-    if not texts and not names:
+    name = name_or_none(*(attachment.get(name) for name in NAMED))
+    if not texts and name is None:
         return {}
-    head = " ".join([kind, *names[:1]])
+    head = kind if name is None else f"{kind} {name}"
     return {"content": "\n".join(["<system-reminder>", head, *texts, "</system-reminder>"])}
 
 

@@ -52,7 +52,7 @@ class _Reader(LineReader):
             return NO_MESSAGE
         self.draft.name = name_or_none(payload.get("id"))
         if text is None:
-            self._fold.note(number)
+            self._fold.records.append(number)
         else:
             self.draft.append(plain("system", text), number)
         return None
@@ -63,7 +63,7 @@ class _Reader(LineReader):
             return NO_MESSAGE
         self._fold.end_turn()
         self._fold.author = model
-        self._fold.note(number)
+        self._fold.records.append(number)
         return None
 
     def _compact(self, number: int, payload: Mapping[str, Any]) -> str | None:
@@ -88,7 +88,7 @@ class _Reader(LineReader):
             return NO_MESSAGE
         if self._fold.is_open:
             self._fold.usage = usage
-            self._fold.note(number)
+            self._fold.records.append(number)
             self._fold.end_turn()
             return None
         nodes = self.draft.nodes

@@ -24,12 +24,10 @@ def _events(value: Any) -> Sequence[Any]:
 
 def _marks(value: Any) -> dict[str, bool]:
     events = objects(_events(value))
+    ours = [event for event in events if "source" in event and "kind" not in event]
     return {
         "a list of events, or an object with history": bool(events),
-        "events with source, and action or observation": any(
-            "source" in event and "kind" not in event and ("action" in event or "observation" in event)
-            for event in events
-        ),
+        "events with source, and action or observation": any("action" in one or "observation" in one for one in ours),
     }
 
 

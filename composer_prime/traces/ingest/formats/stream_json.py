@@ -16,13 +16,11 @@ START = "the run's first line"
 def _marks(value: Any) -> dict[str, bool]:
     lines = objects(each(value))
     told = [line for line in lines if line.get("type") in ("assistant", "user")]
+    others = [line for line in told if not {"sessionId", "parentUuid"} & line.keys()]
     return {
         "type user or assistant": bool(told),
         "a message with content": any("content" in mapping(line.get("message")) for line in told),
-        "session_id, or lines without names": any(
-            ("session_id" in line or "uuid" not in line) and not {"sessionId", "parentUuid"} & line.keys()
-            for line in told
-        ),
+        "session_id, or lines without names": any("session_id" in line or "uuid" not in line for line in others),
     }
 
 

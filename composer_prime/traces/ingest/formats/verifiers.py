@@ -50,14 +50,10 @@ def _trace(document: Document, trace: Mapping[str, Any], nodes: Sequence[Any]) -
             continue
         call = mapping(calls.get(number))
         wrote = given.get("sampled") is True
-        places[number] = draft.add(
-            message,
-            places[parents[number]],
-            [start + number],
-            author=name_or_none(call.get("model"), config.get("model")) if wrote else None,
-            is_copied=message["role"] == "assistant" and not wrote,
-            usage=mapping(call.get("usage")) or None,
-        )
+        author = name_or_none(call.get("model"), config.get("model")) if wrote else None
+        more = {"author": author, "usage": mapping(call.get("usage")) or None}
+        is_copied = message["role"] == "assistant" and not wrote
+        places[number] = draft.add(message, places[parents[number]], [start + number], is_copied=is_copied, **more)
         if not draft.tools:
             draft.tools += tools_of(given.get("tools"))
     return draft
