@@ -198,7 +198,8 @@ def ingest(
 
 def _report(path: Path, format: str, reading: Reading, secrets: SecretCutter) -> FileReport:
     nodes = [node for session in reading.sessions for node in session.nodes]
-    num_states, num_actions = sum(node.is_decision for node in nodes), sum(node.is_action for node in nodes)
+    num_states = sum(node.is_decision for node in nodes)
+    num_left_out = sum(node.is_action for node in nodes) - num_states
     bare = [session for session in reading.sessions if not session.tools]
     num_silent = sum(not any(calls_of(node.message) for node in session.nodes) for session in bare)
     remarks = []
@@ -213,7 +214,7 @@ def _report(path: Path, format: str, reading: Reading, secrets: SecretCutter) ->
         format,
         num_sessions=len(reading.sessions),
         num_states=num_states,
-        left_out={UNSAYABLE: num_actions - num_states} if num_actions > num_states else {},
+        left_out={UNSAYABLE: num_left_out} if num_left_out else {},
         num_records=reading.num_records,
         num_used=reading.num_used,
         dropped=dict(reading.dropped),

@@ -48,19 +48,11 @@ class Reading:
         """Records whose content a node holds."""
         return self.num_records - self.dropped.total()
 
-    def add(
-        self,
-        format: str,
-        document: Document,
-        entries: Sequence[tuple[str, Entry]],
-        owners: Sequence[int],
-        beside: Sequence[Original] = (),
-    ) -> None:
+    def add(self, format: str, document: Document, entries: Sequence[tuple[str, Entry]], owners: Sequence[int]) -> None:
         """Add a document's sessions, each with the entries that tell of it, and what became of its records.
 
         entries  with the name of the part that each is of
         owners   of each record, the number of the entry that holds it
-        beside   what belongs to each session
 
         Raises KeyError for a record that is neither in a node nor has a fate.
         """
@@ -76,21 +68,22 @@ class Reading:
             numbers = [record for record, owner in enumerate(owners) if owner in kept]
             ranks = {record: rank for rank, record in enumerate(numbers)}
             before = sum(min(ranks.keys() & other, default=len(owners)) < min(records) for other in told)
-            original = (*_originals([entries[entry] for entry in sorted(kept)]), *beside)
-            nodes, tools = tuple(_renumbered(node, ranks) for node in draft.nodes), tuple(draft.tools)
+            original = _originals([entries[entry] for entry in sorted(kept)])
+            nodes = tuple(_renumbered(node, ranks) for node in draft.nodes)
+            tools = tuple(draft.tools)
             session = Session(format, draft.name, before, original, nodes, tools, draft.reward, cwd=draft.cwd)
             self.sessions.append(session)
         self.num_records += len(document.items)
         self.dropped.update(reasons[record] for record in range(len(document.items)) if record not in used)
 
 
-def _originals(entries: Sequence[tuple[str, Entry]]) -> list[Original]:
+def _originals(entries: Sequence[tuple[str, Entry]]) -> tuple[Original, ...]:
     """The texts by part, the main one first. Of several records each ends its line, which a file's last may lack."""
     texts: dict[str, list[str]] = {"": []}
     for name, entry in entries:
         needs_end = len(entries) > 1 and not entry.text.endswith("\n")
         texts.setdefault(name, []).append(entry.text + "\n" * needs_end)
-    return [Original(name, "".join(lines)) for name, lines in texts.items()]
+    return tuple(Original(name, "".join(lines)) for name, lines in texts.items())
 
 
 def _renumbered(node: Node, ranks: Mapping[int, int]) -> Node:
@@ -124,17 +117,16 @@ class Format(ABC):
 
 @dataclass(frozen=True)
 class Documents(Format):
-    """A format whose JSON values are documents; a file's other parts belong to each of its sessions."""
+    """A format whose JSON values are documents."""
 
     document: Callable[[Any], Document]
 
     def read(self, parts: Sequence[Part]) -> Reading:
-        beside = [Original(part.name, "".join(entry.text for entry in part.entries)) for part in parts[1:]]
         reading = Reading()
         for entry in parts[0].entries:
             problem = self.problem(entry)
             document = Document([None], {0: problem}) if problem else self.document(entry.value)
-            reading.add(self.name, document, [("", entry)], [0] * len(document.items), beside)
+            reading.add(self.name, document, [("", entry)], [0] * len(document.items))
         return reading
 
 

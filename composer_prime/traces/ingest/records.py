@@ -49,11 +49,8 @@ def entries_of(data: bytes, secrets: SecretCutter) -> tuple[Entry, ...]:
     """The records of a file's bytes: one if they are one JSON value, else one a line, or one a value that runs on."""
     data = data.removeprefix(codecs.BOM_UTF8)
     values = _in_a_row(data)
-    if len(values) != 1:
-        lines = tuple(_entry(line, secrets) for line in io.BytesIO(data))
-        if not values or not any(entry.problem in (MALFORMED, TRUNCATED) for entry in lines):
-            return lines
-    return tuple(_entry(value, secrets) for value in values)
+    run_on = any(b"\n" in value.strip() for value in values) or any(b"\n" not in value for value in values[:-1])
+    return tuple(_entry(value, secrets) for value in (values if len(values) == 1 or run_on else io.BytesIO(data)))
 
 
 def _in_a_row(data: bytes) -> list[bytes]:
@@ -98,7 +95,9 @@ def parse(text: str) -> Any:
 
 def _is_deep(value: Any, levels: int = MAX_DEPTH) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(_is_deep(one, levels - 1) for one in inner)
+    if levels == 0:
+        return bool(inner)
+    return any(isinstance(one, dict | list) and _is_deep(one, levels - 1) for one in inner)
 
 
 def _whole(value: Any) -> Any:

@@ -117,7 +117,8 @@ class Session:
                 if self.system is not None and not any(message["role"] == "system" for message in shown):
                     shown = [{"role": "system", "content": self.system}, *shown]
                 parent = next((turns[place] for place in reversed(path) if place in turns), None)
-                tools, about = self.tools or inferred.tools, (node.author, self.reward, bool(self.tools), self.cwd)
+                tools = self.tools or inferred.tools
+                about = (node.author, self.reward, bool(self.tools), self.cwd)
                 yield index, TraceState(self.id, turns[index], parent, tuple(shown), tools, node.message, *about)
 
     def call_keys(self) -> dict[int, str]:

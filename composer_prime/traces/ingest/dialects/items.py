@@ -44,8 +44,9 @@ class ItemFold:
         if kind == "reasoning":
             self._thinking += [content_text(given[name]) for name in ("summary", "content") if given.get(name)]
         elif kind in CALLS:
-            free = {"input": given.get("input")} if kind == "custom_tool_call" else None
-            body, call_id = free or given.get("arguments", given.get("action")), given.get("call_id", given.get("id"))
+            is_free = kind == "custom_tool_call"
+            body = {"input": given.get("input")} if is_free else given.get("arguments", given.get("action"))
+            call_id = given.get("call_id", given.get("id"))
             name = given.get("name", "tool_search" if kind == "tool_search_call" else "shell")
             self._calls.append(tool_call(call_id, name, body))
         elif kind in OUTPUTS:

@@ -53,9 +53,8 @@ def _sides(call: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
     if response is None and "choices" in call:
         response = call
     if request is None:
-        request = {**call, "messages": loaded(call.get("messages"))} if "messages" in call else call
-        tools = request.get("tools", mapping(call.get("model_parameters")).get("tools"))
-        request = {**request, "tools": tools}
+        beside = {"messages": loaded(call["messages"])} if "messages" in call else {}
+        request = {**call, **beside, "tools": call.get("tools", mapping(call.get("model_parameters")).get("tools"))}
     return request, response
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from composer_prime.traces.ingest.messages import assistant, content_text, plain, result, tool_call, tools_of
 from composer_prime.traces.ingest.reading import Document, Documents, Reading
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, number_or_none, objects, sequence, string
-from composer_prime.traces.ingest.session import Draft
+from composer_prime.traces.ingest.session import Draft, Original
 
 NO_SOURCE = "step of no known source"
 _VERSION = re.compile(r"ATIF-v1\.[0-8]")
@@ -27,12 +27,15 @@ def _marks(value: Any) -> dict[str, bool]:
 
 
 class Trials(Documents):
-    """A session a trajectory; beside it may lie the reward of its trial."""
+    """A session a trajectory; beside it may lie the reward of its trial, which is kept with it."""
 
     def read(self, parts: Sequence[Part]) -> Reading:
         reading = super().read(parts)
         reward = next((_reward(part.entries[0].value) for part in parts[1:] if part.entries), None)
-        reading.sessions = [replace(session, reward=reward) for session in reading.sessions]
+        beside = [Original(part.name, "".join(entry.text for entry in part.entries)) for part in parts[1:]]
+        reading.sessions = [
+            replace(session, reward=reward, original=(*session.original, *beside)) for session in reading.sessions
+        ]
         return reading
 
 

@@ -76,7 +76,8 @@ def _add(draft: Draft, message: Message, number: int, given: Mapping[str, Any], 
     """Add a message; why it can't stand there, if it can't."""
     if message["role"] == "tool":
         return draft.answer(message["tool_call_id"], message["content"], number)
-    is_turn, last = message["role"] == "assistant", None if draft.at is None else draft.nodes[draft.at]
+    is_turn = message["role"] == "assistant"
+    last = None if draft.at is None else draft.nodes[draft.at]
     if draft.at is not None and last and is_turn and last.is_turn and (calls_of(last.message) or calls_of(message)):
         return draft.replace(draft.at, number, message=joined(last.message, message))
     author = name_or_none(given.get("model"), author) if is_turn else None

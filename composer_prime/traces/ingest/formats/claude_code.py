@@ -145,8 +145,8 @@ class Reader(LineReader):
         _merge(call.blocks, blocks)
         old = self.draft.nodes[call.node]
         said = part_messages({"role": "assistant", "content": call.blocks})[0]
-        usage, links = mapping(message.get("usage")) or old.usage, (*old.links, *place.links)
-        self.draft.replace(call.node, number, message=said, usage=usage, links=links)
+        usage = mapping(message.get("usage")) or old.usage
+        self.draft.replace(call.node, number, message=said, usage=usage, links=(*old.links, *place.links))
         return call.node
 
     def _add_user(self, number: int, content: str | list[Any], place: _Place) -> int | str:

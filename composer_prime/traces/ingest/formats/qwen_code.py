@@ -46,8 +46,7 @@ class _Reader(LineReader):
             return draft.replace(node, number, message=either_message({"role": "model", "parts": known})[0], **more)
         at, links = self._places.get(name_or_none(line.get("parentUuid")) or "", (None, ()))
         messages = either_message(told) if line.get("type") in TYPES and parts else []
-        is_copied = line.get("subtype") == "chat_compression"
-        if is_copied:
+        if is_copied := line.get("subtype") == "chat_compression":
             history = sequence(mapping(line.get("systemPayload")).get("compressedHistory"))
             messages = [message for one in history for message in either_message(one)]
             at, links = (None, ()) if messages else (at, links)

@@ -24,12 +24,11 @@ def _read(value: Any) -> Document:
     before = given.get("input")
     context = [{"role": "user", "content": before}] if isinstance(before, str) else sequence(before)
     items = [*context, *sequence(given.get("output") if given else value)]
-    document = Document(items)
     if given.get("previous_response_id"):
-        document.fates = dict.fromkeys(range(len(items)), ELSEWHERE)
-        return document
+        return Document(items, dict.fromkeys(range(len(items)), ELSEWHERE))
     draft = Draft(name_or_none(given.get("id")), tools=tools_of(given.get("tools")))
     draft.reward = number_or_none(given.get("reward"))
+    document = Document(items, drafts=[draft])
     fold = ItemFold(draft, author=name_or_none(given.get("model")))
     if instructions := name_or_none(given.get("instructions")):
         draft.append(plain("system", instructions))
@@ -37,12 +36,10 @@ def _read(value: Any) -> Document:
         if number == len(context):
             fold.end_turn()
         fold.is_copied = number < len(context)
-        fate = fold.take(item, number)
-        if fate is not None:
+        if (fate := fold.take(item, number)) is not None:
             document.fates[number] = fate
     fold.usage = mapping(given.get("usage")) or None
     fold.finish(document.fates)
-    document.drafts.append(draft)
     return document
 
 
