@@ -1,11 +1,11 @@
-"""`composer-prime replay ingest`, `normalize` and `export`: an agent's logs into a store of traces, and out of it."""
+"""`composer-prime replay ingest` and `export`: an agent's logs into a store of traces, and out of it."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-OF_SESSIONS = "original, atif or sts"
+OF_SESSIONS = "original or atif"
 OF_PAIRS = "trl-sft, trl-dpo, messages or openai-finetune"
 FilesArgument = Annotated[list[Path], typer.Argument(metavar="FILES...", help="Logs of agents, or folders of them.")]
 FormatOption = Annotated[
@@ -17,7 +17,6 @@ FormatOption = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the commands to the group's."""
     app.command("ingest")(ingest)
-    app.command("normalize")(normalize)
     app.command("export")(export)
 
 
@@ -61,28 +60,6 @@ def ingest(
             typer.echo(json.dumps(report.to_json()))
     else:
         show(list(shown), Console(), dry_run=dry_run)
-
-
-def normalize(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="A store that `replay ingest` made.")],
-    to: Annotated[Path, typer.Option("--to", metavar="STORE", help="Another store's folder.", show_default=False)],
-    dj_process: Annotated[Path, typer.Option(help="data-juicer's command, in an environment of its own.")],
-) -> None:
-    """Copy a store without near-duplicate sessions, as data-juicer finds them."""
-    from rich.console import Console
-
-    from composer_prime.private import keep_private
-    from composer_prime.traces.ingest.normalize import normalize as copy_distinct
-    from composer_prime.traces.ingest.store import TraceStore
-    from composer_prime.visible import say
-
-    keep_private()
-    source = TraceStore(store)
-    with Console(stderr=True).status("comparing sessions"):
-        found = copy_distinct(source, TraceStore(to, is_new=True), dj_process)
-    say(f"sessions         {found.num_sessions}")
-    say(f"near-duplicates  {found.num_near_duplicates}, left out")
-    say(f"too short        {found.num_short}, not compared and kept")
 
 
 def export(

@@ -1,6 +1,6 @@
 """What a model was shown at a call: each result directly after the turn that called for it, wherever the log has it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from composer_prime.traces.states import Message, calls_of, text_of
 
@@ -38,9 +38,6 @@ def in_order(messages: Sequence[Message]) -> list[Message]:
     for place, message in enumerate(turns):
         shown.append(message)
         for number, call in enumerate(calls_of(message)):
-            shown.append(results.get((place, number)) or _no_result(call))
+            missing = {"role": "tool", "content": NO_RESULT, "tool_call_id": call["id"]}
+            shown.append(results.get((place, number), missing))
     return shown
-
-
-def _no_result(call: Mapping[str, str]) -> Message:
-    return {"role": "tool", "content": NO_RESULT, "tool_call_id": call["id"]}

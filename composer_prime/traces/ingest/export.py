@@ -1,6 +1,6 @@
-"""Sessions out of a store: as the files that they came from, as ATIF, or as Hugging Face's trace viewer reads them.
+"""Sessions out of a store: as the files that they came from, or as ATIF.
 
-ATIF and STS know no tree: a session's branches become one file each. What an earlier branch has told is context there.
+ATIF knows no tree: a session's branches become one file each. What an earlier branch has told is context there.
 """
 
 import json
@@ -11,18 +11,24 @@ from typing import Any
 from composer_prime.errors import BadInput
 from composer_prime.traces.ingest.formats import atif, claude_code, codex
 from composer_prime.traces.ingest.records import number_or_none
-from composer_prime.traces.ingest.session import Node, Session, arguments_of
+from composer_prime.traces.ingest.session import Node, Session, arguments_of, path_of
 from composer_prime.traces.ingest.store import TraceStore
 from composer_prime.traces.states import calls_of, digest
 
 ATIF_VERSION = "ATIF-v1.7"
-_LOGS = (claude_code.NAME, codex.NAME)
+_COUNTS = {
+    "prompt_tokens": ("input_tokens", "prompt_tokens"),
+    "completion_tokens": ("output_tokens", "completion_tokens"),
+    "cached_tokens": ("cached_input_tokens", "cached_tokens", "cache_read_input_tokens"),
+}
+"""ATIF's names with those that APIs have for them; a later one counts."""
+_LOGS = (claude_code.FORMAT.name, codex.FORMAT.name)
 
 
 def export(store: TraceStore, folder: Path, kind: str) -> int:
     """Write all sessions into a folder that isn't there or is empty; how many files.
 
-    kind  original: what was kept, byte for byte but for secrets; atif: ATIF 1.7; sts: Hugging Face's session traces
+    kind  original: what was kept, byte for byte but for secrets; atif: ATIF 1.7
 
     Raises BadInput for another kind, or a folder that holds something.
     """
@@ -50,11 +56,10 @@ def original_files(session: Session) -> dict[str, str]:
     """What was kept of a session, by path; laid out so that ingestion finds what belongs together."""
     main, *beside = session.original
     is_line = session.format in _LOGS or "\n" not in main.text.strip()
-    if session.format == atif.NAME and beside:
-        rest = {f"{session.id}/verifier/{Path(part.name).name}": part.text for part in beside}
-        return {f"{session.id}/agent/trajectory.json": main.text, **rest}
-    rest = {f"{session.id}/subagents/{Path(part.name).name}": part.text for part in beside}
-    return {f"{session.id}.json{'l' if is_line else ''}": main.text, **rest}
+    is_trial = session.format == atif.FORMAT.name and bool(beside)
+    name = f"{session.id}/agent/trajectory.json" if is_trial else f"{session.id}.json{'l' if is_line else ''}"
+    folder = f"{session.id}/{'verifier' if is_trial else 'subagents'}"
+    return {name: main.text} | {f"{folder}/{Path(part.name).name}": part.text for part in beside}
 
 
 def atif_files(session: Session) -> dict[str, str]:
@@ -65,24 +70,7 @@ def atif_files(session: Session) -> dict[str, str]:
     }
 
 
-def sts_files(session: Session) -> dict[str, str]:
-    """One file a branch: a line of the session, then a line a message."""
-    files = {}
-    for number, (path, _) in enumerate(_branches(session)):
-        name = session.name or session.id[:16]
-        lines: list[Any] = [
-            {"type": "session", "harness": session.format, "id": f"{session.id}-{number}", "name": name}
-        ]
-        lines += [{"type": "message", "message": _sts_message(session.nodes[place])} for place in path]
-        files[f"{session.id}-{number}.jsonl"] = "".join(json.dumps(line) + "\n" for line in lines)
-    return files
-
-
-KINDS: Mapping[str, Callable[[Session], dict[str, str]]] = {
-    "original": original_files,
-    "atif": atif_files,
-    "sts": sts_files,
-}
+KINDS: Mapping[str, Callable[[Session], dict[str, str]]] = {"original": original_files, "atif": atif_files}
 
 
 def _branches(session: Session) -> Iterator[tuple[list[int], set[int]]]:
@@ -91,7 +79,7 @@ def _branches(session: Session) -> Iterator[tuple[list[int], set[int]]]:
     seen: set[int] = set()
     for leaf in range(len(session.nodes)):
         if leaf not in parents:
-            path = session.path(leaf)
+            path = path_of(session.nodes, leaf)
             yield path, seen & set(path)
             seen |= set(path)
 
@@ -102,51 +90,42 @@ def _trajectory(session: Session, number: int, path: list[int], told: set[int]) 
         node = session.nodes[place]
         if node.message["role"] == "tool" and _observe(steps, node):
             continue
-        step = _step(node)
-        if place in told or node.is_copied:
-            step["is_copied_context"] = True
-        steps.append(step)
+        steps.append(_step(node, place in told or node.is_copied))
     models = [node.author for node in session.nodes if node.author]
-    agent: dict[str, Any] = {
-        "name": session.format,
-        "version": "unknown",
-        **({"model_name": models[0]} if models else {}),
-    }
-    agent["tool_definitions"] = list(session.tools)
+    model = {"model_name": models[0]} if models else {}
     reward = {} if session.reward is None else {"extra": {"reward": session.reward}}
     return {
         "schema_version": ATIF_VERSION,
         "session_id": session.name or session.id,
         "trajectory_id": f"{session.id}-{number}",
-        "agent": agent,
+        "agent": {"name": session.format, "version": "unknown", **model, "tool_definitions": list(session.tools)},
         "steps": [{"step_id": step_id, **step} for step_id, step in enumerate(steps, start=1)],
         **reward,
     }
 
 
-def _step(node: Node) -> dict[str, Any]:
+def _step(node: Node, is_copied: bool) -> dict[str, Any]:
     message = node.message
-    if not node.is_turn:
-        return {"source": "system" if message["role"] == "system" else "user", "message": message["content"]}
-    step: dict[str, Any] = {"source": "agent", "message": message["content"]}
-    if node.author:
-        step["model_name"] = node.author
-    if message.get("reasoning_content"):
-        step["reasoning_content"] = message["reasoning_content"]
-    if calls := calls_of(message):
-        step["tool_calls"] = [
-            {
-                "tool_call_id": call["id"],
-                "function_name": call["function"]["name"],
-                "arguments": _arguments(call["function"]["arguments"]),
-            }
-            for call in calls
-        ]
-    if node.is_synthetic:
-        step["llm_call_count"] = 0
-    if metrics := _metrics(node.usage or {}):
-        step["metrics"] = metrics
-    return step
+    step = {"source": "agent" if node.is_turn else "user", "message": message["content"]}
+    if message["role"] == "system":
+        step["source"] = "system"
+    calls = [
+        {
+            "tool_call_id": call["id"],
+            "function_name": call["function"]["name"],
+            "arguments": _arguments(call["function"]["arguments"]),
+        }
+        for call in calls_of(message)
+    ]
+    more = {
+        "model_name": node.author,
+        "reasoning_content": message.get("reasoning_content"),
+        "tool_calls": calls,
+        "metrics": _metrics(node.usage or {}),
+        "is_copied_context": is_copied,
+    }
+    step |= {name: value for name, value in more.items() if value}
+    return step | ({"llm_call_count": 0} if node.is_synthetic else {})
 
 
 def _observe(steps: list[dict[str, Any]], node: Node) -> bool:
@@ -166,24 +145,9 @@ def _arguments(text: str) -> Mapping[str, Any]:
 
 def _metrics(usage: Mapping[str, Any]) -> dict[str, int]:
     """ATIF's counts, whose prompt holds the tokens that were read from a cache."""
-    cached = _count(usage, "cache_read_input_tokens", "cached_tokens", "cached_input_tokens")
-    prompt = _count(usage, "prompt_tokens", "input_tokens")
+    numbers = {name: int(number) for name in usage if (number := number_or_none(usage[name])) is not None}
+    found = {kind: numbers[name] for kind, names in _COUNTS.items() for name in names if name in numbers}
     if "cache_read_input_tokens" in usage:  # Anthropic's input excludes what a cache gave or took
-        prompt = (prompt or 0) + (cached or 0) + (_count(usage, "cache_creation_input_tokens") or 0)
-    counts = {
-        "prompt_tokens": prompt,
-        "completion_tokens": _count(usage, "completion_tokens", "output_tokens"),
-        "cached_tokens": cached,
-    }
-    return {name: count for name, count in counts.items() if count is not None}
-
-
-def _count(usage: Mapping[str, Any], *names: str) -> int | None:
-    numbers = (number_or_none(usage.get(name)) for name in names)
-    return next((int(number) for number in numbers if number is not None), None)
-
-
-def _sts_message(node: Node) -> dict[str, Any]:
-    message = node.message
-    names = {"reasoning_content": "reasoningContent", "tool_calls": "toolCalls", "tool_call_id": "toolCallId"}
-    return {names.get(name, name): value for name, value in message.items()}
+        cached = (numbers.get(f"cache_{did}_input_tokens", 0) for did in ("read", "creation"))
+        found["prompt_tokens"] = found.get("prompt_tokens", 0) + sum(cached)
+    return found

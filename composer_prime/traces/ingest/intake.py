@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from composer_prime.errors import BadInput
-from composer_prime.traces.ingest.formats import atif, check_known, claude_code, detect, harbor, openhands_v1, read
+from composer_prime.traces.ingest.formats import FORMATS, atif, check_known, claude_code, detect, harbor
 from composer_prime.traces.ingest.messages import tools_of
 from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import Part, entries_of, parse
@@ -33,7 +34,6 @@ class FileReport:
     left_out     decision points that can't, by reason
     num_copies   usable ones that other sessions hold, too
     dropped      records by reason; with `num_used` they sum to `num_records`
-    num_bytes    of all records; used_bytes of those that are used
     secrets      cut out of the file, by kind
     remarks      what a person should know, one line each
     """
@@ -48,18 +48,16 @@ class FileReport:
     num_records: int = 0
     num_used: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
-    num_bytes: int = 0
-    used_bytes: int = 0
     secrets: Mapping[str, int] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """What scripts read of it."""
-        left_out, dropped = dict(self.left_out), dict(self.dropped)
+        num_points = self.num_states + sum(self.left_out.values())
         return {
-            "file": str(self.path), "format": self.format, "decision_points": self.num_states + sum(left_out.values()),
-            "usable": self.num_states, "left_out": left_out, "records": self.num_records, "used": self.num_used,
-            "dropped": dropped, "secrets": dict(self.secrets), "remarks": self.remarks,
+            "file": str(self.path), "format": self.format, "decision_points": num_points, "usable": self.num_states,
+            "left_out": self.left_out, "records": self.num_records, "used": self.num_used, "dropped": self.dropped,
+            "secrets": self.secrets, "remarks": self.remarks,
         }  # fmt: skip
 
 
@@ -77,10 +75,8 @@ class Given:
             return None
         found: tuple[Tool, ...] = ()
         if tools is not None:
-            try:
+            with suppress(ValueError, RecursionError):
                 found = tuple(tools_of(parse(_bytes(tools).decode())))
-            except (ValueError, RecursionError):
-                found = ()
             if not found:
                 raise BadInput(
                     f"--tools ({tools}) lists no tool: give a JSON list as OpenAI's or Anthropic's API takes it"
@@ -130,18 +126,20 @@ def read_file(
     secrets = SecretCutter(os.environ)
     if harbor_python is not None:
         converted = entries_of(harbor.to_atif(path, harbor_python, format or "unnamed"), secrets)
-        return atif.NAME, read(atif.NAME, [Part("", converted)]), secrets
-    main = Part("", entries_of(_bytes(path), secrets))
-    subagents = _subagents(path)
+        return atif.FORMAT.name, atif.FORMAT.read([Part("", converted)]), secrets
+    main = Part("", tuple(entry for file in _events(path) for entry in entries_of(_bytes(file), secrets)))
+    subagents = sorted((path.with_suffix("") / SUBAGENTS).glob("agent-*.jsonl"))
+    beside = {claude_code.FORMAT.name: subagents, atif.FORMAT.name: _rewards(path)}
     if format is not None:
         check_known(format)
+    elif subagents and not main.entries:
+        format = claude_code.FORMAT.name
     else:
-        format = claude_code.NAME if subagents and not main.entries else detect(main.entries, str(path))
-    beside = {claude_code.NAME: subagents, atif.NAME: _rewards(path), openhands_v1.NAME: _events(path)[1:]}
+        format = detect(main.entries, str(path))
     parts = [
-        Part(f"{file.parent.name}/{file.name}", entries_of(_bytes(file), secrets)) for file in beside.get(format, [])
+        Part(f"{file.parent.name}/{file.name}", entries_of(_bytes(file), secrets)) for file in beside.get(format, ())
     ]
-    return format, read(format, [main, *parts]), secrets
+    return format, FORMATS[format].read([main, *parts]), secrets
 
 
 def ingest(
@@ -172,7 +170,7 @@ def ingest(
             try:
                 chosen, reading, secrets = read_file(path, format, harbor_python)
                 if given is not None:
-                    reading = replace(reading, sessions=tuple(map(given.to, reading.sessions)))
+                    reading.sessions = [given.to(session) for session in reading.sessions]
             except BadInput as error:
                 if path in named:
                     raise
@@ -189,7 +187,9 @@ def ingest(
                 if store is not None and not dry_run:
                     store.add(session)
             if store is not None and not dry_run:
-                store.note_file(path, _account(report, reading))
+                account = {"num_records": report.num_records, "dropped": report.dropped, "secrets": report.secrets}
+                sessions = [session.id for session in reading.sessions]
+                store.note_file(path, {"format": chosen, **account, "sessions": sessions})
             yield report
     finally:
         if store is not None and not dry_run:
@@ -197,33 +197,30 @@ def ingest(
 
 
 def _report(path: Path, format: str, reading: Reading, secrets: SecretCutter) -> FileReport:
-    report = FileReport(path, format, len(reading.sessions), num_records=reading.num_records)
     nodes = [node for session in reading.sessions for node in session.nodes]
-    report.num_states = sum(node.is_decision for node in nodes)
-    num_left_out = sum(node.is_left_out for node in nodes)
-    report.left_out = {UNSAYABLE: num_left_out} if num_left_out else {}
-    report.num_used, report.dropped = reading.num_used, dict(reading.dropped)
-    report.num_bytes, report.used_bytes = reading.num_bytes, reading.used_bytes
-    report.secrets = {kind: count for kind, count in secrets.counts.items() if count}
+    num_states = sum(node.is_decision for node in nodes)
+    num_left_out = sum(node.is_action for node in nodes) - num_states
+    bare = [session for session in reading.sessions if not session.tools]
+    num_silent = sum(not any(calls_of(node.message) for node in session.nodes) for session in bare)
+    remarks = []
     if not reading.sessions:
-        report.remarks.append("no decision point of a model: nothing is stored")
-    without_tools = [session for session in reading.sessions if not session.tools]
-    calling = [session for session in without_tools if any(calls_of(node.message) for node in session.nodes)]
-    if calling:
-        report.remarks.append("lists no tools: at each point those are shown that were called by then; see --tools")
-    if silent := len(without_tools) - len(calling):
-        report.remarks.append(f"{silent} of {len(reading.sessions)} sessions have no tools: their actions are text")
-    return report
-
-
-def _account(report: FileReport, reading: Reading) -> dict[str, Any]:
-    return {
-        "format": report.format,
-        "num_records": report.num_records,
-        "dropped": dict(report.dropped),
-        "secrets": dict(report.secrets),
-        "sessions": [session.id for session in reading.sessions],
-    }
+        remarks.append("no decision point of a model: nothing is stored")
+    if len(bare) > num_silent:
+        remarks.append("lists no tools: at each point those are shown that were called by then; see --tools")
+    if num_silent:
+        remarks.append(f"{num_silent} of {len(reading.sessions)} sessions have no tools: their actions are text")
+    return FileReport(
+        path,
+        format,
+        num_sessions=len(reading.sessions),
+        num_states=num_states,
+        left_out={UNSAYABLE: num_left_out} if num_left_out else {},
+        num_records=reading.num_records,
+        num_used=reading.num_used,
+        dropped=dict(reading.dropped),
+        secrets={kind: count for kind, count in secrets.counts.items() if count},
+        remarks=remarks,
+    )
 
 
 def _bytes(path: Path) -> bytes:
@@ -233,10 +230,6 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise BadInput(f"{path} can't be read: {error.strerror}: give a file of traces") from error
-
-
-def _subagents(path: Path) -> list[Path]:
-    return sorted((path.with_suffix("") / SUBAGENTS).glob("agent-*.jsonl"))
 
 
 def _rewards(path: Path) -> list[Path]:

@@ -26,11 +26,9 @@ def _part_text(part: Any) -> str:
         return part
     given = mapping(part)
     kind, source = string(given.get("type")), mapping(given.get("source"))
-    texts = [given.get("text"), given.get("refusal"), given.get("tool_name"), given.get("content"), source.get("data")]
-    if kind not in ("text", "file", "document", "search_result"):
-        texts[3:] = []
-    if source.get("type") != "text":
-        texts[4:] = []
+    texts = [given.get("text"), given.get("refusal"), given.get("tool_name")]
+    if kind in ("text", "file", "document", "search_result"):
+        texts += [given.get("content"), source.get("data") if source.get("type") == "text" else None]
     found = next((text for text in texts if isinstance(text, str)), None)
     if found is not None:
         return found
@@ -100,11 +98,9 @@ def chat_message(data: Any) -> Message | None:
     """
     given = mapping(data)
     role = string(given.get("role"))
-    if role == "function":
-        return result(string(given.get("name")), given.get("content"))
-    if role == "tool":
-        ids = sequence(given.get("tool_call_ids"))
-        return result(string(given.get("tool_call_id") or (ids[0] if ids else "")), given.get("content"))
+    if role in ("tool", "function"):
+        named = [given.get("tool_call_id"), *sequence(given.get("tool_call_ids"))]
+        return result(name_or_none(*(named if role == "tool" else [given.get("name")])) or "", given.get("content"))
     if role == "assistant":
         thinking = name_or_none(given.get("reasoning_content"), given.get("reasoning"))
         return assistant(given.get("content"), _calls(given), thinking or "")

@@ -9,7 +9,9 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+from composer_prime.traces.ingest.secret_patterns import SecretCutter
 
 MAX_DEPTH = 100
 """Levels of lists and objects in one record; sessions need a dozen, and JSON's own reader ends at a thousand."""
@@ -19,12 +21,6 @@ MALFORMED = "malformed line"
 TRUNCATED = "truncated last line"
 NOT_UTF8 = "not UTF-8"
 TOO_DEEP = "nested too deep"
-
-
-class Redacts(Protocol):
-    """What cuts secrets out of a JSON text and leaves it JSON."""
-
-    def json(self, text: str) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -49,37 +45,32 @@ class Part:
     entries: tuple[Entry, ...]
 
 
-def entries_of(data: bytes, secrets: Redacts) -> tuple[Entry, ...]:
+def entries_of(data: bytes, secrets: SecretCutter) -> tuple[Entry, ...]:
     """The records of a file's bytes: one if they are one JSON value, else one a line, or one a value that runs on."""
+    data = data.removeprefix(codecs.BOM_UTF8)
+    values = _in_a_row(data)
+    run_on = any(b"\n" in value.strip() for value in values) or any(b"\n" not in value for value in values[:-1])
+    return tuple(_entry(value, secrets) for value in (values if len(values) == 1 or run_on else io.BytesIO(data)))
+
+
+def _in_a_row(data: bytes) -> list[bytes]:
+    """JSON values in a row, whatever space parts them; none if something else is there."""
+    found: list[bytes] = []
     try:
-        text = data.decode().removeprefix("\ufeff")
-        value = parse(text)
+        text = data.decode()
+        at, start = 0, len(text) - len(text.lstrip())
+        while start < len(text):
+            start = json.JSONDecoder().raw_decode(text, start)[1]
+            while start < len(text) and text[start].isspace():
+                start += 1
+            found.append(text[at:start].encode())
+            at = start
     except (ValueError, RecursionError):
-        lines = tuple(_entry(line, secrets) for line in io.BytesIO(data.removeprefix(codecs.BOM_UTF8)))
-        is_broken = any(entry.problem in (MALFORMED, TRUNCATED) for entry in lines)
-        return (_in_a_row(data, secrets) if is_broken else ()) or lines
-    cut = secrets.json(text)
-    return (Entry(cut, value if cut == text else parse(cut)),)
+        return []
+    return found
 
 
-def _in_a_row(data: bytes, secrets: Redacts) -> tuple[Entry, ...]:
-    """JSON values in a row that lines don't part; none if something else is there."""
-    found: list[Entry] = []
-    at = 0
-    try:
-        text = data.decode().removeprefix("\ufeff")
-        while at < len(text):
-            end = json.JSONDecoder().raw_decode(text, at)[1]
-            while end < len(text) and text[end].isspace():
-                end += 1
-            found.append(_entry(text[at:end].encode(), secrets))
-            at = end
-    except (ValueError, RecursionError):
-        return ()
-    return tuple(found)
-
-
-def _entry(line: bytes, secrets: Redacts) -> Entry:
+def _entry(line: bytes, secrets: SecretCutter) -> Entry:
     try:
         text = secrets.json(line.decode())
     except UnicodeDecodeError:
@@ -102,16 +93,11 @@ def parse(text: str) -> Any:
     return _whole(value) if "\\ud" in text or "\\uD" in text else value
 
 
-def _is_deep(value: Any) -> bool:
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-    return bool(level)
+def _is_deep(value: Any, levels: int = MAX_DEPTH) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if levels == 0:
+        return bool(inner)
+    return any(isinstance(one, dict | list) and _is_deep(one, levels - 1) for one in inner)
 
 
 def _whole(value: Any) -> Any:
@@ -131,6 +117,11 @@ def mapping(value: Any) -> Mapping[str, Any]:
 def sequence(value: Any) -> Sequence[Any]:
     """A list's items; none of anything else."""
     return value if isinstance(value, list) else ()
+
+
+def each(value: Any) -> Sequence[Any]:
+    """A list's items; anything else as the only one."""
+    return value if isinstance(value, list) else [value]
 
 
 def string(value: Any) -> str:

@@ -3,7 +3,6 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -36,7 +35,8 @@ def show(reports: Sequence[FileReport], console: Console, *, dry_run: bool) -> N
             say(f"{what}: {count:,} {reason}")
     remarks = Counter(remark for report in known for remark in report.remarks)
     for remark, count in remarks.items():
-        say(f"{count:,} files: {remark}" if count > 1 else f"{_first(known, remark)}: {remark}")
+        first = next(report.path for report in known if remark in report.remarks)
+        say(f"{count:,} files: {remark}" if count > 1 else f"{first}: {remark}")
     passed_over = [report for report in reports if report.format is None]
     for report in passed_over[:MAX_PASSED_OVER]:
         say(f"{report.path}: {report.remarks[0]}")
@@ -46,10 +46,6 @@ def show(reports: Sequence[FileReport], console: Console, *, dry_run: bool) -> N
     copies = sum(report.num_copies for report in known)
     verb = "would be added" if dry_run else "added"
     say(f"{new:,} of {sessions:,} sessions {verb}; {copies:,} of their points are in others, too, and count once")
-
-
-def _first(reports: Sequence[FileReport], remark: str) -> Path:
-    return next(report.path for report in reports if remark in report.remarks)
 
 
 def _cells(reports: Sequence[FileReport]) -> list[str]:

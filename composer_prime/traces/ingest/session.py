@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from composer_prime.traces.ingest.context import in_order, stands_in
+from composer_prime.traces.ingest.messages import result, tool
 from composer_prime.traces.states import Message, Tool, TraceState, calls_of, digest, text_of
 
 
@@ -44,20 +45,20 @@ class Node:
         """Whether it is an assistant's message."""
         return self.message["role"] == "assistant"
 
+    def has_call(self, call_id: str) -> bool:
+        """Whether it made the call."""
+        return any(call["id"] == call_id for call in calls_of(self.message))
+
+    @property
+    def is_action(self) -> bool:
+        """Whether a model did something here."""
+        did = bool(text_of(self.message) or calls_of(self.message))
+        return self.is_turn and did and not (self.is_copied or self.is_synthetic)
+
     @property
     def is_decision(self) -> bool:
         """Whether a model did something here that can be said."""
-        return self._is_action and not stands_in(self.message)
-
-    @property
-    def is_left_out(self) -> bool:
-        """Whether a model did something here that text can't say."""
-        return self._is_action and stands_in(self.message)
-
-    @property
-    def _is_action(self) -> bool:
-        did = bool(text_of(self.message) or calls_of(self.message))
-        return self.is_turn and did and not (self.is_copied or self.is_synthetic)
+        return self.is_action and not stands_in(self.message)
 
 
 @dataclass(frozen=True)
@@ -100,38 +101,25 @@ class Session:
 
     def states(self) -> Iterator[TraceState]:
         """The decision points, in the order of the file."""
-        for _, state in self.numbered_states():
-            yield state
+        return (state for _, state in self.numbered_states())
 
     def numbered_states(self) -> Iterator[tuple[int, TraceState]]:
         """The decision points, each with the index of its node."""
-        turns = {index: turn for turn, index in enumerate(i for i, node in enumerate(self.nodes) if node.is_turn)}
+        places = [index for index, node in enumerate(self.nodes) if node.is_turn]
+        turns = {index: turn for turn, index in enumerate(places)}
         seen = [_seen(node) for node in self.nodes]
         inferred = InferredTools()
         for index, node in enumerate(self.nodes):
             inferred.add(node)
             if node.is_decision:
-                path = self.path(index)[:-1]
+                path = path_of(self.nodes, node.parent)
                 shown = in_order([message for place in path if (message := seen[place]) is not None])
                 if self.system is not None and not any(message["role"] == "system" for message in shown):
                     shown = [{"role": "system", "content": self.system}, *shown]
-                state = TraceState(
-                    self.id,
-                    turns[index],
-                    next((turns[place] for place in reversed(path) if place in turns), None),
-                    tuple(shown),
-                    self.tools or inferred.tools,
-                    node.message,
-                    node.author,
-                    self.reward,
-                    bool(self.tools),
-                    self.cwd,
-                )
-                yield index, state
-
-    def path(self, index: int) -> list[int]:
-        """The nodes from the root to the node at `index`, which is the last."""
-        return path_of(self.nodes, index)
+                parent = next((turns[place] for place in reversed(path) if place in turns), None)
+                tools = self.tools or inferred.tools
+                about = (node.author, self.reward, bool(self.tools), self.cwd)
+                yield index, TraceState(self.id, turns[index], parent, tuple(shown), tools, node.message, *about)
 
     def call_keys(self) -> dict[int, str]:
         """Of each decision point that has a name, by node: a key that copies of the call in other sessions share.
@@ -155,75 +143,68 @@ class Session:
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "Session":
         """The session that `to_json` wrote. Raises KeyError or TypeError where it is none."""
-        return cls(
-            **{
-                **data,
-                "original": tuple(Original(**part) for part in data["original"]),
-                "nodes": tuple(
-                    Node(**{**node, "records": tuple(node["records"]), "links": tuple(node["links"])})
-                    for node in data["nodes"]
-                ),
-                "tools": tuple(data["tools"]),
-            }
-        )
+        original = tuple(Original(**part) for part in data["original"])
+        tuples = ({name: tuple(node[name]) for name in ("records", "links")} for node in data["nodes"])
+        nodes = tuple(Node(**{**node, **own}) for node, own in zip(data["nodes"], tuples, strict=True))
+        return cls(**{**data, "original": original, "nodes": nodes, "tools": tuple(data["tools"])})
 
 
 @dataclass
 class Draft:
-    """A session while a reader makes it; the format's driver adds what it was read from."""
+    """A session while a reader makes it; the format's driver adds what it was read from.
+
+    at  the end of the branch that grows; None: the next message begins one
+    """
 
     name: str | None = None
     nodes: list[Node] = field(default_factory=list)
     tools: list[Tool] = field(default_factory=list)
     reward: float | None = None
     cwd: str | None = None
+    at: int | None = None
 
     def add(self, message: Message, parent: int | None, records: Sequence[int], **more: Any) -> int:
         """Add a node, and return its index. `more` are fields of Node."""
         self.nodes.append(Node(parent, message, tuple(records), **more))
         return len(self.nodes) - 1
 
-    def replace(self, index: int, **fields: Any) -> None:
-        """Change fields of a node, while its records come in."""
-        self.nodes[index] = replace(self.nodes[index], **fields)
+    def append(self, message: Message, *records: int, **more: Any) -> None:
+        """Add a node at the branch's end. `more` are fields of Node."""
+        self.at = self.add(message, self.at, records, **more)
 
-    def path(self, index: int) -> list[int]:
-        """The nodes from the root to the node at `index`, which is the last."""
-        return path_of(self.nodes, index)
+    def answer(self, call_id: str, content: Any, *records: int) -> str | None:
+        """Add a tool's result at the branch's end; why it can't stand there, if it can't."""
+        refusal = self.refusal(self.at, call_id)
+        return refusal or self.append(result(call_id, content), *records)
+
+    def replace(self, index: int, *records: int, **fields: Any) -> None:
+        """Change fields of a node, of which these records tell, too."""
+        old = self.nodes[index]
+        self.nodes[index] = replace(old, records=tuple(dict.fromkeys((*old.records, *records))), **fields)
 
     def caller(self, at: int | None, call_id: str) -> int | None:
         """The nearest node at or before `at` on its branch that made the call; None: there is none."""
-        while at is not None:
-            if any(call["id"] == call_id for call in calls_of(self.nodes[at].message)):
-                return at
-            at = self.nodes[at].parent
-        return None
+        return next((place for place in _upward(self.nodes, at) if self.nodes[place].has_call(call_id)), None)
 
     def refusal(self, at: int | None, call_id: str) -> str | None:
         """Why a tool's result after the node `at` can't stand there; None: it answers a call of its branch."""
-        while at is not None:
-            message = self.nodes[at].message
-            if message.get("tool_call_id") == call_id:
+        for place in _upward(self.nodes, at):
+            if self.nodes[place].message.get("tool_call_id") == call_id:
                 return DUPLICATE_RESULT
-            if any(call["id"] == call_id for call in calls_of(message)):
+            if self.nodes[place].has_call(call_id):
                 return None
-            at = self.nodes[at].parent
         return ORPHAN_RESULT
 
-    def finished(self, format: str, number: int, original: tuple[Original, ...]) -> Session:
-        """The session that was read."""
-        nodes, tools = tuple(self.nodes), tuple(self.tools)
-        return Session(format, self.name, number, original, nodes, tools, self.reward, cwd=self.cwd)
 
-
-def path_of(nodes: Sequence[Node], index: int) -> list[int]:
-    """The nodes from the root to the node at `index`, which is the last."""
-    path = []
-    at: int | None = index
+def _upward(nodes: Sequence[Node], at: int | None) -> Iterator[int]:
     while at is not None:
-        path.append(at)
+        yield at
         at = nodes[at].parent
-    return path[::-1]
+
+
+def path_of(nodes: Sequence[Node], at: int | None) -> list[int]:
+    """The nodes from the root to the node `at`, which is the last; none where it is None."""
+    return list(_upward(nodes, at))[::-1]
 
 
 ORPHAN_RESULT = "tool result without a call"
@@ -253,13 +234,9 @@ class InferredTools:
 
 
 def _tool(name: str, arguments: Mapping[str, set[str]]) -> Tool:
-    properties = {argument: {"type": _type(types)} for argument, types in arguments.items()}
-    parameters = {"type": "object", "properties": properties}
-    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
-
-
-def _type(types: set[str]) -> str | list[str]:
-    return sorted(types) if len(types) > 1 else next(iter(types))
+    kinds = {argument: sorted(types) for argument, types in arguments.items()}
+    properties = {argument: {"type": found[0] if len(found) == 1 else found} for argument, found in kinds.items()}
+    return tool(name, "", {"type": "object", "properties": properties})
 
 
 _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}

@@ -38,8 +38,9 @@ class TraceStore:
         if is_new and not (self.folder.is_dir() and any(path.name[0] != "." for path in self.folder.iterdir())):
             self._store.put(_INDEX, _json({"version": VERSION, "sessions": {}, "files": {}}))
         self.index = self._read_index()
-        if is_new:
-            self._recover()
+        for id in self.ids() if is_new else ():
+            if id not in self.index["sessions"]:  # a killed command left it out
+                self.add(self.session(id))
 
     def ids(self) -> list[str]:
         """The ids of all sessions, sorted."""
@@ -54,8 +55,8 @@ class TraceStore:
                 raise ValueError(f"it states {size} bytes, of {MAX_BYTES} at most")
             return Session.of(json.loads(zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_BYTES)))
         except (ValueError, KeyError, TypeError, RecursionError, zstandard.ZstdError) as error:
-            path = self.folder / _key(id)
-            raise CorruptObject(f"{path} isn't a session ({error}): delete it and ingest its file again") from error
+            where = f"{self.folder / _key(id)} isn't a session ({error})"
+            raise CorruptObject(f"{where}: delete it and ingest its file again") from error
 
     def sessions(self) -> Iterator[Session]:
         """All sessions, in the order of their ids."""
@@ -64,7 +65,8 @@ class TraceStore:
     def states(self) -> Iterator[TraceState]:
         """Every decision point once: a call that several sessions hold comes of the largest of them."""
         seen: set[str] = set()
-        for session in map(self.session, sorted(self.ids(), key=lambda id: (-self._num_bytes(id), id))):
+        by_size = sorted(self.ids(), key=lambda id: (-(self.folder / _key(id)).stat().st_size, id))
+        for session in map(self.session, by_size):
             keys = session.call_keys()
             for node, state in session.numbered_states():
                 if keys.get(node) not in seen:
@@ -102,15 +104,6 @@ class TraceStore:
     def save_index(self) -> None:
         """Write the index."""
         self._store.put(_INDEX, _json(self.index))
-
-    def _num_bytes(self, id: str) -> int:
-        return (self.folder / _key(id)).stat().st_size
-
-    def _recover(self) -> None:
-        """Take sessions into the index that a killed command left out of it."""
-        for id in self.ids():
-            if id not in self.index["sessions"]:
-                self.add(self.session(id))
 
     def _read_index(self) -> dict[str, Any]:
         path = self.folder / _INDEX

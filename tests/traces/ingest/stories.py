@@ -291,7 +291,7 @@ def opencode(told: Story) -> bytes:
 
 WRITERS: Mapping[str, tuple[str, Callable[[Story], bytes]]] = {
     "atif": ("atif", atif),
-    "openenv": ("openenv", openenv),
+    "openenv": ("api-log", openenv),
     "verifiers": ("verifiers", verifiers),
     "swe-agent": ("swe-agent", swe_agent),
     "mini-swe-agent": ("swe-agent", mini_swe_agent),

@@ -162,7 +162,7 @@ def test_json_says_of_each_file_what_it_holds_and_what_was_left_out(tmp_path: Pa
 
 def test_a_store_is_exported(tmp_path: Path) -> None:
     command("ingest", write(tmp_path / "logs"), "--to", tmp_path / "store")
-    for kind in ("original", "atif", "sts"):
+    for kind in ("original", "atif"):
         shown = command("export", tmp_path / "store", "--to", tmp_path / kind, "--as", kind).output
         num_files = sum(path.is_file() for path in (tmp_path / kind).rglob("*"))
         assert f"wrote {num_files} files to {tmp_path / kind}" in shown and num_files

@@ -1,4 +1,4 @@
-"""Sessions out of a store: byte for byte as they came, as ATIF, and as Hugging Face's viewer reads them."""
+"""Sessions out of a store: byte for byte as they came, and as ATIF."""
 
 import json
 from pathlib import Path
@@ -167,29 +167,18 @@ def done(session: Session) -> list[str]:
     return [json.dumps([list(state.messages), dict(state.action), list(session.tools)]) for state in session.states()]
 
 
-def test_sts_begins_with_the_session_and_has_a_message_a_line(tmp_path: Path) -> None:
-    export(stored(tmp_path, "codex"), tmp_path / "out", "sts")
-    (file,) = (tmp_path / "out").iterdir()
-    header, *lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert header == {"type": "session", "harness": "codex", "id": file.stem, "name": "c1"}
-    assert all(line["type"] == "message" for line in lines)
-    assistant = lines[2]["message"]
-    assert assistant["role"] == "assistant" and assistant["reasoningContent"] == "Why 0?"
-    assert lines[3]["message"]["toolCallId"] == assistant["toolCalls"][0]["id"]
-
-
-def test_each_branch_of_a_session_is_a_file_of_sts(tmp_path: Path) -> None:
+def test_each_branch_of_a_session_is_a_file_of_atif(tmp_path: Path) -> None:
     main = write(tmp_path / "logs")
     list(ingest(find_files([main]), TraceStore(tmp_path / "store", is_new=True), named=[main]))
     store = TraceStore(tmp_path / "store")
     (session,) = store.sessions()
     leaves = set(range(len(session.nodes))) - {node.parent for node in session.nodes}
-    assert export(store, tmp_path / "out", "sts") == len(leaves) > 3
+    assert export(store, tmp_path / "out", "atif") == len(leaves) > 3
 
 
 def test_export_refuses_an_unknown_kind_and_a_folder_that_holds_something(tmp_path: Path) -> None:
     store = stored(tmp_path, "codex")
-    with pytest.raises(BadInput, match="can't be exported as 'csv': give one of original, atif, sts"):
+    with pytest.raises(BadInput, match="can't be exported as 'csv': give one of original, atif"):
         export(store, tmp_path / "out", "csv")
     with pytest.raises(BadInput, match="holds something already: give a new folder"):
         export(store, tmp_path, "atif")

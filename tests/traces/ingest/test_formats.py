@@ -9,7 +9,7 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.traces.ingest.context import NO_RESULT
-from composer_prime.traces.ingest.formats import READERS, detect
+from composer_prime.traces.ingest.formats import FORMATS, detect
 from composer_prime.traces.ingest.intake import read_file
 from composer_prime.traces.ingest.reading import Reading
 from composer_prime.traces.ingest.records import entries_of
@@ -276,11 +276,12 @@ def test_openenv_reads_the_dialects_of_responses_and_anthropic(tmp_path: Path) -
     google = {"request": {"contents": []}, "response": {"candidates": []}}
     turns = [{"node_id": str(number), **turn} for number, turn in enumerate([anthropic, responses, google])]
     reading = reading_of(tmp_path, {"schema_version": 1, "turns": turns})
+    assert reading.sessions[0].format == "api-log"
     first, second = reading.sessions[0].states()
     assert [message["role"] for message in first.messages] == ["system", "user", "assistant", "tool"]
     assert first.action == {"role": "assistant", "content": "Done.", "reasoning_content": "hm"} and first.author == "m"
     assert [message["content"] for message in second.messages] == ["S.", "Q"] and second.action["content"] == "Yes."
-    assert reading.dropped == {"turn in a dialect that isn't read": 1}
+    assert reading.dropped == {"call in a dialect that isn't read": 1}
 
 
 def test_a_response_with_its_input_gives_one_decision_point(tmp_path: Path) -> None:
@@ -324,7 +325,7 @@ def test_chats_one_a_line_are_sessions_of_their_own(tmp_path: Path) -> None:
         ('{"schema_version": "ATIF-v2.0", "steps": []}', "atif", "schema_version ATIF-v1.0 to ATIF-v1.8"),
         ('{"type": "user", "message": {"content": ""}, "uuid": "u"}', "claude-code", "sessionId or parentUuid"),
         ('{"timestamp": "t", "type": "event_msg"}', "codex", "a payload object"),
-        ('{"schema_version": 1, "turns": []}', "openenv", "turns with request and response"),
+        ('{"turns": [{"request": {"messages": []}}]}', "api-log", "a response beside the request"),
         ('{"what": "ever"}', "openai-chat", "a list of messages, or an object with messages, a message with a role"),
     ],
 )
@@ -344,5 +345,5 @@ def test_no_file_has_the_marks_of_two_formats_as_a_list_or_as_lines(name: str) -
     values = [entry.value for entry in entries_of(data, SecretCutter({}))]
     inner = values[0] if len(values) == 1 and isinstance(values[0], list) else values
     for form in (values, inner, [inner]):
-        claimed = [reader.NAME for reader in READERS if any(not reader.lacks(value) for value in form)]
+        claimed = [name for name, format in FORMATS.items() if any(not format.lacks(value) for value in form)]
         assert claimed in ([], [WRITERS.get(name, (name,))[0]]), form

@@ -221,6 +221,7 @@ def test_a_folder_of_openhands_events_one_a_file_is_one_session(tmp_path: Path) 
     (text,) = original_files(reading.sessions[0]).values()
     again = reading_of(tmp_path, text.encode())
     assert [session.to_json() for session in again.sessions] == [session.to_json() for session in reading.sessions]
+    assert read_file(sorted(tmp_path.glob("event-*.json"))[3])[1].sessions == reading.sessions, "whichever is named"
 
 
 def test_an_openhands_error_that_names_no_call_is_shown_to_the_model(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from composer_prime.redaction import FORMS, HIDDEN, PRIVATE_KEY
 from composer_prime.traces.ingest.intake import find_files, ingest
+from composer_prime.traces.ingest.records import entries_of
 from composer_prime.traces.ingest.secret_patterns import ENVIRONMENT, SecretCutter
 from composer_prime.traces.ingest.store import TraceStore
 from tests.traces.ingest.claude_session import SECRET, write
@@ -85,3 +86,10 @@ def test_no_file_of_a_store_holds_a_secret(tmp_path: Path) -> None:
     assert SECRET.encode() in main.read_bytes()
     assert not any(SECRET in str(session.to_json()) for session in store.sessions())
     assert any(HIDDEN in node.message["content"] for session in store.sessions() for node in session.nodes)
+
+
+def test_a_secret_in_values_that_run_on_is_counted_once() -> None:
+    cutter = SecretCutter({})
+    value = json.dumps({"said": SECRET}, indent=1).encode()
+    assert [entry.value for entry in entries_of(value + value, cutter)] == [{"said": HIDDEN}] * 2
+    assert cutter.counts.total() == 2

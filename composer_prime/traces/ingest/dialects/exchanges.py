@@ -12,10 +12,10 @@ from composer_prime.traces.ingest.dialects.items import ITEMS, ItemFold
 from composer_prime.traces.ingest.dialects.parts import either_message, part_messages
 from composer_prime.traces.ingest.dialects.streams import assembled, events_of
 from composer_prime.traces.ingest.messages import assistant, plain, tools_of
-from composer_prime.traces.ingest.reading import Document, Reading, read_together
+from composer_prime.traces.ingest.reading import Document, Format, Reading
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, parse, sequence
 from composer_prime.traces.ingest.session import Draft
-from composer_prime.traces.states import Message, Tool, calls_of, digest, text_of
+from composer_prime.traces.states import Message, Tool, calls_of, digest
 
 
 @dataclass(frozen=True)
@@ -44,46 +44,43 @@ def exchange_of(request: Any, response: Any) -> Exchange | None:
     action = action_of(response)
     if action is None:
         return None
-    return Exchange(
-        messages_of(request),
-        action,
-        tools_of(asked.get("tools") or mapping(asked.get("config")).get("tools")),
-        name_or_none(answered.get("model"), asked.get("model")),
-        mapping(answered.get("usage")) or None,
-        name_or_none(answered.get("id")),
-    )
+    tools = tools_of(asked.get("tools") or mapping(asked.get("config")).get("tools"))
+    author, usage = name_or_none(answered.get("model"), asked.get("model")), mapping(answered.get("usage")) or None
+    return Exchange(messages_of(request), action, tools, author, usage, name_or_none(answered.get("id")))
 
 
-def read_calls(
-    format: str,
-    parts: Sequence[Part],
-    lacks: Callable[[Any], list[str]],
-    items: Callable[[Any], Sequence[Any]],
-    exchange: Callable[[Mapping[str, Any]], Exchange | str],
-) -> Reading:
-    """The calls that the items of a file's JSON values hold: one session for each list of tools.
+@dataclass(frozen=True)
+class Calls(Format):
+    """A format whose records are calls of a model: a session for each list of tools that a file's calls have.
 
-    items     those of a value
+    items     the records of a JSON value
     exchange  an item's call, or why it holds none
     """
-    return read_together(format, parts, lacks, items, lambda listed: _sessions_of(listed, exchange))
 
+    items: Callable[[Any], Sequence[Any]]
+    exchange: Callable[[Mapping[str, Any]], Exchange | str]
 
-def _sessions_of(items: list[Any], exchange: Callable[[Mapping[str, Any]], Exchange | str]) -> Document:
-    document = Document(items)
-    trees: dict[str, RequestTree] = {}
-    for number, item in enumerate(items):
-        found = exchange(mapping(item))
-        if isinstance(found, str):
-            document.fates[number] = found
-            continue
-        key = digest(list(found.tools))
-        if key not in trees:
-            trees[key] = RequestTree(Draft(tools=list(found.tools)))
-            document.drafts.append(trees[key].draft)
-        at = trees[key].follow(found.messages, number)
-        trees[key].act(found.action, at, number, author=found.author, usage=found.usage, call=found.call)
-    return document
+    def read(self, parts: Sequence[Part]) -> Reading:
+        reading, document = Reading(), Document([])
+        owners: list[int] = []
+        for number, entry in enumerate(parts[0].entries):
+            if problem := self.problem(entry):
+                document.fates[len(owners)] = problem
+            items = [None] if problem else self.items(entry.value)
+            document.items += items
+            owners += [number] * len(items)
+        trees: dict[str, RequestTree] = {}
+        for number, item in enumerate(document.items):
+            found = document.fates.get(number) or self.exchange(mapping(item))
+            if isinstance(found, str):
+                document.fates[number] = found
+                continue
+            tree = trees.setdefault(digest(list(found.tools)), RequestTree(Draft(tools=list(found.tools))))
+            about = {"author": found.author, "usage": found.usage, "call": found.call}
+            tree.add(found.messages, found.action, number, **about)
+        document.drafts = [tree.draft for tree in trees.values()]
+        reading.add(self.name, document, [("", entry) for entry in parts[0].entries], owners)
+        return reading
 
 
 @dataclass
@@ -93,32 +90,26 @@ class RequestTree:
     draft: Draft
     _places: dict[tuple[int | None, str], int] = field(default_factory=dict)
 
-    def follow(self, messages: Iterable[Message], record: int) -> int | None:
-        """The node at the end of a request's messages. Those that are new are added, assistant's ones as copies."""
+    def add(self, shown: Iterable[Message], action: Message, record: int, **more: Any) -> None:
+        """Add what a request showed that is new, assistant's messages as copies, and what the model answered.
+
+        Where a request that was read before shows the answer already, that copy becomes it; so does the same answer
+        that another instrument has logged. `more` are fields of the answer's node.
+        """
         at: int | None = None
-        for message in messages:
+        for message in shown:
             key = (at, _key(message))
             if key not in self._places:
                 self._places[key] = self.draft.add(message, at, [record], is_copied=message["role"] == "assistant")
             at = self._places[key]
-        return at
-
-    def act(self, message: Message, at: int | None, record: int, **more: Any) -> int:
-        """Add what a model answered after the node `at`; later requests find it there.
-
-        Where a request that was read before shows it already, that copy becomes the answer; so does the same answer
-        that another instrument has logged.
-        """
-        known = self._places.get((at, _key(message)))
-        if known is not None:
-            node = self.draft.nodes[known]
-            if node.is_copied or more.get("call") in (None, node.call):
-                fields = {"message": message, "is_copied": False, **more} if node.is_copied else {}
-                self.draft.replace(known, records=tuple(dict.fromkeys((*node.records, record))), **fields)
-                return known
-        node = self.draft.add(message, at, [record], **more)
-        self._places.setdefault((at, _key(message)), node)
-        return node
+        key = (at, _key(action))
+        known = self._places.get(key)
+        if known is not None and self.draft.nodes[known].is_copied:
+            self.draft.replace(known, record, message=action, is_copied=False, **more)
+        elif known is not None and more.get("call") in (None, self.draft.nodes[known].call):
+            self.draft.replace(known, record)
+        else:
+            self._places.setdefault(key, self.draft.add(action, at, [record], **more))
 
 
 def _key(message: Message) -> str:
@@ -192,20 +183,17 @@ def action_of(response: Any) -> Message | None:
     return None
 
 
-def joined(first: Message, *more: Message) -> Message:
+def joined(*messages: Message) -> Message:
     """An assistant's messages of one response as one."""
-    messages = (first, *more)
-    texts = [text for message in messages if (text := text_of(message))]
-    thoughts = [thought for message in messages if (thought := message.get("reasoning_content"))]
-    return assistant(
-        "\n".join(texts), [call for message in messages for call in calls_of(message)], "\n".join(thoughts)
-    )
+    names = ("content", "reasoning_content")
+    text, thinking = ("\n".join(filter(None, (message.get(name) for message in messages))) for name in names)
+    return assistant(text, [call for message in messages for call in calls_of(message)], thinking)
 
 
-def items_of(items: Any) -> list[Message]:
+def items_of(items: Sequence[Any]) -> list[Message]:
     """Responses' items as messages."""
     fold = ItemFold(Draft())
-    for number, item in enumerate([{"role": "user", "content": items}] if isinstance(items, str) else sequence(items)):
+    for number, item in enumerate(items):
         fold.take(item, number)
-    fold.finish({})
+    fold.end_turn()
     return [node.message for node in fold.draft.nodes]

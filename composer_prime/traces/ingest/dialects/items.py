@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from composer_prime.traces.ingest.messages import ROLES, assistant, content_text, json_text, plain, result, tool_call
+from composer_prime.traces.ingest.messages import ROLES, assistant, content_text, json_text, plain, tool_call
 from composer_prime.traces.ingest.records import mapping, string
 from composer_prime.traces.ingest.session import ORPHAN_RESULT, Draft
 
@@ -17,23 +17,23 @@ ITEMS = ("message", "reasoning", *CALLS, *OUTPUTS)
 
 @dataclass
 class ItemFold:
-    """Adds items to a draft, one branch at a time.
+    """Adds items to a draft's branch.
 
-    at       the branch's last node
-    author   model of the calls that come
+    author     model of the calls that come
     is_copied  whether what comes is context that was written elsewhere
+    usage      of the response that is being folded
+    records    that it came from
     """
 
     draft: Draft
-    at: int | None = None
     author: str | None = None
     is_copied: bool = False
     usage: Mapping[str, Any] | None = None
+    records: list[int] = field(default_factory=list)
     _goes_on: bool = False
     _texts: list[str] = field(default_factory=list)
     _thinking: list[str] = field(default_factory=list)
     _calls: list[Mapping[str, Any]] = field(default_factory=list)
-    _records: list[int] = field(default_factory=list)
 
     def take(self, item: Any, *records: int) -> str | None:
         """Add an item that came from these records. Why it is dropped, if it is."""
@@ -42,12 +42,10 @@ class ItemFold:
         if kind == "message" and string(given.get("role")) in ROLES:
             return self._take_message(given, records)
         if kind == "reasoning":
-            thoughts = [content_text(given[name]) for name in ("summary", "content") if given.get(name)]
-            self._thinking += thoughts
+            self._thinking += [content_text(given[name]) for name in ("summary", "content") if given.get(name)]
         elif kind in CALLS:
-            body = given.get("arguments", given.get("action"))
-            if kind == "custom_tool_call":
-                body = {"input": given.get("input")}
+            is_free = kind == "custom_tool_call"
+            body = {"input": given.get("input")} if is_free else given.get("arguments", given.get("action"))
             call_id = given.get("call_id", given.get("id"))
             name = given.get("name", "tool_search" if kind == "tool_search_call" else "shell")
             self._calls.append(tool_call(call_id, name, body))
@@ -56,25 +54,22 @@ class ItemFold:
         else:
             self._goes_on = string(kind).endswith("_call")  # the provider's own tool: the same response follows
             return OTHER_ITEM
-        self._records += records
+        self.records += records
         return None
 
-    def close(self) -> None:
-        """End the response that is being folded."""
-        message = assistant("\n".join(self._texts), self._calls, "\n".join(self._thinking))
-        more = {"author": self.author, "is_copied": self.is_copied, "usage": self.usage}
-        self.at = self.draft.add(message, self.at, self._records, **more)
-        self._texts, self._thinking, self._calls, self._records, self.usage = [], [], [], [], None
-        self._goes_on = False
+    def end_turn(self) -> None:
+        """End the response that is being folded, if there is one."""
+        if self.is_open:
+            message = assistant("\n".join(self._texts), self._calls, "\n".join(self._thinking))
+            more = {"author": self.author, "is_copied": self.is_copied, "usage": self.usage}
+            self.draft.append(message, *self.records, **more)
+            self._texts, self._thinking, self._calls, self.records, self.usage = [], [], [], [], None
+            self._goes_on = False
 
     def finish(self, fates: dict[int, str]) -> None:
         """End the last response. Records that belong to none, such as reasoning that nothing followed, get a fate."""
         self.end_turn()
-        fates |= dict.fromkeys(self._records, UNFINISHED)
-
-    def note(self, *records: int) -> None:
-        """Count records as part of the response that comes."""
-        self._records += records
+        fates |= dict.fromkeys(self.records, UNFINISHED)
 
     @property
     def is_open(self) -> bool:
@@ -84,33 +79,18 @@ class ItemFold:
     def _take_message(self, given: Mapping[str, Any], records: Sequence[int]) -> None:
         if given["role"] == "assistant":
             if (self._texts or self._calls) and not self._goes_on:
-                self.close()
+                self.end_turn()
             self._goes_on = False
             self._texts.append(content_text(given.get("content")))
-            self._records += records
+            self.records += records
             return
         self.end_turn()
-        self.at = self.draft.add(plain(ROLES[given["role"]], given.get("content")), self.at, records)
+        self.draft.append(plain(ROLES[given["role"]], given.get("content")), *records)
 
     def _take_output(self, given: Mapping[str, Any], records: Sequence[int]) -> str | None:
-        call_id = string(given.get("call_id"))
-        if self.is_open:
-            refusal = None if any(call["id"] == call_id for call in self._calls) else ORPHAN_RESULT
-        else:
-            refusal = self.draft.refusal(self.at, call_id)
-        if refusal is None:
-            self.end_turn()
-            said = _output(given.get("output", given.get("tools")))
-            self.at = self.draft.add(result(call_id, said), self.at, records)
-        return refusal
-
-    def end_turn(self) -> None:
-        """End the response that is being folded, if there is one."""
-        if self.is_open:
-            self.close()
-
-
-def _output(output: Any) -> Any:
-    if isinstance(output, dict):
-        return output.get("content", json_text(output))
-    return output
+        call_id, output = string(given.get("call_id")), given.get("output", given.get("tools"))
+        said = output.get("content", json_text(output)) if isinstance(output, dict) else output
+        if self.is_open and not any(call["id"] == call_id for call in self._calls):
+            return ORPHAN_RESULT
+        self.end_turn()
+        return self.draft.answer(call_id, said, *records)

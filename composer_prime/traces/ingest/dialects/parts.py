@@ -32,21 +32,20 @@ class Parts:
         """Sort a part in."""
         given, kind = mapping(part), string(mapping(part).get("type"))
         if call := mapping(_first(given, "functionCall", "function_call")):
-            self.calls.append(
-                tool_call(self._id(call, self.calls), call.get("name"), _first(call, "args", "arguments"))
-            )
+            call_id, given_to = self._id(call, self.calls), _first(call, "args", "arguments")
+            self.calls.append(tool_call(call_id, call.get("name"), given_to))
         elif answer := mapping(_first(given, "functionResponse", "function_response")):
             said = answer.get("response")
             said = _first(mapping(said), "output", "result", "error") or said
             self.results.append(result(self._id(answer, self.results), said))
         elif kind in CALLS:
-            call_id, name = _first(given, "id", "toolCallId", "tool_call_id"), _first(given, "name", "toolName")
-            self.calls.append(tool_call(_text_id(call_id), name, _first(given, "input", "arguments", "args")))
+            call_id, name = _text_id(given, "id", "toolCallId", "tool_call_id"), _first(given, "name", "toolName")
+            self.calls.append(tool_call(call_id, name, _first(given, "input", "arguments", "args")))
         elif kind in RESULTS:
-            call_id = _first(given, "tool_use_id", "toolCallId", "id")
+            call_id = _text_id(given, "tool_use_id", "toolCallId", "id")
             said = _first(given, "content", "response", "result", "output")
             said = mapping(said).get("value", said)  # Vercel's {"type", "value"}
-            self.results.append(result(_text_id(call_id), said))
+            self.results.append(result(call_id, said))
         elif kind in THINKING or "Reasoning" in kind or given.get("thought") is True:
             self.thinking.append(string(_first(given, "thinking", "content", "text", "reasoning")))
         elif not _is_servers(kind):
@@ -61,11 +60,9 @@ class Parts:
 def has_parts(given: Any) -> bool:
     """Whether a message holds parts that OpenAI's chat completions don't know."""
     message = mapping(given)
-    if "parts" in message:
-        return True
-    blocks = objects(sequence(message.get("content")))
-    kinds = [string(block.get("type")) for block in blocks]
-    return any(kind in (*CALLS, *RESULTS, *THINKING) or _is_servers(kind) for kind in kinds)
+    kinds = [string(block.get("type")) for block in objects(sequence(message.get("content")))]
+    known = (*CALLS, *RESULTS, *THINKING)
+    return "parts" in message or any(kind in known or _is_servers(kind) for kind in kinds)
 
 
 def part_messages(given: Mapping[str, Any]) -> list[Message]:
@@ -125,5 +122,6 @@ def _first(given: Mapping[str, Any], *names: str) -> Any:
     return next((given[name] for name in names if given.get(name) is not None), None)
 
 
-def _text_id(call_id: Any) -> str:
+def _text_id(given: Mapping[str, Any], *names: str) -> str:
+    call_id = _first(given, *names)
     return "" if call_id is None else json_text(call_id)

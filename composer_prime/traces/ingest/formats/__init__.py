@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from composer_prime.errors import BadInput
 from composer_prime.traces.ingest.formats import (
-    anthropic,
     api_log,
     atif,
     chat,
@@ -13,7 +12,6 @@ from composer_prime.traces.ingest.formats import (
     langfuse,
     langsmith,
     opencode,
-    openenv,
     openhands,
     openhands_v1,
     otel,
@@ -23,14 +21,11 @@ from composer_prime.traces.ingest.formats import (
     swe_agent,
     verifiers,
 )
-from composer_prime.traces.ingest.reading import Reading
-from composer_prime.traces.ingest.records import Entry, Part
+from composer_prime.traces.ingest.records import Entry
 
-READERS = (
-    chat, anthropic, api_log, atif, claude_code, codex, langfuse, langsmith, opencode, openenv, openhands,
-    openhands_v1, otel, qwen_code, responses, stream_json, swe_agent, verifiers,
-)  # fmt: skip
-FORMATS = {reader.NAME: reader for reader in READERS}
+_MODULES = (api_log, atif, claude_code, codex, langfuse, langsmith, opencode, openhands, openhands_v1, otel, qwen_code,
+            responses, stream_json, swe_agent, verifiers)  # fmt: skip
+FORMATS = {format.name: format for format in (chat.CHAT, chat.BLOCKS, *(module.FORMAT for module in _MODULES))}
 NUM_LOOKED_AT = 200
 """Records of a file that are looked at for its format; logs begin with lines that hold no message."""
 
@@ -40,13 +35,13 @@ def detect(entries: Sequence[Entry], name: str) -> str:
     values = [entry.value for entry in entries if entry.problem is None][:NUM_LOOKED_AT]
     if not values:
         raise BadInput(f"{name} holds no JSON ({len(entries)} lines): give a whole file; is its beginning cut off?")
-    lacks = {reader.NAME: min((reader.lacks(value) for value in values), key=len) for reader in READERS}
-    claimed = [format for format, lacking in lacks.items() if not lacking]
+    lacks = {name: min(map(format.lacks, values), key=len) for name, format in FORMATS.items()}
+    claimed = [name for name, lacking in lacks.items() if not lacking]
     if len(claimed) == 1:
         return claimed[0]
     if claimed:
         raise BadInput(f"{name} has the marks of {' and of '.join(claimed)}: say which by --format")
-    nearest = min(FORMATS, key=lambda format: len(lacks[format]) / len(FORMATS[format].lacks(None)))
+    nearest = min(FORMATS, key=lambda name: len(lacks[name]) / len(FORMATS[name].marks(None)))
     raise BadInput(
         f"{name} is of no known format: the nearest is {nearest}, and it lacks {', '.join(lacks[nearest])}; give one "
         f"of {', '.join(FORMATS)}, or open an issue with a few lines of it, their texts replaced"
@@ -57,8 +52,3 @@ def check_known(format: str) -> None:
     """Raise BadInput for a format that isn't read."""
     if format not in FORMATS:
         raise BadInput(f"format {format!r} isn't known: give one of {', '.join(FORMATS)}")
-
-
-def read(format: str, parts: Sequence[Part]) -> Reading:
-    """What the files of a session say, in a known format."""
-    return FORMATS[format].read(parts)

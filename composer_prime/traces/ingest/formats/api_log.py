@@ -1,19 +1,17 @@
-"""Logs of requests with their responses: a proxy's, LiteLLM's, stored completions. Records are the calls.
+"""Logs of requests with their responses: a proxy's, LiteLLM's, OpenEnv's, stored completions. Records are the calls.
 
-A call is a JSON object, of a list or a line of its own. It has a request and a response, each as it was sent, as JSON
-text, as a stream's events or below `body`; or the request's messages stand beside the response; or a completion of
-OpenAI's holds the messages that it answers.
+A call is a JSON object, of a list, of an OpenEnv trace's `turns`, or a line of its own. It has a request and a
+response: each as it was sent, as JSON text, as a stream's events or below `body`; or the request's messages beside the
+response; or a completion of OpenAI's with the messages that it answers.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.dialects.exchanges import Exchange, exchange_of, loaded, read_calls
+from composer_prime.traces.ingest.dialects.exchanges import Calls, Exchange, exchange_of, loaded
 from composer_prime.traces.ingest.dialects.streams import assembled
-from composer_prime.traces.ingest.reading import Reading
-from composer_prime.traces.ingest.records import Part, mapping, objects, sequence
+from composer_prime.traces.ingest.records import each, mapping, objects, sequence
 
-NAME = "api-log"
 NO_DIALECT = "call in a dialect that isn't read"
 NO_REQUEST = "call without its messages"
 FAILED = "call that failed"
@@ -23,25 +21,17 @@ RESPONSES = ("response", "response_body")
 BODIES = ("body", "body_raw")
 
 
-def lacks(value: Any) -> list[str]:
-    """What a JSON value lacks to be a call, or a list of calls."""
+def _marks(value: Any) -> dict[str, bool]:
     calls = [_sides(call) for call in objects(_calls(value))]
-    checks = {
+    return {
         "a request with messages or input": any(_has_messages(request) for request, _ in calls),
         "a response beside the request": any(response is not None for _, response in calls),
     }
-    return [name for name, holds in checks.items() if not holds]
-
-
-def read(parts: Sequence[Part]) -> Reading:
-    """One session for each list of tools that the file's calls have."""
-    return read_calls(NAME, parts, lacks, _calls, _exchange)
 
 
 def _calls(value: Any) -> Sequence[Any]:
-    if mapping(value).get("object") == "list":
-        value = value.get("data")
-    return value if isinstance(value, list) else [value]
+    given = mapping(value)
+    return each(given.get("data" if given.get("object") == "list" else "turns", value))
 
 
 def _exchange(call: Mapping[str, Any]) -> Exchange | str:
@@ -63,9 +53,8 @@ def _sides(call: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
     if response is None and "choices" in call:
         response = call
     if request is None:
-        request = {**call, "messages": loaded(call.get("messages"))} if "messages" in call else call
-        tools = request.get("tools", mapping(call.get("model_parameters")).get("tools"))
-        request = {**request, "tools": tools}
+        beside = {"messages": loaded(call["messages"])} if "messages" in call else {}
+        request = {**call, **beside, "tools": call.get("tools", mapping(call.get("model_parameters")).get("tools"))}
     return request, response
 
 
@@ -80,3 +69,6 @@ def body(message: Any) -> Any:
         return assembled(sequence(found))
     given = mapping(found)
     return next((body(given[name]) for name in BODIES if given.get(name)), found)
+
+
+FORMAT = Calls("api-log", _marks, _calls, _exchange)

@@ -1,36 +1,42 @@
-"""ATIF, the trajectories of Harbor and Terminal-Bench, versions 1.0 to 1.8. Records are the steps, subagents' too."""
+"""ATIF, the trajectories of Harbor and Terminal-Bench, versions 1.0 to 1.8. Records are the steps.
+
+Subagents' trajectories are trees of their own in the session."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from composer_prime.traces.ingest.messages import assistant, content_text, plain, result, tool_call, tools_of
-from composer_prime.traces.ingest.reading import Document, Reading, read_documents
+from composer_prime.traces.ingest.reading import Document, Documents, Reading
 from composer_prime.traces.ingest.records import Part, mapping, name_or_none, number_or_none, objects, sequence, string
-from composer_prime.traces.ingest.session import Draft
+from composer_prime.traces.ingest.session import Draft, Original
 
-NAME = "atif"
 NO_SOURCE = "step of no known source"
 _VERSION = re.compile(r"ATIF-v1\.[0-8]")
-_SOURCES = ("system", "user", "agent")
 REWARD_FILES = ("verifier/reward.txt", "verifier/reward.json")
 """Where a trial's reward is, below the folder that holds its agent's."""
 
 
-def lacks(value: Any) -> list[str]:
-    """What a JSON value lacks to be a trajectory."""
+def _marks(value: Any) -> dict[str, bool]:
     given = mapping(value)
-    checks = {
+    return {
         "schema_version ATIF-v1.0 to ATIF-v1.8": bool(_VERSION.fullmatch(string(given.get("schema_version")))),
         "a list of steps": isinstance(given.get("steps"), list),
     }
-    return [name for name, holds in checks.items() if not holds]
 
 
-def read(parts: Sequence[Part]) -> Reading:
-    """One session a trajectory; its subagents' are trees of their own in it."""
-    reward = next((_reward(part.entries[0].value) for part in parts[1:] if part.entries), None)
-    return read_documents(NAME, parts, lacks, lambda value: _read(value, reward))
+class Trials(Documents):
+    """A session a trajectory; beside it may lie the reward of its trial, which is kept with it."""
+
+    def read(self, parts: Sequence[Part]) -> Reading:
+        reading = super().read(parts)
+        reward = next((_reward(part.entries[0].value) for part in parts[1:] if part.entries), None)
+        beside = [Original(part.name, "".join(entry.text for entry in part.entries)) for part in parts[1:]]
+        reading.sessions = [
+            replace(session, reward=reward, original=(*session.original, *beside)) for session in reading.sessions
+        ]
+        return reading
 
 
 def _reward(value: Any) -> float | None:
@@ -41,15 +47,18 @@ def _reward(value: Any) -> float | None:
     return number_or_none(value.get("reward", numbers[0] if len(numbers) == 1 else None))
 
 
-def _read(value: Mapping[str, Any], reward: float | None) -> Document:
-    draft = Draft(name_or_none(value.get("trajectory_id")), reward=reward)  # session_id is a run's, of many
+def _read(value: Mapping[str, Any]) -> Document:
+    draft = Draft(name_or_none(value.get("trajectory_id")))  # session_id is a run's, of many
     document = Document([], drafts=[draft])
     for trajectory in _trajectories(value):
         agent = mapping(trajectory.get("agent"))
         draft.tools += [tool for tool in tools_of(agent.get("tool_definitions")) if tool not in draft.tools]
-        at: int | None = None
+        draft.at = None
         for step in sequence(trajectory.get("steps")):
-            at = _add_step(document, draft, mapping(step), at, name_or_none(agent.get("model_name")))
+            if mapping(step).get("source") in ("system", "user", "agent"):
+                _add_step(draft, len(document.items), step, name_or_none(agent.get("model_name")))
+            else:
+                document.fates[len(document.items)] = NO_SOURCE
             document.items.append(step)
     return document
 
@@ -60,42 +69,29 @@ def _trajectories(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from _trajectories(inner)
 
 
-def _add_step(
-    document: Document, draft: Draft, step: Mapping[str, Any], at: int | None, model: str | None
-) -> int | None:
-    """Add a step's message and what was observed after it; the branch's last node.
+def _add_step(draft: Draft, number: int, step: Mapping[str, Any], model: str | None) -> None:
+    """Add a step's message and what was observed after it.
 
     A result that names no call answers the step's only one; else it is what the user shows.
     """
-    record = [len(document.items)]
-    source = step.get("source")
-    if source not in _SOURCES:
-        document.fates[record[0]] = NO_SOURCE
-        return at
     is_copied = step.get("is_copied_context") is True
     results = objects(sequence(mapping(step.get("observation")).get("results")))
-    calls = [
-        tool_call(call.get("tool_call_id"), call.get("function_name"), call.get("arguments"))
-        for call in objects(sequence(step.get("tool_calls")))
-    ]
+    given = objects(sequence(step.get("tool_calls")))
+    calls = [tool_call(call.get("tool_call_id"), call.get("function_name"), call.get("arguments")) for call in given]
     only = calls[0]["id"] if len(calls) == len(results) == 1 else ""
-    if source == "agent":
-        at = draft.add(
-            assistant(step.get("message"), calls, string(step.get("reasoning_content"))),
-            at,
-            record,
-            author=name_or_none(step.get("model_name"), model),
-            is_copied=is_copied,
-            is_synthetic=step.get("llm_call_count") == 0,
-            usage=mapping(step.get("metrics")) or None,
-        )
+    if step["source"] == "agent":
+        said = assistant(step.get("message"), calls, string(step.get("reasoning_content")))
+        more = {"author": name_or_none(step.get("model_name"), model), "usage": mapping(step.get("metrics")) or None}
+        draft.append(said, number, is_copied=is_copied, is_synthetic=step.get("llm_call_count") == 0, **more)
     else:
-        at = draft.add(plain(string(source), step.get("message")), at, record, is_copied=is_copied)
+        draft.append(plain(step["source"], step.get("message")), number, is_copied=is_copied)
     for seen in results:
         call_id = name_or_none(seen.get("source_call_id")) or only
-        answers = bool(call_id) and draft.refusal(at, call_id) is None
+        answers = bool(call_id) and draft.refusal(draft.at, call_id) is None
         text = content_text(seen.get("content"))
         if answers or text:
             message = result(call_id, text) if answers else plain("user", text)
-            at = draft.add(message, at, record, is_copied=is_copied)
-    return at
+            draft.append(message, number, is_copied=is_copied)
+
+
+FORMAT = Trials("atif", _marks, _read)

@@ -7,17 +7,15 @@ there.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from composer_prime.traces.ingest.dialects.parts import part_messages
 from composer_prime.traces.ingest.messages import json_text, plain, result
-from composer_prime.traces.ingest.reading import Reading, parents_first, read_log
-from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, string
-from composer_prime.traces.ingest.session import DUPLICATE_RESULT, ORPHAN_RESULT, Draft
+from composer_prime.traces.ingest.reading import LineReader, Log
+from composer_prime.traces.ingest.records import mapping, name_or_none, objects, string
 from composer_prime.traces.states import Message
 
-NAME = "claude-code"
 SKIPPED = (
     "system", "summary", "progress", "ai-title", "queue-operation", "file-history-snapshot",
     "last-prompt", "permission-mode", "pr-link",
@@ -31,42 +29,21 @@ SILENT = "attachment without a text"
 SHOWN = ("content", "prompt", "text", "snippet", "banner", "blockingError", "addedLines", "addedBlocks", "skills")
 """Fields of an attachment whose texts the model is shown."""
 NAMED = ("displayPath", "filename", "path", "newDate")
+REPLAYED = ("parentUuid", "message", "attachment")
+"""Fields that a replay of the same line has equal."""
 
 
-def lacks(value: Any) -> list[str]:
-    """What a line lacks to be one of Claude Code's messages."""
+def _marks(value: Any) -> dict[str, bool]:
     line = mapping(value)
-    checks = {
+    return {
         "type user or assistant": line.get("type") in ("user", "assistant"),
         "a message with content": "content" in mapping(line.get("message")),
         "uuid": isinstance(line.get("uuid"), str),
         "sessionId or parentUuid": isinstance(line.get("sessionId"), str) or "parentUuid" in line,
     }
-    return [name for name, holds in checks.items() if not holds]
-
-
-def read(parts: Sequence[Part]) -> Reading:
-    """The session of a main file and its subagents' files; all their lines are records."""
-    places = [number for number, part in enumerate(parts) for _ in part.entries]
-    return read_log(NAME, parts, lambda lines, fates: draft_of(lines, places, fates))
-
-
-def draft_of(lines: Sequence[Any], files: Sequence[int], fates: dict[int, str]) -> Draft:
-    """The session that lines tell, each of the file of this number; `fates` is added to."""
-    return _Reader(files, fates).read(lines)
 
 
 @dataclass(frozen=True)
-class _Line:
-    """A line that others may name as the one before them; `node` is the last that it made, None if it made none."""
-
-    record: int
-    parent: str | None
-    node: int | None = None
-    message: Any = None
-
-
-@dataclass
 class _Place:
     """Where a line stands: after which node, in the tree of which name, through which other lines."""
 
@@ -77,42 +54,48 @@ class _Place:
 
 @dataclass
 class _Call:
-    """One model call while its lines come in: its node's index, what it wrote, which of its tool calls are answered,
-    and the last node of what the model was shown after it."""
+    """One model call while its lines come in: its node, the last node of what the model was shown after it, and what
+    it wrote."""
 
     node: int
     tip: int
     blocks: list[Mapping[str, Any]] = field(default_factory=list)
-    answered: set[str] = field(default_factory=set)
 
 
-class _Reader:
-    def __init__(self, places: Sequence[int], fates: dict[int, str]) -> None:
-        self._files = places
-        self._fates = fates
-        self._draft = Draft()
-        self._messages: dict[str, _Line] = {}
-        self._links: dict[str, _Line] = {}
-        self._latest: dict[tuple[Any, ...], int] = {}
+class Reader(LineReader):
+    """Reads a session's lines, its subagents' among them.
+
+    _known    lines by uuid
+    _nodes    by line the last node that it made
+    _latest   the last node of each agent
+    _roots    of each node the name of its tree
+    _calls    by name, and by the tree that they stand in
+    _call_of  the call of a node: of the model's own, and of what it was shown after it
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[str, int] = {}
+        self._nodes: dict[int | None, int] = {}
+        self._latest: dict[tuple[bool, str], int] = {}
         self._roots: list[str] = []
-        self._calls: dict[tuple[str, str], _Call] = {}
-        self._call_at: dict[int, _Call] = {}
-        self._known: set[str] = set()
-        self._beside: set[int] = set()
+        self._calls: dict[str, dict[str, _Call]] = {}
+        self._call_of: dict[int | None, _Call] = {}
 
-    def read(self, lines: Sequence[Any]) -> Draft:
-        given = [mapping(line) for line in lines]
-        names = [name_or_none(line.get("uuid")) for line in given]
-        for record in parents_first(names, [_parent(line) for line in given]):
-            if record not in self._fates:
-                fate = self._take(record, given[record])
-                if fate is not None:
-                    self._fates[record] = fate
-                    self._links[names[record] or ""] = _Line(record, _parent(given[record]))
-        return self._draft
+    def take(self, number: int, line: Mapping[str, Any]) -> str | None:
+        made = self._take(number, line)
+        uuid = name_or_none(line.get("uuid"))
+        if uuid and (isinstance(made, int) or self._known.get(uuid) not in self._nodes):
+            self._known[uuid] = number
+        if isinstance(made, str):
+            return made
+        self._nodes[number] = self._latest[_agent(line)] = made
+        self.draft.name = self.draft.name or name_or_none(line.get("sessionId"))
+        self.draft.cwd = self.draft.cwd or name_or_none(line.get("cwd"))
+        return None
 
-    def _take(self, record: int, line: Mapping[str, Any]) -> str | None:
-        """Add what a line says; why it is dropped, if it is."""
+    def _take(self, number: int, line: Mapping[str, Any]) -> str | int:
+        """Add what a line says: the last node that it made, or why it is dropped."""
         kind = line.get("type")
         message = mapping(line.get("message"))
         if kind == "attachment":
@@ -123,123 +106,85 @@ class _Reader:
             return SILENT if kind == "attachment" else EMPTY
         if line.get("isApiErrorMessage") is True:
             return API_ERROR
-        uuid = string(line.get("uuid"))
-        known = self._messages.get(uuid)
-        if known and known.parent == _parent(line) and known.message == message:
+        known = self._known.get(string(line.get("uuid")))
+        is_same = known is not None and all(self.lines[known].get(name) == line.get(name) for name in REPLAYED)
+        if is_same and known in self._nodes:
             return DUPLICATE_LINE
-        agent = (self._files[record], line.get("isSidechain") is True, string(line.get("agentId")))
-        place = self._place(record, line, agent)
+        place = self._place(number, line)
         if kind == "attachment":
-            node: int | str = self._add_after(plain("user", message["content"]), record, place)
-        else:
-            add = self._add_assistant if kind == "assistant" else self._add_user
-            node = add(record, line, message, place)
-        if isinstance(node, str):
-            return node
-        self._latest[agent] = node
-        self._draft.name = self._draft.name or name_or_none(line.get("sessionId"))
-        self._draft.cwd = self._draft.cwd or name_or_none(line.get("cwd"))
-        if uuid:
-            self._messages[uuid] = _Line(record, _parent(line), node, message)
-        return None
+            return self._show(plain("user", message["content"]), number, place, self._call_of.get(place.node))
+        if kind == "assistant":
+            return self._add_assistant(number, string(line.get("requestId")), message, place)
+        return self._add_user(number, message["content"], place)
 
-    def _place(self, record: int, line: Mapping[str, Any], agent: tuple[Any, ...]) -> _Place:
+    def _place(self, number: int, line: Mapping[str, Any]) -> _Place:
         """Up the parents to a message. If the file lacks one of them, the agent's message before stands in."""
         links: list[int] = []
-        seen: set[str] = set()
-        root, parent = f"record {record}", _parent(line)
+        root, parent = f"record {number}", _parent(line)
         while parent is not None:
-            if parent in self._messages:
-                node = self._messages[parent].node
-                return _Place(node, self._roots[node or 0], links)
-            link = self._links.get(parent)
-            if link is None or parent in seen:
-                node = self._latest.get(agent)
+            known = self._known.get(parent)
+            if known is None or known in self._nodes or known in links:
+                node = self._nodes.get(known, self._latest.get(_agent(line)))
                 return _Place(node, root if node is None else self._roots[node], links)
-            seen.add(parent)
-            links.append(link.record)
-            root, parent = f"link {parent}", link.parent
+            links.append(known)
+            root, parent = f"link {parent}", _parent(self.lines[known])
         return _Place(None, root, links)
 
-    def _add_assistant(self, record: int, line: Mapping[str, Any], message: Mapping[str, Any], place: _Place) -> int:
-        content = message["content"]
+    def _add_assistant(self, number: int, request: str, message: Mapping[str, Any], place: _Place) -> int:
+        content, model = message["content"], message.get("model")
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content)
-        name = string(message.get("id"))
-        call_name = f"{name}:{string(line.get('requestId'))}" if name else None
-        call = self._calls.get((call_name or f"record {record}", place.root))
-        if call is None:
-            node = self._add(
-                {"role": "assistant"},
-                self._tip(place.node),
-                (),
-                replace(place, links=[]),
-                author=None if message.get("model") == SYNTHETIC else name_or_none(message.get("model")),
-                is_copied=call_name in self._known,
-                is_synthetic=message.get("model") == SYNTHETIC,
-                call=call_name,
-            )
-            call = self._calls[call_name or f"record {record}", place.root] = _Call(node, node)
-            self._call_at[node] = call
-            self._known |= {call_name} if call_name else set()
+        name = f"{message['id']}:{request}" if name_or_none(message.get("id")) else None
+        calls = self._calls.setdefault(name or f"record {number}", {})
+        if place.root not in calls:
+            author = None if model == SYNTHETIC else name_or_none(model)
+            more = {"author": author, "is_copied": bool(calls), "is_synthetic": model == SYNTHETIC, "call": name}
+            node = self.draft.add({"role": "assistant"}, self._tip(place.node), (), **more)
+            self._roots.append(place.root)
+            calls[place.root] = self._call_of[node] = _Call(node, node)
+        call = calls[place.root]
         _merge(call.blocks, blocks)
-        old = self._draft.nodes[call.node]
+        old = self.draft.nodes[call.node]
+        said = part_messages({"role": "assistant", "content": call.blocks})[0]
         usage = mapping(message.get("usage")) or old.usage
-        self._draft.replace(
-            call.node,
-            message=part_messages({"role": "assistant", "content": call.blocks})[0],
-            usage=usage,
-            records=(*old.records, record),
-            links=(*old.links, *place.links),
-        )
+        self.draft.replace(call.node, number, message=said, usage=usage, links=(*old.links, *place.links))
         return call.node
 
-    def _add_user(self, record: int, line: Mapping[str, Any], message: Mapping[str, Any], place: _Place) -> int | str:
-        content = message["content"]
-        blocks = [] if isinstance(content, str) else list(content)
+    def _add_user(self, number: int, content: str | list[Any], place: _Place) -> int | str:
+        blocks = [] if isinstance(content, str) else content
         answers = [block for block in objects(blocks) if block.get("type") == "tool_result"]
         rest = content if isinstance(content, str) else [block for block in blocks if block not in answers]
-        node: int | None = None
-        fate = EMPTY
+        made: int | str = EMPTY
         for block in answers:
             call_id = string(block.get("tool_use_id"))
-            caller = self._draft.caller(place.node, call_id)
-            if caller is None:
-                fate = ORPHAN_RESULT
-            elif call_id in self._call_at[caller].answered:
-                fate = DUPLICATE_RESULT
-            else:
-                call = self._call_at[caller]
-                call.answered.add(call_id)
-                node = call.tip = self._add(result(call_id, block.get("content")), call.tip, [record], place)
+            call = self._call_of.get(self.draft.caller(place.node, call_id))
+            refusal = self.draft.refusal(call.tip if call else None, call_id)
+            if refusal is None:
+                made = self._show(result(call_id, block.get("content")), number, place, call)
+            elif isinstance(made, str):
+                made = refusal
         if rest:
-            after = self._tip(place.node) if node is None else node
-            node = self._add(plain("user", rest), after, [record], place)
-        return fate if node is None else node
+            after = self._tip(place.node) if isinstance(made, str) else made
+            made = self._add(plain("user", rest), after, number, place)
+        return made
 
-    def _add_after(self, message: Message, record: int, place: _Place) -> int:
-        """Add what the model is shown beside the answers to a call, or after another message."""
-        call = self._call_before(place.node)
-        node = self._add(message, self._tip(place.node), [record], place)
-        self._beside.add(node)
+    def _show(self, message: Message, number: int, place: _Place, call: _Call | None) -> int:
+        """Add what the model is shown after a call, or after another message."""
+        node = self._add(message, call.tip if call else place.node, number, place)
         if call is not None:
-            call.tip = node
+            call.tip, self._call_of[node] = node, call
         return node
 
-    def _add(self, message: Message, parent: int | None, records: Sequence[int], place: _Place, **more: Any) -> int:
-        self._roots.append(place.root)
-        return self._draft.add(message, parent, records, links=tuple(place.links), **more)
-
     def _tip(self, node: int | None) -> int | None:
-        """Where a line that names `node` continues: after all answers to a call's tools, whichever is named."""
-        call = self._call_before(node)
-        return call.tip if call else node
+        """Where a line that names `node` continues: after all that was shown after its call, whichever is named."""
+        return self._call_of[node].tip if node in self._call_of else node
 
-    def _call_before(self, node: int | None) -> _Call | None:
-        """The call whose answers, or what is shown beside them, end with the node."""
-        at = node
-        while at is not None and (self._draft.nodes[at].message["role"] == "tool" or at in self._beside):
-            at = self._draft.nodes[at].parent
-        return None if at is None else self._call_at.get(at)
+    def _add(self, message: Message, parent: int | None, number: int, place: _Place) -> int:
+        self._roots.append(place.root)
+        return self.draft.add(message, parent, [number], links=tuple(place.links))
+
+
+def _agent(line: Mapping[str, Any]) -> tuple[bool, str]:
+    return line.get("isSidechain") is True, string(line.get("agentId"))
 
 
 def _parent(line: Mapping[str, Any]) -> str | None:
@@ -252,10 +197,10 @@ def _attached(attachment: Mapping[str, Any]) -> Mapping[str, Any]:
     if kind == "queued_command":
         return {"content": attachment.get("prompt")}
     texts = [text for name in SHOWN for text in _texts(attachment.get(name))]
-    names = [name for name in (string(attachment.get(name)) for name in NAMED) if name]
-    if not texts and not names:
+    name = name_or_none(*(attachment.get(name) for name in NAMED))
+    if not texts and name is None:
         return {}
-    head = " ".join([kind, *names[:1]])
+    head = kind if name is None else f"{kind} {name}"
     return {"content": "\n".join(["<system-reminder>", head, *texts, "</system-reminder>"])}
 
 
@@ -289,3 +234,6 @@ def _is_same(known: Mapping[str, Any], block: Mapping[str, Any]) -> bool:
 def _body(block: Mapping[str, Any]) -> str:
     is_call = block.get("type") == "tool_use"
     return json_text(block.get("input") if is_call else block.get("thinking", block.get("text")))
+
+
+FORMAT = Log("claude-code", _marks, Reader)

@@ -4,36 +4,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from composer_prime.traces.ingest.dialects.exchanges import Exchange, exchange_of, loaded, read_calls
+from composer_prime.traces.ingest.dialects.exchanges import Calls, Exchange, exchange_of, loaded
 from composer_prime.traces.ingest.messages import tools_of
-from composer_prime.traces.ingest.reading import Reading
-from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence
+from composer_prime.traces.ingest.records import each, mapping, name_or_none, objects, sequence
 
-NAME = "langfuse"
 NO_GENERATION = "observation that is no generation"
 NO_TEXT = "generation without its messages or its answer"
 TYPES = ("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EMBEDDING", "EVALUATOR", "GUARDRAIL")
 
 
-def lacks(value: Any) -> list[str]:
-    """What a JSON value lacks to hold Langfuse's observations."""
+def _marks(value: Any) -> dict[str, bool]:
     observations = objects(_observations(value))
-    checks = {
+    return {
         f"observations of type {', '.join(TYPES[:3])}, ...": any(one.get("type") in TYPES for one in observations),
         "startTime": any("startTime" in one for one in observations),
     }
-    return [name for name, holds in checks.items() if not holds]
-
-
-def read(parts: Sequence[Part]) -> Reading:
-    """One session for each list of tools that the file's generations have."""
-    return read_calls(NAME, parts, lacks, _observations, _exchange)
 
 
 def _observations(value: Any) -> Sequence[Any]:
     given = mapping(value)
-    value = given.get("observations", given.get("data", value))
-    return value if isinstance(value, list) else [value]
+    return each(given.get("observations", given.get("data", value)))
 
 
 def _exchange(given: Mapping[str, Any]) -> Exchange | str:
@@ -45,3 +35,6 @@ def _exchange(given: Mapping[str, Any]) -> Exchange | str:
     tools = tools_of([loaded(tool) for tool in sequence(loaded(given.get("toolDefinitions")))]) or found.tools
     usage = mapping(given.get("usageDetails")) or mapping(given.get("usage")) or found.usage
     return replace(found, tools=tools, author=name_or_none(given.get("model"), found.author), usage=usage)
+
+
+FORMAT = Calls("langfuse", _marks, _observations, _exchange)

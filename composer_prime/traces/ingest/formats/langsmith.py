@@ -7,36 +7,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from composer_prime.traces.ingest.dialects.exchanges import Exchange, exchange_of, read_calls
+from composer_prime.traces.ingest.dialects.exchanges import Calls, Exchange, exchange_of
 from composer_prime.traces.ingest.messages import tools_of
-from composer_prime.traces.ingest.reading import Reading
-from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence
+from composer_prime.traces.ingest.records import each, mapping, name_or_none, objects, sequence
 
-NAME = "langsmith"
 NO_CALL = "run that is no call of a model"
 NO_TEXT = "call of a model without its messages or its answer"
 
 
-def lacks(value: Any) -> list[str]:
-    """What a JSON value lacks to hold LangSmith's runs."""
+def _marks(value: Any) -> dict[str, bool]:
     runs = objects(_runs(value))
-    checks = {
+    return {
         "runs with inputs": any(isinstance(run.get("inputs"), dict) for run in runs),
         "runs with start_time": any("start_time" in run for run in runs),
     }
-    return [name for name, holds in checks.items() if not holds]
-
-
-def read(parts: Sequence[Part]) -> Reading:
-    """One session for each list of tools that the file's calls have."""
-    return read_calls(NAME, parts, lacks, _runs, _exchange)
 
 
 def _runs(value: Any) -> Sequence[Any]:
     """Runs; of a batch, each with what was patched later."""
     given = mapping(value)
     if not isinstance(given.get("post"), list):
-        return value if isinstance(value, list) else [value]
+        return each(value)
     posted, patched = objects(given["post"]), objects(sequence(given.get("patch")))
     late = {run.get("id") if isinstance(run.get("id"), str) else None: run for run in patched}
     only = late.get(None, {}) if len(posted) == 1 else {}  # a patch's id may stand in its address alone
@@ -59,3 +50,6 @@ def _exchange(given: Mapping[str, Any]) -> Exchange | str:
     usage = found.usage or mapping(answered.get("usage_metadata")) or None
     author, call = name_or_none(*names, called.get("model")), name_or_none(found.call, given.get("id"))
     return replace(found, tools=found.tools or tools_of(called.get("tools")), author=author, usage=usage, call=call)
+
+
+FORMAT = Calls("langsmith", _marks, _runs, _exchange)

@@ -7,37 +7,30 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_prime.traces.ingest.dialects.exchanges import Exchange, action_of, loaded, read_calls, said
+from composer_prime.traces.ingest.dialects.exchanges import Calls, Exchange, action_of, loaded, said
 from composer_prime.traces.ingest.messages import json_text, plain, tools_of
-from composer_prime.traces.ingest.reading import Reading
-from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence
+from composer_prime.traces.ingest.records import each, mapping, name_or_none, objects, sequence
 from composer_prime.traces.states import Message
 
-NAME = "otel-spans"
 NO_CALL = "span that is no call of a model"
 NO_TEXT = "call of a model without its messages"
 NOT_WHOLE = "call of a model whose prompt isn't whole"
 _INPUTS = ("gen_ai.input.messages", "gen_ai.prompt", "llm.input_messages", "ai.prompt.messages")
 _OUTPUTS = ("gen_ai.output.messages", "gen_ai.completion", "llm.output_messages")
 _TOOLS = ("gen_ai.tool.definitions", "llm.tools", "llm.request.functions", "ai.prompt.tools")
+_NUMBERED = re.compile(rf"({'|'.join(map(re.escape, (*_INPUTS, *_OUTPUTS, *_TOOLS)))})\.(\d+(?:\..*)?)")
 _MARKS = re.compile(r"gen_ai\.|llm\.|openinference\.|ai\.(prompt|response)")
 
 
-def lacks(value: Any) -> list[str]:
-    """What a JSON value lacks to hold spans of model calls."""
+def _marks(value: Any) -> dict[str, bool]:
     marked = any(_MARKS.match(name) for span in _spans(value) for name in attributes_of(span))
-    return [] if marked else ["spans with attributes gen_ai.* or llm.*"]
-
-
-def read(parts: Sequence[Part]) -> Reading:
-    """One session for each list of tools that the file's calls have."""
-    return read_calls(NAME, parts, lacks, _spans, _exchange)
+    return {"spans with attributes gen_ai.* or llm.*": marked}
 
 
 def _spans(value: Any) -> list[Mapping[str, Any]]:
     """The spans below any of an exporter's levels."""
     found = []
-    for given in objects(value if isinstance(value, list) else [value]):
+    for given in objects(each(value)):
         levels = ("resourceSpans", "scopeSpans", "instrumentationLibrarySpans", "spans")
         inner = next((given[name] for name in levels if isinstance(given.get(name), list)), None)
         if inner is not None:
@@ -68,10 +61,8 @@ def _exchange(span: Mapping[str, Any]) -> Exchange | str:
     given = _nested(attributes_of(span))
     if "ai.operationId" in given and ".do" not in str(given["ai.operationId"]):
         return NO_CALL  # Vercel's span of the whole, beside those of its calls
-    outputs = next((given[name] for name in _OUTPUTS if name in given), None)
+    outputs = next((given[name] for name in _OUTPUTS if name in given), _vercel(given))
     inputs = next((given[name] for name in _INPUTS if name in given), None)
-    if outputs is None and (calls := _vercel(given)) is not None:
-        outputs = calls
     if inputs is None and outputs is None:
         return NO_CALL
     action = action_of([outputs] if isinstance(outputs, dict) else outputs)
@@ -92,17 +83,15 @@ def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     trees: dict[str, dict[str, Any]] = {}
     for name, value in given.items():
-        head, number, rest = next(
-            ((one, *name.removeprefix(one + ".").partition(".")[::2]) for one in (*_INPUTS, *_OUTPUTS, *_TOOLS)
-             if name.startswith(one + ".")), ("", "", "")
-        )  # fmt: skip
-        if not number.isdigit():
+        numbered = _NUMBERED.fullmatch(name)
+        if numbered is None:
             found[name] = loaded(value) if isinstance(value, str) and value[:1] in '[{"' else value
             continue
+        head, *steps, last = numbered[1], *numbered[2].split(".")
         at = trees.setdefault(head, {})
-        for step in [number, *rest.split(".")][:-1]:
+        for step in steps:
             at = inner if isinstance(inner := at.setdefault(step, {}), dict) else {}
-        at[rest.rpartition(".")[2] or number] = value
+        at[last] = value
     return found | {head: _lists(tree) for head, tree in trees.items()}
 
 
@@ -120,11 +109,9 @@ def _lists(tree: Any) -> Any:
 
 def _vercel(given: Mapping[str, Any]) -> list[Any] | None:
     texts = (given.get("ai.response.text"), given.get("ai.response.object"))
-    calls = sequence(given.get("ai.response.toolCalls"))
-    if not calls and not any(texts):
-        return None
     content = [{"type": "text", "text": json_text(text)} for text in texts if text]
-    return [{"role": "assistant", "content": [*content, *({"type": "tool-call", **mapping(call)} for call in calls)]}]
+    content += [{"type": "tool-call", **mapping(call)} for call in sequence(given.get("ai.response.toolCalls"))]
+    return [{"role": "assistant", "content": content}] if content else None
 
 
 def _system(given: Mapping[str, Any]) -> list[Message]:
@@ -139,8 +126,7 @@ def _listed(tools: Any) -> list[Mapping[str, Any]]:
     for tool in map(loaded, sequence(tools)):
         for name in ("tool", "json_schema"):
             tool = loaded(mapping(tool).get(name, tool))
-        given = dict(mapping(tool))
-        found.append(given | {name: loaded(given[name]) for name in ("parameters",) if name in given})
+        found.append({**mapping(tool), "parameters": loaded(mapping(tool).get("parameters"))})
     return found
 
 
@@ -148,3 +134,6 @@ def _is_cut(messages: Sequence[Message]) -> bool:
     """Whether a result stands in a prompt whose call doesn't."""
     called = {call["id"] for message in messages for call in message.get("tool_calls", ())}
     return any(message["role"] == "tool" and message["tool_call_id"] not in called for message in messages)
+
+
+FORMAT = Calls("otel-spans", _marks, _spans, _exchange)

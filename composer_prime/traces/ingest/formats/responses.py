@@ -1,31 +1,22 @@
 """OpenAI Responses: a response with its input, or a list of items. Records are the items."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from composer_prime.traces.ingest.dialects.items import ITEMS, ItemFold
 from composer_prime.traces.ingest.messages import plain, tools_of
-from composer_prime.traces.ingest.reading import Document, Reading, read_documents
-from composer_prime.traces.ingest.records import Part, mapping, name_or_none, number_or_none, sequence
+from composer_prime.traces.ingest.reading import Document, Documents
+from composer_prime.traces.ingest.records import mapping, name_or_none, number_or_none, sequence
 from composer_prime.traces.ingest.session import Draft
 
-NAME = "openai-responses"
 ELSEWHERE = "context in another response"
 
 
-def lacks(value: Any) -> list[str]:
-    """What a JSON value lacks to be a response or a list of items."""
+def _marks(value: Any) -> dict[str, bool]:
     items = value if isinstance(value, list) else sequence(mapping(value).get("output"))
-    checks = {
+    return {
         "a list of items, or an object with output": bool(items),
         "items with a type such as message or function_call": any(mapping(item).get("type") in ITEMS for item in items),
     }
-    return [name for name, holds in checks.items() if not holds]
-
-
-def read(parts: Sequence[Part]) -> Reading:
-    """One session a response, or a list of items. What a response's input says of earlier calls is context."""
-    return read_documents(NAME, parts, lacks, _read)
 
 
 def _read(value: Any) -> Document:
@@ -33,23 +24,23 @@ def _read(value: Any) -> Document:
     before = given.get("input")
     context = [{"role": "user", "content": before}] if isinstance(before, str) else sequence(before)
     items = [*context, *sequence(given.get("output") if given else value)]
-    document = Document(items)
     if given.get("previous_response_id"):
-        document.fates = dict.fromkeys(range(len(items)), ELSEWHERE)
-        return document
+        return Document(items, dict.fromkeys(range(len(items)), ELSEWHERE))
     draft = Draft(name_or_none(given.get("id")), tools=tools_of(given.get("tools")))
     draft.reward = number_or_none(given.get("reward"))
+    document = Document(items, drafts=[draft])
     fold = ItemFold(draft, author=name_or_none(given.get("model")))
     if instructions := name_or_none(given.get("instructions")):
-        fold.at = draft.add(plain("system", instructions), None, ())
+        draft.append(plain("system", instructions))
     for number, item in enumerate(items):
         if number == len(context):
             fold.end_turn()
         fold.is_copied = number < len(context)
-        fate = fold.take(item, number)
-        if fate is not None:
+        if (fate := fold.take(item, number)) is not None:
             document.fates[number] = fate
     fold.usage = mapping(given.get("usage")) or None
     fold.finish(document.fates)
-    document.drafts.append(draft)
     return document
+
+
+FORMAT = Documents("openai-responses", _marks, _read)

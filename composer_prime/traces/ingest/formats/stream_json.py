@@ -7,35 +7,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from composer_prime.traces.ingest.formats import claude_code
-from composer_prime.traces.ingest.reading import Reading, read_events
-from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects
-from composer_prime.traces.ingest.session import Draft
+from composer_prime.traces.ingest.reading import Document, Log
+from composer_prime.traces.ingest.records import each, mapping, name_or_none, objects
 
-NAME = "claude-stream-json"
 START = "the run's first line"
 
 
-def lacks(value: Any) -> list[str]:
-    """What a line, or a list of lines, lacks to be of such a run."""
-    lines = objects(value if isinstance(value, list) else [value])
+def _marks(value: Any) -> dict[str, bool]:
+    lines = objects(each(value))
     told = [line for line in lines if line.get("type") in ("assistant", "user")]
-    checks = {
+    others = [line for line in told if not {"sessionId", "parentUuid"} & line.keys()]
+    return {
         "type user or assistant": bool(told),
         "a message with content": any("content" in mapping(line.get("message")) for line in told),
-        "session_id, or lines without names": any(
-            ("session_id" in line or "uuid" not in line) and not {"sessionId", "parentUuid"} & line.keys()
-            for line in told
-        ),
+        "session_id, or lines without names": any("session_id" in line or "uuid" not in line for line in others),
     }
-    return [name for name, holds in checks.items() if not holds]
 
 
-def read(parts: Sequence[Part]) -> Reading:
-    """The runs of a file as one session."""
-    return read_events(NAME, parts, lacks, _draft)
+class _Reader(claude_code.Reader):
+    def read(self, lines: list[Any], fates: dict[int, str]) -> Document:
+        return super().read(_spelled(lines), fates)
 
 
-def _draft(lines: Sequence[Any], fates: dict[int, str]) -> Draft:
+def _spelled(lines: Sequence[Any]) -> list[Mapping[str, Any]]:
     """The lines as Claude Code's own sessions have them, each of which names the line before it."""
     spelled: list[Mapping[str, Any]] = []
     latest: dict[str | None, str] = {}
@@ -52,4 +46,7 @@ def _draft(lines: Sequence[Any], fates: dict[int, str]) -> Draft:
             latest |= {agent: str(number)} | ({START: str(number)} if is_init else {})
         line = {**given, "sessionId": session or given.get("session_id"), "cwd": cwd, "uuid": str(number)}
         spelled.append({**line, "parentUuid": parent, "isSidechain": agent is not None, "agentId": agent})
-    return claude_code.draft_of(spelled, [0] * len(lines), fates)
+    return spelled
+
+
+FORMAT = Log("claude-stream-json", _marks, _Reader)

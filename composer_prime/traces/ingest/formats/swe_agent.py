@@ -11,29 +11,22 @@ from typing import Any
 from composer_prime.traces.ingest.dialects.exchanges import RequestTree
 from composer_prime.traces.ingest.formats.chat import add_chat
 from composer_prime.traces.ingest.messages import assistant, chat_message, content_text
-from composer_prime.traces.ingest.reading import Document, Reading, read_documents
-from composer_prime.traces.ingest.records import Part, mapping, name_or_none, objects, sequence, string
+from composer_prime.traces.ingest.reading import Document, Documents
+from composer_prime.traces.ingest.records import mapping, name_or_none, objects, sequence, string
 from composer_prime.traces.ingest.session import Draft, arguments_of
 from composer_prime.traces.states import Message
 
-NAME = "swe-agent"
 NO_RESPONSE = "step without a response"
 NO_CONTEXT = "step that doesn't say what the model was shown"
 
 
-def lacks(value: Any) -> list[str]:
-    """What a JSON value lacks to be a trajectory of either agent."""
+def _marks(value: Any) -> dict[str, bool]:
     given = mapping(value)
     if string(given.get("trajectory_format")).startswith("mini-swe-agent"):
-        return [] if isinstance(given.get("messages"), list) else ["messages"]
+        return {"messages": isinstance(given.get("messages"), list)}
     has_steps = any("action" in step and "observation" in step for step in objects(sequence(given.get("trajectory"))))
     has_history = any("role" in message and "agent" in message for message in objects(sequence(given.get("history"))))
-    return [] if has_steps or has_history else ["a trajectory of steps with action and observation, or their history"]
-
-
-def read(parts: Sequence[Part]) -> Reading:
-    """One session a trajectory."""
-    return read_documents(NAME, parts, lacks, _read)
+    return {"a trajectory of steps with action and observation, or their history": has_steps or has_history}
 
 
 def _read(value: Mapping[str, Any]) -> Document:
@@ -48,7 +41,7 @@ def _read_messages(value: Mapping[str, Any], name: str) -> Document:
     author = name_or_none(mapping(config.get("model")).get("model_name"))
     draft = Draft()
     document = Document(list(messages), drafts=[draft])
-    add_chat(document, draft, enumerate(messages), author=author)
+    add_chat(document, draft, author=author)
     for number, node in enumerate(draft.nodes):
         response = mapping(mapping(mapping(messages[node.records[0]]).get("extra")).get("response"))
         if node.is_turn and response:
@@ -75,7 +68,7 @@ def _read_steps(value: Mapping[str, Any]) -> Document:
         elif not shown:
             document.fates[number] = NO_CONTEXT
         else:
-            tree.act(action, tree.follow(shown, number), number, author=name_or_none(model.get("name")))
+            tree.add(shown, action, number, author=name_or_none(model.get("name")))
     return document
 
 
@@ -89,9 +82,7 @@ def _context(step: Mapping[str, Any], history: Sequence[Any], own: int | None) -
     place = _own(after, step, reversed(range(len(after))))
     found = after[place] if place is not None else history[own] if own is not None else None
     action = assistant(said) if said else None
-    if step.get("tool_calls"):
-        action = chat_message({"role": "assistant", "content": said, "tool_calls": step["tool_calls"]})
-    elif found is not None and (said or mapping(found).get("tool_calls")):
+    if found is not None and (said or mapping(found).get("tool_calls")):
         action = chat_message(found)
     before = step.get("query") or after[:place] or (history[:own] if own is not None else ())
     return [message for message in map(chat_message, sequence(before)) if message is not None], action
@@ -107,3 +98,6 @@ def _own(messages: Sequence[Any], step: Mapping[str, Any], places: Iterable[int]
         if message.get("role") == "assistant" and not message.get("is_demo") and is_own:
             return place
     return None
+
+
+FORMAT = Documents("swe-agent", _marks, _read)

@@ -7,42 +7,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from composer_prime.traces.ingest.messages import chat_message, tools_of
-from composer_prime.traces.ingest.reading import BROKEN_PARENT, Document, Reading, parents_first, read_documents
-from composer_prime.traces.ingest.records import Part, mapping, name_or_none, number_or_none, objects, sequence
+from composer_prime.traces.ingest.reading import BROKEN_PARENT, Document, Documents, parents_first
+from composer_prime.traces.ingest.records import mapping, name_or_none, number_or_none, objects, sequence
 from composer_prime.traces.ingest.session import Draft
 
-NAME = "verifiers"
 NO_TRACE = "episode without a trace"
 NO_MESSAGE = "node without a message"
 
 
-def lacks(value: Any) -> list[str]:
-    """What a JSON value lacks to be a trace or an episode."""
+def _marks(value: Any) -> dict[str, bool]:
     given = mapping(value)
     is_trace = isinstance(given.get("nodes"), list)
     is_episode = isinstance(given.get("traces"), list) or ("env" in given and "task" in given)
-    return [] if is_trace or is_episode else ["nodes (of a trace) or traces (of an episode)"]
-
-
-def read(parts: Sequence[Part]) -> Reading:
-    """One session a trace."""
-    return read_documents(NAME, parts, lacks, _read)
+    return {"nodes (of a trace) or traces (of an episode)": is_trace or is_episode}
 
 
 def _read(value: Mapping[str, Any]) -> Document:
-    traces = [value] if "nodes" in value else sequence(value.get("traces"))
     document = Document([])
-    for trace in traces:
+    for trace in [value] if "nodes" in value else sequence(value.get("traces")) or [value]:
         nodes = sequence(mapping(trace).get("nodes"))
-        if not nodes:
+        if nodes:
+            document.drafts.append(_trace(document, mapping(trace), nodes))
+        else:
             document.fates[len(document.items)] = NO_TRACE
-            document.items.append(trace)
-            continue
-        document.drafts.append(_trace(document, mapping(trace), nodes))
-        document.items += nodes
-    if not traces:
-        document.fates[0] = NO_TRACE
-        document.items.append(value)
+        document.items += nodes or [trace]
     return document
 
 
@@ -50,29 +38,22 @@ def _trace(document: Document, trace: Mapping[str, Any], nodes: Sequence[Any]) -
     draft = Draft(name_or_none(trace.get("id")), tools=tools_of(trace.get("tools")), reward=_reward(trace))
     config = mapping(mapping(trace.get("agent")).get("config"))
     calls = {call["node"]: call for call in objects(sequence(trace.get("calls"))) if type(call.get("node")) is int}
-    places: dict[Any, int | None] = {None: None}
+    places: dict[int | None, int | None] = {None: None}
     start = len(document.items)
-    parents = [parent if type(parent := mapping(given).get("parent")) is int else None for given in nodes]
+    named = (mapping(node).get("parent") for node in nodes)
+    parents = [parent if parent is None or type(parent) is int else -1 for parent in named]
     for number in parents_first(range(len(nodes)), parents):
         given = mapping(nodes[number])
-        parent = given.get("parent")
         message = chat_message(given.get("message"))
-        fate = NO_MESSAGE if message is None else None
-        if not (parent is None or type(parent) is int) or parent not in places:
-            fate = BROKEN_PARENT
-        if message is None or fate is not None:
-            document.fates[start + number] = fate or NO_MESSAGE
+        if message is None or parents[number] not in places:
+            document.fates[start + number] = NO_MESSAGE if parents[number] in places else BROKEN_PARENT
             continue
         call = mapping(calls.get(number))
         wrote = given.get("sampled") is True
-        places[number] = draft.add(
-            message,
-            places[parent],
-            [start + number],
-            author=name_or_none(call.get("model"), config.get("model")) if wrote else None,
-            is_copied=message["role"] == "assistant" and not wrote,
-            usage=mapping(call.get("usage")) or None,
-        )
+        author = name_or_none(call.get("model"), config.get("model")) if wrote else None
+        more = {"author": author, "usage": mapping(call.get("usage")) or None}
+        is_copied = message["role"] == "assistant" and not wrote
+        places[number] = draft.add(message, places[parents[number]], [start + number], is_copied=is_copied, **more)
         if not draft.tools:
             draft.tools += tools_of(given.get("tools"))
     return draft
@@ -80,9 +61,10 @@ def _trace(document: Document, trace: Mapping[str, Any], nodes: Sequence[Any]) -
 
 def _reward(trace: Mapping[str, Any]) -> float | None:
     """The sum of the rewards that there are, each by its weight."""
-    parts = []
-    for reward in objects(mapping(trace.get("rewards")).values()):
-        score, weight = number_or_none(reward.get("score")), number_or_none(reward.get("weight", 1.0))
-        if score is not None and weight is not None:
-            parts.append(score * weight)
+    given = objects(mapping(trace.get("rewards")).values())
+    scored = [(number_or_none(one.get("score")), number_or_none(one.get("weight", 1.0))) for one in given]
+    parts = [score * weight for score, weight in scored if score is not None and weight is not None]
     return number_or_none(sum(parts)) if parts else None
+
+
+FORMAT = Documents("verifiers", _marks, _read)
