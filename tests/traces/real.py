@@ -1,6 +1,6 @@
 """Real logs read: `python -m tests.traces.real FOLDER [--truth FILE]`.
 
-By format: files, decision points, turns that are none and records dropped, by reason, the share of records used;
+By format: files, decision points, turns that are none and records dropped, by reason, the share of record bytes used;
 then the files of no known format. With a truth, a JSON line a decision point that was counted independently, also how
 many were found, and whether their actions and what stands before agree.
 """
@@ -33,15 +33,15 @@ class Sums:
 
     files: int = 0
     points: int = 0
-    num_records: int = 0
-    num_used: int = 0
+    num_bytes: int = 0
+    used_bytes: int = 0
     no_points: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
 
     def add(self, reading: Reading) -> None:
         self.files += 1
-        self.num_records += reading.num_records
-        self.num_used += reading.num_used
+        self.num_bytes += reading.num_bytes
+        self.used_bytes += reading.used_bytes
         self.dropped += reading.dropped
         for session in reading.sessions:
             for node in session.nodes:
@@ -181,8 +181,8 @@ def main() -> int:
 
 def report(sums: Mapping[str, Sums], agreements: Mapping[str, Counter[str]], unread: Mapping[str, str]) -> None:
     for format, of in sorted(sums.items()):
-        share = of.num_used / max(of.num_records, 1)
-        print(f"{format}: {of.files:,} files, {of.points:,} decision points, {share:.1%} of records used")
+        share = of.used_bytes / max(of.num_bytes, 1)
+        print(f"{format}: {of.files:,} files, {of.points:,} decision points, {share:.1%} of record bytes used")
         for reasons, what in ((of.no_points, "turns"), (of.dropped, "records")):
             for reason, count in reasons.most_common():
                 print(f"    {count:6,} {what}: {reason}")

@@ -4,6 +4,7 @@ Of some formats a JSON value is a document that holds sessions of its own, and i
 messages, events. Of others all lines are one session, and the records are the lines.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -37,11 +38,14 @@ class Reading:
 
     num_records  records it holds
     dropped      records whose content no node holds, by reason; with those used they sum to `num_records`
+    num_bytes    of all records; used_bytes of those that are used
     """
 
     sessions: list[Session] = field(default_factory=list)
     num_records: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    num_bytes: int = 0
+    used_bytes: int = 0
 
     @property
     def num_used(self) -> int:
@@ -73,6 +77,11 @@ class Reading:
             tools = tuple(draft.tools)
             session = Session(format, draft.name, before, original, nodes, tools, draft.reward, cwd=draft.cwd)
             self.sessions.append(session)
+        num_held = Counter(owners)
+        for record, (item, owner) in enumerate(zip(document.items, owners, strict=True)):
+            size = len(entries[owner][1].text) if num_held[owner] == 1 else len(json.dumps(item))
+            self.num_bytes += size
+            self.used_bytes += size if record in used else 0
         self.num_records += len(document.items)
         self.dropped.update(reasons[record] for record in range(len(document.items)) if record not in used)
 
