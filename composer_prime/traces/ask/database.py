@@ -7,7 +7,6 @@ too: a reservation that was committed outlives a loss of power.
 import asyncio
 import sqlite3
 import threading
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -57,8 +56,9 @@ class Database:
 
     def __init__(self, path: Path, is_copy: bool = False) -> None:
         self._path = path
-        self._pending: deque[Sequence[Statement]] = deque()
-        self._lock = threading.Lock()
+        self._pending: list[Statement] = []
+        self._next_commit: asyncio.Task[None] | None = None
+        self._one_commit, self._lock = asyncio.Lock(), threading.Lock()
         self._failure: ComposerPrimeError | None = None
         with ExitStack() as stack, self._told():
             connection = sqlite3.connect("" if is_copy else path, timeout=BUSY_S, check_same_thread=False)
@@ -78,32 +78,50 @@ class Database:
 
     def write(self, *statements: Statement) -> None:
         """Have these done in one commit, after those before. They are on the disk, and found, after the next one."""
-        self._pending.append(statements)
+        self._pending += statements
+
+    def commit_soon(self) -> asyncio.Task[None]:
+        """Begin a commit of all that is written by then. Those that want one at a time share it: it takes longer."""
+        if self._next_commit is None:
+            self._next_commit = asyncio.create_task(self._commit_next())
+        return self._next_commit
 
     async def synced(self) -> None:
-        """Return when all that is written is on the disk. Of callers at once the first commits for all."""
-        await asyncio.to_thread(self.commit)
+        """Return when all that is written is on the disk."""
+        await asyncio.shield(self.commit_soon())
+        if self._failure is not None:
+            raise self._failure
 
     def commit(self) -> None:
         """Put all that is written on the disk."""
-        with self._lock:
-            if self._failure is not None:  # what was to be committed then is missing
-                raise self._failure
-            try:
-                with self._told():
-                    while self._pending:
-                        for statement, values in self._pending.popleft():
-                            self._connection.execute(statement, values)
-                    self._connection.commit()
-            except ComposerPrimeError as error:
-                self._failure = error
-                raise
+        self._run_pending()
+        self._commit()
 
     def close(self) -> None:
         """Commit, and close the file."""
         with closing(self._connection):
             if self._failure is None:
                 self.commit()
+
+    async def _commit_next(self) -> None:
+        async with self._one_commit:
+            self._next_commit = None  # what is written from here on waits for the next one
+            if self._failure is None:  # else what was to be committed then is missing
+                try:
+                    self._run_pending()
+                    await asyncio.to_thread(self._commit)
+                except ComposerPrimeError as error:
+                    self._failure = error
+
+    def _run_pending(self) -> None:
+        pending, self._pending = self._pending, []
+        with self._lock, self._told():
+            for statement, values in pending:
+                self._connection.execute(statement, values)
+
+    def _commit(self) -> None:
+        with self._lock, self._told():
+            self._connection.commit()
 
     def _copy(self) -> None:
         # Not mode=ro: after a kill within a commit, opening the file for writing undoes that commit.

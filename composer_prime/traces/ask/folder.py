@@ -101,7 +101,7 @@ class OpenFolder:
         ((action,),) = self.database.rows("SELECT action FROM answers WHERE key = ?", key)
         return None if action is None else json.loads(action)
 
-    async def keep(self, state: str, sampling: str, record: Record, action: Message | None, why: str | None) -> None:
+    def keep(self, state: str, sampling: str, record: Record, action: Message | None, why: str | None) -> None:
         """Write down an answer and what it cost, both in one commit.
 
         state     TraceState.id
@@ -110,7 +110,7 @@ class OpenFolder:
         """
         text = None if action is None else json.dumps(action, separators=(",", ":"))
         row = (record.key, record.call, state, sampling, text, why)
-        await self.ledger.close_call(record, ("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?)", row))
+        self.ledger.close_call(record, ("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?)", row))
         self.kept[record.key] = record.settled_nano_usd or 0, action is not None
 
     def hosts(self) -> set[str]:

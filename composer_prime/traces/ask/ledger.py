@@ -120,7 +120,7 @@ class Ledger:
         sums = "COUNT(*), COALESCE(SUM(outcome = 'answered'), 0), COALESCE(SUM(settled_nano_usd), 0), TOTAL(latency_s)"
         (row,) = self._database.rows(f"SELECT {sums} {own}", teacher, model)
         newest = self.records(f"rowid = (SELECT MAX(rowid) {own})", teacher, model)
-        return Experience(*row, next(newest, None))
+        return Experience(*row, newest=next(newest, None))
 
     def needed(self, amount: int) -> int:
         """The least ceiling, in nano-dollars, under which a call of this worst case may be sent now."""
@@ -148,11 +148,11 @@ class Ledger:
         await self._database.synced()
         return record
 
-    async def close_call(self, record: Record, *more: Statement) -> None:
-        """Write down how a call ended that `reserve` gave, and more in the same commit."""
+    def close_call(self, record: Record, *more: Statement) -> None:
+        """Write down how a call ended that `reserve` gave, and more in the same commit, which begins now."""
         self.note(record, *more)
         self.leave_open()
-        await self._database.synced()
+        self._database.commit_soon()
 
     def leave_open(self) -> None:
         """Wait no more for a call of which the server can't be asked now: a later process takes it up."""

@@ -138,10 +138,10 @@ class Teacher:
             call = dataclasses.replace(call, latency_s=round(time.monotonic() - start, 3))
             if reply.why is None:
                 self._pace.answered(reply.pause_s)
-                return await self._keep(state, call, reply.answer)
+                return self._keep(state, call, reply.answer)
             # What was refused is free, what was lost keeps its reservation.
             ended = {"outcome": "lost"} if reply.is_lost else {"outcome": "refused", "settled_nano_usd": 0}
-            await self._ledger.close_call(dataclasses.replace(call, **ended))
+            self._ledger.close_call(dataclasses.replace(call, **ended))
             if reply.is_too_fast and self._pace.refused(left_at, reply.pause_s):
                 continue
             num_tries += 1
@@ -153,7 +153,7 @@ class Teacher:
         self.report.num_failed += 1
         return None
 
-    async def _keep(self, state: TraceState, call: Record, answer: Any) -> Message | None:
+    def _keep(self, state: TraceState, call: Record, answer: Any) -> Message | None:
         action = why = None
         try:
             action = read_action(read_choice(answer), state.tools)
@@ -174,7 +174,7 @@ class Teacher:
             self._useless_cost += cost
             spent = f"; ${prices.usd(self._useless_cost):.6f} went for them"
             self._note_useless(f"{USELESS_AFTER} answers in a row are of no use, the last with: {why}{spent}")
-        await self._folder.keep(state.id, self._sampling, record, action, why)
+        self._folder.keep(state.id, self._sampling, record, action, why)
         return action
 
     def _fail(self, reply: Reply) -> None:

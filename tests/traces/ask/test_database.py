@@ -38,6 +38,24 @@ for number in range(4):
 """
 """Commits four pairs of rows, and says when each is on the disk."""
 
+ANSWER = """
+import asyncio, sys
+from dataclasses import replace
+from pathlib import Path
+from composer_prime.traces.ask.folder import AnswerFolder
+
+
+async def run():
+    with AnswerFolder(Path(sys.argv[1])).held([], 1000) as opened:
+        call = await opened.ledger.reserve("k", "a", "m", 30)
+        opened.keep("s", "s", replace(call, outcome="answered", settled_nano_usd=7), {"content": "x" * 9000}, None)
+        await opened.database.synced()
+
+
+asyncio.run(run())
+"""
+"""Reserves a call, and keeps its answer."""
+
 
 def hosts(path: Path) -> list[str]:
     with closing(Database(path, is_copy=True)) as database:
@@ -71,6 +89,24 @@ def test_whatever_write_a_process_dies_at_its_commits_are_there_whole_and_half_a
         assert hosts(folder / "answers.sqlite") == [*found, "mo"]
         place += 1
     assert code == 0 and num_told == 4 and place > 30 and num_halfway > 10
+
+
+@pytest.mark.slow
+def test_whatever_write_a_process_dies_at_an_answer_is_there_with_its_cost_or_neither_is(
+    tmp_path: Path, die_at: DieAt
+) -> None:
+    place, code, seen = 0, -signal.SIGKILL, set[tuple[str, ...]]()
+    while code == -signal.SIGKILL:
+        folder = tmp_path / str(place)
+        command = [sys.executable, "-c", ANSWER, str(folder)]
+        code = subprocess.run(command, cwd=REPOSITORY, env=die_at(place, 0.5)).returncode
+        with AnswerFolder(folder).copied() as copy:
+            outcomes = tuple(record.outcome for record in copy.ledger.records())
+            assert copy.kept == ({"k": (7, True)} if outcomes == ("answered",) else {}), place
+            assert copy.ledger.committed == {(): 0, ("reserved",): 30, ("answered",): 7}[outcomes]
+        seen.add(outcomes)
+        place += 1
+    assert code == 0 and seen == {(), ("reserved",), ("answered",)}
 
 
 def test_callers_that_wait_at_once_share_commits(path: Path) -> None:
@@ -121,10 +157,10 @@ def test_nothing_is_sent_once_the_disk_is_full(
     with pytest.raises(SystemRefused, match=r"answers.sqlite: database or disk is full.*same command again"):
         asking(states, [serve(fake)])
     monkeypatch.undo()
-    num_sent = len(fake.bodies)
     records = AnswerFolder(tmp_path / "answers").ledger()
-    assert 0 < num_sent < 200 and len(records) == num_sent
-    assert sum(record.usd_reserved for record in records) >= fake.served_usd
+    assert 0 < len(fake.bodies) < 200 and fake.costs.keys() <= {record.call for record in records}
+    paid = (record.usd_reserved if record.usd_settled is None else record.usd_settled for record in records)
+    assert sum(paid) >= fake.served_usd - 1e-12
     assert asking(states, [serve(fake)]).is_complete
 
 

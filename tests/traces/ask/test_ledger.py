@@ -54,8 +54,8 @@ def test_calls_keep_the_order_in_which_they_were_sent_and_the_next_process_finds
         with opened(path, 1000) as ledger:
             first, second = await reserve(ledger, "one", 30), await reserve(ledger, "two", 40)
             await reserve(ledger, "three", 50)
-            await ledger.close_call(dataclasses.replace(second, outcome="answered", settled_nano_usd=7))
-            await ledger.close_call(dataclasses.replace(first, outcome="lost"))
+            ledger.close_call(dataclasses.replace(second, outcome="answered", settled_nano_usd=7))
+            ledger.close_call(dataclasses.replace(first, outcome="lost"))
             return ledger.settled, ledger.unsettled
 
     sums = asyncio.run(run())
@@ -74,7 +74,7 @@ def test_a_call_waits_for_those_in_flight_and_goes_when_they_were_cheap(path: Pa
             second = asyncio.create_task(reserve(ledger, "two", 30))
             await asyncio.sleep(0)
             assert not second.done()
-            await ledger.close_call(dataclasses.replace(first, outcome="answered", settled_nano_usd=5))
+            ledger.close_call(dataclasses.replace(first, outcome="answered", settled_nano_usd=5))
             assert (await second).key == "two" and ledger.committed == 35
 
     asyncio.run(run())
@@ -87,7 +87,7 @@ def test_a_call_that_never_fits_is_refused_once_nothing_is_in_flight(path: Path)
             second = asyncio.create_task(ledger.reserve("two", "a", "model", 30))
             await asyncio.sleep(0)
             assert not second.done()
-            await ledger.close_call(dataclasses.replace(first, outcome="lost"))
+            ledger.close_call(dataclasses.replace(first, outcome="lost"))
             assert await second is None
         assert [one.key for one in on_disk(path)] == ["one"]
 
@@ -111,9 +111,9 @@ def test_charges_of_up_to_double_never_pass_the_ceiling_over_any_order_and_resta
             charged += cost
             assert charged <= ceiling and ledger.committed <= ceiling
             if fate == "lost":
-                await ledger.close_call(dataclasses.replace(record, outcome="lost"))
+                ledger.close_call(dataclasses.replace(record, outcome="lost"))
             elif fate != "killed":
-                await ledger.close_call(dataclasses.replace(record, outcome=fate, settled_nano_usd=cost))
+                ledger.close_call(dataclasses.replace(record, outcome=fate, settled_nano_usd=cost))
             assert ledger.committed <= ceiling
 
         await asyncio.gather(*(call(number, draw.choice(["answered", "lost", "refused"])) for number in range(12)))
