@@ -12,7 +12,6 @@ from composer_prime.visible import say
 
 if TYPE_CHECKING:
     from composer_prime.config.text_teachers import TextTeacher
-    from composer_prime.traces.ask.asking import Gate
     from composer_prime.traces.ask.plan import Plan
     from composer_prime.traces.states import States
 
@@ -41,12 +40,6 @@ def ask(
     model: Annotated[
         str | None, typer.Option(help="The policy, whose tokenizer counts: a folder or a Hugging Face id.")
     ] = None,
-    student: Annotated[
-        str | None, typer.Option(metavar="URL", help="A server of the policy: where it is sure, nobody is asked.")
-    ] = None,
-    min_entropy: Annotated[
-        float | None, typer.Option(min=0.0, help="Nats a token: a student below is sure. With --student.")
-    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it will cost, and send nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Send to servers of others without showing a request.")] = False,
 ) -> None:
@@ -57,16 +50,12 @@ def ask(
     from composer_prime.config.text_teachers import load_text_teachers
     from composer_prime.errors import BadInput
     from composer_prime.private import keep_private
-    from composer_prime.traces.ask.asking import Gate
-    from composer_prime.traces.ask.forecast import forecast
     from composer_prime.traces.ask.plan import Choice, make_plan
+    from composer_prime.traces.ask.report import forecast
     from composer_prime.traces.ingest.store import TraceStore
 
-    if (student is None) != (min_entropy is None):
-        raise BadInput("--student and --min-entropy go together: give both, or neither")
     if only is not None and not only.startswith("tool="):
         raise BadInput(f'--only ({only}) must be "tool=NAME": name the tool that the author called')
-    gate = None if student is None or min_entropy is None else Gate(student, min_entropy)
     pool = load_text_teachers(teachers)
     source = TraceStore(store)
     choice = Choice(only and only.removeprefix("tool="), max_prompt_tokens, sample, seed, limit)
@@ -78,7 +67,7 @@ def ask(
             say(line)
         return
     keep_private()
-    if not _ask(source, plan, pool, to, ceiling_usd, gate, yes):
+    if not _ask(source, plan, pool, to, ceiling_usd, yes):
         raise typer.Exit(1)
 
 
@@ -98,15 +87,7 @@ def _agreed(yes: bool, hosts: Sequence[str], request: str) -> bool:
     return typer.confirm(f"Requests like this one, without known secrets, go to {', '.join(hosts)}. Send them?")
 
 
-def _ask(
-    store: "States",
-    plan: "Plan",
-    pool: "Sequence[TextTeacher]",
-    to: Path,
-    ceiling_usd: float,
-    gate: "Gate | None",
-    yes: bool,
-) -> bool:
+def _ask(store: "States", plan: "Plan", pool: "Sequence[TextTeacher]", to: Path, ceiling_usd: float, yes: bool) -> bool:
     """Ask under a progress bar, and print the report; whether all was answered."""
     import asyncio
     from contextlib import ExitStack
@@ -128,7 +109,7 @@ def _ask(
             bar.update(task, completed=num_done, usd=committed_usd)
 
         agree = partial(_agreed, yes)
-        found = asyncio.run(ask_teachers(store, plan, pool, to, ceiling_usd, gate=gate, progress=show, agree=agree))
+        found = asyncio.run(ask_teachers(store, plan, pool, to, ceiling_usd, progress=show, agree=agree))
     for line in found.lines():
         say(line)
     return found.is_complete

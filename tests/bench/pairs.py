@@ -4,9 +4,9 @@
 
 The commands of docs/traces.md one after the other, on `recipes/local/hints.toml` without its hints. The agent learned
 on boxes without locks; its log has those and boxes that are locked twice, which it never opens. Two cheap teachers, of
-which one has never seen a lock either, and a dear one are asked in four ways: everyone everywhere, by the gate, by
-tiers, and by both. Then `ablate` trains the agent on locked boxes: with the rewards alone, with each way's pairs, and
-with shuffled ones. A command that was done is left out when the same call is given again.
+which one has never seen a lock either, and a dear one are asked in two ways: everyone everywhere, and by tiers. Then
+`ablate` trains the agent on locked boxes: with the rewards alone, with each way's pairs, and with shuffled ones. A
+command that was done is left out when the same call is given again.
 """
 
 import argparse
@@ -18,17 +18,14 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from composer_prime.ablate.teacher import is_healthy
 from composer_prime.config.paths import models_cache
 from composer_prime.sites.embedded.model import resolve_model
-from composer_prime.sites.embedded.ports import HOST, claim_port
 from composer_prime.traces.ask.folder import AnswerFolder
 from composer_prime.traces.ingest.store import TraceStore
 from composer_prime.traces.pairs.file import Decision, read_decisions, write_decisions
@@ -43,8 +40,6 @@ ENV = "orchestrator.train.source.0.env"
 AGENT_SEED, AGENT_STEPS = 1000, 24
 LOG_STEPS = 16
 """Steps of the agent's log for each kind of box, at a learning rate of 0: four conversations of each are kept."""
-MIN_ENTROPY = 0.1
-"""Nats a token below which the student is sure: of a call's ten tokens one or two are a choice."""
 
 LOCKED = ["--hints", "None", f"--{ENV}.agent.max_turns", 7]
 """Of all runs: turns for one `open` that fails, two that unlock, open, code, reply, and one to spare."""
@@ -128,12 +123,11 @@ class Way:
     """Whom to ask, and where."""
 
     name: str
-    has_gate: bool
     has_tiers: bool
 
 
-EVERYONE = Way("everyone", has_gate=False, has_tiers=False)
-WAYS = (EVERYONE, Way("gated", True, False), Way("tiers", False, True), Way("both", True, True))
+EVERYONE = Way("everyone", has_tiers=False)
+WAYS = (EVERYONE, Way("tiers", has_tiers=True))
 
 
 @dataclass(frozen=True)
@@ -182,12 +176,10 @@ class Chain:
         if self.shuffled.exists():
             return
         with ExitStack() as stack:
-            student = stack.enter_context(self._student())
             urls = [stack.enter_context(serving(FakeTextTeacher(says=says))) for says in (knows, opens, knows)]
             for way in WAYS:
-                gate = ["--student", student, "--min-entropy", MIN_ENTROPY] if way.has_gate else []
                 to = ["--teachers", self._teachers(way, urls), "--to", self.answers(way), "--ceiling-usd", 50]
-                composer_prime("replay", "ask", self.store, *to, *gate)
+                composer_prime("replay", "ask", self.store, *to)
                 composer_prime("replay", "pairs", self.store, self.answers(way), "--to", self.pairs(way))
         did = {state.id: dict(state.action) for state in TraceStore(self.store).states()}
         write_decisions(self.shuffled, shuffled(list(read_decisions(self.pairs(EVERYONE))), did))
@@ -202,7 +194,9 @@ class Chain:
 
     def say_cost(self) -> None:
         """A line for each way: calls and dollars, and the share of asking everyone."""
-        records = {way: [each for each in AnswerFolder(self.answers(way)).ledger() if each.has_answer] for way in WAYS}
+        ledgers = {way: AnswerFolder(self.answers(way)).ledger() for way in WAYS}
+        has_answer = ("answered", "unusable")
+        records = {way: [each for each in ledger if each.outcome in has_answer] for way, ledger in ledgers.items()}
         dollars = {way: sum(each.usd_settled or 0.0 for each in found) for way, found in records.items()}
         for way in WAYS:
             share = dollars[way] / dollars[EVERYONE]
@@ -225,21 +219,6 @@ class Chain:
         path = self.out / f"teachers-{way.name}.toml"
         path.write_text("\n".join(tables))
         return path
-
-    @contextmanager
-    def _student(self) -> Iterator[str]:
-        """The agent's own server; its root."""
-        port = claim_port(None, set())
-        words = ["replay", "teacher", str(self.agent), "--port", str(port)]
-        with subprocess.Popen([*CLI, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-            try:
-                while not is_healthy(port):
-                    if server.poll() is not None:
-                        raise SystemExit(f"the student's server ended with {server.returncode}")
-                    time.sleep(0.2)
-                yield f"http://{HOST}:{port}"
-            finally:
-                server.kill()
 
 
 def composer_prime(*arguments: object) -> None:

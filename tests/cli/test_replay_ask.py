@@ -14,7 +14,7 @@ from composer_prime.traces.ask import teacher
 from composer_prime.traces.ask.folder import AnswerFolder
 from composer_prime.traces.states import TraceState
 from tests.cli.command_line import Answer, call
-from tests.traces.ask.text_teacher import FakeTextTeacher, number_of, serving, told_logprobs, trace
+from tests.traces.ask.text_teacher import FakeTextTeacher, number_of, serving, trace
 from tests.traces.ask.text_teacher import call as said
 
 
@@ -73,23 +73,10 @@ def test_a_teacher_that_drops_out_makes_the_exit_code_1(cli: Callable[..., Answe
 
 def test_what_a_person_can_fix_is_one_line_and_exit_code_2(cli: Callable[..., Answer], tmp_path: Path) -> None:
     with serving(FakeTextTeacher()) as url:
-        for answer, line in [
-            (cli(url, ceiling="0.000001"), "is below one call"),
-            (cli(url, "--student", url), "--student and --min-entropy go together"),
-            (cli(url, "--min-entropy", "0.1"), "--student and --min-entropy go together"),
-        ]:
+        below = cli(url, ceiling="0.000001")
+        (tmp_path / "answers" / "answers.sqlite").write_bytes(b"no database")
+        for answer, line in ((below, "is below one call"), (cli(url), "isn't a database")):
             assert answer.code == 2 and line in answer.err and answer.err.count("\n") == 1
-
-
-def test_a_student_that_is_sure_spares_the_teachers(cli: Callable[..., Answer]) -> None:
-    fake = FakeTextTeacher()
-    sure = FakeTextTeacher(
-        says=lambda body: dict(trace(number_of(body)).action),
-        logprobs=lambda body: told_logprobs([0.0]),
-    )
-    with serving(fake) as url, serving(sure) as student:
-        answer = cli(url, "--student", student, "--min-entropy", "0.1")
-    assert answer.code == 0 and not fake.bodies and "the student knows 3" in answer.out
 
 
 def test_a_choice_of_decision_points_is_told_before_anything_is_sent(cli: Callable[..., Answer]) -> None:

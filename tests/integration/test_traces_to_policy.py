@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +103,9 @@ class Chain:
 
     def paid(self) -> list[Record]:
         """The ledger for each answer, without what differs between runs."""
-        records = [record.lasting() for record in AnswerFolder(self.answers).ledger() if record.has_answer]
-        return sorted(records, key=lambda record: record.key)
+        records = [one for one in AnswerFolder(self.answers).ledger() if one.outcome in ("answered", "unusable")]
+        lasting = [replace(record, call="", at=0.0, latency_s=None) for record in records]
+        return sorted(lasting, key=lambda record: record.key)
 
 
 @pytest.fixture(scope="module")

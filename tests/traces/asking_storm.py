@@ -105,13 +105,18 @@ def _ask(folder: Path, url: str, num_points: int, in_flight: int, num_kills: int
     quiet = {"cwd": REPOSITORY, "stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
     subprocess.run(composer_prime(*ask), check=True, **quiet)  # pyright: ignore[reportCallIssue, reportArgumentType]
     seconds = time.monotonic() - start
-    while tells_usage and answers.totals().lost:  # those that never came there are settled once TIMEOUT_S is over
+    while tells_usage and _num_lost(answers):  # those that never came there are settled once TIMEOUT_S is over
         subprocess.run(composer_prime(*ask), check=True, **quiet)  # pyright: ignore[reportCallIssue, reportArgumentType]
     return _judged(answers, num_points, _count(url)["served"], seconds)
 
 
+def _num_lost(answers: AnswerFolder) -> int:
+    with answers.copied() as copy:
+        return len(copy.ledger.lost())
+
+
 def _judged(answers: AnswerFolder, num_points: int, served: int, seconds: float) -> Outcome:
-    totals, is_answered, num_lost = answers.totals(), set(), Counter()
+    is_answered, num_lost = set(), Counter()
     num_twice = num_again = num_unnamed = num_answered = 0
     seen: set[str] = set()
     for record in answers.ledger():  # in the order in which they were sent
@@ -120,10 +125,11 @@ def _judged(answers: AnswerFolder, num_points: int, served: int, seconds: float)
         num_unnamed += record.key in seen and not num_lost[record.key]
         seen.add(record.key)
         num_lost[record.key] += record.outcome == "lost"
-        if record.has_answer:
+        if record.outcome in ("answered", "unusable"):
             is_answered.add(record.key)
             num_answered += 1
-    ledger = totals.settled + totals.unsettled
+    with answers.copied() as copy:
+        ledger = copy.ledger.committed
     return Outcome(num_points, num_answered, num_twice, num_again, num_unnamed, ledger, served, seconds)
 
 

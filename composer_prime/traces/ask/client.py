@@ -117,15 +117,6 @@ class ChatClient:
         except (httpx.HTTPError, TimeoutError, ValueError, RecursionError):
             return None
 
-    async def first_model(self) -> str:
-        """The first model that the server lists. Raises BadInput when there is none."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                answer = await self.http.get("/v1/models")
-            return str(answer.raise_for_status().json()["data"][0]["id"])
-        except (httpx.HTTPError, TimeoutError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise BadInput(f"{self.base_url} lists no model at /v1/models ({named(error)}): give its URL") from None
-
     def read(self, answer: httpx.Response, body: bytes) -> Reply:
         """What a response says to the request with this body."""
         status, pause_s = answer.status_code, asked_pause(answer.headers)

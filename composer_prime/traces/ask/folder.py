@@ -1,99 +1,61 @@
 """The folder that asking fills: the answers by content, the ledger of what they cost, and who the teachers are.
 
-answers.jsonl   what teachers wrote, each under the key of its question; no question is asked a second time
-ledger.jsonl    a call's dollars: reserved, then settled
-batches.jsonl   which calls went out together to a batch API, and its name for them
-teachers.json   names and weights of the teachers by what answers alike, from the newest teachers' file
-agreed.json     servers of others to which this folder's questions may go
+answers.sqlite  all of it, see `database.py`
 lock            held by the one process that asks
 """
 
 import fcntl
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from composer_prime.config.text_teachers import TextTeacher
 from composer_prime.errors import BadInput
 from composer_prime.traces.answers import Answer
-from composer_prime.traces.ask.ledger import Ledger, Record, Totals, read_record
-from composer_prime.traces.ask.lines import LineWriter, read_line, read_lines
-from composer_prime.traces.ask.prices import nano_usd
-from composer_prime.traces.ask.questions import Question, sampling_id
+from composer_prime.traces.ask.database import Database
+from composer_prime.traces.ask.ledger import Ledger, Record
+from composer_prime.traces.ask.questions import sampling_id
 from composer_prime.traces.states import Message
 
 
-@dataclass(frozen=True)
-class Kept:
-    """A teacher's answer in the cache.
-
-    state     TraceState.id
-    sampling  `sampling_id` of the teacher that wrote it
-    record    what it cost; its key is the question's
-    action    None: it was unusable
-    why       it was unusable
-    """
-
-    state: str
-    sampling: str
-    record: Record
-    action: Message | None
-    why: str | None = None
-
-
-class Place(NamedTuple):
-    """An answer in the cache: where its line begins, nano-dollars that it cost, and whether it is of use."""
-
-    at: int
-    cost: int
-    is_usable: bool
-
-
 class AnswerFolder:
-    """Reads what was answered; `held` is for the one process that asks."""
+    """Reads what was answered, also while a process asks: as it stood at one moment.
+
+    Raises BadInput where it is of an earlier version.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._answers_file, self._teachers_file = root / "answers.jsonl", root / "teachers.json"
-        self._agreed_file = root / "agreed.json"
+        self._file = root / "answers.sqlite"
+        for name in ("answers.jsonl", "ledger.jsonl"):
+            if (root / name).exists():
+                raise BadInput(f"answers ({root}) are of an earlier version ({name}): ask into another folder")
 
     def answers(self) -> Iterator[Answer]:
         """The usable answers of the teachers that the newest teachers' files name, by state and teacher.
 
         Raises BadInput where nothing was asked yet.
         """
-        if not self._teachers_file.is_file():
+        if not self._file.is_file():
             raise BadInput(f"answers ({self.root}) hold none: ask teachers first, with composer-prime replay ask")
-        teachers = self._json(self._teachers_file)
-        places = {}
-        for at, kept in self._kept():
-            if kept.sampling in teachers and kept.action is not None:
-                places[kept.record.key] = kept.state, teachers[kept.sampling]["name"], at
-        for _, _, at in sorted(places.values()):
-            one = self.read(at)
-            named, model = teachers[one.sampling], one.record.model_used or one.record.model_requested
-            assert one.action is not None
-            yield Answer(one.state, named["name"], model, one.action, named["weight"])
-
-    def places(self) -> dict[str, Place]:
-        """Where the answers are, by key."""
-        return {kept.record.key: _place(at, kept) for at, kept in self._kept()}
-
-    def read(self, at: int) -> Kept:
-        """The answer at a place."""
-        return _read_kept(read_line(self._answers_file, at))
+        with closing(Database(self._file, is_copy=True)) as database:
+            named = "FROM answers JOIN teachers USING (sampling) JOIN calls USING (call)"
+            one = f"SELECT state, name, COALESCE(model_used, model_requested), action, weight {named}"
+            for place in database.rows(f"SELECT answers.rowid {named} WHERE action IS NOT NULL ORDER BY state, name"):
+                ((state, name, model, action, weight),) = database.rows(f"{one} WHERE answers.rowid = ?", *place)
+                yield Answer(state, name, model, json.loads(action), weight)
 
     def ledger(self) -> tuple[Record, ...]:
         """How each call stands, in the order they were sent."""
-        return tuple({record.call: record for record in self._records()}.values())
+        with self.copied() as copy:
+            return tuple(copy.ledger.records())
 
-    def totals(self) -> Totals:
-        """The sums of the ledger."""
-        return Totals(self._records())
+    @contextmanager
+    def copied(self) -> Iterator["OpenFolder"]:
+        """All of it as it stands now, to be read; empty where nothing was asked yet."""
+        with closing(Database(self._file, is_copy=True)) as database:
+            yield OpenFolder(database, 0)
 
     @contextmanager
     def held(self, teachers: Sequence[TextTeacher], ceiling: int) -> Iterator["OpenFolder"]:
@@ -102,124 +64,59 @@ class AnswerFolder:
         Raises BadInput when another process holds it.
         """
         self.root.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:
-            lock = stack.enter_context((self.root / "lock").open("a+"))
+        with (self.root / "lock").open("a+") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise BadInput(
                     f"answers ({self.root}) are being asked for by another process: wait for it, or stop it"
                 ) from None
-            self._name(teachers)
-            names = ("answers", "ledger", "batches")
-            answers, lines, batches = (
-                stack.enter_context(closing(LineWriter(self.root / f"{name}.jsonl"))) for name in names
-            )
-            places = self.places()
-            ledger = Ledger(lines, self.totals(), ceiling)
-            book = BatchBook(batches)
-            ledger.recover(self._answered(ledger, places), book.token_of)
-            yield OpenFolder(self, ledger, places, answers, book)
-
-    def has_agreed(self, hosts: Iterable[str]) -> bool:
-        """Whether questions of this folder may go to all of these."""
-        return set(hosts) <= set(self._json(self._agreed_file))
-
-    def agree(self, hosts: Iterable[str]) -> None:
-        """Note that they may."""
-        _replace(self._agreed_file, {**self._json(self._agreed_file), **dict.fromkeys(hosts, True)})
-
-    def _answered(self, ledger: Ledger, places: Mapping[str, Place]) -> dict[str, Record]:
-        """Of the calls that a killed process left open, those with a stored answer."""
-        open_ = [record for record in ledger.totals.unknown.values() if record.outcome == "reserved"]
-        found = [self.read(places[record.key].at).record for record in open_ if record.key in places]
-        return {record.call: record for record in found}
-
-    def _records(self) -> Iterator[Record]:
-        return (read_record(line) for _, line in read_lines(self.root / "ledger.jsonl"))
-
-    def _kept(self) -> Iterator[tuple[int, Kept]]:
-        return ((at, _read_kept(line)) for at, line in read_lines(self._answers_file))
-
-    def _json(self, path: Path) -> dict[str, Any]:
-        try:
-            return json.loads(path.read_text())
-        except FileNotFoundError:
-            return {}
-
-    def _name(self, teachers: Sequence[TextTeacher]) -> None:
-        """Give the teachers their names and weights; another model that had a name before loses its vote."""
-        names, known = {teacher.name for teacher in teachers}, self._json(self._teachers_file)
-        known = {sampling: named for sampling, named in known.items() if named["name"] not in names}
-        known |= {sampling_id(teacher): {"name": teacher.name, "weight": teacher.weight} for teacher in teachers}
-        _replace(self._teachers_file, known)
-
-
-class BatchBook:
-    """Which calls went out in which batch: written before it is made, and again once it has a name.
-
-    batches   by our own token: the calls in it, and the server's id for it; None: nobody noted one
-    token_of  the batch of each call
-    """
-
-    def __init__(self, writer: LineWriter) -> None:
-        self._writer = writer
-        self.batches: dict[str, dict[str, Any]] = {}
-        self.token_of: dict[str, str] = {}
-        for _, line in read_lines(writer.path):
-            self._take(**line)
-
-    async def note(self, token: str, **more: Any) -> None:
-        """Write down more of a batch; it is on the disk when this returns."""
-        self._writer.write({"token": token, **more})
-        self._take(token, **more)
-        await self._writer.synced()
-
-    def _take(self, token: str, **more: Any) -> None:
-        self.batches.setdefault(token, {"id": None}).update(more)
-        self.token_of.update(dict.fromkeys(more.get("calls", ()), token))
+            with closing(Database(self._file)) as database:
+                # Another model that had a name before loses its vote.
+                forget, name = "DELETE FROM teachers WHERE name = ?", "INSERT OR REPLACE INTO teachers VALUES (?, ?, ?)"
+                database.write(*((forget, (one.name,)) for one in teachers))
+                database.write(*((name, (sampling_id(one), one.name, one.weight)) for one in teachers))
+                opened = OpenFolder(database, ceiling)
+                opened.ledger.recover()
+                database.commit()
+                yield opened
 
 
 class OpenFolder:
-    """A folder that is held: its ledger, its batches, and the cache that grows."""
+    """A folder that is held, or a copy of one: its database, its ledger, and the answers that grow.
 
-    def __init__(
-        self, folder: AnswerFolder, ledger: Ledger, places: dict[str, Place], writer: LineWriter, batches: BatchBook
-    ) -> None:
-        self.ledger, self.batches = ledger, batches
-        self._folder, self._places, self._writer = folder, places, writer
+    kept  by its question's key, what an answer cost in nano-dollars, and whether it is of use
+    """
 
-    def place(self, key: str) -> Place | None:
-        """The answer under this key, of this run or an earlier one."""
-        return self._places.get(key)
+    def __init__(self, database: Database, ceiling: int) -> None:
+        self.database = database
+        self.ledger = Ledger(database, ceiling)
+        query = "SELECT answers.key, settled_nano_usd, action IS NOT NULL FROM answers JOIN calls USING (call)"
+        self.kept: dict[str, tuple[int, bool]] = {
+            key: (cost, is_usable) for key, cost, is_usable in database.rows(query)
+        }
 
-    def find(self, question: Question) -> Kept | None:
-        """What the teacher wrote to this question."""
-        place = self._places.get(question.key)
-        return None if place is None else self._folder.read(place.at)
+    def find(self, key: str) -> Message | None:
+        """What a teacher answered; None: nothing of use."""
+        ((action,),) = self.database.rows("SELECT action FROM answers WHERE key = ?", key)
+        return None if action is None else json.loads(action)
 
-    async def keep(self, kept: Kept) -> None:
-        """Write an answer down, then what it cost: a kill between the two loses neither."""
-        at = self._writer.write({**vars(kept), "record": vars(kept.record)})
-        self._places[kept.record.key] = _place(at, kept)
-        await self._writer.synced()
-        await self.ledger.close_call(kept.record)
+    def keep(self, state: str, sampling: str, record: Record, action: Message | None, why: str | None) -> None:
+        """Write down an answer and what it cost, both in one commit.
 
+        state     TraceState.id
+        sampling  `sampling_id` of the teacher that wrote it
+        why       it is of no use
+        """
+        text = None if action is None else json.dumps(action, separators=(",", ":"))
+        row = (record.key, record.call, state, sampling, text, why)
+        self.ledger.close_call(record, ("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?)", row))
+        self.kept[record.key] = record.settled_nano_usd or 0, action is not None
 
-def _place(at: int, kept: Kept) -> Place:
-    return Place(at, nano_usd(kept.record.usd_settled or 0), kept.action is not None)
+    def hosts(self) -> set[str]:
+        """Servers of others to which questions of this folder may go."""
+        return {host for (host,) in self.database.rows("SELECT host FROM hosts")}
 
-
-def _replace(path: Path, value: Mapping[str, Any]) -> None:
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(fresh, path)
-
-
-def _read_kept(line: Mapping[str, Any]) -> Kept:
-    try:
-        return Kept(**{**line, "record": read_record(line["record"])})
-    except (TypeError, KeyError) as error:
-        raise BadInput(
-            f"a line of the answers isn't one of ours ({error}): restore it, or use another folder"
-        ) from None
+    def agree(self, hosts: Iterable[str]) -> None:
+        """Note that they may go to these."""
+        self.database.write(*(("INSERT OR IGNORE INTO hosts VALUES (?)", (host,)) for host in hosts))

@@ -3,12 +3,14 @@
 import hashlib
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from composer_prime.config.text_teachers import TextTeacher
 from composer_prime.errors import BadInput
+from composer_prime.traces.ask.questions import key_of, sampling_id
 from composer_prime.traces.states import Shared, States, TraceState, calls_of, canonical, said
 
 BYTES_PER_TOKEN = 4
@@ -62,18 +64,21 @@ class Plan:
 
     def states(self, store: States) -> Iterator[TraceState]:
         """The decision points that are asked about, each once."""
-        seen: set[bytes] = set()
-        for state in store.states():
-            question = bytes.fromhex(state.question)
-            if question in self.points and question not in seen:
-                seen.add(question)
-                yield state
+        return (state for question, state in _distinct(store) if question in self.points)
+
+    def by_key(self, teacher: TextTeacher) -> dict[str, Point]:
+        """The decision points by the keys of their questions to a teacher."""
+        sampling = sampling_id(teacher)
+        return {key_of(sampling, question.hex()): point for question, point in self.points.items()}
+
+    def left(self, teacher: TextTeacher, kept: Container[str]) -> list[Point]:
+        """The decision points of which no question to this teacher has one of these keys."""
+        return [point for key, point in self.by_key(teacher).items() if key not in kept]
 
     def heading(self) -> str:
         """How many there are, and how many aren't asked about, and why."""
-        return ", ".join(
-            [f"{len(self.points)} decision points", *(f"{n} more left out: {why}" for why, n in self.left_out.items())]
-        )
+        left_out = [f"{n} more left out: {why}" for why, n in self.left_out.items() if n]
+        return ", ".join([f"{len(self.points)} decision points", *left_out])
 
     def too_long(self, seq_len: int) -> str:
         """How many don't fit the policy with their actions. Raises BadInput where none does."""
@@ -97,17 +102,19 @@ def make_plan(store: States, choice: Choice | None = None, model: str | None = N
     """
     choice = choice or Choice()
     plan, count = Plan("about " if model is None else ""), None if model is None else token_count(model)
-    seen: set[bytes] = set()
-    for state in store.states():
-        question = bytes.fromhex(state.question)
-        if question in seen:
-            continue
-        seen.add(question)
-        if (why := _unfit(state, choice, point := _point(state, count))) is not None:
-            plan.left_out[why] += 1
+    for question, state in _distinct(store):
+        point = _point(state, count)
+        if choice.tool is not None and choice.tool not in {call["function"]["name"] for call in calls_of(state.action)}:
+            plan.left_out[f"--only tool={choice.tool}"] += 1
+        elif choice.max_prompt_tokens is not None and point.num_tokens > choice.max_prompt_tokens:
+            plan.left_out[f"--max-prompt-tokens {choice.max_prompt_tokens}"] += 1
         else:
             plan.points[question] = point
-    _draw(plan, choice)
+    if choice.sample is not None:
+        drawn = heapq.nsmallest(choice.sample, plan.points, lambda q: hashlib.sha256(b"%d " % choice.seed + q).digest())
+        _keep(plan, drawn, f"--sample {choice.sample}")
+    if choice.limit is not None:
+        _keep(plan, list(plan.points)[: choice.limit], f"--limit {choice.limit}")
     if not plan.points:
         raise BadInput(f"{plan.heading()}: nothing is left to ask about")
     return plan
@@ -133,6 +140,15 @@ def token_count(model: str) -> Count:
     return lambda parts: sum(measured(part)[0] for part in parts)
 
 
+def _distinct(store: States) -> Iterator[tuple[bytes, TraceState]]:
+    """The decision points by `TraceState.question` in bytes, each once."""
+    seen: set[bytes] = set()
+    for state in store.states():
+        if (question := bytes.fromhex(state.question)) not in seen:
+            seen.add(question)
+            yield question, state
+
+
 def _point(state: TraceState, count: Count | None) -> Point:
     parts = (*state.messages, *state.tools)
     num_bytes = sum(said(part).num_bytes + 1 for part in parts)
@@ -140,25 +156,7 @@ def _point(state: TraceState, count: Count | None) -> Point:
     return Point(num_bytes, num_tokens, said(state.action).num_bytes)
 
 
-def _unfit(state: TraceState, choice: Choice, point: Point) -> str | None:
-    if choice.tool is not None and choice.tool not in {call["function"]["name"] for call in calls_of(state.action)}:
-        return f"--only tool={choice.tool}"
-    if choice.max_prompt_tokens is not None and point.num_tokens > choice.max_prompt_tokens:
-        return f"--max-prompt-tokens {choice.max_prompt_tokens}"
-    return None
-
-
-def _draw(plan: Plan, choice: Choice) -> None:
-    """Keep the sample, and the first of it."""
-    if choice.sample is not None:
-        drawn = heapq.nsmallest(choice.sample, plan.points, lambda q: hashlib.sha256(b"%d " % choice.seed + q).digest())
-        _keep(plan, drawn, f"--sample {choice.sample}")
-    if choice.limit is not None:
-        _keep(plan, list(plan.points)[: choice.limit], f"--limit {choice.limit}")
-
-
 def _keep(plan: Plan, questions: Iterable[bytes], why: str) -> None:
     kept = set(questions)
-    if num_out := len(plan.points) - len(kept):
-        plan.left_out[why] += num_out
-        plan.points = {question: point for question, point in plan.points.items() if question in kept}
+    plan.left_out[why] += len(plan.points) - len(kept)
+    plan.points = {question: point for question, point in plan.points.items() if question in kept}

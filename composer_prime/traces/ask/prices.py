@@ -3,7 +3,6 @@
 Amounts are whole nano-dollars (1e-9 USD), rounded up, so that sums are exact in any order.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
@@ -59,30 +58,27 @@ def worst_case(teacher: TextTeacher, num_bytes: int) -> int:
     """The most that a request of so many bytes can cost at the file's prices: a token has a byte at least."""
     tokens = num_bytes + TEMPLATE_TOKENS
     writes = tokens if (teacher.usd_per_million_cache_write_tokens or 0) > teacher.usd_per_million_prompt_tokens else 0
-    return discounted(teacher, at_prices(teacher, Usage(tokens, 0, writes, teacher.longest_answer)))
-
-
-def discounted(teacher: TextTeacher, amount: int) -> int:
-    """What is left of an amount where the teacher is asked in batches."""
-    return math.ceil(amount * (1 - Decimal(str(teacher.batch_discount)))) if teacher.batch else amount
+    return at_prices(teacher, Usage(tokens, 0, writes, teacher.longest_answer))
 
 
 def charge(teacher: TextTeacher, usage: Usage) -> int:
     """What a call cost: as the server states it, else by its tokens."""
-    return discounted(teacher, at_prices(teacher, usage)) if usage.cost is None else usage.cost
+    return at_prices(teacher, usage) if usage.cost is None else usage.cost
 
 
 def at_prices(teacher: TextTeacher, usage: Usage) -> int:
-    """What so many tokens cost at the file's prices, asked one by one."""
+    """What so many tokens cost at the file's prices."""
     cached, written = usage.cached_tokens, usage.cache_write_tokens
     plain = teacher.usd_per_million_prompt_tokens
+    reads, writes = teacher.usd_per_million_cached_tokens, teacher.usd_per_million_cache_write_tokens
     parts = [
         (plain, max(usage.prompt_tokens - cached - written, 0)),
-        (_or(teacher.usd_per_million_cached_tokens, plain), cached),
-        (_or(teacher.usd_per_million_cache_write_tokens, plain), written),
+        (plain if reads is None else reads, cached),
+        (plain if writes is None else writes, written),
         (teacher.usd_per_million_completion_tokens, usage.completion_tokens),
     ]
-    return nano_usd(sum(Decimal(str(price)) * tokens for price, tokens in parts) / 10**6)
+    share = 1 - Decimal(str(teacher.batch_discount)) if teacher.batch else 1
+    return nano_usd(share * sum(Decimal(str(price)) * tokens for price, tokens in parts) / 10**6)
 
 
 def read_usage(answer: Mapping[str, Any]) -> Usage | None:
@@ -101,10 +97,6 @@ def read_usage(answer: Mapping[str, Any]) -> Usage | None:
     if cost is not None and usage.get("is_byok") is True:  # then OpenRouter's own cost leaves out the provider's
         cost += read_dollars(usage.get("cost_details"), "upstream_inference_cost") or 0
     return Usage(prompt, cached, written, completion, reasoning, cost)
-
-
-def _or(price: float | None, plain: float) -> float:
-    return plain if price is None else price
 
 
 def _count(table: Any, name: str) -> int | None:

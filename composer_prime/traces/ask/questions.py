@@ -4,8 +4,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from composer_prime.config.text_teachers import TextTeacher
@@ -19,7 +17,7 @@ def sampling_id(teacher: TextTeacher) -> str:
 
 
 def key_of(sampling: str, question: str) -> str:
-    """Of a question (`TraceState.question`) put to a teacher, in the cache: 64 hex digits."""
+    """Of a question (`TraceState.question`) put to a teacher, and of its answer: 64 hex digits."""
     return hashlib.sha256(f"{sampling} {question}".encode()).hexdigest()
 
 
@@ -29,6 +27,10 @@ class Wording:
     def __init__(self) -> None:
         self._redactor = Redactor(secret_values(os.environ))
         self._text = Shared(self._word, len)
+
+    def request(self, state: TraceState, teacher: TextTeacher) -> bytes:
+        """The body that a teacher gets; somebody else's machine does."""
+        return self.body(state, teacher.sampling(), teacher.prompt_cache is not None)
 
     def body(self, state: TraceState, sampling: Mapping[str, Any], cached: bool = False) -> bytes:
         """A request's body; `cached`: its last message asks Anthropic's models to cache what was said so far."""
@@ -65,23 +67,6 @@ def _marked(messages: list[bytes]) -> list[bytes]:
 
 def _json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-
-
-@dataclass(frozen=True)
-class Question:
-    """One decision point put to one teacher."""
-
-    state: TraceState
-    teacher: TextTeacher
-
-    @cached_property
-    def key(self) -> str:
-        """Of the answer in the cache."""
-        return key_of(sampling_id(self.teacher), self.state.question)
-
-    def body(self, wording: Wording) -> bytes:
-        """The request: it goes to somebody else's machine."""
-        return wording.body(self.state, self.teacher.sampling(), self.teacher.prompt_cache is not None)
 
 
 class Unusable(Exception):

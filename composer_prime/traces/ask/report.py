@@ -1,82 +1,114 @@
-"""What a run of asking did, cost and saved, from the folder's ledger and cache; and whether anything is left."""
+"""What asking will cost, before anything is sent, and what a run of it did and cost; each as lines of text."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import NamedTuple
 
-from composer_prime.traces.ask.folder import OpenFolder
-from composer_prime.traces.ask.forecast import expected
-from composer_prime.traces.ask.plan import Plan
-from composer_prime.traces.ask.prices import usd
-from composer_prime.traces.ask.questions import Question, key_of, sampling_id
-from composer_prime.traces.ask.teacher import Teacher
-from composer_prime.traces.states import TraceState
+from composer_prime.config.text_teachers import TextTeacher
+from composer_prime.traces.ask.folder import AnswerFolder, OpenFolder
+from composer_prime.traces.ask.ledger import Experience
+from composer_prime.traces.ask.plan import BYTES_PER_TOKEN, Plan, Point
+from composer_prime.traces.ask.prices import Usage, charge, usd, worst_case
+from composer_prime.traces.ask.questions import frame_bytes
+from composer_prime.traces.ask.teacher import Teacher, TeacherReport
+
+ASSUMED_LATENCY_S = 10.0
+"""Of a call to a teacher that hasn't been asked yet."""
+
+BATCH_S = 86400.0
+"""Of a batch, at most."""
+
+QUORUM = 2
+"""Usable answers that are the same action settle a decision point."""
+
+
+class Amount(NamedTuple):
+    """Calls that are still to be sent, with what they cost and how long they take."""
+
+    num_calls: int = 0
+    predicted_usd: float = 0.0
+    worst_usd: float = 0.0
+    minutes: float = 0.0
 
 
 @dataclass(frozen=True)
-class TeacherReport:
-    """One teacher on these decision points.
+class Forecast:
+    """least: only the lowest tiers are asked that have two teachers. most: all are. spent_usd: settled in this folder
+    so far, and lost."""
 
-    num_answered, num_unusable  of them, by this run and earlier ones; for usd in all
-    num_failed                  questions that got no answer in this run
-    num_waiting                 questions that didn't fit below the ceiling
-    stopped                     why it is asked no more; None: it is
-    """
-
-    name: str
-    num_answered: int
-    num_unusable: int
-    usd: float
-    num_failed: int
-    num_waiting: int
-    stopped: str | None
-    last_failure: str | None
+    heading: str
+    num_cached: int
+    least: Amount
+    most: Amount
+    spent_usd: float
 
     def lines(self) -> Iterator[str]:
-        """As text."""
-        line = f"{self.name}: {self.num_answered} answers, {self.num_unusable} unusable, ${self.usd:.6f}"
-        if self.num_failed:
-            line += f"; {self.num_failed} without an answer"
-            line += f" (last: {self.last_failure})" if self.last_failure and not self.stopped else ""
-        if self.num_waiting:
-            line += f"; {self.num_waiting} don't fit below the ceiling: raise --ceiling-usd"
-        yield line
-        if self.stopped:
-            yield f"{self.name} is asked no more: {self.stopped}"
+        least, most = self.least, self.most
+        yield f"{self.heading}; {self.num_cached} answers are there already"
+        yield f"calls: {least.num_calls} to {most.num_calls}, as higher tiers are asked nowhere or everywhere"
+        yield f"predicted: ${least.predicted_usd:.6f} to ${most.predicted_usd:.6f}; worst case: ${most.worst_usd:.6f}"
+        yield f"minutes: {least.minutes:.1f} to {most.minutes:.1f}"
+        yield f"this folder has ${self.spent_usd:.6f} settled or lost; nothing was sent"
+
+
+def forecast(plan: Plan, teachers: Sequence[TextTeacher], folder: Path) -> Forecast:
+    """What `ask` would send with this folder as it is, which isn't changed."""
+    tiers: list[Amount] = []
+    num_cached = num_voters = num_first = 0
+    with AnswerFolder(folder).copied() as answers:
+        for tier in sorted({teacher.tier for teacher in teachers}):
+            amounts = []
+            for teacher in (teacher for teacher in teachers if teacher.tier == tier):
+                left = plan.left(teacher, answers.kept)
+                num_cached += len(plan.points) - len(left)
+                amounts.append(_amount(teacher, left, answers.ledger.experience(teacher.name, teacher.model)))
+            tiers.append(_sum(amounts)._replace(minutes=max(amount.minutes for amount in amounts)))
+            num_first += num_voters < QUORUM
+            num_voters += len(amounts)
+        spent = usd(answers.ledger.committed)
+    return Forecast(plan.heading(), num_cached, _sum(tiers[:num_first]), _sum(tiers), spent)
+
+
+def _sum(amounts: Sequence[Amount]) -> Amount:
+    return Amount(*map(sum, zip(*amounts, strict=True)))
+
+
+def _amount(teacher: TextTeacher, points: Sequence[Point], experience: Experience) -> Amount:
+    """The mean so far of each question; of a teacher without an answer, what its prices make of the sizes, where its
+    answer is taken to be as long as the author's."""
+    frame, latency_s = frame_bytes(teacher), ASSUMED_LATENCY_S
+    worst = sum(worst_case(teacher, frame + point.num_bytes) for point in points)
+    if experience.num_answers:
+        predicted = len(points) * experience.cost // experience.num_answers
+        latency_s = experience.latency_s / experience.num_answers
+    else:
+        answers = (min(point.action_bytes // BYTES_PER_TOKEN, teacher.longest_answer) for point in points)
+        predicted = sum(charge(teacher, Usage(p.num_tokens, 0, 0, n)) for p, n in zip(points, answers, strict=True))
+    rounds = len(points) / teacher.max_in_flight
+    seconds = math.ceil(rounds) * BATCH_S if teacher.batch else rounds * latency_s
+    return Amount(len(points), usd(predicted), usd(worst), seconds / 60)
 
 
 @dataclass(frozen=True)
 class Report:
     """All of a run.
 
-    heading     the decision points
-    num_skipped those where the student is sure, and does what the author did
-    num_calls   requests sent in this run
-    usd         settled for these decision points, in this run and earlier ones
-    usd_run     settled in this run
-    num_lost    calls in this folder of which nobody knows what they cost; usd_lost is reserved for them
-    usd_spared  not spent in this run by choice: "gate" and "tiers", by the mean of each teacher's calls so far, and
-                "cache", what answers cost that were there
-    by_prices   teachers without a call so far, whose prices stand in for the mean
+    heading    the decision points
+    num_calls  requests sent in this run
+    usd        settled for these decision points, in this run and earlier ones
+    usd_run    settled in this run
+    num_lost   calls in this folder of which nobody knows what they cost; usd_lost is reserved for them
     """
 
     heading: str
-    num_skipped: int
     num_calls: int
     usd: float
     usd_run: float
     num_lost: int
     usd_lost: float
-    usd_spared: dict[str, float]
-    by_prices: tuple[str, ...]
     teachers: tuple[TeacherReport, ...]
-
-    @property
-    def share_saved(self) -> float:
-        """Of the dollars of this run, had nothing been left out by choice; 0 where that is free."""
-        spared = sum(self.usd_spared.values())
-        return spared / (spared + self.usd_run) if spared else 0.0
 
     @property
     def is_complete(self) -> bool:
@@ -84,78 +116,29 @@ class Report:
         return not any(teacher.num_failed or teacher.num_waiting or teacher.stopped for teacher in self.teachers)
 
     def lines(self) -> Iterator[str]:
-        """The report as text."""
-        yield self.heading + (f"; the student knows {self.num_skipped}" if self.num_skipped else "")
+        yield self.heading
         for one in self.teachers:
             yield from one.lines()
         yield f"this run: {self.num_calls} calls, ${self.usd_run:.6f}; ${self.usd:.6f} for these points in all runs"
         if self.num_lost:
             yield f"{self.num_lost} calls were lost; up to ${self.usd_lost:.6f} stays reserved for them"
-        if self.share_saved:
-            kinds = {"gate": "by the student", "tiers": "in higher tiers", "cache": "for answers that were there"}
-            parts = ", ".join(f"${self.usd_spared[kind]:.6f} {told}" for kind, told in kinds.items())
-            by_prices = f" ({', '.join(self.by_prices)} by its prices)" if self.by_prices else ""
-            yield f"{self.share_saved:.0%} saved: {parts}{by_prices}"
 
 
-class Spared:
-    """Questions that a run doesn't ask by choice."""
-
-    def __init__(self, folder: OpenFolder) -> None:
-        self.num_skipped = 0
-        self._folder = folder
-        self._count: Counter[tuple[str, Teacher]] = Counter()
-
-    def note(self, kind: Literal["gate", "tiers"], state: TraceState, tiers: Iterable[Sequence[Teacher]]) -> None:
-        """These teachers aren't asked at a decision point."""
-        self.num_skipped += kind == "gate"
-        for teacher in (teacher for tier in tiers for teacher in tier):
-            self._count[kind, teacher] += self._folder.place(Question(state, teacher.config).key) is None
-
-    def usd(self, plan: Plan, pool: Sequence[Teacher]) -> tuple[dict[str, float], tuple[str, ...]]:
-        """Dollars by kind, and the teachers of which only prices are known."""
-        cost = Counter({"gate": 0, "tiers": 0, "cache": sum(teacher.cached_cost for teacher in pool)})
-        unknown = set()
-        for (kind, teacher), count in self._count.items():
-            own = self._folder.ledger.totals.experience(teacher.config.name, teacher.config.model)
-            mean = sum(expected(teacher.config, own, point) for point in plan.points.values()) // len(plan.points)
-            cost[kind] += count * mean
-            if count and not own.num_answers:
-                unknown.add(teacher.config.name)
-        return {kind: usd(amount) for kind, amount in cost.items()}, tuple(sorted(unknown))
-
-
-def report(plan: Plan, pool: Sequence[Teacher], folder: OpenFolder, spared: Spared, settled_before: int) -> Report:
+def report(plan: Plan, pool: Sequence[Teacher], folder: OpenFolder, settled_before: int) -> Report:
     """Read a run's result off its folder. `settled_before`: nano-dollars in the ledger when the run began."""
-    totals, lost = folder.ledger.totals, folder.ledger.totals.lost
-    teachers = tuple(_teacher_report(plan, teacher, folder) for teacher in pool)
-    usd_spared, by_prices = spared.usd(plan, pool)
+    ledger, lost = folder.ledger, folder.ledger.lost()
+    for teacher in pool:
+        found = [folder.kept[key] for key in plan.by_key(teacher.config) if key in folder.kept]
+        teacher.report.num_answered = sum(is_usable for _, is_usable in found)
+        teacher.report.num_unusable = len(found) - teacher.report.num_answered
+        teacher.report.usd = usd(sum(cost for cost, _ in found))
+    teachers = tuple(teacher.report for teacher in pool)
     return Report(
         heading=plan.heading(),
-        num_skipped=spared.num_skipped,
-        num_calls=folder.ledger.num_calls,
+        num_calls=ledger.num_calls,
         usd=round(sum(teacher.usd for teacher in teachers), 9),
-        usd_run=usd(totals.settled - settled_before),
+        usd_run=usd(ledger.settled - settled_before),
         num_lost=len(lost),
-        usd_lost=round(sum(record.usd_reserved for record in lost), 9),
-        usd_spared=usd_spared,
-        by_prices=by_prices,
+        usd_lost=usd(sum(record.reserved_nano_usd for record in lost)),
         teachers=teachers,
-    )
-
-
-def _teacher_report(plan: Plan, teacher: Teacher, folder: OpenFolder) -> TeacherReport:
-    sampling = sampling_id(teacher.config)
-    found = [folder.place(key_of(sampling, question.hex())) for question in plan.points]
-    kept = [one for one in found if one is not None]
-    num_answered = sum(one.is_usable for one in kept)
-    return TeacherReport(
-        name=teacher.config.name,
-        num_answered=num_answered,
-        num_unusable=len(kept) - num_answered,
-        usd=usd(sum(one.cost for one in kept)),
-        num_failed=teacher.num_failed,
-        num_waiting=teacher.num_waiting,
-        stopped=teacher.stopped,
-        last_failure=teacher.last_failure,
     )

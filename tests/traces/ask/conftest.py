@@ -1,7 +1,11 @@
 """Text teachers on loopback, and asking them without waits between tries."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,7 +13,7 @@ from typing import Any, Protocol
 import pytest
 
 from composer_prime.config.text_teachers import TextTeacher
-from composer_prime.traces.ask import gate, pace, teacher
+from composer_prime.traces.ask import pace, teacher
 from composer_prime.traces.ask.asking import ask
 from composer_prime.traces.ask.plan import Choice, make_plan
 from composer_prime.traces.ask.report import Report
@@ -29,10 +33,13 @@ class Ask(Protocol):
     ) -> Report: ...
 
 
+class DieAt(Protocol):
+    def __call__(self, place: int, share: float) -> Mapping[str, str]: ...
+
+
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (teacher, gate):
-        monkeypatch.setattr(module, "RETRY_WAIT_S", 0.0)
+    monkeypatch.setattr(teacher, "RETRY_WAIT_S", 0.0)
     monkeypatch.setattr(pace, "FIRST_PAUSE_S", 0.01)
 
 
@@ -58,3 +65,15 @@ def asking(tmp_path: Path) -> Callable[..., Report]:
         return asyncio.run(ask(store, make_plan(store, choice), teachers, tmp_path / "answers", ceiling_usd, **more))
 
     return run
+
+
+@pytest.fixture(scope="session")
+def die_at(tmp_path_factory: pytest.TempPathFactory) -> DieAt:
+    """`die_at(place, share)` is the environment of a process that dies within its nth change to answers.sqlite."""
+    compiler = shutil.which("g++")
+    if sys.platform != "linux" or compiler is None:
+        pytest.skip("dying at a write needs Linux and g++")
+    source = Path(__file__).parent / "die_at_write.c"
+    library = tmp_path_factory.mktemp("die_at_write") / "die_at_write.so"
+    subprocess.run([compiler, "-x", "c", "-shared", "-fPIC", "-O1", "-Wall", source, "-o", library, "-ldl"], check=True)
+    return lambda place, share: {**os.environ, "LD_PRELOAD": str(library), "DIE_AT": f"{place} {share}"}

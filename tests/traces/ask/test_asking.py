@@ -344,33 +344,13 @@ def test_one_usable_answer_settles_nothing_while_there_is_somebody_to_ask(serve:
     assert {number_of(body) for body in next_up.bodies} == {1, 3, 5} and not last.bodies
 
 
-def test_spelling_of_arguments_is_no_disagreement_and_the_equivalence_can_be_replaced(
-    serve: Serve, asking: Ask
-) -> None:
+def test_spelling_of_arguments_is_no_disagreement(serve: Serve, asking: Ask) -> None:
     spaced = call("a")
     spaced["tool_calls"][0]["function"]["arguments"] = '{ "path" : "a" }'
     dear = FakeTextTeacher()
     pool = [serve(always(call("a")), name="one"), serve(always(spaced), name="other")]
-    top = serve(dear, name="dear", tier=1)
-    asking(STATES, [*pool, top])
+    asking(STATES, [*pool, serve(dear, name="dear", tier=1)])
     assert not dear.bodies
-    asking(STATES, [*pool, top], same_action=lambda one, other, tools, cwd: False)
-    assert len(dear.bodies) == 6
-
-
-def test_saved_is_what_was_left_out_by_choice_and_nothing_that_failed(serve: Serve, asking: Ask) -> None:
-    cheap, same = serve(always(call("a")), name="cheap"), serve(always(call("a")), name="same")
-    dear = serve(FakeTextTeacher(), name="dear", tier=1, usd_per_million_prompt_tokens=30.0)
-    by_prices = asking(STATES, [cheap, same, dear])
-    assert by_prices.by_prices == ("dear",) and by_prices.usd_spared["tiers"] > 0
-    asking(STATES[:3], [dear])
-    report = asking(STATES, [cheap, same, dear])
-    mean = {one.name: one.usd / max(one.num_answered, 1) for one in report.teachers}
-    assert report.by_prices == () and report.usd_spared["tiers"] == pytest.approx(3 * mean["dear"], abs=1e-8)
-    assert report.usd_spared["cache"] == pytest.approx(6 * (mean["cheap"] + mean["same"]))
-    assert report.usd_run == 0 and report.share_saved == 1
-    failing = asking([trace(number) for number in range(50, 60)], [serve(FakeTextTeacher(fault=lambda number: "dead"))])
-    assert failing.share_saved == 0 and "saved" not in "\n".join(failing.lines())
 
 
 @contextmanager

@@ -75,6 +75,17 @@ def test_a_batch_that_is_out_when_the_process_ends_is_resumed_by_its_id(
     assert report.usd == pytest.approx(fake.teacher.served_usd) and len(answers(tmp_path / "answers")) == 6
 
 
+def test_a_resumed_batch_answers_also_those_that_come_for_their_answers_after_it_was_dealt(
+    begin: Begin, asking: Ask, tmp_path: Path
+) -> None:
+    fake, teacher = begin(is_done=False)
+    asyncio.run(killed_while_out(fake, teacher, tmp_path / "answers"))
+    fake.is_done = True
+    report = asking(STATES, [teacher.model_copy(update={"max_in_flight": 1})])
+    assert len(fake.batches) == 1 and report.is_complete and report.num_calls == report.num_lost == 0
+    assert len(answers(tmp_path / "answers")) == 6
+
+
 def test_a_batch_whose_id_never_came_is_found_by_our_token(begin: Begin, asking: Ask, tmp_path: Path) -> None:
     fake, teacher = begin(forgets=True)
     report = asking(STATES, [teacher])

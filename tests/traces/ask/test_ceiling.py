@@ -13,7 +13,7 @@ from composer_prime.traces.ask.folder import AnswerFolder
 from composer_prime.traces.ask.ledger import DOUBT, Record
 from composer_prime.traces.ask.plan import make_plan
 from composer_prime.traces.ask.prices import usd, worst_case
-from composer_prime.traces.ask.questions import Question, Wording
+from composer_prime.traces.ask.questions import Wording
 from tests.traces.ask.conftest import Ask, Serve
 from tests.traces.ask.text_teacher import FakeTextTeacher, Fault, Listed, trace
 
@@ -26,7 +26,7 @@ def committed(records: tuple[Record, ...]) -> float:
 
 def one_call(teacher: Any) -> float:
     """The most that a call can cost."""
-    return usd(worst_case(teacher, len(Question(STATES[0], teacher).body(Wording()))))
+    return usd(worst_case(teacher, len(Wording().request(STATES[0], teacher))))
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from composer_prime.traces.ask.folder import AnswerFolder
-from composer_prime.traces.ask.forecast import ASSUMED_LATENCY_S, forecast
 from composer_prime.traces.ask.plan import make_plan
+from composer_prime.traces.ask.report import ASSUMED_LATENCY_S, forecast
 from tests.traces.ask.conftest import Ask, Serve
 from tests.traces.ask.text_teacher import FakeTextTeacher, Listed, trace
 
@@ -21,7 +21,7 @@ def test_a_forecast_sends_nothing_and_bounds_what_the_run_then_costs(serve: Serv
     assert found.heading == "6 decision points"
     assert (found.least.num_calls, found.most.num_calls, found.spent_usd) == (12, 12, 0)
     assert found.most.minutes == pytest.approx(6 * ASSUMED_LATENCY_S / 8 / 60 + 6 * ASSUMED_LATENCY_S / 60)
-    asking(STATES, teachers, same_action=lambda one, other, tools, cwd: False)
+    asking(STATES, teachers)
     served = sum(fake.served_usd for fake in fakes)
     assert served == pytest.approx(found.least.predicted_usd, rel=0.2) and served <= found.least.worst_usd
 

@@ -1,24 +1,27 @@
 """Real processes that ask, killed with SIGKILL at seeded places: the same answers and the same ledger in the end."""
 
+import dataclasses
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from composer_prime.config.text_teachers import TextTeacher
+from composer_prime.traces.answers import Answer
 from composer_prime.traces.ask.folder import AnswerFolder
 from composer_prime.traces.ask.ledger import Record
 from tests.architecture import REPOSITORY
-from tests.traces.ask.conftest import Serve
+from tests.traces.ask.conftest import DieAt, Serve
 from tests.traces.ask.text_teacher import FakeTextTeacher, call
 
-NUM_STATES = 8
+NUM_STATES = 20
 CEILING_USD = 2.0
 
 
@@ -35,10 +38,10 @@ class Asker:
             "ceiling_usd": ceiling_usd,
         }
 
-    def run(self, die_at: tuple[int, float] | None = None) -> int:
+    def run(self, env: Mapping[str, str] | None = None) -> int:
         """Ask until the process ends; its exit code."""
-        command = [sys.executable, "-m", "tests.traces.ask.asker", json.dumps({**self._plan, "die_at": die_at})]
-        with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        command = [sys.executable, "-m", "tests.traces.ask.asker", json.dumps(self._plan)]
+        with subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             self.pid = int(process.stdout.readline())
             return process.wait()
@@ -50,18 +53,23 @@ class Asker:
 
 def what_answers_cost(folder: AnswerFolder) -> list[Record]:
     """The ledger for each answer, without what differs between runs."""
-    records = [record.lasting() for record in folder.ledger() if record.has_answer]
-    return sorted(records, key=lambda record: record.key)
+    answered = [record for record in folder.ledger() if record.outcome in ("answered", "unusable")]
+    lasting = [dataclasses.replace(record, call="", at=0.0, latency_s=None) for record in answered]
+    return sorted(lasting, key=lambda record: record.key)
 
 
 def assert_as_undisturbed(disturbed: Asker, calm: Asker, fakes: list[FakeTextTeacher]) -> None:
     """The answers and their cost are those of a run that nobody killed, and all that was served is accounted for."""
-    served = sum(fake.served_usd for fake in fakes)
-    assert disturbed.run() == 0 and calm.run() == 0
+    assert disturbed.run() == 0
+    served, arrived = sum(fake.served_usd for fake in fakes), {call for fake in fakes for call in fake.costs}
+    assert calm.run() == 0
     assert list(disturbed.folder.answers()) == list(calm.folder.answers())
     assert len(list(calm.folder.answers())) > NUM_STATES
     assert what_answers_cost(disturbed.folder) == what_answers_cost(calm.folder)
     records = disturbed.folder.ledger()
+    assert arrived <= {record.call for record in records}
+    answered = [record.key for record in records if record.outcome == "answered"]
+    assert len(set(answered)) == len(answered), "asked again although its answer was stored"
     lost = [record for record in records if record.outcome == "lost"]
     assert {record.outcome for record in records} <= {"answered", "lost"}
     paid = sum(record.usd_settled or 0 for record in records) + sum(record.usd_reserved for record in lost)
@@ -78,12 +86,17 @@ def pool(serve: Serve) -> tuple[list[FakeTextTeacher], list[TextTeacher]]:
 
 @pytest.mark.slow
 def test_ten_kills_at_any_byte_that_is_written_end_with_the_same_answers_and_ledger(
-    serve: Serve, tmp_path: Path
+    serve: Serve, tmp_path: Path, die_at: DieAt
 ) -> None:
     fakes, teachers = pool(serve)
     draw, asker = random.Random(0), Asker(tmp_path / "killed", teachers)
-    for _ in range(10):
-        assert asker.run(die_at=(draw.randrange(8), draw.random())) == -signal.SIGKILL
+    stored: dict[tuple[str, str], Answer] = {}
+    for place in [0, *(draw.randrange(150) for _ in range(9))]:
+        assert asker.run(die_at(place, draw.random())) == -signal.SIGKILL
+        now = {(one.state, one.teacher): one for one in asker.folder.answers()}
+        assert stored.items() <= now.items()
+        stored = now
+    assert stored
     assert_as_undisturbed(asker, Asker(tmp_path / "calm", teachers), fakes)
 
 

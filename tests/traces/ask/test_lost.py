@@ -59,7 +59,8 @@ def test_a_lost_call_stays_reserved_while_nobody_tells_and_is_settled_once_someb
     fake.usage_tells = True
     later = asking([trace(1)], [teacher])
     assert later.num_lost == later.num_calls == 0
-    assert folder.totals().settled == fake.served_nano and folder.totals().unsettled == 0
+    with folder.copied() as copy:
+        assert (copy.ledger.settled, copy.ledger.unsettled) == (fake.served_nano, 0)
 
 
 def test_a_call_that_the_provider_does_not_know_costs_nothing_once_it_can_no_longer_be_on_its_way(

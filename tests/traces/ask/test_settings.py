@@ -9,7 +9,7 @@ import pytest
 from composer_prime.errors import BadInput
 from composer_prime.traces.ask.folder import AnswerFolder
 from composer_prime.traces.ask.prices import Usage, charge, read_usage, worst_case
-from composer_prime.traces.ask.questions import Question, Wording, frame_bytes
+from composer_prime.traces.ask.questions import Wording, frame_bytes, key_of, sampling_id
 from composer_prime.traces.states import said
 from tests.traces.ask.conftest import Ask, Serve
 from tests.traces.ask.text_teacher import FakeTextTeacher, call, trace
@@ -65,11 +65,11 @@ SAME: dict[str, Any] = {"batch": True, "weight": 2.0, "name": "other", "timeout_
 
 def test_what_changes_an_answer_changes_its_key_and_nothing_else_does() -> None:
     plain = FakeTextTeacher().config("http://127.0.0.1:1")
-    keys = {Question(trace(1), plain).key}
-    for name, value in CHANGES.items():
-        keys.add(Question(trace(1), plain.model_copy(update={name: value})).key)
-    assert len(keys) == 1 + len(CHANGES)
-    assert Question(trace(1), plain.model_copy(update=SAME)).key == Question(trace(1), plain).key
+    others = {sampling_id(plain.model_copy(update={name: value})) for name, value in CHANGES.items()}
+    assert len(others - {sampling_id(plain)}) == len(CHANGES)
+    assert sampling_id(plain.model_copy(update=SAME)) == sampling_id(plain)
+    keys = {key_of(one, trace(number).question) for one in (sampling_id(plain), *others) for number in (1, 2)}
+    assert len(keys) == 2 * (1 + len(CHANGES))
 
 
 def test_a_request_is_never_longer_than_what_was_reserved_for_it() -> None:
@@ -77,7 +77,7 @@ def test_a_request_is_never_longer_than_what_was_reserved_for_it() -> None:
         teacher = FakeTextTeacher().config("http://127.0.0.1:1", **settings)
         state = trace(1)
         parts = sum(said(part).num_bytes + 1 for part in (*state.messages, *state.tools))
-        body = Question(state, teacher).body(Wording())
+        body = Wording().request(state, teacher)
         assert len(body) <= frame_bytes(teacher) + parts <= len(body) + 120
 
 
@@ -91,7 +91,7 @@ def test_prompt_caching_marks_the_last_message_with_a_text_and_is_priced_by_usag
     asking([full], [teacher])
     text = {"type": "text", "text": "text", "cache_control": {"type": "ephemeral"}}
     assert fake.bodies[0]["messages"][-1] == {**answered, "content": [text]}
-    sent = json.loads(Question(empty, teacher).body(Wording()))["messages"]  # an empty text can't carry it
+    sent = json.loads(Wording().request(empty, teacher))["messages"]  # an empty text can't carry it
     assert sent[-1] == call("a") and sent[-2]["content"][0]["text"] == start.messages[-1]["content"]
     told = {"prompt_tokens": 1000, "completion_tokens": 10}
     details = {"prompt_tokens_details": {"cached_tokens": 600, "cache_write_tokens": 300}}

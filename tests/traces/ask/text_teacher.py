@@ -99,7 +99,6 @@ class FakeTextTeacher:
     states_cost: bool = False
     is_greedy: bool = False
     finish_reason: str = "stop"
-    logprobs: Callable[[Mapping[str, Any]], Any] = lambda body: None
     hook: Callable[[int, str], object] = lambda number, when: None
     retry_after: str | None = "0"
     words: str | None = None
@@ -145,7 +144,7 @@ class FakeTextTeacher:
         usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
         if self.states_cost:
             usage["cost"] = cost / NANO
-        choice = {"index": 0, "message": message, "finish_reason": self.finish_reason, "logprobs": self.logprobs(body)}
+        choice = {"index": 0, "message": message, "finish_reason": self.finish_reason}
         return {"model": f"{body['model']}-2026", "choices": [choice], "usage": usage}
 
 
@@ -158,11 +157,9 @@ def serving(teacher: FakeTextTeacher) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            if self.path.startswith("/usage?key="):
-                cost = teacher.costs.get(self.path.partition("=")[2])
-                told = {"cost": None if cost is None else cost / NANO}
-                return self._send(200 if teacher.usage_tells else 500, json.dumps(told))
-            self._send(200, json.dumps({"data": [{"id": "student"}]}))
+            cost = teacher.costs.get(self.path.partition("=")[2])
+            told = {"cost": None if cost is None else cost / NANO}
+            self._send(200 if teacher.usage_tells else 500, json.dumps(told))
 
         def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers["Content-Length"]))
@@ -207,9 +204,3 @@ def serving(teacher: FakeTextTeacher) -> Iterator[str]:
 
     with serving_handler(Handler) as url:
         yield url
-
-
-def told_logprobs(spread: Sequence[float], num_tokens: int = 3) -> dict[str, Any]:
-    """Logprobs of an answer whose tokens all have the same distribution."""
-    entry = {"token": "a", "logprob": spread[0], "top_logprobs": [{"token": "a", "logprob": one} for one in spread]}
-    return {"content": [entry] * num_tokens}
