@@ -1,2 +1,2 @@
-"""Losses on tokens: pure functions of tensors that import nothing of ours but each other, the errors, and
+"""Losses on tokens and on pairs: pure functions that import nothing of ours but each other, the errors, and
 config.distill, which names the settings."""

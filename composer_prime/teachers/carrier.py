@@ -18,18 +18,12 @@ def pack(replay: Candidates | None, hint: Candidates | None, num_streams: int) -
     replay, hint  candidates of the same n tokens and one k; None: the stream has no teacher anywhere
     num_streams   1: at most one of the two at each token; 2: rows 0 and 1 hold replay, rows 2 and 3 the hint
 
-    Raises ValueError if the streams have other shapes, both are None, or both have a teacher at a token of one stream.
+    Raises ValueError if both are None, or both have a teacher at a token of one stream.
     """
-    if num_streams not in (1, 2):
-        raise ValueError(f"num_streams ({num_streams}) must be 1 or 2: 2 if a token may have both teachers")
     given = [stream for stream in (replay, hint) if stream is not None]
     if not given:
         raise ValueError("two streams of None have no shape: give Candidates.none for one of them")
-    shape = given[0].ids.shape
-    if given[-1].ids.shape != shape or not 1 <= shape[1] <= MAX_K:
-        shapes = " and ".join(str(stream.ids.shape) for stream in given)
-        raise ValueError(f"streams of shape {shapes} must be one (tokens, k), k from 1 to {MAX_K}: cut both to one k")
-    coded = [_rows(stream, sign, shape) for stream, sign in ((replay, 1), (hint, -1))]
+    coded = [_rows(stream, sign, given[0].ids.shape) for stream, sign in ((replay, 1), (hint, -1))]
     if num_streams == 2:
         return np.concatenate(coded, axis=1)
     both = (coded[0][:, 0] != 0).any(axis=1) & (coded[1][:, 0] != 0).any(axis=1)

@@ -63,9 +63,7 @@ class Gate:
         self.can_play = True
         self._better, self._weight, self._is_new = math.nan, 0.0, False
         self.num_rollouts = self.num_probes = 0
-        self._probes: deque[tuple[int, float]] = deque(
-            maxlen=PROBE_ROLLOUTS
-        )  # after how many rollouts, and what it earned
+        self._probes: deque[tuple[int, float]] = deque(maxlen=PROBE_ROLLOUTS)  # when, in rollouts; what it earned
         self._rollouts: deque[_Rollout] = deque(maxlen=KEPT_ROLLOUTS)
         self._rewards = (math.inf, -math.inf)  # the lowest and the highest that there were
         self._said = ""

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from composer_prime.config.distill import MAX_K
 from composer_prime.teachers.candidates import EMPTY, Candidates
 from composer_prime.teachers.sampled import NO_EVIDENCE, ROUNDING
 
@@ -26,17 +25,15 @@ def usable_rows(candidates: Candidates) -> np.ndarray:
 def mix(teachers: Sequence[tuple[float, Candidates]], k: int) -> Candidates:
     """The k likeliest tokens of the mixture sum_i w_i p_i / sum_i w_i, at each of n tokens.
 
-    teachers  weights, finite and greater than 0, and candidates of the same n tokens; each may have its own k
-    k         slots of the result, 1 to `MAX_K`
+    teachers  at least one: weights, finite and above 0, and candidates of the same n tokens; each may have its own k
+    k         slots of the result, 1 to `config.distill.MAX_K`
 
     Weights are renormalised at each token over the teachers that `usable_rows` lets in. If a teacher lacks a candidate
     of another, its probability there is unknown: the least it lists bounds it, and so does an equal share of its tail
     over the missing candidates and one more for all other tokens. The smaller bound counts.
     A sole teacher gives its own first k slots, bit for bit. Computed in fp64; the likeliest first, ids distinct.
-
-    Raises ValueError for no teachers, or for a weight, k or length out of bounds.
     """
-    num_tokens = _check(teachers, k)
+    num_tokens = len(teachers[0][1])
     usable = [usable_rows(candidates) for _, candidates in teachers]
     ids = np.concatenate(
         [np.where(rows[:, None], c.ids, EMPTY) for rows, (_, c) in zip(usable, teachers, strict=True)], axis=1
@@ -68,21 +65,6 @@ def mix(teachers: Sequence[tuple[float, Candidates]], k: int) -> Candidates:
     result.ids[:, : best.shape[1]] = union_ids[place, best]
     result.logprobs[:, : best.shape[1]] = mixture[place, best]
     return result
-
-
-def _check(teachers: Sequence[tuple[float, Candidates]], k: int) -> int:
-    """The number of tokens, or ValueError."""
-    if not teachers:
-        raise ValueError("a mixture of 0 teachers has no length: give at least 1, or use Candidates.none")
-    if not 1 <= k <= MAX_K:
-        raise ValueError(f"k ({k}) must be from 1 to {MAX_K}: keep fewer candidates")
-    lengths = {len(candidates) for _, candidates in teachers}
-    if len(lengths) != 1:
-        raise ValueError(f"teachers scored {sorted(lengths)} tokens: give each the same sequence")
-    for weight, _ in teachers:
-        if not 0 < weight < float("inf"):
-            raise ValueError(f"a teacher's weight ({weight}) must be finite and above 0: leave the teacher out")
-    return lengths.pop()
 
 
 def _union(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

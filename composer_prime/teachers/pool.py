@@ -92,13 +92,11 @@ class Teacher:
         try:
             async with asyncio.timeout(self.config.timeout_s):
                 scores = await self.served.scores(token_ids, self.top_k, self.num_ids)
+            return Score(self.config.name, self.config.weight, scores)
         except TimeoutError:
-            return self._silent(f"late: no answer within {self.config.timeout_s:g} s")
+            failure = f"late: no answer within {self.config.timeout_s:g} s"
         except TeacherError as error:
-            return self._silent(str(error))
-        return Score(self.config.name, self.config.weight, scores)
-
-    def _silent(self, failure: str) -> Score:
+            failure = str(error)
         return Score(self.config.name, self.config.weight, None, failure)
 
 

@@ -18,6 +18,7 @@ from composer_prime import metrics
 from composer_prime.config.recipe import LossConfig, OptimConfig
 from composer_prime.config.stored import PairsConfig, StoredTracesConfig
 from composer_prime.errors import SiteError, TeacherError
+from composer_prime.losses.preferences import FALL
 from composer_prime.sites.embedded.batches import TrainingSample
 from composer_prime.sites.embedded.learner import Learner, import_loss
 from composer_prime.sites.embedded.stored import (
@@ -28,7 +29,6 @@ from composer_prime.sites.embedded.stored import (
     drawn,
 )
 from composer_prime.teachers.served import ServedModel
-from composer_prime.traces.pairs.advantages import FALL
 from composer_prime.traces.pairs.encoding import Action
 from tests.sites.letters_site import letters_site
 from tests.sites.tiny_policy import VOCABULARY, random_policy

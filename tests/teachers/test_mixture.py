@@ -86,18 +86,3 @@ def test_a_number_a_rounding_above_zero_stays() -> None:
 
 def test_a_token_without_any_teacher_has_none() -> None:
     assert same(mix([(1.0, Candidates.none(3, 4)), (1.0, Candidates.none(3, 2))], 5), Candidates.none(3, 5))
-
-
-@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf])
-def test_a_weight_that_is_none_is_refused(weight: float) -> None:
-    with pytest.raises(ValueError, match=r"weight \(.*\) must be finite and above 0: leave the teacher out"):
-        mix([(weight, Candidates.none(1, 1))], 1)
-
-
-def test_other_sequences_and_no_teachers_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"scored \[1, 2\] tokens"):
-        mix([(1.0, Candidates.none(1, 1)), (1.0, Candidates.none(2, 1))], 1)
-    with pytest.raises(ValueError, match="0 teachers"):
-        mix([], 1)
-    with pytest.raises(ValueError, match=r"k \(65\) must be from 1 to 64"):
-        mix([(1.0, Candidates.none(1, 1))], 65)

@@ -20,10 +20,10 @@ from composer_prime.config.distill import is_off, weight_at
 from composer_prime.config.settings import SiteSettings
 from composer_prime.config.stored import PairsConfig, StoredTracesConfig
 from composer_prime.errors import BadInput, SiteError, TeacherError
+from composer_prime.losses.preferences import Formed, Scored, lead, margin, pair_advantages
 from composer_prime.sites.embedded.batches import TrainingSample
 from composer_prime.sites.embedded.renderer_choice import made_renderer, renderer_settings
 from composer_prime.teachers.served import ServedModel, held_name
-from composer_prime.traces.pairs.advantages import Formed, Scored, lead, margin, pair_advantages
 from composer_prime.traces.pairs.encoding import Action, Encoder, scores
 from composer_prime.traces.pairs.lessons import Lesson, read_lessons, step_advantages
 

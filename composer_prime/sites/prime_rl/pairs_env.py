@@ -30,11 +30,11 @@ from composer_prime.config.stored import PreferenceConfig
 from composer_prime.config.table import Table
 from composer_prime.config.teachers import TeacherConfig, check_url
 from composer_prime.errors import BadInput, TeacherError
+from composer_prime.losses.preferences import Formed, Scored, lead, margin, pull
 from composer_prime.sites.prime_rl.policy_servers import PolicyServers
 from composer_prime.teachers.pool import TeacherPool
 from composer_prime.teachers.served import ServedModel
 from composer_prime.traces.ingest.store import TraceStore
-from composer_prime.traces.pairs.advantages import Formed, Scored, lead, margin, pull
 from composer_prime.traces.pairs.encoding import Action, Encoder, scores
 from composer_prime.traces.pairs.file import read_decisions
 from composer_prime.traces.pairs.lessons import read_lessons

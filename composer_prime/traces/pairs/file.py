@@ -90,13 +90,10 @@ def _decision(line: bytes, where: str) -> Decision:
     try:
         return Decision.model_validate(json.loads(line))
     except (ValueError, RecursionError) as error:
+        why = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False)[0]
+            why = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
         raise BadInput(
-            f"{where}, is no decision ({_reason(error)}): make the file again with `composer-prime replay pairs`"
+            f"{where}, is no decision ({why}): make the file again with `composer-prime replay pairs`"
         ) from error
-
-
-def _reason(error: ValueError | RecursionError) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False)[0]
-        return f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
-    return str(error)

@@ -21,9 +21,9 @@ from verifiers.v1.serve import EnvClient
 from verifiers.v1.serve.server import EnvServer
 
 from composer_prime.errors import BadInput, ConfigError
+from composer_prime.losses.preferences import Scored, pull
 from composer_prime.sites.prime_rl.pairs_env import PairsEnvConfig, PairsTaskset, PairsTasksetConfig
 from composer_prime.sites.prime_rl.toml import SiteFiles, render
-from composer_prime.traces.pairs.advantages import Scored, pull
 from tests.servers.fake_teacher import FakeTeacher, serving_teacher
 from tests.sites.prime_rl.recipes import minimal, prime_recipe
 from tests.sites.prime_rl.scoring import ScoringTeacher, pairs, serve, token_logprobs, write

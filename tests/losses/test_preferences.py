@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from composer_prime.losses.composer import composer_loss
+from composer_prime.losses.preferences import PreferenceLoss, Scored, lead, margin, pair_advantages
 from composer_prime.losses.records import LossInputs
-from composer_prime.traces.pairs.advantages import PreferenceLoss, Scored, lead, margin, pair_advantages
 
 BETA, GAMMA = 0.7, 0.4
 CHOSEN, REJECTED = Scored(-12.0, 10, reference=-11.0), Scored(-9.0, 4, reference=-10.0)
