@@ -41,7 +41,7 @@ def detect(entries: Sequence[Entry], name: str) -> str:
         return claimed[0]
     if claimed:
         raise BadInput(f"{name} has the marks of {' and of '.join(claimed)}: say which by --format")
-    nearest = min(FORMATS, key=lambda name: len(lacks[name]) / len(FORMATS[name].marks(None)))
+    nearest = min(FORMATS, key=lambda name: len(lacks[name]) / len(FORMATS[name].lacks(None)))
     raise BadInput(
         f"{name} is of no known format: the nearest is {nearest}, and it lacks {', '.join(lacks[nearest])}; give one "
         f"of {', '.join(FORMATS)}, or open an issue with a few lines of it, their texts replaced"
