@@ -326,7 +326,7 @@ def test_chats_one_a_line_are_sessions_of_their_own(tmp_path: Path) -> None:
         ('{"type": "user", "message": {"content": ""}, "uuid": "u"}', "claude-code", "sessionId or parentUuid"),
         ('{"timestamp": "t", "type": "event_msg"}', "codex", "a payload object"),
         ('{"turns": [{"request": {"messages": []}}]}', "api-log", "a response beside the request"),
-        ('{"type": "message", "id": "m", "message": {"content": ""}}', "claude-code", "type user or assistant, uuid"),
+        ('{"message": {"content": ""}}', "claude-code", "type user or assistant, uuid, sessionId or parentUuid"),
         ('{"what": "ever"}', "openai-chat", "a list of messages, or an object with messages, a message with a role"),
     ],
 )
