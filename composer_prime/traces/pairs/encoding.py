@@ -1,6 +1,7 @@
 """Stored actions in the policy's tokens: what it would have sampled after the prompt, and what a server says of it."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,18 +63,27 @@ class Encoder:
     ) -> tuple[list[Action] | None, int]:
         """Actions at one point, with so many of the oldest tool results cut as it takes until all fit, and that number;
         None where cutting isn't enough."""
-        fewest, most = 0, sum(message["role"] == "tool" for message in messages) if may_cut else 0
-        found: tuple[list[Action] | None, int] = None, 0
-        count = 0  # most points fit as they are
-        while fewest <= most:
-            encoded = [self.encode(cut_oldest(messages, count), tools, action) for action in actions]
-            whole = [action for action in encoded if action is not None]
-            if len(whole) < len(encoded):
-                fewest = count + 1
-            else:
-                found, most = (whole, count), count - 1
-            count = (fewest + most) // 2
-        return found
+        most = sum(message["role"] == "tool" for message in messages) if may_cut else 0
+        if (found := self._encode_all(messages, tools, actions)) is not None or not most:
+            return found, 0
+
+        def fits(count: int) -> list[Action] | None:
+            return self._encode_all(cut_oldest(messages, count), tools, actions)
+
+        if fits(most) is None:
+            return None, 0
+        fewest = bisect_left(range(most), True, lo=1, key=lambda count: fits(count) is not None)
+        return fits(fewest), fewest
+
+    def _encode_all(
+        self, messages: Sequence[Message], tools: Sequence[Tool], actions: Sequence[Message]
+    ) -> list[Action] | None:
+        encoded: list[Action] = []
+        for action in actions:
+            if (one := self.encode(messages, tools, action)) is None:
+                return None
+            encoded.append(one)
+        return encoded
 
 
 def cut_oldest(messages: Sequence[Message], count: int) -> list[Message]:

@@ -54,10 +54,8 @@ def read_lessons(store: States, file: Path) -> Iterator[Lesson]:
 
 def _lesson(state: TraceState, decision: Decision) -> Lesson:
     assert decision.support is not None
-    own = acted(state.action)
-    if decision.chosen is None:
-        return Lesson(state, own, None, decision.support)
-    return Lesson(state, decision.chosen, own, decision.support)
+    own, chosen = acted(state.action), decision.chosen
+    return Lesson(state, chosen or own, own if chosen else None, decision.support)
 
 
 def acted(action: Message) -> dict[str, Any]:
