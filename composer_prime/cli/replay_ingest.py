@@ -43,6 +43,7 @@ def ingest(
     from rich.console import Console
     from rich.progress import track
 
+    from composer_prime.errors import BadInput
     from composer_prime.private import keep_private
     from composer_prime.traces.ingest.intake import Given, find_files
     from composer_prime.traces.ingest.intake import ingest as read_in
@@ -54,12 +55,16 @@ def ingest(
     store = TraceStore(to, is_new=not dry_run) if not dry_run or to.exists() else None
     reports = read_in(found, store, named=set(files), format=format, given=given, harbor_python=harbor, dry_run=dry_run)
     progress = Console(stderr=True)
+    num_read = 0
     shown = track(reports, "ingesting", total=len(found), console=progress, transient=True, disable=len(found) < 2)
     if as_json:
         for report in shown:
             typer.echo(json.dumps(report.to_json()))
+            num_read += report.format is not None
     else:
-        show(list(shown), Console(), dry_run=dry_run)
+        num_read = show(list(shown), Console(), dry_run=dry_run)
+    if not num_read:
+        raise BadInput(f"nothing was read: none of {len(found):,} files is a log of a known format (docs/traces.md)")
 
 
 def export(

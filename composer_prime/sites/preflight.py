@@ -155,22 +155,26 @@ async def _play(settings: SiteSettings) -> Found:
         took.append(f"{part} in {time.monotonic() - mark:.1f} s")
         mark = time.monotonic()
 
-    import verifiers.v1  # noqa: F401
+    given = settings.recipe.orchestrator.train.source
+    if given:
+        import verifiers.v1  # noqa: F401
 
-    note("verifiers imported")
+        note("verifiers imported")
     from composer_prime.sites.embedded import chat, rollouts
     from composer_prime.sites.embedded.environments import load_source
 
     chat.register()
     sources = list[Any]()
-    for source in settings.recipe.orchestrator.train.source:
+    for source in given:
         with problems.noted():
             sources.append(load_source(source, settings))
-    note("environments set up")
+    if given:
+        note("environments set up")
     import_tokenizers()
     with problems.noted():
         model_dir = describe_model(settings.recipe.model.name, settings.model_dir)
         check_vocabulary(model_dir)
+        check_context(model_dir, settings.recipe.seq_len)
         check_renderer(settings.recipe.orchestrator.renderer, settings.recipe.model.name, model_dir)
         settings = settings.model_copy(update={"model_dir": model_dir})
         rollouts.ROLLOUT_TIMEOUT_S = PATIENCE_S
@@ -179,7 +183,7 @@ async def _play(settings: SiteSettings) -> Found:
                 with problems.noted():
                     player = rollouts.RolloutPlayer([source], settings, base_url=NOWHERE, model="none")
                     await check_rollout(source.name, await stack.enter_async_context(player), settings, warnings)
-    note("first prompts and rewards")
+    note("first prompts and rewards" if given else "tokenizer read")
     return Found(list(map(str, problems.found)), took, warnings)
 
 
@@ -285,6 +289,17 @@ def check_vocabulary(folder: Path) -> None:
         raise ModelError(
             f"model folder {folder}: its tokenizer has token ids up to {largest}, and its embeddings have {rows} rows "
             "(vocab_size): take the model's own tokenizer, or resize the embeddings"
+        )
+
+
+def check_context(folder: Path, seq_len: int) -> None:
+    """Raise ConfigError when samples may be longer than what the model in a folder was made for."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    context = config.get("text_config", config).get("max_position_embeddings")
+    if context is not None and seq_len > context:
+        raise ConfigError(
+            f"seq_len ({seq_len}) must be at most the model's context ({context}, max_position_embeddings of its "
+            f"config.json): set it to {context}, or take a model with a longer one"
         )
 
 

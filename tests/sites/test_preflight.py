@@ -125,6 +125,15 @@ def test_a_tokenizer_with_more_ids_than_the_model_has_embeddings_is_refused(tmp_
     assert "token ids up to 264, and its embeddings have 200 rows" in said[-1]
 
 
+def test_samples_longer_than_the_models_context_are_refused(tmp_path: Path, cli: Cli) -> None:
+    model = save_random_tiny(tmp_path / "model")
+    context = json.loads((model / "config.json").read_text())["max_position_embeddings"]
+    recipe = written(tmp_path, model={"name": str(model)}, seq_len=context + 1)
+    said = lines_of(cli("run", recipe))
+    assert f"seq_len ({context + 1}) must be at most the model's context ({context}, " in said[-1]
+    assert list((tmp_path / "out").glob("*")) == []
+
+
 def test_setting_up_environments_takes_at_most_half_of_what_importing_verifiers_takes(tmp_path: Path) -> None:
     def used(act: Callable[[], object]) -> float:
         """Seconds of CPU, of a process that `act` starts and awaits."""

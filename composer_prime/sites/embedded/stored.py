@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 MAX_UNSCORED_DRAWS = 3
 """Steps in a row of which nothing is scored before the site ends."""
 
+SAID_EVERY = 1000
+"""Lessons that are fitted to a sample between two lines of the log."""
 
 SPLITS = 10_000
 """Parts that decision points fall into by their ids: those of the first are held out."""
@@ -60,7 +62,7 @@ class ScoredPair:
 
     samples     those that have something to teach
     logprob     nats a token of the agreed action
-    margin      as traces.pairs.advantages has it; None: the author's action is the agreed one, or the policy can't form
+    margin      as losses.preferences has it; None: the author's action is the agreed one, or the policy can't form
                 the agreed one yet
     is_learned  whether its preference term rests, since the policy has it
     """
@@ -287,7 +289,9 @@ def encode_lessons(encoder: Encoder, lessons: Sequence[Lesson], config: PairsCon
     found = []
     num_cut = 0
     has_preference = not is_off(config.tau)
-    for lesson in lessons:
+    for number, lesson in enumerate(lessons):
+        if number % SAID_EVERY == 0:
+            logger.info("fitting lesson=%d of=%d file=%s", number, len(lessons), config.file)
         messages, tools = lesson.state.messages, lesson.state.tools
         said = [lesson.chosen, *([lesson.rejected] if has_preference and lesson.rejected else [])]
         actions, count = encoder.fit_all(messages, tools, said, may_cut=config.too_long == "cut")

@@ -17,8 +17,8 @@ MAX_PASSED_OVER = 5
 """Files of no known format that are named with the reason."""
 
 
-def show(reports: Sequence[FileReport], console: Console, *, dry_run: bool) -> None:
-    """Print the table, the remarks, and lines of sums."""
+def show(reports: Sequence[FileReport], console: Console, *, dry_run: bool) -> int:
+    """Print the table, the remarks and sums. The number of files that were read."""
     known = [report for report in reports if report.format is not None]
     file, format = Column("file", overflow="fold", min_width=20), Column("format", overflow="fold")
     counts = [Column(name, justify="right") for name in ("points", "left out", "records", "used")]
@@ -39,13 +39,14 @@ def show(reports: Sequence[FileReport], console: Console, *, dry_run: bool) -> N
         say(f"{count:,} files: {remark}" if count > 1 else f"{first}: {remark}")
     passed_over = [report for report in reports if report.format is None]
     for report in passed_over[:MAX_PASSED_OVER]:
-        say(f"{report.path}: {report.remarks[0]}")
+        say(report.remarks[0])
     if len(passed_over) > MAX_PASSED_OVER:
         say(f"{len(passed_over) - MAX_PASSED_OVER:,} more files passed over")
     sessions, new = sum(report.num_sessions for report in known), sum(report.num_new for report in known)
     copies = sum(report.num_copies for report in known)
     verb = "would be added" if dry_run else "added"
     say(f"{new:,} of {sessions:,} sessions {verb}; {copies:,} of their points are in others, too, and count once")
+    return len(known)
 
 
 def _cells(reports: Sequence[FileReport]) -> list[str]:

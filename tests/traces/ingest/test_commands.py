@@ -29,7 +29,8 @@ def test_a_folder_of_all_formats_goes_in_with_a_row_a_file_and_sums(tmp_path: Pa
     assert all(name in shown for name in {format for format, _ in WRITERS.values()} | {"claude-code"})
     assert f"all {count}" in shown and "1 duplicate uuid" in shown and "1 Anthropic key" in shown
     assert f"{count} of {count} sessions added" in shown
-    assert "notes.json: passed over: " in shown and "the nearest is openai-chat" in shown.replace("\n", " ")
+    assert "passed over: " in shown and shown.count("notes.json") == 1
+    assert "the nearest is openai-chat" in shown.replace("\n", " ")
     assert len(TraceStore(tmp_path / "store").ids()) == count
     assert f"0 of {count} sessions added" in command("ingest", logs, "--to", tmp_path / "store").output
 
@@ -92,8 +93,16 @@ def test_a_format_that_is_not_known_is_refused_also_for_a_folder(tmp_path: Path)
 def test_of_many_files_that_are_passed_over_five_are_named(tmp_path: Path) -> None:
     for number in range(7):
         (tmp_path / f"{number}.json").write_text('{"result": 1}')
+    put(tmp_path, "codex")
     shown = command("ingest", tmp_path, "--to", tmp_path / "store").output
-    assert shown.count(": passed over: ") == 5 and "2 more files passed over" in shown
+    assert shown.count("passed over: ") == 5 and "2 more files passed over" in shown
+
+
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_a_folder_of_which_nothing_is_read_ends_in_an_error(tmp_path: Path, option: tuple[str, ...]) -> None:
+    (tmp_path / "notes.json").write_text('{"result": 1}')
+    with pytest.raises(BadInput, match="nothing was read: none of 1 files is a log of a known format"):
+        command("ingest", tmp_path, "--to", tmp_path / "store", *option)
 
 
 TOOLS = [

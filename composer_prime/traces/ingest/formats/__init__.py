@@ -34,7 +34,7 @@ def detect(entries: Sequence[Entry], name: str) -> str:
     """The format of a file's records. Raises BadInput, naming the nearest format and what the file lacks for it."""
     values = [entry.value for entry in entries if entry.problem is None][:NUM_LOOKED_AT]
     if not values:
-        raise BadInput(f"{name} holds no JSON ({len(entries)} lines): give a whole file; is its beginning cut off?")
+        raise BadInput(f"{name} holds no line of JSON: give a whole file; is its beginning cut off?")
     lacks = {name: min(map(format.lacks, values), key=len) for name, format in FORMATS.items()}
     claimed = [name for name, lacking in lacks.items() if not lacking]
     if len(claimed) == 1:
@@ -43,8 +43,8 @@ def detect(entries: Sequence[Entry], name: str) -> str:
         raise BadInput(f"{name} has the marks of {' and of '.join(claimed)}: say which by --format")
     nearest = min(FORMATS, key=lambda name: len(lacks[name]) / len(FORMATS[name].lacks(None)))
     raise BadInput(
-        f"{name} is of no known format: the nearest is {nearest}, and it lacks {', '.join(lacks[nearest])}; give one "
-        f"of {', '.join(FORMATS)}, or open an issue with a few lines of it, their texts replaced"
+        f"{name} is of no known format: the nearest is {nearest}, and it lacks {', '.join(lacks[nearest])}. "
+        "If it is a log, open an issue with a few lines of it, their texts replaced"
     )
 
 
