@@ -65,6 +65,7 @@ def played(taskset: str, settings: dict[str, Any], max_turns: int, *, with_hints
     stagehand = Stagehand(source, Player.of(source.env.taskset, taskset), max_turns, with_hints=with_hints)
 
     async def play() -> list[Demonstration]:
+        assert source.tools is not None
         await source.tools.open(taskset, source.tasks[0])
         found = [await stagehand.play(task, random.Random(task.data.idx)) for task in source.tasks[:24]]
         await source.tools.close()
@@ -135,7 +136,8 @@ def test_a_site_takes_the_folder_and_writes_for_it_as_its_own_template(heedful: 
 def test_the_player_of_tool_letters_is_learned_with_its_doubts_and_hints(tmp_path: Path) -> None:
     made = make("tool-letters", tmp_path / "made", {"locks": 2}, max_turns=5, config=TrainingConfig(steps=500))
     found, most = made.likeliness, made.agreement
-    assert None not in (found.plain, found.hinted, most.plain, most.hinted)
+    assert found.plain is not None and found.hinted is not None
+    assert most.plain is not None and most.hinted is not None
     assert found.plain > 0.7 * most.plain and found.hinted > 0.8 * most.hinted
     assert 0.2 < most.plain < 0.8 and most.hinted == 1.0
 

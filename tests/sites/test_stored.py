@@ -102,6 +102,7 @@ def learned(model: Any, samples: list[TrainingSample]) -> list[Tensor]:
 
 
 def dpo(model: Any, reference: Any, pair: EncodedPair) -> Tensor:
+    assert pair.rejected is not None
     chosen, rejected = (
         total_logprob(model, one) - total_logprob(reference, one) for one in (pair.chosen, pair.rejected)
     )
@@ -109,6 +110,7 @@ def dpo(model: Any, reference: Any, pair: EncodedPair) -> Tensor:
 
 
 def simpo(model: Any, reference: Any, pair: EncodedPair) -> Tensor:
+    assert pair.rejected is not None
     chosen, rejected = (total_logprob(model, one) / one.num_tokens for one in (pair.chosen, pair.rejected))
     return -torch.nn.functional.logsigmoid(BETA * (chosen - rejected) - GAMMA)
 
@@ -135,6 +137,7 @@ def test_a_trainers_step_on_pairs_has_the_preference_losss_gradient(
 
 
 def lead(policy: Any, first: Any, pair: EncodedPair) -> float:
+    assert pair.rejected is not None
     own, before = (
         float(total_logprob(model, pair.chosen) - total_logprob(model, pair.rejected)) for model in (policy, first)
     )
@@ -153,7 +156,7 @@ def test_a_pair_that_the_policy_prefers_by_max_lead_rests_but_for_its_imitation(
     taught = {tuple(sample.token_ids): max(map(abs, sample.advantages)) for sample in samples}
     assert len(taught) == 2 * 9 - 2
     for pair in resting:
-        assert tuple(pair.rejected.token_ids) not in taught
+        assert pair.rejected is not None and tuple(pair.rejected.token_ids) not in taught
         assert taught[tuple(pair.chosen.token_ids)] == pytest.approx(0.5 * pair.weight)
 
 
@@ -234,6 +237,7 @@ def test_the_reference_is_asked_once_for_each_pair(tmp_path: Path) -> None:
 
 def test_a_pair_that_cant_be_scored_is_left_out_and_counted(tmp_path: Path) -> None:
     pairs = random_pairs(4)
+    assert pairs[2].rejected is not None
     policy = Served(random_policy(1), broken=[pairs[2].rejected])
     source = stored(tmp_path, pairs, policy=policy, pairs={"file": "x", "batch_size": 4})
     samples, found = asyncio.run(source.draw(0, 0))

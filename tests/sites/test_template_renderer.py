@@ -211,6 +211,7 @@ def test_a_renderer_that_writes_otherwise_than_the_template_is_refused_or_accept
     tokenizer = save_tokenizer(tmp_path, "llama-3.1")
     named = RendererConfig(name="llama-3")
     check_renderer(named, "mine", tmp_path)
+    assert isinstance(tokenizer.chat_template, str)
     tokenizer.chat_template = tokenizer.chat_template.replace(
         "Cutting Knowledge Date", "You are Ann. Cutting Knowledge Date"
     )
@@ -237,8 +238,8 @@ def test_a_key_of_the_recipe_names_no_code(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, "plain")
     plain, foreign = (
         RendererConfig(name="default"),
-        RendererConfig(name="default", import_path="os.system", tokenize=True),
-    )  # type: ignore[call-arg]
+        RendererConfig.model_validate({"name": "default", "import_path": "os.system", "tokenize": True}),
+    )
     told, settings = (renderer_settings(each, "mine", tmp_path) for each in (plain, foreign))
     assert settings["import_path"] == told["import_path"]
     one, other = (made_renderer(each, tmp_path).render_ids([USER]) for each in (told, settings))

@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.optim.lr_scheduler import LinearLR, SequentialLR
+from torch.optim.lr_scheduler import LinearLR, LRScheduler, SequentialLR
 
 from composer_prime import metrics
 from composer_prime.config.recipe import LossConfig, OptimConfig, Recipe, SchedulerConfig
@@ -119,7 +119,7 @@ def test_a_linear_schedule_sets_the_learning_rates_of_torchs_own_schedulers_put_
 ):
     steps, peak, low = 20, 0.1, max(min_lr / 0.1, 1e-8)
     reference = torch.optim.SGD(random_policy().parameters(), lr=peak)
-    parts = [LinearLR(reference, low, 1.0, warmup)] if warmup else []
+    parts: list[LRScheduler] = [LinearLR(reference, low, 1.0, warmup)] if warmup else []
     if decay:
         parts += [LinearLR(reference, 1.0, 1.0, steps - decay - warmup), LinearLR(reference, 1.0, low, decay - 1)]
     milestones = ([warmup] if warmup else []) + [steps - decay]

@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from composer_prime.config.model_folder import check_dtypes, check_loaded, loading, weight_files
 from composer_prime.config.recipe import TINY, TINY_MODELS
@@ -121,9 +121,10 @@ def load_policy(folder: Path, device: str = "cpu") -> PreTrainedModel:
                     model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
             else:
                 whole = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
-                model, info = AutoModelForCausalLM.from_pretrained(
+                loaded = AutoModelForCausalLM.from_pretrained(
                     folder, **whole, **as_we_train, ignore_mismatched_sizes=True
                 )
+                model, info = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)  # as output_loading_info has it
                 check_loaded(folder, info)
         return model.eval().to(device)  # pyright: ignore[reportArgumentType] (transformers wraps it)
 

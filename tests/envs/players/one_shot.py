@@ -52,7 +52,7 @@ class OneShotTask(vf.Task[OneShotData, SentState]):
         return float(trace.state.done)
 
 
-class OneShotTaskset(vf.Taskset[OneShotTask, OneShotConfig]):
+class OneShotTaskset(vf.Taskset[OneShotTask, OneShotConfig]):  # pyright: ignore[reportInvalidTypeArguments] (own state)
     ERROR_KINDS = ("bad_arguments",)
 
     def load(self) -> Iterator[OneShotTask]:

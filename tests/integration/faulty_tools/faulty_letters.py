@@ -35,10 +35,12 @@ class FaultyTask(tool_letters.ToolLettersTask):
     @classmethod
     def toolsets(cls, config: vf.TaskConfig) -> list[vf.Toolset]:
         """Tools of its own for each rollout."""
-        return [FaultyTools(vf.ToolsetConfig())]
+        return [FaultyTools(vf.ToolsetConfig())]  # pyright: ignore[reportReturnType] (own state)
 
 
-class FaultyLettersTaskset(vf.Taskset[FaultyTask, tool_letters.ToolLettersConfig]):
+class FaultyLettersTaskset(
+    vf.Taskset[FaultyTask, tool_letters.ToolLettersConfig]  # pyright: ignore[reportInvalidTypeArguments] (own state)
+):
     """The same boxes."""
 
     def load(self) -> list[FaultyTask]:

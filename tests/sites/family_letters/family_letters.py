@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, cast
 
 import verifiers.v1 as vf
 
@@ -62,5 +62,5 @@ class FamilyEnv(vf.Env[FamilyEnvConfig]):
         """The user comes back once where the kind is "turns"."""
         async with agents.agent.interaction(task) as talk:
             answer = await talk.turn()
-            if self.config.taskset.kind == "turns" and not answer.terminated:
+            if cast(FamilyConfig, self.config.taskset).kind == "turns" and not answer.terminated:
                 await talk.turn(FURTHER)

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -187,7 +187,7 @@ def test_five_answers_in_a_row_that_are_of_no_use_stop_a_teacher_and_say_why_and
 
 
 def test_a_usable_answer_between_ends_the_run_of_useless_ones(serve: Serve, asking: Ask) -> None:
-    def says(body: dict[str, Any]) -> dict[str, Any]:
+    def says(body: Mapping[str, Any]) -> dict[str, Any]:
         return call("a") if number_of(body) % 5 == 0 else UNUSABLE["nothing"]
 
     report = asking([trace(number) for number in range(20)], [serve(FakeTextTeacher(says=says), max_in_flight=1)])

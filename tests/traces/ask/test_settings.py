@@ -98,7 +98,7 @@ def test_prompt_caching_marks_the_last_message_with_a_text_and_is_priced_by_usag
     flat = {"cache_read_input_tokens": 600, "cache_creation_input_tokens": 300}
     for more in (details, flat):
         usage = read_usage({"usage": told | more})
-        assert usage == Usage(1000, 600, 300, 10)
+        assert usage is not None and usage == Usage(1000, 600, 300, 10)
         assert charge(teacher, usage) == 100 * 3000 + 600 * 300 + 300 * 3750 + 10 * 15000
     assert worst_case(teacher, 0) == 1024 * 3750 + 200 * 15000
 
