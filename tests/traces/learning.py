@@ -41,7 +41,7 @@ from tiny_policy.playing import Demonstration, Stagehand
 RECIPE = Path("recipes/local/logs.toml")
 CLI = (sys.executable, "-m", "composer_prime.cli.main")
 LOCKED = {"locks": 2}
-MAX_TURNS, NUM_BEFORE_DEATH, PROMPTS = 9, 800, 128
+MAX_TURNS, NUM_PLAYS, NUM_BEFORE_DEATH, PROMPTS = 9, 3, 1000, 128
 ARMS: Mapping[str, Sequence[str]] = {
     "documented": (),
     "dpo-alone": ("--replay.pairs.sft_tau=0", "--replay.pairs.min_logprob=-1e9"),
@@ -112,7 +112,7 @@ async def play(seed: int) -> list[Demonstration]:
     await source.tools.open("tool-letters", source.tasks[0])
     try:
         stagehand = Stagehand(source, Player("tool-letters", bad_agent), MAX_TURNS, with_hints=False)
-        tasks = enumerate(source.tasks)
+        tasks = enumerate([*source.tasks] * NUM_PLAYS)
         played = [await stagehand.play(task, random.Random(f"{seed}/{number}")) for number, task in tasks]
     finally:
         await source.tools.close()
