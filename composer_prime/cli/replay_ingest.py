@@ -55,15 +55,15 @@ def ingest(
     store = TraceStore(to, is_new=not dry_run) if not dry_run or to.exists() else None
     reports = read_in(found, store, named=set(files), format=format, given=given, harbor_python=harbor, dry_run=dry_run)
     progress = Console(stderr=True)
-    num_read = 0
     shown = track(reports, "ingesting", total=len(found), console=progress, transient=True, disable=len(found) < 2)
-    if as_json:
-        for report in shown:
+    done = []
+    for report in shown:
+        done.append(report)
+        if as_json:
             typer.echo(json.dumps(report.to_json()))
-            num_read += report.format is not None
-    else:
-        num_read = show(list(shown), Console(), dry_run=dry_run)
-    if not num_read:
+    if not as_json:
+        show(done, Console(), dry_run=dry_run)
+    if not any(report.format for report in done):
         raise BadInput(f"nothing was read: none of {len(found):,} files is a log of a known format (docs/traces.md)")
 
 

@@ -17,8 +17,8 @@ MAX_PASSED_OVER = 5
 """Files of no known format that are named with the reason."""
 
 
-def show(reports: Sequence[FileReport], console: Console, *, dry_run: bool) -> int:
-    """Print the table, the remarks and sums. The number of files that were read."""
+def show(reports: Sequence[FileReport], console: Console, *, dry_run: bool) -> None:
+    """Print the table, the remarks, and lines of sums."""
     known = [report for report in reports if report.format is not None]
     file, format = Column("file", overflow="fold", min_width=20), Column("format", overflow="fold")
     counts = [Column(name, justify="right") for name in ("points", "left out", "records", "used")]
@@ -46,7 +46,6 @@ def show(reports: Sequence[FileReport], console: Console, *, dry_run: bool) -> i
     copies = sum(report.num_copies for report in known)
     verb = "would be added" if dry_run else "added"
     say(f"{new:,} of {sessions:,} sessions {verb}; {copies:,} of their points are in others, too, and count once")
-    return len(known)
 
 
 def _cells(reports: Sequence[FileReport]) -> list[str]:
