@@ -1,8 +1,8 @@
 """Do logs and teachers teach? `python -m tests.traces.learning --out outputs/learning --seeds 5`.
 
 A policy that was warmed up on boxes without locks can't form `unlock`. A bad agent's log is on boxes that are locked
-twice: it knows what to do at every other turn. Three text teachers know the task; one dies on the way, one always calls
-a tool of another schema.
+twice: it knows what to do at every other turn. Of three text teachers two know the task, and one of these dies on the
+way; the third always calls a tool of another schema.
 The commands of docs/traces.md make a policy of that, by recipes/local/logs.toml. It is judged greedily on boxes
 that no log has. Beside it: the preference term alone, teachers whose votes are shuffled among the decision points,
 and one wrong teacher whose voice alone is enough. What is done isn't made again.
