@@ -41,7 +41,7 @@ from tiny_policy.playing import Demonstration, Stagehand
 RECIPE = Path("recipes/local/logs.toml")
 CLI = (sys.executable, "-m", "composer_prime.cli.main")
 LOCKED = {"locks": 2}
-MAX_TURNS, NUM_PLAYS, NUM_BEFORE_DEATH, PROMPTS = 9, 3, 1000, 128
+MAX_TURNS, NUM_PLAYS, NUM_BEFORE_DEATH, PROMPTS = 9, 6, 2000, 128
 ARMS: Mapping[str, Sequence[str]] = {
     "documented": (),
     "dpo-alone": ("--replay.pairs.sft_tau=0", "--replay.pairs.min_logprob=-1e9"),
