@@ -30,6 +30,15 @@ _KINDS = {
     "finite": ("finite", "give a number such as 0.5"),
 }
 
+GONE = {
+    "outer.merge_alpha": "a site always adopts the new masters and carries its own movement: remove it",
+    "outer.pace": "a fragment is due every outer.inner_steps / outer.fragments steps: remove it",
+    "outer.inner_seconds": "a fragment is due every outer.inner_steps / outer.fragments steps: set those",
+    "outer.merged_codec": "merged parts travel as int8: remove it",
+    "outer.trim": 'aggregate "clipped" bounds what one site moves: remove it',
+}
+"""Keys that recipes had before, and what does their job now."""
+
 
 def describe(model: type[BaseModel], error: ValidationError) -> str:
     """One line for the first mistake, unknown keys before all others, and how many more there are."""
@@ -60,6 +69,8 @@ def known_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 def _sentence(model: type[BaseModel], mistake: ErrorDetails) -> str:
     kind, loc, value = mistake["type"], mistake["loc"], mistake["input"]
     name, context = dotted(loc), mistake.get("ctx", {})
+    if kind == "extra_forbidden" and name in GONE:
+        return f"{name} is no key any more: {GONE[name]}"
     if kind == "extra_forbidden":
         return f"{name} isn't a known key: {_nearest(model, loc)}"
     if kind == "missing":

@@ -1,6 +1,6 @@
 """The tables upstream doesn't have: the outer loop, the site, and the sites of a local run.
 
-Symbols are those of Streaming DiLoCo (arXiv:2501.18512): H inner steps, P fragments, delay tau, blend alpha.
+Symbols are those of Streaming DiLoCo (arXiv:2501.18512): H inner steps, P fragments and delay tau.
 """
 
 from pathlib import Path
@@ -31,28 +31,15 @@ class OuterConfig(Table):
     sync_delay: int = Field(default=1, ge=0)
     """tau, inner steps: how long coding, upload and download may overlap with training before the trainer waits."""
 
-    merge_alpha: float = Field(default=0.0, ge=0, le=1)
-    """alpha: share of the local values kept when a round arrives; 0 adopts the master and carries local movement."""
-
-    pace: Literal["steps", "seconds"] = "steps"
-    """What makes a fragment due: every H / P inner steps, or `inner_seconds` / P after the last round, so that a fast
-    and a slow site meet at the same time with different inner steps."""
-
-    inner_seconds: float = Field(default=0.0, ge=0)
-    """H in seconds, with pace "seconds"."""
-
     lr: float = Field(default=1.0, gt=0)
     """Outer learning rate, of the Nesterov step on the averaged pseudo-gradient."""
 
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """mu: outer Nesterov momentum; 0 makes the outer step plain averaging."""
 
-    codec: Literal["fp32", "bf16", "int8", "int4", "e3m0", "topk"] = "int8"
+    codec: Literal["fp32", "bf16", "int8", "int4", "topk"] = "int8"
     """How a pseudo-gradient travels: 4, 2, about 1, or about a half byte a parameter; topk: 64 of 4096 values, 207
     times smaller than fp32, for outer momentum 0 (SparseLoCo, arXiv:2508.15706)."""
-
-    merged_codec: Literal["fp32", "bf16", "int8"] = "int8"
-    """How the merged parts of a round of many sites travel."""
 
     error_feedback: bool = True
     """Whether what coding took from a site's last merged offer is added to its next one."""
@@ -77,16 +64,12 @@ class OuterConfig(Table):
     """An offer's weight in the mean: by the tokens or the steps it was trained on, or the same for every site. In a run
     with an owner or keys the default is "equal", since tokens and steps are what a site says of itself."""
 
-    aggregate: Literal["mean", "clipped", "trimmed", "median"] = "mean"
-    """How offers become one: their weighted mean; that of offers cut to `clip` times the median norm; or, value by
-    value and unweighted, the mean of what is left after cutting both ends (`trim`), or the median. In a run with an
-    owner or keys the default is "clipped"."""
+    aggregate: Literal["mean", "clipped"] = "mean"
+    """How offers become one: their weighted mean, or that of offers cut to `clip` times the median norm. In a run with
+    an owner or keys the default is "clipped"."""
 
     clip: float = Field(default=2.0, gt=0)
-    """With another aggregate than "mean": multiple of the round's median norm to which larger offers are cut."""
-
-    trim: float = Field(default=0.2, ge=0, lt=0.5)
-    """With aggregate "trimmed": share of the values cut off at each end."""
+    """With aggregate "clipped": multiple of the round's median norm to which larger offers are cut."""
 
     guest_share: float = Field(default=1 / 3, gt=0, le=0.5)
     """Of a round's weight, the most that all guests have together."""
@@ -141,11 +124,6 @@ class OuterConfig(Table):
             raise ValueError(
                 f"outer.sync_delay ({self.sync_delay}) must be smaller than outer.inner_steps / outer.fragments "
                 f"({self.due_every}): lower the delay or sync less often"
-            )
-        if self.pace == "seconds" and self.inner_seconds <= 0:
-            raise ValueError(
-                f'outer.inner_seconds ({self.inner_seconds}) must be above 0 with outer.pace "seconds": '
-                "say how long a site trains between two offers of a fragment"
             )
         return self
 

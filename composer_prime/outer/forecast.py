@@ -30,7 +30,6 @@ CODING_NS: Mapping[str, tuple[float, float]] = {
     "bf16": (6.4, 4.7),
     "int8": (8.9, 4.0),
     "int4": (6.7, 3.0),
-    "e3m0": (8.5, 3.8),
     "topk": (2.2, 1.0),
 }
 """CPU nanoseconds to code a parameter, and to decode and add it, hashes and norms included, as fitted to what `bench
@@ -230,12 +229,12 @@ def beside_s(payload: Payload, pace: Pace, codec: str, transfer_s: float) -> flo
     return hurried_s + min(UNHURRIED_S, UNHURRIED_SHARE * hidden_s) * min(1.0, max(0.0, unhurried))
 
 
-def payloads_of(numels: Sequence[int], codec: str, merged_codec: str = "int8", slices: int = 128) -> list[Payload]:
+def payloads_of(numels: Sequence[int], codec: str, slices: int = 128) -> list[Payload]:
     """Fragments of `numels` parameters as these codecs carry them."""
     from composer_prime.outer.codecs import get_codec
     from composer_prime.outer.payloads import plan_slices
 
-    coder, merger = get_codec(codec), get_codec(merged_codec)
+    coder, merger = get_codec(codec), get_codec("int8")
     found = []
     for numel in numels:
         plan = plan_slices(numel, slices, (coder, merger))

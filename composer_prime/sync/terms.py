@@ -3,17 +3,13 @@
 Defaults and bounds are the recipe's (`config/outer.py`); here stands what a run in the bucket says of itself.
 """
 
-import math
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import ConfigError
 from composer_prime.sync.canonical import Count, Positive, Record
-
-STEPS_PER_S = 100
-"""Inner steps that no machine makes more of in a second: each samples rollouts, trains on them, and moves weights."""
 
 
 class Terms(Record):
@@ -25,12 +21,6 @@ class Terms(Record):
     """P: fragments the model is cut into."""
     sync_delay: Count
     """tau: inner steps a round may take before the training thread waits for it."""
-    merge_alpha: float = Field(default=0.0, ge=0, le=1)
-    """alpha: how much of the local value the blend keeps; 0 is the exact rule."""
-    pace: Literal["steps", "seconds"] = "steps"
-    """What makes a fragment due: inner steps, or seconds since the last round (sites of different speed)."""
-    inner_seconds: float = Field(default=0.0, ge=0)
-    """With pace "seconds": H in seconds."""
 
     lr: float = Field(gt=0)
     """Outer learning rate."""
@@ -38,19 +28,15 @@ class Terms(Record):
     """Outer Nesterov momentum; with 0 masters hold none, and are half as large."""
     codec: str
     """Codec of the payloads."""
-    merged_codec: str = "int8"
-    """Codec of the merged parts of a sliced round."""
     error_feedback: bool = True
     """Whether a site adds what coding took from its last merged offer to the next one."""
 
     weighting: Literal["tokens", "steps", "equal"] = "tokens"
     """How the offers of a round are weighted against each other."""
-    aggregate: Literal["mean", "clipped", "trimmed", "median"] = "mean"
+    aggregate: Literal["mean", "clipped"] = "mean"
     """How the offers of a round become one pseudo-gradient."""
     clip: float = Field(default=2.0, gt=0)
-    """With another aggregate than "mean": an offer's norm is cut to this multiple of the round's median norm."""
-    trim: float = Field(default=0.2, ge=0, lt=0.5)
-    """With aggregate "trimmed": share of the values cut off at each end."""
+    """With aggregate "clipped": an offer's norm is cut to this multiple of the round's median norm."""
     guest_share: float = Field(default=1 / 3, gt=0, le=0.5)
     """Of a round's weight, the most that all guests have together."""
     guest_clip: float = Field(default=1.0, gt=0)
@@ -98,30 +84,13 @@ class Terms(Record):
         """Inner steps from one due step to the next: H / P."""
         return self.inner_steps // self.fragments
 
-    @property
-    def seconds_per_turn(self) -> float:
-        """With pace "seconds": seconds from one due step to the next."""
-        return self.inner_seconds / self.fragments
-
     def most_steps(self, rounds: int) -> int:
         """Inner steps that no site makes more of while a fragment has so many rounds.
 
-        A site blocks `sync_delay` steps after an offer until that round has closed, so rounds bound its steps, and with
-        pace "seconds" its time. Two rounds more: the one that is open, and the steps that overlap with it.
+        A site blocks `sync_delay` steps after an offer until that round has closed, so rounds bound its steps. Two
+        rounds more: the one that is open, and the steps that overlap with it.
         """
-        turns = (rounds + 2) * self.fragments
-        if self.pace == "steps":
-            return turns * (self.steps_per_turn + self.sync_delay)
-        return turns * (math.ceil(self.seconds_per_turn * STEPS_PER_S) + self.sync_delay)
-
-    @model_validator(mode="after")
-    def _check_pace(self) -> Self:
-        if self.pace == "seconds" and self.inner_seconds <= 0:
-            raise ValueError(
-                f'outer.inner_seconds ({self.inner_seconds}) must be above 0 with outer.pace "seconds": '
-                "say how long a site trains between two offers of a fragment"
-            )
-        return self
+        return (rounds + 2) * self.fragments * (self.steps_per_turn + self.sync_delay)
 
 
 def terms_of(recipe: RecipeBase) -> Terms:

@@ -142,14 +142,13 @@ PLAIN_NAME = text(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,63}", "1 to 64 letters, digits,
 COUNT, MANY = whole(1, 10**9), whole(1, 10**6)
 
 _OUTER = {
-    "inner_steps": MANY, "fragments": whole(1, 10**4), "sync_delay": whole(0, 10**6), "merge_alpha": real(0, 1),
-    "pace": _choices(OuterConfig, "pace"), "inner_seconds": real(0, 1e6), "lr": real(0, 100), "momentum": real(0, 1),
-    "codec": _choices(OuterConfig, "codec"), "merged_codec": _choices(OuterConfig, "merged_codec"),
-    "error_feedback": FLAG, "gather_sites": whole(1, 10**4), "slices": whole(1, 1024), "quorum": whole(1, 10**4),
-    "grace_s": real(0, 1e6), "liveness_s": real(0, 1e6), "weighting": _choices(OuterConfig, "weighting"),
-    "aggregate": _choices(OuterConfig, "aggregate"), "clip": real(0, 1e6), "trim": real(0, 0.5),
-    "guest_share": real(0, 0.5), "guest_clip": real(0, 1e6), "step_tokens": whole(1, 2**53),
-    "committer": text(SITE_NAME, "a site's name"), "snapshot_rounds": MANY, "keep_log": FLAG, "max_stale_rounds": MANY,
+    "inner_steps": MANY, "fragments": whole(1, 10**4), "sync_delay": whole(0, 10**6), "lr": real(0, 100),
+    "momentum": real(0, 1), "codec": _choices(OuterConfig, "codec"), "error_feedback": FLAG,
+    "gather_sites": whole(1, 10**4), "slices": whole(1, 1024), "quorum": whole(1, 10**4), "grace_s": real(0, 1e6),
+    "liveness_s": real(0, 1e6), "weighting": _choices(OuterConfig, "weighting"),
+    "aggregate": _choices(OuterConfig, "aggregate"), "clip": real(0, 1e6), "guest_share": real(0, 0.5),
+    "guest_clip": real(0, 1e6), "step_tokens": whole(1, 2**53), "committer": text(SITE_NAME, "a site's name"),
+    "snapshot_rounds": MANY, "keep_log": FLAG, "max_stale_rounds": MANY,
 }  # fmt: skip
 _LOSS = {
     "dppo_mask_low": real(0, 1000), "dppo_mask_high": real(0, 1000), "adv_tau": real(0, 1000),

@@ -207,18 +207,8 @@ def pace_checks(task: Task, found: Fit[RecipeBase] | None) -> Iterator[Check]:
     terms, wait_s = task.terms, f"{task.terms.grace_s:g} s (outer.grace_s)"
     if isinstance(task.recipe, PrimeRecipe):
         said = "how long a step takes here isn't known before it trains; each GPU counts as much as the recipe's"
-        if terms.pace == "seconds":
-            yield Check("pace", "ok", f"{said}; you make as many as there is time for")
-        else:
-            remedy = f"who is behind is waited for {wait_s} at most, then the others go on"
-            yield Check("pace", "warn", said, remedy)
+        yield Check("pace", "warn", said, f"who is behind is waited for {wait_s} at most, then the others go on")
     if found is None or found.step_s is None:
-        return
-    if terms.pace == "seconds":
-        steps = max(1, round(terms.seconds_per_turn / found.step_s))
-        # An upper bound, far above what a small model's site makes: arithmetic alone, without waiting and Python.
-        said = f"at most {steps} inner {'step' if steps == 1 else 'steps'} between offers, which the run makes every"
-        yield Check("pace", "ok", f"{said} {terms.seconds_per_turn:g} s")
         return
     steps, turn_s = terms.steps_per_turn, terms.steps_per_turn * found.step_s
     said = f"{steps} inner {'step' if steps == 1 else 'steps'} between offers, about {turn_s:.1f} s here"
@@ -227,7 +217,7 @@ def pace_checks(task: Task, found: Fit[RecipeBase] | None) -> Iterator[Check]:
         return
     remedy = (
         "unless the others are as slow your offers come late, into later rounds: the run's owner mends that by a run "
-        'with outer.pace = "seconds", in which each site makes as many steps as it can'
+        "of fewer outer.inner_steps or a longer outer.grace_s"
     )
     yield Check("pace", "warn", f"{said}; for who is behind, the others wait at most {wait_s}", remedy)
 
@@ -260,9 +250,7 @@ def link_checks(link: Link | None, needs: Needs | None, task: Task | None) -> It
         yield Check("a round", "ok", moved)
         return
     round_s = 8 * (needs.up_bytes / up_mbit + needs.down_bytes / down_mbit) / 1e6
-    is_slow = task.terms.pace == "seconds" and round_s > task.terms.inner_seconds
-    remedy = "slower than the run's rounds: some of your work goes into later ones" if is_slow else ""
-    yield Check("a round", "warn" if is_slow else "ok", f"{moved} in about {round_s:.1f} s", remedy)
+    yield Check("a round", "ok", f"{moved} in about {round_s:.1f} s")
 
 
 def _rate(mbit: float | None, cap: float | None) -> str:

@@ -19,8 +19,6 @@ LEAST_MICRO_TOKENS = 128
 SMALL_NUMEL = 5_000_000
 """Below it a second thread costs more than it brings."""
 MOST_THREADS = 16
-STEPS_A_TURN = 2
-"""With pace "seconds": inner steps that shall fit between two offers, at least."""
 OPERATIONS = 8
 """For each parameter and token: two to generate, six to train."""
 GIB = 2**30
@@ -98,11 +96,8 @@ def _with_memory(recipe: Recipe, terms: Terms, model: Model, machine: Machine, r
 def _with_batch(recipe: Recipe, terms: Terms, step_s: float, reasons: list[str]) -> Recipe:
     """Fewer rollouts a step, where a whole step would outlast a turn, or so many steps the others' patience."""
     group, size = recipe.orchestrator.group_size, recipe.orchestrator.batch_size
-    if terms.pace == "seconds":
-        wanted_s, why = terms.seconds_per_turn / STEPS_A_TURN, f"a turn is {terms.seconds_per_turn:g} s"
-    else:
-        wanted_s = terms.grace_s / terms.steps_per_turn
-        why = f"a turn has {terms.steps_per_turn} steps; who is behind is waited for {terms.grace_s:g} s at most"
+    wanted_s = terms.grace_s / terms.steps_per_turn
+    why = f"a turn has {terms.steps_per_turn} steps; who is behind is waited for {terms.grace_s:g} s at most"
     if step_s <= wanted_s or size == group or wanted_s == 0:  # where nobody waits, nothing is to be reached
         return recipe
     smaller = max(group, int(size * wanted_s / step_s) // group * group)

@@ -94,7 +94,7 @@ def needs_of(recipe: RecipeBase, terms: Terms, shapes: Sequence[NamedShape], num
     model = model_of(shapes)
     fragments = plan_fragments(list(shapes), terms.fragments)
     sizes = [fragment.numel for fragment in fragments]
-    payloads = payloads_of(sizes, terms.codec, terms.merged_codec, terms.slices)
+    payloads = payloads_of(sizes, terms.codec, terms.slices)
     pace = Pace(terms.inner_steps, terms.fragments, terms.sync_delay, 0.0, max(2, num_sites), terms.gather_sites)
     masters = join_bytes(payloads, pace, momentum=terms.has_momentum)
     up, down = (sum(way) for way in zip(*(turn_bytes(payload, pace) for payload in payloads), strict=True))

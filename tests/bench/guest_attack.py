@@ -90,7 +90,6 @@ class Run:
         changes = {
             **TASK,
             "max_steps = 4000": f"max_steps = {rounds // FRAGMENTS * INNER_STEPS}",
-            "inner_seconds = 10": f"inner_seconds = {round_s * FRAGMENTS}",
             'name = "letters"\n': f'name = "letters"\nseed = {self.seed}\n\n[sites]\ncount = {len(self.members)}\n',
             'a = "$A"\n': "".join(f'{name} = "${name.upper()}"\n' for name in self.members),
             "fragments = 2\n": "fragments = 2\n" + (UNGUARDED if self.arm == "unguarded" else ""),

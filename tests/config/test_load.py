@@ -191,7 +191,7 @@ def test_an_unknown_key_is_reported_before_what_it_left_undone(recipe_path: Path
         ("--outer.lr -1", "outer.lr (-1) must be greater than 0: raise it"),
         ("--outer.momentum 1", "outer.momentum (1) must be less than 1: lower it"),
         ("--outer.lr nan", "outer.lr (NaN) must be finite: give a number such as 0.5"),
-        ("--outer.codec int3", "outer.codec (int3) must be fp32, bf16, int8, int4, e3m0 or topk: choose one of them"),
+        ("--outer.codec int3", "outer.codec (int3) must be fp32, bf16, int8, int4 or topk: choose one of them"),
         ("--max_steps many", "max_steps (many) must be a whole number: give one, such as 8"),
         ("--max_steps", "max_steps (true) must be a whole number: give one, such as 8"),
         ("--clean 1", "clean (1) must be true or false: write it without quotes"),

@@ -24,9 +24,8 @@ pytestmark = [pytest.mark.long, pytest.mark.s3]
 
 def site(folder: Path, name: str, store: str) -> list[str]:
     """`composer-prime site` for one site of a run that site a founds."""
-    # 40 rounds of two seconds, so that the run is still on when the volunteer comes.
-    settings: dict[str, Any] = {"outer__store": store, "outer__pace": "seconds", "outer__inner_seconds": 2.0}
-    settings |= {"max_steps": 480}
+    # As many steps as leave the run on when the volunteer comes.
+    settings: dict[str, Any] = {"outer__store": store, "max_steps": 480}
     settings |= {"outer__owner": OWNER.public, "outer__keys__a": KEYS["a"].public}
     settings |= {"site__key_file": folder / f"{name}.key"}
     return command("site", folder / f"out-{name}", "--site", name, **settings)

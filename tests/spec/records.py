@@ -14,7 +14,7 @@ from typing import Any
 
 MAX_RECORD_BYTES = 4 * 2**20
 MAX_COUNT = 2**53
-PROTOCOL = 12
+PROTOCOL = 13
 
 Check = Callable[[Any], bool]
 
@@ -79,22 +79,17 @@ def sha256_hex(value: Any) -> bool:
 
 COUNT, POSITIVE = within(0, MAX_COUNT), within(1, MAX_COUNT)
 
-_TERMS = fields(
+terms = fields(
     inner_steps=POSITIVE,
     fragments=POSITIVE,
     sync_delay=COUNT,
-    merge_alpha=real(0, 1),
-    pace=one_of("steps", "seconds"),
-    inner_seconds=real(0),
     lr=real(0, above=True),
     momentum=real(0, 1, below=True),
-    codec=one_of("fp32", "bf16", "int8", "int4", "e3m0", "topk"),
-    merged_codec=one_of("fp32", "bf16", "int8"),
+    codec=one_of("fp32", "bf16", "int8", "int4", "topk"),
     error_feedback=truth,
     weighting=one_of("tokens", "steps", "equal"),
-    aggregate=one_of("mean", "clipped", "trimmed", "median"),
+    aggregate=one_of("mean", "clipped"),
     clip=real(0, above=True),
-    trim=real(0, 0.5, below=True),
     guest_share=real(0, 0.5, above=True),
     guest_clip=real(0, above=True),
     step_tokens=maybe(POSITIVE),
@@ -109,10 +104,6 @@ _TERMS = fields(
     committer=maybe(text),
     rounds=POSITIVE,
 )
-
-
-def terms(value: Any) -> bool:
-    return _TERMS(value) and (value["pace"] == "steps" or value["inner_seconds"] > 0)
 
 
 OFFER = fields(

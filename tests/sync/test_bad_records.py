@@ -23,10 +23,10 @@ FOUNDING = Founding(keys={name: key.public for name, key in KEYS.items()})
 
 def committed(store: Store) -> tuple[Crowd, Commit]:
     """Six sites whose round is committed in parts, none of which is merged yet."""
-    crowd = Crowd(store, terms_of("fp32", merged_codec="fp32", slices=6), 6, 600)
+    crowd = Crowd(store, terms_of("fp32", slices=6), 6, 6 * 256)
     crowd.look_around()
     for index, site in enumerate(crowd.sites):
-        site.hand_over(0, torch.ones(600) * (1 + index))
+        site.hand_over(0, torch.ones(6 * 256) * (1 + index))
         site.runtime.run_tasks()
         site.courier._bring(0)
     while not store.list(keys.commit(0, 0)):
@@ -50,7 +50,7 @@ def test_a_part_that_no_site_writes_is_a_part_of_zeros_for_everybody(store, kind
         excluded=nobody if kind == "a payload of nobody" else (),
         payload=None,
         sha256=None,
-        nbytes=400,
+        nbytes=260,
         reducer="s03",
     )
     named = {"payload": keys.merged_payload(0, 0, 2, "a" * 64), "sha256": sha}
@@ -61,7 +61,7 @@ def test_a_part_that_no_site_writes_is_a_part_of_zeros_for_everybody(store, kind
         crowd.clock[0] += 1.0
     assert {site.courier.versions()[0] for site in crowd.sites} == {1} and len(crowd.masters()) == 1
     weights = crowd.sites[0].courier.master(0).weights
-    assert weights[200:300].eq(0).all() and weights[:200].ne(0).all() and weights[300:].ne(0).all()
+    assert weights[512:768].eq(0).all() and weights[:512].ne(0).all() and weights[768:].ne(0).all()
 
 
 def test_a_close_record_that_names_fewer_masters_than_fragments_vouches_for_nothing(store, clock):

@@ -103,7 +103,7 @@ def test_a_part_is_merged_as_it_says_only_when_its_admitted_reducer_signed_it(
     store, clock, signing, founding, forgery, merged
 ):
     """Any other that was there first is a part of zeros, for everybody alike."""
-    terms = make_terms(fragments=1, gather_sites=1, merged_codec="fp32")
+    terms = make_terms(fragments=1, gather_sites=1)
     a, b = (HandSite(store, terms, name, clock, key=signing[name], founding=founding) for name in "ab")
     wanted, coding = a.courier.master(0).weights - 1.5, a.replicas[0].coding
     for value, site in ((1.0, a), (2.0, b)):

@@ -189,10 +189,10 @@ def test_a_mean_clips_nobody(store, clock):
 
 
 def test_who_merges_a_part_tells_once_what_it_left_out_and_who_stood_against_it(store):
-    crowd = Crowd(store, terms_of("fp32", merged_codec="fp32", slices=6), 6, 600)
+    crowd = Crowd(store, terms_of("fp32", slices=6), 6, 6 * 256)
     crowd.look_around()
     for index, site in enumerate(crowd.sites):
-        site.hand_over(0, torch.full((600,), 1.0 + index if index != 4 else -1.0))
+        site.hand_over(0, torch.full((6 * 256,), 1.0 + index if index != 4 else -1.0))
         site.runtime.run_tasks()
         site.courier._bring(0)
     offer = read_record(store, Offer, keys.offer(0, 0, "s02"))

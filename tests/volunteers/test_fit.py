@@ -53,19 +53,6 @@ def test_a_machine_without_the_memory_is_refused_with_the_numbers() -> None:
         fit(recipe, terms(recipe), LARGE, machine(free_memory_bytes=2 * GIB))
 
 
-def test_a_slow_machine_takes_fewer_rollouts_where_turns_are_timed() -> None:
-    recipe = run_recipe(pace="seconds", inner_seconds=60.0)
-    slow = machine(torch=Torch("2", 2e9, "vector"), free_memory_bytes=200 * GIB, cores=2)
-    model = Model(numel=4_000_000, width=20_000, vocabulary=600, cache_bytes=4_096)
-    found = fit(recipe, terms(recipe), model, slow)
-    fitted = found.recipe.orchestrator.batch_size
-    assert 8 <= fitted < 64 and fitted % recipe.orchestrator.group_size == 0
-    assert found.step_s is not None and found.step_s <= 15.0
-    assert found.recipe.inference.max_batch_size == fitted
-    assert any("orchestrator.batch_size" in reason and "not 64" in reason for reason in found.reasons)
-    assert fit(recipe, terms(recipe), model, slow, keep_batch=True).recipe.orchestrator.batch_size == 64
-
-
 def test_a_slow_machine_takes_fewer_rollouts_where_the_others_would_not_wait_for_its_steps() -> None:
     recipe = run_recipe()
     shared = terms(recipe).model_copy(update={"grace_s": 60.0})
@@ -86,7 +73,7 @@ def test_a_slow_machine_takes_fewer_rollouts_where_the_others_would_not_wait_for
 
 
 def test_what_all_sites_share_is_never_touched() -> None:
-    recipe = run_recipe(pace="seconds", inner_seconds=60.0)
+    recipe = run_recipe()
     slow = machine(torch=Torch("2", 1e8, "vector"), free_memory_bytes=int(6 * GIB), cores=2)
     model = Model(numel=60_000_000, width=60_000, vocabulary=30_000, cache_bytes=20_000)
     fitted = fit(recipe, terms(recipe), model, slow).recipe
