@@ -6,6 +6,7 @@ import pytest
 
 from composer_prime.config import load_recipe, recipe_from_data
 from composer_prime.config.load import parse_value
+from composer_prime.config.messages import GONE
 from composer_prime.errors import ConfigError
 from tests.config.recipes import minimal
 
@@ -235,6 +236,11 @@ def test_an_unknown_key_is_reported_before_what_it_left_undone(recipe_path: Path
 )
 def test_a_bad_value_is_named_with_its_limit_and_a_remedy(recipe_path: Path, override: str, message: str) -> None:
     assert complaint(recipe_path, *override.split()) == message
+
+
+@pytest.mark.parametrize("key", GONE)
+def test_a_key_that_is_gone_is_refused_by_a_line_that_names_what_does_its_job_now(recipe_path: Path, key: str) -> None:
+    assert complaint(recipe_path, f"--{key}", "1") == f"{key} is no key any more: {GONE[key]}"
 
 
 def test_a_missing_setting_is_named_with_the_flag_that_gives_it() -> None:

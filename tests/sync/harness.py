@@ -52,7 +52,7 @@ def make_net(seed: int = 0, width: int = 12) -> nn.Module:
     net = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 3, bias=True))
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3 * (12 / width) ** 0.5)
     return net
 
 
