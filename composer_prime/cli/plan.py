@@ -110,12 +110,12 @@ def _traffic_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]", step_s
     assert outer is not None
     yield (
         f"a round of all {len(fragments)} fragments takes {outer.inner_steps} inner steps, one fragment every "
-        f"{outer.due_every}; {recipe.rounds} rounds in {recipe.max_steps} steps; per round and site, "
+        f"{outer.steps_per_turn}; {recipe.rounds} rounds in {recipe.max_steps} steps; per round and site, "
         f"{pace.sites} sites:"
     )
     yield f"{'codec':>8}  {'up':>12}  {'down':>12}"
     for name in CODECS:
-        payloads = payloads_of([fragment.numel for fragment in fragments], name, outer.slices)
+        payloads = payloads_of([fragment.numel for fragment in fragments], name)
         up, down = (sum(way) for way in zip(*(turn_bytes(payload, pace) for payload in payloads), strict=True))
         yield f"{name:>8}  {_size(up):>12}  {_size(down):>12}{_mark(recipe, name)}"
     yield _join_line(recipe, fragments, pace)
@@ -129,7 +129,7 @@ def _join_line(recipe: "RecipeBase", fragments: "Sequence[Fragment]", pace: "Pac
     outer = recipe.outer
     assert outer is not None
     numels = [fragment.numel for fragment in fragments]
-    payloads = payloads_of(numels, outer.codec, outer.slices)
+    payloads = payloads_of(numels, outer.codec)
     found = join_bytes(payloads, pace, momentum=outer.momentum > 0)
     return (
         f"a site that joins fetches {_size(found.newest_bytes)} of masters, or {_size(found.first_bytes)} of the first "
@@ -147,7 +147,8 @@ def _memory_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]") -> Iter
     if not isinstance(recipe, PrimeRecipe) or recipe.upstream_value("trainer.model.lora"):
         return
     numels = [fragment.numel for fragment in fragments]
-    payloads = min(_pace(recipe, DEFAULT_STEP_S).sites, outer.gather_sites)
+    pace = _pace(recipe, DEFAULT_STEP_S)
+    payloads = min(pace.sites, pace.gather_sites)
     found = host_bytes(sum(numels), max(numels), momentum=outer.momentum > 0, payloads=payloads)
     yield (
         f"host memory of a trainer's first rank, beside PRIME-RL's own: {_size(found.training)}, and "
@@ -179,7 +180,7 @@ def _link_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]", link_mbit
     )
     yield f"{'codec':>8}  {'transfer':>9}  {'stall':>9}  {'round':>9}  {'at least':>9}  {'utilisation':>11}"
     for name in CODECS:
-        payloads = payloads_of([fragment.numel for fragment in fragments], name, outer.slices)
+        payloads = payloads_of([fragment.numel for fragment in fragments], name)
         found = forecast(payloads, pace, name, link_mbit)
         per_turn = (found.transfer_s / len(fragments), found.stall_s / len(fragments))
         seconds = "  ".join(f"{value:>9.3f}" for value in (*per_turn, found.round_s, found.bound_s))
@@ -198,8 +199,8 @@ def _pace(recipe: "RecipeBase", step_s: float, site_cores: float | None = None) 
     outer = recipe.outer
     assert outer is not None
     crowded = 1.0 if site_cores is None else crowding(site_cores)
-    sites = max(recipe.sites.count, len(recipe.sites.overrides), len(outer.keys), 2)
-    return Pace(outer.inner_steps, outer.fragments, outer.sync_delay, step_s, sites, outer.gather_sites, crowded)
+    sites = max(recipe.sites.count, len(recipe.sites.overrides), 2)
+    return Pace(outer.inner_steps, outer.fragments, outer.sync_delay, step_s, sites, crowding=crowded)
 
 
 def _abbreviated(names: Sequence[str], limit: int = 60) -> str:

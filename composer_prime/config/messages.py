@@ -35,6 +35,14 @@ GONE = {
     "outer.pace": "a fragment is due every outer.inner_steps / outer.fragments steps: remove it",
     "outer.inner_seconds": "a fragment is due every outer.inner_steps / outer.fragments steps: set those",
     "outer.merged_codec": "merged parts travel as int8: remove it",
+    "outer.error_feedback": "coding errors are always fed back: remove it",
+    "outer.gather_sites": "a round of more than 4 offers is always merged in parts: remove it",
+    "outer.slices": "a payload always has at most 128 pieces: remove it",
+    "outer.clip": 'with outer.aggregate = "clipped" offers are cut to twice the median norm: set that, or remove it',
+    "outer.guest_share": "guests have together at most a third of a round's weight: remove it",
+    "outer.guest_clip": "a guest's offer is cut to the members' median norm: remove it",
+    "outer.step_tokens": "it follows from batch and row length in a run with an owner: remove it",
+    "outer.keys": "the site that creates the run is admitted by its site.key_file, others by `composer-prime admit`",
     "outer.trim": 'aggregate "clipped" bounds what one site moves: remove it',
 }
 """Keys that recipes had before, and what does their job now."""

@@ -161,8 +161,8 @@ def traffic_line(recipe: RecipeBase, numels: Sequence[int], num_sites: int, uri:
 
     outer, rounds = recipe.outer, recipe.rounds
     assert outer is not None
-    pace = Pace(outer.inner_steps, outer.fragments, outer.sync_delay, 1.0, num_sites, outer.gather_sites)
-    payloads = payloads_of(numels, outer.codec, outer.slices)
+    pace = Pace(outer.inner_steps, outer.fragments, outer.sync_delay, 1.0, num_sites)
+    payloads = payloads_of(numels, outer.codec)
     gb = rounds * num_sites * sum(turn_bytes(payload, pace)[1] for payload in payloads) / 1e9
     usd_per_gb, source = egress_usd_per_gb(uri)
     cost = "at an unknown price" if usd_per_gb is None else f"${gb * usd_per_gb:.2f} where egress is charged"

@@ -127,7 +127,7 @@ class OuterLoop:
             terms_of(settings.recipe),
             run=settings.recipe.run.name,
             site=SiteIdentity(settings.site, key, site.same_name == "replace"),
-            founding=Founding(outer.owner, outer.keys, check if settings.has_weights else refuse_to_create),
+            founding=Founding(outer.owner, first_keys(settings.recipe, settings.site), check if settings.has_weights else refuse_to_create),
             journal=FileJournal(settings.paths.journal),
             exact_join_s=site.exact_join_s,
             waits=Waits(settings.paths.waiting("trainer")),

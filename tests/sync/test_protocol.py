@@ -138,7 +138,7 @@ def test_commit_order_is_a_permutation_and_changes_from_round_to_round():
 
 
 @pytest.mark.parametrize(("step", "due"), [(1, False), (2, True), (3, False), (4, True)])
-def test_by_steps_a_fragment_is_due_every_h_over_p(step, due):
+def test_by_steps_a_fragment_is_steps_per_turn_h_over_p(step, due):
     assert is_due(step, make_terms(inner_steps=4, fragments=2)) is due
 
 
