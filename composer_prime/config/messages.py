@@ -7,7 +7,7 @@ import difflib
 import json
 from collections.abc import Iterator
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -69,7 +69,7 @@ def known_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for key, field in model.model_fields.items():
         name = f"{prefix}{key}"
         yield name
-        table = _table_in(field.annotation)
+        table = table_in(field.annotation)
         if table is not None:
             yield from known_names(table, f"{name}.")
 
@@ -128,14 +128,27 @@ def _table_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseMo
     table = model
     for part in loc:
         if isinstance(part, str) and part in table.model_fields:
-            table = _table_in(table.model_fields[part].annotation) or table
+            table = table_in(table.model_fields[part].annotation) or table
     return table
 
 
-def _table_in(annotation: Any) -> type[BaseModel] | None:
+def table_in(annotation: Any) -> type[BaseModel] | None:
     """The table an annotation holds: itself, optional, in a tuple, or as a dict's values; None for a value."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) in (Union, UnionType, Annotated, tuple, dict):
-        return next(filter(None, map(_table_in, get_args(annotation))), None)
+        return next(filter(None, map(table_in, get_args(annotation))), None)
     return None
+
+
+def kinds_in(annotation: Any) -> Iterator[Any]:
+    """The types of values that an annotation holds beside tables, and the values of a literal."""
+    if get_origin(annotation) is Literal:
+        yield from get_args(annotation)
+    elif get_origin(annotation) is Annotated:
+        yield from kinds_in(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, UnionType):
+        for each in get_args(annotation):
+            yield from kinds_in(each)
+    elif annotation is not type(None) and table_in(annotation) is None:
+        yield annotation

@@ -15,8 +15,7 @@ TOPK_ROUNDS = 25
 after 25 (docs/benchmarks.md)."""
 
 
-_MOST = 2**53
-"""Largest integer that a record in the bucket may say."""
+_MOST = 10**6
 
 
 class SharedOuter(BaseModel):
@@ -32,7 +31,7 @@ class SharedOuter(BaseModel):
     sync_delay: int = shared(default=1, ge=0, le=_MOST)
     """tau, inner steps: how long coding, upload and download may overlap with training before the trainer waits."""
 
-    lr: float = shared(default=1.0, gt=0)
+    lr: float = shared(default=1.0, gt=0, le=100)
     """Outer learning rate, of the Nesterov step on the averaged pseudo-gradient."""
 
     momentum: float = shared(default=0.0, ge=0, lt=1)
@@ -45,11 +44,11 @@ class SharedOuter(BaseModel):
     quorum: int = shared(default=1, ge=1, le=_MOST)
     """Valid offers a round needs before it may be committed without those still missing."""
 
-    grace_s: float = shared(default=30.0, ge=0)
+    grace_s: float = shared(default=30.0, ge=0, le=_MOST)
     """Longest time, seconds, that a round stays open for the missing live sites after its quorum is reached. A site
     waits as long as its last rounds took, at most this."""
 
-    liveness_s: float = shared(default=15.0, gt=0)
+    liveness_s: float = shared(default=15.0, gt=0, le=_MOST)
     """Seconds without a new beat after which a site is no longer waited for."""
 
     weighting: Literal["tokens", "steps", "equal"] = shared(default="tokens")
@@ -86,7 +85,7 @@ class OuterConfig(SharedOuter, Table):
     """Public key that may admit and revoke keys and reopen the run; see `composer-prime keygen`. Everything that sites
     write is signed then: the site that creates the run is admitted by its site.key_file, others by the owner."""
 
-    committer: SiteName | None = None
+    committer: SiteName | None = shared(None)
     """The only site that closes rounds, for a store that lets two writers of one key win. None: every site may."""
 
     @model_validator(mode="before")
@@ -119,7 +118,7 @@ class SiteConfig(Table):
     name: SiteName = "a"
     """The site's name in the bucket, when a single site runs; the sites of a larger local run are a, b, c, ..."""
 
-    backend: Literal["embedded", "prime-rl"] = "embedded"
+    backend: Literal["embedded", "prime-rl"] = shared("embedded")
     """What trains: our three processes, or a real PRIME-RL."""
 
     device: Literal["cpu", "cuda", "mps"] = "cpu"

@@ -24,9 +24,12 @@ class OpenTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
 
+SHARED = {"shared": True}
+
+
 def shared(default: Any = ..., **bounds: Any) -> Any:
-    """A field of this default and these bounds that an invitation may set: all sites share it, and no machine owns it."""
-    return Field(default, json_schema_extra={"shared": True}, **bounds)
+    """A recipe's field that an invitation may set, since all sites share it; else as `Field`."""
+    return Field(default, json_schema_extra={**SHARED}, **bounds)
 
 
 def _check_site_name(name: str) -> str:

@@ -45,7 +45,11 @@ def announce(store: Store, record: FoundingRecord) -> None:
         return
     present = find_founding(store)
     changed = "something else" if present is None else changed_terms(present.terms, record.terms)
-    if changed or present is None or record.model_copy(update={"terms": present.terms, "keys": present.keys}) != present:
+    if (
+        changed
+        or present is None
+        or record.model_copy(update={"terms": present.terms, "keys": present.keys}) != present
+    ):
         said = changed or "another owner"
         raise BadInput(f"{store.uri} is already to hold another run ({said}): {another_run(record.run, store.uri)}")
 

@@ -22,6 +22,7 @@ from composer_prime.store.throttled import throttle
 from composer_prime.sync.driver import Driver
 from composer_prime.sync.entering import BEATS_PER_LIVENESS, SiteIdentity, enter
 from composer_prime.sync.errands import Capture, Settled
+from composer_prime.sync.founding import first_keys
 from composer_prime.sync.journal import FileJournal, Journal
 from composer_prime.sync.parameters import LocalParameters, Parameters
 from composer_prime.sync.protocol import due_fragment, is_due, is_stale, training_is_over
@@ -127,7 +128,11 @@ class OuterLoop:
             terms_of(settings.recipe),
             run=settings.recipe.run.name,
             site=SiteIdentity(settings.site, key, site.same_name == "replace"),
-            founding=Founding(outer.owner, first_keys(settings.recipe, settings.site), check if settings.has_weights else refuse_to_create),
+            founding=Founding(
+                outer.owner,
+                first_keys(settings.recipe, settings.site),
+                check if settings.has_weights else refuse_to_create,
+            ),
             journal=FileJournal(settings.paths.journal),
             exact_join_s=site.exact_join_s,
             waits=Waits(settings.paths.waiting("trainer")),

@@ -26,7 +26,7 @@ def site(folder: Path, name: str, store: str) -> list[str]:
     """`composer-prime site` for one site of a run that site a founds."""
     # As many steps as leave the run on when the volunteer comes.
     settings: dict[str, Any] = {"outer__store": store, "max_steps": 480}
-    settings |= {"outer__owner": OWNER.public, "outer__keys__a": KEYS["a"].public}
+    settings |= {"outer__owner": OWNER.public}
     settings |= {"site__key_file": folder / f"{name}.key"}
     return command("site", folder / f"out-{name}", "--site", name, **settings)
 
