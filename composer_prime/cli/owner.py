@@ -1,4 +1,4 @@
-"""What the owner of a run may do from anywhere: reopen it, admit and revoke sites, hand the commits to another site."""
+"""What the owner of a run may do from anywhere: reopen it, admit and revoke sites, delete it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -120,17 +120,6 @@ def _expired(store: str) -> list[str]:
 
     with closing(open_store(store)) as opened:
         return expired_unused(opened, time.time())
-
-
-def committer(
-    store: StoreArgument,
-    to: Annotated[str, typer.Option("--to", help="The site that shall create commits.", show_default=False)],
-    key: KeyOption = None,
-) -> None:
-    """Hand the commits of a run with one fixed committer to another site. Stop the old one first."""
-    with _owner(store, key) as owner:
-        record = owner.hand_over(to)
-    say(f"admission {record.number}: site {to} alone creates commits from now on")
 
 
 def _names(admitted: dict[str, str]) -> str:

@@ -98,9 +98,6 @@ class OuterConfig(Table):
     """Most tokens that an inner step trains: an offer of more, for the rounds behind it, is refused. None: what batch
     and row length of the recipe allow, in a run with an owner or keys."""
 
-    committer: SiteName | None = None
-    """The only site that closes rounds, for a store that lets two writers of one key win. None: every site may."""
-
     owner: str | None = None
     """Public key that may admit and revoke keys and reopen the run; see `composer-prime keygen`."""
 

@@ -111,7 +111,7 @@ class Archive:
     def _close_run(self) -> None:
         """Rule 11: once every fragment is final, make sure that the final masters and the close record stand."""
         masters = [replica.master for replica in self._replicas]
-        if self._roster.authority().allows(self._site):
+        if self._site not in self._roster.guests():
             self._runtime.map(self._store_if_absent, masters)
             record = Close(
                 number=self._run.closing,

@@ -440,10 +440,8 @@ class Courier:
     # --- rounds -----------------------------------------------------------------------------------------------------
 
     def _served(self) -> list[int]:
-        """Fragments whose open round this site may close: where it has an offer; a fixed committer also the due one."""
+        """Fragments whose open round this site may close: where it has an offer."""
         served = {f for f, errand in list(self._errands.items()) if errand.offered_at == self._replicas[f].version}
-        if self._roster.authority().committer == self._site and not self.is_over():
-            served.add(due_fragment(self.versions()))
         return sorted(f for f in served if self._replicas[f].closing is None)
 
     def _reduce_parts(self) -> None:
@@ -455,10 +453,10 @@ class Courier:
             now = self._runtime.now()
             commit, live = closing.commit, self._members.live(now) | {self._site}
             taken = [entry.site for entry in commit.taken]
-            authority = self._roster.authority(commit.admissions)
+            guests = self._roster.guests(commit.admissions)
             for index in closing.missing_parts():
                 place = (commit.fragment, commit.version, index)
-                rank = reducer_rank(self._site, live, taken, *place, authority)
+                rank = reducer_rank(self._site, live, taken, *place, guests)
                 if rank is not None and now - closing.seen_at >= rank * takeover_s(self._closer.grace_s):
                     replica.reduce(index)
             self.follow([replica.fragment])

@@ -9,6 +9,7 @@ from composer_prime.errors import BadInput, KeyMissing, ProtocolError
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import PROTOCOL, sha256_hex
+from composer_prime.sync.protocol import guest_fault
 from composer_prime.sync.reading import find_record, read_bytes
 from composer_prime.sync.records import Close, Manifest, Reopening
 from composer_prime.sync.roster import Roster
@@ -93,7 +94,7 @@ def close_fault(roster: Roster, close: Close, number: int, end: int) -> str | No
     if len({len(close.versions), len(close.masters), len(close.voids), len(close.floors)}) != 1:
         return "doesn't say of every fragment how it ended"
     faults = [
-        roster.fault(close, close.closed_by, number) or roster.authority(number).fault(close.closed_by, "made")
+        roster.fault(close, close.closed_by, number) or guest_fault(close.closed_by, roster.guests(number), "made")
         for number in range(roster.refresh() + 1)
     ]
     return None if None in faults else faults[-1]

@@ -225,13 +225,11 @@ class Reopening(Signed):
 
 
 class Admission(Signed):
-    """Create-once, owner-signed: the keys admitted, by site, from now on, the guests, and a fixed committer."""
+    """Create-once, owner-signed: the keys admitted, by site, from now on, and the guests."""
 
     number: Positive
     keys: dict[str, str]
     """Public key by site name; the whole list, so that a site left out is revoked."""
-    committer: str | None = None
-    """The only site that commits, where the run has a fixed one."""
     guests: tuple[str, ...] = ()
     """Sites admitted that may offer and never commit, merge a part or close the run; sorted."""
 

@@ -168,7 +168,7 @@ class Replica:
             taken=self.history.taken,
             voids=self.history.voids,
             terms=self._terms,
-            authority=self._roster.authority(commit.admissions),
+            guests=self._roster.guests(commit.admissions),
         )
         if self.is_judge and fault is None and commit.base_sha != self.master.sha256:
             fault = self._heal(commit)
@@ -360,7 +360,7 @@ class Replica:
             record.base_sha
             for key, record in zip(names, records, strict=True)
             if record is not None and record.base_sha is not None and keys.offer_site(key) != self._site
-            if record.site not in self._roster.authority().guests
+            if record.site not in self._roster.guests()
             if record.is_at(keys.offer_site(key), self.fragment, self.version)
             if self._roster.fault(record, record.site) is None
         ]
@@ -368,8 +368,8 @@ class Replica:
     def _waits_in_vain(self, closing: Closing) -> bool:
         """Whether parts are missing since they were collected. Who may merge them finds that out by trying; the others
         must ask, and replicas that only follow (`site` is empty then)."""
-        authority, now = self._roster.authority(closing.commit.admissions), self._runtime.now()
-        merges = self._site != "" and authority.allows(self._site)
+        guests, now = self._roster.guests(closing.commit.admissions), self._runtime.now()
+        merges = self._site != "" and self._site not in guests
         if merges or now - closing.asked_at < takeover_s(self._terms.grace_s):
             return False
         closing.asked_at = now

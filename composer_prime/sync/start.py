@@ -29,9 +29,6 @@ from composer_prime.sync.terms import Terms
 
 logger = logging.getLogger(__name__)
 
-WAIT_FOR_CREATOR_S = 60.0
-"""How long a site waits for the fixed committer, which alone may create the run."""
-
 
 @dataclass(frozen=True)
 class Founding:
@@ -69,9 +66,6 @@ def _create(
     store: Store, terms: Terms, run: str, site: str, params: Parameters, runtime: Runtime, founding: Founding
 ) -> None:
     """Upload every master(f, 0), then race for the manifest."""
-    if terms.committer not in (None, site):
-        _wait_for_creator(store, terms, runtime)
-        return
     won = found_run(store, terms, run, site, params, runtime, founding)
     logger.info("run_created run=%s by_this_site=%s store=%s", run, won, store.uri)
 
@@ -115,19 +109,6 @@ def found_run(
 def _first_master(params: Parameters, fragment: Fragment, terms: Terms) -> Master:
     weights = params.read(fragment)
     return Master(fragment.index, 0, weights, torch.zeros_like(weights) if terms.has_momentum else None)
-
-
-def _wait_for_creator(store: Store, terms: Terms, runtime: Runtime) -> None:
-    """Where a store lets two writers win, only one site may create the run; the others wait for it."""
-    waiting, until = runtime.condition(), runtime.now() + WAIT_FOR_CREATOR_S
-    while keys.manifest() not in store.list(keys.manifest()):
-        if runtime.now() > until:
-            raise ConfigError(
-                f"{store.uri} holds no run yet, and only its committer, site {terms.committer}, may create it "
-                f"(waited {WAIT_FOR_CREATOR_S:.0f} s): start that site first"
-            )
-        with waiting:
-            waiting.wait(timeout=1.0)
 
 
 def check_same_run(store: Store, run_sha: str) -> None:

@@ -110,7 +110,6 @@ class RunStatus:
     reopened: int
     signed: bool
     owner: str | None
-    committer: str | None
     quorum: int
     contributing: int
     live: int | None

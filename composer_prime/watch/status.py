@@ -107,7 +107,7 @@ class _Look:
         self._beats = {claimed.site: claimed.beat for claimed in claims}
         self._claimed = [self._believed(claimed) for claimed in claims]
         self._tapes = {each.site: read_tape(pieces_of(store, each.site, runtime)) for each in self._claimed}
-        guests = self._roster.authority().guests
+        guests = self._roster.guests()
         believed = {each.site for each in self._claimed if not each.revoked} - set(guests)
         words = {site: tape for site, tape in self._tapes.items() if site in believed}
         self._standing = Standing(self._rounds, words, self._terms, guests)
@@ -154,7 +154,6 @@ class _Look:
             reopened=len(self._ends) - 1,
             signed=self._roster.signed,
             owner=self._manifest.owner,
-            committer=self._roster.authority().committer,
             quorum=terms.quorum,
             contributing=sum(site.contributing for site in sites),
             live=_num_live(sites),
@@ -227,7 +226,7 @@ class _Look:
         trained = max([0 if beat is None else beat.trained_tokens, *(entry.trained_tokens for _, _, entry in taken)])
         merged = self._mean(entry.tokens for _, _, entry in taken)
         dropped = self._mean(self._tapes[site].dropped.values())
-        if is_guest := site in self._roster.authority(self._roster.last_admission_of(site)).guests:
+        if is_guest := site in self._roster.guests(self._roster.last_admission_of(site)):
             bounds = [believed(rounds, site, self._roster) for rounds in self._rounds]
             merged, most = (self._mean(each) for each in zip(*bounds, strict=True))
             trained = max(merged, min(trained, most))

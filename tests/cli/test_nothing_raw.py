@@ -96,7 +96,7 @@ RECORDS = {
             "a",
         ),
         (keys.reopening(1), Reopening(number=1, rounds=4), "o"),
-        (keys.admission(2), Admission(number=2, keys={"g": "x"}, committer="x", guests=("g",)), "o"),
+        (keys.admission(2), Admission(number=2, keys={"g": "x"}, guests=("g",)), "o"),
         (
             launch_keys.invitation("g", 1),
             Invited(site="g", number=1, public=KEYS["g"].public, guest=True, expires_at=1),
@@ -195,7 +195,7 @@ def test_a_text_in_a_record_is_spelled_by_all_that_read_the_bucket(made, tmp_pat
     assert_nothing_raw(tmp_path / "run", capsys, monkeypatch, OF_LAUNCHES if "launches" in key else COMMANDS)
 
 
-@pytest.mark.parametrize("place", ["run", "created_by", "fingerprint", "test_vector", "owner", "codec", "committer"])
+@pytest.mark.parametrize("place", ["run", "created_by", "fingerprint", "test_vector", "owner", "codec"])
 def test_a_text_in_the_manifest_is_spelled(made, tmp_path, capsys, monkeypatch, place):
     shutil.copytree(made[0], tmp_path / "run")
     store = open_store(str(tmp_path / "run"))

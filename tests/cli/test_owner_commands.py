@@ -1,4 +1,4 @@
-"""`reopen`, `admit`, `revoke` and `committer`: what they print, and how a mistake is answered."""
+"""`reopen`, `admit` and `revoke`: what they print, and how a mistake is answered."""
 
 from pathlib import Path
 
@@ -57,14 +57,6 @@ def test_a_closed_run_is_reopened_once(cli, tmp_path: Path):
     answer = cli("reopen", store, "--rounds", "6")
     assert answer.code == 0 and "1st time: the run goes on to 6 rounds" in answer.out
     assert_refused(cli("reopen", store, "--rounds", "9"), "isn't closed yet")
-
-
-def test_the_committer_is_handed_over_in_a_run_that_has_one(cli, tmp_path: Path):
-    for name, terms in (("alone", make_terms(committer="a")), ("any", make_terms())):
-        HandSite(open_store(str(tmp_path / name)), terms, "a", [0.0])
-    answer = cli("committer", str(tmp_path / "alone"), "--to", "b")
-    assert answer.code == 0 and "site b alone creates commits" in answer.out
-    assert_refused(cli("committer", str(tmp_path / "any"), "--to", "b"), "outer.committer")
 
 
 def test_a_folder_without_a_run_is_answered_in_one_line(cli, tmp_path: Path):

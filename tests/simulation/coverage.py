@@ -64,7 +64,6 @@ def _known() -> frozenset[str]:
         "join": tuple(f"begins at the {which} master" for which in ("first", "held", "newest", "upper")),
         "offer": ("on a coarse master", "payload of an earlier round"),
         "part": ("merged by its first choice", "taken over", "an offer excluded"),
-        "racy store": ("two won a claim", "two won an offer"),
         "refused": (*REFUSALS.values(), "unsound record"),
         "request": ("answer lost", "cut", "lost", "payload unreadable", "repeated"),
         "return": (*returns, *(f"{what}, others merged" for what in behind)),
@@ -78,7 +77,6 @@ KNOWN = _known()
 """Every branch that the hooks can name, so that the table shows those that were never met, too."""
 OUT_OF_REACH = {
     "join: begins at the first master": "all have the model's weights; tests/sync/test_beginning.py has one without",
-    "racy store: two won an offer": "a process reads its claim again right before it offers, and joining takes longer",
     "refused: unsound record": "no sound site writes one; tests/sync/test_validity.py has each kind",
     "refused: payload taken before": "a site learns that its payload was taken before it offers into a later round",
 }
@@ -161,8 +159,7 @@ Made by `python -m tests.simulation --seeds {seeds} --coverage {path}`; how fast
 
 A row is a decision of a site, or what befell one, a column a kind of fault. A cell says in how many of the seeds that
 have such a fault the decision was met, once or more; a dot says: in none. A seed with several kinds of faults is in
-each of their columns, one without any in `none`; the last column counts every seed once. `racy` is a store that lets
-two writers win.
+each of their columns, one without any in `none`; the last column counts every seed once.
 """
 
 

@@ -4,7 +4,6 @@ Reads the bucket's writes as they happen, every master that a process holds, and
 """
 
 import hashlib
-import re
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from composer_prime.outer.fragments import plan_fragments
 from composer_prime.outer.masters import master_sha256, unpack_master
 from composer_prime.outer.payloads import decode
 from composer_prime.store import keys
-from composer_prime.sync.protocol import Authority, reducer_rank
+from composer_prime.sync.protocol import reducer_rank
 from composer_prime.sync.records import Commit, Manifest, Offer, Part
 from composer_prime.sync.run import FragmentCoding
 from composer_prime.sync.snapshots import Master
@@ -34,11 +33,6 @@ if TYPE_CHECKING:
 
 TOLERANCE = UNIT / 4
 """Rounding of a seed's additions stays far below it."""
-
-
-MANY_WRITE = re.compile(r"sites/.*/claim\.json|rounds/.*/offers/.*\.json")
-"""What two processes of one name race for; on a store that lets two win, it may have two contents. Of all else there is
-one writer: the fixed committer makes the manifest, commits, parts and the close record (rule 15)."""
 
 
 @dataclass
@@ -104,7 +98,7 @@ class Invariants:
         contents = self._world.bucket.history[key]
         if key in self._world.bucket.collected:
             self._world.coverage.branch("garbage: made again by a late request")
-        elif len(contents) > 1 and not (self._world.bucket.racy and MANY_WRITE.fullmatch(key)):
+        elif len(contents) > 1:
             self.violate(f"two contents at {key}")
         if key.endswith("/commit.json"):
             self._commit(key, data)
@@ -129,7 +123,7 @@ class Invariants:
         taken = self.commits[part.fragment, part.version]
         place = (part.fragment, part.version, part.part)
         self._by_host("part", part.reducer, 1)
-        rank = reducer_rank(part.reducer, self._world.sites, taken, *place, self._authority)
+        rank = reducer_rank(part.reducer, self._world.sites, taken, *place, self._world.guests)
         self._world.coverage.branch("part: taken over" if rank else "part: merged by its first choice")
         for excluded in part.excluded:
             self._world.coverage.branch("part: an offer excluded")
@@ -162,10 +156,6 @@ class Invariants:
         )
         for refused in commit.refused:
             self._world.coverage.branch("refused: " + refusal(refused.why))
-
-    @property
-    def _authority(self) -> Authority:
-        return Authority(self._world.terms.committer, frozenset(self._world.guests))
 
     def _by_host(self, what: str, site: str, admissions: int) -> None:
         """A record that honours the owner's word must not be of a guest; one made before it came may be."""
@@ -412,7 +402,7 @@ class Invariants:
 
     def check_log(self) -> None:
         """Rebuild every master from what ever stood in the bucket, by arithmetic of our own, and compare hashes."""
-        if self.violations or not self.commits or self._world.bucket.racy:
+        if self.violations or not self.commits:
             return
         for fragment in range(self._world.terms.fragments):
             self._check_fragment(fragment)

@@ -66,7 +66,7 @@ class World:
         self.scheduler = Scheduler()
         self.coverage = Coverage()
         self.log: list[tuple[Any, ...]] | None = [] if record else None
-        self.bucket = Bucket(racy=plan.racy)
+        self.bucket = Bucket()
         self.coverage.may_differ = self._holds_flipped_bit
         self._corrupted: dict[Process, SiteProcess] = {}
         self.flipped_bits: set[tuple[int, int]] = set()
@@ -86,7 +86,6 @@ class World:
         self.bucket.on_write = self._wrote
         self.bucket.on_delete = self.invariants.deleted
         self.bucket.on_beat = lambda data: self.invariants.pins.beat(data, self.scheduler.time)
-        self.bucket.on_second_win = lambda key: self.coverage.branch(f"racy store: two won {_kind_of(key)}")
         self._pending = 0
         self._healed_at = 0.0
         self._processes: list[SiteProcess] = []
@@ -147,7 +146,7 @@ class World:
             record = Admission(number=1, keys=dict(self.founding.keys), guests=self.guests)
             signature = OWNER.sign(record.message(sha256_hex(data)))
             signed = record.model_copy(update={"signature": signature})
-            self.bucket.create(keys.admission(1), signed.to_bytes(), self.scheduler.time, self.scheduler.time)
+            self.bucket.create(keys.admission(1), signed.to_bytes())
 
     # --- faults -----------------------------------------------------------------------------------------------------
 
@@ -377,10 +376,6 @@ class World:
 
     def first_master_sha(self, fragment: int) -> str:
         return Manifest.from_bytes(self.bucket.objects[keys.manifest()], keys.manifest()).masters[fragment]
-
-
-def _kind_of(key: str) -> str:
-    return "an offer" if "/offers/" in key else "a claim" if key.endswith("/claim.json") else key.split("/")[0]
 
 
 def run_plan(plan: Plan, *, record: bool = False) -> Result:

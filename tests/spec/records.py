@@ -14,7 +14,7 @@ from typing import Any
 
 MAX_RECORD_BYTES = 4 * 2**20
 MAX_COUNT = 2**53
-PROTOCOL = 12
+PROTOCOL = 13
 
 Check = Callable[[Any], bool]
 
@@ -106,7 +106,6 @@ _TERMS = fields(
     max_stale_rounds=POSITIVE,
     snapshot_rounds=POSITIVE,
     keep_log=truth,
-    committer=maybe(text),
     rounds=POSITIVE,
 )
 
@@ -186,7 +185,6 @@ CLOSE = fields(
 ADMISSION = fields(
     number=POSITIVE,
     keys=by_site(text),
-    committer=maybe(text),
     guests=many(text),
     signature=maybe(text),
 )

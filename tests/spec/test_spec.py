@@ -102,14 +102,6 @@ def test_the_reader_rebuilds_every_master_of_a_signed_run_with_admissions_a_gues
     assert [[entry.site for entry in commit.taken] for commit in commits] == [[*"ab"], [*"abc"], [*"abcd"], [*"acd"]]
 
 
-def test_the_reader_rebuilds_every_master_of_a_run_whose_fixed_committer_was_handed_over(tmp_path):
-    play = Play(tmp_path, "abcde", signed=True, quorum=5, committer="a").rounds(1)
-    Owner(play.store, OWNER).hand_over("d")
-    play.rounds(2)
-    assert_moved(read_as_verify_does(tmp_path), 3)
-    assert [read_commit(tmp_path, version).committer for version in range(3)] == [*"add"]
-
-
 def test_the_reader_carries_a_void_round_and_what_the_next_commits_say_of_it(tmp_path):
     play = Play(tmp_path, "ab", quorum=2, max_stale_rounds=2).rounds(1)
     play.store.create(keys.commit(0, 1), b'{"not":"a commit"}')

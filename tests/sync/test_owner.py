@@ -259,8 +259,6 @@ def test_what_makes_no_sense_is_refused_with_the_reason(store):
         owner.admit("Z", SITES["b"].public)
     with pytest.raises(ConfigError, match="public key"):
         owner.admit("b", "ed25519:nonsense")
-    with pytest.raises(BadInput, match=r"only a run created with outer\.committer"):
-        owner.hand_over("a")
 
 
 def test_a_run_without_an_owner_admits_nobody_by_record(store):
@@ -391,59 +389,14 @@ def test_a_round_that_only_guests_have_something_for_takes_nothing(store):
 
 
 def test_guests_stay_guests_through_other_acts_until_they_are_admitted_otherwise(store):
-    HandSite(store, make_terms(committer="a"), "a", [0.0], key=SITES["a"], founding=founding("a"))
+    HandSite(store, make_terms(), "a", [0.0], key=SITES["a"], founding=founding("a"))
     owner = Owner(store, OWNER)
     owner.admit("b", SITES["b"].public, guest=True)
     assert Owner(store, OWNER).admit("c", SITES["c"].public, guest=True).guests == ("b", "c")
     assert Owner(store, OWNER).revoke("c").guests == ("b",)
-    with pytest.raises(BadInput, match="site b is a guest, which may only offer"):
-        Owner(store, OWNER).hand_over("b")
-    with pytest.raises(BadInput, match="site a is the only one that commits"):
-        Owner(store, OWNER).admit("a", SITES["c"].public, guest=True)
     with pytest.raises(BadInput, match="admitted with that key already"):
         Owner(store, OWNER).admit("b", SITES["b"].public, guest=True)
     assert Owner(store, OWNER).admit("b", SITES["b"].public).guests == ()
-    assert Owner(store, OWNER).hand_over("b").committer == "b"
-
-
-# --- the committer ---------------------------------------------------------------------------------------------------
-
-
-def test_the_commits_of_a_run_with_one_committer_are_handed_to_another_site(store):
-    clock, terms = [0.0], make_terms(fragments=1, rounds=3, committer="a", grace_s=1.0)
-    a, b = (HandSite(store, terms, name, clock) for name in "ab")
-    for site in (a, b):
-        site.hand_over(0, 1.0 if site is a else 2.0)
-        site.tick()
-    a.tick()
-    assert Commit.from_bytes(store.get(keys.commit(0, 0)), "commit").committer == "a"
-    record = Owner(store).hand_over("b")
-    assert (record.number, record.committer, record.keys) == (1, "b", {})
-    clock[0] += 2 * terms.liveness_s  # a has stopped
-    b.beat()
-    b.tick()
-    b.courier.collect(0)
-    b.hand_over(0, 3.0)
-    for _ in range(3):
-        b.beat()
-        b.tick()
-        clock[0] += terms.liveness_s / 2
-    commit = Commit.from_bytes(store.get(keys.commit(0, 1)), "commit")
-    assert (commit.committer, commit.admissions) == ("b", 1)
-    with pytest.raises(BadInput, match="site b is the committer already"):
-        Owner(store).hand_over("b")
-
-
-def test_a_committer_without_a_key_and_one_that_commits_alone_are_kept_apart(store):
-    terms = make_terms(committer="a")
-    HandSite(store, terms, "a", [0.0], key=SITES["a"], founding=founding("a", "b"))
-    owner = Owner(store, OWNER)
-    with pytest.raises(BadInput, match="site c has no admitted key: admit it first"):
-        owner.hand_over("c")
-    with pytest.raises(BadInput, match="hand that over first"):
-        owner.revoke("a")
-    assert owner.hand_over("b").keys.keys() == {"a", "b"}
-    assert Owner(store, OWNER).revoke("a").committer == "b"
 
 
 def test_a_revoked_site_that_learns_of_it_from_a_commit_stops_all_the_same(store):

@@ -48,7 +48,6 @@ STATUS = RunStatus(
     reopened=86,
     signed=True,
     owner="ed25519:owner",
-    committer="c",
     quorum=87,
     contributing=88,
     live=89,

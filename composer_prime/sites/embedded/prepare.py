@@ -92,8 +92,7 @@ def check_bucket(recipe: RecipeBase, site: str | None, *, new_run: bool, replace
     uri = run_uri(recipe)
     if uri is None or uri.startswith("memory://"):
         return
-    may_overwrite = recipe.outer is not None and recipe.outer.committer is not None
-    probe = partial(probe_store, site=site, may_overwrite=may_overwrite)
+    probe = partial(probe_store, site=site)
     store = open_store(uri, recipe.site.key_file)
     try:
         if isinstance(store, FileStore):
