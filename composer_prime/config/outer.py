@@ -99,7 +99,7 @@ class OuterConfig(Table):
     and row length of the recipe allow, in a run with an owner or keys."""
 
     owner: str | None = None
-    """Public key that may admit and revoke keys and reopen the run; see `composer-prime keygen`."""
+    """Public key that may admit and revoke keys; see `composer-prime keygen`."""
 
     keys: dict[SiteName, str] = Field(default_factory=dict)
     """Public key by site: only these sites take part, and everything they write is signed. Empty: whoever can write."""

@@ -101,8 +101,8 @@ class MasterReader:
         return sum(self.runtime.map(of, range(len(self.run.fragments))))
 
     def is_closed(self) -> bool:
-        """Whether the run has ended, as far as it was prolonged."""
-        return has_ended(self.store, self.roster, len(self.run.fragments), self.run.ends)
+        """Whether the run has ended."""
+        return has_ended(self.store, self.roster, self.run.terms)
 
     def vouched(self, fragment: int, version: int) -> str | None:
         """The hash by which the log names master(fragment, version); None while nothing names it."""

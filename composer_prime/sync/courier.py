@@ -395,7 +395,7 @@ class Courier:
             return failure
         replica = self._replicas[fragment]
         if not errand.ready or replica.version >= self._terms.final_version:
-            return None  # after the last round there is none to offer into, until the owner opens another
+            return None  # after the last round there is none to offer into
         if replica.master.coarse and not self._closer.is_vouched_for(replica):
             return None
         offer = self._offer_of(errand, replica.master)

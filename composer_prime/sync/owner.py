@@ -1,17 +1,16 @@
-"""What a run's owner may do while it goes on or after: reopen it, admit and revoke keys.
+"""What a run's owner may do while it goes on: admit and revoke keys.
 
-Each act is one create-once record under the next number; sites honour it from their next look at the members on. In a
-run without an owner, whoever can write to its bucket may reopen it.
+Each act is one create-once record under the next number; sites honour it from their next look at the members on.
 """
 
 from collections.abc import Collection
 
-from composer_prime.errors import BadInput, CorruptObject, KeyMissing
+from composer_prime.errors import BadInput
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.sync.lifetime import find_manifest, prolonged
-from composer_prime.sync.reading import find_record, read_record
-from composer_prime.sync.records import Admission, Close, Manifest, Reopening
+from composer_prime.sync.lifetime import find_manifest
+from composer_prime.sync.reading import find_record
+from composer_prime.sync.records import Admission, Manifest
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.signatures import SigningKey, check_public
 
@@ -29,31 +28,6 @@ class Owner:
         _check_key(self._manifest, key)
         self._roster = Roster(store, self._manifest, sha, key)
         self._roster.refresh()
-
-    def reopen(self, rounds: int) -> Reopening:
-        """Let a closed run go on to `rounds` training rounds; sites that join it then train on."""
-        terms, ends = prolonged(self._store, self._roster, self._manifest.terms)
-        number = len(ends) - 1
-        try:
-            read_record(self._store, Close, keys.close(number))
-        except KeyMissing as error:
-            raise BadInput(
-                f"run {self._manifest.run} isn't closed yet, it goes on to {terms.rounds} rounds: "
-                f"wait until its sites have ended it ({error})"
-            ) from None
-        except CorruptObject as error:
-            raise BadInput(
-                f"{error}: it can't be told how run {self._manifest.run} ended. Restore that object from a backup, or "
-                "delete it and start one site, which writes it again"
-            ) from None
-        if rounds <= terms.final_version:
-            raise BadInput(
-                f"rounds ({rounds}) must be more than the {terms.final_version} that run {self._manifest.run} has had, "
-                "its closing round among them: name the number after which it shall end, all rounds counted"
-            )
-        record = self._roster.sign(Reopening(number=number + 1, rounds=rounds))
-        self._create(keys.reopening(record.number), record.to_bytes())
-        return record
 
     def admit(self, site: str, public: str, *, guest: bool = False) -> Admission:
         """Let `site` take part with the key `public` from now on; an earlier key of that name no longer counts.
@@ -98,15 +72,13 @@ class Owner:
         record = self._roster.sign(
             Admission(number=self._roster.newest + 1, keys=admitted, guests=tuple(sorted(guests)))
         )
-        self._create(keys.admission(record.number), record.to_bytes())
-        return record
-
-    def _create(self, key: str, data: bytes) -> None:
-        if not self._store.create(key, data):
+        key = keys.admission(record.number)
+        if not self._store.create(key, record.to_bytes()):
             raise BadInput(
                 f"{key} was written by someone else at the same moment, and stays: "
                 "look at what it changed, then give the command again"
             )
+        return record
 
 
 def check_guarded(manifest: Manifest, allowed: Collection[str]) -> None:

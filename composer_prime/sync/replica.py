@@ -100,7 +100,7 @@ class Replica:
 
     def _stand_on(self, master: Master) -> None:
         """All at once or, when something can't be read, not at all."""
-        place = (self.fragment, master.version, self._run.ends)
+        place = (self.fragment, master.version)
         history = History.read(self._store, self._runtime, self._terms, self._roster, *place)
         previous = self._run.sha256
         if master.version > 0:

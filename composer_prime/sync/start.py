@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 class Founding:
     """What a site brings along in case it is the one that creates the run.
 
+    parent  sha256 of the manifest of the run that this one goes on from
     check   called with the store before anything is created; raises StoreUnusable when the store won't do
     draw    gives the run's nonce, 32 hex digits
     """
@@ -42,6 +43,7 @@ class Founding:
     keys: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[Store], None] = lambda store: None
     draw: Callable[[], str] = lambda: os.urandom(16).hex()
+    parent: str | None = None
 
 
 def create_or_join(
@@ -102,6 +104,7 @@ def found_run(
         keys=dict(founding.keys),
         created_by=created_by,
         nonce=founding.draw(),
+        parent=founding.parent,
     )
     return store.create(keys.manifest(), manifest.to_bytes())
 
@@ -141,7 +144,7 @@ def check_fit(found: Run, terms: Terms, named_shapes: Sequence[tuple[str, tuple[
     differences = [
         f"outer.{name}: run {theirs!r}, recipe {getattr(terms, name)!r}"
         for name, theirs in manifest.terms.model_dump().items()
-        if theirs != getattr(terms, name) and not (name == "rounds" and terms.rounds == found.terms.rounds)
+        if theirs != getattr(terms, name)
     ]
     differences += _shape_differences({p.name: p.shape for p in manifest.parameters}, dict(named_shapes))
     if differences:

@@ -107,7 +107,6 @@ class RunStatus:
     rounds_done: int
     rounds: int
     closed: bool
-    reopened: int
     signed: bool
     owner: str | None
     quorum: int

@@ -15,7 +15,7 @@ from composer_prime.outer.fragments import plan_fragments
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.founding import FoundingRecord, find_founding
-from composer_prime.sync.lifetime import close_fault, find_manifest, prolonged
+from composer_prime.sync.lifetime import close_fault, find_manifest
 from composer_prime.sync.members import newest_incarnation
 from composer_prime.sync.reading import read_bytes
 from composer_prime.sync.records import Beat, Close, Manifest
@@ -95,12 +95,12 @@ class _Look:
     ) -> None:
         self._store, self._manifest, self._roster = store, manifest, roster
         self._watch_s, self._before = watch_s, before
-        self._terms, self._ends = prolonged(store, roster, manifest.terms)
+        self._terms = manifest.terms
         shapes = [(parameter.name, parameter.shape) for parameter in manifest.parameters]
         self._fragments = plan_fragments(shapes, manifest.terms.fragments)
         momentum = self._terms.has_momentum
         self._rounds: list[FragmentRounds] = [
-            read_rounds(store, roster, each.index, runtime, each.numel, self._ends[-1], momentum=momentum)
+            read_rounds(store, roster, each.index, runtime, each.numel, self._terms.final_version, momentum=momentum)
             for each in self._fragments
         ]
         claims, strangers = _claims(store, roster, runtime)
@@ -151,7 +151,6 @@ class _Look:
             rounds_done=min(terms.rounds, *versions),
             rounds=terms.rounds,
             closed=self._closed,
-            reopened=len(self._ends) - 1,
             signed=self._roster.signed,
             owner=self._manifest.owner,
             quorum=terms.quorum,
@@ -170,8 +169,7 @@ class _Look:
 
     def _read_close(self) -> tuple[bool, list[str]]:
         """Whether the run has ended, and what is wrong with the record that should say so."""
-        number, end = len(self._ends) - 1, self._ends[-1]
-        key = keys.close(number)
+        key, end = keys.close(), self._terms.final_version
         try:
             data = read_bytes(self._store, key)
         except KeyMissing:
@@ -180,7 +178,7 @@ class _Look:
             close = Close.from_bytes(data, key)
         except CorruptObject as error:
             return False, [str(error)]
-        fault = close_fault(self._roster, close, number, end)
+        fault = close_fault(self._roster, close, end)
         is_over = all(rounds.version >= end for rounds in self._rounds)
         return is_over, [] if fault is None else [f"{key} of {close.closed_by} {fault}"]
 

@@ -25,7 +25,6 @@ from composer_prime.sync.records import (
     Offer,
     Part,
     Refused,
-    Reopening,
     Taken,
 )
 from composer_prime.sync.signatures import SigningKey
@@ -95,7 +94,6 @@ RECORDS = {
             ),
             "a",
         ),
-        (keys.reopening(1), Reopening(number=1, rounds=4), "o"),
         (keys.admission(2), Admission(number=2, keys={"g": "x"}, guests=("g",)), "o"),
         (
             launch_keys.invitation("g", 1),

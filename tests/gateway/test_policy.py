@@ -23,7 +23,6 @@ OTHERS = {
     "founding": keys.founding(),
     "close": keys.close(),
     "a later close": keys.close(3),
-    "reopening": keys.reopening(1),
     "admission": keys.admission(1),
     "probe": keys.probe("7-ab"),
     "invitation": launch_keys.invitation("alice", 1),

@@ -50,7 +50,7 @@ def refusal(why: str) -> str:
 
 
 def _known() -> frozenset[str]:
-    strikes = {*STRIKES, "absent", "damage", "outage", "restart", "reopen"} | {"corrupt, a bit flipped"}
+    strikes = {*STRIKES, "absent", "damage", "outage", "restart"} | {"corrupt, a bit flipped"}
     returns = ("no offer", "offer taken", "offer open", "offer missed")
     behind = ("no offer", "offer open", "offer missed")
     groups = {

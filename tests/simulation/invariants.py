@@ -82,9 +82,6 @@ class Invariants:
         self._forgets = self._lossy and not world.terms.error_feedback
         self.pins = Pins(world.terms.liveness_s, world.terms.max_stale_rounds)
         self._finals: dict[tuple[int, int], str] = {}
-        self._reopened_at_s = 0.0
-        self.num_finished = 0
-        """Processes that ended with the run."""
 
     def violate(self, what: str) -> None:
         self._world.scheduler.is_stopped = True
@@ -378,16 +375,9 @@ class Invariants:
         lines = "".join(traceback.format_exception(error)[-4:])
         self.violate(f"{process.site.name}/{process.number} failed: {type(error).__name__}: {error}\n{lines}")
 
-    def reopened(self) -> None:
-        """The run goes on; a process that is just coming in may not know it, and end where the run had ended."""
-        self._reopened_at_s = self._world.scheduler.time
-
     def finished(self, process: SiteProcess) -> None:
         outer = process.outer
-        self.num_finished += 1
         final = outer._terms.final_version
-        if final != self._world.terms.final_version and process.joined_from_s >= self._reopened_at_s:
-            self.violate(f"{process.site.name} finished at version {final}, though the run was reopened before it came")
         for fragment in range(self._world.terms.fragments):
             master = outer._courier.master(fragment)
             if master.version != final:

@@ -20,7 +20,7 @@ LONGER = 4
 """Rounds of every fragment that each third seed has more: so that a seed makes over 2,000 requests on average."""
 EVERYONE = -1
 """The site of a fault that befalls all: the store is away ("outage"), all processes are killed and started again
-("restart"), the owner reopens the run once it has ended ("reopen")."""
+("restart")."""
 
 
 @dataclass(frozen=True)
@@ -236,8 +236,6 @@ def _faults_of_all(rng: random.Random, plan: Plan) -> list[Fault]:
         if rng.random() < 0.06:
             for_s = rng.choice((0.3, 1.0, 3.0, 6.0)) * plan.turn_s + rng.random()
             faults.append(Fault(kind, EVERYONE, rng.random() * plan.length_s, for_s))
-    if not plan.signed and rng.random() < 0.04:  # signed runs have no owner, but those with guests
-        faults.append(Fault("reopen", EVERYONE, amount=float(rng.randint(1, 2))))
     return faults
 
 

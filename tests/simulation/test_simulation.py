@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from composer_prime.store import keys
 from tests.architecture import REPOSITORY, source_files
 from tests.simulation.__main__ import main
 from tests.simulation.coverage import KNOWN, OUT_OF_REACH, Table
@@ -115,17 +114,6 @@ def test_what_befalls_all_sites_at_once_is_survived(kind: str) -> None:
     assert not any(fault.at_s < time < fault.at_s + fault.for_s for time in answered)
     starts = [entry[3] for entry in result.log if entry[2] == "start"]
     assert sorted(starts) == sorted([f"s{index:02d}" for index in range(4)] * (2 if kind == "restart" else 1))
-
-
-def test_a_run_reopened_by_its_owner_goes_on_to_another_end() -> None:
-    result = run_plan(plan_of(3, Fault("reopen", EVERYONE, amount=2.0)), record=True)
-    assert result.violations == ()
-    written = [entry[3] for entry in result.log if entry[2] == "create" and entry[-1] is True]
-    assert keys.close(0) in written
-    assert keys.close(1) in written
-    final = result.plan.terms.final_version
-    assert keys.commit(0, final - 1) in written
-    assert keys.commit(0, final + 2) in written
 
 
 def test_the_table_shows_branches_that_were_never_met() -> None:

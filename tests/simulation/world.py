@@ -12,7 +12,6 @@ from typing import Any
 from composer_prime.errors import ComposerPrimeError
 from composer_prime.store import keys
 from composer_prime.sync.canonical import sha256_hex
-from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Admission, Manifest
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
@@ -23,7 +22,7 @@ from tests.simulation.plan import EVERYONE, Fault, Plan, draw_plan
 from tests.simulation.progress import Progress
 from tests.simulation.runtime import Events, Process, Scheduler
 from tests.simulation.site import Checkpoint, Site, SiteProcess
-from tests.simulation.store import Bucket, Desk, Link
+from tests.simulation.store import Bucket, Link
 
 OWNER = SigningKey.from_bytes(bytes(range(32)))
 MOST_EVENTS = 400_000
@@ -89,8 +88,6 @@ class World:
         self._pending = 0
         self._healed_at = 0.0
         self._processes: list[SiteProcess] = []
-        self._prolong_by = sum(int(fault.amount) for fault in plan.faults if fault.kind == "reopen")
-        self._num_reopenings = 0
         self._plan_starts(rng)
         for fault in plan.faults:
             self._plan_fault(fault)
@@ -298,29 +295,8 @@ class World:
     def look_for_end(self) -> None:
         """Called when a process has ended or a planned act is done: stop once nothing more will happen."""
         running = any(site.process is not None and site.process.is_running for site in self.sites.values())
-        if not running and not self._pending and not self._prolong():
+        if not running and not self._pending:
             self.scheduler.is_stopped = True
-
-    def _prolong(self) -> bool:
-        """Once the run has ended: let the owner reopen it, and start every site that stayed. Whether that happened."""
-        more, self._prolong_by = self._prolong_by, 0
-        ended = self.invariants.num_finished and keys.close() in self.bucket.objects
-        if not more or not ended or self.invariants.violations:
-            return False
-        self._note("fault", "reopen", "all", 0.0)
-        self._struck("reopen")
-        rounds = self.terms.final_version + more
-        desk = Desk(self.bucket, self._processes[-1].process)
-        Owner(desk, OWNER if self.guests else None).reopen(rounds)
-        self._num_reopenings += 1
-        self.terms = self.terms.model_copy(update={"rounds": rounds})
-        self.invariants.reopened()
-        for site in self.sites.values():
-            if not site.is_gone:
-                kept = site.disk.checkpoints if site.rng.random() < 0.7 else []
-                at_s = self.scheduler.time + 3 * site.rng.random()
-                self._later(at_s, lambda site=site, kept=kept: self._start(site, kept[-1] if kept else None))
-        return True
 
     def _round_s(self) -> float:
         """Virtual time within which a round of one fragment closes when nothing goes wrong, at its worst."""
@@ -371,7 +347,7 @@ class World:
             invariants.check_log()
         except ComposerPrimeError as error:
             invariants.violate(f"the log can't be rebuilt: {error}")
-        if keys.close(self._num_reopenings) not in self.bucket.objects:
+        if keys.close() not in self.bucket.objects:
             self.coverage.branch("end: without a close record")
 
     def first_master_sha(self, fragment: int) -> str:

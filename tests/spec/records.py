@@ -171,14 +171,13 @@ MANIFEST = fields(
     keys=by_site(text),
     created_by=text,
     nonce=nonce,
+    parent=maybe(sha256_hex),
 )
 FOUNDING = fields(protocol=one_of(PROTOCOL), run=text, terms=terms, owner=maybe(text), keys=by_site(text))
 CLOSE = fields(
-    number=COUNT,
     versions=many(COUNT),
     masters=many(sha256_hex),
     voids=many(many(COUNT)),
-    floors=many(COUNT),
     closed_by=text,
     signature=maybe(text),
 )
@@ -188,7 +187,6 @@ ADMISSION = fields(
     guests=many(text),
     signature=maybe(text),
 )
-REOPENING = fields(number=POSITIVE, rounds=POSITIVE, signature=maybe(text))
 
 
 def read(check: Check, data: bytes) -> dict[str, Any]:

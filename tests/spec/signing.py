@@ -106,14 +106,6 @@ def read_members(manifest: dict[str, Any], manifest_sha: str, admissions: list[b
     return members
 
 
-def read_rounds(members: Members, rounds: int, reopenings: list[bytes]) -> int:
-    """Training rounds of each fragment, by the manifest's number and the bytes of `reopen/0001.json` and on."""
-    for number, data in enumerate(reopenings, start=1):
-        record = _sound(members, records.REOPENING, "Reopening", number, data)
-        rounds = rounds if record is None else max(rounds, record["rounds"])
-    return rounds
-
-
 def _sound(members: Members, check: records.Check, kind: str, number: int, data: bytes) -> dict[str, Any] | None:
     try:
         record = records.read(check, data)

@@ -122,18 +122,13 @@ def test_the_reader_carries_a_round_whose_merge_is_not_finite(tmp_path):
     assert read_as_verify_does(tmp_path).voids.keys() == {(0, 1)}
 
 
-def test_the_reader_rebuilds_a_run_that_closed_with_void_rounds_and_was_reopened(tmp_path):
+def test_the_reader_rebuilds_a_run_that_closed_with_void_rounds(tmp_path):
     uri = f"file://{tmp_path / 'run'}"
     first = ThreadSite(open_store(uri), make_terms(codec="int8"), "a")
     first.after_join = lambda: open_store(uri).create(keys.commit(0, 3), b"garbage")
     run_sites(first)
     closed = read_as_verify_does(tmp_path / "run")
     assert closed.is_closed and closed.voids.keys() == {(0, 3)}
-    Owner(open_store(uri)).reopen(5)
-    assert not read_as_verify_does(tmp_path / "run").is_closed
-    run_sites(*(ThreadSite(open_store(uri), make_terms(codec="int8"), name, data_seed=7) for name in "ab"))
-    reading = read_as_verify_does(tmp_path / "run")
-    assert reading.is_closed and (reading.versions(0), reading.versions(1)) == (6, 6)
 
 
 def test_the_reader_reads_no_round_behind_the_closing_one(tmp_path):

@@ -248,9 +248,6 @@ def test_who_comes_after_the_run_s_end_is_told_so_before_any_check(run: OwnedRun
     said.clear()
     assert join(invitation, wishes(run), said.append, site) == 0
     assert said == ["run run is finished"] and len(site.recipes) == 3
-    Owner(run.store, OWNER).reopen(50)
-    join(invitation, wishes(run), said.append, site)
-    assert len(site.recipes) == 4
 
 
 def test_ctrl_c_leaves(run: OwnedRun) -> None:

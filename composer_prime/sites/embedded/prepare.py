@@ -108,9 +108,7 @@ def check_bucket(recipe: RecipeBase, site: str | None, *, new_run: bool, replace
             check_new_run(recipe, store)
         elif store.list(keys.manifest()):
             manifest, terms = find_manifest(store)[0], terms_of(recipe)
-            # What its owner said of rounds later counts, and the trainer reads it.
-            later = {"rounds": terms.rounds} if store.list(keys.reopenings_prefix()) else {}
-            if change := changed_terms(manifest.terms.model_copy(update=later), terms):
+            if change := changed_terms(manifest.terms, terms):
                 raise FingerprintMismatch(
                     f"this recipe differs from the run {manifest.run!r} in the bucket: {change}. "
                     f"{another_run(manifest.run, uri)}"

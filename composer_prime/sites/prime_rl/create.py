@@ -18,6 +18,7 @@ from composer_prime.outer.fragments import trainable
 from composer_prime.store import open_store, race_store
 from composer_prime.sync.creating import check_unused, create_run, present_weights
 from composer_prime.sync.founding import FoundingRecord, announce
+from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.start import Founding
 from composer_prime.sync.terms import terms_of
@@ -46,10 +47,12 @@ def create(recipe: RecipeBase, first_masters: FirstMasters = "auto", source: str
             race_store(store)
             announce(store, FoundingRecord(run=name, terms=terms, owner=outer.owner, keys=dict(outer.keys)))
             return f"announced run {name} in {uri}: its first site founds it with the weights that it has loaded"
-        weights = _checkpoint(recipe) if source is None else _masters(source)
+        weights, parent = (_checkpoint(recipe), None) if source is None else _masters(source)
         runtime = ThreadRuntime()
         try:
-            create_run(store, terms, name, weights, Founding(outer.owner, outer.keys, race_store), runtime)
+            create_run(
+                store, terms, name, weights, Founding(outer.owner, outer.keys, race_store, parent=parent), runtime
+            )
         finally:
             runtime.close()
     origin = recipe.model.name if source is None else f"the present masters of {source}"
@@ -70,6 +73,7 @@ def _checkpoint(recipe: RecipeBase) -> dict[str, Tensor]:
     return dict(trainable(load_policy(folder).named_parameters()))
 
 
-def _masters(source: str) -> dict[str, Tensor]:
+def _masters(source: str) -> tuple[dict[str, Tensor], str]:
+    """The present weights of a run, and its manifest's sha256."""
     with closing(open_store(source)) as store:
-        return dict(present_weights(store))
+        return present_weights(store), find_manifest(store)[1]

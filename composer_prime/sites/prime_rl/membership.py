@@ -135,8 +135,8 @@ class Membership:
         if not resumed:
             self._loop.close()
             raise ConfigError(
-                f"the run at {self._leading.settings.uri} has ended, no site can join it: reopen it with "
-                "`composer-prime reopen`, or start another from its masters with `composer-prime create RECIPE --from`"
+                f"the run at {self._leading.settings.uri} has ended, no site can join it: start another "
+                "run from its masters with `composer-prime create RECIPE --from`"
             )
         self._end(steps_left=True)
 
