@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from composer_prime.gateway import invitation_keys
+from composer_prime.launch import launch_keys
 from composer_prime.launch.records import Ended, JobRecord, Launch, Started, Stop
-from composer_prime.store import keys, launch_keys, open_store
+from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import PROTOCOL, Signed, canonical, sha256_hex
 from composer_prime.sync.owner import Owner
@@ -89,14 +91,12 @@ RECORDS = {
         ),
         (
             keys.close(),
-            Close(
-                number=0, versions=(LAST, LAST), masters=(SHA, SHA), voids=((), ()), floors=(0, 0), closed_by="a"
-            ),
+            Close(versions=(LAST, LAST), masters=(SHA, SHA), voids=((), ()), closed_by="a"),
             "a",
         ),
         (keys.admission(2), Admission(number=2, keys={"g": "x"}, guests=("g",)), "o"),
         (
-            launch_keys.invitation("g", 1),
+            invitation_keys.invitation("g", 1),
             Invited(site="g", number=1, public=KEYS["g"].public, guest=True, expires_at=1),
             "o",
         ),

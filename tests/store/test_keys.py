@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_prime.errors import ConfigError, ProtocolError
-from composer_prime.store import keys, launch_keys, torchft_keys
+from composer_prime.gateway import invitation_keys
+from composer_prime.integrations import torchft_keys
+from composer_prime.store import keys
 from composer_prime.store.base import MAX_KEY_LENGTH, is_key
 
 SHA = "0123456789abcdef" * 4
@@ -29,7 +31,7 @@ def test_keys_are_spelled_as_the_protocol_says() -> None:
     assert keys.beat("a", 7) == "sites/a/000007/beat"
     assert keys.tape("a", 7, SHA) == "tape/a/00000007-0123456789abcdef.jsonl"
     assert (keys.probe("xyz"), keys.probe("xyz", "a-b")) == ("probe/xyz", "probe/a-b/xyz")
-    assert launch_keys.invitation("alice", 2) == "invitations/alice/0002.json"
+    assert invitation_keys.invitation("alice", 2) == "invitations/alice/0002.json"
     assert keys.export_step("bfloat16", 3, 12) == "exports/bfloat16/0003/00000012.json"
     assert keys.export_delta("bfloat16", 3, 12, SHA) == "exports/bfloat16/0003/00000012-0123456789abcdef"
     assert keys.snapshot_prefix("bfloat16", 12, SHA) == "snapshots/bfloat16/00000012-0123456789abcdef/"
@@ -167,7 +169,6 @@ def test_the_run_s_own_records_say_what_they_are() -> None:
     assert keys.place(keys.manifest()) == keys.Place("manifest")
     assert keys.place(keys.founding()) == keys.Place("founding")
     assert keys.place(keys.close()) == keys.Place("close")
-    assert keys.place(keys.close(2)) == keys.Place("close", number=2)
     assert keys.place(keys.admission(2)) == keys.Place("admission", number=2)
     assert keys.place(keys.probe("7-ab")) == keys.place(keys.probe("7-ab", "a")) == keys.Place("probe")
 

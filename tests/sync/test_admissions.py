@@ -142,9 +142,7 @@ def test_a_snapshot_that_only_a_revoked_site_vouches_for_is_passed_over(store, c
     if by == "a commit":
         put_commit(store, void_commit(b, 30, base_sha=poisoned.sha256))
     else:
-        close = Close(
-            number=0, versions=(end, end), masters=(poisoned.sha256,) * 2, voids=((), ()), floors=(0, 0), closed_by="b"
-        )
+        close = Close(versions=(end, end), masters=(poisoned.sha256,) * 2, voids=((), ()), closed_by="b")
         signed = close.model_copy(update={"signature": SITES["b"].sign(close.message(b.run.sha256))})
         store.create(keys.close(), signed.to_bytes())
     newest = newest_master(store, a.run, a.roster, 0)
