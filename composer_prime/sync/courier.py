@@ -271,8 +271,7 @@ class Courier:
         """Read the log up to now, on entering. What it says of this site's name is for `Returning` to judge.
 
         Fragments side by side: while one waits for the bucket, another computes. A round of which something is missing
-        or damaged is the present where no commit follows: the sites that are here wait before it, too. One that they
-        have passed is passed by a newer snapshot; raises StoreError where none stands yet.
+        or damaged is passed by a newer snapshot; where there is none it is the present, and waits for what it lacks.
         """
         side_by_side(self._runtime, "outer-catch-up", [partial(self._read_on, replica) for replica in self._replicas])
         if not any(replica.closing is not None for replica in self._replicas):
@@ -290,9 +289,9 @@ class Courier:
                 if replica.closing is None:
                     raise
                 logger.warning("round_waits fragment=%d version=%d error=%s", replica.fragment, replica.version, error)
-                if not replica.is_passed():
+                if not (rounds := replica.install_snapshot()):
                     return
-                self._settle_all(replica, replica.leap(error))
+                self._settle_all(replica, rounds)
 
     def follow(self, fragments: list[int] | None = None) -> None:
         """Apply every commit there is, to these or all fragments, and settle the captures they decide."""

@@ -57,8 +57,6 @@ class History:
     """sha256 by key of the payloads that these rounds took."""
     floor: int = 0
     """The newest admission record that a commit has honoured, void or not; later ones may not fall behind it."""
-    all_voids: set[int] = field(default_factory=set)
-    """Versions whose commits were void, those before the window too, as far as they are known."""
 
     @classmethod
     def empty(cls, terms: Terms) -> "History":
@@ -105,8 +103,6 @@ class History:
         """One more round has closed; None: its commit was void."""
         taken = {} if commit is None else {entry.payload: entry.sha256 for entry in commit.taken}
         self.rounds.append(PastRound(version, taken, commit is None))
-        if commit is None:
-            self.all_voids.add(version)
         self.taken = {payload: sha for past in self.rounds for payload, sha in past.taken.items()}
 
     @property

@@ -251,9 +251,7 @@ class RoundCloser:
             return False  # fewer are left: decide again
         if replica.look() is not None:
             return False
-        if replica.is_mistaken([base for site, base in current.bases.items() if site != self._site]):
-            del self._rounds[replica.fragment]  # its offers were judged by a wrong master
-            return False
+        replica.check_agrees([base for site, base in current.bases.items() if site != self._site])
         admissions, admission_sha = self._roster.honoured
         if self._roster.newest != self._judged_by:
             return False  # another thread has read newer ones: an offer that it takes may be of who is revoked

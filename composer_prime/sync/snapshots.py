@@ -5,7 +5,7 @@ round that starts from it, or a close record for the last one (rule 1).
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -186,10 +186,8 @@ def newest_master(
     *,
     at_most: int | None = None,
     above: int = -1,
-    but_for: Collection[int] = (),
 ) -> Master | None:
-    """The newest stored master of a fragment that is whole and vouched for, from version `above` + 1 to `at_most`, and
-    none of the versions `but_for`.
+    """The newest stored master of a fragment that is whole and vouched for, from version `above` + 1 to `at_most`.
 
     One that is corrupt, or that can't be read though it is listed, is passed over with a warning, since an older one
     and the log make the same master. None: no such. Raises KeyMissing when none is left but such as are missing: those
@@ -199,8 +197,6 @@ def newest_master(
     for version, sha in vouched_snapshots(store, run, roster, fragment, at_most):
         if version <= above:
             break
-        if version in but_for:
-            continue
         try:
             return load_master(store, run, fragment, version, sha)
         except (KeyMissing, CorruptObject) as error:

@@ -310,14 +310,6 @@ class _Checked(Replica):
         """Versions of the snapshots ahead; up to the last but one, garbage collection may have been."""
         return [version for version in self._stored if version > self.version]
 
-    def _heal(self, commit: Commit) -> str | None:
-        """Nothing is healed: whether the log or the commit is wrong, what the sites made of it tells."""
-        return f"names the master {commit.base_sha}, the log makes {self.master.sha256}"
-
-    def _was_mistaken(self, fault: str, is_chained: bool) -> bool:
-        """Nor does an auditor ask who agrees with it."""
-        return False
-
     def _jump(self) -> list[Round]:
         """Stand on the next snapshot, where garbage collection may have taken what this round was made of (rule 13)."""
         version, after = self.version, self._later()

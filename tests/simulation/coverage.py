@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.simulation.plan import STRIKES
@@ -24,8 +24,6 @@ WATCHED = {
     "tape_not_flushed": "store: tape not flushed",
     "run_created": "start: manifest raced for",
     "run_finished": "end: finished",
-    "master_differs": "log: own master differed from the log's",
-    "master_doubted": "log: own master differed from the others'",
 }
 FORBIDDEN = ("commit_void", "part_void", "admission_void")
 """Log lines that sound sites on a sound store never cause."""
@@ -57,7 +55,7 @@ def _known() -> frozenset[str]:
         "close": ("at once", "after grace", "void, too few valid", "void, nothing to merge"),
         "commit": ("gathered", "sliced", "void"),
         "dropped": ("stale", "run ended", "another process of this name had its offer merged"),
-        "end": ("without a close record",),
+        "end": ("without a close record", "own master differed from the others'"),
         "fault": strikes,
         "garbage": ("made again by a late request", "object deleted"),
         "guests": ("a commit by a host", "a part by a host"),
@@ -90,16 +88,12 @@ class Coverage(logging.Handler):
         super().__init__()
         self.branches: Counter[str] = Counter()
         self.forbidden: list[str] = []
-        self.may_differ: Callable[[], bool] = lambda: False
-        """Whether the process that is running just now had a master of its own corrupted."""
 
     def branch(self, name: str) -> None:
         self.branches[name] += 1
 
     def handle(self, record: logging.LogRecord) -> bool:
         event = str(record.msg).split(" ", 1)[0]
-        if event == "master_differs" and not self.may_differ():
-            self.forbidden.append(record.getMessage())
         if event == "begins" and isinstance(record.args, tuple):
             self.branches[f"join: begins at the {record.args[1]} master"] += 1
         if event in WATCHED:

@@ -14,7 +14,7 @@ import torch
 
 from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.fragments import plan_fragments
-from composer_prime.outer.masters import master_sha256, unpack_master
+from composer_prime.outer.masters import unpack_master
 from composer_prime.outer.payloads import decode
 from composer_prime.store import keys
 from composer_prime.sync.protocol import reducer_rank
@@ -182,16 +182,9 @@ class Invariants:
     def master(self, process: SiteProcess, master: Master) -> None:
         if master.coarse:
             return
-        place, flipped = (master.fragment, master.version), process.flipped.get(master.fragment)
-        if flipped is not None:
-            really = master_sha256(
-                master.weights, master.momentum
-            )  # a void round hands on the hash that was made before
-            if master.version > flipped and self._masters.get(place) == really:
-                del process.flipped[master.fragment]
-                self._world.progress.in_order_from_now(process.site.name)
+        if master.fragment in process.flipped:
             return
-        known = self._masters.setdefault(place, master.sha256)
+        known = self._masters.setdefault((master.fragment, master.version), master.sha256)
         if known != master.sha256:
             self.violate(f"{process.site.name} has another master({master.fragment}, {master.version}) than others")
 

@@ -31,7 +31,7 @@ class Progress:
         self._closed_at_s = self._world.scheduler.time
 
     def in_order_from_now(self, name: str) -> None:
-        """A site has joined, its last master has become whole, or one that had been corrupted is right again."""
+        """A site has joined, or its last master has become whole."""
         self._out_at_s[name] = self._world.scheduler.time
 
     def look(self) -> None:

@@ -384,21 +384,12 @@ def test_unreadable_payload_left_out_of_the_mean(monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_wrong_master_kept_though_the_log_names_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    check(
-        monkeypatch,
-        "finished with another master",
-        lambda: monkeypatch.setattr(Replica, "_heal", lambda *_: None),
-        lambda plan: "corrupt" in faults_of(plan),
-    )
-
-
-def test_a_site_commits_though_others_stand_on_another_master(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it was once: a site whose master was wrong closed rounds with nothing, for others to call void."""
+def test_a_site_goes_on_though_others_stand_on_another_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site whose master is wrong would close rounds with nothing, and call the others' commits void."""
     check(
         monkeypatch,
         "finds a commit faulty",
-        lambda: monkeypatch.setattr(Replica, "is_mistaken", lambda *_: False),
+        lambda: monkeypatch.setattr(Replica, "check_agrees", lambda *_: None),
         _mistakes_a_master,
     )
 

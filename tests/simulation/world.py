@@ -20,7 +20,7 @@ from tests.simulation.hooks import listening
 from tests.simulation.invariants import Invariants
 from tests.simulation.plan import EVERYONE, Fault, Plan, draw_plan
 from tests.simulation.progress import Progress
-from tests.simulation.runtime import Events, Process, Scheduler
+from tests.simulation.runtime import Events, Scheduler
 from tests.simulation.site import Checkpoint, Site, SiteProcess
 from tests.simulation.store import Bucket, Link
 
@@ -66,8 +66,6 @@ class World:
         self.coverage = Coverage()
         self.log: list[tuple[Any, ...]] | None = [] if record else None
         self.bucket = Bucket()
-        self.coverage.may_differ = self._holds_flipped_bit
-        self._corrupted: dict[Process, SiteProcess] = {}
         self.flipped_bits: set[tuple[int, int]] = set()
         rng = random.Random(plan.seed + 1)
         self.sites = {f"s{index:02d}": self._site(index, rng) for index in range(plan.num_sites)}
@@ -278,17 +276,18 @@ class World:
         self._later(self.scheduler.time + fault.for_s, lambda: setattr(site.link, "damage", None))
 
     def _corrupt(self, fault: Fault, site: Site) -> None:
-        """A bit of a master that the site holds flips, before or after it was hashed; the log must tell it so."""
+        """A bit of a master that the site holds flips, before or after it was hashed; it must notice and stop."""
         process = site.process
         assert process is not None
         if process.watched and process.flip_bit(int(fault.amount)):
-            self._corrupted[process.process] = process
             self.coverage.branch("fault: corrupt, a bit flipped")
 
-    def _holds_flipped_bit(self) -> bool:
-        """Whether the process that runs just now holds a master that a flipped bit made wrong."""
-        process = self._corrupted.get(self.scheduler.current.process)
-        return process is not None and bool(process.flipped)
+    def start_again(self, process: SiteProcess) -> None:
+        """A process has found its master wrong and stopped: whoever runs the site starts it again."""
+        self.coverage.branch("end: own master differed from the others'")
+        site, saved = process.site, process.disk.checkpoints
+        if site.process is process and not site.is_gone:
+            self._later(self.scheduler.time + 1.0, lambda: self._start(site, saved[-1] if saved else None))
 
     # --- the run ----------------------------------------------------------------------------------------------------
 

@@ -151,7 +151,7 @@ def _note(merger: Merger, log: Log, reading: Reading) -> None:
     """Write down what stands now, and compare it with the snapshot of it, where one is stored."""
     place = (log.fragment, log.version)
     reading.masters[place] = log.master_sha
-    reading.stands[place] = Stand(log.master_sha, log.recent_voids(merger.terms), log.floor)
+    reading.stands[place] = Stand(log.master_sha, log.recent_voids(merger.terms))
     key = _snapshot_key(log)
     stored = merger.get(key)
     if stored is None:

@@ -100,7 +100,7 @@ def test_a_window_of_past_rounds_knows_the_newest_admission_that_any_of_its_comm
     for reader in (a, b):
         reader.courier.follow()
     put_commit(store, void_commit(b, 1))
-    window = History.read(store, a.runtime, TERMS, a.roster, 0, 2, a.run.ends)
+    window = History.read(store, a.runtime, TERMS, a.roster, 0, 2)
     assert window.floor == 1
 
 
@@ -272,9 +272,8 @@ def test_a_commit_honours_the_admission_by_which_its_offers_were_judged(store, c
 
     def meanwhile_another_thread_reads_admissions(theirs):
         a.roster.refresh()
-        return False
 
-    a.replicas[0].is_mistaken = meanwhile_another_thread_reads_admissions
+    a.replicas[0].check_agrees = meanwhile_another_thread_reads_admissions
     for _ in range(6):
         a.tick()
         clock[0] += 1.0
