@@ -229,7 +229,7 @@ def test_the_run_s_end_is_told(run: OwnedRun) -> None:
 
 def test_who_comes_after_the_run_s_end_is_told_so_before_any_check(run: OwnedRun) -> None:
     invitation, said, site = run.invite(), [], FakeSite(ends_with=0)
-    (end,), num_fragments = run.site.run.ends, len(run.site.run.fragments)
+    end, num_fragments = run.site.run.terms.final_version, len(run.site.run.fragments)
     ended = {"versions": (end,), "masters": ("0" * 64,), "voids": ((),)}
     close = Close(closed_by="a", **{name: values * num_fragments for name, values in ended.items()})
     run.store.create(keys.close(), run.site.roster.sign(close.model_copy(update={"closed_by": "b"})).to_bytes())
