@@ -45,7 +45,7 @@ LIGHT_SYNC = "canonical history ledger lifetime members owner protocol reading r
 LIGHT_MODULES = {f"{PACKAGE}.sync", *(f"{PACKAGE}.sync.{name}" for name in f"{LIGHT_SYNC} terms validity".split())}
 
 KEY_MODULES = {f"{PACKAGE}.store.{name}" for name in ("keys", "launch_keys", "torchft_keys")}
-KEY_STARTS = ("rounds/", "masters/", "tape/", "probe/", "exports/", "snapshots/", "launches/", "invitations/")
+KEY_STARTS = ("rounds/", "masters/", "tape/", "probe/", "launches/", "invitations/")
 KEY_PARTS = ("manifest.json", "commit.json", "claim.json", "close.json", "/offers/", "/payload/")
 
 HELP_LIMIT = 350
