@@ -26,8 +26,8 @@ from composer_prime.errors import SiteError
 from composer_prime.gateway.connections import GatewayServer, GuardedProtocol
 from composer_prime.gateway.limits import Rate, Rates
 from composer_prime.gateway.serving import Listening, serve
+from composer_prime.gateway.store import open_gateway
 from composer_prime.store import Store, keys, open_store
-from composer_prime.store.gateway import open_gateway
 from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.parameters import LocalParameters

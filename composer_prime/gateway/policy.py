@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from composer_prime.gateway.wire import INLINE_BYTES
 from composer_prime.store import keys
 from composer_prime.store.base import is_key
-from composer_prime.store.gateway_wire import INLINE_BYTES
 from composer_prime.sync.terms import Terms
 from composer_prime.sync.validity import FragmentFacts
 

@@ -1,4 +1,4 @@
-"""Where every object of a run lies: with `launch_keys`, the only place where keys are spelled.
+"""Where every object of a run lies. Launches, invitations and torchft spell theirs beside what writes them.
 
 Keys are relative to the run's root in the bucket. Numbers have a fixed width, so that names sort as numbers do,
 and every function here is pure; docs/protocol.md says what each object holds.

@@ -4,8 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
+from composer_prime.gateway import invitation_keys
 from composer_prime.gateway.policy import INLINE_BYTES, Fragment, RunFacts, is_bulk, read_refusal, write_refusal
-from composer_prime.store import keys, launch_keys, torchft_keys
+from composer_prime.integrations import torchft_keys
+from composer_prime.launch import launch_keys
+from composer_prime.store import keys
 from composer_prime.sync.validity import FragmentFacts
 from tests.sync.harness import make_terms
 
@@ -26,7 +29,7 @@ OTHERS = {
     "reopening": keys.reopening(1),
     "admission": keys.admission(1),
     "probe": keys.probe("7-ab"),
-    "invitation": launch_keys.invitation("alice", 1),
+    "invitation": invitation_keys.invitation("alice", 1),
     "launch": launch_keys.launch(1),
     "launch's stop": launch_keys.stop(1),
     "launch's recipe": launch_keys.recipe(SHA),

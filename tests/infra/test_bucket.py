@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from composer_prime.store import keys, launch_keys, open_store
+from composer_prime.gateway import invitation_keys
+from composer_prime.launch import launch_keys
+from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.store.probe import probe_store
 from composer_prime.volunteers.link import measure
@@ -31,7 +33,7 @@ SHARED = [
     (keys.master(1, 2, SHA), False), (keys.probe("7-ab"), True),
 ]  # fmt: skip
 OWNERS = [
-    keys.admission(1), keys.reopening(1), launch_keys.invitation("alice", 1),
+    keys.admission(1), keys.reopening(1), invitation_keys.invitation("alice", 1),
     launch_keys.launch(1), launch_keys.stop(1), launch_keys.recipe(SHA), launch_keys.intent(1, "alice", 1),
     launch_keys.job(1, "alice", 1), launch_keys.end(1, "alice", 1), launch_keys.wheel(SHA), launch_keys.order(SHA),
     launch_keys.launches_prefix() + "0001/sites/alice/x.json",

@@ -13,10 +13,10 @@ import pytest
 
 from composer_prime.bench.seaweed import free_ports
 from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
+from composer_prime.gateway.client import Place
+from composer_prime.gateway.store import KEY_VARIABLE, GatewayStore
+from composer_prime.gateway.wire import Signer, Ticket
 from composer_prime.store import keys, open_store, probe_store, remote, retry
-from composer_prime.store.gateway import KEY_VARIABLE, GatewayStore
-from composer_prime.store.gateway_client import Place
-from composer_prime.store.gateway_wire import Signer, Ticket
 from composer_prime.sync.signatures import SigningKey
 from tests.contracts import test_store_contract as contract
 from tests.contracts.test_store_contract import ILLEGAL_KEYS

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_prime.errors import ConfigError, ProtocolError
-from composer_prime.store import keys, launch_keys, torchft_keys
+from composer_prime.gateway import invitation_keys
+from composer_prime.integrations import torchft_keys
+from composer_prime.store import keys
 from composer_prime.store.base import MAX_KEY_LENGTH, is_key
 
 SHA = "0123456789abcdef" * 4
@@ -29,7 +31,7 @@ def test_keys_are_spelled_as_the_protocol_says() -> None:
     assert keys.beat("a", 7) == "sites/a/000007/beat"
     assert keys.tape("a", 7, SHA) == "tape/a/00000007-0123456789abcdef.jsonl"
     assert (keys.probe("xyz"), keys.probe("xyz", "a-b")) == ("probe/xyz", "probe/a-b/xyz")
-    assert launch_keys.invitation("alice", 2) == "invitations/alice/0002.json"
+    assert invitation_keys.invitation("alice", 2) == "invitations/alice/0002.json"
 
 
 @given(fragments, versions, sites, incarnations)

@@ -16,8 +16,8 @@ from composer_prime.bench.seaweed import free_ports
 from composer_prime.config import Recipe, SiteSettings, settle_site
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.gateway.app import Gateway
+from composer_prime.gateway.store import GatewayStore
 from composer_prime.store import keys, open_store, remote
-from composer_prime.store.gateway import GatewayStore
 from composer_prime.store.throttled import BYTES_PER_MBIT, PIECE_BYTES
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.site_clock import OuterLoop

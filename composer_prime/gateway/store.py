@@ -13,9 +13,8 @@ from pathlib import Path
 
 from composer_prime.config.table import RUN_NAME
 from composer_prime.errors import ConfigError, KeyMissing, SiteRevoked, StoreError, StoreUnusable
-from composer_prime.store.base import check_create, check_key, check_prefix, check_range, is_key
-from composer_prime.store.gateway_client import Answered, GatewayClient, Place, Unanswered
-from composer_prime.store.gateway_wire import (
+from composer_prime.gateway.client import Answered, GatewayClient, Place, Unanswered
+from composer_prime.gateway.wire import (
     INLINE_BYTES,
     KEYS,
     LARGE,
@@ -29,6 +28,7 @@ from composer_prime.store.gateway_wire import (
     Signer,
     Ticket,
 )
+from composer_prime.store.base import check_create, check_key, check_prefix, check_range, is_key
 from composer_prime.store.remote import Client, RemoteStore, Verdict
 
 KEY_VARIABLE = "COMPOSER_PRIME_KEY"

@@ -1,11 +1,9 @@
-"""Where the records of launches and invitations lie, in the bucket of the run that they are for (see `keys`)."""
+"""Where the records of launches lie, in the bucket of the run that they are for (see `store.keys`)."""
 
 import re
 
 from composer_prime.config.table import SITE_NAME
-from composer_prime.store.keys import ORDER_DIGITS, check_site_name, fixed_number, short_sha
-
-# --- launches: what `composer-prime launch` started on which platform -------------------------------------------------
+from composer_prime.store.keys import check_site_name, fixed_number, short_sha
 
 LAUNCH_DIGITS = 4
 _LAUNCH = re.compile(r"launches/(\d{4})/launch\.json")
@@ -82,28 +80,3 @@ def parse_intent(key: str) -> tuple[int, str, int] | None:
     """(launch, site, attempt) of an intent; None for any other key."""
     match = _INTENT.fullmatch(key)
     return None if match is None else (int(match[1]), match[2], int(match[3]))
-
-
-# --- invitations: what the owner promised to whom --------------------------------------------------------------------
-
-_INVITATION = re.compile(rf"invitations/({SITE_NAME})/(\d{{4}})\.json")
-
-
-def invitations_prefix() -> str:
-    """Prefix of all records of invitations; they sort by site and number."""
-    return "invitations/"
-
-
-def invitations_of(site: str) -> str:
-    """Prefix of the records of one site's invitations; they sort by number."""
-    return f"{invitations_prefix()}{check_site_name(site)}/"
-
-
-def invitation(site: str, number: int) -> str:
-    """The create-once, owner-signed record of the `number`-th time, from 1, that a site was invited."""
-    return f"{invitations_of(site)}{fixed_number('invitation', number, ORDER_DIGITS)}.json"
-
-
-def is_invitation(key: str) -> bool:
-    """True when `key` is that of an invitation's record."""
-    return _INVITATION.fullmatch(key) is not None

@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any
 
 from composer_prime.errors import StoreError
-from composer_prime.store.gateway_wire import NONCE_BYTES, SPAN_BYTES, Signer, Ticket, body_sha256, signed_headers
+from composer_prime.gateway.wire import NONCE_BYTES, SPAN_BYTES, Signer, Ticket, body_sha256, signed_headers
 from composer_prime.store.redirects import FOUND, Astray, host_of, may_lead, next_url
 from composer_prime.store.remote import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 
