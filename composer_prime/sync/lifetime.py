@@ -70,6 +70,18 @@ def find_close(store: Store, roster: Roster, number: int, end: int) -> Close | N
     return None if close is None or close_fault(roster, close, number, end) is not None else close
 
 
+def has_ended(store: Store, roster: Roster, fragments: int, ends: tuple[int, ...]) -> bool:
+    """Whether a run is over: the close record stands, and every fragment has had all its rounds. A close record alone
+    says nothing, since any member may put one at any time."""
+    if find_close(store, roster, len(ends) - 1, ends[-1]) is None:
+        return False
+    for fragment in range(fragments):
+        there = set(store.list(keys.rounds_prefix(fragment)))
+        if not all(keys.commit(fragment, version) in there for version in range(ends[-1])):
+            return False
+    return True
+
+
 def close_fault(roster: Roster, close: Close, number: int, end: int) -> str | None:
     """Why what stands as the close record of that number, which ends the run at version `end`, isn't one of the run's
     end that its site signed; None when it is.
