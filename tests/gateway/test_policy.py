@@ -40,9 +40,6 @@ OTHERS = {
     "part": keys.merged(1, 2, 0),
     "merged payload": keys.merged_payload(1, 2, 0, SHA),
     "master": keys.master(1, 2, SHA),
-    "export step": keys.export_step("bfloat16", 1, 2),
-    "export delta": keys.export_delta("bfloat16", 1, 2, SHA),
-    "snapshot": keys.snapshot_prefix("bfloat16", 2, SHA) + "config.json",
     "torchft's run": torchft_keys.run(),
     "torchft's contribution": torchft_keys.contribution(1, "alice"),
     "torchft's payload": torchft_keys.payload(1, "alice", SHA),
@@ -130,6 +127,4 @@ def test_large_kinds_go_by_ticket_and_records_never_do() -> None:
         "payload",
         "merged payload",
         "master",
-        "export delta",
-        "snapshot",
     }
