@@ -31,6 +31,7 @@ _KINDS = {
 }
 
 GONE = {
+    "outer.committer": "every site may close rounds, and a store that lets two writers win is refused: remove it",
     "outer.merge_alpha": "a site always adopts the new masters and carries its own movement: remove it",
     "outer.pace": "a fragment is due every outer.inner_steps / outer.fragments steps: remove it",
     "outer.inner_seconds": "a fragment is due every outer.inner_steps / outer.fragments steps: set those",

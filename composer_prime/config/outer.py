@@ -82,11 +82,8 @@ class OuterConfig(SharedOuter, Table):
     gateway+https://host. None: a folder beside the run's sites."""
 
     owner: str | None = None
-    """Public key that may admit and revoke keys and reopen the run; see `composer-prime keygen`. Everything that sites
+    """Public key that may admit and revoke keys; see `composer-prime keygen`. Everything that sites
     write is signed then: the site that creates the run is admitted by its site.key_file, others by the owner."""
-
-    committer: SiteName | None = shared(None)
-    """The only site that closes rounds, for a store that lets two writers of one key win. None: every site may."""
 
     @model_validator(mode="before")
     @classmethod

@@ -29,8 +29,6 @@ class Terms(SharedOuter, Record):
     step_tokens: Positive | None = None
     """Most tokens that an inner step trains: an offer of more, for the rounds behind it, is refused. None: no claim of
     tokens or steps is compared with anything."""
-    committer: str | None = None
-    """The only site that creates commits, for a store that lets two writers of one key win; None: every site may."""
     rounds: Positive
     """Training rounds of every fragment, after which the run ends for all sites. One closing round follows."""
 
@@ -68,4 +66,4 @@ def terms_of(recipe: RecipeBase) -> Terms:
         raise ConfigError("the recipe has no [outer] table: add one to take part in an outer loop")
     wanted = {name: getattr(outer, name) for name in SharedOuter.model_fields}
     step_tokens = recipe.step_tokens if outer.owner else None
-    return Terms(**wanted, committer=outer.committer, step_tokens=step_tokens, rounds=recipe.rounds)
+    return Terms(**wanted, step_tokens=step_tokens, rounds=recipe.rounds)

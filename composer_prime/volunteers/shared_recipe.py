@@ -21,7 +21,7 @@ from composer_prime.config.load import any_from_data
 from composer_prime.config.messages import kinds_in, table_in
 from composer_prime.config.prime_rl import LOSS_PATHS, PORTS, PrimeRecipe
 from composer_prime.config.recipe import TINY_MODELS, Recipe, RecipeBase
-from composer_prime.config.table import RUN_NAME, SHARED, SITE_NAME
+from composer_prime.config.table import RUN_NAME, SHARED
 from composer_prime.config.teachers import HINT_FIELDS, HintKind, OutcomeKind
 from composer_prime.config.toml import read_toml, to_toml
 from composer_prime.errors import ConfigError, InvitationRefused
@@ -174,7 +174,6 @@ LABELS = Rule(
 _NARROWER: Mapping[str, Rule] = {
     "run.name": text(RUN_NAME, "a run's name"),
     "model.name": MODEL,
-    "outer.committer": text(SITE_NAME, "a site's name"),
     "orchestrator.renderer.name": one_of(*RENDERERS),
     "orchestrator.renderer.tool_parser": one_of("qwen3", "qwen3.5", "glm", "deepseek-v3"),
     "orchestrator.train.source[].name": PLAIN_NAME,

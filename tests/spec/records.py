@@ -101,7 +101,6 @@ terms = fields(
     max_stale_rounds=within(1, 10**6),
     snapshot_rounds=within(1, 10**6),
     keep_log=truth,
-    committer=maybe(text),
     rounds=POSITIVE,
 )
 
@@ -163,25 +162,22 @@ MANIFEST = fields(
     keys=by_site(text),
     created_by=text,
     nonce=nonce,
+    parent=maybe(sha256_hex),
 )
 FOUNDING = fields(protocol=one_of(PROTOCOL), run=text, terms=terms, owner=maybe(text), keys=by_site(text))
 CLOSE = fields(
-    number=COUNT,
     versions=many(COUNT),
     masters=many(sha256_hex),
     voids=many(many(COUNT)),
-    floors=many(COUNT),
     closed_by=text,
     signature=maybe(text),
 )
 ADMISSION = fields(
     number=POSITIVE,
     keys=by_site(text),
-    committer=maybe(text),
     guests=many(text),
     signature=maybe(text),
 )
-REOPENING = fields(number=POSITIVE, rounds=POSITIVE, signature=maybe(text))
 
 
 def read(check: Check, data: bytes) -> dict[str, Any]:

@@ -1,77 +1,27 @@
-"""Sites of different speed, and stores that can't decide between two writers."""
+"""Sites of different speed, and how much they do at once."""
 
 import threading
-import time
 
 import pytest
 import torch
 from torch import nn
 
-from composer_prime.errors import ConfigError
 from composer_prime.outer.fragments import trainable
 from composer_prime.store import keys, open_store
 from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.entering import SiteIdentity, enter
 from composer_prime.sync.errands import Capture
 from composer_prime.sync.parameters import LocalParameters
-from composer_prime.sync.reading import read_record
-from composer_prime.sync.records import Commit
 from composer_prime.sync.runtime import PARALLEL_BODIES, ThreadRuntime, side_by_side
 from composer_prime.sync.start import Founding, create_or_join
 from tests.crowd import Crowd
 from tests.patience import PATIENCE_S
-from tests.sync.harness import ThreadSite, make_terms, run_sites
-
-
-class Slow(ThreadSite):
-    """A site whose inner step takes a while."""
-
-    step_s = 0.0
-
-    def step(self) -> None:
-        super().step()
-        time.sleep(self.step_s)  # a machine that is slower; nothing is waited for
+from tests.sync.harness import make_terms
 
 
 @pytest.fixture
 def store(request):
     return open_store(f"memory://{request.node.name}")
-
-
-class Careless(MemoryStore):
-    """A store that takes If-None-Match and ignores it, as some gateways do: every writer wins."""
-
-    def create(self, key: str, data: bytes) -> bool:
-        self.put(key, data)
-        return True
-
-
-@pytest.mark.parametrize("kind", ["careless", pytest.param("rclone", marks=pytest.mark.s3)])
-def test_with_a_fixed_committer_a_store_that_lets_two_writers_win_is_safe(kind, store_uri):
-    """rclone's S3 server takes If-None-Match and ignores it; it is refused as an ordinary run's store."""
-    terms = make_terms(committer="b", rounds=4, sync_delay=1, gather_sites=2)
-    uri = None if kind == "careless" else store_uri(kind)
-    stores = [Careless("careless") if uri is None else open_store(uri) for _ in range(3)]
-    sites = [
-        ThreadSite(store, terms, name, data_seed=i) for i, (store, name) in enumerate(zip(stores, "abc", strict=True))
-    ]
-    gate = threading.Barrier(3)
-    for site in sites:  # all are members before any trains
-        site.after_join = lambda: gate.wait(PATIENCE_S)
-    run_sites(*sites)
-    assert len({str(site.summary["masters"]) for site in sites}) == 1
-    commits = [read_record(stores[0], Commit, keys.commit(f, v)) for f in range(2) for v in range(5)]
-    assert {commit.committer for commit in commits} == {"b"}
-    assert any(commit.num_parts for commit in commits)
-    for store in stores:
-        store.close()
-
-
-def test_where_one_site_commits_the_others_wait_for_it_to_create_the_run(monkeypatch):
-    monkeypatch.setattr("composer_prime.sync.start.WAIT_FOR_CREATOR_S", 0.2)
-    site = ThreadSite(Careless("empty"), make_terms(committer="b"), "a")
-    with pytest.raises(ConfigError, match="only its committer, site b, may create it"):
-        run_sites(site)
 
 
 def test_parallel_requests_keep_their_order_and_raise_the_first_error_when_all_have_ended():
