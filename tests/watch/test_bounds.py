@@ -215,25 +215,6 @@ def test_nine_petabytes_that_a_guest_claims_are_told_and_not_counted(copy: Path)
     assert any(f"site c says {2**53} bytes" in problem and "not counted" in problem for problem in found.problems)
 
 
-@pytest.mark.parametrize("guests", ["c", "cd"])
-def test_what_guests_tell_of_others_counts_for_nothing(run: Path, copy: Path, guests: str) -> None:
-    store = open_store(f"file://{copy}")
-    if "d" in guests:
-        Owner(store, OWNER).admit("d", KEYS["d"].public, guest=True)
-        shutil.copytree(copy / "sites/c", copy / "sites/d")
-    false = [{"event": "equivocated", "fragment": 0, "version": version, "by": "a"} for version in (0, 1)]
-    false += [
-        {"event": "round", "fragment": 0, "version": version, "fault": None, "agreement": {"a": -1.0}}
-        for version in (0, 1)
-    ]
-    for guest in guests:
-        write_tape(copy, guest, [json.dumps(event) for event in false])
-    told = {site.site: (site.rounds_against, site.rounds_equivocated) for site in look(store).sites}
-    assert told["a"] == (0, 0)
-    write_tape(copy, "b", [json.dumps(event) for event in false])  # a member's word of how offers stood does count
-    assert next(site for site in look(store).sites if site.site == "a").rounds_against == 2
-
-
 @pytest.mark.parametrize(("signer", "blamed"), [("a", ""), ("b", " of b")])
 def test_verify_names_a_site_for_a_second_offer_that_it_signed_itself(copy: Path, signer: str, blamed: str) -> None:
     store = open_store(f"file://{copy}")
