@@ -2,21 +2,18 @@
 
 import json
 import shutil
-from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
-from composer_prime.errors import CorruptObject
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.owner import Owner
-from composer_prime.sync.records import Beat, Commit, Offer, Refused, Signed
+from composer_prime.sync.records import Beat, Commit, Refused, Signed
 from composer_prime.sync.roster import Roster
-from composer_prime.sync.verifying import Verifier
 from composer_prime.volunteers.contribution import contribution
 from composer_prime.watch.status import MAX_PROBLEMS, look
 from composer_prime.watch.tables import MAX_SITES
@@ -213,16 +210,6 @@ def test_nine_petabytes_that_a_guest_claims_are_told_and_not_counted(copy: Path)
     found = look(store)
     assert found.bytes.payloads <= sound
     assert any(f"site c says {2**53} bytes" in problem and "not counted" in problem for problem in found.problems)
-
-
-@pytest.mark.parametrize(("signer", "blamed"), [("a", ""), ("b", " of b")])
-def test_verify_names_a_site_for_a_second_offer_that_it_signed_itself(copy: Path, signer: str, blamed: str) -> None:
-    store = open_store(f"file://{copy}")
-    key = keys.offer(0, 1, "b")
-    second = Offer.from_bytes(store.get(key), key).model_copy(update={"tokens": 11})
-    store.put(key, signed(store, second, signer).to_bytes())
-    with closing(Verifier(store)) as verifier, pytest.raises(CorruptObject, match=f"{key}{blamed} isn't the offer"):
-        verifier.check(0)
 
 
 def test_traffic_of_processes_that_never_started_is_none_of_a_site_s(copy: Path) -> None:
