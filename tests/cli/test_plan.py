@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from composer_prime.bench.link import Cell
 from composer_prime.cli.plan import plan_lines
 from composer_prime.config import load_any, load_recipe, recipe_from_data
 from composer_prime.launch.plan import plan_launch
@@ -18,6 +17,7 @@ from composer_prime.outer.forecast import forecast, payloads_of
 from composer_prime.outer.fragments import plan_fragments
 from composer_prime.sites.embedded.shapes import named_shapes
 from tests.architecture import REPOSITORY
+from tests.bench.link.link import Cell
 from tests.cli.command_line import call
 
 RECIPES = sorted((REPOSITORY / "recipes").rglob("*.toml"))

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from composer_prime.bench.seaweed import free_ports
 from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
 from composer_prime.gateway.client import Place
 from composer_prime.gateway.store import KEY_VARIABLE, GatewayStore
@@ -22,6 +21,7 @@ from tests.contracts import test_store_contract as contract
 from tests.contracts.test_store_contract import ILLEGAL_KEYS
 from tests.gateway.guarded import KEYS, claim_of, guarding, make_run, signed
 from tests.servers.in_thread import serving_handler
+from tests.servers.weed import free_ports
 
 SIGNER = Signer(KEYS["alice"].public, KEYS["alice"].sign)
 
