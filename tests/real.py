@@ -148,7 +148,7 @@ def _guard(
     setattr(owner, name, guarded)
 
 
-def _paths(table: str) -> list[str]:
+def paths(table: str) -> list[str]:
     """The folders, files and tests, below tests/, that a table's lines stand for."""
     found = []
     for line in table.split("\n"):
@@ -157,12 +157,12 @@ def _paths(table: str) -> list[str]:
     return found
 
 
-REAL = [*_paths(FOLDERS), *_paths(TESTS)]
+REAL = [*paths(FOLDERS), *paths(TESTS)]
 
 
-def _named(item: pytest.Item, paths: list[str]) -> bool:
-    """Whether a test is one of these, or in one."""
-    name = item.nodeid.removeprefix("tests/")
+def named(test: str, paths: list[str]) -> bool:
+    """Whether a test, by its id, is one of these, or in one."""
+    name = test.removeprefix("tests/")
     return any(name.startswith(path) and name[len(path) : len(path) + 1] in ("", "/", ":", "[") for path in paths)
 
 
@@ -171,7 +171,7 @@ def is_real(item: pytest.Item) -> bool:
     given = getattr(getattr(item, "callspec", None), "params", {}).values()
     return (
         any(item.get_closest_marker(mark) for mark in MARKS)
-        or _named(item, REAL)
+        or named(item.nodeid, REAL)
         or not FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
         or any(isinstance(value, str) and value in KINDS for value in given)
     )
@@ -184,29 +184,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if is_real(item):
             item.add_marker("real")
     if config.getoption("quick"):
-        always = _paths(ALWAYS)
-        left = {item for item in items if item.get_closest_marker("real") and not _named(item, always)}
+        always = paths(ALWAYS)
+        left = {item for item in items if item.get_closest_marker("real") and not named(item.nodeid, always)}
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=list(left))
 
 
 @contextmanager
-def _refused(item: pytest.Item) -> Iterator[None]:
+def refusing(on: bool = True) -> Iterator[None]:
+    """Refuse what only real tests may do, to this whole process."""
     global _refusing
-    _refusing = item.config.getoption("quick") and item.get_closest_marker("real") is None
+    before, _refusing = _refusing, on
     try:
         yield
     finally:
-        _refusing = False
+        _refusing = before
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    with _refused(item):
+    with refusing(bool(item.config.getoption("quick")) and not is_real(item)):
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    with _refused(item):
+    with refusing(bool(item.config.getoption("quick")) and not is_real(item)):
         return (yield)
