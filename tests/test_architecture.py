@@ -47,7 +47,7 @@ LIGHT_MODULES |= {f"{PACKAGE}.gateway.{name}" for name in ("store", "client", "w
 
 _KEY_MODULES = ("store.keys", "launch.launch_keys", "gateway.invitation_keys", "integrations.torchft_keys")
 KEY_MODULES = {f"{PACKAGE}.{name}" for name in _KEY_MODULES}
-KEY_STARTS = ("rounds/", "masters/", "tape/", "probe/", "exports/", "snapshots/", "launches/", "invitations/")
+KEY_STARTS = ("rounds/", "masters/", "tape/", "probe/", "launches/", "invitations/")
 KEY_PARTS = ("manifest.json", "commit.json", "claim.json", "close.json", "/offers/", "/payload/")
 
 HELP_LIMIT = 350
