@@ -31,7 +31,7 @@ class SharedOuter(BaseModel):
     sync_delay: int = shared(default=1, ge=0, le=_MOST)
     """tau, inner steps: how long coding, upload and download may overlap with training before the trainer waits."""
 
-    lr: float = shared(default=1.0, gt=0, le=100)
+    lr: float = shared(default=1.0, gt=0)
     """Outer learning rate, of the Nesterov step on the averaged pseudo-gradient."""
 
     momentum: float = shared(default=0.0, ge=0, lt=1)

@@ -83,7 +83,7 @@ terms = fields(
     inner_steps=within(1, 10**6),
     fragments=within(1, 10**6),
     sync_delay=within(0, 10**6),
-    lr=real(0, 100, above=True),
+    lr=real(0, above=True),
     momentum=real(0, 1, below=True),
     codec=one_of("fp32", "bf16", "int8", "int4", "topk"),
     error_feedback=truth,
