@@ -23,10 +23,10 @@ import pytest
 from composer_prime.config import load_any
 from composer_prime.errors import ModelError, Problems
 from composer_prime.executors.packages import CUDA_IMAGE, CUDA_VARIABLES, LINK_VARIABLE, PRIME_RL_IMAGES, packages_of
-from composer_prime.executors.prices import shipped
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.plan import plan_launch
 from composer_prime.launch.preflight import described
+from composer_prime.plan.prices import shipped
 from tests.architecture import REPOSITORY
 from tests.cli.command_line import call
 from tests.executors.registry import loopback

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from composer_prime.plan.link import measure
 from composer_prime.store import keys, launch_keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.store.probe import probe_store
-from composer_prime.volunteers.link import measure
 from tests.gateway.guarded import make_run
 from tests.gateway.test_training import TERMS, wait_for_end
 from tests.gateway.test_training import site as owned_site
