@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from composer_prime.ablate.held_out import check_unseen, final_weights_of, held_out_reward, write_model
 from composer_prime.ablate.plan import Job
 from composer_prime.ablate.rows import Row, read_measured
 from composer_prime.ablate.teacher import teacher_served
-from composer_prime.bench.held_out import check_unseen, final_weights_of, held_out_reward, write_model
 from composer_prime.config.ablate import tasks_of
 from composer_prime.config.paths import models_cache
 from composer_prime.config.recipe import Recipe

@@ -1,6 +1,6 @@
-"""`composer-prime export`: a run's masters as a Hugging Face folder, or a repository on the hub."""
+"""`composer-prime export`: a run's masters as a Hugging Face folder, here, in a bucket or on the hub."""
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +26,9 @@ AlphaOption = Annotated[
 
 def export(
     store: StoreArgument,
-    to: Annotated[str, typer.Option("--to", help="A new folder, or hf://namespace/name.", show_default=False)],
+    to: Annotated[
+        str, typer.Option("--to", help="A new folder, s3://bucket/prefix or hf://namespace/name.", show_default=False)
+    ],
     model: ModelOption,
     version: Annotated[
         int | None,
@@ -47,19 +49,30 @@ def export(
     if recipe is not None:
         _check_template(recipe, model)
     from composer_prime.export.hub import SCHEME, check_installed, parse_repository, upload
-    from composer_prime.export.snapshot import check_new_folder
+    from composer_prime.export.snapshot import check_new_folder, check_new_place, put_folder
+    from composer_prime.store import open_store
 
-    if not to.startswith(SCHEME):
+    def write(folder: Path) -> str:
+        return _write(store, folder, model, version, dtype, lora_alpha)
+
+    if "://" not in to:
         folder = Path(to).expanduser().absolute()
         check_new_folder(folder)
-        say(_write(store, folder, model, version, dtype, lora_alpha) + f" to {folder}")
+        say(f"{write(folder)} to {folder}")
         return
-    repository = parse_repository(to)
-    check_installed()
-    with tempfile.TemporaryDirectory(prefix="composer-prime-export-") as scratch:
-        folder = Path(scratch) / "snapshot"
-        what = _write(store, folder, model, version, dtype, lora_alpha)
-        say(what + f" to {upload(folder, repository, what, private=private)}")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="composer-prime-export-"))) / "snapshot"
+        if to.startswith(SCHEME):
+            repository = parse_repository(to)
+            check_installed()
+            what = write(folder)
+            say(f"{what} to {upload(folder, repository, what, private=private)}")
+            return
+        target = stack.enter_context(closing(open_store(to)))
+        check_new_place(target)
+        what = write(folder)
+        put_folder(folder, target)
+        say(f"{what} to {target.uri}")
 
 
 def _check_template(file: Path, model: str) -> None:

@@ -22,12 +22,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from composer_prime.errors import KeyMissing, ProtocolError, StoreError, StoreUnusable
+from composer_prime.gateway import wire
 from composer_prime.gateway.audit import Audit, Entry
 from composer_prime.gateway.identity import Identities, Signed
 from composer_prime.gateway.limits import Limits
 from composer_prime.gateway.operations import Answer, Operations
 from composer_prime.gateway.refusal import Refusal, busy, malformed, too_large, unknown
-from composer_prime.store import gateway_wire as wire
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from composer_prime.errors import SiteRevoked, StoreError
+from composer_prime.gateway import wire
 from composer_prime.gateway.refusal import Refusal, malformed, not_admitted, revoked, unknown
-from composer_prime.store import gateway_wire as wire
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.signatures import verify
 

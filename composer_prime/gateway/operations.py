@@ -14,8 +14,8 @@ from composer_prime.gateway.policy import Operation
 from composer_prime.gateway.refusal import busy, forbidden, malformed, too_large
 from composer_prime.gateway.rules import Rules
 from composer_prime.gateway.tickets import MAX_PUT_BYTES, Tickets
+from composer_prime.gateway.wire import INLINE_BYTES, SPAN_BYTES, Ticket
 from composer_prime.store.base import MAX_CREATE_BYTES, Store, check_prefix, is_key
-from composer_prime.store.gateway_wire import INLINE_BYTES, SPAN_BYTES, Ticket
 
 KEYS_A_REQUEST = 1000
 """Keys in a listing that cost as much as one request."""

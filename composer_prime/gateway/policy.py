@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from composer_prime.gateway.wire import INLINE_BYTES
 from composer_prime.store import keys
 from composer_prime.store.base import is_key
-from composer_prime.store.gateway_wire import INLINE_BYTES
 from composer_prime.sync.terms import Terms
 from composer_prime.sync.validity import FragmentFacts
 
@@ -18,7 +18,7 @@ Operation = Literal["read", "create", "put", "delete"]
 
 HIDDEN = {"probe"}
 """Kinds that aren't read either. Tapes are: they hold counts, names and reasons, no text of prompts or rollouts."""
-BULK = {"payload", "merged payload", "master", "export delta", "snapshot"}
+BULK = {"payload", "merged payload", "master"}
 """Kinds whose bytes go between site and bucket, by ticket; the others are records, at which the gateway looks."""
 WRITTEN: Mapping[str, tuple[frozenset[str], int]] = {
     "offer": (frozenset({"create"}), INLINE_BYTES),

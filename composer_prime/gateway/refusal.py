@@ -1,6 +1,6 @@
 """What a gateway answers when it doesn't do what was asked: an HTTP status, a word for programs, a line for people."""
 
-from composer_prime.store.gateway_wire import LARGE, NOT_ADMITTED, REVOKED
+from composer_prime.gateway.wire import LARGE, NOT_ADMITTED, REVOKED
 
 
 class Refusal(Exception):

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
+from composer_prime.gateway.wire import Ticket
 from composer_prime.store.base import Store
-from composer_prime.store.gateway_wire import Ticket
 from composer_prime.store.s3 import S3Store
 
 EXPIRES_S = 120

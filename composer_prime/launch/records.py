@@ -30,7 +30,8 @@ from composer_prime.config.toml import read_toml
 from composer_prime.errors import BadInput, ComposerPrimeError, CorruptObject, JobUnknown, KeyMissing
 from composer_prime.executors.base import Job, JobStatus
 from composer_prime.executors.packages import Packages
-from composer_prime.store import launch_keys, open_store
+from composer_prime.launch import launch_keys
+from composer_prime.store import open_store
 from composer_prime.store.base import GivesLinks, Store
 from composer_prime.sync.canonical import Record, sha256_hex
 from composer_prime.sync.reading import read_bytes, read_record

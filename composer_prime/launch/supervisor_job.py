@@ -17,12 +17,13 @@ from composer_prime.executors.base import Resources
 from composer_prime.executors.open import PLATFORMS, Opener, open_executor
 from composer_prime.executors.packages import Packages
 from composer_prime.executors.secrets import Secrets
+from composer_prime.launch import launch_keys
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.fleet import Fleet
 from composer_prime.launch.plan import INSTALLS, LaunchPlan, NamedSecrets, installed
 from composer_prime.launch.records import open_launch
 from composer_prime.launch.supervisor import Say, Supervisor
-from composer_prime.store import launch_keys, open_store
+from composer_prime.store import open_store
 
 SITE = "supervisor"
 TIMEOUT_S = 24 * 3600

@@ -5,8 +5,22 @@ import statistics
 
 import pytest
 
-from composer_prime.ablate.statistics import Estimate, difference_interval, mean_interval, ratio_interval
-from composer_prime.bench.paired import t_quantile
+from composer_prime.ablate.statistics import (
+    Estimate,
+    difference_interval,
+    mean_interval,
+    ratio_interval,
+    t_quantile,
+)
+
+
+def test_the_t_quantile_is_that_of_the_tables():
+    assert t_quantile(4) == 2.776  # five pairs
+    assert math.isnan(t_quantile(0))
+    for freedom, known in ((40, 2.0211), (60, 2.0003), (120, 1.9799), (100_000, 1.9600)):
+        assert t_quantile(freedom) == pytest.approx(known, abs=1e-4)
+    quantiles = [t_quantile(freedom) for freedom in range(1, 60)]
+    assert quantiles == sorted(quantiles, reverse=True)
 
 
 def test_the_interval_of_a_mean_is_students():
@@ -26,6 +40,16 @@ def test_differences_are_taken_seed_by_seed():
     assert found.value == pytest.approx(0.2)
     assert found.high == pytest.approx(0.2 + 0.24843, abs=1e-5)
     assert not found.is_clear and Estimate(0.2, 0.1, 0.3).is_clear and Estimate(-0.2, -0.3, -0.1).is_clear
+
+
+def test_a_difference_is_students_own():
+    """Sleep gained with two drugs (Student 1908): ten pairs, mean 1.58, 95 % from 0.70 to 2.46, as R's t.test says."""
+    first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+    found = difference_interval([1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4], first)
+    assert [found.value, found.low, found.high] == pytest.approx([1.58, 0.7001, 2.4599], abs=1e-3)
+    assert found.is_clear and not difference_interval([0.9, 0.8], [0.9, 0.8]).is_clear
+    with pytest.raises(ValueError, match="zip"):
+        difference_interval([0.9], [0.8, 0.7])
 
 
 def test_at_the_ends_of_a_ratios_interval_cost_minus_ratio_times_gain_is_just_clear():

@@ -23,17 +23,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer_prime.bench.adversaries import (
-    HELD_OUT_PROMPTS,
-    HELD_OUT_ROLLOUTS,
-    POLL_S,
-    RUN_LIMIT_S,
-    STOP_S,
-    describe_pairs,
-)
-from composer_prime.bench.adversary_kinds import GUEST_KINDS
-from composer_prime.bench.adversary_site import HostilePlan, read_book
-from composer_prime.bench.held_out import final_weights, held_out_reward
+from composer_prime.ablate.held_out import final_weights, held_out_reward
 from composer_prime.config.load import load_recipe
 from composer_prime.sites.embedded.processes import QUIET_ENV, Child, stop
 from composer_prime.store import keys, open_store
@@ -41,6 +31,16 @@ from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Commit
 from composer_prime.volunteers.invitation import decode
 from tests.architecture import REPOSITORY
+from tests.bench.adversaries.adversaries import (
+    HELD_OUT_PROMPTS,
+    HELD_OUT_ROLLOUTS,
+    POLL_S,
+    RUN_LIMIT_S,
+    STOP_S,
+    describe_pairs,
+)
+from tests.bench.adversaries.kinds import GUEST_KINDS
+from tests.bench.adversaries.site import HostilePlan, read_book
 
 ARMS: dict[str, tuple[str, ...]] = {
     "clean": (),
@@ -148,7 +148,7 @@ class Run:
             kinds=ARMS[self.arm],
         )
         path = plan.save(self.folder / "plan.json")
-        return self._child(GUEST, [sys.executable, "-m", "composer_prime.bench.adversary_site", str(path)])
+        return self._child(GUEST, [sys.executable, "-m", "tests.bench.adversaries.site", str(path)])
 
     def _site_command(self, name: str) -> list[str]:
         command = shlex.split(self._site, comments=True)

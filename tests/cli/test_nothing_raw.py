@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from composer_prime.gateway import invitation_keys
+from composer_prime.launch import launch_keys
 from composer_prime.launch.records import Ended, JobRecord, Launch, Started, Stop
-from composer_prime.store import keys, launch_keys, open_store
+from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import PROTOCOL, Signed, canonical, sha256_hex
 from composer_prime.sync.owner import Owner
@@ -98,7 +100,7 @@ RECORDS = {
         (keys.reopening(1), Reopening(number=1, rounds=4), "o"),
         (keys.admission(2), Admission(number=2, keys={"g": "x"}, committer="x", guests=("g",)), "o"),
         (
-            launch_keys.invitation("g", 1),
+            invitation_keys.invitation("g", 1),
             Invited(site="g", number=1, public=KEYS["g"].public, guest=True, expires_at=1),
             "o",
         ),

@@ -25,6 +25,7 @@ from composer_prime.store.throttled import throttle
 from tests.patience import PATIENCE_S
 from tests.servers import fixtures
 from tests.store.faulty_store import FaultPlan, FaultyStore
+from tests.store.power_cut import Disk
 
 gcs, rclone, store_uri = fixtures.gcs, fixtures.rclone, fixtures.store_uri
 
@@ -50,6 +51,7 @@ WITH_A_ROOT = [
     pytest.param("seaweed", marks=pytest.mark.s3),
     pytest.param("gcs", marks=pytest.mark.s3),
 ]
+ON_DISK = ["file"]
 ILLEGAL_KEYS = ["", "/a", "a/", "a//b", "..", "a/../b", "a/.b", ".a", "-a", "ä", "a b", "a\\b", "a\n", "a" * 513]
 
 
@@ -336,6 +338,50 @@ def test_a_store_whose_root_vanished_confirms_nothing(
         with pytest.raises((StoreError, StoreUnusable)):
             store.list("")
     assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("kind", ON_DISK)
+def test_what_a_write_has_answered_outlasts_a_power_cut(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes, its name, and the names of the folders above it, which it made."""
+    disk, root = Disk(monkeypatch), tmp_path / "new" / "bucket"
+    with closing(open_store(f"{kind}://{root}")) as store:
+        assert store.create("runs/one/commit", b"record")
+        store.put("runs/one/payloads/0000", b"first")
+        store.put("runs/one/payloads/0000", b"another, longer")
+    for key in ("runs/one/commit", "runs/one/payloads/0000"):
+        assert disk.has(root / key, below=tmp_path)
+    (root / "unsynced").write_bytes(b"x")
+    assert not disk.has(root / "unsynced", below=tmp_path)
+
+
+@pytest.mark.parametrize("act", ["put", "create"])
+@pytest.mark.parametrize("kind", ACROSS_PROCESSES)
+def test_a_writer_killed_by_sigkill_leaves_whole_objects_and_all_that_were_confirmed(
+    kind: str, act: str, store_uri: Callable[[str], str]
+) -> None:
+    size, confirmed = 2**20, 5
+    code = """if True:
+        import sys
+        from composer_prime.store import open_store
+        store = open_store(sys.argv[1])
+        for turn in range(100_000):
+            getattr(store, sys.argv[2])(f"payload/{turn}", bytes([turn % 256]) * int(sys.argv[3]))
+            print(turn, flush=True)
+    """
+    uri = store_uri(kind)
+    command = [sys.executable, "-c", code, uri, act, str(size)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as writer:
+        assert writer.stdout is not None
+        for turn in range(confirmed):
+            assert writer.stdout.readline() == f"{turn}\n"
+        writer.kill()  # in the midst of the next one
+    with closing(open_store(uri)) as store:
+        listed = store.list("payload/")
+        assert {f"payload/{turn}" for turn in range(confirmed)} <= set(listed)
+        for key in listed:
+            assert store.get(key) == bytes([int(key.rpartition("/")[2]) % 256]) * size
 
 
 class TwoWinners(MemoryStore):

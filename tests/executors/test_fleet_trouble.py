@@ -4,11 +4,12 @@ import pytest
 
 from composer_prime.errors import BadInput, ExecutorError
 from composer_prime.executors.base import Job, JobSpec, JobState, JobStatus
+from composer_prime.launch import launch_keys
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.fleet import Fleet
 from composer_prime.launch.listing import rows
 from composer_prime.launch.records import read_order
-from composer_prime.store import launch_keys, open_store
+from composer_prime.store import open_store
 from tests.executors.launches import Scene, meant, running, small_plan
 from tests.executors.scripted import ScriptedPlatform
 

@@ -23,9 +23,9 @@ from composer_prime.executors.packages import (
     packages_of,
 )
 from composer_prime.executors.secrets import Secrets
+from composer_prime.launch import launch_keys
 from composer_prime.launch.plan import plan_launch
 from composer_prime.launch.records import begin_launch
-from composer_prime.store import launch_keys
 from composer_prime.store.memory import MemoryStore
 from tests.architecture import REPOSITORY
 from tests.executors import stock_image as stock

@@ -15,18 +15,18 @@ import httpx
 import torch
 
 from composer_prime.errors import StoreError
+from composer_prime.gateway import wire
 from composer_prime.gateway.audit import Audit
+from composer_prime.gateway.client import Place
 from composer_prime.gateway.connections import ConnectionLimits, GatewayServer
 from composer_prime.gateway.limits import Rate, Rates
 from composer_prime.gateway.rules import Rules
 from composer_prime.gateway.served import Served, serve_run
 from composer_prime.gateway.serving import Listening, bound, gateway_app, server_of
+from composer_prime.gateway.store import GatewayStore
 from composer_prime.outer.payloads import Coded, code
-from composer_prime.store import gateway_wire as wire
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.store.gateway import GatewayStore
-from composer_prime.store.gateway_client import Place
 from composer_prime.sync.canonical import Signed, sha256_hex
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Beat, Claim, Offer

@@ -14,9 +14,9 @@ import pytest
 
 from composer_prime.gateway.connections import KEEP_ALIVE_S, ConnectionLimits, _network
 from composer_prime.gateway.serving import Listening, faces_clients
+from composer_prime.gateway.store import open_gateway
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
-from composer_prime.store.gateway import open_gateway
 from tests.gateway.guarded import KEYS, PATIENCE_S, RUN, Guarded, guarding, make_run
 from tests.gateway.test_floods import head, stalled, status_of, wait_until
 from tests.servers.certificate import write_certificate

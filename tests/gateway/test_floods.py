@@ -16,13 +16,12 @@ import httpx
 import pytest
 
 from composer_prime.errors import BadInput
-from composer_prime.gateway import app, served
+from composer_prime.gateway import app, served, wire
 from composer_prime.gateway.audit import Audit
 from composer_prime.gateway.identity import Identities
 from composer_prime.gateway.limits import Rate, Rates, TokenBucket
 from composer_prime.gateway.served import serve_run
 from composer_prime.gateway.serving import gateway_app
-from composer_prime.store import gateway_wire as wire
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex

@@ -6,8 +6,9 @@ from contextlib import closing
 import pytest
 
 from composer_prime.errors import StoreUnusable
+from composer_prime.gateway import invitation_keys
 from composer_prime.gateway.invitations import Invitations
-from composer_prime.store import keys, launch_keys
+from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Invited
@@ -46,7 +47,7 @@ def leave_invitation(
     key = KEYS[site].public if public is None else public
     record = Invited(site=site, number=number, public=key, guest=True, expires_at=expires_at)
     record = record.model_copy(update={"signature": signer.sign(record.message(run_sha))})
-    assert store.create(launch_keys.invitation(site, number), record.to_bytes())
+    assert store.create(invitation_keys.invitation(site, number), record.to_bytes())
 
 
 def claim(gateway: Guarded, name: str, incarnation: int = 0) -> bool:

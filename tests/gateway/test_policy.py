@@ -4,8 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
+from composer_prime.gateway import invitation_keys
 from composer_prime.gateway.policy import INLINE_BYTES, Fragment, RunFacts, is_bulk, read_refusal, write_refusal
-from composer_prime.store import keys, launch_keys, torchft_keys
+from composer_prime.integrations import torchft_keys
+from composer_prime.launch import launch_keys
+from composer_prime.store import keys
 from composer_prime.sync.validity import FragmentFacts
 from tests.sync.harness import make_terms
 
@@ -26,7 +29,7 @@ OTHERS = {
     "reopening": keys.reopening(1),
     "admission": keys.admission(1),
     "probe": keys.probe("7-ab"),
-    "invitation": launch_keys.invitation("alice", 1),
+    "invitation": invitation_keys.invitation("alice", 1),
     "launch": launch_keys.launch(1),
     "launch's stop": launch_keys.stop(1),
     "launch's recipe": launch_keys.recipe(SHA),
@@ -39,9 +42,6 @@ OTHERS = {
     "part": keys.merged(1, 2, 0),
     "merged payload": keys.merged_payload(1, 2, 0, SHA),
     "master": keys.master(1, 2, SHA),
-    "export step": keys.export_step("bfloat16", 1, 2),
-    "export delta": keys.export_delta("bfloat16", 1, 2, SHA),
-    "snapshot": keys.snapshot_prefix("bfloat16", 2, SHA) + "config.json",
     "torchft's run": torchft_keys.run(),
     "torchft's contribution": torchft_keys.contribution(1, "alice"),
     "torchft's payload": torchft_keys.payload(1, "alice", SHA),
@@ -129,6 +129,4 @@ def test_large_kinds_go_by_ticket_and_records_never_do() -> None:
         "payload",
         "merged payload",
         "master",
-        "export delta",
-        "snapshot",
     }

@@ -13,12 +13,12 @@ import httpx
 import pytest
 
 from composer_prime.errors import SiteRevoked, StoreError, StoreUnusable
+from composer_prime.gateway import wire
 from composer_prime.gateway.audit import Audit, Entry
 from composer_prime.gateway.identity import Identities
 from composer_prime.gateway.identity import Signed as SignedRequest
 from composer_prime.gateway.limits import Rate, Rates
 from composer_prime.gateway.refusal import Refusal
-from composer_prime.store import gateway_wire as wire
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.owner import Owner

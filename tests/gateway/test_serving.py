@@ -13,8 +13,8 @@ import pytest
 from composer_prime.errors import BadInput
 from composer_prime.gateway.served import serve_run
 from composer_prime.gateway.serving import Listening, check_address
+from composer_prime.gateway.store import open_gateway
 from composer_prime.store import keys, open_store, probe_store
-from composer_prime.store.gateway import open_gateway
 from composer_prime.sync.start import Founding
 from tests.cli.command_line import call
 from tests.gateway.guarded import KEYS, PATIENCE_S, RUN, make_run

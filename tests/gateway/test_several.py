@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from composer_prime.store import gateway_wire as wire
+from composer_prime.gateway import wire
+from composer_prime.gateway.client import Place, Unanswered
+from composer_prime.gateway.store import GatewayStore
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
-from composer_prime.store.gateway import GatewayStore
-from composer_prime.store.gateway_client import Place, Unanswered
 from composer_prime.sync.records import Commit
 from tests.gateway.guarded import KEYS, PATIENCE_S, RUN, SAFE, founding, make_run
 from tests.servers.balancer import balancer

@@ -15,11 +15,10 @@ import httpx
 import pytest
 
 from composer_prime.errors import StoreError
-from composer_prime.gateway import tickets
-from composer_prime.store import gateway_wire as wire
+from composer_prime.gateway import tickets, wire
+from composer_prime.gateway.wire import Ticket
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
-from composer_prime.store.gateway_wire import Ticket
 from tests.gateway.guarded import PATIENCE_S, Guarded, coded, guarding, make_run, offer_of, refusal, signed
 from tests.servers.forward_proxy import forward_proxy
 from tests.sync.harness import HandSite

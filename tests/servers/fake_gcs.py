@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 
-from composer_prime.bench.seaweed import free_ports
 from tests.servers.process import ServerFailed, serving
+from tests.servers.weed import free_ports
 
 BUCKET = "composer-prime"
 _MACHINES = {"x86_64": "amd64", "AMD64": "amd64", "aarch64": "arm64", "arm64": "arm64"}

@@ -15,7 +15,6 @@ from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnus
 from composer_prime.store import keys, open_store, probe_store
 from composer_prime.store.file import FileStore
 from tests.patience import PATIENCE_S
-from tests.store.power_cut import Disk
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -236,18 +235,6 @@ def test_foreign_files_are_not_listed(tmp_path: Path) -> None:
     for foreign in (".DS_Store", "a/.hidden", "a/with space", "a/ümlaut"):
         (tmp_path / foreign).write_text("")
     assert store.list("") == ["a/k"]
-
-
-def test_what_a_write_has_answered_outlasts_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = Disk(monkeypatch)
-    store = FileStore(tmp_path / "new" / "bucket")
-    assert store.create("runs/one/commit", b"record")
-    store.put("runs/one/payloads/0000", b"first")
-    store.put("runs/one/payloads/0000", b"another, longer")
-    for key in ("runs/one/commit", "runs/one/payloads/0000"):
-        assert disk.has(tmp_path / "new" / "bucket" / key, below=tmp_path)
-    (tmp_path / "new" / "bucket" / "unsynced").write_bytes(b"x")
-    assert not disk.has(tmp_path / "new" / "bucket" / "unsynced", below=tmp_path)
 
 
 def test_where_folders_cannot_be_synced_the_store_writes_all_the_same(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from composer_prime.gateway.store import KEY_VARIABLE
 from composer_prime.store import Store, open_store
-from composer_prime.store.gateway import KEY_VARIABLE
 from tests.contracts import test_store_contract as contract
 from tests.gateway.guarded import KEYS, AnyKey, guarding, make_run
 

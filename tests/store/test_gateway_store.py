@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 
 import pytest
 
-from composer_prime.bench.seaweed import free_ports
 from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
+from composer_prime.gateway.client import Place
+from composer_prime.gateway.store import KEY_VARIABLE, GatewayStore
+from composer_prime.gateway.wire import Signer, Ticket
 from composer_prime.store import keys, open_store, probe_store, remote, retry
-from composer_prime.store.gateway import KEY_VARIABLE, GatewayStore
-from composer_prime.store.gateway_client import Place
-from composer_prime.store.gateway_wire import Signer, Ticket
 from composer_prime.sync.signatures import SigningKey
 from tests.contracts import test_store_contract as contract
 from tests.contracts.test_store_contract import ILLEGAL_KEYS
 from tests.gateway.guarded import KEYS, claim_of, guarding, make_run, signed
 from tests.servers.in_thread import serving_handler
+from tests.servers.weed import free_ports
 
 SIGNER = Signer(KEYS["alice"].public, KEYS["alice"].sign)
 

@@ -8,11 +8,11 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from composer_prime.errors import StoreError
+from composer_prime.gateway.client import Place
+from composer_prime.gateway.store import GatewayStore
+from composer_prime.gateway.wire import Signer
 from composer_prime.store import open_store, remote, retry
 from composer_prime.store.base import Store
-from composer_prime.store.gateway import GatewayStore
-from composer_prime.store.gateway_client import Place
-from composer_prime.store.gateway_wire import Signer
 from tests.gateway.guarded import KEYS
 from tests.servers.in_thread import serving_handler
 

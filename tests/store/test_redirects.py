@@ -7,10 +7,10 @@ from contextlib import closing
 import pytest
 
 from composer_prime.errors import KeyMissing, StoreError
+from composer_prime.gateway.client import Answered, GatewayClient, Place
+from composer_prime.gateway.wire import Signer, Ticket
 from composer_prime.store import keys, open_store, remote, retry
 from composer_prime.store.base import Store
-from composer_prime.store.gateway_client import Answered, GatewayClient, Place
-from composer_prime.store.gateway_wire import Signer, Ticket
 from composer_prime.store.hf import ENDPOINT_VARIABLE, open_hf
 from composer_prime.store.redirects import MAX_HOPS, Astray, host_of, next_url
 from tests.gateway.guarded import KEYS, guarding, make_run

@@ -12,13 +12,12 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from composer_prime.bench.seaweed import free_ports
 from composer_prime.config import Recipe, SiteSettings, settle_site
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.gateway.app import Gateway
+from composer_prime.gateway.store import GatewayStore
 from composer_prime.plan.link import Link
 from composer_prime.store import keys, open_store, remote
-from composer_prime.store.gateway import GatewayStore
 from composer_prime.store.throttled import BYTES_PER_MBIT, PIECE_BYTES
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.site_clock import OuterLoop
@@ -28,6 +27,7 @@ from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import read_invitation
 from tests.gateway.guarded import claim_of, guarding
 from tests.servers.in_thread import serving_app
+from tests.servers.weed import free_ports
 from tests.volunteers.owned_run import CONSENT, OWNER, OwnedRun
 from tests.volunteers.test_commands import invite, refused
 from tests.volunteers.test_join import FakeSite
