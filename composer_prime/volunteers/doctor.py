@@ -140,7 +140,7 @@ def examine_job(recipe: RecipeBase, uri: str) -> Diagnosis:
     Raises StoreUnusable.
     """
     with closing(open_store(uri)) as store:
-        probe_store(store, may_overwrite=recipe.outer is not None and recipe.outer.committer is not None)
+        probe_store(store)
         link = measure(store)
     names = list(filter(None, os.environ.get(SECRET_NAMES_VARIABLE, "").split(",")))
     lost = [f"{name} isn't set" for name in names if not os.environ.get(name)]

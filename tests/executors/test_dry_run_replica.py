@@ -231,7 +231,7 @@ def platform(on: str, moto: S3Server, tmp_path: Path, monkeypatch: pytest.Monkey
     def unknown(model: str) -> Any:
         raise ModelError("the hub doesn't answer")
 
-    monkeypatch.setattr("composer_prime.sites.embedded.shapes.named_shapes", unknown)
+    monkeypatch.setattr("composer_prime.launch.preflight.named_shapes", unknown)
     monkeypatch.chdir(tmp_path)
     with serving_hub() as hub, closing(loopback(on, tmp_path / "platform")) as opened:
         hub.broken = True

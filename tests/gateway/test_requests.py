@@ -19,7 +19,7 @@ from composer_prime.gateway.identity import Identities
 from composer_prime.gateway.identity import Signed as SignedRequest
 from composer_prime.gateway.limits import Rate, Rates
 from composer_prime.gateway.refusal import Refusal
-from composer_prime.store import keys, open_store
+from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.owner import Owner
 from tests.gateway.guarded import (
@@ -182,15 +182,6 @@ def test_a_site_that_may_close_rounds_is_not_let_in(gateway: Guarded, store: Sto
     assert status == 403 and "site a may close rounds, and behind a gateway nobody does" in words
     with closing(gateway.store("a")) as full, pytest.raises(StoreUnusable, match=r"admit it as a guest .*--guest"):
         full.list("")
-
-
-def test_where_one_site_commits_the_others_come_in_guests_or_not() -> None:
-    store = open_store("memory://requests-fixed-committer")
-    make_run(store, committer="a")
-    Owner(store, OWNER).admit("mallory", KEYS["mallory"].public)
-    with guarding(store) as gateway:
-        assert gateway.ask("mallory", "GET", "site").status_code == 200
-        assert gateway.ask("a", "GET", "site").status_code == 403
 
 
 def test_a_site_that_was_let_in_hears_at_once_that_its_key_is_revoked(gateway: Guarded, store: Store) -> None:
