@@ -80,6 +80,9 @@ class Mutant:
 
 
 def is_text(node: ast.AST) -> bool:
+    """Whether an expression is a string, as far as can be seen."""
+    if isinstance(node, ast.BinOp):
+        return is_text(node.left) or is_text(node.right)
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
@@ -89,7 +92,7 @@ def change(node: ast.AST) -> ast.AST | None:
     match new:
         case ast.Compare() if type(new.ops[0]) in COMPARED:
             new.ops[0] = COMPARED[type(new.ops[0])]()
-        case ast.BinOp() if type(new.op) in CALCULATED and not is_text(new.left) and not is_text(new.right):
+        case ast.BinOp() if type(new.op) in CALCULATED:
             new.op = CALCULATED[type(new.op)]()
         case ast.BoolOp():
             new.op = ast.Or() if isinstance(new.op, ast.And) else ast.And()

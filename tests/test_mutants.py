@@ -21,7 +21,7 @@ def found(body: str) -> list[Mutant]:
         ("raise ValueError(f'{a + b} must be at most {a - 1}')", ["... -> nothing"]),
         ("logger.info('round=%d', a + b)", []),
         ("'''What it is.'''\nc: int = a // b", ["a // b -> a * b"]),
-        ("return 'a' + 'b' + a", ["return 'a' + 'b' + a -> return None", "'a' + 'b' + a -> 'a' + 'b' - a"]),
+        ("return 'a' + 'b' + a", ["return 'a' + 'b' + a -> return None"]),
         ("a.close()", ["a.close() -> nothing"]),
     ],
 )
