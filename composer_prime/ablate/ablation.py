@@ -9,9 +9,10 @@ from rich.table import Table
 
 from composer_prime.ablate.plan import Job
 from composer_prime.ablate.report import write_report
-from composer_prime.ablate.rows import Row, dollars
+from composer_prime.ablate.rows import Row
 from composer_prime.config.ablate import left_out
 from composer_prime.errors import ComposerPrimeError
+from composer_prime.plan.prices import dollars
 
 Runner = Callable[[Job, Callable[[], bool]], Row | None]
 """Trains and judges one job and writes its row, as `runner.run_job`; None when it was stopped."""

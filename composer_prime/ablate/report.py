@@ -9,9 +9,10 @@ from statistics import fmean
 from typing import Any
 
 from composer_prime.ablate.plan import Job
-from composer_prime.ablate.rows import Row, dollars
+from composer_prime.ablate.rows import Row
 from composer_prime.ablate.statistics import Estimate, difference_interval, mean_interval
 from composer_prime.config.ablate import left_out
+from composer_prime.plan.prices import dollars
 from composer_prime.sites.embedded.result import write_whole
 from composer_prime.visible import markdown
 

@@ -65,11 +65,6 @@ class Row(Table, extra="ignore"):
         return self.run_s + self.held_out_s
 
 
-def dollars(seconds: float | None, usd_per_hour: float | None) -> float | None:
-    """What that time costs; None where time or price isn't known."""
-    return None if seconds is None or usd_per_hour is None else seconds / 3600 * usd_per_hour
-
-
 def load_row(path: Path) -> Row | None:
     """The row in that file; None when there is none."""
     try:
