@@ -58,7 +58,7 @@ def ablate(
         check_device(job.recipe.site.device)
     check_tasks(jobs)
     if dry_run:
-        print_plan(jobs, run_job, console, usd_per_hour=usd_per_hour)
+        print_plan(jobs, console, usd_per_hour=usd_per_hour)
         return
     with catch_interrupt() as interrupt:
         code = ablate(jobs, run_job, console, usd_per_hour=usd_per_hour, is_stopped=lambda: interrupt.is_set)
