@@ -105,7 +105,7 @@ def test_an_adversary_beside_running_sites_leaves_a_book_of_its_kinds_and_equal_
 
 def test_an_unknown_kind_is_refused_before_anything_runs(tmp_path):
     with pytest.raises(BadInput, match="--kind 'sign flop' isn't one of scale x1000, sign flip, "):
-        main(tmp_path / "none.toml", [0], 8, 7, 3, 16, 0, tmp_path, ["sign flip", "sign flop"])
+        main(tmp_path / "none.toml", [0], 8, 7, 3, 0, tmp_path, ["sign flip", "sign flop"])
 
 
 def test_audits_add_up():
