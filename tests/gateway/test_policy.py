@@ -5,11 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from composer_prime.gateway import invitation_keys
-from composer_prime.gateway.policy import INLINE_BYTES, Fragment, RunFacts, is_bulk, read_refusal, write_refusal
+from composer_prime.gateway.policy import INLINE_BYTES, RunFacts, is_bulk, read_refusal, write_refusal
 from composer_prime.integrations import torchft_keys
 from composer_prime.launch import launch_keys
 from composer_prime.store import keys
-from composer_prime.sync.validity import FragmentFacts
 from tests.sync.harness import make_terms
 
 SHA = "0123456789abcdef" * 4
@@ -58,7 +57,7 @@ TRICKS = [
     "%2e%2e/x",
     "tape/alice/../bob/0.jsonl",
 ]
-FACTS = RunFacts("run", make_terms(), tuple(Fragment(FragmentFacts(i, 1, (10, 20))) for i in range(2)), 1000)
+FACTS = RunFacts("run", make_terms(), ((10, 20), (10, 20)), 1000)
 
 
 def refused(site: str, operation: str, key: str, nbytes: int = 15) -> str | None:
@@ -104,7 +103,7 @@ def test_a_payload_has_the_size_that_its_codec_gives(nbytes: int, fits: bool) ->
 
 
 def test_a_payload_beyond_the_gateway_s_own_limit_is_refused() -> None:
-    facts = RunFacts("run", make_terms(), (Fragment(FragmentFacts(0, 1, (10, 2000))),), 1000)
+    facts = RunFacts("run", make_terms(), ((10, 2000),), 1000)
     key = keys.payload(0, 2, "alice", SHA)
     assert write_refusal("alice", "put", key, 1000, facts) is None
     assert "at most 1000 (--max-object-mib)" in (write_refusal("alice", "put", key, 1001, facts) or "")
