@@ -20,7 +20,7 @@
      +-- ProtocolError            the bucket holds what no sound site writes
      |    +-- CorruptObject         an object whose bytes don't match its record
      |    |    +-- PayloadUnsound     they have the hash that it states, and are no sound payload
-     |    +-- MasterMismatch        our masters differ from the log even after a rebuild
+     |    +-- MasterMismatch        our masters differ from the other sites'
      |    +-- Superseded            another process of our name has a higher incarnation
      |    +-- RunGone               the bucket no longer holds the run we are in
      |    |    +-- RunReplaced        it holds another one
@@ -180,7 +180,7 @@ class PayloadUnsound(CorruptObject):
 
 
 class MasterMismatch(ProtocolError):
-    """Our masters differ from what the log names, even after a rebuild."""
+    """Our masters differ from those on which the other sites' offers stand."""
 
 
 class Superseded(ProtocolError):

@@ -1,4 +1,4 @@
-"""What the owner of a run may do from anywhere: reopen it, admit and revoke sites, hand the commits to another site."""
+"""What the owner of a run may do from anywhere: admit and revoke sites, delete the run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,17 +33,6 @@ def _owner(store: str, key: Path | None) -> Iterator["Owner"]:
         yield Owner(opened, signing)
     finally:
         opened.close()
-
-
-def reopen(
-    store: StoreArgument,
-    rounds: Annotated[int, typer.Option(min=1, help="Training rounds after which the run ends, all counted.")],
-    key: KeyOption = None,
-) -> None:
-    """Let a run that is closed go on to more rounds. Start its sites again afterwards."""
-    with _owner(store, key) as owner:
-        record = owner.reopen(rounds)
-    say(f"reopened for the {_ordinal(record.number)} time: the run goes on to {rounds} rounds, start its sites")
 
 
 def delete(
@@ -122,21 +111,5 @@ def _expired(store: str) -> list[str]:
         return expired_unused(opened, time.time())
 
 
-def committer(
-    store: StoreArgument,
-    to: Annotated[str, typer.Option("--to", help="The site that shall create commits.", show_default=False)],
-    key: KeyOption = None,
-) -> None:
-    """Hand the commits of a run with one fixed committer to another site. Stop the old one first."""
-    with _owner(store, key) as owner:
-        record = owner.hand_over(to)
-    say(f"admission {record.number}: site {to} alone creates commits from now on")
-
-
 def _names(admitted: dict[str, str]) -> str:
     return ", ".join(sorted(admitted)) or "none"
-
-
-def _ordinal(number: int) -> str:
-    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"

@@ -31,6 +31,12 @@ _KINDS = {
 }
 
 
+GONE = {
+    "outer.committer": "every site may close rounds, and a store that lets two writers of one key win is refused",
+}
+"""Keys that recipes once had, and what does their job now."""
+
+
 def describe(model: type[BaseModel], error: ValidationError) -> str:
     """One line for the first mistake, unknown keys before all others, and how many more there are."""
     mistakes = sorted(error.errors(), key=lambda mistake: mistake["type"] != "extra_forbidden")
@@ -60,6 +66,8 @@ def known_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 def _sentence(model: type[BaseModel], mistake: ErrorDetails) -> str:
     kind, loc, value = mistake["type"], mistake["loc"], mistake["input"]
     name, context = dotted(loc), mistake.get("ctx", {})
+    if kind == "extra_forbidden" and name in GONE:
+        return f"{name} is no setting any more: {GONE[name]}; remove it"
     if kind == "extra_forbidden":
         return f"{name} isn't a known key: {_nearest(model, loc)}"
     if kind == "missing":

@@ -98,11 +98,8 @@ class OuterConfig(Table):
     """Most tokens that an inner step trains: an offer of more, for the rounds behind it, is refused. None: what batch
     and row length of the recipe allow, in a run with an owner or keys."""
 
-    committer: SiteName | None = None
-    """The only site that closes rounds, for a store that lets two writers of one key win. None: every site may."""
-
     owner: str | None = None
-    """Public key that may admit and revoke keys and reopen the run; see `composer-prime keygen`."""
+    """Public key that may admit and revoke keys; see `composer-prime keygen`."""
 
     keys: dict[SiteName, str] = Field(default_factory=dict)
     """Public key by site: only these sites take part, and everything they write is signed. Empty: whoever can write."""

@@ -69,7 +69,7 @@ class Identities:
             self._refresh()
             sites = sorted(site for site, key in self._roster.admitted().items() if key == public)
             held_by = self._roster.held_by(public)
-            closers = [site for site in sites if self._roster.authority().allows(site)]
+            closers = [site for site in sites if site not in self._roster.guests()]
         if not sites and held_by is not None:
             raise Refusal(wire.REVOKED, str(SiteRevoked.of(held_by)))
         why = None

@@ -36,7 +36,7 @@ def serve_run(store: Store, max_object_bytes: int, allowed: Collection[str] = ()
             f"run {manifest.run} asks for no keys, and a gateway knows sites by their keys: create a run with "
             "outer.owner"
         )
-    if manifest.owner is None and manifest.terms.committer is None:
+    if manifest.owner is None:
         raise BadInput(
             f"run {manifest.run} has no owner who could admit guests, and all its sites close rounds, which behind a "
             "gateway nobody does: create a run with outer.owner"

@@ -79,19 +79,9 @@ def founding() -> str:
     return "founding.json"
 
 
-def close(number: int = 0) -> str:
-    """The create-once record of the run's final versions; `number` counts how often the run was reopened before."""
-    return f"close-{fixed_number('closing', number, ORDER_DIGITS)}.json" if number else "close.json"
-
-
-def reopenings_prefix() -> str:
-    """Prefix of all records by which the run was prolonged; they sort by number."""
-    return "reopen/"
-
-
-def reopening(number: int) -> str:
-    """The create-once record of the `number`-th time, from 1, that the run's owner prolonged it."""
-    return f"{reopenings_prefix()}{fixed_number('reopening', number, ORDER_DIGITS)}.json"
+def close() -> str:
+    """The create-once record of the run's final versions."""
+    return "close.json"
 
 
 def admissions_prefix() -> str:
@@ -289,7 +279,7 @@ class Place(NamedTuple):
     site: str = ""
     fragment: int = 0
     number: int = 0
-    """Version, incarnation, or the number of a tape's piece, an admission or a reopening."""
+    """Version, incarnation, or the number of a tape's piece or of an admission."""
     sha: str = ""
 
 
@@ -301,8 +291,7 @@ _PLACES = {
     for kind, pattern in {
         "manifest": r"manifest\.json",
         "founding": r"founding\.json",
-        "close": rf"close(?:-(?P<number>\d{{{ORDER_DIGITS}}}))?\.json",
-        "reopening": rf"reopen/(?P<number>\d{{{ORDER_DIGITS}}})\.json",
+        "close": r"close\.json",
         "admission": rf"admissions/(?P<number>\d{{{ORDER_DIGITS}}})\.json",
         "probe": rf"probe/(?:{SITE_NAME}/)?[^/]+",
         "offer": rf"{_ROUND}/offers/{_NAME}\.json",

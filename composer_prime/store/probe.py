@@ -22,11 +22,10 @@ START_S = 30
 """Within which all writers of a race must have a thread; a process that may have no more fails then, and waits not."""
 
 
-def probe_store(store: Store, *, site: str | None = None, may_overwrite: bool = False) -> None:
+def probe_store(store: Store, *, site: str | None = None) -> None:
     """Write, read and list a throw-away object, and make sure that a second writer of it loses; then remove it.
 
-    site            who tries: where credentials are scoped to a site, nobody else's can touch its objects
-    may_overwrite   the run has one fixed committer, so that a second writer may win
+    site   who tries: where credentials are scoped to a site, nobody else's can touch its objects
 
     StoreUnusable, naming the store and the cause, when the store can't be reached, read or written, or when it lets
     two writers of one key win: every site would then follow its own log.
@@ -45,11 +44,11 @@ def probe_store(store: Store, *, site: str | None = None, may_overwrite: bool = 
         store.delete(key)
     except StoreError as error:
         raise StoreUnusable(f"store {store.uri} can't be used: {error}") from error
-    if not may_overwrite and (won != (True, False) or held != first):
+    if won != (True, False) or held != first:
         raise StoreUnusable(
             f"store {store.uri} does not keep create-if-absent (of two writers of one key, {sum(won)} won, and the "
             f"{'first' if held == first else 'second'} one's bytes stand; must be: 1, the first): use a store that "
-            "honours If-None-Match (AWS S3, SeaweedFS, Ceph), or a folder, or name one fixed committer: outer.committer"
+            "honours If-None-Match (AWS S3, SeaweedFS, Ceph), or a folder"
         )
     if listed != [key]:
         raise StoreUnusable(
@@ -87,8 +86,8 @@ def race_store(store: Store, *, writers: int = 16, races: int = 20) -> None:
     if bad:
         raise StoreUnusable(
             f"store {store.uri} does not keep create-if-absent (of {races} races of {writers} writers, "
-            f"{_counted(ended)}; each must have 1 winner, whose bytes stand): use a store that honours If-None-Match, "
-            "or name one fixed committer: outer.committer"
+            f"{_counted(ended)}; each must have 1 winner, whose bytes stand): use a store that honours If-None-Match "
+            "(AWS S3, SeaweedFS, Ceph), or a folder"
         )
 
 

@@ -271,8 +271,7 @@ class Courier:
         """Read the log up to now, on entering. What it says of this site's name is for `Returning` to judge.
 
         Fragments side by side: while one waits for the bucket, another computes. A round of which something is missing
-        or damaged is the present where no commit follows: the sites that are here wait before it, too. One that they
-        have passed is passed by a newer snapshot; raises StoreError where none stands yet.
+        or damaged is passed by a newer snapshot; where there is none it is the present, and waits for what it lacks.
         """
         side_by_side(self._runtime, "outer-catch-up", [partial(self._read_on, replica) for replica in self._replicas])
         if not any(replica.closing is not None for replica in self._replicas):
@@ -290,9 +289,9 @@ class Courier:
                 if replica.closing is None:
                     raise
                 logger.warning("round_waits fragment=%d version=%d error=%s", replica.fragment, replica.version, error)
-                if not replica.is_passed():
+                if not (rounds := replica.install_snapshot()):
                     return
-                self._settle_all(replica, replica.leap(error))
+                self._settle_all(replica, rounds)
 
     def follow(self, fragments: list[int] | None = None) -> None:
         """Apply every commit there is, to these or all fragments, and settle the captures they decide."""
@@ -395,7 +394,7 @@ class Courier:
             return failure
         replica = self._replicas[fragment]
         if not errand.ready or replica.version >= self._terms.final_version:
-            return None  # after the last round there is none to offer into, until the owner opens another
+            return None  # after the last round there is none to offer into
         if replica.master.coarse and not self._closer.is_vouched_for(replica):
             return None
         offer = self._offer_of(errand, replica.master)
@@ -440,10 +439,8 @@ class Courier:
     # --- rounds -----------------------------------------------------------------------------------------------------
 
     def _served(self) -> list[int]:
-        """Fragments whose open round this site may close: where it has an offer; a fixed committer also the due one."""
+        """Fragments whose open round this site may close: where it has an offer."""
         served = {f for f, errand in list(self._errands.items()) if errand.offered_at == self._replicas[f].version}
-        if self._roster.authority().committer == self._site and not self.is_over():
-            served.add(due_fragment(self.versions()))
         return sorted(f for f in served if self._replicas[f].closing is None)
 
     def _reduce_parts(self) -> None:
@@ -455,10 +452,10 @@ class Courier:
             now = self._runtime.now()
             commit, live = closing.commit, self._members.live(now) | {self._site}
             taken = [entry.site for entry in commit.taken]
-            authority = self._roster.authority(commit.admissions)
+            guests = self._roster.guests(commit.admissions)
             for index in closing.missing_parts():
                 place = (commit.fragment, commit.version, index)
-                rank = reducer_rank(self._site, live, taken, *place, authority)
+                rank = reducer_rank(self._site, live, taken, *place, guests)
                 if rank is not None and now - closing.seen_at >= rank * takeover_s(self._closer.grace_s):
                     replica.reduce(index)
             self.follow([replica.fragment])

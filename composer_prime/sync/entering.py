@@ -67,7 +67,6 @@ def enter(
 
     own          what this process holds that may be masters of the run; they aren't fetched then
     patience_s   seconds that whole masters may take to fetch; beyond them a site begins with upper halves. None: any.
-                 The fixed committer always waits, since nobody merges anything without it
 
     Raises ConfigError when the name or the key won't do, StoreError, Superseded.
     """
@@ -75,17 +74,15 @@ def enter(
     roster = Roster(store, run.manifest, run.sha256, identity.key)
     roster.check_admitted(site)
     judged = None if identity.replace else check_name_is_free(store, runtime, site, roster, terms.liveness_s)
-    claim = claim_incarnation(store, site, roster, judged)
-    incarnation = claim.incarnation
-    pulse = Pulse(store, site, claim, roster, atomic=terms.committer is None)
+    incarnation = claim_incarnation(store, site, roster, judged)
+    pulse = Pulse(store, site, incarnation, roster)
     # Before any snapshot is looked for: what this site may need is kept from now on (rule 13).
     nothing = (0,) * len(run.fragments)
     pulse.beat("joining", nothing, nothing, inner_step, 0)
     tape = Tape(store, site, incarnation)
     refining = Refining(store, run, runtime=runtime, roster=roster)
     with _beating(runtime, terms.liveness_s, lambda: pulse.beat("joining", nothing, nothing, inner_step, 0)):
-        is_committer = roster.authority().committer == site
-        starts = begin(store, run, roster, runtime, own, None if is_committer else patience_s)
+        starts = begin(store, run, roster, runtime, own, patience_s)
         courier = Courier(
             store,
             run,

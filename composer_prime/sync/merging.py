@@ -168,7 +168,7 @@ class Merger:
 
     def _aggregate(self, commit: Commit, factors: Mapping[str, float], vectors: Mapping[str, Vector]) -> Tensor:
         """What these movements, one or more, make by the run's rule."""
-        guests = self._roster.authority(commit.admissions).guests
+        guests = self._roster.guests(commit.admissions)
         weighted = {site: (factors[site], vectors[site]) for site in sorted(vectors)}
         members = [each for site, each in weighted.items() if site not in guests]
         theirs = [each for site, each in weighted.items() if site in guests]
@@ -241,7 +241,7 @@ class Merger:
             commit_sha=closing.commit_sha,
             index=index,
             bounds=self._coding.merged_codec.size_bounds(stop - start),
-            authority=self._roster.authority(commit.admissions),
+            guests=self._roster.guests(commit.admissions),
         )
         return fault or self._roster.fault(part, part.reducer, commit.admissions)
 
@@ -290,7 +290,7 @@ class Merger:
         if data is None or sha256_hex(data) != part.sha256:
             raise fault
         logger.warning("part_restored payload=%s fault=%s", part.payload, fault)
-        if self._site and self._roster.authority(commit.admissions).allows(self._site):
+        if self._site and self._site not in self._roster.guests(commit.admissions):
             self._store.put(part.payload, data)
         start, stop = self._coding.part_bounds(index, commit.num_parts)
         self._merged[part.payload] = self._decode_part(part.payload, data, stop - start)
@@ -341,7 +341,7 @@ class Merger:
 
     def _mean(self, commit: Commit, vectors: Mapping[str, Tensor], excluded: Collection[str]) -> bytes | None:
         """A part's values as they are coded; None where they are none that `merged_codec` has a code for."""
-        factors = part_shares(commit, excluded, self._terms, self._roster.authority(commit.admissions).guests)
+        factors = part_shares(commit, excluded, self._terms, self._roster.guests(commit.admissions))
         try:
             return self._coding.merged_codec.encode(self._aggregate(commit, factors, vectors))
         except SiteError:  # of values of 3e38 a mean is infinite, or no bf16: any site may send such

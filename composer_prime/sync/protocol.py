@@ -64,28 +64,9 @@ def commit_rank(site: str, live: Collection[str], fragment: int, version: int) -
     return sum(_draw(fragment, version, name) < mine for name in live if name != site)
 
 
-@dataclass(frozen=True)
-class Authority:
-    """Who may create commits, merge parts and close the run, under one admission record.
-
-    committer   the only site that may (rule 15); None: every site that is no guest
-    guests      sites that may offer, and nothing else (rule 14): volunteers behind a gateway
-    """
-
-    committer: str | None = None
-    guests: frozenset[str] = frozenset()
-
-    def allows(self, site: str) -> bool:
-        """Whether this site may."""
-        return site == self.committer if self.committer is not None else site not in self.guests
-
-    def fault(self, site: str, act: str) -> str | None:
-        """Why what this site did ("made", "merged") doesn't count; None when it does."""
-        if self.allows(site):
-            return None
-        if self.committer is not None:
-            return f"was {act} by {site}, only {self.committer} may"
-        return f"was {act} by {site}, a guest, which may only offer"
+def guest_fault(site: str, guests: Collection[str], act: str) -> str | None:
+    """Why what this site did ("made", "merged") doesn't count: guests may only offer (rule 14). None when it does."""
+    return f"was {act} by {site}, a guest, which may only offer" if site in guests else None
 
 
 def adaptive_grace(intervals: Sequence[float], terms: Terms) -> float:
@@ -176,23 +157,18 @@ def reducer_rank(
     fragment: int,
     version: int,
     part: int,
-    authority: Authority,
+    guests: Collection[str],
 ) -> int | None:
     """Rule 10: after how many time-outs this site merges a part: 0 at once, None never.
 
     Each part has a first choice among the sites taken, dealt so that nobody has two parts before everybody has one;
     after it the live sites in an order drawn per part. Sites that aren't live are passed over, and so are guests.
     """
-    if not authority.allows(site):
+    if site in guests:
         return None
-    if authority.committer is not None:
-        return 0
-    dealt = sorted(filter(authority.allows, taken), key=lambda name: _draw(fragment, version, "deal", name))
+    dealt = sorted(set(taken) - set(guests), key=lambda name: _draw(fragment, version, "deal", name))
     first = [dealt[part % len(dealt)]] if dealt else []
-    others = sorted(
-        (name for name in live if name not in first and authority.allows(name)),
-        key=lambda name: _draw(fragment, version, part, name),
-    )
+    others = sorted(set(live) - {*first, *guests}, key=lambda name: _draw(fragment, version, part, name))
     order = [name for name in (*first, *others) if name in live or name == site]
     return order.index(site) if site in order else None
 

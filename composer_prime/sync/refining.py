@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from composer_prime.errors import CorruptObject, KeyMissing, RoundWaits, StoreError
 from composer_prime.store.base import Store
 from composer_prime.store.remembering import RememberingStore
-from composer_prime.sync.replica import Replica, StrictReplica
+from composer_prime.sync.replica import Replica
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import Run
 from composer_prime.sync.runtime import Runtime
@@ -34,7 +34,7 @@ class _Refined:
     upper: Upper
     replica: Replica
     log: RememberingStore
-    strict: StrictReplica | None = None
+    strict: Replica | None = None
     is_lost: bool = False
 
 
@@ -128,15 +128,15 @@ class Refining:
             raise StoreError(f"{self._store.uri} holds no whole master of fragment {fragment} up to version {at_most}")
         return found
 
-    def _strict(self, refined: _Refined, master: Master) -> StrictReplica:
+    def _strict(self, refined: _Refined, master: Master) -> Replica:
         log, places = refined.log.recalled(), {"runtime": self._runtime, "roster": self._roster}
         try:
-            return StrictReplica(log, self._run, master.fragment, site="", start=master, **places)
+            return Replica(log, self._run, master.fragment, site="", start=master, **places)
         except (KeyMissing, CorruptObject) as error:  # it slept, and rounds behind that master were collected meanwhile
             refined.is_lost = True
             raise StoreError(f"{error}; looking for another master") from error
 
-    def _follow(self, strict: StrictReplica, version: int) -> None:
+    def _follow(self, strict: Replica, version: int) -> None:
         while strict.version < version:
             if not strict.advance():
                 break

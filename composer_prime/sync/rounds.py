@@ -109,15 +109,14 @@ class RoundCloser:
         live = self._members.live(now) | {self._site}
         if self._expects_gather(current, live, replica):
             self._check_payloads(current, replica, current.offers)
-        authority = self._roster.authority()
-        if not replica.is_judge or not authority.allows(self._site) or not self._decide(current, live, now).close:
+        guests = self._roster.guests()
+        if not replica.is_judge or self._site in guests or not self._decide(current, live, now).close:
             current.closable_at = None
             return False
         if current.closable_at is None:
             current.closable_at = now
         able = {site for site, verdict in current.verdicts.items() if verdict != "coarse"}
-        others = filter(authority.allows, live & able)
-        rank = commit_rank(self._site, frozenset(others), *_place(replica))
+        rank = commit_rank(self._site, (live & able) - guests, *_place(replica))
         if now - current.closable_at < rank * STAGGER_S:
             return False
         self._members.notice_newcomers()  # a site that joined a moment ago is waited for
@@ -174,7 +173,7 @@ class RoundCloser:
             if (newer := self._members.incarnation(site)) > found.incarnation:
                 current.set_aside(site, f"was made by incarnation {found.incarnation}, {newer} has taken over")
                 continue
-            current.verdicts[site] = _worth(found, is_guest=site in self._roster.authority().guests)
+            current.verdicts[site] = _worth(found, is_guest=site in self._roster.guests())
             if found.payload is not None:
                 current.offers[site] = found
         for site, why in copies(self._by_standing(current.offers, replica)).items():
@@ -199,7 +198,7 @@ class RoundCloser:
     def _base_of(self, offer: Offer, site: str, replica: Replica) -> str | None:
         """The master that an offer vouches for; None where it names none, is a guest's, or isn't its site's for this
         round."""
-        if site in self._roster.authority().guests:
+        if site in self._roster.guests():
             return None
         is_own = offer.is_at(site, *_place(replica)) and self._roster.fault(offer, site) is None
         return offer.base_sha if is_own else None
@@ -252,9 +251,7 @@ class RoundCloser:
             return False  # fewer are left: decide again
         if replica.look() is not None:
             return False
-        if replica.is_mistaken([base for site, base in current.bases.items() if site != self._site]):
-            del self._rounds[replica.fragment]  # its offers were judged by a wrong master
-            return False
+        replica.check_agrees([base for site, base in current.bases.items() if site != self._site])
         admissions, admission_sha = self._roster.honoured
         if self._roster.newest != self._judged_by:
             return False  # another thread has read newer ones: an offer that it takes may be of who is revoked
@@ -267,7 +264,7 @@ class RoundCloser:
             refused=dict(list(current.faults.items())[:MAX_REFUSED]),
             voids=replica.history.voids,
             terms=self._terms,
-            guests=self._roster.authority(admissions).guests,
+            guests=self._roster.guests(admissions),
             admissions=admissions,
             admission_sha=admission_sha,
             committer=self._site,

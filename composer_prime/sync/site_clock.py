@@ -122,13 +122,12 @@ class OuterLoop:
         if settings.run_uri is None or outer is None:
             raise ConfigError("the recipe has no [outer] table: add one to take part in an outer loop")
         key = None if site.key_file is None else SigningKey.load(site.key_file)
-        check = race_store if outer.committer is None else lambda store: None
         return cls(
             throttle(open_store(settings.run_uri, site.key_file), site.max_mbit_up, site.max_mbit_down),
             terms_of(settings.recipe),
             run=settings.recipe.run.name,
             site=SiteIdentity(settings.site, key, site.same_name == "replace"),
-            founding=Founding(outer.owner, outer.keys, check if settings.has_weights else refuse_to_create),
+            founding=Founding(outer.owner, outer.keys, race_store if settings.has_weights else refuse_to_create),
             journal=FileJournal(settings.paths.journal),
             exact_join_s=site.exact_join_s,
             waits=Waits(settings.paths.waiting("trainer")),

@@ -5,7 +5,7 @@ round that starts from it, or a close record for the last one (rule 1).
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -117,18 +117,14 @@ def vouched_sha(store: Store, run: Run, roster: Roster, fragment: int, version: 
     """The hash of master(fragment, version) that something create-once names; None when nothing does yet."""
     if version == 0:
         return run.manifest.masters[fragment]
-    if version > run.terms.final_version:
+    final = run.terms.final_version
+    if version < final:
+        stands = _commit_at(store, fragment, version)
+        return None if stands is None else _vouched_by_log(store, roster, stands, final)
+    close = find_close(store, roster, final) if version == final else None
+    if close is None or len(close.masters) != len(run.fragments):
         return None
-    stands = _commit_at(store, fragment, version)
-    if stands is not None and (sha := _vouched_by_log(store, roster, stands, run.terms.final_version)) is not None:
-        return sha
-    for number in reversed([number for number, end in enumerate(run.ends) if end == version]):
-        close = find_close(store, roster, number, version)
-        if close is None or len(close.masters) != len(run.fragments):
-            continue
-        if roster.fault(close, close.closed_by) is None:  # of a site that is admitted now, too
-            return close.masters[fragment]
-    return None
+    return close.masters[fragment] if roster.fault(close, close.closed_by) is None else None  # one admitted now
 
 
 class _Stands(NamedTuple):
@@ -155,7 +151,7 @@ def _vouched_by_log(store: Store, roster: Roster, first: _Stands, final_version:
     found, fragment, version = first, first.commit.fragment, first.commit.version
     if roster.author_fault(first.commit) is not None:
         return None
-    for at in range(version + 1, final_version + 1):
+    for at in range(version + 1, final_version):
         following = _commit_at(store, fragment, at)
         if following is not None and roster.author_fault(following.commit) is not None:
             following = None
@@ -190,10 +186,8 @@ def newest_master(
     *,
     at_most: int | None = None,
     above: int = -1,
-    but_for: Collection[int] = (),
 ) -> Master | None:
-    """The newest stored master of a fragment that is whole and vouched for, from version `above` + 1 to `at_most`, and
-    none of the versions `but_for`.
+    """The newest stored master of a fragment that is whole and vouched for, from version `above` + 1 to `at_most`.
 
     One that is corrupt, or that can't be read though it is listed, is passed over with a warning, since an older one
     and the log make the same master. None: no such. Raises KeyMissing when none is left but such as are missing: those
@@ -203,8 +197,6 @@ def newest_master(
     for version, sha in vouched_snapshots(store, run, roster, fragment, at_most):
         if version <= above:
             break
-        if version in but_for:
-            continue
         try:
             return load_master(store, run, fragment, version, sha)
         except (KeyMissing, CorruptObject) as error:

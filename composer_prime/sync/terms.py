@@ -74,8 +74,6 @@ class Terms(Record):
     """K: rounds between two snapshots of a master."""
     keep_log: bool = True
     """Whether offers and payloads that nobody needs any more are kept, so that the whole run can be verified."""
-    committer: str | None = None
-    """The only site that creates commits, for a store that lets two writers of one key win; None: every site may."""
     rounds: Positive
     """Training rounds of every fragment, after which the run ends for all sites. One closing round follows."""
 

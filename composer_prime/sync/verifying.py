@@ -79,12 +79,12 @@ class Verifier:
         self._runtime = ThreadRuntime()
         self._roster = Roster(self._store, self.run.manifest, self.run.sha256)
         self._roster.refresh()
-        self._closes = self._read_closes()
+        self._close = self._read_close()
 
     @property
     def is_closed(self) -> bool:
-        """Whether the run has ended, as far as it was prolonged."""
-        return self.run.closing in self._closes
+        """Whether the run has ended."""
+        return self._close is not None
 
     def close(self) -> None:
         """Let go of threads. The store stays open."""
@@ -135,26 +135,19 @@ class Verifier:
                 f"its parameters make {made[:16]}"
             )
 
-    def _read_closes(self) -> dict[int, Close]:
-        """The close records by number. Raises CorruptObject on one that is unsound, or gone though the run went on."""
-        found: dict[int, Close] = {}
-        for number in range(self.run.closing + 1):
-            key = keys.close(number)
-            try:
-                close = read_record(self._store, Close, key)
-            except KeyMissing:
-                if number < self.run.closing:
-                    raise CorruptObject(f"{key} is gone, though {keys.reopening(number + 1)} stands") from None
-                continue
-            end = self.run.ends[number]
-            if number < self.run.closing:  # what it says of another version, the replay there judges
-                end = max(close.versions, default=end)
-            if (fault := close_fault(self._roster, close, number, end)) is not None:
-                raise CorruptObject(f"{key} of {close.closed_by} {fault}")
-            if len(close.versions) != len(self.run.fragments):
-                raise CorruptObject(f"{key} of {close.closed_by} isn't a record of {len(self.run.fragments)} fragments")
-            found[number] = close
-        return found
+    def _read_close(self) -> Close | None:
+        """The close record. Raises CorruptObject when it is unsound."""
+        try:
+            close = read_record(self._store, Close, keys.close())
+        except KeyMissing:
+            return None
+        if (fault := close_fault(self._roster, close, self.run.terms.final_version)) is not None:
+            raise CorruptObject(f"{keys.close()} of {close.closed_by} {fault}")
+        if len(close.versions) != len(self.run.fragments):
+            raise CorruptObject(
+                f"{keys.close()} of {close.closed_by} isn't a record of {len(self.run.fragments)} fragments"
+            )
+        return close
 
     # --- one fragment -----------------------------------------------------------------------------------------------
 
@@ -202,16 +195,14 @@ class Verifier:
         for key, sha in stored.items():
             if sha != master.sha256:
                 raise _fault(fragment, master.version, key, f"is another master than the log makes, {master.sha256}")
-        for number, close in self._closes.items():
-            if close.versions[fragment] == master.version and close.masters[fragment] != master.sha256:
+        close = self._close
+        if close is not None and close.versions[fragment] == master.version:
+            if close.masters[fragment] != master.sha256:
                 what = f"names the master {close.masters[fragment]}, the log makes {master.sha256}"
-                raise _fault(fragment, master.version, keys.close(number), what, close.closed_by)
-            if close.versions[fragment] == master.version and close.voids[fragment] != replica.history.voids:
+                raise _fault(fragment, master.version, keys.close(), what, close.closed_by)
+            if close.voids[fragment] != replica.history.voids:
                 what = f"says that rounds {close.voids[fragment]} were void, those were {replica.history.voids}"
-                raise _fault(fragment, master.version, keys.close(number), what, close.closed_by)
-            if close.versions[fragment] == master.version and close.floors[fragment] != replica.history.floor:
-                what = f"says that admission {close.floors[fragment]} was honoured, that was {replica.history.floor}"
-                raise _fault(fragment, master.version, keys.close(number), what, close.closed_by)
+                raise _fault(fragment, master.version, keys.close(), what, close.closed_by)
         return len(stored)
 
     def _check_void(
@@ -255,7 +246,8 @@ class Verifier:
             if after is None:
                 break
         named = [*snapshots.get(version + 1, {}).values()]
-        named += [c.masters[fragment] for c in self._closes.values() if c.versions[fragment] == version + 1]
+        if self._close is not None and self._close.versions[fragment] == version + 1:
+            named.append(self._close.masters[fragment])
         return all(sha == replica.master.sha256 for sha in named)
 
     def _commit(self, fragment: int, version: int) -> Commit | None:
@@ -270,13 +262,12 @@ class Verifier:
         later = [key for key in listed if (place := keys.parse_collectable(key)) is not None and place[1] > version]
         later += [key for key in listed if key == keys.commit(fragment, version + 1)]
         later += [key for at, stored in snapshots.items() if at > version for key in stored]
-        later += [keys.close(n) for n, close in self._closes.items() if close.versions[fragment] > version]
+        later += [keys.close()] if self._close is not None and self._close.versions[fragment] > version else []
         if not later:
             return
         stands = f"though {later[0]} stands"
         if version >= self.run.terms.final_version:
-            what = f"says that the run ends at version {version}, {stands}: a record of its reopening is gone"
-            raise _fault(fragment, version, keys.manifest(), what)
+            raise _fault(fragment, version, keys.manifest(), f"says that the run ends at version {version}, {stands}")
         if replica.closing is None:
             raise _fault(fragment, version, keys.commit(fragment, version), f"is gone, {stands}")
         missing, commit = replica.closing.missing_parts()[0], replica.closing.commit
@@ -318,14 +309,6 @@ class _Checked(Replica):
     def _later(self) -> list[int]:
         """Versions of the snapshots ahead; up to the last but one, garbage collection may have been."""
         return [version for version in self._stored if version > self.version]
-
-    def _heal(self, commit: Commit) -> str | None:
-        """Nothing is healed: whether the log or the commit is wrong, what the sites made of it tells."""
-        return f"names the master {commit.base_sha}, the log makes {self.master.sha256}"
-
-    def _was_mistaken(self, fault: str, is_chained: bool) -> bool:
-        """Nor does an auditor ask who agrees with it."""
-        return False
 
     def _jump(self) -> list[Round]:
         """Stand on the next snapshot, where garbage collection may have taken what this round was made of (rule 13)."""

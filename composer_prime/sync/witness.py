@@ -109,16 +109,10 @@ def _cosine(x: np.ndarray, y: np.ndarray) -> float | None:
     return float(np.dot(x, y)) / scale if scale > NOTHING else None
 
 
-def is_second_record(stands: Offer, taken: Offer, *, is_atomic: bool) -> bool:
-    """Whether what stands at the key of an offer that was taken is another offer for the same round.
-
-    is_atomic   whether the store lets one writer of a key win. In one that doesn't, two processes of one name may each
-                have made a record, honestly: there only a second one of the same process counts.
-    """
+def is_second_record(stands: Offer, taken: Offer) -> bool:
+    """Whether what stands at the key of an offer that was taken is another offer for the same round."""
     place = (taken.site, taken.fragment, taken.version)
-    if stands == taken or (stands.site, stands.fragment, stands.version) != place:
-        return False
-    return is_atomic or stands.incarnation == taken.incarnation
+    return stands != taken and (stands.site, stands.fragment, stands.version) == place
 
 
 @dataclass
@@ -193,7 +187,7 @@ class Witness:
             self._unread[fragment].append(_Committed(fragment, version, own.admissions, taken, told=told))
         compared_at, cosines = self._agreements.pop(fragment, (version, {}))
         return {
-            "clipped": clipped(taken, self._terms, self._roster.authority().guests),
+            "clipped": clipped(taken, self._terms, self._roster.guests()),
             "agreement": cosines if compared_at == version and taken else {},
         }
 
@@ -215,11 +209,10 @@ class Witness:
         """Sites that put another record over their offer before the commit took one of both."""
         if not self._roster.signed:
             return set()
-        is_atomic = self._roster.authority().committer is None
         told = set()
         for entry in taken:
             before = seen.get(entry.site)
-            if before is not None and is_second_record(entry.offer, before, is_atomic=is_atomic):
+            if before is not None and is_second_record(entry.offer, before):
                 self._tell(entry.offer)
                 told.add(entry.site)
         return told
@@ -263,9 +256,8 @@ class Witness:
         found = self._runtime.map(
             lambda offer: find_record(self._store, Offer, keys.offer(offer.fragment, offer.version, offer.site)), offers
         )
-        is_atomic = self._roster.authority(committed.admissions).committer is None
         for taken, stands in zip(offers, found, strict=True):
-            if stands is None or not is_second_record(stands, taken, is_atomic=is_atomic):
+            if stands is None or not is_second_record(stands, taken):
                 continue
             if self._roster.fault(stands, taken.site, committed.admissions) is None:
                 yield taken

@@ -16,7 +16,7 @@ from composer_prime.config.distill import MAX_K, DistillConfig
 from composer_prime.config.outer import OuterConfig
 from composer_prime.config.prime_rl import LOSS_PATHS, PrimeRlConfig
 from composer_prime.config.recipe import TINY_MODELS
-from composer_prime.config.table import RUN_NAME, SITE_NAME
+from composer_prime.config.table import RUN_NAME
 from composer_prime.config.teachers import HINT_FIELDS, HintKind, OutcomeKind
 from composer_prime.volunteers.places import is_public_url
 
@@ -149,7 +149,7 @@ _OUTER = {
     "grace_s": real(0, 1e6), "liveness_s": real(0, 1e6), "weighting": _choices(OuterConfig, "weighting"),
     "aggregate": _choices(OuterConfig, "aggregate"), "clip": real(0, 1e6), "trim": real(0, 0.5),
     "guest_share": real(0, 0.5), "guest_clip": real(0, 1e6), "step_tokens": whole(1, 2**53),
-    "committer": text(SITE_NAME, "a site's name"), "snapshot_rounds": MANY, "keep_log": FLAG, "max_stale_rounds": MANY,
+    "snapshot_rounds": MANY, "keep_log": FLAG, "max_stale_rounds": MANY,
 }  # fmt: skip
 _LOSS = {
     "dppo_mask_low": real(0, 1000), "dppo_mask_high": real(0, 1000), "adv_tau": real(0, 1000),

@@ -14,7 +14,7 @@ from pathlib import Path
 from composer_prime.errors import ConfigError, InvitationRefused, SiteRevoked
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.sync.lifetime import find_manifest, has_ended, prolonged
+from composer_prime.sync.lifetime import find_manifest, has_ended
 from composer_prime.sync.members import check_name_is_free
 from composer_prime.sync.records import Manifest
 from composer_prime.sync.roster import Roster
@@ -124,8 +124,8 @@ def enter(invitation: Invitation, store: Store, key: SigningKey, *, starting: bo
     roster.refresh()
     if roster.admitted().get(invitation.site) != key.public:
         raise revoked
-    terms, ends = prolonged(store, roster, manifest.terms)
-    is_finished = has_ended(store, roster, terms.fragments, ends)
+    terms = manifest.terms
+    is_finished = has_ended(store, roster, terms)
     if starting and not is_finished:
         _check_name(invitation, store, roster, terms)
     claimed = {keys.parse_claim(key)[0] for key in store.list(keys.sites_prefix()) if keys.is_claim(key)}

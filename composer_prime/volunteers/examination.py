@@ -104,7 +104,7 @@ def examine_job(recipe: RecipeBase, uri: str) -> Diagnosis:
     """
     endpoint = endpoint_of(uri)
     with closing(open_store(uri)) as store:
-        probe_store(store, may_overwrite=recipe.outer is not None and recipe.outer.committer is not None)
+        probe_store(store)
         link = measure(store)
     found = diagnose(look(Path.cwd()), None, link, None if endpoint is None else clock_ahead_s(endpoint))
     names = list(filter(None, os.environ.get(SECRET_NAMES_VARIABLE, "").split(",")))

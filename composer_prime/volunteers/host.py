@@ -117,7 +117,7 @@ def invite(
     if invitee.uri is not None:
         _check_gateway(invitee.uri)
     uri = invitee.uri or store.uri
-    if uri.startswith(GATEWAY) and not invitee.guest and roster.authority().committer is None:
+    if uri.startswith(GATEWAY) and not invitee.guest:
         raise BadInput(
             f"site {invitee.site} would close rounds as any member does, and behind a gateway nobody may: invite a "
             "guest (--guest), or leave --gateway out and give credentials of the bucket"

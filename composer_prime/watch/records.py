@@ -107,10 +107,8 @@ class RunStatus:
     rounds_done: int
     rounds: int
     closed: bool
-    reopened: int
     signed: bool
     owner: str | None
-    committer: str | None
     quorum: int
     contributing: int
     live: int | None

@@ -15,7 +15,7 @@ from composer_prime.outer.fragments import plan_fragments
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.founding import FoundingRecord, find_founding
-from composer_prime.sync.lifetime import close_fault, find_manifest, prolonged
+from composer_prime.sync.lifetime import close_fault, find_manifest
 from composer_prime.sync.members import newest_incarnation
 from composer_prime.sync.reading import read_bytes
 from composer_prime.sync.records import Beat, Close, Manifest
@@ -95,19 +95,19 @@ class _Look:
     ) -> None:
         self._store, self._manifest, self._roster = store, manifest, roster
         self._watch_s, self._before = watch_s, before
-        self._terms, self._ends = prolonged(store, roster, manifest.terms)
+        self._terms = manifest.terms
         shapes = [(parameter.name, parameter.shape) for parameter in manifest.parameters]
         self._fragments = plan_fragments(shapes, manifest.terms.fragments)
         momentum = self._terms.has_momentum
         self._rounds: list[FragmentRounds] = [
-            read_rounds(store, roster, each.index, runtime, each.numel, self._ends[-1], momentum=momentum)
+            read_rounds(store, roster, each.index, runtime, each.numel, self._terms.final_version, momentum=momentum)
             for each in self._fragments
         ]
         claims, strangers = _claims(store, roster, runtime)
         self._beats = {claimed.site: claimed.beat for claimed in claims}
         self._claimed = [self._believed(claimed) for claimed in claims]
         self._tapes = {each.site: read_tape(pieces_of(store, each.site, runtime)) for each in self._claimed}
-        guests = self._roster.authority().guests
+        guests = self._roster.guests()
         believed = {each.site for each in self._claimed if not each.revoked} - set(guests)
         words = {site: tape for site, tape in self._tapes.items() if site in believed}
         self._standing = Standing(self._rounds, words, self._terms, guests)
@@ -151,10 +151,8 @@ class _Look:
             rounds_done=min(terms.rounds, *versions),
             rounds=terms.rounds,
             closed=self._closed,
-            reopened=len(self._ends) - 1,
             signed=self._roster.signed,
             owner=self._manifest.owner,
-            committer=self._roster.authority().committer,
             quorum=terms.quorum,
             contributing=sum(site.contributing for site in sites),
             live=_num_live(sites),
@@ -171,8 +169,7 @@ class _Look:
 
     def _read_close(self) -> tuple[bool, list[str]]:
         """Whether the run has ended, and what is wrong with the record that should say so."""
-        number, end = len(self._ends) - 1, self._ends[-1]
-        key = keys.close(number)
+        key, end = keys.close(), self._terms.final_version
         try:
             data = read_bytes(self._store, key)
         except KeyMissing:
@@ -181,7 +178,7 @@ class _Look:
             close = Close.from_bytes(data, key)
         except CorruptObject as error:
             return False, [str(error)]
-        fault = close_fault(self._roster, close, number, end)
+        fault = close_fault(self._roster, close, end)
         is_over = all(rounds.version >= end for rounds in self._rounds)
         return is_over, [] if fault is None else [f"{key} of {close.closed_by} {fault}"]
 
@@ -227,7 +224,7 @@ class _Look:
         trained = max([0 if beat is None else beat.trained_tokens, *(entry.trained_tokens for _, _, entry in taken)])
         merged = self._mean(entry.tokens for _, _, entry in taken)
         dropped = self._mean(self._tapes[site].dropped.values())
-        if is_guest := site in self._roster.authority(self._roster.last_admission_of(site)).guests:
+        if is_guest := site in self._roster.guests(self._roster.last_admission_of(site)):
             bounds = [believed(rounds, site, self._roster) for rounds in self._rounds]
             merged, most = (self._mean(each) for each in zip(*bounds, strict=True))
             trained = max(merged, min(trained, most))

@@ -33,14 +33,12 @@ def draw(status: RunStatus, console: Console) -> None:
 def run_lines(status: RunStatus) -> list[str]:
     """The run as a whole, in a few lines."""
     state = "closed" if status.closed else "going on"
-    times = f", reopened {'once' if status.reopened == 1 else f'{status.reopened} times'}" if status.reopened else ""
     access = "open to whoever can write" if not status.signed else f"keys, owner {status.owner or 'none'}"
-    committer = f"; {status.committer} alone commits" if status.committer else ""
     written = status.bytes
     return [
         f"run {status.run} in {status.uri}, created by {status.created_by}",
-        f"{state}{times}: {status.rounds_done} of {status.rounds} rounds of each fragment; H {status.inner_steps}, "
-        f"P {status.fragments}, tau {status.sync_delay}, codec {status.codec}; {access}{committer}",
+        f"{state}: {status.rounds_done} of {status.rounds} rounds of each fragment; H {status.inner_steps}, "
+        f"P {status.fragments}, tau {status.sync_delay}, codec {status.codec}; {access}",
         f"payloads {size(written.payloads)}, merged parts {size(written.merged)}, "
         f"stored masters {size(written.masters)}",
         f"live {live(status)}, contributing {status.contributing}, quorum {status.quorum}",

@@ -87,7 +87,7 @@ def test_status_needs_no_torch_and_loads_little(run: str):
     assert "torch" not in loaded and len(loaded) < 600
 
 
-@pytest.mark.parametrize("name", ["verify", "status", "keygen", "reopen", "admit", "revoke", "committer"])
+@pytest.mark.parametrize("name", ["verify", "status", "keygen", "admit", "revoke"])
 def test_help_names_the_command(cli, name: str):
     assert f"  {name} " in cli("--help").out and cli(name, "--help").code == 0
 

@@ -24,8 +24,6 @@ OTHERS = {
     "manifest": keys.manifest(),
     "founding": keys.founding(),
     "close": keys.close(),
-    "a later close": keys.close(3),
-    "reopening": keys.reopening(1),
     "admission": keys.admission(1),
     "probe": keys.probe("7-ab"),
     "invitation": invitation_keys.invitation("alice", 1),

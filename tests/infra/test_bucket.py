@@ -28,12 +28,12 @@ OWN: list[tuple[Callable[[str], str], bool]] = [
 """Every key that holds a site's name, and whether it is create-once."""
 
 SHARED = [
-    (keys.founding(), True), (keys.manifest(), True), (keys.close(), True), (keys.close(2), True),
+    (keys.founding(), True), (keys.manifest(), True), (keys.close(), True),
     (keys.commit(1, 2), True), (keys.merged(1, 2, 0), True), (keys.merged_payload(1, 2, 0, SHA), False),
     (keys.master(1, 2, SHA), False), (keys.probe("7-ab"), True),
 ]  # fmt: skip
 OWNERS = [
-    keys.admission(1), keys.reopening(1), invitation_keys.invitation("alice", 1),
+    keys.admission(1), invitation_keys.invitation("alice", 1),
     launch_keys.launch(1), launch_keys.stop(1), launch_keys.recipe(SHA), launch_keys.intent(1, "alice", 1),
     launch_keys.job(1, "alice", 1), launch_keys.end(1, "alice", 1), launch_keys.wheel(SHA), launch_keys.order(SHA),
     launch_keys.launches_prefix() + "0001/sites/alice/x.json",
@@ -115,7 +115,7 @@ def test_records_are_written_once_even_by_those_who_may_create_them() -> None:
         assert not allowed(put(key, if_absent=False), policy("owner-policy")), key
 
 
-def test_only_the_owner_admits_and_reopens_and_it_makes_no_rounds() -> None:
+def test_only_the_owner_admits_and_it_makes_no_rounds() -> None:
     for key in OWNERS:
         assert allowed(put(key, if_absent=True), policy("owner-policy"))
         assert not allowed(put(key, if_absent=True), policy("site-policy", "a"))

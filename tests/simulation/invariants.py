@@ -4,7 +4,6 @@ Reads the bucket's writes as they happen, every master that a process holds, and
 """
 
 import hashlib
-import re
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ import torch
 
 from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.fragments import plan_fragments
-from composer_prime.outer.masters import master_sha256, unpack_master
+from composer_prime.outer.masters import unpack_master
 from composer_prime.outer.payloads import decode
 from composer_prime.store import keys
-from composer_prime.sync.protocol import Authority, reducer_rank
+from composer_prime.sync.protocol import reducer_rank
 from composer_prime.sync.records import Commit, Manifest, Offer, Part
 from composer_prime.sync.run import FragmentCoding
 from composer_prime.sync.snapshots import Master
@@ -34,11 +33,6 @@ if TYPE_CHECKING:
 
 TOLERANCE = UNIT / 4
 """Rounding of a seed's additions stays far below it."""
-
-
-MANY_WRITE = re.compile(r"sites/.*/claim\.json|rounds/.*/offers/.*\.json")
-"""What two processes of one name race for; on a store that lets two win, it may have two contents. Of all else there is
-one writer: the fixed committer makes the manifest, commits, parts and the close record (rule 15)."""
 
 
 @dataclass
@@ -88,9 +82,6 @@ class Invariants:
         self._forgets = self._lossy and not world.terms.error_feedback
         self.pins = Pins(world.terms.liveness_s, world.terms.max_stale_rounds)
         self._finals: dict[tuple[int, int], str] = {}
-        self._reopened_at_s = 0.0
-        self.num_finished = 0
-        """Processes that ended with the run."""
 
     def violate(self, what: str) -> None:
         self._world.scheduler.is_stopped = True
@@ -104,7 +95,7 @@ class Invariants:
         contents = self._world.bucket.history[key]
         if key in self._world.bucket.collected:
             self._world.coverage.branch("garbage: made again by a late request")
-        elif len(contents) > 1 and not (self._world.bucket.racy and MANY_WRITE.fullmatch(key)):
+        elif len(contents) > 1:
             self.violate(f"two contents at {key}")
         if key.endswith("/commit.json"):
             self._commit(key, data)
@@ -129,7 +120,7 @@ class Invariants:
         taken = self.commits[part.fragment, part.version]
         place = (part.fragment, part.version, part.part)
         self._by_host("part", part.reducer, 1)
-        rank = reducer_rank(part.reducer, self._world.sites, taken, *place, self._authority)
+        rank = reducer_rank(part.reducer, self._world.sites, taken, *place, self._world.guests)
         self._world.coverage.branch("part: taken over" if rank else "part: merged by its first choice")
         for excluded in part.excluded:
             self._world.coverage.branch("part: an offer excluded")
@@ -163,10 +154,6 @@ class Invariants:
         for refused in commit.refused:
             self._world.coverage.branch("refused: " + refusal(refused.why))
 
-    @property
-    def _authority(self) -> Authority:
-        return Authority(self._world.terms.committer, frozenset(self._world.guests))
-
     def _by_host(self, what: str, site: str, admissions: int) -> None:
         """A record that honours the owner's word must not be of a guest; one made before it came may be."""
         if not self._world.guests or not admissions:
@@ -195,16 +182,9 @@ class Invariants:
     def master(self, process: SiteProcess, master: Master) -> None:
         if master.coarse:
             return
-        place, flipped = (master.fragment, master.version), process.flipped.get(master.fragment)
-        if flipped is not None:
-            really = master_sha256(
-                master.weights, master.momentum
-            )  # a void round hands on the hash that was made before
-            if master.version > flipped and self._masters.get(place) == really:
-                del process.flipped[master.fragment]
-                self._world.progress.in_order_from_now(process.site.name)
+        if master.fragment in process.flipped:
             return
-        known = self._masters.setdefault(place, master.sha256)
+        known = self._masters.setdefault((master.fragment, master.version), master.sha256)
         if known != master.sha256:
             self.violate(f"{process.site.name} has another master({master.fragment}, {master.version}) than others")
 
@@ -388,16 +368,9 @@ class Invariants:
         lines = "".join(traceback.format_exception(error)[-4:])
         self.violate(f"{process.site.name}/{process.number} failed: {type(error).__name__}: {error}\n{lines}")
 
-    def reopened(self) -> None:
-        """The run goes on; a process that is just coming in may not know it, and end where the run had ended."""
-        self._reopened_at_s = self._world.scheduler.time
-
     def finished(self, process: SiteProcess) -> None:
         outer = process.outer
-        self.num_finished += 1
         final = outer._terms.final_version
-        if final != self._world.terms.final_version and process.joined_from_s >= self._reopened_at_s:
-            self.violate(f"{process.site.name} finished at version {final}, though the run was reopened before it came")
         for fragment in range(self._world.terms.fragments):
             master = outer._courier.master(fragment)
             if master.version != final:
@@ -412,7 +385,7 @@ class Invariants:
 
     def check_log(self) -> None:
         """Rebuild every master from what ever stood in the bucket, by arithmetic of our own, and compare hashes."""
-        if self.violations or not self.commits or self._world.bucket.racy:
+        if self.violations or not self.commits:
             return
         for fragment in range(self._world.terms.fragments):
             self._check_fragment(fragment)

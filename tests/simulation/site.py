@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from composer_prime.errors import ConfigError, StoreError, Superseded
+from composer_prime.errors import ConfigError, MasterMismatch, StoreError, Superseded
 from composer_prime.sync.journal import KEPT
 from composer_prime.sync.site_clock import OuterLoop, SiteIdentity
 from tests.simulation.runtime import Process, SimRuntime
@@ -171,6 +171,9 @@ class SiteProcess:
             end = "finished" if self.outer.finished else "left"
         except Superseded:
             end = "superseded"
+        except MasterMismatch as error:
+            if not self.flipped:
+                self.world.invariants.failed(self, error)
         except Exception as error:
             self.world.invariants.failed(self, error)
         if self.watched:
@@ -179,6 +182,8 @@ class SiteProcess:
         self.state = end
         if end == "finished":
             self.world.invariants.finished(self)
+        if end == "failed" and self.flipped:
+            self.world.start_again(self)
         self.world.look_for_end()
 
     def _join(self) -> None:

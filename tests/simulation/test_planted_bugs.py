@@ -20,9 +20,10 @@ from composer_prime.store import keys
 from composer_prime.sync import courier, garbage, merging, replica, returning, rounds, site_clock
 from composer_prime.sync.courier import Courier
 from composer_prime.sync.merging import Merger
-from composer_prime.sync.protocol import Authority, RoundDecision, RoundView
+from composer_prime.sync.protocol import RoundDecision, RoundView
 from composer_prime.sync.records import Commit, Refused
 from composer_prime.sync.replica import Replica
+from composer_prime.sync.roster import Roster
 from composer_prime.sync.rounds import RoundCloser
 from composer_prime.sync.site_clock import OuterLoop
 from tests.simulation.__main__ import main
@@ -94,7 +95,7 @@ def test_double_commit(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(RoundCloser, "_commit", overwriting(RoundCloser._commit))
         monkeypatch.setattr("composer_prime.sync.rounds.commit_rank", lambda *_: 0)
 
-    check(monkeypatch, "two contents at rounds/", plant, lambda plan: plan.num_sites > 2 and not plan.racy)
+    check(monkeypatch, "two contents at rounds/", plant, lambda plan: plan.num_sites > 2)
 
 
 def test_fragment_clock_by_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +186,7 @@ def test_slice_reduced_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch,
         "two contents at rounds/",
         plant,
-        lambda plan: plan.terms.gather_sites < plan.num_sites and plan.terms.slices > 2 and not plan.terms.committer,
+        lambda plan: plan.terms.gather_sites < plan.num_sites and plan.terms.slices > 2,
     )
 
 
@@ -216,7 +217,7 @@ def test_a_reducer_leaves_out_what_is_sound(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _excludes(plan: Plan) -> bool:
-    return "damage" in faults_of(plan) and plan.terms.committer is None and plan.terms.aggregate == "mean"
+    return "damage" in faults_of(plan) and plan.terms.aggregate == "mean"
 
 
 def test_garbage_collection_of_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,16 +352,7 @@ def test_a_robust_rule_that_takes_the_lowest(monkeypatch: pytest.MonkeyPatch, ru
         monkeypatch,
         "isn't what",
         lambda: monkeypatch.setattr(merging, "aggregate", lowest),
-        lambda plan: plan.terms.aggregate == rule and plan.num_sites > 2 and not plan.racy,
-    )
-
-
-def test_a_fixed_committer_commits_a_round_twice_where_two_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    check(
-        monkeypatch,
-        "two contents at rounds/",
-        lambda: monkeypatch.setattr(RoundCloser, "_commit", overwriting(RoundCloser._commit, Twice)),
-        lambda plan: plan.racy,
+        lambda plan: plan.terms.aggregate == rule and plan.num_sites > 2,
     )
 
 
@@ -392,21 +384,12 @@ def test_unreadable_payload_left_out_of_the_mean(monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_wrong_master_kept_though_the_log_names_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    check(
-        monkeypatch,
-        "finished with another master",
-        lambda: monkeypatch.setattr(Replica, "_heal", lambda *_: None),
-        lambda plan: "corrupt" in faults_of(plan),
-    )
-
-
-def test_a_site_commits_though_others_stand_on_another_master(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it was once: a site whose master was wrong closed rounds with nothing, for others to call void."""
+def test_a_site_goes_on_though_others_stand_on_another_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site whose master is wrong would close rounds with nothing, and call the others' commits void."""
     check(
         monkeypatch,
         "finds a commit faulty",
-        lambda: monkeypatch.setattr(Replica, "is_mistaken", lambda *_: False),
+        lambda: monkeypatch.setattr(Replica, "check_agrees", lambda *_: None),
         _mistakes_a_master,
     )
 
@@ -446,7 +429,7 @@ def _comes_late(plan: Plan) -> bool:
 
 def test_a_guest_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     def plant() -> None:
-        monkeypatch.setattr(Authority, "allows", lambda self, site: True)
+        monkeypatch.setattr(Roster, "guests", lambda self, number=None: frozenset())
 
     check(monkeypatch, "which is a guest", plant, lambda plan: len(plan.guests) > 1)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 MAX_RECORD_BYTES = 4 * 2**20
 MAX_COUNT = 2**53
-PROTOCOL = 12
+PROTOCOL = 13
 
 Check = Callable[[Any], bool]
 
@@ -106,7 +106,6 @@ _TERMS = fields(
     max_stale_rounds=POSITIVE,
     snapshot_rounds=POSITIVE,
     keep_log=truth,
-    committer=maybe(text),
     rounds=POSITIVE,
 )
 
@@ -172,25 +171,22 @@ MANIFEST = fields(
     keys=by_site(text),
     created_by=text,
     nonce=nonce,
+    parent=maybe(sha256_hex),
 )
 FOUNDING = fields(protocol=one_of(PROTOCOL), run=text, terms=terms, owner=maybe(text), keys=by_site(text))
 CLOSE = fields(
-    number=COUNT,
     versions=many(COUNT),
     masters=many(sha256_hex),
     voids=many(many(COUNT)),
-    floors=many(COUNT),
     closed_by=text,
     signature=maybe(text),
 )
 ADMISSION = fields(
     number=POSITIVE,
     keys=by_site(text),
-    committer=maybe(text),
     guests=many(text),
     signature=maybe(text),
 )
-REOPENING = fields(number=POSITIVE, rounds=POSITIVE, signature=maybe(text))
 
 
 def read(check: Check, data: bytes) -> dict[str, Any]:

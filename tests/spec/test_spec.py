@@ -102,14 +102,6 @@ def test_the_reader_rebuilds_every_master_of_a_signed_run_with_admissions_a_gues
     assert [[entry.site for entry in commit.taken] for commit in commits] == [[*"ab"], [*"abc"], [*"abcd"], [*"acd"]]
 
 
-def test_the_reader_rebuilds_every_master_of_a_run_whose_fixed_committer_was_handed_over(tmp_path):
-    play = Play(tmp_path, "abcde", signed=True, quorum=5, committer="a").rounds(1)
-    Owner(play.store, OWNER).hand_over("d")
-    play.rounds(2)
-    assert_moved(read_as_verify_does(tmp_path), 3)
-    assert [read_commit(tmp_path, version).committer for version in range(3)] == [*"add"]
-
-
 def test_the_reader_carries_a_void_round_and_what_the_next_commits_say_of_it(tmp_path):
     play = Play(tmp_path, "ab", quorum=2, max_stale_rounds=2).rounds(1)
     play.store.create(keys.commit(0, 1), b'{"not":"a commit"}')
@@ -130,18 +122,13 @@ def test_the_reader_carries_a_round_whose_merge_is_not_finite(tmp_path):
     assert read_as_verify_does(tmp_path).voids.keys() == {(0, 1)}
 
 
-def test_the_reader_rebuilds_a_run_that_closed_with_void_rounds_and_was_reopened(tmp_path):
+def test_the_reader_rebuilds_a_run_that_closed_with_void_rounds(tmp_path):
     uri = f"file://{tmp_path / 'run'}"
     first = ThreadSite(open_store(uri), make_terms(codec="int8"), "a")
     first.after_join = lambda: open_store(uri).create(keys.commit(0, 3), b"garbage")
     run_sites(first)
     closed = read_as_verify_does(tmp_path / "run")
     assert closed.is_closed and closed.voids.keys() == {(0, 3)}
-    Owner(open_store(uri)).reopen(5)
-    assert not read_as_verify_does(tmp_path / "run").is_closed
-    run_sites(*(ThreadSite(open_store(uri), make_terms(codec="int8"), name, data_seed=7) for name in "ab"))
-    reading = read_as_verify_does(tmp_path / "run")
-    assert reading.is_closed and (reading.versions(0), reading.versions(1)) == (6, 6)
 
 
 def test_the_reader_reads_no_round_behind_the_closing_one(tmp_path):

@@ -150,8 +150,6 @@ def test_the_run_s_own_records_say_what_they_are() -> None:
     assert keys.place(keys.manifest()) == keys.Place("manifest")
     assert keys.place(keys.founding()) == keys.Place("founding")
     assert keys.place(keys.close()) == keys.Place("close")
-    assert keys.place(keys.close(2)) == keys.Place("close", number=2)
-    assert keys.place(keys.reopening(2)) == keys.Place("reopening", number=2)
     assert keys.place(keys.admission(2)) == keys.Place("admission", number=2)
     assert keys.place(keys.probe("7-ab")) == keys.place(keys.probe("7-ab", "a")) == keys.Place("probe")
 

@@ -12,7 +12,7 @@ from composer_prime.store.memory import MemoryStore
 from tests.store.faulty_store import FaultPlan, FaultyStore
 from tests.store.meeting import Meeting
 
-REMEDY = r"use a store that honours If-None-Match, or name one fixed committer: outer\.committer"
+REMEDY = r"use a store that honours If-None-Match \(AWS S3, SeaweedFS, Ceph\), or a folder"
 
 
 @pytest.mark.parametrize(

@@ -177,11 +177,17 @@ class HandSite:
 
 
 class SpoilingStore(MemoryStore):
-    """Opens the bytes of a store in memory anew; a site's payloads are cut short on their way while `spoils`."""
+    """Opens the bytes of a store in memory anew; a site's payloads are cut short on their way while `spoils`.
+
+    The site leaves commits to others, which look at what they take.
+    """
 
     def __init__(self, store: Store) -> None:
         super().__init__(store.uri.removeprefix("memory://"))
         self.spoils = False
+
+    def create(self, key: str, data: bytes) -> bool:
+        return not key.endswith("/commit.json") and super().create(key, data)
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         super().put(key, data[:-1] if self.spoils and keys.is_payload(key) else data)

@@ -68,9 +68,9 @@ def test_a_close_record_that_names_fewer_masters_than_fragments_vouches_for_noth
     site = HandSite(store, make_terms(), "a", clock)
     store.create(
         keys.close(),
-        Close(number=0, versions=(4,), masters=("1" * 64,), voids=((),), floors=(0,), closed_by="a").to_bytes(),
+        Close(versions=(4,), masters=("1" * 64,), voids=((),), closed_by="a").to_bytes(),
     )
-    assert site.run.ends == (4,) and vouched_sha(store, site.run, site.roster, 0, 4) is None
+    assert site.run.terms.final_version == 4 and vouched_sha(store, site.run, site.roster, 0, 4) is None
 
 
 def test_a_copy_of_a_sites_own_claim_under_a_later_number_takes_nothing_over(store, clock):

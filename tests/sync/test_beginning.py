@@ -230,14 +230,6 @@ def test_who_holds_a_master_from_which_the_log_is_short_needs_no_half(store, clo
     assert upper_versions(SlowStore(store, clock, 1e-3), own_of(net()), 0.0) == [None, None]
 
 
-@pytest.mark.parametrize(("committer", "is_coarse"), [("a", False), (None, True)])
-def test_the_fixed_committer_waits_for_whole_masters_since_nobody_merges_without_it(store, clock, committer, is_coarse):
-    terms = TERMS.model_copy(update={"codec": "fp32", "committer": committer})
-    founded(store, clock, 5, codec="fp32", committer=committer)
-    again = HandSite(SlowStore(store, clock, 1e-3), terms, "a", clock, net=net(1), patience_s=0.0)
-    assert again.courier.is_coarse() == is_coarse
-
-
 def test_who_creates_a_run_fetches_none_of_the_masters_that_it_has_just_put(store, clock):
     slow = SlowStore(store, clock, 0.0)
     run_sites(ThreadSite(slow, make_terms(), "a"))

@@ -13,7 +13,7 @@ from composer_prime.store.metered import MeteredStore
 from composer_prime.sync.merging import NOT_CODED
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Commit, Offer, Part
-from composer_prime.sync.replica import StrictReplica
+from composer_prime.sync.replica import Replica
 from composer_prime.sync.snapshots import load_master, store_master
 from composer_prime.sync.terms import Terms
 from composer_prime.sync.verifying import Verifier
@@ -336,7 +336,7 @@ def test_who_only_follows_goes_on_from_a_snapshot_when_the_parts_it_waits_for_we
     for key in store.list("rounds/0000/00000000/merged/"):
         store.delete(key)
     site = crowd.sites[0]
-    follower = StrictReplica(store, site.run, 0, runtime=site.runtime, roster=site.roster, site="", start=start)
+    follower = Replica(store, site.run, 0, runtime=site.runtime, roster=site.roster, site="", start=start)
     assert follower.advance() == []
     crowd.clock[0] += site.run.terms.grace_s + 1.0
     assert [closed.version for closed in follower.advance()] == [0, 1, 2] and follower.version == 3

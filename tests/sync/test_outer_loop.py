@@ -128,7 +128,7 @@ def test_work_that_met_only_void_rounds_is_not_stale_and_is_merged_in_the_first_
 
 
 def test_work_is_carried_over_as_many_missed_rounds_as_it_may_and_dropped_after_one_more(store):
-    terms = make_terms(fragments=1, rounds=5, max_stale_rounds=2, committer="b", grace_s=60.0)
+    terms = make_terms(fragments=1, rounds=5, max_stale_rounds=2, grace_s=60.0)
     spoiling = SpoilingStore(store)
     site, other = ThreadSite(spoiling, terms, "a"), ThreadSite(store, terms, "b", data_seed=1)
     gate, count, seen = threading.Barrier(2), site.outer.after_inner_step, []

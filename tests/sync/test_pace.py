@@ -1,4 +1,4 @@
-"""Sites of different speed, and stores that can't decide between two writers."""
+"""Sites of different speed, and how much they do at once."""
 
 import threading
 import time
@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from composer_prime.errors import ConfigError
 from composer_prime.outer.fragments import trainable
 from composer_prime.store import keys, open_store
 from composer_prime.store.memory import MemoryStore
@@ -52,42 +51,6 @@ def test_by_seconds_a_fast_and_a_slow_site_meet_in_every_round_with_different_st
             offers = [read_record(store, Offer, keys.offer(fragment, version, site)) for site in ("fast", "slow")]
             assert offers[0].steps > offers[1].steps
             assert taken[0].multiplier > taken[1].multiplier, "more tokens weigh more"
-
-
-class Careless(MemoryStore):
-    """A store that takes If-None-Match and ignores it, as some gateways do: every writer wins."""
-
-    def create(self, key: str, data: bytes) -> bool:
-        self.put(key, data)
-        return True
-
-
-@pytest.mark.parametrize("kind", ["careless", pytest.param("rclone", marks=pytest.mark.s3)])
-def test_with_a_fixed_committer_a_store_that_lets_two_writers_win_is_safe(kind, store_uri):
-    """rclone's S3 server takes If-None-Match and ignores it; it is refused as an ordinary run's store."""
-    terms = make_terms(committer="b", rounds=4, sync_delay=1, gather_sites=2, merged_codec="fp32")
-    uri = None if kind == "careless" else store_uri(kind)
-    stores = [Careless("careless") if uri is None else open_store(uri) for _ in range(3)]
-    sites = [
-        ThreadSite(store, terms, name, data_seed=i) for i, (store, name) in enumerate(zip(stores, "abc", strict=True))
-    ]
-    gate = threading.Barrier(3)
-    for site in sites:  # all are members before any trains
-        site.after_join = lambda: gate.wait(PATIENCE_S)
-    run_sites(*sites)
-    assert len({str(site.summary["masters"]) for site in sites}) == 1
-    commits = [read_record(stores[0], Commit, keys.commit(f, v)) for f in range(2) for v in range(5)]
-    assert {commit.committer for commit in commits} == {"b"}
-    assert any(commit.num_parts for commit in commits)
-    for store in stores:
-        store.close()
-
-
-def test_where_one_site_commits_the_others_wait_for_it_to_create_the_run(monkeypatch):
-    monkeypatch.setattr("composer_prime.sync.start.WAIT_FOR_CREATOR_S", 0.2)
-    site = ThreadSite(Careless("empty"), make_terms(committer="b"), "a")
-    with pytest.raises(ConfigError, match="only its committer, site b, may create it"):
-        run_sites(site)
 
 
 def test_parallel_requests_keep_their_order_and_raise_the_first_error_when_all_have_ended():

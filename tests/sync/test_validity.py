@@ -10,7 +10,6 @@ from composer_prime.outer.slices import root_sha256, slice_digest
 from composer_prime.store import keys
 from composer_prime.sync import validity
 from composer_prime.sync.history import voids_among
-from composer_prime.sync.protocol import Authority
 from composer_prime.sync.records import Commit, Offer, Part, Refused
 from composer_prime.sync.validity import (
     FragmentFacts,
@@ -189,10 +188,10 @@ def commit(take=("a", "b"), terms=TERMS, **changes):
     return record.model_copy(update=changes)
 
 
-ANYONE = Authority()
+NOBODY = frozenset[str]()
 
 
-def judge(record: Commit, *, version=3, previous="d" * 64, taken=None, voids=(1,), terms=TERMS, authority=ANYONE):
+def judge(record: Commit, *, version=3, previous="d" * 64, taken=None, voids=(1,), terms=TERMS, guests=NOBODY):
     return commit_fault(
         record,
         facts=FACTS,
@@ -201,7 +200,7 @@ def judge(record: Commit, *, version=3, previous="d" * 64, taken=None, voids=(1,
         taken=taken or {},
         voids=voids,
         terms=terms,
-        authority=authority,
+        guests=guests,
     )
 
 
@@ -261,14 +260,9 @@ def test_a_commit_needs_a_quorum_of_offers_that_vouch_for_its_master():
 
 
 def test_guests_make_no_quorum():
-    assert judge(commit(("a", "b")), authority=Authority(guests=frozenset("b"))) == (
+    assert judge(commit(("a", "b")), guests=frozenset("b")) == (
         "takes 1 offers of members that vouch for a master, the quorum is 2"
     )
-
-
-def test_only_the_fixed_committer_may_commit_where_there_is_one():
-    assert judge(commit(), authority=Authority("a")) is None
-    assert "only z may" in (judge(commit(), authority=Authority("z")) or "")
 
 
 def test_a_commit_that_takes_a_copy_or_a_taken_payload_is_refused():
@@ -312,8 +306,8 @@ def part(**changes):
     return Part(**(values | changes))
 
 
-def judge_part(record: Part, authority=ANYONE):
-    return part_fault(record, commit=commit(), commit_sha="c" * 64, index=1, bounds=(40, 40), authority=authority)
+def judge_part(record: Part, guests=NOBODY):
+    return part_fault(record, commit=commit(), commit_sha="c" * 64, index=1, bounds=(40, 40), guests=guests)
 
 
 BOTH = (Refused(site="a", why=""), Refused(site="b", why=""))
@@ -341,16 +335,11 @@ def test_a_part_may_be_empty_only_when_every_offer_is_unsound_in_it():
 
 
 def test_what_a_guest_commits_or_merges_does_not_count():
-    guests = Authority(guests=frozenset("a"))
-    assert judge(commit(), authority=guests) == "was made by a, a guest, which may only offer"
-    assert judge_part(part(), authority=guests) == "was merged by a, a guest, which may only offer"
-    others = Authority(guests=frozenset("c"))
-    assert judge(commit(), authority=others) is None and judge_part(part(), authority=others) is None
-
-
-def test_with_a_fixed_committer_only_it_merges_parts():
-    assert judge_part(part(), authority=Authority("a")) is None
-    assert "only z may" in (judge_part(part(), authority=Authority("z")) or "")
+    guests = frozenset("a")
+    assert judge(commit(), guests=guests) == "was made by a, a guest, which may only offer"
+    assert judge_part(part(), guests=guests) == "was merged by a, a guest, which may only offer"
+    others = frozenset("c")
+    assert judge(commit(), guests=others) is None and judge_part(part(), guests=others) is None
 
 
 def test_shares_are_drawn_anew_over_the_offers_that_are_sound_in_a_part():

@@ -15,7 +15,6 @@ from composer_prime.store import Store, keys, open_store
 from composer_prime.sync import archive
 from composer_prime.sync.canonical import canonical, sha256_hex
 from composer_prime.sync.merging import Merger
-from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Close, Commit, Offer, Part, Refused
 from composer_prime.sync.replica import rebuild_master
 from composer_prime.sync.roster import Roster
@@ -192,15 +191,6 @@ def make_signed(store: Store) -> None:
             for place, (name, key) in enumerate(pair.items())
         )
     )
-
-
-def test_a_reopened_run_verifies_over_both_closings(request):
-    store = make_run(open_store(f"memory://{request.node.name}"), "a")
-    Owner(store).reopen(5)
-    run_sites(ThreadSite(store, make_terms(), "a"))
-    verifier = Verifier(store)
-    assert [verifier.check(fragment).last for fragment in range(2)] == [6, 6] and verifier.is_closed
-    verifier.close()
 
 
 def test_a_run_that_goes_on_verifies_as_far_as_it_is(request):

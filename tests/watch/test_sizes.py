@@ -122,7 +122,7 @@ def test_an_endless_claim_of_ones_own_name_stops_no_start(copy: Path) -> None:
         place.parent.mkdir(exist_ok=True)
         place.touch()
         os.truncate(place, HUGE)
-        assert claim_incarnation(store, "c", roster).incarnation == 2
+        assert claim_incarnation(store, "c", roster) == 2
 
 
 def test_no_module_reads_an_object_whole_that_somebody_else_may_have_written() -> None:

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +135,8 @@ class Membership:
         if not resumed:
             self._loop.close()
             raise ConfigError(
-                f"the run at {self._leading.settings.uri} has ended, no site can join it: reopen it with "
-                "`composer-prime reopen`, or start another from its masters with `composer-prime create RECIPE --from`"
+                f"the run at {self._leading.settings.uri} has ended, no site can join it: start another "
+                "run from its masters with `composer-prime create RECIPE --from`"
             )
         self._end(steps_left=True)
 
@@ -216,9 +215,7 @@ class _Leading:
                     f"{self.settings.uri} holds no run: write it there with `composer-prime create RECIPE`, or correct "
                     f"{OUTER}, which names the run's own folder in the bucket"
                 ) from None
-            founding = Founding(announced.owner, announced.keys)
-            if announced.terms.committer is None:
-                founding = replace(founding, check=race_store)
+            founding = Founding(announced.owner, announced.keys, race_store)
             return founding, announced.run, announced.terms, announced.owner is not None or bool(announced.keys)
         manifest = found.manifest
         check_founded(manifest, announced)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from composer_prime.store import open_store
-from composer_prime.sync.owner import Owner
 from composer_prime.sync.verifying import Verifier
 from tests.patience import wait_until
 from tests.sites.prime_rl.comparing import assert_same
@@ -115,16 +114,12 @@ def test_only_adapters_travel_where_only_adapters_train(tmp_path: Path) -> None:
     assert names and all("layers" in name for name in names)
 
 
-def test_a_run_that_has_ended_is_refused_and_goes_on_once_reopened(alone: Trainer, tmp_path: Path) -> None:
+def test_a_run_that_has_ended_is_refused(alone: Trainer, tmp_path: Path) -> None:
     uri = alone.env["COMPOSER_PRIME_OUTER"]
     late = site(tmp_path, "b", uri).start()
     code, output = late.wait()
-    assert code == 2 and "has ended" in output and "reopen" in output
+    assert code == 2 and "has ended" in output and "create RECIPE --from" in output
     assert not (late.folder / "broadcasts").exists()
-    store = open_store(uri)
-    Owner(store).reopen(5)
-    store.close()
-    assert "joined" in site(tmp_path, "c", uri).start().finish()
 
 
 def test_resuming_in_a_run_with_other_settings_is_refused_in_one_line(alone: Trainer, tmp_path: Path) -> None:
